@@ -90,8 +90,8 @@ def test_what_cannot_be_gone_on_from_is_refused(llm):
     with llm.run(PROMPT, temperature=0.0, max_tokens=4) as run:
         written(run, 4)
         for step, token, why in [
-            (9, None, "there is no step 9"),
-            (3, 5, "max_tokens is 4, and step 3 writes the last"),
+            (9, None, "there is no step 10"),
+            (3, 5, "max_tokens is 4, which step 4 reaches"),
             (1, min(llm.eos_ids), "the text ends with the token"),
             (1, llm.config.vocab_size, "token ids must be from 0"),
         ]:
@@ -123,5 +123,5 @@ def test_a_step_whose_logits_are_gone_says_from_where_on_they_are_there(llm, mon
         run._watch.held.most = 3 * 4 * llm.config.vocab_size
         written(run, 6)
         assert run.logits(3).shape == (llm.config.vocab_size,)
-        with pytest.raises(RequestError, match="step 2 are not held any more; from step 3"):
+        with pytest.raises(RequestError, match="step 3 are no longer held; from step 4"):
             run.logits(2)

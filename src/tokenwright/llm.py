@@ -30,6 +30,7 @@ from tokenwright.units import read_bytes
 
 if TYPE_CHECKING:
     from tokenwright.run import Run, Start
+    from tokenwright.trace.summary import StepSums
 
 
 class LLM(ScoringModel):
@@ -314,14 +315,16 @@ class LLM(ScoringModel):
         layer: int = 0,
         head: int = 0,
         first_step: int = 0,
+        earlier: Sequence[StepSums] = (),
         **sampling: Any,
     ) -> Run:
         """Generate one text step by step, with a frame of every step; the first `Run.step` begins to compute.
 
         layer, head: the attention row in each frame. written: tokens already generated after the prompt, to continue a
-        lost run; with the same seed the rest is the same. first_step: the number of the first frame.
-        sampling: as in `stream`. Raises
-        RequestError if this LLM was opened without trace=True, for a layer or head out of range, and as `stream` does.
+        lost run; with the same seed the rest is the same. first_step: the number of the first frame. earlier: the lost
+        run's frames, for the summary. sampling: as in `stream`. Raises
+        RequestError if this LLM was opened without trace=True, for a layer or head out of range, for earlier frames of
+        another text, and as `stream` does.
         """
         params = self._requests.params(params, sampling)
         if max(params.choices, params.beams) > 1:
@@ -332,7 +335,7 @@ class LLM(ScoringModel):
         ids, salt = self._requests.ids(prompt), secrets.token_hex(8)  # it finds no page of another text
         request = self._requests.build(ids, params, cache=cache, written=written, salt=salt)
         params = replace(params, seed=request.params.seed)
-        return self._run(request, Start(tuple(ids), params, salt, (layer, head), first_step))
+        return self._run(request, Start(tuple(ids), params, salt, (layer, head), first_step, tuple(earlier)))
 
     def fork(self, run: Run, step: int, token: int | None = None, **sampling: Any) -> Run:
         """Go on from an earlier step of a run, which itself stays as it is: a run of its own, on the same pages.
@@ -351,10 +354,10 @@ class LLM(ScoringModel):
         written = self._requests.ids([*run.tokens[len(start.prompt) : context], last])
         params = self._requests.params(start.params, sampling)
         if len(written) >= params.max_tokens:
-            raise RequestError(f"max_tokens is {params.max_tokens}, and step {step} writes the last of them; raise it")
+            raise RequestError(f"max_tokens is {params.max_tokens}, which step {step + 1} reaches; raise it")
         request = self._requests.build(start.prompt, params, cache=run.cache, written=written, salt=start.salt)
         if request.stop_checker.stopped is not None or (last in self.eos_ids and not params.ignore_eos):
-            raise RequestError(f"the text ends with the token {last} at step {step}; take another token or step")
+            raise RequestError(f"the text ends with the token {last} at step {step + 1}; take another token or step")
         request = replace(request, parent=run.sequence, shared=context)
         params = replace(params, seed=request.params.seed)
         return self._run(request, Start(start.prompt, params, start.salt, run.watched, step + 1))

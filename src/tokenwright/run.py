@@ -21,7 +21,7 @@ from tokenwright.trace.recorder import Recorder, Watch
 from tokenwright.trace.replay import AttentionReplay, Text
 from tokenwright.trace.rows import coded, masses
 from tokenwright.trace.schema import AttentionRow, HeadMasses, StepFrame, Summary
-from tokenwright.trace.summary import summarise
+from tokenwright.trace.summary import StepSums, summarise
 from tokenwright.transcript import Transcript
 from tokenwright.web_page import alone, framed
 
@@ -31,7 +31,7 @@ class Start:
     """What a run begins with. prompt: its ids. watched: the layer and head of the attention row in each frame.
 
     params: with the seed that was drawn. salt: of its cached pages; the runs that fork from it have the same.
-    first_step: the number of the first frame.
+    first_step: the number of the first frame. earlier: the steps before it, of a lost run that this one continues.
     """
 
     prompt: tuple[int, ...]
@@ -39,6 +39,7 @@ class Start:
     salt: str
     watched: tuple[int, int]
     first_step: int = 0
+    earlier: tuple[StepSums, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +93,16 @@ class Run:
         self.frames: list[StepFrame] = []
         self._read = self._let = len(handle.sequence.tokens)  # of the text: as far as it was read, and may be written
         self._rows = self._stripped = 0  # bytes of all rows kept, and number of frames without their row
-        self._watch = Watch(handle.sequence, handle.submitted, start.watched, start.first_step)
+        self._watch = Watch(handle.sequence, handle.submitted, start.watched, start.first_step, self._seen())
         self.watch(*start.watched)
         recorder.watch(self._watch)
+
+    def _seen(self) -> int:
+        """Tokens of the text that earlier steps computed. Raises RequestError for steps that are not of this text."""
+        seen = max((step.start + step.length for step in self.start.earlier), default=0)
+        if len(self.start.earlier) > self.first_step or seen > len(self.tokens):
+            raise RequestError("earlier: these are not the steps before first_step of this text; send those of the run")
+        return seen
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -196,9 +204,9 @@ class Run:
     def frame(self, step: int) -> StepFrame:
         """The frame of a step. Raises RequestError if the run has none of that number."""
         if not 0 <= step - self.first_step < len(self.frames):
-            last = self.first_step + len(self.frames) - 1
-            there = f"steps {self.first_step} to {last}" if self.frames else "none yet"
-            raise RequestError(f"there is no step {step}: this run has {there}")
+            first, last = self.first_step + 1, self.first_step + len(self.frames)
+            there = f"steps {first} to {last}" if self.frames else "none yet"
+            raise RequestError(f"there is no step {step + 1}, counted from 1: this run has {there}")
         return self.frames[step - self.first_step]
 
     @property
@@ -213,7 +221,7 @@ class Run:
         """
         frame = self.frame(step)
         if frame.token is None:
-            raise RequestError(f"step {step} read a part of the prompt and chose no token; take a later step")
+            raise RequestError(f"step {step + 1} read a part of the prompt and chose no token; take a later one")
         return frame.start + frame.length
 
     def logits(self, step: int) -> torch.Tensor:
@@ -224,9 +232,9 @@ class Run:
         self.context(step)
         row = self._watch.held.get(step)
         if row is None:
-            raise RequestError(
-                f"the logits of step {step} are not held any more; from step {self._watch.held.first} on they are"
-            )
+            first = self._watch.held.first
+            assert first is not None, "the newest row is always held"
+            raise RequestError(f"the logits of step {step + 1} are no longer held; from step {first + 1} on they are")
         return row
 
     def adjusted_logits(self, step: int, params: SamplingParams | None = None) -> torch.Tensor:
@@ -308,9 +316,14 @@ class Run:
         return self._loop.call(between_steps)
 
     @property
+    def steps(self) -> list[StepSums]:
+        """The steps so far, those of the lost run that this one continues included."""
+        return [*self.start.earlier, *self.frames]
+
+    @property
     def summary(self) -> Summary | None:
         """The steps so far in figures; None before the first token."""
-        return summarise(self.frames, self._replay.config.layers)
+        return summarise(self.steps, self._replay.config.layers)
 
     @property
     def completion(self) -> Completion:

@@ -40,6 +40,7 @@ def model_card(model: OpenedModel, name: str) -> ModelCard:
         head_weights=costs.head_weights,
         weight_bytes=model.weight_bytes,
         kv_bytes_per_token=costs.bytes_per_token,
+        kv_format=model.kv_format,
         page_size=model.engine.pool.page_size,
         pages=model.engine.pool.pages,
         eos_ids=tuple(sorted(model.eos_ids)),

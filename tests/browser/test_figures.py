@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from tests.browser.conftest import ROOT, Explored, load, serving
-from tests.trace.test_recorder import Twice, Wrong, stale
+from tests.browser.test_branches import logits_of, softmax
+from tests.trace.test_recorder import Repeats, Twice, Wrong, stale
+from tokenwright import LLM
 from tokenwright.serve import viewer as viewer_module
 from tokenwright.trace.codec import NUMBERS, pack
 
@@ -91,6 +93,16 @@ def test_the_numbers_are_right_while_it_runs(animated):
         animated.step()
         animated.until("document.querySelector('.page').dataset.written === 'true'")
         check_against_the_api(animated)
+
+
+def test_the_formula_of_a_token_names_the_format_of_the_cache(browser):
+    with serving(lambda report: LLM("stories", trace=True, report=report, pages=64, kv="int8")) as server:
+        context = browser.new_context(reduced_motion="reduce")
+        explored = Explored(context.new_page(), server.address).run(PROMPT, 2, stop=0)
+        per_token = explored.tab.locator("[data-stat=kv_per_token]")
+        assert int(per_token.get_attribute("data-value")) == server.llm.costs.bytes_per_token
+        assert "the KV format (int8), scales included" in per_token.get_attribute("title")
+        context.close()
 
 
 def test_the_recorded_run_shows_the_golden_numbers(explored, server):
@@ -192,13 +204,37 @@ def test_the_text_is_the_models(explored, server, prompt):
         assert "\ufffd" not in explored.tab.locator("body").inner_text()
 
 
-def test_the_bars_are_the_models_chances(explored):
-    explored.run(PROMPT, 6, stop=3)
-    frame = explored.api("/steps/3")
-    bars = explored.tab.eval_on_selector_all(
+def shown_bars(explored):
+    """The shown candidates: id, the model's probability, the sampler's."""
+    return explored.tab.eval_on_selector_all(
         "[data-candidate]", "all => all.map(e => [+e.dataset.candidate, +e.dataset.p, +e.dataset.sampled])"
     )
+
+
+def check_bars(explored, step):
+    """The bars are the most probable ids of the whole vocabulary, by the logits of the step."""
+    chances = softmax(logits_of(explored, step))
+    bars = shown_bars(explored)
     assert len(bars) >= 8
-    for (token, p, sampled), candidate in zip(bars, frame["candidates"], strict=False):
+    best = sorted(chances, reverse=True)[: len(bars)]
+    assert [p for _, p, _ in bars[:-1]] == pytest.approx(best[:-1], rel=1e-4), "the last may be the chosen one"
+    assert all(p == pytest.approx(chances[token], rel=1e-4) for token, p, _ in bars)
+
+
+def test_repeated_candidates_turn_the_bars_red(explored, server, monkeypatch):
+    recorder = server.llm.engine.runner
+    monkeypatch.setattr(recorder, "runner", Repeats(recorder.runner, None))
+    explored.run(PROMPT, 4, stop=0)
+    check_bars(explored, 0)
+    explored.step()
+    with pytest.raises(AssertionError):
+        check_bars(explored, 1)
+
+
+def test_the_bars_are_the_models_chances(explored):
+    explored.run(PROMPT, 6, stop=3)
+    check_bars(explored, 3)
+    frame = explored.api("/steps/3")
+    for (token, p, sampled), candidate in zip(shown_bars(explored), frame["candidates"], strict=False):
         assert (token, sampled) == (candidate["token"], candidate["sampled"])
         assert p == pytest.approx(math.exp(candidate["logprob"]), rel=1e-9)

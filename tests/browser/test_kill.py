@@ -39,6 +39,7 @@ def test_a_killed_server_is_told_and_costs_no_step(browser):
         process.kill()
         began = time.monotonic()
         page.until_state("disconnected")
+        # Told and not asserted: no test has a time limit.
         print(f"disconnected was shown {time.monotonic() - began:.2f} s after the server was killed")
         assert "what was written stays" in page.tab.locator(".banner").inner_text().lower()
     back = Server(load, port=port)
@@ -49,6 +50,8 @@ def test_a_killed_server_is_told_and_costs_no_step(browser):
         [whole] = back.llm.generate(PROMPT, back.llm.sampling(temperature=0.7, seed=1, max_tokens=TOKENS))
     finally:
         back.stop()
+    page.settle()
+    assert f"Stopped at {TOKENS} tokens" in page.tab.locator(".result").inner_text(), "the card is about the whole run"
     prompt = len(state["ids"]) - state["steps"]
     assert state["ids"][: len(before)] == before
     assert state["ids"][prompt:] == list(whole.token_ids), "no token twice, none missing"

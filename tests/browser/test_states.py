@@ -1,5 +1,6 @@
 """The page through a run's life: pause, step, scrub; and what it says when something is missing, wrong or gone."""
 
+import json
 import re
 import threading
 import time
@@ -16,7 +17,7 @@ def snapshot(explored):
     explored.until("document.querySelectorAll('.grid [data-mass*=\".\"]').length > 0")  # asked for when a step rests
     explored.settle()
     html = explored.tab.locator("body").evaluate("e => e.innerHTML")
-    return re.sub(r"held for [^<]*|\d+ frames", "", html)
+    return re.sub(r"pages kept for [^<]*|\d+ frames", "", html)
 
 
 def slow_down(explored):
@@ -91,7 +92,8 @@ def test_a_page_that_is_behind_says_so_and_misses_no_number(explored):
 
 def test_the_end_is_told_with_its_reason(explored):
     explored.run(PROMPT, 5, stop=None)
-    assert "length" in explored.tab.locator(".activity").inner_text().lower() or explored.api("")["reason"] == "length"
+    assert explored.api("")["reason"] == "length"
+    assert explored.tab.locator(".activity").inner_text() == "cut at max tokens"
     assert explored.tab.get_by_role("button", name="Run again").is_visible()
 
 
@@ -122,6 +124,7 @@ def test_a_server_that_goes_and_comes_back_costs_no_step(own):
     server.stop()
     began = time.monotonic()
     explored.until_state("disconnected")
+    # Told and not asserted: no test has a time limit.
     print(f"disconnected was shown after {time.monotonic() - began:.2f} s")
     server.start()
     explored.pace(None)
@@ -138,6 +141,15 @@ def test_a_server_that_goes_and_comes_back_costs_no_step(own):
         explored.until(f"window.__explorer.state.step === {step}")
         numbers.append(int(explored.stats()["seq_len"][0]))
     assert numbers == list(range(prompt + 1, prompt + 1 + state["steps"]))
+    assert "Stopped at 20 tokens" in explored.tab.locator(".result").inner_text(), "the card is about the whole run"
+    assert int(explored.stats()["summary_layer_tokens"][0]) == int(explored.stats()["total_layer_tokens"][0])
+    explored.tab.get_by_role("button", name="Export", exact=True).click()
+    assert "the engine has this run from step" in explored.tab.get_by_role("menuitem", name="Perfetto").inner_text()
+    with explored.tab.expect_download() as download:
+        explored.tab.get_by_role("menuitem", name="Trace").click()
+    trace = json.loads(download.value.path().read_text(encoding="utf-8"))
+    assert [step["step"] for step in trace["steps"]] == list(range(20)), "with the steps before the server went"
+    assert trace["state"]["summary"]["written"] == 20
 
 
 def test_while_the_model_loads_the_recording_plays_and_a_failure_is_told(browser):
@@ -185,6 +197,29 @@ def test_no_size_of_the_window_scrolls_sideways(explored, size):
         assert (sum(explored.colour("bg")) > 3 * 128) is (scheme == "light")
 
 
+SMALL = """() => [...document.querySelectorAll('button, select, input, textarea, a, summary, .minimap canvas')]
+  .filter((one) => one.checkVisibility() && one.getBoundingClientRect().width > 0)
+  .filter((one) => one.getBoundingClientRect().height < 43.5)
+  .map((one) => one.outerHTML.slice(0, 90))"""
+
+
+def test_every_target_of_the_first_page_is_large_enough_for_a_finger(explored):
+    """On a phone: the page with nothing running, a run that is paused, and its end."""
+    explored.tab.set_viewport_size({"width": 390, "height": 844})
+    explored.empty()
+    assert explored.tab.evaluate(SMALL) == []
+    explored.open("#p=Once%20upon&n=4&seed=1&step=2&renderer=2d")
+    explored.tab.reload()
+    explored.until("window.__explorer?.state.step === 2 && document.documentElement.dataset.state === 'paused'")
+    assert explored.tab.locator(".minimap canvas").is_visible()
+    assert explored.tab.evaluate(SMALL) == []
+    explored.step()
+    explored.until_state("done")
+    explored.settle()
+    assert explored.tab.locator(".result").is_visible()
+    assert explored.tab.evaluate(SMALL) == []
+
+
 def test_the_body_never_scrolls_behind_the_panes(explored):
     """While a run writes, a wide window scrolls in its panes alone, a small one to the end of the last pane."""
     explored.run(PROMPT, 600, renderer="2d", stop=0)
@@ -223,6 +258,25 @@ def test_reduced_motion_draws_no_frames_between(explored):
     explored.step()
     explored.tab.wait_for_timeout(700)
     assert explored.tab.evaluate("window.__explorer.frames") - before <= 4
+
+
+def test_a_copied_link_writes_the_same_text_elsewhere(browser, server):
+    """The seed was drawn by the engine: the link has it."""
+    context = browser.new_context(viewport=SIZE, reduced_motion="reduce")
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    first = Explored(context.new_page(), server.address)
+    first.run(PROMPT, 12, seed="", temperature=1.2, renderer="2d", stop=None)
+    ids = first.state["ids"]
+    first.tab.get_by_role("button", name="Copy link").click()
+    first.tab.get_by_role("button", name="Copied").wait_for()
+    link = first.tab.evaluate("navigator.clipboard.readText()")
+    context.close()
+    context = browser.new_context(viewport=SIZE, reduced_motion="reduce")
+    second = Explored(context.new_page(), server.address)
+    second.tab.goto(link)
+    second.until("window.__explorer?.state.state === 'done'")
+    assert second.state["ids"] == ids
+    context.close()
 
 
 def test_a_link_brings_the_run_back(browser, server):

@@ -27,6 +27,7 @@ from tokenwright.serve.player import Player
 from tokenwright.serve.viewer import SAMPLE, WINDOW
 from tokenwright.trace.codec import as_json, decode_weights, from_json
 
+SUMMED = ("start", "length", "layer_tokens", "step_us", "token")  # of a step, for the sums of a rebuilt run
 AS_JSON = {"content-type": "application/json"}
 RECORDED = Path(__file__).resolve().parents[2] / "web" / "public" / "recorded.json"
 
@@ -53,6 +54,14 @@ def test_the_card_has_the_bytes_of_packed_weights(tiny):
     with served(tiny, weights="int8") as (client, explorer):
         llm = explorer.llm
         assert client.get("/model").json()["weight_bytes"] == llm.weight_bytes < 2 * llm.graph.parameters
+
+
+def test_the_card_names_the_format_of_k_and_v(tiny):
+    with served(tiny, kv="int8", window=32) as (client, explorer):
+        card = client.get("/model").json()
+        assert card["kv_format"] == "int8, window 32"
+        assert card["kv_bytes_per_token"] == explorer.llm.costs.bytes_per_token
+        assert card["kv_bytes_per_token"] < 2 * card["layers"] * card["kv_heads"] * card["head_size"] * 2
 
 
 def test_a_text_goes_to_tokens_and_back(server):
@@ -248,6 +257,39 @@ def test_both_ways_of_a_run_are_timed_alike(tiny, without):
     assert times["measured"] >= 5, "the first pass is of both ways; one fills the cache, a step, two passes"
 
 
+def test_two_measurements_follow_each_other(tiny, monkeypatch):
+    """A run whose times are asked for while another is measured waits for its turn."""
+    from tokenwright.bench import times as module
+
+    began, going, real = threading.Event(), threading.Event(), module._Passes.whole
+
+    def held(passes, context):
+        began.set()
+        going.wait()
+        return real(passes, context)
+
+    monkeypatch.setattr(module._Passes, "whole", held)
+    with served(tiny, pages=64) as (client, explorer):
+        runs = [begin(client, prompt="ab", max_tokens=3)["run"] for _ in range(2)]
+        for run in runs:
+            explorer.player(run).play(None)
+            explorer.player(run).join()
+        answers = {}
+
+        def ask(run):
+            answers[run] = client.get(f"/runs/{run}/times").status_code
+
+        asking = [threading.Thread(target=ask, args=[run]) for run in runs]
+        asking[0].start()
+        began.wait()
+        asking[1].start()
+        time.sleep(0.3)  # in which it was refused
+        going.set()
+        for thread in asking:
+            thread.join()
+    assert answers == dict.fromkeys(runs, 200)
+
+
 def test_simpsons_rule_sums_the_passes(tiny, monkeypatch):
     """A pass over t tokens that takes 7 + 3 t + t² has a sum by formula."""
     from tokenwright.bench import times as module
@@ -288,7 +330,7 @@ def test_the_heads_masses_are_those_of_their_rows(server):
         assert found["sink"][place] == pytest.approx(row[0], abs=1e-4)
         assert found["local"][place] == pytest.approx(sum(row[-8:]), abs=1e-4)
         assert found["entropy"][place] == pytest.approx(entropy, abs=1e-3)
-    assert "there is no step 99" in client.get(f"{run}/heads?step=99").json()["error"]["message"]
+    assert "there is no step 100" in client.get(f"{run}/heads?step=99").json()["error"]["message"]
 
 
 def test_a_page_that_comes_back_goes_on_where_it_was(server):
@@ -308,19 +350,34 @@ def test_a_page_that_comes_back_goes_on_where_it_was(server):
 
 
 def test_a_run_that_was_lost_is_rebuilt_and_goes_on_alike(server):
-    client, _ = server
+    client, explorer = server
+    layers = explorer.llm.config.layers
     card = begin(client, prompt="abc", max_tokens=12, temperature=1.0, seed=9)
     with watching(client, card["run"]) as page:
         whole = played(page)
+    summary = client.get(f"/runs/{card['run']}").json()["summary"]
     assert client.delete(f"/runs/{card['run']}").status_code == 204
     written = [frame.token for frame in whole[:5]]
-    again = begin(client, prompt="abc", max_tokens=12, temperature=1.0, seed=9, written=written, first_step=5)
+    earlier = [{name: getattr(frame, name) for name in SUMMED} for frame in whole[:5]]
+    wanted = {"prompt": "abc", "max_tokens": 12, "temperature": 1.0, "seed": 9, "written": written, "first_step": 5}
+    again = begin(client, **wanted, earlier=earlier)
     assert again["written_text"] == "".join(frame.text for frame in whole[:5])
     with watching(client, again["run"], since=5) as page:
         rest = played(page)
     assert [(frame.step, frame.token, frame.text, frame.seq_len) for frame in rest] == [
         (frame.step, frame.token, frame.text, frame.seq_len) for frame in whole[5:]
     ]
+    assert rest[0].recomputed == rest[0].length - 1, "all but the newest token had been computed by the lost run"
+    told = client.get(f"/runs/{again['run']}").json()["summary"]
+    for name in ("written", "cached", "naive", "times", "prefix"):
+        assert told[name] == summary[name], "the sums are those of the whole text"
+    assert told["layer_tokens"] == summary["layer_tokens"] + layers * rest[0].recomputed
+    assert told["ttft_us"] == whole[0].step_us
+    assert told["engine_us"] == sum(frame.step_us for frame in (*whole[:5], *rest))
+    assert client.get(f"/runs/{again['run']}/times").json()["measured"] >= 5, "from the whole text's first length on"
+    foreign = [earlier[0] | {"start": 99}]
+    answer = client.post("/runs", json=wanted | {"earlier": foreign})
+    assert answer.status_code == 400 and "earlier" in answer.json()["error"]["message"]
 
 
 def test_the_text_of_a_rebuilt_run_begins_where_the_lost_one_stood(server):
@@ -584,7 +641,7 @@ def test_what_is_not_there_is_gone(server):
     for path in ("/runs/x", "/runs/x/steps/0", "/runs/x/attention?step=0&layer=0&head=0", "/runs/x/heads?step=0"):
         assert client.get(path).json()["error"]["kind"] == "gone"
     assert client.delete("/runs/x").status_code == 404
-    assert "there is no step 5" in client.get(f"/runs/{card['run']}/steps/5").json()["error"]["message"]
+    assert "there is no step 6" in client.get(f"/runs/{card['run']}/steps/5").json()["error"]["message"]
     with client.websocket_connect(f"ws://{HOST}/runs/x/stream") as socket:
         with pytest.raises(WebSocketDisconnect) as closed:
             socket.receive_text()

@@ -75,7 +75,7 @@ def tree_of(client, card):
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ({"step": 99}, "there is no step 99"),
+        ({"step": 99}, "there is no step 100"),
         ({"step": 1, "token": 10**6}, "token ids must be from 0"),
         ({"step": 1, "token": True}, "token must be a whole number, not true"),
         ({"step": 1, "top_p": 2.0}, "top_p"),
@@ -142,12 +142,12 @@ def test_settings_out_of_range_and_steps_that_are_gone_are_refused(server):
     card = begin(client)
     player = stepped(explorer, card, 3)
     where = f"/runs/{card['run']}/sampler"
-    wrong = {"step=0&temperature=-1": "temperature", "step=0&top_p=nan": "top_p", "step=8": "no step 8"}
+    wrong = {"step=0&temperature=-1": "temperature", "step=0&top_p=nan": "top_p", "step=8": "no step 9"}
     for query, why in wrong.items():
         answer = client.get(f"{where}?{query}")
         assert answer.status_code == 400 and why in answer.json()["error"]["message"]
     player.run._watch.held._rows.pop(0)
-    assert "not held any more" in client.get(f"{where}?step=0").json()["error"]["message"]
+    assert "no longer held" in client.get(f"{where}?step=0").json()["error"]["message"]
 
 
 def test_a_greedy_run_has_no_random_number(server):

@@ -309,7 +309,7 @@ def test_a_run_that_is_not_there_is_refused(llm):
         run.watch(0, 99)
     with pytest.raises(RequestError, match="layer must be from 0 to"):
         run.attention(0, -1, 0)
-    with pytest.raises(RequestError, match="there is no step 7"):
+    with pytest.raises(RequestError, match="there is no step 8"):
         run.attention(7, 0, 0)
     with pytest.raises(RequestError, match="layer must be from"):
         llm.run(PROMPT, GREEDY, layer=50)
@@ -365,6 +365,16 @@ class Twice(Wrong):
         _, first = self.runner.observe(step, watched)
         output, second = self.runner.observe(step, watched)
         return output, replace(second, layer_flop=first.layer_flop + second.layer_flop)
+
+
+class Repeats(Wrong):
+    """Tells the candidates of its first step at every later one."""
+
+    def observe(self, step, watched):
+        output, observed = self.runner.observe(step, watched)
+        for row in watched:
+            self.fault = row.highest = self.fault or row.highest
+        return output, observed
 
 
 @pytest.mark.parametrize("fault", [shifted, stale])

@@ -17,6 +17,15 @@ export class ApiError extends Error {
   }
 }
 
+/** What the engine needs of a step that a lost run made, for the figures of the whole run. */
+export interface EarlierStep {
+  start: number;
+  length: number;
+  layer_tokens: number;
+  step_us: number;
+  token: number | null;
+}
+
 export interface RunRequest {
   prompt: string;
   ids?: number[]; // of the prompt, where its text alone does not tell them
@@ -34,6 +43,7 @@ export interface RunRequest {
   layer: number;
   head: number;
   first_step?: number;
+  earlier?: EarlierStep[];
 }
 
 export interface RaceRequest extends Partial<Settings> {
@@ -49,6 +59,7 @@ export interface ForkRequest extends Partial<Settings> {
   step: number;
   token: number | null;
   max_tokens?: number;
+  seed?: number | null;
 }
 
 /** The dials of the sampler. */
@@ -97,8 +108,9 @@ export const model = (): Promise<ModelCard> => call("model");
 export const createRun = (request: RunRequest): Promise<RunCard> => call("runs", post(request));
 export const forkRun = (id: string, request: ForkRequest): Promise<RunCard> => call(`runs/${id}/fork`, post(request));
 export const branches = (id: string): Promise<Branches> => call(`runs/${id}/branches`);
-/** The time of an ended run the other way: some steps are measured for it. */
-export const times = (id: string): Promise<RunTimes> => call(`runs/${id}/times`, { timeout: 300_000 });
+/** The times of an ended run's text, both ways: steps are measured for it, one run after the other. */
+export const times = (id: string, signal: AbortSignal): Promise<RunTimes> =>
+  call(`runs/${id}/times`, { timeout: 300_000, signal });
 export const runState = (id: string): Promise<RunState> => call(`runs/${id}`, { timeout: 4000 });
 
 export async function tokenize(text: string): Promise<TokenCard[]> {
@@ -135,14 +147,9 @@ export async function race(
 
 export const heads = (id: string, step: number): Promise<HeadMasses> => call(`runs/${id}/heads?step=${step}`);
 
-/** As `deleteRun`, for somebody who waits for it. */
+/** Frees what a run holds. It never fails: a run that is left alone ends by itself. */
 export const endRun = (id: string): Promise<unknown> =>
-  fetch(address(`runs/${id}`), { method: "DELETE" }).catch(() => undefined);
-
-/** Frees what a run holds. Nobody waits for it: a run that is left alone ends by itself. */
-export function deleteRun(id: string): void {
   fetch(address(`runs/${id}`), { method: "DELETE", keepalive: true }).catch(() => undefined);
-}
 
 export async function attention(id: string, step: number, layer: number, head: number): Promise<AttentionRow> {
   const row = await call<Omit<AttentionRow, "codes"> & { codes: string }>(

@@ -2,20 +2,24 @@
 // Perfetto, and a picture of the stage. A prompt of any length goes into these files; a link has room for a short one.
 
 import { address } from "./api";
+import { numbered } from "./format";
 import { link, problem, run } from "./store";
 import { writeTrace } from "./trace";
 
 const SLOT = '<script type="application/json" id="trace">'; // of alone.html; see alone.config.ts
 
-/** Whether the server has the whole run, and can be asked. */
-export const served = (): boolean =>
-  run.value?.origin === "live" && link.value === "open" && run.value.card.first_step === 0;
+/** Why the server cannot be asked for the whole run; "": it can. */
+export function unserved(): string {
+  const current = run.value;
+  if (current?.origin !== "live" || link.value !== "open") return "the engine no longer has this run";
+  return current.rebuilt ? `the engine has this run from step ${numbered(current.servedFrom)} on` : "";
+}
 
 /** The run as trace.json: the server's own, which lacks nothing, or what the page holds. */
 async function trace(): Promise<string> {
   const current = run.value;
   if (current === null) return "";
-  const answer = served() ? await fetch(address(`runs/${current.id.value}/trace.json`)).catch(() => null) : null;
+  const answer = unserved() === "" ? await fetch(address(`runs/${current.id.value}/trace.json`)).catch(() => null) : null;
   return answer?.ok ? answer.text() : writeTrace(current);
 }
 

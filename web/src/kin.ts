@@ -8,7 +8,8 @@ import { joined } from "./store";
 export const kin = new Set<Run>();
 
 /** Ends all of them on the server, but for one that a link named: it is another page's. */
-export function free(): void {
-  for (const run of kin) if (run.id.value !== joined.value) api.deleteRun(run.id.value);
+export async function free(): Promise<void> {
+  const own = [...kin].filter((run) => run.id.value !== joined.value);
   kin.clear();
+  await Promise.all(own.map((run) => api.endRun(run.id.value)));
 }

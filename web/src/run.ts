@@ -3,6 +3,7 @@
 // which. Frames are only ever appended, so a step that was shown can be shown again without asking anyone.
 
 import { signal } from "@preact/signals";
+import type { EarlierStep } from "./api";
 import type { SceneToken } from "./renderers/renderer";
 import type { ModelCard, RunCard, RunState, StepFrame, TokenCard } from "./schema";
 import { align, look } from "./text";
@@ -53,6 +54,7 @@ export class Run {
   readonly shared = signal(0); // tokens from the first whose pages other runs use too, as the pool counted last
   readonly state = signal<RunState>(PAUSED);
   readonly id = signal<string>(""); // the server's name for it; a rebuilt run has a new one
+  servedFrom: number; // the first step whose frame the server has; it lacks the earlier ones of a rebuilt run
   private readonly labels = new Map<number, TokenCard>();
 
   constructor(
@@ -62,6 +64,7 @@ export class Run {
     readonly name = "", // of the file
   ) {
     this.id.value = card.run;
+    this.servedFrom = card.first_step;
     this.label(card.tokens);
     this.label(card.written);
     const prompt = align(card.prompt, card.tokens);
@@ -85,9 +88,27 @@ export class Run {
     return state === "failed" || (state === "done" && this.card.first_step + this.count.value >= steps);
   }
 
+  /** Whether the server's run lacks steps that are here. */
+  get rebuilt(): boolean {
+    return this.servedFrom > this.card.first_step;
+  }
+
+  /** Takes over the run that the server made to continue this one. */
+  continueAs(card: RunCard): void {
+    this.servedFrom = card.first_step;
+    this.id.value = card.run;
+  }
+
   /** Ids after the prompt: what a lost run is rebuilt from. */
   written(): number[] {
     return this.tokens.slice(this.promptTokens).map((token) => token.id);
+  }
+
+  /** The steps that are here, for a run that continues this one. */
+  earlier(): EarlierStep[] {
+    return this.frames.map(({ start, length, layer_tokens, step_us, token }) => {
+      return { start, length, layer_tokens: Number(layer_tokens), step_us, token };
+    });
   }
 
   label(tokens: readonly TokenCard[]): void {

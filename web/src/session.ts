@@ -10,7 +10,7 @@ import * as player from "./player";
 import type { Link } from "./hash";
 import { free, kin } from "./kin";
 import { Run } from "./run";
-import type { ModelCard } from "./schema";
+import type { ModelCard, RunCard } from "./schema";
 import {
   alone,
   asking,
@@ -68,7 +68,7 @@ async function join(id: string): Promise<void> {
   try {
     const answer = await fetch(api.address(`runs/${id}/trace.json`));
     if (!answer.ok) throw new Error("The server has no such run any more. A run ends with its server, or when nobody looks at it.");
-    free();
+    void free();
     const found = readTrace(await answer.text(), "live", id);
     cache.value = found.state.value.cache;
     joined.value = id;
@@ -135,15 +135,35 @@ async function playRecording(): Promise<void> {
 
 /** Runs what the form asks for, from its first step. */
 export async function start(stopAt: number | null = null): Promise<void> {
-  if (asking.value || model.value === null || form.prompt.value === "") return;
+  if (form.prompt.value !== "") await begin(() => api.createRun(form.request(cache.value, layer.value, head.value)), stopAt);
+}
+
+/** Writes the shown run's text once more, by its card: the same ids, settings and seed, whatever the form says now. */
+export async function again(): Promise<void> {
+  const card = run.value?.card;
+  if (card === undefined) return;
+  const { prompt, ids, stop, ignore_eos, ...settings } = asked(card);
+  const watched = { cache: cache.value, layer: layer.value, head: head.value };
+  if (card.parent === null) return begin(() => api.createRun({ prompt, ids, stop, ignore_eos, ...settings, ...watched }));
+  const fork = { step: card.first_step - 1, token: card.written.at(-1)?.id ?? null, ...settings };
+  return begin(() => api.forkRun(card.parent ?? "", fork), null, false);
+}
+
+/** Shows the run that `make` asks the server for. `frees`: what was shown before ends on the server. */
+async function begin(make: () => Promise<RunCard>, stopAt: number | null = null, frees = true): Promise<void> {
+  if (asking.value || model.value === null) return;
   player.pause();
   batch(() => {
     asking.value = true;
     problem.value = null;
   });
   try {
-    const card = await api.createRun(form.request(cache.value, layer.value, head.value));
-    free();
+    const card = await make().catch(async (error: unknown) => {
+      if (!frees || !(error instanceof api.ApiError) || error.kind !== "capacity") throw error;
+      await free(); // the runs of this page may be what takes the room
+      return make();
+    });
+    if (frees) void free();
     adopt(new Run(model.value, card, "live"));
     if (stopAt === null) player.play();
     else player.stepLater(stopAt + 1);
@@ -182,28 +202,34 @@ async function rebuild(): Promise<void> {
   if (current?.origin !== "live" || current.ended) return;
   await ready();
   if (run.value !== current) return;
-  const { prompt, temperature, top_k, top_p, min_p, repetition_penalty } = current.card;
-  const { seed, max_tokens, stop, ignore_eos } = current.card;
-  const ids = current.card.tokens.map(({ id }) => id);
-  const dials = { temperature, top_k, top_p, min_p, repetition_penalty };
-  const wanted = { prompt, ids, ...dials, seed, max_tokens, stop: [...stop], ignore_eos };
   try {
     const card = await api.createRun({
-      ...wanted,
+      ...asked(current.card),
       written: current.written(),
       first_step: current.next,
+      earlier: current.earlier(),
       cache: cache.value,
       layer: layer.value,
       head: head.value,
     });
-    if (run.value !== current) return api.deleteRun(card.run);
-    current.id.value = card.run;
+    if (run.value !== current) return void api.endRun(card.run);
+    current.continueAs(card);
+    kin.add(current); // it is freed with the others, also where they were freed before
     watch(current);
   } catch (error) {
     if (error instanceof api.ApiError && error.kind === "unreachable") return rebuild();
     player.pause();
     report(error);
   }
+}
+
+/** What a run was asked for, as its card says. */
+function asked(card: RunCard) {
+  const { prompt, tokens, temperature, top_k, top_p, min_p, repetition_penalty } = card;
+  const { seed, max_tokens, stop, ignore_eos } = card;
+  const ids = tokens.map(({ id }) => id);
+  const dials = { temperature, top_k, top_p, min_p, repetition_penalty };
+  return { prompt, ids, ...dials, seed, max_tokens, stop: [...stop], ignore_eos };
 }
 
 /** Whether the live run is one that must be built again before the engine can go on with it. */
@@ -240,7 +266,7 @@ export function retryNow(): void {
 }
 
 function release(): void {
-  free();
+  void free();
   live.detach();
 }
 

@@ -9,7 +9,7 @@ import { frame, length, live, pageState, run, summary } from "./store";
 import { quoted } from "./text";
 import type { Run } from "./run";
 import { ending, title } from "./words";
-import type { RunState, StepFrame } from "./schema";
+import type { StepFrame } from "./schema";
 
 export const CHAPTERS = [
   ["reading", "Reading the prompt"],
@@ -81,10 +81,10 @@ function without(step: StepFrame, at: Moment, written: string, layers: string): 
   return `Without the cache, all ${all} tokens went through the ${layers}, ${count(step.recomputed)} of them again, to write one token: ${written}.`;
 }
 
-function ends(state: RunState, written: number): string {
-  const tokens = plural(written, "token");
-  const name = title(state, written);
-  return ending(state)?.cut === false ? `${name}: ${tokens}` : name;
+function ends(current: Run, written: number): string {
+  const name = title(current, written);
+  const counted = current.card.parent !== null || ending(current.state.value)?.cut !== false;
+  return counted ? name : `${name}: ${plural(written, "token")}`;
 }
 
 /** The sentence under the stage's title, at all times. */
@@ -107,7 +107,7 @@ export const sentence = computed<Sentence | null>(() => {
   if (summary.value !== null)
     return {
       chapter: "result",
-      text: `${ends(current.state.value, summary.value.written)}, each from one pass through the model.`,
+      text: `${ends(current, summary.value.written)}, each from one pass through the model.`,
     };
   return tell(current, step, moment.value, selected.value);
 });

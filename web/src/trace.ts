@@ -1,7 +1,7 @@
 // A run as a file, in both directions: reading trace.json (the recording that ships with the page, a file that was
 // opened or dropped) and writing one from what the page holds, which also works when the engine is gone.
 
-import { VERSION, frameFromJson, type RunCard, type StepFrame, type Trace } from "./schema";
+import { VERSION, frameFromJson, type ModelCard, type RunCard, type StepFrame, type Trace } from "./schema";
 import { Run, type Origin } from "./run";
 
 const LARGEST = BigInt(Number.MAX_SAFE_INTEGER) + 1n; // beyond it whole numbers are written as strings
@@ -21,8 +21,9 @@ export function readTrace(text: string, origin: Origin, name: string): Run {
     throw new Error("This JSON file is not a trace of Tokenwright.");
   if (values.version !== VERSION)
     throw new Error(`The trace has version ${values.version}; this page reads version ${VERSION}.`);
+  const model: ModelCard = { ...values.model, kv_format: values.model.kv_format ?? values.model.dtype };
   const card: RunCard = { ...OLDER, ...values.run };
-  const run = new Run(values.model, card, origin, name);
+  const run = new Run(model, card, origin, name);
   if (values.labels) run.label(values.labels);
   for (const step of values.steps as Record<string, unknown>[])
     if (run.push(frameFromJson(step)) !== "new") throw new Error("The steps of this trace are not in order.");

@@ -4,6 +4,7 @@
 import { computed } from "@preact/signals";
 import { bytes, count, joined, ordinal, plural } from "./format";
 import { frame, last, length, link, loading, pace, pageState, playing, run, shown } from "./store";
+import type { Run } from "./run";
 import type { RunState, StepFrame } from "./schema";
 
 type Tone = "good" | "wait" | "bad" | "off";
@@ -40,10 +41,12 @@ export function ending(state: RunState): { text: string; cut: boolean } | null {
   return { text: REASONS[state.reason] ?? state.reason, cut: state.reason === "length" || state.reason === "context" };
 }
 
-/** The end of a run as a title: a text that was cut is not finished. */
-export function title(state: RunState, written: number): string {
-  const whole = state.reason === "eos" || state.reason === "stop";
-  return `${whole ? "Finished after" : "Stopped at"} ${plural(written, "token")}`;
+/** The end of a run as a title: a text that was cut is not finished, and a branch counts from its fork. */
+export function title({ card, state }: Run, written: number): string {
+  const whole = state.value.reason === "eos" || state.value.reason === "stop";
+  const tokens = plural(written, "token");
+  if (card.parent !== null) return `${whole ? "Finished" : "Stopped"}: ${tokens} since the fork`;
+  return `${whole ? "Finished after" : "Stopped at"} ${tokens}`;
 }
 
 /** The state of the run in a few words, for the transport. */
@@ -91,7 +94,8 @@ function passed(step: StepFrame, all: number): string {
   const { recomputed } = step;
   if (step.length === all) {
     const tokens = all === 1 ? "The one token" : `All ${count(all)} tokens`;
-    if (recomputed === 0) return `${tokens} of the prompt went through the layers`;
+    const prompt = all <= (run.value?.promptTokens ?? all);
+    if (recomputed === 0) return `${tokens} of the ${prompt ? "prompt" : "text"} went through the layers`;
     if (!step.cache) return `${tokens} went through, ${count(recomputed)} of them again`;
     return `${tokens} to fill the cache, ${count(recomputed)} of them again`;
   }
@@ -116,7 +120,7 @@ export const announcement = computed(() => {
     case "throttled": // it comes and goes too fast to be said
       return "Running.";
     case "paused":
-      return `Held at ${tokens()}.`;
+      return `Paused at ${tokens()}.`;
     case "done":
       return `Done, ${tokens()}: ${activity.peek().text}.`;
     case "error":

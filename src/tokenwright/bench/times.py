@@ -13,6 +13,7 @@ from tokenwright.bench.race import Lane
 from tokenwright.llm import LLM
 from tokenwright.run import Run
 from tokenwright.trace.schema import Summary
+from tokenwright.trace.summary import contexts
 from tokenwright.trace.times import RunTimes
 
 REPEATS = 3  # of a pass, and three times as many steps with the cache: the fastest was disturbed least
@@ -59,8 +60,8 @@ def run_times(llm: LLM, run: Run) -> Generator[RunTimes | None, None, None]:
     """Measure and derive, one pass at a time; the last item is the answer. `run` has ended and wrote several tokens."""
     summary = run.summary
     assert summary is not None and summary.written > 1, "one token is written in the same time either way"
-    contexts = [frame.start + frame.length for frame in run.frames if frame.token is not None]
-    first, middle, last = contexts[0], contexts[(len(contexts) - 1) // 2], contexts[-1]
+    lengths = contexts(run.steps)
+    first, middle, last = lengths[0], lengths[(len(lengths) - 1) // 2], lengths[-1]
     passes = _Passes(llm, run)
     shortest = passes.whole(first)
     yield None

@@ -32,11 +32,22 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+class EarlierStep(Strict):
+    """What the summary of a run needs of a step that a lost run made (trace/summary.py)."""
+
+    start: Step
+    length: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+    layer_tokens: Annotated[int, Field(ge=0, lt=2**53)]
+    step_us: Annotated[int, Field(ge=0, lt=2**53)]
+    token: Annotated[int, Field(ge=0, lt=2**32)] | None
+
+
 class NewRun(Strict):
     """POST /runs. `ids`: those of the prompt; None: those of its text. Control tokens that a person has written in a
     message are text, which the prompt's text alone does not tell.
 
-    `written`: ids already generated after the prompt, where a lost run resumes at `first_step`.
+    `written`: ids already generated after the prompt, where a lost run resumes at `first_step`. `earlier`: its steps
+    before that one, or those since its fork.
     """
 
     prompt: Text
@@ -55,6 +66,7 @@ class NewRun(Strict):
     layer: Index = 0
     head: Index = 0
     first_step: Step = 0
+    earlier: Annotated[list[EarlierStep], many(MAX_TOKENS >> 8)] = []
 
 
 class NewFork(Strict):
@@ -132,6 +144,7 @@ class Explorer:
             layer=wanted.layer,
             head=wanted.head,
             first_step=wanted.first_step,
+            earlier=wanted.earlier,
         )
         return self._added(run, wanted.prompt)
 

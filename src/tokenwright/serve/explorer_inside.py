@@ -63,7 +63,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
         last = run.last_position(step)
         at = last if position is None else position
         if not 0 <= at <= last:
-            raise RequestError(f"position must be from 0 to {last}: later tokens are not computed at step {step}")
+            raise RequestError(f"position must be from 0 to {last}: later tokens are not computed at step {step + 1}")
         run.check(layer, 0)
         return run.look(lambda replay, text: inside.block(replay, text, at, layer), at)
 
@@ -74,7 +74,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
         run = watched(identity)
         token = run.frame(step).token
         if token is None:
-            raise RequestError(f"step {step} has chosen no token: it computed a part of the prompt")
+            raise RequestError(f"step {step + 1} has chosen no token: it computed a part of the prompt")
         return atlas.lens(run.look, run.last_position(step), step, token, lambda one: explorer.looks([one])[0])
 
     @app.get("/runs/{identity}/atlas", **HIDDEN)

@@ -7,16 +7,18 @@ from collections.abc import Generator
 
 from fastapi import FastAPI, Request
 
-from tokenwright.errors import CapacityError, RequestError
+from tokenwright.errors import RequestError
 from tokenwright.serve.api import unless_gone
 from tokenwright.serve.explorer import HIDDEN, Explorer
 from tokenwright.serve.explorer_inside import in_parts
 from tokenwright.trace.times import RunTimes
 
+POLL_S = 0.1
+
 
 def add(app: FastAPI, explorer: Explorer) -> None:
     """Add the route."""
-    busy = threading.Lock()  # one measurement at a time: two would slow each other
+    busy = threading.Lock()  # one measurement after the other: two would slow each other
 
     def alone(identity: str) -> Generator[RunTimes | None, None, None]:
         from tokenwright.bench.times import run_times  # with torch
@@ -26,8 +28,8 @@ def add(app: FastAPI, explorer: Explorer) -> None:
         run = player.run
         if not run.ended or run.summary is None or run.summary.written < 2:
             raise RequestError("the times of a run are measured after its end, and for at least two tokens")
-        if not busy.acquire(blocking=False):
-            raise CapacityError("another run is being measured on this server; try again in a while")
+        while not busy.acquire(timeout=POLL_S):
+            yield None  # the client may have gone
         try:
             with explorer.runs.guests([run]):
                 yield from run_times(explorer.llm, run)

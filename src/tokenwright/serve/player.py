@@ -237,7 +237,7 @@ class Runs:
             left = next((player for player in live if not player.viewed), None)
             if left is None:
                 raise CapacityError(
-                    f"{len(live)} runs are being watched, and there is no place for one more; close one of their pages"
+                    f"there is no room for one more run beside those that pages show ({len(live)}); close a page"
                 )
             left.close()
             live.remove(left)

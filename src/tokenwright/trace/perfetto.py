@@ -43,7 +43,7 @@ def _named(kind: str, name: str, row: int = 0) -> Event:
 
 def _of_step(frame: StepFrame) -> Iterator[Event]:
     about = {"computed": frame.length, "computed again": frame.recomputed, "KV cache": frame.cache, "text": frame.text}
-    name = f"step {frame.step}: {frame.length} {'token' if frame.length == 1 else 'tokens'}"
+    name = f"step {frame.step + 1}: {frame.length} {'token' if frame.length == 1 else 'tokens'}"
     yield _slice(name, "step", STEPS, frame.began_us, frame.step_us, about)
     at = frame.began_us
     for part, duration in _parts(frame):

@@ -1,23 +1,44 @@
-"""A finished run in figures: sums over its frames, and the work that the same text costs with and without the cache."""
+"""A finished run in figures: sums over its steps, and the work that the same text costs with and without the cache."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from tokenwright.trace.schema import StepFrame, Summary
+from tokenwright.trace.schema import Summary
 
 
-def summarise(frames: Sequence[StepFrame], layers: int) -> Summary | None:
-    """The summary of `frames`, the steps of one run from its first; None if none of them wrote a token."""
-    contexts = [frame.start + frame.length for frame in frames if frame.token is not None]  # tokens before each pick
-    if not contexts:
+class StepSums(Protocol):
+    """What the summary needs of a step: a StepFrame, or what a page still knows of one."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def layer_tokens(self) -> int: ...
+    @property
+    def step_us(self) -> int: ...
+    @property
+    def token(self) -> int | None: ...
+
+
+def contexts(steps: Sequence[StepSums]) -> list[int]:
+    """The tokens of the text that each chosen token was chosen after."""
+    return [step.start + step.length for step in steps if step.token is not None]
+
+
+def summarise(steps: Sequence[StepSums], layers: int) -> Summary | None:
+    """The summary of the steps of one run from its first; None if none of them wrote a token."""
+    lengths = contexts(steps)
+    if not lengths:
         return None
-    first = next(index for index, frame in enumerate(frames) if frame.token is not None)
-    times = [frame.step_us for frame in frames]
-    decode_us, prefix = sum(times[first + 1 :]), frames[0].start
-    cached = layers * (contexts[-1] - prefix)
-    naive = layers * sum(contexts)
-    computed = sum(frame.layer_tokens for frame in frames)
+    first = next(index for index, step in enumerate(steps) if step.token is not None)
+    times = [step.step_us for step in steps]
+    decode_us, prefix = sum(times[first + 1 :]), steps[0].start
+    cached = layers * (lengths[-1] - prefix)
+    naive = layers * sum(lengths)
+    computed = sum(step.layer_tokens for step in steps)
     return Summary(
-        written=len(contexts),
+        written=len(lengths),
         layer_tokens=computed,
         cached=cached,
         naive=naive,
@@ -26,5 +47,5 @@ def summarise(frames: Sequence[StepFrame], layers: int) -> Summary | None:
         prefix=prefix,
         ttft_us=sum(times[: first + 1]),
         engine_us=sum(times),
-        tokens_per_s=(len(contexts) - 1) * 1e6 / decode_us if decode_us else None,
+        tokens_per_s=(len(lengths) - 1) * 1e6 / decode_us if decode_us else None,
     )

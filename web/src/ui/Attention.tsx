@@ -153,7 +153,7 @@ function Grid() {
             {name}
           </button>
         ))}
-        <span class="under">{values ? "layers down, heads across" : "filled when a step rests"}</span>
+        <span class="under">{values ? "layers down, heads across" : "shown when paused"}</span>
       </div>
       <div class="grid" aria-hidden="true" style={{ gridTemplateColumns: `repeat(${model.heads}, 1fr)` }}>
         {Array.from({ length: model.layers * model.heads }, (_, i) => {

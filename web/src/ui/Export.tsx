@@ -2,7 +2,7 @@
 
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { savePage, savePerfetto, savePicture, saveTrace, served } from "../exports";
+import { savePage, savePerfetto, savePicture, saveTrace, unserved } from "../exports";
 import { alone, link, run } from "../store";
 import { Icon } from "./icons";
 
@@ -26,7 +26,7 @@ const ENTRIES: readonly Entry[] = [
     name: "Perfetto",
     does: "JSON: the times of all steps, for ui.perfetto.dev",
     run: savePerfetto,
-    lacking: () => (served() ? "" : "the engine no longer has this run"),
+    lacking: unserved,
   },
 ];
 

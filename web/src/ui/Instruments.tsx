@@ -1,4 +1,4 @@
-// The right rail: COMPUTE, KV_CACHE and SEQ_LEN of the shown step, and every other number of it in a table.
+// The right rail: COMPUTE, KV_CACHE and SEQ_LEN of the shown step, and all further numbers of it in a table.
 
 import type { ComponentChildren } from "preact";
 import { count, plural } from "../format";
@@ -159,7 +159,7 @@ export function KvCache() {
       </div>
       <dl class="pairs">
         <Pair name="per token">
-          <Figure value={perToken} source="derived" unit="B" meaning={model ? perTokenFormula(model) : ""} />
+          <Figure name="kv_per_token" value={perToken} source="derived" unit="B" meaning={model ? perTokenFormula(model) : ""} />
         </Pair>
         <Pair name={off ? "discarded" : "written"}>
           <Stat name="kv_written" />
@@ -190,9 +190,10 @@ export function KvCache() {
   );
 }
 
-function perTokenFormula({ layers, kv_heads, head_size, latent, dtype }: ModelCard): string {
-  if (latent) return `${layers} layers × a row of ${latent} numbers for all heads × bytes of ${dtype}`;
-  return `2 (K and V) × ${layers} layers × ${kv_heads} KV heads × head size ${head_size} × bytes of ${dtype}`;
+function perTokenFormula({ layers, kv_heads, head_size, latent, kv_format }: ModelCard): string {
+  const stored = `bytes of a number in the KV format (${kv_format}), scales included`;
+  if (latent) return `${layers} layers × a row of ${latent} numbers for all heads × ${stored}`;
+  return `2 (K and V) × ${layers} layers × ${kv_heads} KV heads × head size ${head_size} × ${stored}`;
 }
 
 export function SeqLen() {
@@ -244,7 +245,7 @@ export function Details() {
     <details class="instrument details" open>
       <summary>
         <h2>This step</h2>
-        <span class="hint">every other number</span>
+        <span class="hint">all further numbers</span>
       </summary>
       <dl class="pairs single">
         {names.map((name) => (

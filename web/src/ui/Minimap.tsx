@@ -8,6 +8,7 @@ import * as stage from "../stage";
 import { card, frame, length, run } from "../store";
 import { theme } from "../theme";
 
+const STRIP = 20; // px of height at most; the canvas around it is as high as a finger needs
 const WHOLE = 4096; // tokens of a context that is shown to its end; of a longer one the beginning is
 
 /** Tokens that the strip stands for. */
@@ -82,13 +83,14 @@ function watch(canvas: HTMLCanvasElement): () => void {
 }
 
 function draw(canvas: HTMLCanvasElement): void {
-  const { clientWidth: width, clientHeight: height } = canvas;
+  const { clientWidth: width, clientHeight: room } = canvas;
+  const height = Math.min(room, STRIP);
   const context = canvas.getContext("2d");
   if (context === null || width === 0) return;
   const ratio = Math.min(devicePixelRatio, 2);
   canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  canvas.height = Math.round(room * ratio);
+  context.setTransform(ratio, 0, 0, ratio, 0, ((room - height) / 2) * ratio);
   const style = getComputedStyle(canvas);
   const colour = (name: string) => style.getPropertyValue(name).trim();
   const scale = width / extent();

@@ -15,30 +15,34 @@ import { ending, title } from "../words";
 import { Icon } from "./icons";
 import { Figure, Told } from "./Stat";
 
-/** The times of a run's text, both ways; null: nothing could be measured. */
-const found = signal<{ run: string; times: RunTimes | null } | null>(null);
+/** The times of a run's text, both ways, by the run's id; null: nothing could be measured. */
+const found = signal<ReadonlyMap<string, RunTimes | null>>(new Map());
 
-/** Asks once for each run, when its card appears. */
-async function measure(id: string): Promise<void> {
-  const times = await api.times(id).catch(() => null);
-  found.value = { run: id, times };
+/** Asks for the times when the card appears, until they are there. Where the card goes, the engine measures no further. */
+function measure(id: string): () => void {
+  const gone = new AbortController();
+  void api
+    .times(id, gone.signal)
+    .catch(() => null)
+    .then((times) => {
+      if (!gone.signal.aborted) found.value = new Map([...found.value, [id, times]]);
+    });
+  return () => gone.abort();
 }
 
 export function Result() {
   const sum = result.value;
   const current = run.value;
   const asked = live.value && sum !== null && sum.written > 1 ? (current?.id.value ?? "") : "";
-  useEffect(() => {
-    if (asked !== "" && found.peek()?.run !== asked) void measure(asked);
-  }, [asked]);
+  useEffect(() => (asked === "" || found.peek().has(asked) ? undefined : measure(asked)), [asked]);
   if (sum === null || current === null) return null;
   const end = ending(current.state.value);
   const uncached = sum.layer_tokens >= sum.naive;
-  const times = found.value?.run === asked ? found.value.times : null;
+  const times = found.value.get(asked) ?? null;
   return (
     <section class="result" aria-labelledby="result-name">
       <header>
-        <h2 id="result-name">{title(current.state.value, sum.written)}</h2>
+        <h2 id="result-name">{title(current, sum.written)}</h2>
         <span class={end?.cut ? "result-end cut" : "result-end"}>{end?.text}</span>
         <button type="button" class="quiet" onClick={() => (resultClosed.value = true)} aria-label="Close the result">
           <Icon name="close" />
@@ -60,7 +64,7 @@ export function Result() {
           The time differs less than the computing: each step reads all the weights, for one token or for many.
         </p>
       )}
-      <Bars sum={sum} times={times} timed={asked !== ""} waiting={asked !== "" && found.value?.run !== asked} />
+      <Bars sum={sum} times={times} timed={asked !== ""} waiting={asked !== "" && !found.value.has(asked)} />
       <div class="result-foot">
         <dl class="result-facts">
           <Fact of={sum} name="engine_us" />
@@ -70,7 +74,7 @@ export function Result() {
         </dl>
         {live.value && (
           <div class="card-actions">
-            <button type="button" class="bright" onClick={() => again(uncached)}>
+            <button type="button" class="bright" onClick={() => compare(uncached)}>
               {uncached ? "Run it with the cache" : "Run it without the cache"}
             </button>
             <button type="button" onClick={() => void session.start()}>
@@ -83,9 +87,10 @@ export function Result() {
   );
 }
 
-function again(cache: boolean): void {
+/** The same text the other way. */
+function compare(cache: boolean): void {
   actions.setCache(cache);
-  void session.start();
+  void session.again();
 }
 
 interface BarsProps {

@@ -40,7 +40,7 @@ export function Text() {
 function Readout() {
   const current = run.value;
   const position = hovered.value;
-  if (lanes.value !== null) return <p class="readout">of the run, which waits; the stage has the race’s</p>;
+  if (lanes.value !== null) return <p class="readout">the text of the paused run; the stage shows the race</p>;
   if (current === null) return <p class="readout" />;
   const token = position === null ? undefined : current.tokens[position];
   if (position === null || token === undefined || position >= length.value) {

@@ -119,7 +119,7 @@ function Pace() {
   );
 }
 
-/** How long the engine keeps what it holds for a run that waits: in minutes, and in seconds only near the end. */
+/** How long the engine keeps the pages of a paused run: in minutes, and in seconds only near the end. */
 function Lease() {
   const state = run.value?.state.value;
   const lease = live.value && pageState.value === "paused" ? (state?.lease_s ?? null) : null;
@@ -138,9 +138,9 @@ function Lease() {
   if (left.value === null) return null;
   const words = left.value > 90 ? `${Math.round(left.value / 60)} min` : `${Math.round(left.value)} s`;
   return (
-    <span class="lease" title="The engine holds a run that waits, and frees its pages when nobody continues it">
+    <span class="lease" title="The engine keeps the pages of a paused run, and frees them when nobody continues it">
       {" "}
-      · held for {words}
+      · pages kept for {words}
     </span>
   );
 }
