@@ -251,6 +251,7 @@ def test_a_slow_reader_pauses_all_texts_and_is_given_up(
 def test_the_time_that_a_reader_has_is_that_of_all_its_pauses(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "MOST_UNREAD", 8)
     monkeypatch.setattr(server.service, "limits", Limits(reader_s=HANGS))
+    keep_pace(server, monkeypatch)
     overrides = {"max_tokens": 100, "ignore_eos": True, "temperature": 0.0}
 
     async def read() -> float:
