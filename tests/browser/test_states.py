@@ -138,6 +138,13 @@ def test_a_server_that_goes_and_comes_back_costs_no_step(own):
         explored.until(f"window.__explorer.state.step === {step}")
         numbers.append(int(explored.stats()["seq_len"][0]))
     assert numbers == list(range(prompt + 1, prompt + 1 + state["steps"]))
+    asked = []
+    explored.tab.on("request", lambda request: asked.append(request.url))
+    explored.scrub(1)
+    explored.press("]")
+    explored.tab.locator(".plot.missing", has_text="built this run again after this step").wait_for()
+    explored.tab.wait_for_timeout(700)  # longer than a step must rest
+    assert asked == [], "the server's run begins later"
 
 
 def test_while_the_model_loads_the_recording_plays_and_a_failure_is_told(browser):

@@ -16,7 +16,7 @@ export type Op =
 export interface Listener {
   next(): number; // the first step that is not here yet
   waiting(): boolean; // whether something is expected, so that silence means something
-  opened(): void;
+  opened(card: RunCard): void;
   state(state: RunState): void;
   labels(labels: Labels): void;
   frame(frame: StepFrame): void;
@@ -99,7 +99,7 @@ export class Stream {
     const message = JSON.parse(data) as RunCard | RunState | Labels;
     if (message.kind === "run") {
       this.wait = FIRST_WAIT;
-      this.listener.opened();
+      this.listener.opened(message);
     } else if (message.kind === "state") this.listener.state(message);
     else if (message.kind === "labels") this.listener.labels(message);
   }

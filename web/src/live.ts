@@ -58,7 +58,8 @@ function listener(current: Run): Listener {
   return {
     next: () => current.next,
     waiting: () => current.state.value.state === "running",
-    opened() {
+    opened({ first_step }) {
+      current.since.value = first_step;
       greeted = false;
       acked = current.next - 1;
       link.value = "open";

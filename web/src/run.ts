@@ -53,6 +53,7 @@ export class Run {
   readonly shared = signal(0); // tokens from the first whose pages other runs use too, as the pool counted last
   readonly state = signal<RunState>(PAUSED);
   readonly id = signal<string>(""); // the server's name for it; a rebuilt run has a new one
+  readonly since = signal(0); // the first step that the server's run has; a rebuilt run begins where it was lost
   private readonly labels = new Map<number, TokenCard>();
 
   constructor(
@@ -62,6 +63,7 @@ export class Run {
     readonly name = "", // of the file
   ) {
     this.id.value = card.run;
+    this.since.value = card.first_step;
     this.label(card.tokens);
     this.label(card.written);
     const prompt = align(card.prompt, card.tokens);
