@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.browser.test_branches import opened
+from tests.browser.test_embed import LINK
 from tests.browser.test_figures import PROMPT
 
 
@@ -72,3 +73,56 @@ def test_figures_of_another_step_do_not_stand_under_an_error(explored, failing):
     explored.scrub(2)
     explored.tab.get_by_text("The cache is gone.").wait_for()
     assert explored.tab.locator(".block-stages").count() == 0
+
+
+def test_another_attempt_is_offered_for_a_run_and_for_nothing_else(explored, failing):
+    explored.run(PROMPT, 3, renderer="2d", stop=None)
+    again = explored.tab.get_by_role("alert").get_by_role("button", name="Try again")
+    failing.gone("**/perfetto.json")
+    explored.tab.get_by_role("button", name="Export", exact=True).click()
+    explored.tab.get_by_role("menuitem", name="Perfetto").click()
+    explored.tab.get_by_role("alert").wait_for()
+    assert again.count() == 0, "it would end the run that is to be saved"
+    first = explored.state["run"]
+    failing.refused("**/runs", "no pages are free", kind="engine")
+    explored.tab.get_by_role("button", name="Run", exact=True).click()
+    again.wait_for()
+    failing.mended("**/runs")
+    again.click()
+    explored.until(f"window.__explorer.state.run !== '{first}'")
+
+
+def test_a_file_that_is_no_trace_leaves_the_empty_page_as_it_is(explored, tmp_path):
+    explored.empty()
+    (tmp_path / "notes.json").write_text("{}", encoding="utf-8")
+    with explored.tab.expect_file_chooser() as chooser:
+        explored.tab.get_by_role("button", name="Open a trace").click()
+    chooser.value.set_files(tmp_path / "notes.json")
+    explored.tab.get_by_role("button", name="Open another").wait_for()
+    assert explored.state["state"] == "empty"
+    assert explored.tab.locator(".choices button").count() == 4
+
+
+def test_an_embedded_page_tells_of_a_failure_and_keeps_its_keys(explored, failing):
+    asked = []
+    explored.tab.on("request", lambda request: asked.append(request.url))
+    explored.open(LINK)
+    explored.until_state("done")
+    explored.press("?")
+    sheet = explored.tab.get_by_role("dialog")
+    sheet.wait_for()
+    assert "the lesson" not in sheet.inner_text(), "it has no panels"
+    explored.press("Escape")
+    explored.until("document.activeElement === document.body")  # the sheet is closed, and has given the focus back
+    explored.press("Home")
+    explored.until("window.__explorer.state.step === 0")
+    explored.tab.wait_for_timeout(700)  # longer than a step must rest
+    assert not [url for url in asked if "/heads" in url], "it has no grid of heads"
+    failing.gone("**/runs")
+    explored.press("End")
+    explored.press("Space")
+    explored.tab.get_by_text("The engine does not answer.").wait_for()
+    failing.mended("**/runs")
+    first = explored.state["run"]
+    explored.tab.get_by_role("button", name="Try again").click()
+    explored.until(f"window.__explorer.state.run !== '{first}'")

@@ -5,7 +5,7 @@ import { useSignal } from "@preact/signals";
 import { dismiss } from "../actions";
 import { start } from "../session";
 import * as form from "../form";
-import { model, pageState, problem, result } from "../store";
+import { type Problem, model, pageState, problem, result } from "../store";
 import { align, glyphs, marked } from "../text";
 import { plural, sentence } from "../format";
 import { Icon } from "./icons";
@@ -193,7 +193,7 @@ function Trouble() {
   return (
     <div class="trouble" role="alert">
       <p>{sentence(trouble.message)}</p>
-      <Fix kind={trouble.kind} message={trouble.message} />
+      {trouble.again && <Fix kind={trouble.kind} message={trouble.message} again={trouble.again} />}
       <button type="button" class="quiet" onClick={dismiss} aria-label="Dismiss">
         <Icon name="close" />
       </button>
@@ -201,7 +201,8 @@ function Trouble() {
   );
 }
 
-function Fix({ kind, message }: { kind: string; message: string }) {
+/** For a run that did not start: what would mend it, or another attempt. */
+function Fix({ kind, message, again }: Required<Problem>) {
   if (kind === "bad_request") return null; // the sentence says what to change
   const cards = form.tokens.value?.text === form.prompt.value ? form.tokens.value.cards : null;
   const over = Number(/shorten it by (\d+)/.exec(message)?.[1] ?? NaN);
@@ -225,7 +226,7 @@ function Fix({ kind, message }: { kind: string; message: string }) {
     );
   }
   return (
-    <button type="button" onClick={() => void start()}>
+    <button type="button" onClick={again}>
       Try again
     </button>
   );
