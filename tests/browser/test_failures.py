@@ -126,3 +126,20 @@ def test_an_embedded_page_tells_of_a_failure_and_keeps_its_keys(explored, failin
     first = explored.state["run"]
     explored.tab.get_by_role("button", name="Try again").click()
     explored.until(f"window.__explorer.state.run !== '{first}'")
+
+
+def test_a_link_that_could_not_be_copied_is_given_to_copy_by_hand(explored):
+    explored.run(PROMPT, 2, renderer="2d", stop=1)
+    explored.tab.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")  # as over plain http
+    explored.tab.get_by_role("button", name="Copy link").click()
+    field = explored.tab.get_by_label("Link, to copy by hand")
+    chosen = field.evaluate("e => e.value.slice(e.selectionStart, e.selectionEnd)")
+    assert "seed=1" in chosen and chosen.startswith(explored.address)
+    explored.press("Escape")
+    explored.tab.get_by_role("button", name="Copy link").wait_for()
+
+
+def test_the_switch_of_a_run_that_is_over_is_of_the_next_one(explored):
+    explored.run(PROMPT, 3, renderer="2d", stop=None)
+    explored.press("n")
+    assert text(explored, ".next-mode") == "next run: no cache"
