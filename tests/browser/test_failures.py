@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.browser.conftest import SIZE, Explored
 from tests.browser.test_branches import opened
 from tests.browser.test_embed import LINK
 from tests.browser.test_figures import PROMPT
@@ -143,3 +144,25 @@ def test_the_switch_of_a_run_that_is_over_is_of_the_next_one(explored):
     explored.run(PROMPT, 3, renderer="2d", stop=None)
     explored.press("n")
     assert text(explored, ".next-mode") == "next run: no cache"
+
+
+def test_a_program_that_was_not_fetched_is_no_missing_webgl(browser, server):
+    context = browser.new_context(viewport=SIZE, reduced_motion="reduce")
+    explored = Explored(context.new_page(), server.address)
+    Failing(explored).gone("**/scene3d*")
+    explored.open("#p=&renderer=3d")
+    explored.tab.get_by_text("could not be fetched").wait_for()
+    context.close()
+
+
+@pytest.mark.webgl
+def test_a_picture_that_was_replaced_gives_its_context_back(explored):
+    explored.run(PROMPT, 3, renderer="3d", stop=1)
+    explored.tab.evaluate("window.old = document.querySelector('.canvas canvas')")
+    for kind in ("2d", "3d"):
+        explored.press("v")
+        explored.until(f"document.documentElement.dataset.renderer === '{kind}'")
+    explored.settle()
+    assert explored.tab.evaluate("window.old.getContext('webgl2').isContextLost()")
+    assert explored.renderer["kind"] == "3d", "which is no loss of the picture that is shown"
+    assert explored.tab.locator(".banner").count() == 0
