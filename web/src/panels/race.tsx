@@ -62,8 +62,8 @@ async function start(): Promise<void> {
   steps.value = [];
   card.value = end.value = null;
   failure.value = "";
-  const { temperature, top_k, top_p, seed, prompt: text } = form.request(true, 0, 0);
-  const wanted = { prompt: text, temperature, top_k, top_p, seed, max_tokens: tokens.value };
+  const { temperature, top_k, top_p, min_p, seed, prompt: text } = form.request(true, 0, 0);
+  const wanted = { prompt: text, temperature, top_k, top_p, ...(min_p && { min_p }), seed, max_tokens: tokens.value };
   try {
     prompt = lanes.looksOf(text, await api.tokenize(text));
     await api.race({ ...wanted, every: every.value, budget_s: budget.value }, control.signal, (message) => {

@@ -72,6 +72,7 @@ export function Prompt() {
         <Chips />
         <div class="dials">
           <Stop />
+          <Brought />
           <Dial
             label="max tokens"
             value={String(form.maxTokens.value)}
@@ -103,6 +104,22 @@ export function Prompt() {
       </div>
       <Trouble />
     </form>
+  );
+}
+
+/** Settings of the sampler that came with a link, which have no dial here. */
+function Brought() {
+  const brought = Object.entries(form.sampler.value);
+  if (brought.length === 0) return null;
+  return (
+    <button
+      type="button"
+      class="dial-open"
+      title="From the link, for the next run as well. A click takes them away: then the model's own hold"
+      onClick={() => (form.sampler.value = {})}
+    >
+      {brought.map(([name, value]) => `${name.replace("_", "-").replace("repetition-", "repetition ")} ${value}`).join(", ")} ×
+    </button>
   );
 }
 
