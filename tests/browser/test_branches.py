@@ -191,3 +191,21 @@ def test_the_race_is_run_and_its_lanes_agree(explored, server, request):
     race(explored, 6)
     explored.until("document.querySelector('[data-race=length]') !== null")
     assert float(figures(explored, "race_")["race_max_delta"]) > 1e-3, "a fault in the cached lane is seen"
+
+
+def test_a_race_ends_with_its_panel_and_where_somebody_moves_in_the_run(explored, server):
+    explored.open("#p=Once+upon+a+time&seed=7&T=0.7&n=3&pace=engine&renderer=2d")
+    explored.until_state("done")
+    panels = explored.tab.get_by_role("navigation", name="Panels")
+    for move in (panels.get_by_role("button", name="Figures").click, lambda: explored.press("Space")):
+        opened(explored, "Race")
+        race(explored, 900)
+        explored.tab.locator("[data-race=running]").wait_for()
+        explored.tab.locator("[data-narration=race]").wait_for()
+        move()
+        while server.explorer.runs._guests:
+            time.sleep(0.01)
+        explored.until_state("done")
+        assert explored.tab.locator("[data-narration=race]").count() == 0, "the stage is the run's"
+        assert explored.tab.locator(".minimap").count() == 1
+        panels.get_by_role("button", name="Figures").click()

@@ -86,6 +86,9 @@ def test_a_page_plays_alone_in_a_sandbox_and_asks_nobody(explored, export, brows
     assert alone.tab.evaluate("window.pwned") is None
     assert all(url.startswith(("file:", "data:", "blob:")) for url in asked), asked
     assert alone.tab.get_by_role("link", name="Chat").count() == 0
+    for key in "lb":  # no panel, which would stand in place of the figures
+        alone.press(key)
+        assert alone.tab.locator(".page").get_attribute("data-panel") == "false"
 
     alone.tab.goto(f"file://{tmp_path}/frame.html")  # as a notebook shows it: without an origin, storage or address
     alone.tab.locator("iframe").evaluate("(frame, page) => (frame.srcdoc = page)", page.decode())

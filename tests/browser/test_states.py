@@ -150,6 +150,13 @@ def test_a_server_that_goes_and_comes_back_costs_no_step(own):
     trace = json.loads(download.value.path().read_text(encoding="utf-8"))
     assert [step["step"] for step in trace["steps"]] == list(range(20)), "with the steps before the server went"
     assert trace["state"]["summary"]["written"] == 20
+    asked = []
+    explored.tab.on("request", lambda request: asked.append(request.url))
+    explored.scrub(1)
+    explored.press("]")
+    explored.tab.locator(".plot.missing", has_text="built this run again after this step").wait_for()
+    explored.tab.wait_for_timeout(700)  # longer than a step must rest
+    assert asked == [], "the server's run begins later"
 
 
 def test_while_the_model_loads_the_recording_plays_and_a_failure_is_told(browser):

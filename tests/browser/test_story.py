@@ -186,7 +186,9 @@ def test_the_bars_tell_what_steps_of_the_shown_kind_take(explored):
 def test_a_link_that_is_pasted_into_the_open_page_is_followed(explored):
     explored.run(PROMPT, 6, renderer="2d", stop=1)
     before = explored.state["run"]
-    link = "#p=The%20capital&seed=5&T=0.5&n=7&pace=engine&cache=off&step=2&layer=1&head=2&cam=side&renderer=2d"
+    link = (
+        "#p=The%20capital&seed=5&T=0.5&k=40&rp=1.2&n=7&pace=engine&cache=off&step=2&layer=1&head=2&cam=side&renderer=2d"
+    )
     explored.tab.evaluate("link => (location.hash = link)", link)
     explored.until(f"window.__explorer.state.run !== {json.dumps(before)} && window.__explorer.state.step === 2")
     state = explored.state
@@ -195,9 +197,23 @@ def test_a_link_that_is_pasted_into_the_open_page_is_followed(explored):
     assert explored.tab.get_by_label("max tokens").input_value() == "7"
     assert explored.tab.evaluate("window.__explorer.camera.name") == "side"
     assert explored.api("/steps/2")["cache"] is False
+    made = explored.api("/trace.json")["run"]
+    assert (made["top_k"], made["repetition_penalty"]) == (40, 1.2)
+    assert explored.tab.get_by_role("button", name="top-k 40, repetition penalty 1.2").is_visible()
     explored.until("decodeURIComponent(location.hash).includes('The+capital')")
     kept = explored.tab.evaluate("location.hash")
-    for setting in ("seed=5", "T=0.5", "n=7", "pace=engine", "cache=off", "layer=1", "head=2", "cam=side"):
+    for setting in (
+        "seed=5",
+        "T=0.5",
+        "k=40",
+        "rp=1.2",
+        "n=7",
+        "pace=engine",
+        "cache=off",
+        "layer=1",
+        "head=2",
+        "cam=side",
+    ):
         assert setting in kept
 
 

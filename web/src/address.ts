@@ -2,7 +2,7 @@
 // without an entry in the history, and not more often than once in a while.
 
 import { effect } from "@preact/signals";
-import { fits, format, parse, type Link } from "./hash";
+import { fits, format, parse, type Link, type SamplerLink } from "./hash";
 import * as form from "./form";
 import {
   PACE,
@@ -15,6 +15,7 @@ import {
   last,
   layer,
   live,
+  model,
   pace,
   panel,
   picked,
@@ -23,6 +24,7 @@ import {
   run,
   shown,
 } from "./store";
+import type { RunCard } from "./schema";
 
 const PAUSE = 300; // ms
 
@@ -35,6 +37,7 @@ export function read(): Link {
   form.prompt.value = link.prompt ?? form.PROMPTS[0].text;
   form.seed.value = link.seed ?? null;
   form.temperature.value = link.temperature ?? null;
+  form.sampler.value = link.sampler ?? {};
   form.stop.value = link.stop ?? "";
   form.maxTokens.value = link.tokens ?? form.MAX_TOKENS;
   pace.value = link.pace === undefined ? PACE : link.pace;
@@ -61,6 +64,7 @@ function now(): Link {
   else if (form.prompt.value !== form.PROMPTS[0].text) link.prompt = form.prompt.value;
   if (form.seed.value !== null) link.seed = form.seed.value;
   if (form.temperature.value !== null) link.temperature = form.temperature.value;
+  if (Object.keys(form.sampler.value).length > 0) link.sampler = form.sampler.value;
   if (form.maxTokens.value !== form.MAX_TOKENS) link.tokens = form.maxTokens.value;
   if (form.stop.value !== "") link.stop = form.stop.value;
   if (pace.value !== PACE) link.pace = pace.value;
@@ -88,12 +92,23 @@ export function share(): string {
   if (card) {
     link.prompt = card.prompt;
     link.temperature = card.temperature;
+    link.sampler = samplerOf(card);
     link.tokens = card.max_tokens;
     delete link.stop;
     if (card.stop[0] !== undefined) link.stop = card.stop[0];
     if (card.seed !== null) link.seed = card.seed;
   }
   return location.href.replace(/#.*/, "") + format(link);
+}
+
+/** What the sampler of a run has otherwise than a run would have that asks for nothing. */
+function samplerOf({ top_k, top_p, min_p, repetition_penalty }: RunCard): SamplerLink {
+  return {
+    ...(top_k !== (model.value?.top_k ?? 0) && { top_k }),
+    ...(top_p !== (model.value?.top_p ?? 1) && { top_p }),
+    ...(min_p !== 0 && { min_p }),
+    ...(repetition_penalty !== 1 && { repetition_penalty }),
+  };
 }
 
 export function keep(): void {

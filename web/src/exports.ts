@@ -12,7 +12,7 @@ const SLOT = '<script type="application/json" id="trace">'; // of alone.html; se
 export function unserved(): string {
   const current = run.value;
   if (current?.origin !== "live" || link.value !== "open") return "the engine no longer has this run";
-  return current.rebuilt ? `the engine has this run from step ${numbered(current.servedFrom)} on` : "";
+  return current.rebuilt ? `the engine has this run from step ${numbered(current.since.value)} on` : "";
 }
 
 /** The run as trace.json: the server's own, which lacks nothing, or what the page holds. */

@@ -5,6 +5,7 @@ import { computed, effect, signal } from "@preact/signals";
 import * as api from "./api";
 import { card, loading, model, problem } from "./store";
 import type { RunRequest } from "./api";
+import type { SamplerLink } from "./hash";
 import type { TokenCard } from "./schema";
 
 export const PROMPTS = [
@@ -22,6 +23,7 @@ export const prompt = signal<string>(PROMPTS[0].text);
 export const MAX_TOKENS = 120;
 export const maxTokens = signal(MAX_TOKENS);
 export const temperature = signal<number | null>(null); // null: what the checkpoint suggests
+export const sampler = signal<SamplerLink>({}); // as a link has it; what it lacks is as the checkpoint suggests
 export const stop = signal(""); // a text at which the run ends; empty: none
 export const seed = signal<number | null>(null); // null: a fresh one for each run
 
@@ -51,8 +53,9 @@ export function request(cache: boolean, layer: number, head: number): RunRequest
     ...(came && { ids: came.ids }),
     max_tokens: maxTokens.value,
     temperature: usedTemperature.value,
-    top_k: came?.top_k ?? model.value?.top_k ?? 0,
-    top_p: came?.top_p ?? model.value?.top_p ?? 1,
+    top_k: model.value?.top_k ?? 0,
+    top_p: model.value?.top_p ?? 1,
+    ...(came ? { top_k: came.top_k, top_p: came.top_p } : sampler.value),
     seed: seed.value,
     stop: came?.stop ?? (stop.value === "" ? [] : [stop.value]),
     ignore_eos: false,

@@ -6,6 +6,7 @@ it("brings back what it wrote", () => {
     prompt: "a & b\n= “c”#",
     seed: 7,
     temperature: 0,
+    sampler: { top_k: 40, top_p: 0.9, min_p: 0.05, repetition_penalty: 1.1 },
     layer: 3,
     head: 2,
     step: 12,
@@ -20,11 +21,12 @@ it("brings back what it wrote", () => {
     embed: true,
   };
   expect(parse(format(link))).toEqual(link);
+  expect(format(link)).toContain("&T=0&k=40&tp=0.9&mp=0.05&rp=1.1&");
   expect(format({})).toBe("");
 });
 
 it("leaves out a prompt that is too long, and ignores what it does not understand", () => {
   expect(format({ prompt: "x".repeat(1501), seed: 1 })).toBe("#seed=1");
   expect(parse("#face=2d")).toEqual({ renderer: "2d" }); // an older link
-  expect(parse("#seed=-1&pace=0&cache=maybe&n=-3&T=x&layer=1.5&cam=moon&renderer=4d&other=1")).toEqual({});
+  expect(parse("#seed=-1&pace=0&cache=maybe&n=-3&T=x&k=-1&tp=0&mp=2&rp=0&layer=1.5&cam=moon&renderer=4d&other=1")).toEqual({});
 });

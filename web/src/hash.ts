@@ -4,10 +4,26 @@
 import { PANELS } from "./panels";
 import { CAMERAS, type Camera } from "./renderers/renderer";
 
+/** Settings of the sampler that the form has no dials for. */
+export interface SamplerLink {
+  top_k?: number;
+  top_p?: number;
+  min_p?: number;
+  repetition_penalty?: number;
+}
+
+const SAMPLER = [
+  ["k", "top_k", 1e9],
+  ["tp", "top_p", 1],
+  ["mp", "min_p", 1],
+  ["rp", "repetition_penalty", 10],
+] as const;
+
 export interface Link {
   prompt?: string;
   seed?: number;
   temperature?: number;
+  sampler?: SamplerLink;
   layer?: number;
   head?: number;
   step?: number;
@@ -45,6 +61,11 @@ export function parse(hash: string): Link {
   }
   const temperature = Number(values.get("T") ?? NaN);
   if (temperature >= 0 && temperature <= 10) link.temperature = temperature;
+  for (const [key, name, most] of SAMPLER) {
+    const value = name === "top_k" ? whole(values.get(key)) : Number(values.get(key) || NaN);
+    const least = name === "top_p" || name === "repetition_penalty" ? Number.MIN_VALUE : 0;
+    if (value !== null && value >= least && value <= most) link.sampler = { ...link.sampler, [name]: value };
+  }
   const stop = values.get("stop");
   if (stop) link.stop = stop;
   const pace = values.get("pace");
@@ -71,6 +92,10 @@ export function format(link: Link): string {
   if (link.prompt !== undefined && fits(link.prompt)) values.set("p", link.prompt);
   if (link.seed !== undefined) values.set("seed", String(link.seed));
   if (link.temperature !== undefined) values.set("T", String(link.temperature));
+  for (const [key, name] of SAMPLER) {
+    const value = link.sampler?.[name];
+    if (value !== undefined) values.set(key, String(value));
+  }
   if (link.tokens !== undefined) values.set("n", String(link.tokens));
   if (link.stop !== undefined && fits(link.stop)) values.set("stop", link.stop);
   if (link.pace !== undefined) values.set("pace", link.pace === null ? "engine" : String(link.pace));

@@ -2,11 +2,11 @@
 // engine computes it on request, from the cache; it is asked once a step has stayed shown for a moment.
 
 import { computed, effect, signal } from "@preact/signals";
+import { Answers } from "./answers";
 import * as api from "./api";
 import { obtainable } from "./rows";
-import { frame, run } from "./store";
+import { card, embedded, frame, panel, run } from "./store";
 import type { HeadMasses } from "./schema";
-import type { Run } from "./run";
 
 export const MEASURES = ["sink", "local", "entropy"] as const;
 export type Measure = (typeof MEASURES)[number];
@@ -14,30 +14,36 @@ export const measure = signal<Measure>("sink");
 
 const PATIENCE = 350; // ms that a step must stay shown
 
-const fetched = new WeakMap<Run, Map<number, HeadMasses | "failed">>();
-const arrivals = signal(0);
+const GRID = 600; // cells of the grid of layers and heads; a larger model has the steppers alone
+
+const fetched = new Answers<HeadMasses>();
+
+/** Whether the page has the grid of heads. */
+export const gridded = computed(() => {
+  const model = card.value;
+  return run.value?.origin === "live" && !embedded.value && model !== null && model.layers * model.heads <= GRID;
+});
 
 /** Of the shown step; while it is not here, null. */
 export const masses = computed<HeadMasses | null>(() => {
   const current = run.value;
   const step = frame.value;
-  void arrivals.value;
-  const found = current && step ? fetched.get(current)?.get(step.step) : undefined;
-  return found === undefined || found === "failed" ? null : found;
+  return current && step ? fetched.get(current, String(step.step)) : null;
+});
+
+/** Why the server refuses those of the shown step; empty: it does not. */
+export const refusal = computed(() => {
+  const [current, step] = [run.value, frame.value];
+  return current && step ? fetched.refusal(current, String(step.step)) : "";
 });
 
 effect(() => {
   const current = run.value;
   const step = frame.value;
   if (current === null || step === null || step.token === null || !obtainable.value) return;
-  if (fetched.get(current)?.has(step.step)) return;
-  const timer = setTimeout(() => void get(current, step.step), PATIENCE);
+  if (!gridded.value && panel.value !== "learn") return; // nothing shows them
+  if (fetched.known(current, String(step.step))) return;
+  const get = () => fetched.ask(current, String(step.step), (id) => api.heads(id, step.step));
+  const timer = setTimeout(get, PATIENCE);
   return () => clearTimeout(timer);
 });
-
-async function get(current: Run, step: number): Promise<void> {
-  const found = await api.heads(current.id.value, step).catch((): "failed" => "failed");
-  const known = fetched.get(current) ?? new Map<number, HeadMasses | "failed">();
-  fetched.set(current, known.set(step, found));
-  arrivals.value++;
-}

@@ -5,13 +5,14 @@ import * as actions from "./actions";
 import { CAMERAS } from "./renderers/renderer";
 import { hideFirst } from "./rows";
 import * as stage from "./stage";
-import { cache, helpOpen } from "./store";
+import { cache, helpOpen, panelled } from "./store";
 
 interface Key {
   keys: string; // as the sheet shows them
   does: string;
   match(event: KeyboardEvent): boolean;
   run(event: KeyboardEvent): void;
+  panel?: true; // it opens one
 }
 
 const far = (event: KeyboardEvent): number => (event.shiftKey ? 10 : 1);
@@ -20,7 +21,7 @@ const is =
   (event: KeyboardEvent) =>
     names.includes(event.key);
 
-export const KEYS: readonly Key[] = [
+const KEYS: readonly Key[] = [
   { keys: "Space", does: "play or pause; after the end: run again", match: is(" "), run: () => actions.toggle() },
   {
     keys: "→",
@@ -66,12 +67,16 @@ export const KEYS: readonly Key[] = [
     does: "branches: continue from this step with another token",
     match: is("b", "B"),
     run: () => actions.openPanel("branches"),
+    panel: true,
   },
-  { keys: "L", does: "the lesson", match: is("l", "L"), run: () => actions.openPanel("learn") },
+  { keys: "L", does: "the lesson", match: is("l", "L"), run: () => actions.openPanel("learn"), panel: true },
   { keys: "V", does: "3-D or 2-D", match: is("v", "V"), run: () => actions.toggleRenderer() },
   { keys: "+ −", does: "zoom", match: is("+", "=", "-"), run: (event) => stage.zoom(event.key === "-" ? 0.8 : 1.25) },
   { keys: "?", does: "this sheet", match: is("?"), run: () => (helpOpen.value = !helpOpen.value) },
 ];
+
+/** The keys that do something on this page. */
+export const keys = (): readonly Key[] => KEYS.filter(({ panel }) => !panel || panelled.value);
 
 const ARROWS: Record<string, [number, number]> = {
   ArrowLeft: [-1, 0],
@@ -93,7 +98,7 @@ function onKey(event: KeyboardEvent): void {
   const arrow = target?.closest(".canvas") && !event.shiftKey ? ARROWS[event.key] : undefined;
   if (arrow) stage.turn(...arrow);
   else {
-    const key = KEYS.find((entry) => entry.match(event));
+    const key = keys().find((entry) => entry.match(event));
     if (!key) return;
     key.run(event);
   }

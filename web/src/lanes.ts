@@ -2,7 +2,7 @@
 // The picture stands for the newest step that both lanes computed: the cached lane goes through its layers, then the
 // uncached one through its own, for the share of the time that each took.
 
-import { effect, signal } from "@preact/signals";
+import { effect, signal, untracked } from "@preact/signals";
 import * as clock from "./clock";
 import { count, plural } from "./format";
 import { Cell, type Scene, type SceneToken } from "./renderers/renderer";
@@ -13,12 +13,19 @@ import { align, look, quoted } from "./text";
 
 const PULSE = 420; // ms of a step's animation: steps that come faster are shown at its end
 
+/** The race that is under way. */
+export const racing = signal<AbortController | null>(null);
+
 /** What is on the stage in place of the shown run; null: nothing. */
 export const lanes = signal<{ scene: Scene; told: string } | null>(null);
 
-// Whoever moves in the run wants to see the run.
+// Another run has the engine and the stage to itself. A step of the shown run that was still on its way ends no race.
 effect(() => {
-  void [run.value, shown.value];
+  void run.value;
+  untracked(hide);
+});
+effect(() => {
+  void shown.value;
   lanes.value = null;
 });
 
@@ -37,8 +44,16 @@ export function show(card: RaceCard, prompt: readonly SceneToken[], steps: reado
   if (end === null) clock.pulse(PULSE);
 }
 
+/** Gives the stage back to the shown run: somebody moves in it. A race ends with that, as it has no other place. */
 export function hide(): void {
+  stop();
   lanes.value = null;
+}
+
+/** Ends the race; the server ends it when nobody reads on. */
+export function stop(): void {
+  racing.value?.abort();
+  racing.value = null;
 }
 
 function sceneOf({ layers }: RaceCard, tokens: SceneToken[], step: RaceStep): Scene {

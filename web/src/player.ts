@@ -62,6 +62,7 @@ export function pause(): void {
 export function step(by: number): void {
   const current = run.value;
   if (current === null) return;
+  lanes.hide();
   slowly = false;
   pause();
   if (by < 0 || shown.value < last.value) {

@@ -3,32 +3,35 @@
 // is there.
 
 import { computed, effect, signal } from "@preact/signals";
+import { Answers } from "./answers";
 import * as api from "./api";
 import * as live from "./live";
 import { card, frame, head, layer, link, picked, playing, run } from "./store";
 import type { AttentionRow } from "./schema";
-import type { Run } from "./run";
 
 const PATIENCE = 120; // ms that a step must stay shown before its row is asked for
 
 /** Whether the first token's weight is left out of what is drawn: of many heads it is the largest, and says least. */
 export const hideFirst = signal(false);
 
-const fetched = new WeakMap<Run, Map<string, AttentionRow | "failed">>();
-const arrivals = signal(0);
+const fetched = new Answers<AttentionRow>();
 
 const key = (step: number, layer: number, head: number): string => `${step}/${layer}/${head}`;
 
 export const row = computed<AttentionRow | null>(() => {
   const current = run.value;
   const step = frame.value;
-  void arrivals.value;
   if (current === null || step === null) return null;
   const own = step.attention;
   if (current.origin !== "live") return own;
   if (own !== null && own.layer === layer.value && own.head === head.value) return own;
-  const found = fetched.get(current)?.get(key(step.step, layer.value, head.value));
-  return found === undefined || found === "failed" ? null : found;
+  return fetched.get(current, key(step.step, layer.value, head.value));
+});
+
+/** Why the server refuses the row of the shown step; empty: it does not. */
+export const refusal = computed(() => {
+  const [current, step] = [run.value, frame.value];
+  return current && step ? fetched.refusal(current, key(step.step, layer.value, head.value)) : "";
 });
 
 /** The layer and head that are looked at: one's own choice, or what a replay has. */
@@ -37,8 +40,16 @@ export const selected = computed(() => {
   return { layer: own?.layer ?? layer.value, head: own?.head ?? head.value };
 });
 
-/** Whether a missing row can be had. */
-export const obtainable = computed(() => run.value?.origin === "live" && link.value === "open");
+/** Whether the shown step is older than the run that the server has: one that was built again begins later. */
+export const older = computed(() => {
+  const [current, step] = [run.value, frame.value];
+  return current?.origin === "live" && step !== null && step.step < current.since.value;
+});
+
+export const OLDER = "The engine built this run again after this step, so it cannot be asked about it.";
+
+/** Whether the engine can be asked about the shown step. */
+export const obtainable = computed(() => run.value?.origin === "live" && link.value === "open" && !older.value);
 
 export function select(newLayer: number, newHead: number): void {
   const model = card.value;
@@ -54,14 +65,8 @@ effect(() => {
   const step = frame.value;
   if (current === null || step === null || row.value !== null || !obtainable.value) return;
   const [l, h] = [layer.value, head.value];
-  if (fetched.get(current)?.has(key(step.step, l, h))) return;
-  const timer = setTimeout(() => void get(current, step.step, l, h), playing.value ? 2 * PATIENCE : PATIENCE);
+  if (fetched.known(current, key(step.step, l, h))) return;
+  const get = () => fetched.ask(current, key(step.step, l, h), (id) => api.attention(id, step.step, l, h));
+  const timer = setTimeout(get, playing.value ? 2 * PATIENCE : PATIENCE);
   return () => clearTimeout(timer);
 });
-
-async function get(current: Run, step: number, l: number, h: number): Promise<void> {
-  const found = await api.attention(current.id.value, step, l, h).catch((): "failed" => "failed");
-  const rows = fetched.get(current) ?? new Map<string, AttentionRow | "failed">();
-  fetched.set(current, rows.set(key(step, l, h), found));
-  arrivals.value++;
-}

@@ -54,7 +54,7 @@ export class Run {
   readonly shared = signal(0); // tokens from the first whose pages other runs use too, as the pool counted last
   readonly state = signal<RunState>(PAUSED);
   readonly id = signal<string>(""); // the server's name for it; a rebuilt run has a new one
-  servedFrom: number; // the first step whose frame the server has; it lacks the earlier ones of a rebuilt run
+  readonly since = signal(0); // the first step that the server's run has; a rebuilt run begins where it was lost
   private readonly labels = new Map<number, TokenCard>();
 
   constructor(
@@ -64,7 +64,7 @@ export class Run {
     readonly name = "", // of the file
   ) {
     this.id.value = card.run;
-    this.servedFrom = card.first_step;
+    this.since.value = card.first_step;
     this.label(card.tokens);
     this.label(card.written);
     const prompt = align(card.prompt, card.tokens);
@@ -90,12 +90,12 @@ export class Run {
 
   /** Whether the server's run lacks steps that are here. */
   get rebuilt(): boolean {
-    return this.servedFrom > this.card.first_step;
+    return this.since.value > this.card.first_step;
   }
 
   /** Takes over the run that the server made to continue this one. */
   continueAs(card: RunCard): void {
-    this.servedFrom = card.first_step;
+    this.since.value = card.first_step;
     this.id.value = card.run;
   }
 

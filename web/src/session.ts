@@ -21,6 +21,7 @@ import {
   link,
   loading,
   model,
+  panel,
   playing,
   problem,
   reachable,
@@ -82,6 +83,7 @@ async function join(id: string): Promise<void> {
 /** Plays the run of a page that was saved as a file: no server is asked for anything. */
 export function playAlone(trace: string): void {
   alone.value = true;
+  panel.value = null; // none works without a server, whatever the address says
   try {
     const kept = readTrace(trace, "file", "this file");
     show(kept, -1);
@@ -168,7 +170,7 @@ async function begin(make: () => Promise<RunCard>, stopAt: number | null = null,
     if (stopAt === null) player.play();
     else player.stepLater(stopAt + 1);
   } catch (error) {
-    report(error);
+    report(error, () => void start(stopAt));
   } finally {
     asking.value = false;
   }
@@ -282,11 +284,12 @@ function show(next: Run, index: number): void {
   player.reset(index);
 }
 
-/** Tells of something that was asked for and did not happen. */
-export function report(error: unknown): void {
-  problem.value =
-    error instanceof api.ApiError
-      ? { kind: error.kind, message: error.message }
-      : { kind: "page", message: error instanceof Error ? error.message : String(error) };
+/** Tells of something that was asked for and did not happen. `again`: asks for it once more. */
+export function report(error: unknown, again?: () => void): void {
+  problem.value = {
+    kind: error instanceof api.ApiError ? error.kind : "page",
+    message: error instanceof Error ? error.message : String(error),
+    ...(again && { again }),
+  };
   if (error instanceof api.ApiError && error.kind === "loading") void ready();
 }

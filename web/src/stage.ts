@@ -135,15 +135,12 @@ async function make(kind: Kind): Promise<void> {
   );
   let made: Renderer;
   try {
-    made =
-      kind === "2d"
-        ? createCanvasRenderer(fresh)
-        : (await import("./renderers/scene3d")).createSceneRenderer(fresh);
-  } catch {
+    made = kind === "2d" ? createCanvasRenderer(fresh) : await createScene(fresh);
+  } catch (error) {
     if (turn !== making) return;
     lost.value = true;
     rendererChoice.value = null;
-    rendererNote.value = "3-D needs WebGL 2, which this browser does not offer here. The same is drawn in 2-D.";
+    rendererNote.value = `${error instanceof Error ? error.message : String(error)} The same is drawn in 2-D.`;
     return;
   }
   if (turn !== making) return made.dispose();
@@ -166,6 +163,17 @@ async function make(kind: Kind): Promise<void> {
   untracked(() => made.camera(camera.value.name, current()));
   drawing.value = kind;
   clock.invalidate();
+}
+
+async function createScene(canvas: HTMLCanvasElement): Promise<Renderer> {
+  const { createSceneRenderer } = await import("./renderers/scene3d").catch(() => {
+    throw new Error("The program for 3-D could not be fetched: the server does not answer.");
+  });
+  try {
+    return createSceneRenderer(canvas);
+  } catch {
+    throw new Error("3-D needs WebGL 2, which this browser does not offer here.");
+  }
 }
 
 function remove(): void {
@@ -296,6 +304,7 @@ function handle(element: HTMLCanvasElement, own: Renderer): void {
   );
   element.addEventListener("webglcontextlost", (event) => {
     event.preventDefault();
+    if (element !== canvas) return; // one that was taken away
     lost.value = true;
     rendererChoice.value = null;
     rendererNote.value = "The graphics context was lost. The same is drawn in 2-D; press V for 3-D again.";

@@ -18,6 +18,9 @@ export const embedded = signal(false); // whether the page is a part of another 
 export const joined = signal<string | null>(null); // the run that a link named by its id
 export const alone = signal(false); // whether this page is a file with one run in it, and there is no server
 
+/** Whether the page has panels, which need the server and a place beside the stage. */
+export const panelled = computed(() => !alone.value && !embedded.value);
+
 /** The link of the live run. */
 export type LinkState = "none" | "opening" | "open" | "broken" | "lost";
 export const link = signal<LinkState>("none");
@@ -27,8 +30,11 @@ export const retryAt = signal(0); // ms, as performance.now(): when a broken lin
 export interface Problem {
   kind: string;
   message: string;
+  again?: () => void; // asks for the same once more, where that can help
 }
 export const problem = signal<Problem | null>(null);
+/** A problem of the run or of the page's own; a file that cannot be read is told on the stage and stops nothing. */
+const obstacle = computed(() => (problem.value?.kind === "trace" ? null : problem.value));
 
 /** The run that is shown, and which of its frames: an index, -1 before the first. */
 export const run = signal<Run | null>(null);
@@ -99,14 +105,14 @@ export const pageState = computed<PageState>(() => {
   if (current === null || current.origin === "recorded") {
     if (!reachable.value) return "disconnected";
     if (asking.value) return "tokenizing";
-    if (loading.value?.phase === "failed" || problem.value !== null) return "error";
+    if (loading.value?.phase === "failed" || obstacle.value !== null) return "error";
     if (loading.value === null) return "boot";
     if (loading.value.phase === "loading" || model.value === null) return "loading-model";
     return "empty";
   }
   if (asking.value) return "tokenizing";
   if (link.value === "broken" || !reachable.value) return "disconnected";
-  if (problem.value !== null && problem.value.kind !== "trace") return "error";
+  if (obstacle.value !== null) return "error";
   const { state, throttled } = current.state.value;
   if (state === "failed") return "error";
   if (current.ended) return "done";

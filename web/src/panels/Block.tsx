@@ -6,12 +6,12 @@ import { useEffect } from "preact/hooks";
 import { call } from "../api";
 import { count, figures, flop, joined, numbered, percent, plural } from "../format";
 import { select, selected } from "../rows";
-import { card, frame, live, run } from "../store";
+import { card, frame, run } from "../store";
 import { marked, quoted } from "../text";
 import { BLOCK_STAGE, BLOCK_VIEW, type BlockStage, type BlockView } from "../schema/block";
 import { Badge } from "../ui/Stat";
 import { chosenCell } from "../cell";
-import { Datum, Failed, Lead, Nothing, asked, useRested } from "./common";
+import { Datum, Failed, Lead, Nothing, asked, present, useRested } from "./common";
 import "../style/block.css";
 
 const COLUMNS = 28; // tokens of the small wall
@@ -54,7 +54,7 @@ export default function Block() {
         One token on its way through one layer: what it reads, what is added to it, and what that costs. Click a cell of
         the wall, or choose here.
       </Lead>
-      {!live.value || step === null ? (
+      {step === null || !present() ? (
         <Nothing />
       ) : (
         <>

@@ -9,12 +9,12 @@ import * as form from "../form";
 import { select, selected } from "../rows";
 import { WEIGHTS } from "../scene";
 import { start } from "../session";
-import { frame, live, run } from "../store";
+import { run } from "../store";
 import { marked, quoted } from "../text";
 import { theme } from "../theme";
 import type { AtlasCard, HeadCard, LensCard, MatrixCard } from "../schema/heads";
 import { Badge } from "../ui/Stat";
-import { Failed, Lead, Nothing, asked, useRested } from "./common";
+import { Failed, Lead, Nothing, asked, present, useRested } from "./common";
 import "../style/heads.css";
 
 type Kind = HeadCard["kind"];
@@ -51,7 +51,7 @@ export default function Heads() {
         Every attention head of every layer, named by what it reads in this text. Choose one: the beams on the stage show
         it, and its whole matrix is below.
       </Lead>
-      {!live.value || frame.value === null ? (
+      {!present() ? (
         <Nothing />
       ) : (
         <>

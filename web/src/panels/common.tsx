@@ -5,9 +5,9 @@ import type { ComponentChildren } from "preact";
 import { useEffect } from "preact/hooks";
 import { ApiError } from "../api";
 import { sentence } from "../format";
-import { obtainable } from "../rows";
+import { OLDER, obtainable, older } from "../rows";
 import { Figure } from "../ui/Stat";
-import { frame, run } from "../store";
+import { frame, live, run } from "../store";
 import type { About } from "../schema";
 import "../style/panel-parts.css";
 
@@ -41,7 +41,9 @@ export function asked<T>(): Asked<T> {
         value.value = found;
         failed.value = "";
       } catch (error) {
-        if (turn === own) failed.value = words(error);
+        if (turn !== own) return;
+        value.value = null; // what is here is of something else
+        failed.value = words(error);
       } finally {
         if (turn === own) busy.value = false;
       }
@@ -82,9 +84,13 @@ export function Lead({ children }: { children: ComponentChildren }) {
   return <p class="panel-lead">{children}</p>;
 }
 
+/** Whether the shown step is one that the engine has. */
+export const present = (): boolean => live.value && frame.value !== null && !older.value;
+
 /** Why there is nothing to see. */
 export function Nothing() {
   const current = run.value;
+  if (older.value) return <p class="panel-note">{OLDER}</p>;
   if (current !== null && current.origin !== "live")
     return <p class="panel-note">This is a recording, and this panel needs the engine. Press Run.</p>;
   return <p class="panel-note">There is no step yet. Press Run, or make a step.</p>;

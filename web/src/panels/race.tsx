@@ -20,7 +20,6 @@ const card = signal<RaceCard | null>(null);
 const steps = signal<readonly RaceStep[]>([]);
 const end = signal<RaceEnd | null>(null);
 const failure = signal("");
-const running = signal<AbortController | null>(null);
 let prompt: readonly SceneToken[] = []; // of the race, as the stage shows it
 const tokens = signal(64);
 const every = signal(1);
@@ -59,21 +58,23 @@ export default function Race() {
 async function start(): Promise<void> {
   const control = new AbortController();
   player.pause(); // two runs at once would slow each other
-  running.value = control;
+  lanes.racing.value = control;
   steps.value = [];
   card.value = end.value = null;
   failure.value = "";
-  const { temperature, top_k, top_p, seed, prompt: text } = form.request(true, 0, 0);
-  const wanted = { prompt: text, temperature, top_k, top_p, seed, max_tokens: tokens.value };
+  const { temperature, top_k, top_p, min_p, seed, prompt: text } = form.request(true, 0, 0);
+  const wanted = { prompt: text, temperature, top_k, top_p, ...(min_p && { min_p }), seed, max_tokens: tokens.value };
   try {
     prompt = lanes.looksOf(text, await api.tokenize(text));
-    await api.race({ ...wanted, every: every.value, budget_s: budget.value }, control.signal, take);
+    await api.race({ ...wanted, every: every.value, budget_s: budget.value }, control.signal, (message) => {
+      if (lanes.racing.value === control) take(message); // what was on its way when the race ended is too late
+    });
     if (end.value === null) failure.value = "The connection ended before the race did. Is the engine still running?";
   } catch (error) {
     if (!control.signal.aborted)
       failure.value = sentence(error instanceof Error ? error.message : String(error));
   } finally {
-    if (running.value === control) running.value = null;
+    if (lanes.racing.value === control) lanes.racing.value = null;
   }
 }
 
@@ -88,19 +89,14 @@ function stage(): void {
   if (card.value !== null) lanes.show(card.value, prompt, steps.value, end.value);
 }
 
-function stop(): void {
-  running.value?.abort();
-  running.value = null;
-}
-
 function Controls() {
-  const busy = running.value !== null;
+  const busy = lanes.racing.value !== null;
   return (
     <form
       class="race-controls"
       onSubmit={(event) => {
         event.preventDefault();
-        if (busy) stop();
+        if (busy) lanes.stop();
         else void start();
       }}
     >
@@ -147,7 +143,7 @@ function Status() {
   if (about === null) return null;
   const sampled = about.every === 1 ? "every step in both lanes" : `uncached lane sampled 1/${about.every}`;
   return (
-    <p class="race-status" role="status" data-race={end.value?.reason ?? (running.value ? "running" : "stopped")}>
+    <p class="race-status" role="status" data-race={end.value?.reason ?? (lanes.racing.value ? "running" : "stopped")}>
       <strong>{outcome()}</strong> <span class="under">{sampled}</span>
     </p>
   );
@@ -156,7 +152,7 @@ function Status() {
 function outcome(): string {
   const step = last.value;
   const at = step === null ? "" : ` at t = ${count(step.context)}`;
-  if (end.value === null) return running.value ? `Step ${count(steps.value.length)}${at}` : `Stopped${at}.`;
+  if (end.value === null) return lanes.racing.value ? `Step ${count(steps.value.length)}${at}` : `Stopped${at}.`;
   switch (end.value.reason) {
     case "budget":
       return `Stopped${at}: the budget of ${card.value?.budget_s ?? 0} s is spent.`;

@@ -43,7 +43,9 @@ export default function Sampler() {
         view.value = found;
         failure.value = "";
       } catch (error) {
-        if (wanted) failure.value = sentence(error instanceof Error ? error.message : String(error));
+        if (!wanted) return;
+        view.value = null; // that of another step, or of other settings
+        failure.value = sentence(error instanceof Error ? error.message : String(error));
       }
     }, PAUSE);
     return () => {

@@ -295,6 +295,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
         part.material.dispose();
       }
       webgl.dispose();
+      if (!gl.isContextLost()) webgl.forceContextLoss(); // a browser has room for few, and drops the oldest
     },
   };
 }

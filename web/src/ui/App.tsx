@@ -76,6 +76,7 @@ function Embedded() {
       <p class="sr" role="status" aria-live="polite">
         {announcement.value}
       </p>
+      <Help />
     </div>
   );
 }

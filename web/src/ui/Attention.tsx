@@ -3,8 +3,9 @@
 
 import { useSignal } from "@preact/signals";
 import { percent } from "../format";
+import * as heads from "../heads";
 import { MEASURES, type Measure, masses, measure } from "../heads";
-import { hideFirst, obtainable, row, select, selected } from "../rows";
+import { OLDER, hideFirst, obtainable, older, refusal, row, select, selected } from "../rows";
 import { WEIGHTS, strongest } from "../scene";
 import { card, frame, hovered, run } from "../store";
 import { quoted } from "../text";
@@ -12,7 +13,6 @@ import type { AttentionRow } from "../schema";
 import { Instrument } from "./Instruments";
 import { Selectors } from "./Stage";
 
-const GRID = 600; // cells of the layer and head grid; a larger model has the steppers alone
 const COLUMNS = 320; // of the plot; more positions share a column, which shows the largest
 
 const SCALES = ["linear", "root", "log"] as const;
@@ -75,13 +75,16 @@ function tail(found: AttentionRow, count: number): number {
 }
 
 function Missing() {
-  const words =
-    frame.value === null
-      ? "No step yet."
-      : obtainable.value
-        ? "Asking the engine for this row."
-        : "This row was not recorded, and there is no engine to ask.";
-  return <div class="plot missing">{words}</div>;
+  return <div class="plot missing">{reason()}</div>;
+}
+
+function reason(): string {
+  if (frame.value === null) return "No step yet.";
+  if (older.value) return OLDER;
+  if (refusal.value !== "") return refusal.value;
+  return obtainable.value
+    ? "Asking the engine for this row."
+    : "This row was not recorded, and there is no engine to ask.";
 }
 
 function Plot({ row: found, scale }: { row: AttentionRow; scale: Scale }) {
@@ -133,10 +136,13 @@ const MEANING: Record<Measure, string> = {
   entropy: "how even the weights are: 0 one token, 1 all alike",
 };
 
+/** Why the grid is empty. */
+const waiting = (): string => (older.value ? OLDER : heads.refusal.value || "shown when paused");
+
 /** All heads of all layers at a glance, filled by what they did at this step; a click watches one. Keys have the steppers. */
 function Grid() {
   const model = card.value;
-  if (!model || run.value?.origin !== "live" || model.layers * model.heads > GRID) return null;
+  if (!model || !heads.gridded.value) return null;
   const { layer, head } = selected.value;
   const values = masses.value?.[measure.value];
   return (
@@ -153,7 +159,7 @@ function Grid() {
             {name}
           </button>
         ))}
-        <span class="under">{values ? "layers down, heads across" : "shown when paused"}</span>
+        <span class="under">{values ? "layers down, heads across" : waiting()}</span>
       </div>
       <div class="grid" aria-hidden="true" style={{ gridTemplateColumns: `repeat(${model.heads}, 1fr)` }}>
         {Array.from({ length: model.layers * model.heads }, (_, i) => {

@@ -1,7 +1,7 @@
 // The help sheet: what the page shows in a few sentences, and every key.
 
 import { useEffect, useRef } from "preact/hooks";
-import { KEYS } from "../keys";
+import { keys as usable } from "../keys";
 import { card, helpOpen } from "../store";
 import { Icon } from "./icons";
 
@@ -46,7 +46,7 @@ export function Help() {
         </p>
         <h3>Keys</h3>
         <dl class="keys">
-          {KEYS.map(({ keys, does }) => (
+          {usable().map(({ keys, does }) => (
             <div key={keys}>
               <dt>
                 <kbd>{keys}</kbd>

@@ -185,13 +185,23 @@ function Failure() {
       </Say>
     );
   }
+  if (embedded.value) return <Unstarted />;
   if (run.value !== null) return null; // said beside the prompt, and the picture is still true
+  return <Card title="The run did not start" tone="warn" text="The reason stands beside the prompt, with a way to mend it." />;
+}
+
+/** In a page without a prompt the reason has no other place. */
+function Unstarted() {
+  const again = problem.value?.again;
   return (
-    <Card
-      title="The run did not start"
-      tone="warn"
-      text={embedded.value ? sentence(problem.value?.message ?? "") : "The reason stands beside the prompt, with a way to mend it."}
-    />
+    <Say title="The run did not start" tone="warn" text={sentence(problem.value?.message ?? "")}>
+      {again && (
+        <button type="button" onClick={again}>
+          Try again
+        </button>
+      )}
+      {run.value !== null && <Dismiss action={actions.dismiss} />}
+    </Say>
   );
 }
 

@@ -5,7 +5,7 @@ import { useSignal } from "@preact/signals";
 import { dismiss } from "../actions";
 import { start } from "../session";
 import * as form from "../form";
-import { model, pageState, problem, result } from "../store";
+import { type Problem, model, pageState, problem, result } from "../store";
 import { align, glyphs, marked } from "../text";
 import { plural, sentence } from "../format";
 import { Icon } from "./icons";
@@ -72,6 +72,7 @@ export function Prompt() {
         <Chips />
         <div class="dials">
           <Stop />
+          <Brought />
           <Dial
             label="max tokens"
             value={String(form.maxTokens.value)}
@@ -103,6 +104,22 @@ export function Prompt() {
       </div>
       <Trouble />
     </form>
+  );
+}
+
+/** Settings of the sampler that came with a link, which have no dial here. */
+function Brought() {
+  const brought = Object.entries(form.sampler.value);
+  if (brought.length === 0) return null;
+  return (
+    <button
+      type="button"
+      class="dial-open"
+      title="From the link, for the next run as well. A click takes them away: then the model's own hold"
+      onClick={() => (form.sampler.value = {})}
+    >
+      {brought.map(([name, value]) => `${name.replace("_", "-").replace("repetition-", "repetition ")} ${value}`).join(", ")} ×
+    </button>
   );
 }
 
@@ -193,7 +210,7 @@ function Trouble() {
   return (
     <div class="trouble" role="alert">
       <p>{sentence(trouble.message)}</p>
-      <Fix kind={trouble.kind} message={trouble.message} />
+      {trouble.again && <Fix kind={trouble.kind} message={trouble.message} again={trouble.again} />}
       <button type="button" class="quiet" onClick={dismiss} aria-label="Dismiss">
         <Icon name="close" />
       </button>
@@ -201,7 +218,8 @@ function Trouble() {
   );
 }
 
-function Fix({ kind, message }: { kind: string; message: string }) {
+/** For a run that did not start: what would mend it, or another attempt. */
+function Fix({ kind, message, again }: Required<Problem>) {
   if (kind === "bad_request") return null; // the sentence says what to change
   const cards = form.tokens.value?.text === form.prompt.value ? form.tokens.value.cards : null;
   const over = Number(/shorten it by (\d+)/.exec(message)?.[1] ?? NaN);
@@ -225,7 +243,7 @@ function Fix({ kind, message }: { kind: string; message: string }) {
     );
   }
   return (
-    <button type="button" onClick={() => void start()}>
+    <button type="button" onClick={again}>
       Try again
     </button>
   );

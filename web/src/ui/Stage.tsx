@@ -150,11 +150,12 @@ function Hint() {
 /** Which way the shown step was made; and, where that differs, how the next one will be. */
 function CacheSwitch() {
   const replay = run.value !== null && run.value.origin !== "live";
+  const over = run.value?.ended === true;
   const on = frame.value?.cache ?? cache.value;
   const title = replay
     ? "This is a recording: what it did is shown, and cannot be changed"
-    : "Takes effect with the next step (N)";
-  const differs = !replay && on !== cache.value && run.value?.ended !== true;
+    : `Takes effect with the next ${over ? "run" : "step"} (N)`;
+  const differs = !replay && on !== cache.value;
   return (
     <>
       <div class="cache-switch" role="group" aria-label="KV cache" title={title}>
@@ -165,7 +166,7 @@ function CacheSwitch() {
           No cache
         </button>
       </div>
-      {differs && <span class="next-mode">next: {cache.value ? "KV cache" : "no cache"}</span>}
+      {differs && <span class="next-mode">{over ? "next run" : "next"}: {cache.value ? "KV cache" : "no cache"}</span>}
     </>
   );
 }

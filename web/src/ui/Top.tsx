@@ -1,6 +1,7 @@
 // The top bar: what runs here, whether it can be reached, and what concerns the page as a whole.
 
 import { useSignal } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
 import { chooseTrace, openPanel } from "../actions";
 import { linkable, share } from "../address";
 import { alone, card, helpOpen, pageState, panel, run } from "../store";
@@ -83,12 +84,19 @@ export function Top() {
 
 function CopyLink() {
   const copied = useSignal(false);
+  const byHand = useSignal(""); // the link, where this page may not write to the clipboard
   const copy = async () => {
     const link = share();
-    await navigator.clipboard?.writeText(link).catch(() => undefined);
+    try {
+      await navigator.clipboard.writeText(link); // over plain http there is no clipboard
+    } catch {
+      byHand.value = link;
+      return;
+    }
     copied.value = true;
     setTimeout(() => (copied.value = false), 1600);
   };
+  if (byHand.value !== "") return <LinkField link={byHand.value} close={() => (byHand.value = "")} />;
   return (
     <button
       type="button"
@@ -106,5 +114,23 @@ function CopyLink() {
       <Icon name="link" />
       <span class="tool-word">{copied.value ? "Copied" : "Copy link"}</span>
     </button>
+  );
+}
+
+/** A link to copy by hand: selected, until the field is left. */
+function LinkField({ link, close }: { link: string; close(): void }) {
+  const field = useRef<HTMLInputElement>(null);
+  useEffect(() => field.current?.select(), []);
+  return (
+    <input
+      ref={field}
+      class="link-field"
+      aria-label="Link, to copy by hand"
+      title="The browser lets this page not write to the clipboard: copy the link with Ctrl C"
+      readOnly
+      value={link}
+      onBlur={close}
+      onKeyDown={(event) => event.key === "Escape" && close()}
+    />
   );
 }
