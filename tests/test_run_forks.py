@@ -102,6 +102,15 @@ def test_what_cannot_be_gone_on_from_is_refused(llm):
     assert settled(llm).pool.available == 64
 
 
+@pytest.mark.parametrize("several", [{"n": 2}, {"best_of": 2}, {"beams": 2}], ids=str)
+def test_a_fork_follows_one_text(llm, several):
+    drawn = {"temperature": 0.0 if "beams" in several else 1.0, "max_tokens": 4, "ignore_eos": True}
+    with llm.run(PROMPT, **drawn) as run:
+        written(run, 2)
+        with pytest.raises(RequestError, match="a run follows one text"):
+            llm.fork(run, 1, **several)
+
+
 def test_logits_of_a_row_alone_are_held_without_a_copy_and_the_oldest_go_first():
     rows = [torch.full((100,), float(n)) for n in range(4)]
     several = torch.stack(rows)

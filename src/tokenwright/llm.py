@@ -323,10 +323,7 @@ class LLM(ScoringModel):
         sampling: as in `stream`. Raises
         RequestError if this LLM was opened without trace=True, for a layer or head out of range, and as `stream` does.
         """
-        params = self._requests.params(params, sampling)
-        if max(params.choices, params.beams) > 1:
-            raise RequestError("a run follows one text; leave n, best_of and beams out")
-        self._check_traced()
+        params = self._of_one_text(params, sampling)
         from tokenwright.run import Start
 
         ids, salt = self._requests.ids(prompt), secrets.token_hex(8)  # it finds no page of another text
@@ -343,13 +340,12 @@ class LLM(ScoringModel):
         the run's; max_tokens counts from the prompt. Raises RequestError for a step that does not exist or chose no
         token, and for a text that would end at once; and as `run` does.
         """
-        self._check_traced()
+        params = self._of_one_text(run.start.params, sampling)
         from tokenwright.run import Start
 
         start, context = run.start, run.context(step)
         last = run.tokens[context] if token is None else token
         written = self._requests.ids([*run.tokens[len(start.prompt) : context], last])
-        params = self._requests.params(start.params, sampling)
         if len(written) >= params.max_tokens:
             raise RequestError(f"max_tokens is {params.max_tokens}, and step {step} writes the last of them; raise it")
         request = self._requests.build(start.prompt, params, cache=run.cache, written=written, salt=start.salt)
@@ -359,9 +355,14 @@ class LLM(ScoringModel):
         params = replace(params, seed=request.params.seed)
         return self._run(request, Start(start.prompt, params, start.salt, run.watched, step + 1))
 
-    def _check_traced(self) -> None:
+    def _of_one_text(self, params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:
+        """The parameters of a run. Raises RequestError for several texts, and if this LLM records nothing."""
+        its = self._requests.params(params, sampling)
+        if max(its.choices, its.beams) > 1:
+            raise RequestError("a run follows one text; leave n, best_of and beams out")
         if self._recorder is None:
             raise RequestError('this LLM records nothing; open it with LLM(..., trace=True), or use "stream"')
+        return its
 
     def _run(self, request: Request, start: Start) -> Run:
         from tokenwright.run import Run
