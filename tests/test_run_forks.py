@@ -111,6 +111,16 @@ def test_a_fork_follows_one_text(llm, several):
             llm.fork(run, 1, **several)
 
 
+def test_a_run_is_forked_by_its_own_llm(llm):
+    with LLM(llm.loaded, pages=64) as other, llm.run(PROMPT, **DRAWN) as run:
+        written(run, 4)
+        with pytest.raises(RequestError, match="another LLM's"):
+            other.fork(run, 2)
+        assert settled(other).pool.available == 64
+    with pytest.raises(RequestError, match="this LLM is closed"):
+        other.fork(run, 2)
+
+
 def test_logits_of_a_row_alone_are_held_without_a_copy_and_the_oldest_go_first():
     rows = [torch.full((100,), float(n)) for n in range(4)]
     several = torch.stack(rows)

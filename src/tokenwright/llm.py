@@ -338,9 +338,11 @@ class LLM(ScoringModel):
         pages were freed is computed again, as far as they are not cached.
         token: what is written at that step, instead of the step's own. sampling: fields of SamplingParams, instead of
         the run's; max_tokens counts from the prompt. Raises RequestError for a step that does not exist or chose no
-        token, and for a text that would end at once; and as `run` does.
+        token, for a text that would end at once, and for a run of another LLM; and as `run` does.
         """
         params = self._of_one_text(run.start.params, sampling)
+        if not run.computed_by(self._open_loop()):
+            raise RequestError("this run is another LLM's; fork it with the LLM that made it")
         from tokenwright.run import Start
 
         start, context = run.start, run.context(step)

@@ -96,6 +96,10 @@ class Run:
         self.watch(*start.watched)
         recorder.watch(self._watch)
 
+    def computed_by(self, loop: EngineLoop) -> bool:
+        """Whether this engine loop computes the run, and so owns its pages."""
+        return self._loop is loop
+
     @property
     def tokens(self) -> tuple[int, ...]:
         """The ids of the whole text so far, prompt included."""
