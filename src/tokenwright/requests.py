@@ -141,8 +141,6 @@ class RequestBuilder:
         for token in more:
             stop_checker.advance(token)
         stop_checker.take_text()
-        left = max(0, params.max_tokens - len(more))
-        params = replace(params, max_tokens=left, min_tokens=min(left, max(0, params.min_tokens - len(more))))
         search = BeamSearch(params, stop_checker) if params.beams > 1 else None
         request = Request(
             prompt=(*ids, *more),
@@ -155,6 +153,7 @@ class RequestBuilder:
             width=params.beams,
             search=search,
             adapter=number,
+            continued=len(more),
         )
         return replace(request, salt=self.salt(request.limit(self._context), salt, adapter))
 

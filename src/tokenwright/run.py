@@ -240,7 +240,7 @@ class Run:
             raise RequestError("this run follows a grammar, whose bans are not kept; start it without one")
         text = self.tokens[: self.context(step)]
         chosen = params or request.params
-        return adjusted(self.logits(step), text, len(request.prompt), chosen, request.constraints, None)
+        return adjusted(self.logits(step), text, request.prompt_length, chosen, request.constraints, None)
 
     def attention(self, step: int, layer: int, head: int) -> AttentionRow:
         """The attention row of a head at a step's last token, from the cache; a replay recomputes freed pages.
