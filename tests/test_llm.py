@@ -509,6 +509,17 @@ def test_a_closed_model_says_so(folder):
                 use()
 
 
+def test_closing_frees_weights_and_cache(folder):
+    with LLM(folder, pages=8, trace=True) as llm:
+        llm.generate("the", GREEDY)
+        kept = [weakref.ref(each) for each in (llm.loaded, llm.loaded.decoder, llm._store)]
+    gc.collect()
+    assert [reference() for reference in kept] == [None] * 3
+    for use in (lambda: llm.eos_ids, lambda: llm.sampling(), lambda: llm.check_length("the"), lambda: llm.run("the")):
+        with pytest.raises(RequestError, match="this LLM is closed"):
+            use()
+
+
 def test_sixteen_bits(folder):
     for dtype in ("bfloat16", "float16"):
         with LLM(folder, dtype=dtype, pages=64) as llm:
