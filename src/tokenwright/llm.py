@@ -379,7 +379,7 @@ class LLM(ScoringModel):
         except RequestError:
             handle.cancel()
             raise
-        run.describe = partial(trace_of, self)
+        run.describe, run.constraints = partial(trace_of, self), self._requests.constraints
         return run
 
 
