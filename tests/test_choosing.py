@@ -14,6 +14,7 @@ from tests.engines import assert_at_rest
 from tokenwright import LLM, CapacityError, EngineError, Grammar, RequestError, SamplingParams
 from tokenwright.decode import BeamSearch, stopping
 from tokenwright.engine import NoStopChecker
+from tokenwright.engine.loop import Inbox
 
 PROMPT = "Once upon a time"
 
@@ -122,6 +123,21 @@ def test_diverse_groups_part_where_beams_would_not(llm):
     assert len(firsts[1]) == 4 > len(firsts[0])
     for text in diverse.choices:
         assert text.score == pytest.approx(sum(text.logprobs) / len(text.logprobs), abs=1e-6)
+
+
+def test_times_of_a_search_begin_with_its_first_tokens(llm):
+    """The prompt is computed in several steps, each of which delivers prompt logprobs."""
+    search = SamplingParams(beams=2, max_tokens=3, prompt_logprobs=0, ignore_eos=True)
+    with LLM(llm.loaded, pages=64, token_budget=16) as short:
+        inbox, times = Inbox(), []
+        [handle] = short.submit([short.prepare(list(range(300, 360)), search)], inbox)
+        transcript = short.transcript(handle)
+        while not transcript.ended:
+            for delivery in inbox.get():
+                transcript.add(delivery)
+                times.append(delivery.time - handle.submitted)
+    assert len(transcript.prompt_logprobs) == 59 and len(times) == 4 + 2
+    assert transcript.completion().usage.token_s == tuple(times[-3:])
 
 
 def test_beams_end_at_stop_strings_which_cross_tokens(llm):

@@ -259,6 +259,17 @@ def test_astream_writes_what_stream_writes_and_ends_when_closed_or_cancelled(llm
     asyncio.run(run())
 
 
+def test_event_loops_that_have_ended_are_not_kept(llm):
+    async def read():
+        [completion] = await llm.agenerate("the", GREEDY)
+        return completion.token_ids, weakref.ref(asyncio.get_running_loop())
+
+    found = [asyncio.run(read()) for _ in range(3)]
+    gc.collect()
+    assert len({ids for ids, _ in found}) == 1
+    assert [event_loop() for _, event_loop in found] == [None] * 3
+
+
 def test_astream_prepares_what_takes_time_in_another_thread(llm, monkeypatch):
     """Short prompts are tokenised in the event loop: that is faster than to wake a thread."""
     grammar = replace(GREEDY, grammar=Grammar.regex("[a-z ]+"), ignore_eos=False, max_tokens=4)
@@ -507,6 +518,17 @@ def test_a_closed_model_says_so(folder):
         for use in (lambda: llm.generate("the"), lambda: llm.model([1]), lambda: llm.engine):
             with pytest.raises(RequestError, match="closed"):
                 use()
+
+
+def test_closing_frees_weights_and_cache(folder):
+    with LLM(folder, pages=8, trace=True) as llm:
+        llm.generate("the", GREEDY)
+        kept = [weakref.ref(each) for each in (llm.loaded, llm.loaded.decoder, llm._store)]
+    gc.collect()
+    assert [reference() for reference in kept] == [None] * 3
+    for use in (lambda: llm.eos_ids, lambda: llm.sampling(), lambda: llm.check_length("the"), lambda: llm.run("the")):
+        with pytest.raises(RequestError, match="this LLM is closed"):
+            use()
 
 
 def test_sixteen_bits(folder):

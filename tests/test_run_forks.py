@@ -5,7 +5,7 @@ import torch
 
 from tests.engines import settled
 from tests.models.fixtures import make_checkpoint
-from tokenwright import LLM, RequestError
+from tokenwright import LLM, Grammar, RequestError, SamplingParams
 from tokenwright.trace.held import HeldLogits
 
 DRAWN = {"temperature": 1.0, "seed": 5, "max_tokens": 40, "ignore_eos": True}
@@ -102,6 +102,25 @@ def test_what_cannot_be_gone_on_from_is_refused(llm):
     assert settled(llm).pool.available == 64
 
 
+@pytest.mark.parametrize("several", [{"n": 2}, {"best_of": 2}, {"beams": 2}], ids=str)
+def test_a_fork_follows_one_text(llm, several):
+    drawn = {"temperature": 0.0 if "beams" in several else 1.0, "max_tokens": 4, "ignore_eos": True}
+    with llm.run(PROMPT, **drawn) as run:
+        written(run, 2)
+        with pytest.raises(RequestError, match="a run follows one text"):
+            llm.fork(run, 1, **several)
+
+
+def test_a_run_is_forked_by_its_own_llm(llm):
+    with LLM(llm.loaded, pages=64) as other, llm.run(PROMPT, **DRAWN) as run:
+        written(run, 4)
+        with pytest.raises(RequestError, match="another LLM's"):
+            other.fork(run, 2)
+        assert settled(other).pool.available == 64
+    with pytest.raises(RequestError, match="this LLM is closed"):
+        other.fork(run, 2)
+
+
 def test_logits_of_a_row_alone_are_held_without_a_copy_and_the_oldest_go_first():
     rows = [torch.full((100,), float(n)) for n in range(4)]
     several = torch.stack(rows)
@@ -116,6 +135,30 @@ def test_logits_of_a_row_alone_are_held_without_a_copy_and_the_oldest_go_first()
     kept.most = 0
     kept.add(4, rows[0], alone=True)
     assert (kept.first, kept.nbytes) == (4, 400), "the newest is held in any case"
+
+
+def test_the_logits_are_adjusted_as_any_parameters_ask(llm):
+    few = tuple(range(5, 25))
+    wanted = {"bad_words": ["the"], "min_tokens": 30, "stop_ids": (7,), "allowed_ids": few, "presence_penalty": 1.0}
+    wanted |= {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_breakers": ["!"], "ignore_eos": False}
+    with llm.run(PROMPT, **DRAWN) as run, llm.run(PROMPT, **{**DRAWN, **wanted}) as other:
+        written(run, 6), written(other, 1)
+        own = SamplingParams(**{**DRAWN, **wanted})
+        assert torch.equal(run.adjusted_logits(0, own), other.adjusted_logits(0))
+        assert torch.equal(run.adjusted_logits(0), run.logits(0))
+        the = [llm.tokenizer.encode(word, add_special=False)[-1] for word in ("the", " the")]
+        for settings, banned in [({"bad_words": ["the"]}, the), ({"min_tokens": 7, "stop_ids": (7, 8)}, [7, 8])]:
+            row = run.adjusted_logits(5, SamplingParams(ignore_eos=True, **settings))
+            assert row.isinf().nonzero().flatten().tolist() == sorted(banned)
+        with pytest.raises(RequestError, match="the model's ids are 0 to"):
+            run.adjusted_logits(5, SamplingParams(banned_ids=(llm.config.vocab_size,)))
+        with pytest.raises(RequestError, match="without a grammar"):
+            run.adjusted_logits(5, SamplingParams(grammar=Grammar.regex("[a-z]+")))
+    with llm.run(PROMPT, temperature=1.0, grammar=Grammar.regex("[a-z ]+")) as run:
+        written(run, 1)
+        with pytest.raises(RequestError, match="without a grammar"):
+            run.adjusted_logits(0)
+        assert torch.equal(run.adjusted_logits(0, SamplingParams()), run.logits(0))
 
 
 def test_a_step_whose_logits_are_gone_says_from_where_on_they_are_there(llm, monkeypatch):

@@ -326,10 +326,7 @@ class LLM(ScoringModel):
         RequestError if this LLM was opened without trace=True, for a layer or head out of range, for earlier frames of
         another text, and as `stream` does.
         """
-        params = self._requests.params(params, sampling)
-        if max(params.choices, params.beams) > 1:
-            raise RequestError("a run follows one text; leave n, best_of and beams out")
-        self._check_traced()
+        params = self._of_one_text(params, sampling)
         from tokenwright.run import Start
 
         ids, salt = self._requests.ids(prompt), secrets.token_hex(8)  # it finds no page of another text
@@ -344,15 +341,16 @@ class LLM(ScoringModel):
         pages were freed is computed again, as far as they are not cached.
         token: what is written at that step, instead of the step's own. sampling: fields of SamplingParams, instead of
         the run's; max_tokens counts from the prompt. Raises RequestError for a step that does not exist or chose no
-        token, and for a text that would end at once; and as `run` does.
+        token, for a text that would end at once, and for a run of another LLM; and as `run` does.
         """
-        self._check_traced()
+        params = self._of_one_text(run.start.params, sampling)
+        if not run.computed_by(self._open_loop()):
+            raise RequestError("this run is another LLM's; fork it with the LLM that made it")
         from tokenwright.run import Start
 
         start, context = run.start, run.context(step)
         last = run.tokens[context] if token is None else token
         written = self._requests.ids([*run.tokens[len(start.prompt) : context], last])
-        params = self._requests.params(start.params, sampling)
         if len(written) >= params.max_tokens:
             raise RequestError(f"max_tokens is {params.max_tokens}, which step {step + 1} reaches; raise it")
         request = self._requests.build(start.prompt, params, cache=run.cache, written=written, salt=start.salt)
@@ -362,9 +360,14 @@ class LLM(ScoringModel):
         params = replace(params, seed=request.params.seed)
         return self._run(request, Start(start.prompt, params, start.salt, run.watched, step + 1))
 
-    def _check_traced(self) -> None:
+    def _of_one_text(self, params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:
+        """The parameters of a run. Raises RequestError for several texts, and if this LLM records nothing."""
+        its = self._requests.params(params, sampling)
+        if max(its.choices, its.beams) > 1:
+            raise RequestError("a run follows one text; leave n, best_of and beams out")
         if self._recorder is None:
             raise RequestError('this LLM records nothing; open it with LLM(..., trace=True), or use "stream"')
+        return its
 
     def _run(self, request: Request, start: Start) -> Run:
         from tokenwright.run import Run
@@ -379,7 +382,7 @@ class LLM(ScoringModel):
         except RequestError:
             handle.cancel()
             raise
-        run.describe = partial(trace_of, self)
+        run.describe, run.constraints = partial(trace_of, self), self._requests.constraints
         return run
 
 

@@ -237,7 +237,7 @@ class OpenedModel:
                 self._preparing.shutdown(wait=False, cancel_futures=True)
                 self.loaded.leave()
             self._recorder = None
-            del self._model, self._replay, self._store, self.loaded
+            del self._model, self._replay, self._store, self._builder, self.loaded
 
     def __enter__(self) -> Self:
         return self

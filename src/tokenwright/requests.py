@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokenwright.checks import shown
 from tokenwright.config import angle_length
 from tokenwright.decode import BeamSearch, TextStopChecker
-from tokenwright.engine import Request
+from tokenwright.engine import Request, TokenConstraints
 from tokenwright.errors import RequestError
 from tokenwright.loaded import LoadedModel
 from tokenwright.sampling_params import DRAWING, SamplingParams, check_unicode
@@ -137,12 +137,11 @@ class RequestBuilder:
             params = replace(params, seed=secrets.randbits(63))
         if params.prompt_logprobs is not None:
             prompt_logprobs_from = 1
+        constraints = self.constraints(params)
         stop_checker = self._stop_checker(params, ids)
         for token in more:
             stop_checker.advance(token)
         stop_checker.take_text()
-        left = max(0, params.max_tokens - len(more))
-        params = replace(params, max_tokens=left, min_tokens=min(left, max(0, params.min_tokens - len(more))))
         search = BeamSearch(params, stop_checker) if params.beams > 1 else None
         request = Request(
             prompt=(*ids, *more),
@@ -151,12 +150,17 @@ class RequestBuilder:
             cache=cache,
             prompt_logprobs_from=prompt_logprobs_from,
             share=share,
-            constraints=self._loaded.vocabulary.constraints(params, self.eos_ids),
+            constraints=constraints,
             width=params.beams,
             search=search,
             adapter=number,
+            continued=len(more),
         )
         return replace(request, salt=self.salt(request.limit(self._context), salt, adapter))
+
+    def constraints(self, params: SamplingParams) -> TokenConstraints:
+        """What `params` forbid, as tokens. Raises RequestError for ids and words that the model lacks."""
+        return self._loaded.vocabulary.constraints(params, self.eos_ids)
 
     def embedding(self, text: Prompt) -> Request:
         """Build a request for the hidden states of a text's tokens. Raises RequestError for a text without tokens."""
@@ -175,7 +179,6 @@ class RequestBuilder:
     def _stop_checker(self, params: SamplingParams, prompt: Sequence[int]) -> TextStopChecker:
         asked = time.monotonic()
         loaded = self._loaded
-        loaded.vocabulary.check(params)
         constraint = None
         if params.grammar is not None:
             opens = all(loaded.tokenizer.token_bytes(token) is None for token in prompt)

@@ -14,7 +14,7 @@ import torch
 
 from tokenwright.completion import Completion
 from tokenwright.decode.logits_processors import adjusted
-from tokenwright.engine import Engine, FinishReason, PagePool, SamplingParams, Sequence
+from tokenwright.engine import Engine, FinishReason, PagePool, SamplingParams, Sequence, TokenConstraints
 from tokenwright.engine.loop import EngineLoop, Inbox, RequestHandle
 from tokenwright.errors import RequestError
 from tokenwright.trace.recorder import Recorder, Watch
@@ -88,7 +88,9 @@ class Run:
         self._replay = replay
         self._cache = handle.sequence.cache
         self.start = start
-        self.describe: Callable[[Run], dict[str, Any]] | None = None  # its trace, by the LLM that made it
+        # By the LLM that made it: its trace, and what parameters forbid in the model's vocabulary.
+        self.describe: Callable[[Run], dict[str, Any]] | None = None
+        self.constraints: Callable[[SamplingParams], TokenConstraints] | None = None
         self.first_step = start.first_step
         self.frames: list[StepFrame] = []
         self._read = self._let = len(handle.sequence.tokens)  # of the text: as far as it was read, and may be written
@@ -103,6 +105,10 @@ class Run:
         if len(self.start.earlier) > self.first_step or seen > len(self.tokens):
             raise RequestError("earlier: these are not the steps before first_step of this text; send those of the run")
         return seen
+
+    def computed_by(self, loop: EngineLoop) -> bool:
+        """Whether this engine loop computes the run, and so owns its pages."""
+        return self._loop is loop
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -238,13 +244,17 @@ class Run:
         return row
 
     def adjusted_logits(self, step: int, params: SamplingParams | None = None) -> torch.Tensor:
-        """`logits` after the bans and penalties of `params`; None: the run's own, as its sampler had them: [V]."""
+        """`logits` after the bans and penalties of `params`; None: the run's own, as its sampler had them: [V].
+
+        Raises RequestError for a grammar, whose bans are not kept, and for ids and words that the model lacks.
+        """
+        assert self.constraints is not None, "an LLM makes runs"
         request = self._handle.request
-        if request.params.grammar is not None:
-            raise RequestError("this run follows a grammar, whose bans are not kept; start it without one")
-        text = self.tokens[: self.context(step)]
         chosen = params or request.params
-        return adjusted(self.logits(step), text, len(request.prompt), chosen, request.constraints, None)
+        if chosen.grammar is not None:
+            raise RequestError("the bans of a grammar are not kept with a step; give params without a grammar")
+        text, constraints = self.tokens[: self.context(step)], self.constraints(chosen)
+        return adjusted(self.logits(step), text, request.prompt_length, chosen, constraints)
 
     def attention(self, step: int, layer: int, head: int) -> AttentionRow:
         """The attention row of a head at a step's last token, from the cache; a replay recomputes freed pages.

@@ -140,7 +140,8 @@ class Transcript:
                 case Finished(reason=reason):
                     next(iter(self._texts.values())).reason = reason
         if self._search is not None:
-            self._step_times.append(since)
+            if delivery.ended or any(isinstance(event, Token) for event in delivery.events):
+                self._step_times.append(since)
             if delivery.ended and self.error is None:
                 self._read_search(self._search)
         self.ended = delivery.ended

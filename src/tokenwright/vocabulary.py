@@ -21,7 +21,7 @@ class Vocabulary:
         self._grammars: Grammars | None = None
         self._breakers = lru_cache(maxsize=16)(self._ids_with)
 
-    def check(self, params: SamplingParams) -> None:
+    def _check(self, params: SamplingParams) -> None:
         """Raises RequestError for ids that the model lacks, and for banned_ids that leave no id to choose."""
         named = {
             "logit_bias": [token for token, _ in params.logit_bias],
@@ -36,7 +36,11 @@ class Vocabulary:
             raise RequestError("no id is left to choose: banned_ids has all of the model's")
 
     def constraints(self, params: SamplingParams, eos_ids: Collection[int]) -> TokenConstraints:
-        """The token constraints of a request. Raises RequestError for a bad word without tokens."""
+        """The token constraints of a request.
+
+        Raises RequestError for a bad word without tokens, ids that the model lacks, and banned_ids that leave none.
+        """
+        self._check(params)
         return TokenConstraints(
             end_ids=frozenset((*(() if params.ignore_eos else eos_ids), *params.stop_ids)),
             bad=tuple(dict.fromkeys(ids for word in params.bad_words for ids in self._spellings(word))),

@@ -442,6 +442,17 @@ def test_a_fork_from_before_the_window_is_computed_again():
     drain(engine)
 
 
+def test_a_fork_takes_no_pages_from_the_pool_of_another_engine():
+    engine, _, parent = fork_after(10, group(40))
+    other, _ = build(group(40))
+    child = other.submit(request(*parent.tokens[:12], 88, most=6, parent=parent, shared=12))
+    assert (child.state, child.pages) == (State.WAITING, 0)
+    for each in (other, engine):
+        drain(each)
+        each.scheduler.check()
+    assert child.tokens == naive(child.request) and parent.tokens == naive(parent.request)
+
+
 def test_no_more_forks_run_than_may():
     engine, _, parent = fork_after(1, max_sequences=2)
     children = [child_of(engine, parent, most=2) for _ in range(3)]

@@ -288,16 +288,25 @@ def work(frame):
     return frame.token, frame.start, frame.length, frame.flops, frame.kv_read, frame.kv_written, frame.attention
 
 
-def test_a_lost_run_goes_on_alike(llm):
-    params = SamplingParams(temperature=1.0, seed=5, max_tokens=9, ignore_eos=True)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"presence_penalty": 1.5}, {"frequency_penalty": 1.0}, {"min_tokens": 9, "stop_ids": (5, 6, 7)}],
+    ids=str,
+)
+def test_a_lost_run_goes_on_alike(llm, settings):
+    few = tuple(range(5, 15))  # so that they recur
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=9, ignore_eos=True, allowed_ids=few, **settings)
     whole = llm.run(PROMPT, params)
     list(steps(whole))
     written = whole.completion.token_ids
     for cut in (1, 4, 8):
         rest = llm.run(PROMPT, params, written=written[:cut], first_step=100)
         list(steps(rest))
-        assert rest.completion.token_ids == written[cut:]
+        assert rest.completion.token_ids == written[cut:] and rest.reason == whole.reason
         assert rest.frames[0].step == 100
+        first = next(frame.step for frame in rest.frames if frame.token is not None)
+        there = whole.frames[cut - 9].step
+        torch.testing.assert_close(rest.adjusted_logits(first), whole.adjusted_logits(there))
         texts = "".join(frame.text for frame in whole.frames if frame.seq_len > len(PROMPT) + cut)
         assert "".join(frame.text for frame in rest.frames) == texts
 

@@ -232,7 +232,7 @@ def _picked(
         mask = sequence.stop_checker.mask()
     except Exception as error:  # a stop checker is the client's: its error must not fail other sequences
         return [Fault(sequence.id, error)]
-    written = len(sequence.tokens) - len(request.prompt)
+    written = len(sequence.tokens) - request.prompt_length
     known = best if request.argmax and mask is None and written >= params.min_tokens else None
     if known is not None and not params.logprobs:  # the argmax and the total suffice
         if observe is not unobserved:
@@ -241,7 +241,7 @@ def _picked(
         return [Pick(sequence.id, tokens, logprobs, (0.0,), ((),), choice) for choice in sequence.choices]
     values = rows[last]
     logits = torch.from_numpy(values)
-    row = adjusted(logits, sequence.tokens, len(request.prompt), params, request.constraints, mask)
+    row = adjusted(logits, sequence.tokens, request.prompt_length, params, request.constraints, mask)
     if row is not logits and row.numpy().max() == -math.inf:
         return [Fault(sequence.id, exhausted())]
     chances = probabilities(row, params)

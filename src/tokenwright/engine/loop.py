@@ -22,6 +22,7 @@ import weakref
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ListLike
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -88,19 +89,21 @@ class Inbox:
 class AsyncListener:
     """A listener for asyncio: one `call_soon_threadsafe` per step, whatever the number of requests.
 
-    `receive(deliveries)` is called in the event loop. Where that loop is closed, its requests are cancelled.
+    `receive(deliveries)` is called in the event loop. Where that loop is closed or gone, its requests are cancelled.
     """
 
     def __init__(self, event_loop: AbstractEventLoop, receive: Callable[[list[Delivery]], object]) -> None:
-        self._event_loop = event_loop
+        self._event_loop = weakref.ref(event_loop)
         self._receive = receive
 
     def deliver(self, deliveries: list[Delivery]) -> None:
-        try:
-            self._event_loop.call_soon_threadsafe(self._receive, deliveries)
-        except RuntimeError:  # the event loop is closed: nobody will read them
-            for delivery in deliveries:
-                delivery.handle.cancel()
+        event_loop = self._event_loop()
+        with suppress(RuntimeError):  # the event loop is closed
+            if event_loop is not None:
+                event_loop.call_soon_threadsafe(self._receive, deliveries)
+                return
+        for delivery in deliveries:  # nobody will read them
+            delivery.handle.cancel()
 
 
 class RequestHandle:

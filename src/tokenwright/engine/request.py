@@ -104,6 +104,8 @@ class Request:
     1: each advances on its own. search: for the sampler, which picks for such a request through it.
     parent: a sequence, ended or not, with the first `shared` tokens of the prompt; its pages of them are used again.
     adapter: the number of the adapter that the model computes it with; 0: none. Its salt must tell adapters apart.
+    continued: how many of the prompt's last tokens an earlier request wrote after the same prompt. max_tokens,
+    min_tokens and the presence and frequency penalties count them as written.
     argmax: it writes the argmax of each row as it is, but for what min_tokens and the stop checker's mask forbid.
     """
 
@@ -121,15 +123,21 @@ class Request:
     parent: "Sequence | None" = field(default=None, repr=False, compare=False)
     shared: int = 0
     adapter: int = 0
+    continued: int = 0
     argmax: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         params = self.params
         object.__setattr__(self, "argmax", params.greedy and not params.adjusts and not self.constraints.bad)
 
+    @property
+    def prompt_length(self) -> int:
+        """The tokens of the prompt without those that are `continued`."""
+        return len(self.prompt) - self.continued
+
     def limit(self, context: int) -> int:
         """The most tokens that a sequence of this request can have, the last of which is never computed."""
-        return min(len(self.prompt) + self.params.max_tokens, context)
+        return min(max(len(self.prompt), self.prompt_length + self.params.max_tokens), context)
 
 
 class State(StrEnum):
@@ -243,5 +251,5 @@ class Sequence:
         """Why the sequence ends by its length alone; None: it may have more tokens."""
         if len(self.tokens) < self.limit:
             return None
-        written = len(self.tokens) - len(self.request.prompt)
+        written = len(self.tokens) - self.request.prompt_length
         return FinishReason.LENGTH if written >= self.request.params.max_tokens else FinishReason.CONTEXT

@@ -113,12 +113,13 @@ class Scheduler:
     def fork(self, parent: Sequence, child: Sequence, shared: int) -> None:
         """Add `child` on the parent's pages of the first `shared` tokens, which both have, as the youngest that runs.
 
-        It is queued like any other where the parent has no pages for it, or no slot is left.
+        It is queued like any other where the parent has no pages for it in this pool, or no slot is left.
         """
         assert child.tokens[:shared] == parent.tokens[:shared], "a fork goes on from its parent's text"
         self.add(child)
         may_share = child.prefix_hashes.root == parent.prefix_hashes.root and not child.needs_rows  # of one salt
-        may_run = parent.state is RUNNING and self._slots(child.group) <= self.max_sequences
+        running = self.sequences.get(parent.id) is parent and parent.state is RUNNING
+        may_run = running and self._slots(child.group) <= self.max_sequences
         if may_share and may_run and self.kv.share(parent, child, shared):
             self._run(child.group)
 
