@@ -131,7 +131,9 @@ class SamplingParams:
 
     logit_bias: {token id: number from -100 to 100}, added to the id's logit.
     allowed_ids: the only ids that may be chosen (None: all). banned_ids: ids that may not be chosen.
-    bad_words: forbidden strings: a token that would complete one is not chosen.
+    bad_words: strings whose tokens may not follow each other: the last token of a bad word is not chosen behind the
+        others. Each has two tokenisations, by itself and after a space; the same letters in other tokens remain
+        possible, such as "her" in "there".
     grammar: a grammar that the whole text must match (see Grammar).
     min_tokens: before so many tokens no end token, stop id or stop string ends the text.
     repetition_penalty: logits of ids in the text, prompt included, are divided by it if positive and multiplied if
