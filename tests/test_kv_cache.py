@@ -252,3 +252,17 @@ def test_sizes_without_sense_are_refused(folder: Path) -> None:
     ):
         with pytest.raises(RequestError, match=f"{1 << 31:,}"):
             LLM(folder, **options)  # type: ignore[arg-type]
+
+
+def test_loading_a_file_keeps_the_pages_that_are_there_already(folder: Path, tmp_path: Path) -> None:
+    """The beginning of its text was used longest ago, so it is what the rest of the file would evict."""
+    file, text, other = tmp_path / "text.kv", text_of(129), text_of(65, seed=1)
+    with LLM(folder, pages=16) as llm:
+        llm.generate([text], most(1))
+        assert llm.save_cache(file, text) == 128
+    with LLM(folder, pages=9) as llm:
+        llm.generate([text[:65]], most(1))
+        llm.generate([other], most(1))
+        assert llm.load_cache(file) == 128
+        [done] = llm.generate([text], most(1))
+        assert done.usage.reused_tokens == 128

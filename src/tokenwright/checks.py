@@ -1,5 +1,6 @@
 """Checks of values that a caller gave. Their errors name the option and the values that it may have."""
 
+from pathlib import Path
 from typing import TypeGuard
 
 from tokenwright.errors import RequestError
@@ -25,6 +26,20 @@ def check_whole(name: str, value: object, least: int = 0, most: int = MAX_TOKENS
     """Raises RequestError for anything but a whole number from `least` to `most`."""
     if not is_whole(value) or not least <= value <= most:
         raise RequestError(f"{name} must be a whole number from {least:,} to {most:,}, not {shown(value)}", name)
+
+
+def check_bool(name: str, value: object) -> None:
+    """Raises RequestError for anything but True and False: a string such as "no" would count as True."""
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} must be True or False, not {shown(value)}", name)
+
+
+def folders(name: str, value: object) -> tuple[str | Path, ...]:
+    """The folders of an option that takes one or a list of them. Raises RequestError for anything else."""
+    found = value if isinstance(value, list | tuple) else (value,)
+    if not all(isinstance(folder, str | Path) for folder in found):
+        raise RequestError(f"{name} must be a folder, or a list of folders, not {shown(value)}", name)
+    return tuple(found)
 
 
 def escaped_byte(character: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from tokenwright.checks import check_whole
+from tokenwright.checks import check_whole, shown
 from tokenwright.errors import RequestError
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -43,8 +43,10 @@ class KVFormat:
             raise RequestError(f"native of kv must be numbers of layers, each once, not {self.native!r}", "kv")
 
     @classmethod
-    def parse(cls, text: str) -> Self:
+    def parse(cls, text: object) -> Self:
         """Parse the form that `str` writes. Raises RequestError with the allowed forms."""
+        if not isinstance(text, str):
+            raise RequestError(f"{_KV_USAGE}; not {shown(text)}", "kv")
         found: dict[str, str] = {}
         for part in text.lower().split(","):
             key, given, value = (one.strip() for one in part.partition("="))
@@ -67,6 +69,7 @@ class KVFormat:
 
 
 WEIGHT_NAMES = ("native", "float32", "bfloat16", "float16", "int8", "int4")
+_WEIGHTS_USAGE = "weights must be a format, such as int8, or one with its group, such as int8:32"
 WEIGHT_GROUPS: Mapping[str, int] = {"int8": 64, "int4": 32}  # inputs per scale, by default
 # The packed formats that blocks of files have and nothing is quantised to: name, group, super-block, minima.
 FILE_FORMATS = {
@@ -109,18 +112,17 @@ class WeightFormat:
             raise RequestError(f"{self.name} weights have no groups; leave out :{self.group}")
 
     @classmethod
-    def parse(cls, text: str) -> Self:
+    def parse(cls, text: object) -> Self:
         """Parse the form that `str` writes: int8, int8:32. Raises RequestError with the allowed forms.
 
         Forms that only files have are refused: nothing is quantised to them here.
         """
+        if not isinstance(text, str):
+            raise RequestError(f"{_WEIGHTS_USAGE}; not {shown(text)}", "weights")
         name, given, group = (part.strip() for part in text.lower().partition(":"))
         _check_weight_name(name)
         if given and not (group.isascii() and group.isdigit()):
-            raise RequestError(
-                f"weights must be a format, such as int8, or one with its group, such as int8:32; not {text!r}",
-                "weights",
-            )
+            raise RequestError(f"{_WEIGHTS_USAGE}; not {text!r}", "weights")
         return cls(name, int(group) if given else WEIGHT_GROUPS.get(name, 0))
 
     @property

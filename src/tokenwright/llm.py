@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tokenwright.checks import check_bool, check_whole, folders
 from tokenwright.completion import Completion, Piece
 from tokenwright.config import EngineConfig
 from tokenwright.engine import Request, SamplingParams
@@ -98,7 +99,7 @@ class LLM(ScoringModel):
                 report=report,
                 trace=trace,
                 check=partial(specs_of, options),
-                lora=[lora] if isinstance(lora, str | Path) else lora,
+                lora=folders("lora", lora),
                 adapters=adapters,
             )
         elif (revision, device, dtype, weights, report, trace) != (None, "auto", "auto", "native", None, False) or (
@@ -226,7 +227,10 @@ class LLM(ScoringModel):
             raise RequestError(
                 f"{len(texts)} prompts came with {len(each)} sampling params; give one for all or one each"
             )
-        adapters = [adapter] * len(texts) if adapter is None or isinstance(adapter, str) else list(adapter)
+        if isinstance(adapter, Sequence) and not isinstance(adapter, str):
+            adapters = list(adapter)
+        else:
+            adapters = [adapter] * len(texts)
         if len(adapters) != len(texts):
             raise RequestError(f"{len(texts)} prompts came with {len(adapters)} adapters; give one for all or one each")
         return [
@@ -240,6 +244,7 @@ class LLM(ScoringModel):
         markup: encode control tokens that are written in the messages as control tokens; by default they are text.
         Raises RequestError if the model has no chat template, or if that refuses the messages or fails.
         """
+        check_bool("markup", markup)
         template, checked = self.template, check_messages(messages)
         for message in checked:
             self._requests.check_length(message["content"])
@@ -326,6 +331,7 @@ class LLM(ScoringModel):
         RequestError if this LLM was opened without trace=True, for a layer or head out of range, for earlier frames of
         another text, and as `stream` does.
         """
+        check_whole("first_step", first_step)
         params = self._of_one_text(params, sampling)
         from tokenwright.run import Start
 

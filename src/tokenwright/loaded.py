@@ -26,7 +26,7 @@ from tokenwright.checkpoints.folder import Checkpoint, Report
 from tokenwright.checkpoints.lora import Adapter
 from tokenwright.checkpoints.packing import load_packed
 from tokenwright.checkpoints.weight_cache import WeightCache
-from tokenwright.checks import shown
+from tokenwright.checks import check_bool, shown
 from tokenwright.engine.loop import FORKED
 from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
@@ -74,6 +74,8 @@ class LoadedModel:
         adapters: Mapping[str, str | Path] = MappingProxyType({}),
     ) -> None:
         _Owner.check()
+        check_bool("trace", trace)
+        _check_adapters(adapters)
         self.name = str(model)
         self.device = resolve_device(device)
         self.checkpoint = Checkpoint.open(model, revision, progress=report is not None).merged(lora)
@@ -109,11 +111,11 @@ class LoadedModel:
         ends = () if self.template is None else self.template.end_ids
         return frozenset((*self.generation.eos_ids, *self.tokenizer.eos_ids, *ends))
 
-    def number(self, adapter: str | None) -> int:
+    def number(self, adapter: object) -> int:
         """The number of an adapter, by its name; 0 for None. Raises RequestError for a name that there is not."""
         if adapter is None:
             return 0
-        if adapter not in self.adapters:
+        if not isinstance(adapter, str) or adapter not in self.adapters:
             there = f"it has {', '.join(self.adapters)}" if self.adapters else "it was opened without adapters"
             raise RequestError(f"the model has no adapter {shown(adapter)}; {there}")
         return list(self.adapters).index(adapter) + 1
@@ -142,6 +144,15 @@ class LoadedModel:
         if self.template is not None:
             self.template.close()
         self.vocabulary.close()
+
+
+def _check_adapters(adapters: object) -> None:
+    """Raises RequestError for anything but folders by names."""
+    items = adapters.items() if isinstance(adapters, Mapping) else [(None, None)]
+    if not all(isinstance(name, str) and isinstance(folder, str | Path) for name, folder in items):
+        raise RequestError(
+            f'adapters must map names to folders, such as {{"french": "folder"}}, not {shown(adapters)}', "adapters"
+        )
 
 
 def _beside(checkpoint: Checkpoint, name: str, folder: str | Path) -> Adapter:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokenwright.checks import shown
+from tokenwright.checks import check_bool, shown
 from tokenwright.config import angle_length
 from tokenwright.decode import BeamSearch, TextStopChecker
 from tokenwright.engine import Request, TokenConstraints
@@ -130,6 +130,7 @@ class RequestBuilder:
         prompt_logprobs_from: first position of the prompt logprobs; None: none but those that `params` requests.
         share=False: neither use cached pages nor cache the request's own. Raises RequestError.
         """
+        check_bool("cache", cache)
         ids, more = self.ids(prompt), self.ids(written)
         number = self._loaded.number(adapter)
         _check_salt(salt)

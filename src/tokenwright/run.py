@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 
+from tokenwright.checks import check_bool, is_whole, shown
 from tokenwright.completion import Completion
 from tokenwright.decode.logits_processors import adjusted
 from tokenwright.engine import Engine, FinishReason, PagePool, SamplingParams, Sequence, TokenConstraints
@@ -122,6 +123,7 @@ class Run:
 
     @cache.setter
     def cache(self, on: bool) -> None:
+        check_bool("cache", on)
         self._cache = on
         self._handle.use_cache(on)
 
@@ -209,10 +211,11 @@ class Run:
 
     def frame(self, step: int) -> StepFrame:
         """The frame of a step. Raises RequestError if the run has none of that number."""
-        if not 0 <= step - self.first_step < len(self.frames):
+        if not is_whole(step) or not 0 <= step - self.first_step < len(self.frames):
             first, last = self.first_step + 1, self.first_step + len(self.frames)
             there = f"steps {first} to {last}" if self.frames else "none yet"
-            raise RequestError(f"there is no step {step + 1}, counted from 1: this run has {there}")
+            named = f"{step + 1}, counted from 1" if is_whole(step) else shown(step)
+            raise RequestError(f"there is no step {named}: this run has {there}")
         return self.frames[step - self.first_step]
 
     @property
@@ -311,8 +314,8 @@ class Run:
         """Raises RequestError for a layer or head that the model lacks."""
         config = self._replay.config
         for name, value, count in (("layer", layer, config.layers), ("head", head, config.heads)):
-            if not 0 <= value < count:
-                raise RequestError(f"{name} must be from 0 to {count - 1}, not {value!r}")
+            if not is_whole(value) or not 0 <= value < count:
+                raise RequestError(f"{name} must be from 0 to {count - 1}, not {shown(value)}")
 
     def pages(self, others: Iterable["Run"] = ()) -> list[PageUse]:
         """The pages of this run and of others on the same engine, now."""

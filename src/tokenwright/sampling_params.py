@@ -1,13 +1,13 @@
 """SamplingParams: sampling, bans, output format and stopping of a request, checked on construction."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from io import StringIO
 from itertools import islice
 from typing import Any, Literal
 
-from tokenwright.checks import MAX_TOKENS, check_whole, escaped_byte, shown
+from tokenwright.checks import MAX_TOKENS, check_bool, check_whole, escaped_byte, shown
 from tokenwright.errors import RequestError
 
 MOST_CHOICES = 256  # texts of one request, and beams
@@ -115,9 +115,9 @@ class Grammar:
         return cls("regex", pattern)
 
     @classmethod
-    def lark(cls, grammar: str, special: Iterable[int] = ()) -> "Grammar":
+    def lark(cls, grammar: str, special: Collection[int] = ()) -> "Grammar":
         """Text of a context-free grammar in llguidance's variant of Lark. Raises RequestError."""
-        return cls("lark", grammar, frozenset(special))
+        return cls("lark", grammar, frozenset(_ids("special", special)))
 
     @classmethod
     def choice(cls, texts: list[str] | tuple[str, ...]) -> "Grammar":
@@ -131,7 +131,9 @@ class SamplingParams:
 
     logit_bias: {token id: number from -100 to 100}, added to the id's logit.
     allowed_ids: the only ids that may be chosen (None: all). banned_ids: ids that may not be chosen.
-    bad_words: forbidden strings: a token that would complete one is not chosen.
+    bad_words: strings whose tokens may not follow each other: the last token of a bad word is not chosen behind the
+        others. Each has two tokenisations, by itself and after a space; the same letters in other tokens remain
+        possible, such as "her" in "there".
     grammar: a grammar that the whole text must match (see Grammar).
     min_tokens: before so many tokens no end token, stop id or stop string ends the text.
     repetition_penalty: logits of ids in the text, prompt included, are divided by it if positive and multiplied if
@@ -210,8 +212,7 @@ class SamplingParams:
             if getattr(self, name) is not None or name not in _OPTIONAL:
                 _real(name, getattr(self, name), lowest, highest)
         for name in ("include_stop", "ignore_eos"):
-            if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name} must be True or False, not {shown(getattr(self, name))}")
+            check_bool(name, getattr(self, name))
         for name in ("stop", "bad_words", "dry_breakers"):
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
         for name in ("banned_ids", "stop_ids"):

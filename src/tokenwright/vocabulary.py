@@ -28,6 +28,7 @@ class Vocabulary:
             "allowed_ids": params.allowed_ids or (),
             "banned_ids": params.banned_ids,
             "stop_ids": params.stop_ids,
+            "special": params.grammar.special if params.grammar else (),
         }
         for name, ids in named.items():
             if ids and max(ids) >= self.size:

@@ -200,7 +200,7 @@ def test_a_prompt_must_fill_a_page_to_be_found_again(race: Race, found: Race) ->
     short = race("-n", 3, "--page-size", n)
     assert short.exit_code == 0
     assert (
-        f"No prefix lane: the prefix cache holds whole pages, so it takes a prompt of {n + 1} tokens or more; "
+        f"No prefix lane: texts share full pages of a prompt, so it takes a prompt of {n + 1} tokens or more; "
         f"this one has {n}.\n" in short.stdout
     )
     enough = found("-n", 3, "--page-size", n - 1)

@@ -7,10 +7,20 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
-from tokenwright.engine import Dropped, Failed, Finished, FinishReason, Request, SamplingParams, Token
+from tokenwright.engine import (
+    Dropped,
+    Failed,
+    Finished,
+    FinishReason,
+    NoStopChecker,
+    Request,
+    SamplingParams,
+    Token,
+)
 from tokenwright.engine.loop import AsyncListener, EngineLoop, Inbox
 from tokenwright.engine.scripted import scripted_engine
 from tokenwright.errors import ContextError, EngineError
@@ -160,6 +170,51 @@ def test_a_paused_request_writes_as_much_as_it_is_let_and_goes_on_when_resumed(l
     assert loop.call(lambda engine: (len(handle.sequence.written), engine.busy)) == (2, False)
     handle.resume()
     assert tokens([event for delivery in seen for event in delivery.events] + events_of(inbox)) == list(range(3, 12))
+
+
+def test_all_texts_of_a_paused_request_write_as_much_as_it_is_let(loop):
+    sampler, inbox = loop.engine.sampler, Inbox()
+    pick = sampler.pick
+
+    def forking(output, step):
+        picks = zip(pick(output, step), step.chunks, strict=True)
+        return [replace(one, choice=choice) for one, chunk in picks for choice in chunk.sequence.choices]
+
+    def tokens_of_step():
+        return sorted(tokens([event for delivery in inbox.get() for event in delivery.events]))
+
+    sampler.pick = forking
+    [handle] = loop.submit([Request((1, 2), SamplingParams(n=2, max_tokens=6))], inbox, paused=True)
+    handle.let_write(1)
+    assert tokens_of_step() == [3, 3]
+    handle.use_cache(False)
+    handle.let_write(2)
+    assert [tokens_of_step() for _ in range(2)] == [[4, 4], [5, 5]]
+    handle.let_write_up_to(6)
+    assert tokens_of_step() == [6, 6]
+    found = loop.call(lambda engine: [(one.paused, one.cache) for one in engine.scheduler.sequences.values()])
+    assert found == [(True, False)] * 2
+    handle.resume()
+    assert tokens(events_of(inbox)) == [7, 7, 8, 8]
+
+
+@pytest.mark.parametrize("mail", [False, True])
+def test_a_paused_request_ends_at_its_deadline_while_nothing_is_computed(loop, mail):
+    class Late(NoStopChecker):
+        late = False
+
+        def finished(self):
+            return FinishReason.TIME if self.late else None
+
+    checker, inbox = Late(), Inbox()
+    [handle] = loop.submit([Request((1, 2), SamplingParams(max_tokens=9), checker)], inbox, paused=True)
+    handle.let_write(1)
+    inbox.get()
+    assert not loop.call(lambda engine: engine.busy)
+    checker.late = True
+    while mail and not loop.call(lambda _: handle.ended):  # the mailbox is hardly ever empty
+        pass
+    assert events_of(inbox) == [Finished(handle.sequence.id, FinishReason.TIME)]
 
 
 def test_without_the_cache_from_the_next_step_on(loop):

@@ -319,16 +319,25 @@ class PoolMachine(RuleBasedStateMachine):
         if rows is not None:
             lists = [dict(zip(have, one, strict=True)) for have, one in zip(pages, contents, strict=True)]
             chosen = [[one[page] for page in row] for one, row in zip(lists, rows, strict=True)]
+            present = [self.present(number, text, cut) for number in range(len(self.groups))]
             self.prefixes.insert_pages(text.hashes, text.tokens, rows, chosen)
-            pairs = zip(rows, self.pool.group_pools, strict=True)
-            found = [{page: pool.index[text.hashes.hashes[page]] for page in row} for row, pool in pairs]
+            assert self.prefixes.match_prefix(text.hashes, text.tokens, cut, tails=False) == cut, "all that a row reads"
+            lists = zip(present, rows, self.pool.group_pools, strict=True)
+            found = [old | {page: pool.index[text.hashes.hashes[page]] for page in row} for old, row, pool in lists]
             self.gone(found, self.pool.tables(), -1)
+
+    def present(self, number, text, cut):
+        """The pages that a row behind `cut` reads and that are there, held or not."""
+        read = kept_pages(self.groups[number].window, cut, self.size)
+        names = {page: self.name(text, page) for page in read}
+        return {page: self.named[number][name] for page, name in names.items() if name in self.named[number]}
 
     def fresh(self, text, cut, pages):
         rows = []
         for number, (group, row, named) in enumerate(zip(self.groups, pages, self.named, strict=True)):
             fresh = [page for page in row if self.name(text, page) not in named]
-            free = group.pages - len(self.held(number))
+            present = self.present(number, text, cut)
+            free = group.pages - len(self.held(number) | set(present.values()))
             if len(fresh) > free:
                 fresh = [page for page in fresh if page in kept_pages(group.window, cut, self.size)]
             if len(fresh) > free:

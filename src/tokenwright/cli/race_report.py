@@ -153,7 +153,7 @@ def _agreement(result: Result) -> list[str]:
     if all(lane.kind != PREFIX for lane in result.lanes):
         prompt, needed = result.cached.usage.prompt_tokens, result.page_size + 1
         lines.append(
-            f"No prefix lane: the prefix cache holds whole pages, so it takes a prompt of {needed} tokens or more; "
+            f"No prefix lane: texts share full pages of a prompt, so it takes a prompt of {needed} tokens or more; "
             f"this one has {prompt}."
         )
     return lines

@@ -145,6 +145,11 @@ class Engine(Generic[T]):
         """
         self.scheduler.pause(sequence, at)
 
+    def let_write(self, sequence: int, tokens: int) -> None:
+        """Let a request write so many tokens more and pause it then. One that has ended is left as it is."""
+        if (found := self.scheduler.sequences.get(sequence)) is not None:
+            self.scheduler.pause(sequence, len(found.tokens) + tokens)
+
     def resume(self, sequence: int) -> None:
         """Let a paused request go on to its end."""
         self.scheduler.pause(sequence, None)

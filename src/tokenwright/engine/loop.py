@@ -35,6 +35,8 @@ T = TypeVar("T")
 Action = Callable[[Engine[Any]], list[Event] | None]  # answers with the events that it caused, for their listeners
 EndStep = Callable[[float, float], object]
 
+EXPIRE_S = 0.25  # seconds between two looks at deadlines while all requests are paused
+
 CLOSED = "this LLM is closed; open a new one"
 FORKED = (
     "this process was forked after an LLM was loaded, and its threads stayed behind in the parent; start workers with "
@@ -137,12 +139,12 @@ class RequestHandle:
         self._loop.post(lambda engine: self._each(engine.pause))
 
     def let_write(self, tokens: int) -> None:
-        """Let it write so many tokens more and pause then."""
-        self._loop.post(lambda engine: engine.pause(self.sequence.id, len(self.sequence.tokens) + tokens))
+        """Let each of its sequences write so many tokens more and pause then."""
+        self._loop.post(lambda engine: self._each(lambda one: engine.let_write(one, tokens)))
 
     def let_write_up_to(self, length: int) -> None:
-        """Let its text become so many tokens long, the prompt included, and pause then."""
-        self._loop.post(lambda engine: engine.pause(self.sequence.id, length))
+        """Let each of its texts become so many tokens long, the prompt included, and pause then."""
+        self._loop.post(lambda engine: self._each(lambda one: engine.pause(one, length)))
 
     def resume(self) -> None:
         """Let all of its sequences go on to their ends."""
@@ -155,7 +157,7 @@ class RequestHandle:
 
     def use_cache(self, cache: bool) -> None:
         """Switch its KV cache on or off, from its next step on."""
-        self._loop.post(lambda engine: engine.use_cache(self.sequence.id, cache))
+        self._loop.post(lambda engine: self._each(lambda one: engine.use_cache(one, cache)))
 
     def fail(self, why: EngineError) -> None:
         """Tell its listener that it has failed, with the engine."""
@@ -337,13 +339,25 @@ class EngineLoop:
         self._refuse_all(stopped)
 
     def _read_mail(self) -> bool:
-        """Carry out all messages, and wait for more until there is something to compute. False: close."""
-        mailbox, engine = self._mailbox, self.engine
+        """Carry out all messages, and wait for more until there is something to compute. False: close.
+
+        Meanwhile paused requests end at their deadlines.
+        """
+        mailbox, engine, looked = self._mailbox, self.engine, time.monotonic()
         while not mailbox.empty() or not engine.busy:
-            message = mailbox.get()
-            if message is None:
-                return False
-            if events := message.run(engine):
+            events: list[Event] | None = None
+            try:
+                message = mailbox.get(timeout=EXPIRE_S if engine.scheduler.sequences else None)
+            except Empty:
+                pass
+            else:
+                if message is None:
+                    return False
+                events = message.run(engine)
+            if time.monotonic() >= looked + EXPIRE_S:
+                events = [*(events or ()), *engine.scheduler.expire()]
+                looked = time.monotonic()
+            if events:
                 self._deliver(events)
         return True
 

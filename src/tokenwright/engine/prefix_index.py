@@ -15,7 +15,7 @@ from secrets import token_bytes
 from struct import pack
 from typing import Any
 
-from tokenwright.engine.page_pool import PagePool
+from tokenwright.engine.page_pool import GroupPool, PagePool
 from tokenwright.engine.page_table import PageTable, PageTables
 
 _SECRET = token_bytes(32)
@@ -179,14 +179,17 @@ class PrefixIndex:
         """Which of a text's `pages` of each group are not cached yet, and so worth inserting.
 
         Where too few pages are available, only those that a row behind the text reads; None: too few even for these.
+        Cached pages that such a row reads do not count as available: `insert_pages` keeps them.
         """
         found, missing = hashes.extend(tokens), []
         for row, pool in zip(pages, self.pool.group_pools, strict=True):
+            present = self._present(pool, found)
+            room = pool.available - sum(page in pool.cached for page in present.values())
             fresh = [page for page in row if found[page] not in pool.index]
-            if len(fresh) > pool.available:
-                read = pool.group.window.pages(len(tokens), len(tokens), self.pool.page_size)
-                fresh = [page for page in fresh if any(page in span for span in read)]
-            if len(fresh) > pool.available:
+            if len(fresh) > room:
+                read = set(self._read_behind(pool, found))
+                fresh = [page for page in fresh if page in read]
+            if len(fresh) > room:
                 return None
             missing.append(fresh)
         return missing
@@ -194,17 +197,31 @@ class PrefixIndex:
     def insert_pages(
         self, hashes: PrefixHashes, tokens: Sequence[int], pages: Sequence[Sequence[int]], contents: Sequence[Any]
     ) -> None:
-        """Write contents from outside into cached pages: those of `missing_pages`."""
+        """Write contents from outside into cached pages: those of `missing_pages`.
+
+        It evicts no page that a row behind the text reads.
+        """
         found = hashes.extend(tokens)
         for number, (row, pool) in enumerate(zip(pages, self.pool.group_pools, strict=True)):
-            table = PageTable()
+            table = PageTable(self._present(pool, found))
+            for page in table.values():
+                pool.incref(page)
             table.update((page, pool.allocate()) for page in row)
             try:
-                self.pool.memory.write(number, list(table.values()), contents[number])
-                for page in table:
+                self.pool.memory.write(number, [table[page] for page in row], contents[number])
+                for page in row:
                     table[page] = pool.cache_page(table[page], found[page])
             finally:
                 pool.clear(table)
+
+    def _present(self, pool: GroupPool, found: Sequence[bytes]) -> dict[int, int]:
+        """The full pages of a text that a row behind them reads and the group has, in use or cached, as a table."""
+        return {page: pool.index[found[page]] for page in self._read_behind(pool, found) if found[page] in pool.index}
+
+    def _read_behind(self, pool: GroupPool, found: Sequence[bytes]) -> list[int]:
+        """The full pages of a text that a row behind them reads."""
+        length = len(found) * self.pool.page_size
+        return [page for span in pool.group.window.pages(length, length, self.pool.page_size) for page in span]
 
 
 def _runs(present: Sequence[bool]) -> list[int]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tokenwright.backends.device import free_memory, resolve_device
 from tokenwright.cache import layer_specs
+from tokenwright.checks import folders
 from tokenwright.errors import RequestError
 from tokenwright.formats import KVFormat, WeightFormat
 from tokenwright.planner.bandwidth import Bandwidth, measure
@@ -37,7 +38,7 @@ def plan(
     sinks: int = 0,
     memory: Size | None = None,
     bandwidth: Size | None = None,
-    adapters: Sequence[str | Path] = (),
+    adapters: str | Path | Sequence[str | Path] = (),
 ) -> Plan:
     """The memory of a model and the cost of its steps, without loading it.
 
@@ -51,15 +52,16 @@ def plan(
         first tokens that a window never expires. memory: bytes, "24GB" (10^9) or "24GiB" (2^30), or "here": what this
         process may still use on the device that LLM would take.
     bandwidth: bytes per second, "30GB/s", or "measured" to measure this machine's (a third of a second).
-    adapters: folders of LoRA adapters that are kept beside the weights, as in LLM.
+    adapters: folders of LoRA adapters, or one, that are kept beside the weights, as in LLM.
 
     Raises CheckpointError for a model that it cannot find or read, RequestError for an option that is out of range or
     that the model does not support, where LLM would raise it too.
     """
     room = _here() if memory == "here" else None if memory is None else read_bytes(memory, "memory")
     given = None if bandwidth in (None, "measured") else Bandwidth(read_rate(bandwidth, "bandwidth"), "given", "")
+    beside = folders("adapters", adapters)
     found = plan_of(*find(model), context, batch, kv, weights, window, sinks)
-    sizes = tuple(adapter_bytes(found.graph, Path(folder)) for folder in adapters)
+    sizes = tuple(adapter_bytes(found.graph, Path(folder)) for folder in beside)
     return replace(found, memory=room, bandwidth=measure() if bandwidth == "measured" else given, adapters=sizes)
 
 

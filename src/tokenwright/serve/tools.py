@@ -78,7 +78,7 @@ class ToolFormat:
         else:
             start = self._among_text(parallel, special)
         calls = " | ".join(re.findall(r"^call_\d+", rules, re.MULTILINE))
-        return Grammar.lark(f"start: {start}\ncall: {calls}\n{rules}", special=special.values())
+        return Grammar.lark(f"start: {start}\ncall: {calls}\n{rules}", special=list(special.values()))
 
     def _rule(self, number: int, tool: Tool, beside_json: bool) -> str:
         """A call of a tool. beside_json: JSON may stand in its place; then its symbols are those of JSON, because the
