@@ -22,8 +22,8 @@ from verdicts import Report
 MB, KB = 2**20, 2**10
 AT_ONCE = 32  # clients
 PAGE = 16  # tokens
-MANY = 40  # prompts of one request, of which the server lets so many into its queue at a time:
-ABREAST = 32
+MANY = 40  # prompts of one request
+ABREAST = 32  # of these, as many as the server has in its queue or its engine at a time
 Trial = Callable[[], Awaitable[object]]
 
 

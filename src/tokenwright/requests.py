@@ -160,7 +160,7 @@ class RequestBuilder:
         return replace(request, salt=self.salt(request.limit(self._context), salt, adapter))
 
     def constraints(self, params: SamplingParams) -> TokenConstraints:
-        """What `params` forbid, as tokens. Raises RequestError for ids and words that the model lacks."""
+        """The token constraints of `params`. Raises RequestError for ids and words that the model lacks."""
         return self._loaded.vocabulary.constraints(params, self.eos_ids)
 
     def embedding(self, text: Prompt) -> Request:

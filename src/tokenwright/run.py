@@ -89,7 +89,7 @@ class Run:
         self._replay = replay
         self._cache = handle.sequence.cache
         self.start = start
-        # By the LLM that made it: its trace, and what parameters forbid in the model's vocabulary.
+        # Set by the LLM that made this run: its trace, and the token constraints of parameters.
         self.describe: Callable[[Run], dict[str, Any]] | None = None
         self.constraints: Callable[[SamplingParams], TokenConstraints] | None = None
         self.first_step = start.first_step

@@ -152,7 +152,7 @@ def test_a_request_that_is_being_prepared_when_the_server_ends_is_told(
     monkeypatch.setattr(Preparer, "prepare", slow)
     crowd = Crowd(talker.url, 1)
     assert begun.wait(HANGS_S)
-    asyncio.run_coroutine_threadsafe(stopped(talker.service), talker.service._listener._event_loop).result(HANGS_S)
+    asyncio.run_coroutine_threadsafe(stopped(talker.service), talker.service._listener._event_loop()).result(HANGS_S)
     go_on.set()
     assert crowd.statuses() == [503]
     assert "shutting down" in crowd.answers[0].text

@@ -101,7 +101,7 @@ export function share(): string {
   return location.href.replace(/#.*/, "") + format(link);
 }
 
-/** What the sampler of a run has otherwise than a run would have that asks for nothing. */
+/** The sampler settings of a run that differ from the defaults. */
 function samplerOf({ top_k, top_p, min_p, repetition_penalty }: RunCard): SamplerLink {
   return {
     ...(top_k !== (model.value?.top_k ?? 0) && { top_k }),

@@ -23,7 +23,7 @@ export const prompt = signal<string>(PROMPTS[0].text);
 export const MAX_TOKENS = 120;
 export const maxTokens = signal(MAX_TOKENS);
 export const temperature = signal<number | null>(null); // null: what the checkpoint suggests
-export const sampler = signal<SamplerLink>({}); // as a link has it; what it lacks is as the checkpoint suggests
+export const sampler = signal<SamplerLink>({}); // from a link; the others are the checkpoint's
 export const stop = signal(""); // a text at which the run ends; empty: none
 export const seed = signal<number | null>(null); // null: a fresh one for each run
 

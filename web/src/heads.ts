@@ -31,7 +31,7 @@ export const masses = computed<HeadMasses | null>(() => {
   return current && step ? fetched.get(current, String(step.step)) : null;
 });
 
-/** Why the server refuses those of the shown step; empty: it does not. */
+/** Why the server refuses the heads' masses of the shown step; empty: it does not. */
 export const refusal = computed(() => {
   const [current, step] = [run.value, frame.value];
   return current && step ? fetched.refusal(current, String(step.step)) : "";

@@ -44,13 +44,13 @@ export function show(card: RaceCard, prompt: readonly SceneToken[], steps: reado
   if (end === null) clock.pulse(PULSE);
 }
 
-/** Gives the stage back to the shown run: somebody moves in it. A race ends with that, as it has no other place. */
+/** Gives the stage back to the shown run. That ends a race, which has no other place. */
 export function hide(): void {
   stop();
   lanes.value = null;
 }
 
-/** Ends the race; the server ends it when nobody reads on. */
+/** Ends the race: the server ends it when its stream is closed. */
 export function stop(): void {
   racing.value?.abort();
   racing.value = null;

@@ -151,7 +151,7 @@ export async function again(): Promise<void> {
   return begin(() => api.forkRun(card.parent ?? "", fork), null, false);
 }
 
-/** Shows the run that `make` asks the server for. `frees`: what was shown before ends on the server. */
+/** Shows the run that `make` asks the server for. `frees`: the page's earlier runs end on the server. */
 async function begin(make: () => Promise<RunCard>, stopAt: number | null = null, frees = true): Promise<void> {
   if (asking.value || model.value === null) return;
   player.pause();
@@ -225,7 +225,7 @@ async function rebuild(): Promise<void> {
   }
 }
 
-/** What a run was asked for, as its card says. */
+/** The request that made a run, from its card. */
 function asked(card: RunCard) {
   const { prompt, tokens, temperature, top_k, top_p, min_p, repetition_penalty } = card;
   const { seed, max_tokens, stop, ignore_eos } = card;
@@ -284,7 +284,7 @@ function show(next: Run, index: number): void {
   player.reset(index);
 }
 
-/** Tells of something that was asked for and did not happen. `again`: asks for it once more. */
+/** Shows the error of a request that failed. `again` repeats the request. */
 export function report(error: unknown, again?: () => void): void {
   problem.value = {
     kind: error instanceof api.ApiError ? error.kind : "page",

@@ -304,7 +304,7 @@ function handle(element: HTMLCanvasElement, own: Renderer): void {
   );
   element.addEventListener("webglcontextlost", (event) => {
     event.preventDefault();
-    if (element !== canvas) return; // one that was taken away
+    if (element !== canvas) return; // a canvas that was replaced
     lost.value = true;
     rendererChoice.value = null;
     rendererNote.value = "The graphics context was lost. The same is drawn in 2-D; press V for 3-D again.";

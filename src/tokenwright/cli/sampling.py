@@ -51,7 +51,7 @@ COMMON: dict[str, Any] = {
     "logit_bias": _option(_TEXTS, IDS, "ID:NUMBER, added to the token's logit; may be repeated."),
     "allowed_ids": _option(_IDS, IDS, "Only these token ids may be written; may be repeated.", "--allow-id"),
     "banned_ids": _option(_IDS, IDS, "This token id is not written; may be repeated.", "--ban-id"),
-    "bad_words": _option(_TEXTS, IDS, "The tokens of this text are not written; may be repeated.", "--bad-word"),
+    "bad_words": _option(_TEXTS, IDS, "The token sequence of this text is not written; may be repeated.", "--bad-word"),
     "stop": _option(_TEXTS, STOPPING, "End where this string appears; may be repeated."),
     "stop_ids": _option(_IDS, STOPPING, "End at this token id; may be repeated.", "--stop-id"),
     "include_stop": _option(bool, STOPPING, "Keep the stop string or stop token in the text.", "--include-stop"),

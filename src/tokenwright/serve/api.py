@@ -41,8 +41,8 @@ class About:
 
     large: a thread reads its body.
 
-    generations: of the service for this request, each from its start on; what they say so far, when it is asked for:
-    timings, tokens, finishes, and asked, when the service took the first, in seconds of time.perf_counter.
+    generations: those that the service has started for this request. The properties sum up their state so far: timings
+    (with tokens), finishes, and asked, the time at which the service took the first, in seconds of time.perf_counter.
     """
 
     request_id: str
@@ -53,7 +53,7 @@ class About:
     generations: list[Generation] = field(default_factory=list)
 
     async def started(self, starting: Awaitable[Generation]) -> Generation:
-        """What `Service.start` returns, which belongs to this request. Raises what that raises."""
+        """Await what `Service.start` returns, and record it as this request's. Raises what `Service.start` raises."""
         generation = await starting
         self.generations.append(generation)
         return generation
@@ -79,7 +79,7 @@ class Api:
     queued: the paths of its requests that wait for a place in the engine, each with one handler, of POST.
     prompts: what the field of the prompt is called, by path, where it is not "messages".
     errors: what `error` makes, for the OpenAPI document; None: it is not declared.
-    header: by which its clients are known on paths that another API has as well, `shared`: their prefixes.
+    header: marks its clients' requests on paths that another API has as well. shared: the prefixes of these paths.
     """
 
     prefixes: tuple[str, ...]
@@ -235,7 +235,7 @@ EVENTS = "text/event-stream"
 
 
 def _errors(models: Sequence[type[BaseModel]]) -> dict[str, Any]:
-    """The content of error replies that are one of these; of none, if they are not declared."""
+    """The content of error replies that are one of `models`, for the OpenAPI document; empty if there are none."""
     return {"content": answers(*models)[200]["content"]} if models else {}
 
 

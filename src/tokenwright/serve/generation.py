@@ -126,8 +126,8 @@ class Generation:
     async def __anext__(self) -> list[Delta]:
         """The deltas of the next step or steps, never empty.
 
-        Raises EngineError if the request failed, NotReady if the server ended it, Unread if it ended it because it was
-        paused for too long. After `cancel` it just ends.
+        Raises EngineError if the request failed, NotReady if the server shut down, Unread if the server ended the
+        request because it was paused for too long. After `cancel` it just ends.
         """
         while True:
             while not self._deliveries:
@@ -169,7 +169,7 @@ class Generation:
 
     @property
     def finishes(self) -> list[str]:
-        """Why each text has ended that has, in the order of the texts; "abort": it was cancelled."""
+        """Why each text that has ended did so, in the order of the texts; "abort": it was cancelled."""
         return [self._finished[choice] for choice in sorted(self._finished)]
 
     def counts(self) -> Counts:
@@ -198,7 +198,7 @@ class Generation:
 
     @property
     def moments(self) -> tuple[float, float, float]:
-        """When its first step began, its first token came, and its last; for what has not come, its end, or now."""
+        """The times of its first step, its first token and its last; for one that has not come: its end, or now."""
         end = self._ended or time.perf_counter()
         first, last = (self._times[0], self._times[-1]) if self._times else (end, end)
         return self._handle.started or end, first, last

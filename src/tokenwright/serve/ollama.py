@@ -223,7 +223,7 @@ def _repetition(options: Options) -> dict[str, Any]:
 
 
 def check_keep_alive(body: Prompted | Embedded) -> None:
-    """Raises RequestError for a request to unload the model, and for a duration that is none of Go's."""
+    """Raises RequestError for a request to unload the model, and for a string that Go would not read as a duration."""
     given = body.keep_alive
     if isinstance(given, str):
         if _DURATION.fullmatch(given) is None:

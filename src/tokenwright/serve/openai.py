@@ -222,7 +222,7 @@ class OpenAI:
         return whole or self.service.host.llm.tokenizer.decode(generation.prompt_ids)
 
     def _offsets(self, generation: Generation, before: str) -> Offsets:
-        """Those of a text that stands behind `before` in its choice."""
+        """The offsets of a text that stands behind `before` in its choice."""
         return Offsets(self.service.host.llm.tokenizer, generation.prompt_ids, len(before))
 
     def _logprobs(self, pieces: Sequence[Piece], offsets: Offsets) -> Json:

@@ -150,8 +150,8 @@ class Preparer:
     def _known(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """The messages as the template knows them: a developer is the system, where it has no role of that name.
 
-        Templates leave out what they do not know. Raises RequestError for calls of tools that it would, and so for
-        their results, which follow them.
+        Templates leave out what they do not know. Raises RequestError for tool calls that the template would leave out.
+        Their results need no check of their own: each follows its call.
         """
         for at, message in enumerate(messages):
             if message.get("tool_calls") and "tool_calls" not in self._source:

@@ -42,8 +42,8 @@ SOON_S = 0.2  # so long does a proof that is that old wait for a new one
 class Limits:
     """What the service allows. queue: requests that may wait. keys: the API keys that share the queue.
 
-    threads: that render, tokenise and compile. deadline_s: of a request that names none; None: it may take as long as
-    it takes. reader_s: seconds in all that a request may be paused for a client that reads too slowly; None: no limit.
+    threads: that render, tokenise and compile. deadline_s: of a request that names none; None: no limit.
+    reader_s: seconds in all that a request may be paused for a client that reads too slowly; None: no limit.
     """
 
     queue: int = 1024
@@ -82,7 +82,7 @@ class Service:
         self._probing: asyncio.Task[None] | None = None
         self._probe_failed = False
         self._opening: asyncio.Task[None] | None = None
-        # Requests that wait for the model: as many as may be in the queue and, before it is loaded, the engine.
+        # Requests that wait for the model: at most as many as the queue takes, and one that would be in the engine.
         self.arriving = Shares(1 + self.limits.queue, self.limits.keys)
         self._stopped = False
 

@@ -1,8 +1,8 @@
 """A limit on what all requests hold together, of which each API key has a share that the others cannot take.
 
 While less than `most` is held, any key may hold more. Beyond that, only a key that holds less than its share may, which
-is `most` divided by the number of keys. So one busy key can use everything and yet locks out no other, nothing that was
-accepted is taken back, and less than twice `most` is held in all.
+is `most` divided by the number of keys, rounded up. So one busy key can use everything and yet locks out no other,
+nothing that was accepted is taken back, and in all at most twice `most`, plus one for each key, is held.
 """
 
 from __future__ import annotations

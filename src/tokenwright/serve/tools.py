@@ -302,7 +302,7 @@ class _Calls:
             self._say(self._held, delta)
 
     def _say(self, text: str, delta: Delta) -> None:
-        """Add to what is said. After a call it goes on in a line of its own."""
+        """Add text of the answer. After a call it goes on in a line of its own, if text came before the call."""
         text = text.lstrip() if self._bare else text
         if text:
             delta.text += f"\n{text}" if self._bare and self._said else text

@@ -22,7 +22,7 @@ class StepSums(Protocol):
 
 
 def contexts(steps: Sequence[StepSums]) -> list[int]:
-    """The tokens of the text that each chosen token was chosen after."""
+    """The length of the text before each chosen token, in tokens."""
     return [step.start + step.length for step in steps if step.token is not None]
 
 

@@ -10,7 +10,7 @@ from tokenwright.trace.wire import DERIVED, Wire
 class RunTimes:
     """GET /runs/ID/times: a run's text with the cache and without, derived from a few steps that are measured for it.
 
-    Both ways are measured alike, one after the other and with nobody looking. Null: it would take too long.
+    Both ways are measured alike, one after the other and unobserved. Null: measuring would take too long.
     """
 
     cached_us: Annotated[

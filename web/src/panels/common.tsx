@@ -42,7 +42,7 @@ export function asked<T>(): Asked<T> {
         failed.value = "";
       } catch (error) {
         if (turn !== own) return;
-        value.value = null; // what is here is of something else
+        value.value = null; // it is the answer to an earlier request
         failed.value = words(error);
       } finally {
         if (turn === own) busy.value = false;

@@ -115,7 +115,7 @@ function Brought() {
     <button
       type="button"
       class="dial-open"
-      title="From the link, for the next run as well. A click takes them away: then the model's own hold"
+      title="From the link, for the next run too. Click to remove them; the model's own then apply"
       onClick={() => (form.sampler.value = {})}
     >
       {brought.map(([name, value]) => `${name.replace("_", "-").replace("repetition-", "repetition ")} ${value}`).join(", ")} ×

@@ -18,7 +18,7 @@ import { Figure, Told } from "./Stat";
 /** The times of a run's text, both ways, by the run's id; null: nothing could be measured. */
 const found = signal<ReadonlyMap<string, RunTimes | null>>(new Map());
 
-/** Asks for the times when the card appears, until they are there. Where the card goes, the engine measures no further. */
+/** Asks for the times when the card appears, until they are there. When the card goes, the engine stops measuring. */
 function measure(id: string): () => void {
   const gone = new AbortController();
   void api

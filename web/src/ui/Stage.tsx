@@ -76,8 +76,8 @@ function View() {
   );
 }
 
-/** Above the picture: what a step without the cache took, and what it would have taken with it; of its time the last step
- * that had the cache tells, if the run has one. */
+/** Above the picture: the work and the time of a step without the cache, and the work of the same step with it. The time
+ * with the cache is that of the run's last such step, if it has one of as many tokens. */
 function Versus() {
   const step = frame.value;
   const layers = card.value?.layers ?? 0;

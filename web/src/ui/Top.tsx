@@ -126,7 +126,7 @@ function LinkField({ link, close }: { link: string; close(): void }) {
       ref={field}
       class="link-field"
       aria-label="Link, to copy by hand"
-      title="The browser lets this page not write to the clipboard: copy the link with Ctrl C"
+      title="The browser does not let this page write to the clipboard: copy the link with Ctrl+C"
       readOnly
       value={link}
       onBlur={close}
