@@ -104,8 +104,12 @@ class Body(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> dict[str, Any]:
-        """The schema as it is checked: null where a field may be absent, and the neutral values of refused fields."""
+        """The schema as it is checked: null where a field may be absent, and the neutral values of refused fields.
+
+        An unknown field that is null counts as absent too, because some clients send all fields that they know.
+        """
         schema: dict[str, Any] = handler.resolve_ref_schema(handler(core))
+        schema["additionalProperties"] = {"type": "null"}
         required = schema.get("required", ())
         for name, one in schema.get("properties", {}).items():
             if name not in required:
