@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,10 @@ class Settings:
     @property
     def everywhere(self) -> bool:
         """Whether the server listens on all addresses of this machine."""
-        return self.host in ("0.0.0.0", "::", "")
+        try:
+            return not self.host or ip_address(self.host).is_unspecified
+        except ValueError:  # a name
+            return False
 
 
 def read_settings(

@@ -123,7 +123,7 @@ class Recorded:
         token, highest, logits = choice.pick.tokens[0], list(self.row.highest), choice.logits.numpy()
         ids = highest if token in highest else [*highest[:-1], token]
         total = float(logits[token]) - choice.pick.logprobs[0]
-        samplers = [float(i == token) for i in ids] if choice.chances is None else choice.chances[ids].tolist()
+        samplers = [float(i == token) for i in ids] if choice.chances is None else choice.chances.numpy()[ids].tolist()
         each = zip(ids, logits[ids].tolist(), samplers, strict=True)
         return tuple(Candidate(i, value - total, chance) for i, value, chance in each)
 

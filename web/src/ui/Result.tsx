@@ -51,7 +51,7 @@ export function Result() {
       <p class="result-times">
         <span class="result-lead">Without the cache it {uncached ? "took" : "would take"}</span>
         <Exact of={sum} name="times" class="huge" />
-        <span class="result-lead">the computing</span>
+        <span class="result-lead">the computing{times?.slower != null && ","}</span>
         {times?.slower != null && (
           <>
             <Told name="times_slower" value={times.slower} about={RUN_TIMES.slower} class="result-slower" />
@@ -139,7 +139,7 @@ function Bars({ sum, times, timed, waiting }: BarsProps) {
             <th scope="col" class="result-seconds">
               time{" "}
               {times !== null && (
-                <span class="under">estimated from {plural(times.measured, "step")} made after the run</span>
+                <span class="under">estimated from {plural(times.measured, "step")} that were not drawn</span>
               )}
             </th>
           )}
