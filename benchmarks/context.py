@@ -29,8 +29,8 @@ from benchmarks.models import WEIGHTS
 from benchmarks.quality import COLOURS, canvas, save, table
 from tokenwright import LLM, SamplingParams
 from tokenwright.bench import shapes
+from tokenwright.bench.bandwidth import BandwidthProbe, beyond_caches
 from tokenwright.bench.limits import CPU, TURN, processor
-from tokenwright.planner.bandwidth import Reader, beyond_caches
 
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
 
@@ -81,7 +81,7 @@ def growth(
 def measure(llm: LLM, formats: Sequence[str], contexts: Sequence[int], tokens: int, rounds: int) -> list[Growth]:
     """Measure every format in an engine over `llm.loaded`. contexts: in ascending order."""
     pages = (contexts[-1] + tokens) // llm.options.page_size + 2
-    reader = Reader(beyond_caches(CPU), CPU)
+    reader = BandwidthProbe(beyond_caches(CPU), CPU)
     taken: dict[str, list[dict[int, list[float]]]] = {kv: [] for kv in formats}
     speeds: list[list[float]] = []
     with ExitStack() as opened:

@@ -41,10 +41,10 @@ from tokenwright.backends.layout import Weights
 from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.counted import CountedKernels
 from tokenwright.bench import shapes
-from tokenwright.bench.limits import Bound, Work, processor
-from tokenwright.checkpoints.drafts import draft_folder
+from tokenwright.bench.limits import Bound, StepWork, processor
+from tokenwright.checkpoints.atomic_write import draft_folder
 from tokenwright.models.experts import Experts, Routing
-from tokenwright.trace.schema import StepFrame
+from tokenwright.trace.messages.schema import StepFrame
 
 HERE = Path(__file__).parent
 WEIGHTS = {"int8": "int8", "bf16": "native", "int4": "int4", "q8_0": "native"}
@@ -198,7 +198,7 @@ def measured(llm: LLM, name: str, streams: int, tokens: int, rounds: int, peer: 
     for turn in range(rounds):
         done = llm.generate(prompts, params, salt=f"experts {turn}")
         steps += steps_of([one.usage.token_s for one in done])
-        readings.append(bound(Work(mean(nbytes), 0, 0)).seconds)
+        readings.append(bound(StepWork(mean(nbytes), 0, 0)).seconds)
         if peer is not None:
             theirs += steps_of(peer.run(prompts, tokens))
     figures = median(steps), median(readings), mean(nbytes), mean(met), op.chosen * streams

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tokenwright import LLM
-from tokenwright.checkpoints.gguf import read_gguf
+from tokenwright.checkpoints.gguf.header import read_gguf
 from tokenwright.text import Tokenizer
 from tokenwright.text.metadata import read_metadata
 

@@ -28,7 +28,7 @@ from peers import OURS, Contender, Process
 
 from tokenwright.bench.limits import processor
 from tokenwright.bench.measures import MEASURES, Measure, prompts
-from tokenwright.checkpoints.gguf import read_gguf
+from tokenwright.checkpoints.gguf.header import read_gguf
 
 HERE = Path(__file__).parent
 MARGIN = 0.1  # nats

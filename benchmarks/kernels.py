@@ -34,12 +34,12 @@ from benchmarks.quality import COLOURS, canvas, save, table
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.kernels import ChunkArray, NativeKernels, find_kernels, kv_layer, matrix
 from tokenwright.backends.packed import LANES, Packed, packed_sizes
-from tokenwright.bench.limits import CPU, TURN, Bound, Work, processor, threads
+from tokenwright.bench.bandwidth import best_seconds, beyond_caches
+from tokenwright.bench.limits import CPU, TURN, Bound, StepWork, processor, threads
 from tokenwright.cache import TORCH_DTYPES, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS
 from tokenwright.engine.window import AttentionWindow
 from tokenwright.formats import WeightFormat
-from tokenwright.planner.bandwidth import best_seconds, beyond_caches
 
 OF_K_QUANTS = (("int4", 32, 256, True), ("int5", 32, 256, True), ("int6", 16, 256, False), ("int6", 16, 256, True))
 WEIGHTS = (
@@ -70,7 +70,7 @@ class Case:
     kernel: str
     form: str
     size: int
-    work: Work
+    work: StepWork
     run: Callable[[], object]
     calls: int = 1
     keeps: tuple[object, ...] = ()
@@ -157,7 +157,7 @@ def linear_case(kernels: NativeKernels, packed: Packed, name: str, rows: int) ->
         places = (byref(struct), rows, lib.address(x), lib.address(y), torch.get_num_threads())
         kernels.compute(kernels.library.tw_linear, *places)
 
-    work = Work(packed.nbytes, weights=rows * packed.numel)
+    work = StepWork(packed.nbytes, weights=rows * packed.numel)
     return Case("linear", name, rows, work, run, keeps=(packed, x, y))
 
 
@@ -181,10 +181,10 @@ class Texts:
         each = -(-context // PAGE)
         tables = torch.arange(self.pages, dtype=torch.int32).split(each)[: min(texts, self.pages // each)]
         arrays = [ChunkArray([(range(rows), context - rows, (table,))]) for table in tables]
-        layer, heads = kv_layer(self.store.view(0)), lib.Heads(QUERY_HEADS, KV_HEADS, SIZE, SIZE, SIZE**-0.5)
+        layer, heads = kv_layer(self.store.view(0)), lib.CHeads(QUERY_HEADS, KV_HEADS, SIZE, SIZE, SIZE**-0.5)
         q, width = torch.randn(rows, QUERY_HEADS, SIZE), QUERY_HEADS * SIZE
         out = torch.empty_like(q)
-        queries = lib.Queries(0, 0, 0, 0, lib.address(q), None, lib.address(out), width, width, width)
+        queries = lib.CQueries(0, 0, 0, 0, lib.address(q), None, lib.address(out), width, width, width)
         kernels, count = self.kernels, torch.get_num_threads()
         attend = kernels.library.tw_attend
 
@@ -192,7 +192,7 @@ class Texts:
             for one in arrays:
                 kernels.compute(attend, byref(layer), byref(heads), 1, one.address, PAGE, byref(queries), count)
 
-        work = Work(len(arrays) * context * self.bytes_per_token)
+        work = StepWork(len(arrays) * context * self.bytes_per_token)
         if rows > 1:  # one row is compared with reading alone
             pairs = sum(range(context - rows + 1, context + 1))  # pairs of a row and a token that it reads
             work = replace(work, attention=len(arrays) * 2 * QUERY_HEADS * SIZE * pairs)
@@ -215,7 +215,7 @@ def rest_groups(kernels: NativeKernels) -> Iterator[Group]:
     out, inner = SMALL
     x, normed, scale = torch.randn(CHUNK, inner), torch.empty(CHUNK, inner), torch.ones(inner)
     up, gated, logits = torch.randn(CHUNK, 2 * out), torch.empty(CHUNK, out), torch.randn(1, VOCABULARY)
-    by, library, handle = lib.Norm(lib.address(scale), None, 1e-6), kernels.library, kernels.handle
+    by, library, handle = lib.CNorm(lib.address(scale), None, 1e-6), kernels.library, kernels.handle
 
     def norm() -> None:
         library.tw_norm(handle, byref(by), CHUNK, inner, lib.address(x), lib.address(normed))
@@ -228,7 +228,7 @@ def rest_groups(kernels: NativeKernels) -> Iterator[Group]:
         ("gated", gate, 1, up.nbytes + gated.nbytes),
         ("summary", lambda: kernels.summarise(logits), torch.get_num_threads(), logits.nbytes),
     ):
-        yield Group(Bound(nbytes), count, [Case(kernel, "float32", CHUNK if count == 1 else 1, Work(nbytes), run)])
+        yield Group(Bound(nbytes), count, [Case(kernel, "float32", CHUNK if count == 1 else 1, StepWork(nbytes), run)])
 
 
 def groups(kernels: NativeKernels, arguments: argparse.Namespace) -> Iterator[Group]:

@@ -17,10 +17,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.quality import COLOURS, canvas, save, table
-from tokenwright.bench.limits import Limits, Rate, measure_limits, processor
+from tokenwright.bench.limits import MachineLimits, Rate, measure_limits, processor
 
 
-def rates(limits: Limits) -> dict[str, dict[str, Rate]]:
+def rates(limits: MachineLimits) -> dict[str, dict[str, Rate]]:
     """The rates by unit, and by operation."""
     read = {"memory": limits.memory}
     if limits.cache is not None:
@@ -28,7 +28,7 @@ def rates(limits: Limits) -> dict[str, dict[str, Rate]]:
     return {"GB/s read": read, "G multiplications/s": dict(limits.multiplications)}
 
 
-def report(limits: Limits) -> str:
+def report(limits: MachineLimits) -> str:
     head = ("", f"{limits.threads} threads", "1 thread")
     rows = [
         (f"{name}, {unit}", f"{rate.all_threads / 1e9:,.1f}", f"{rate.one_thread / 1e9:,.1f}")
@@ -38,7 +38,7 @@ def report(limits: Limits) -> str:
     return table(head, rows)
 
 
-def picture(limits: Limits, title: str, path: Path) -> None:
+def picture(limits: MachineLimits, title: str, path: Path) -> None:
     """Draw bars of both kinds of limits, all threads above one thread."""
     figure, places = canvas(figsize=(9.5, 2.8), ncols=2)
     for axes, (unit, each) in zip(places, rates(limits).items(), strict=True):

@@ -22,8 +22,8 @@ import torch
 
 from tokenwright import LLM, SamplingParams
 from tokenwright.bench import shapes
-from tokenwright.serve.player import AHEAD
-from tokenwright.trace.held import HeldLogits
+from tokenwright.serve.explorer.player import AHEAD
+from tokenwright.trace.held_logits import HeldLogits
 
 PROMPT = 64  # tokens
 OFF, COUNTED, WATCHED, HELD = "off", "counted", "one row watched", "and logits held"

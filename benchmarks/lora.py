@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from tokenwright import LLM
-from tokenwright.checkpoints.families import family_of
+from tokenwright.checkpoints.families.registry import family_of
 from tokenwright.checkpoints.folder import Checkpoint
 
 REQUESTS, PROMPT, WRITTEN = 16, 16, 64

@@ -32,7 +32,7 @@ from tokenwright import LLM
 from tokenwright.bench import shapes
 from tokenwright.bench.limits import processor
 from tokenwright.bench.measures import MEASURES
-from tokenwright.bench.model import Benchmark, Figure
+from tokenwright.bench.model_speed import Benchmark, Figure
 
 WEIGHTS: Mapping[str, str] = {"bf16": "native", "int8": "int8", "int4": "int4"}
 

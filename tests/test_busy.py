@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tokenwright import busy
-from tokenwright.bench import limits
+from tokenwright.bench import limits, machine_load
 from tokenwright.bench.limits import Rate
-from tokenwright.bench.model import Turn, doubtful
-from tokenwright.busy import Times, disagreement, load_between, quietly, read_times
+from tokenwright.bench.machine_load import ProcessorTimes, disagreement, load_between, quietly, read_times
+from tokenwright.bench.model_speed import Turn, doubtful
 
-START = Times(total=100.0, computing=40.0, stolen=1.0, own=10.0)
-QUIET = Times(total=110.0, computing=49.0, stolen=1.0, own=18.9)  # nine of ten seconds, nearly all our own
+START = ProcessorTimes(total=100.0, computing=40.0, stolen=1.0, own=10.0)
+QUIET = ProcessorTimes(total=110.0, computing=49.0, stolen=1.0, own=18.9)  # nine of ten seconds, nearly all our own
 
 
 @pytest.mark.parametrize(
@@ -27,7 +26,7 @@ QUIET = Times(total=110.0, computing=49.0, stolen=1.0, own=18.9)  # nine of ten 
         (None, ""),
     ],
 )
-def test_the_load_of_others_by_hand(after: Times | None, told: str) -> None:
+def test_the_load_of_others_by_hand(after: ProcessorTimes | None, told: str) -> None:
     assert load_between(START, after) == told
     assert load_between(None, after) == ""
 
@@ -64,7 +63,7 @@ def test_a_share_above_the_limit_is_doubted() -> None:
     assert doubtful([Turn(10.0, 20.0, 0.5, "memory"), Turn(30.0, 60.0, 0.5, "memory")]).startswith("its rounds differ")
 
 
-def times(*stolen: float) -> Iterator[Times]:
+def times(*stolen: float) -> Iterator[ProcessorTimes]:
     """Two reads for each measurement, during which the host takes so much."""
     for share in stolen:
         yield START
@@ -73,19 +72,19 @@ def times(*stolen: float) -> Iterator[Times]:
 
 def test_it_measures_again_until_the_machine_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     reads, figures = times(0.5, 0.0, 0.0), iter((1, 2, 3))
-    monkeypatch.setattr(busy, "read_times", lambda: next(reads))
+    monkeypatch.setattr(machine_load, "read_times", lambda: next(reads))
     assert quietly(lambda: next(figures), lambda found: "") == (2, "")
 
 
 def test_it_gives_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     reads, figures = times(0.5, 0.0, 0.2), iter((1, 2, 3))
-    monkeypatch.setattr(busy, "read_times", lambda: next(reads))
+    monkeypatch.setattr(machine_load, "read_times", lambda: next(reads))
     found, reason = quietly(lambda: next(figures), lambda found: "it is even" if found == 2 else "")
     assert (found, reason) == (3, "the host took 20% of the processors' time")
 
 
 def test_two_threads_that_are_slower_than_one_are_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(busy, "read_times", lambda: None)
+    monkeypatch.setattr(machine_load, "read_times", lambda: None)
     rates = iter((80.0, 100.0, 190.0, 100.0, *(80.0, 100.0) * 3))  # all threads, one thread; again
     assert limits._rate(lambda seconds: next(rates), 0.0) == Rate(190.0, 100.0)
     assert limits._rate(lambda seconds: next(rates), 0.0).busy == limits.SLOWER

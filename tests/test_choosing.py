@@ -312,7 +312,7 @@ def test_a_search_that_only_scores_its_prompt_has_a_reason(llm):
 
 def test_the_time_that_a_grammar_takes_to_compile_counts(llm, monkeypatch):
     clock = itertools.count(10.0, 100.0)  # each look at it is 100 seconds after the one before
-    monkeypatch.setattr("tokenwright.requests.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("tokenwright.llm.input_processor.time", SimpleNamespace(monotonic=lambda: next(clock)))
     compiled = llm.loaded.vocabulary.grammars(llm.eos_ids)
     monkeypatch.setattr(compiled, "compile", lambda *_, **__: next(clock) and None)
     stop_checker = llm._requests._stop_checker(SamplingParams(grammar=Grammar.choice(["yes"]), max_seconds=5.0), [])

@@ -33,7 +33,7 @@ def llama(tmp_path_factory):
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_it_is_the_mean_of_transformers_hidden_states(made, kernels, monkeypatch):
     if kernels == "reference":
-        monkeypatch.setattr("tokenwright.loaded.find_kernels", lambda: None)
+        monkeypatch.setattr("tokenwright.llm.model.find_kernels", lambda: None)
     path, oracle = made
     with LLM(path, page_size=4, token_budget=11, dtype="float32") as llm:
         found = llm.embed(TEXTS)

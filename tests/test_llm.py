@@ -457,7 +457,7 @@ def test_a_wide_window_with_sinks_takes_no_memory_of_its_own(folder):
 
 
 def test_weights_larger_than_the_memory_are_refused_before_they_are_read(folder, monkeypatch):
-    monkeypatch.setattr("tokenwright.backends.memory.free_memory", lambda device: 1000)
+    monkeypatch.setattr("tokenwright.backends.kv_sizing.free_memory", lambda device: 1000)
     with pytest.raises(CapacityError, match="dtype bfloat16 halves that; weights int8 takes a quarter of it"):
         LLM(folder)
     with pytest.raises(CapacityError, match=r"in bfloat16, .* free; weights int8 takes half of it"):
@@ -477,7 +477,7 @@ def test_the_least_memory_that_an_error_names_suffices(folder):
 
 
 def test_a_cache_larger_than_the_memory_is_refused_before_it_is_written_to(folder, monkeypatch):
-    monkeypatch.setattr("tokenwright.backends.memory.free_memory", lambda device: 2**20)
+    monkeypatch.setattr("tokenwright.backends.kv_sizing.free_memory", lambda device: 2**20)
     with pytest.raises(CapacityError, match=r"needs .* MiB, and cpu has 1\.0 MiB free"):
         LLM(folder, pages=2**14)
 
@@ -499,9 +499,9 @@ def test_the_cache_is_sized_when_the_weights_that_were_joined_are_gone(folder, m
         assert all(reference() is None for reference in held)
         return 2**30
 
-    monkeypatch.setattr("tokenwright.loaded.find_kernels", lambda: None)
+    monkeypatch.setattr("tokenwright.llm.model.find_kernels", lambda: None)
     monkeypatch.setattr(Checkpoint, "tensors", watched)
-    monkeypatch.setattr("tokenwright.backends.memory.free_memory", free)
+    monkeypatch.setattr("tokenwright.backends.kv_sizing.free_memory", free)
     with LLM(folder):
         assert len(held) == 1
 

@@ -21,8 +21,8 @@ from tokenwright import LLM
 from tokenwright.backends.layout import unpacked
 from tokenwright.backends.native.kernels import find_kernels
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.packing import load_packed
-from tokenwright.checkpoints.weight_cache import WeightCache
+from tokenwright.checkpoints.packing.packer import load_packed
+from tokenwright.checkpoints.packing.weight_cache import WeightCache
 from tokenwright.cli.serve import adapters_of
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.formats import WeightFormat

@@ -18,13 +18,14 @@ from tests.models.fake_hub import FakeHub
 from tests.models.fixtures import KINDS, make_checkpoint, make_config
 from tests.models.sized import Sized
 from tokenwright import LLM, SamplingParams, plan
+from tokenwright.bench.bandwidth import cache_sizes, measure
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.cache.codec import CODECS
-from tokenwright.checkpoints.families import parse_config
+from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.known import KNOWN, known_name
-from tokenwright.checkpoints.packing import pack_checkpoint
-from tokenwright.checkpoints.quantize import write_folder
+from tokenwright.checkpoints.packing.folder_writer import write_folder
+from tokenwright.checkpoints.packing.packer import pack_checkpoint
 from tokenwright.config import Heads, Latent, LayerKV
 from tokenwright.engine import Scheduler, Sequence
 from tokenwright.errors import CheckpointError, RequestError
@@ -33,7 +34,6 @@ from tokenwright.models.cost import CostModel
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import Embed, Graph, Head, Matrix, Norm
 from tokenwright.planner import Plan
-from tokenwright.planner.bandwidth import cache_sizes, measure
 from tokenwright.planner.kv_memory import KVMemory
 from tokenwright.units import read_bytes, read_rate, read_tokens
 

@@ -10,7 +10,7 @@ import pytest
 
 import tokenwright
 from tokenwright import LLM, RequestError
-from tokenwright.trace.codec import as_json
+from tokenwright.trace.frame_codec import as_json
 
 PROMPT = 'Once </script><script>bad()</script> "quoted" & more'
 

@@ -14,7 +14,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokenwright.completion import Completion, Piece
     from tokenwright.errors import (
         CapacityError,
         CheckpointError,
@@ -23,10 +22,11 @@ if TYPE_CHECKING:
         RequestError,
         TokenwrightError,
     )
-    from tokenwright.llm import LLM
+    from tokenwright.llm.llm import LLM
+    from tokenwright.llm.outputs import Completion, Piece
+    from tokenwright.llm.run_page import show
     from tokenwright.planner import plan
     from tokenwright.sampling_params import Grammar, SamplingParams
-    from tokenwright.show import show
 
 __version__ = "0.1.0"
 
@@ -47,13 +47,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "tokenwright.llm",
-    "Completion": "tokenwright.completion",
-    "Piece": "tokenwright.completion",
+    "LLM": "tokenwright.llm.llm",
+    "Completion": "tokenwright.llm.outputs",
+    "Piece": "tokenwright.llm.outputs",
     "SamplingParams": "tokenwright.sampling_params",
     "Grammar": "tokenwright.sampling_params",
     "plan": "tokenwright.planner",
-    "show": "tokenwright.show",
+    "show": "tokenwright.llm.run_page",
 }
 
 

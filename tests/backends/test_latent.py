@@ -14,7 +14,7 @@ from tests.oracle.harness import prompt_of
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.runner import backend_over
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.packing import load_packed
+from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.formats import WeightFormat
 
 KEPT = {  # how a row is kept, the window, the sinks

@@ -189,9 +189,9 @@ class Text:
         )
         layer = kv_layer(self.store.view(0))
         sizes = (self.case.kv_heads, self.case.size, values)
-        shape = lib.Heads(heads, *sizes, self.scoring.scale, self.scoring.cap or 0, None)
+        shape = lib.CHeads(heads, *sizes, self.scoring.scale, self.scoring.cap or 0, None)
         ends = (lib.address(self.q), lib.address(self.sink_q), lib.address(out))
-        queries = lib.Queries(0, 0, 0, 0, *ends, width, width, heads * values)
+        queries = lib.CQueries(0, 0, 0, 0, *ends, width, width, heads * values)
         for chunk in chunks or [range(self.case.rows)]:
             array = ChunkArray([(chunk, self.case.start + chunk.start, tables)])
             kernels.compute(

@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from tests.models.sized import Sized
 from tokenwright.backends import Dense, Linear, ReferenceKernels
-from tokenwright.backends.torch.batch import TorchBatch
-from tokenwright.backends.torch.ops import OPS, RunState, TorchMLP, lacking, linear, norm
+from tokenwright.backends.torch.ops import OPS, ForwardState, TorchMLP, lacking, linear, norm
+from tokenwright.backends.torch.tensor_batch import TorchBatch
 from tokenwright.cache import KVStore
 from tokenwright.models.graph import MLP, Embed, Graph, Head, Matrix, Norm
 from tokenwright.models.taps import Site
@@ -55,7 +55,7 @@ def mlp(op: MLP, weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Ten
     seen: list[tuple[Site, int, torch.Tensor]] = []
     nothing = torch.empty(0)
     batch, store = TorchBatch(nothing, nothing, (), (), {}, {}, {}), object.__new__(KVStore)
-    y = TorchMLP(op, KERNELS, {**weights})(x, RunState(batch, store, lambda *one: seen.append(one)))
+    y = TorchMLP(op, KERNELS, {**weights})(x, ForwardState(batch, store, lambda *one: seen.append(one)))
     *_, (site, layer, value) = seen
     assert (site, layer) == (Site.MLP, op.layer)
     assert value is y

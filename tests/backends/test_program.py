@@ -26,12 +26,12 @@ from tokenwright.backends.adapters import Update, beside, not_beside
 from tokenwright.backends.adapters import packed as packed_weight
 from tokenwright.backends.native import program
 from tokenwright.backends.native.program import NativeBackend, NativeDecoder, RotaryCache
-from tokenwright.backends.observed import Observed, Watched
+from tokenwright.backends.observation import Observed, Watched
 from tokenwright.backends.runner import backend_over
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.packing import load_packed
+from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.config import DynamicScaling, Latent, Rope
 from tokenwright.engine import Chunk, LogitsNeeded, Request, Step, flatten
 from tokenwright.engine.page_table import PageTable

@@ -18,7 +18,7 @@ from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.runner import Cache, Model, ModelRunner
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, layer_specs
-from tokenwright.checkpoints.blocks import decoder
+from tokenwright.checkpoints.families.graph_builder import decoder
 from tokenwright.engine import Chunk, LogitsNeeded, Step, flatten
 from tokenwright.engine.page_table import PageTable
 from tokenwright.errors import ContextError, RequestError

@@ -2,15 +2,13 @@
 
 import pytest
 
-from tokenwright import busy
-from tokenwright.bench import limits, measures
-from tokenwright.planner import bandwidth
+from tokenwright.bench import bandwidth, limits, machine_load, measures
 
 
 def read_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planner's bandwidth is measured once, whoever else is busy, and in the caches."""
     monkeypatch.setattr(bandwidth, "beyond_caches", lambda place: 1 << 20)
-    monkeypatch.setattr(busy, "quietly", lambda measure, doubt: (measure(), ""))
+    monkeypatch.setattr(machine_load, "quietly", lambda measure, doubt: (measure(), ""))
 
 
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,4 +18,4 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "beyond_caches", lambda place: 1 << 20)
     monkeypatch.setattr(limits, "cache_sizes", lambda: [1 << 12, 1 << 16])
     monkeypatch.setattr(measures, "ENOUGH_S", 0.0)
-    monkeypatch.setattr(busy, "quietly", lambda measure, doubt: (measure(), ""))
+    monkeypatch.setattr(machine_load, "quietly", lambda measure, doubt: (measure(), ""))

@@ -9,8 +9,8 @@ import torch
 from tests.backends.native import needs_native
 from tokenwright.backends.native.kernels import find_kernels
 from tokenwright.bench import limits
-from tokenwright.bench.limits import FORMATS, Bound, Least, Multiplier, Work, cache_bytes, measure_limits
-from tokenwright.planner.bandwidth import Reader
+from tokenwright.bench.bandwidth import BandwidthProbe
+from tokenwright.bench.limits import FORMATS, Bound, Least, Multiplier, StepWork, cache_bytes, measure_limits
 
 KINDS = ("torch", pytest.param("native", marks=needs_native))
 
@@ -68,7 +68,7 @@ def test_the_longer_of_the_two_bounds(least: Least, seconds: float, bound: str) 
 def test_work_over_speed_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = Bound(1 << 30, "int4")
     assert bound.nbytes == 1 << 20  # no more than what no cache holds
-    monkeypatch.setattr(Reader, "bytes_per_second", lambda self, seconds: 10.0)
+    monkeypatch.setattr(BandwidthProbe, "bytes_per_second", lambda self, seconds: 10.0)
     monkeypatch.setattr(Multiplier, "per_second", lambda self, seconds: 4.0)
-    assert bound(Work(nbytes=50, weights=8, attention=2)) == Least(5.0, 2.5)
-    assert bound(replace(Work(), weights=8)) == Least(0.0, 2.0)
+    assert bound(StepWork(nbytes=50, weights=8, attention=2)) == Least(5.0, 2.5)
+    assert bound(replace(StepWork(), weights=8)) == Least(0.0, 2.0)

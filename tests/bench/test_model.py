@@ -7,15 +7,15 @@ import pytest
 
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
-from tokenwright.bench import model as subject
-from tokenwright.bench.limits import Work
+from tokenwright.bench import model_speed as subject
+from tokenwright.bench.limits import StepWork
 from tokenwright.bench.measures import Measure
-from tokenwright.bench.model import Benchmark, work_of, writer
+from tokenwright.bench.model_speed import Benchmark, work_of, writer
 from tokenwright.cache import layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.completion import Completion
 from tokenwright.errors import RequestError
 from tokenwright.formats import WeightFormat
+from tokenwright.llm.outputs import Completion
 from tokenwright.models.cost import CostModel
 
 # The fixture llama2: 3 layers, 64 wide, 4 heads of 16, an MLP of 96, 320 ids, head and embedding apart.
@@ -38,17 +38,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (  # contexts of 11 and 12
             Measure(2, 10, 3),
             "float32",
-            Work(4 * (3 * LAYER + NORMS + HEAD) + 2 * 11.5 * KV, 2 * (3 * LAYER + HEAD), 2 * 11.5 * 3 * 2 * 64),
+            StepWork(4 * (3 * LAYER + NORMS + HEAD) + 2 * 11.5 * KV, 2 * (3 * LAYER + HEAD), 2 * 11.5 * 3 * 2 * 64),
         ),
-        (Measure(1, 10, 3), "int8", Work(INT8 + 11.5 * KV, 3 * LAYER + HEAD, 11.5 * 3 * 2 * 64)),
+        (Measure(1, 10, 3), "int8", StepWork(INT8 + 11.5 * KV, 3 * LAYER + HEAD, 11.5 * 3 * 2 * 64)),
         (  # each token of the prompt reads those before it and itself; the head is for the last one
             Measure(1, 10, 1),
             "float32",
-            Work(4 * (3 * LAYER + NORMS + HEAD) + 10 * KV, 10 * 3 * LAYER + HEAD, 55 * 3 * 2 * 64),
+            StepWork(4 * (3 * LAYER + NORMS + HEAD) + 10 * KV, 10 * 3 * LAYER + HEAD, 55 * 3 * 2 * 64),
         ),
     ],
 )
-def test_the_work_of_a_step_by_hand(folder: Path, measure: Measure, form: str, work: Work) -> None:
+def test_the_work_of_a_step_by_hand(folder: Path, measure: Measure, form: str, work: StepWork) -> None:
     graph = Checkpoint.open(folder).graph
     costs = CostModel(graph, layer_specs(graph, "float32"))
     assert work_of(measure, costs, WeightFormat.parse(form)) == work

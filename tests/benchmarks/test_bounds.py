@@ -12,8 +12,8 @@ from tests.backends.native import needs_native
 from tests.bench.fixtures import quicken
 from tokenwright.backends import Dense, ReferenceKernels
 from tokenwright.backends.native.kernels import NativeKernels, find_kernels
-from tokenwright.bench import model, shapes
-from tokenwright.bench.limits import Bound, Least, Limits, Rate, Work
+from tokenwright.bench import model_speed, shapes
+from tokenwright.bench.limits import Bound, Least, MachineLimits, Rate, StepWork
 from tokenwright.bench.measures import Measure
 from tokenwright.formats import WeightFormat
 
@@ -35,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_limits_are_told_by_unit() -> None:
     rate = Rate(2e9, 1e9)
-    found = Limits("torch", 2, rate, None, 0, {"float32": rate})
+    found = MachineLimits("torch", 2, rate, None, 0, {"float32": rate})
     assert limits.rates(found) == {"GB/s read": {"memory": rate}, "G multiplications/s": {"float32": rate}}
     assert "| memory, GB/s read | 2.0 | 1.0 |" in limits.report(found)
 
@@ -60,7 +60,7 @@ def test_a_linear_case_is_a_linear_layer(native: NativeKernels, form: WeightForm
     assert isinstance(y, torch.Tensor)
     right = REFERENCE.linear(x.double(), Dense(packed.unpack().double(), None))
     assert (y - right).norm() < 0.02 * right.norm()  # some formats round their rows
-    assert case.work == Work(packed.nbytes, weights=3 * 64 * 256)
+    assert case.work == StepWork(packed.nbytes, weights=3 * 64 * 256)
 
 
 @needs_native
@@ -69,7 +69,7 @@ def test_attention_reads_every_text_once(native: NativeKernels, form: str) -> No
     texts = kernels.Texts(native, form, 100 * kernels.PAGE * 1024)
     one, chunk = texts.case(64, 1, 1000), texts.case(64, 16, 1)
     assert one.calls == texts.pages * kernels.PAGE // 64
-    assert one.work == Work(one.calls * 64 * texts.bytes_per_token)
+    assert one.work == StepWork(one.calls * 64 * texts.bytes_per_token)
     assert chunk.work.nbytes == 64 * texts.bytes_per_token
     assert chunk.work.attention == 2 * 14 * 64 * sum(range(49, 65))
     for case in (one, chunk):
@@ -83,7 +83,7 @@ def test_attention_reads_every_text_once(native: NativeKernels, form: str) -> No
 def test_a_share_is_of_the_limit_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "best_seconds", lambda run, seconds: 2.0)
     monkeypatch.setattr(Bound, "__call__", lambda self, work: Least(0.5, 1.0))
-    found = kernels.measure(kernels.Case("linear", "int8", 4, Work(8e9, 4e9), int, 2), Bound(64), 3)
+    found = kernels.measure(kernels.Case("linear", "int8", 4, StepWork(8e9, 4e9), int, 2), Bound(64), 3)
     assert (found.share, found.of_reading, found.bound) == (0.5, 0.25, "matrix")
     assert (found.microseconds, found.gb_per_second, found.g_multiplications_per_second) == (1e6, 4.0, 2.0)
 
@@ -107,7 +107,7 @@ def test_models_write_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     small = {**shapes.SHAPES["tiny"], "hidden_size": 96, "num_hidden_layers": 2, "intermediate_size": 128}
     monkeypatch.setitem(shapes.SHAPES, "tiny", small)  # type: ignore[arg-type]
     monkeypatch.setattr(models, "alone", models.measured)  # a fresh process would not have it smaller
-    monkeypatch.setattr(model, "MEASURES", {name: Measure(1, 8, 3) for name in models.MEASURES})
+    monkeypatch.setattr(model_speed, "MEASURES", {name: Measure(1, 8, 3) for name in models.MEASURES})
     monkeypatch.setattr(sys, "argv", ["models", "--shapes", "tiny", "--rounds", "2", "--root", str(tmp_path),
                                       "--out", str(tmp_path)])  # fmt: skip
     models.main()

@@ -25,8 +25,8 @@ from playwright.sync_api import sync_playwright
 
 from tokenwright import LLM
 from tokenwright.serve.app import make_app
-from tokenwright.serve.explorer import Explorer
-from tokenwright.serve.guard import Policy
+from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.serve.transport.guard import Policy
 from tokenwright.web_page import page_folder
 
 ROOT = Path(__file__).resolve().parents[2]

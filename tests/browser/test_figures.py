@@ -9,8 +9,8 @@ from tests.browser.conftest import ROOT, Explored, load, serving
 from tests.browser.test_branches import logits_of, softmax
 from tests.trace.test_recorder import Repeats, Twice, Wrong, stale
 from tokenwright import LLM
-from tokenwright.serve import viewer as viewer_module
-from tokenwright.trace.codec import NUMBERS, pack
+from tokenwright.serve.explorer import viewer as viewer_module
+from tokenwright.trace.frame_codec import NUMBERS, pack
 
 STEPS = 64
 PROMPT = "Once upon a time, there was a little fox who"

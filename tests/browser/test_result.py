@@ -7,8 +7,8 @@ import time
 from tests.browser.test_branches import opened
 from tests.browser.test_figures import PROMPT
 from tests.engines import settled
-from tokenwright.bench import times as times_module
-from tokenwright.serve import player as player_module
+from tokenwright.bench import run_times as times_module
+from tokenwright.serve.explorer import player as player_module
 
 
 def compare(explored):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.models.fixtures import KINDS, make_config
 from tokenwright.cache import Heads, LayerSpec, Part, group_layers, groups_for, layer_specs, pages_within
 from tokenwright.cache.codec import CODECS
-from tokenwright.checkpoints.families import parse_config
+from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.config import Latent, ModelConfig
 from tokenwright.engine.window import AttentionWindow, Group
 from tokenwright.errors import RequestError

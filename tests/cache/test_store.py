@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.cache.test_spec import SPECS
 from tests.models.fixtures import make_config
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
-from tokenwright.checkpoints.families import parse_config
+from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.engine.page_table import PageTable
 from tokenwright.errors import CapacityError
 from tokenwright.formats import KVFormat

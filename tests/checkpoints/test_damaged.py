@@ -15,8 +15,8 @@ from tests.models.fixtures import make_checkpoint
 from tests.models.gguf_files import Kind, write_gguf
 from tests.models.published_files import CASES, SIZES, write
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.gguf import read_gguf
-from tokenwright.checkpoints.packing import load_packed
+from tokenwright.checkpoints.gguf.header import read_gguf
+from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import WeightFormat
 

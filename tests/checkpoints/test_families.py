@@ -11,9 +11,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.models.fixtures import KINDS, VARIANTS, make_config
 from tests.models.originals import ORIGINALS
-from tokenwright.checkpoints.families import GPT2, LLAMA, Source, parse_config
-from tokenwright.checkpoints.llama import PHI3
-from tokenwright.checkpoints.published import read_scheme
+from tokenwright.checkpoints.families.llama import PHI3
+from tokenwright.checkpoints.families.registry import GPT2, LLAMA, TensorSource, parse_config
+from tokenwright.checkpoints.quantised.published import read_scheme
 from tokenwright.config import (
     DynamicScaling,
     LinearScaling,
@@ -458,8 +458,8 @@ def test_messages_stay_short_and_printable() -> None:
 
 def test_gpt2_keeps_q_k_and_v_in_one_transposed_tensor() -> None:
     sources = GPT2.sources(parse_config(make_config("gpt2")).graph)
-    assert sources["layers.2.attention.v.weight"] == Source("h.2.attn.c_attn.weight", True, True, (128, 192, 192))
-    assert sources["layers.2.attention.v.bias"] == Source("h.2.attn.c_attn.bias", False, True, (128, 192, 192))
+    assert sources["layers.2.attention.v.weight"] == TensorSource("h.2.attn.c_attn.weight", True, True, (128, 192, 192))
+    assert sources["layers.2.attention.v.bias"] == TensorSource("h.2.attn.c_attn.bias", False, True, (128, 192, 192))
     assert sources["layers.2.attention.v.weight"].stored((64, 64)) == (64, 192)
     assert sources["layers.2.attention.v.bias"].stored((64,)) == (192,)
     assert sources["layers.0.mlp.up.weight"].stored((256, 64)) == (64, 256)
@@ -470,7 +470,7 @@ def test_every_tensor_has_a_place(kind: str) -> None:
     family, _, graph = parse_config(make_config(kind, changes={"tie_word_embeddings": False}))
     sources = family.sources(graph)
     assert sources.keys() == graph.shapes.keys()
-    assert sources["head.weight"] == Source("embed_out.weight" if "neox" in kind else "lm_head.weight")
+    assert sources["head.weight"] == TensorSource("embed_out.weight" if "neox" in kind else "lm_head.weight")
 
 
 def test_buffers_are_inert_and_weights_are_not() -> None:

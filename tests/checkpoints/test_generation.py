@@ -9,7 +9,7 @@ import pytest
 
 from tests.models.fixtures import VOCAB, make_checkpoint
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.generation import GenerationDefaults, parse_generation
+from tokenwright.checkpoints.generation_config import GenerationDefaults, parse_generation
 from tokenwright.engine import SamplingParams
 from tokenwright.errors import CheckpointError
 

@@ -18,13 +18,13 @@ from tokenwright.backends.layout import nbytes, unpacked, weight_bytes
 from tokenwright.backends.packed import Packed
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checkpoints.folder import Checkpoint, read_rows
-from tokenwright.checkpoints.gguf import BLOCKS, read_gguf
-from tokenwright.checkpoints.gguf_blocks import FORMS
-from tokenwright.checkpoints.gguf_model import read_model
-from tokenwright.checkpoints.gguf_splits import part_names
-from tokenwright.checkpoints.packing import load_packed
-from tokenwright.checkpoints.reading import forms_of, read_codes
+from tokenwright.checkpoints.gguf.blocks import FORMS
+from tokenwright.checkpoints.gguf.checkpoint import read_model
+from tokenwright.checkpoints.gguf.header import BLOCKS, read_gguf
+from tokenwright.checkpoints.gguf.splits import part_names
+from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.checkpoints.safetensors import Stored
+from tokenwright.checkpoints.tensor_reader import forms_of, read_codes
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.formats import WeightFormat
 from tokenwright.planner import plan
@@ -348,7 +348,7 @@ def test_a_plan_counts_the_bytes_as_they_lie(folder: Path, tmp_path: Path) -> No
 
 
 def test_a_file_is_not_quantised_into_a_folder(folder: Path, tmp_path: Path) -> None:
-    from tokenwright.checkpoints.quantize import check_quantising
+    from tokenwright.checkpoints.packing.folder_writer import check_quantising
 
     found = Checkpoint.open(write_gguf(tmp_path / "model.gguf", folder))
     with pytest.raises(RequestError, match="GGUF"):

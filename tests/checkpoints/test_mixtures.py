@@ -13,10 +13,10 @@ from tests.models.originals import ORIGINALS
 from tokenwright import plan
 from tokenwright.backends.layout import read_bytes
 from tokenwright.backends.packed import Packed
-from tokenwright.checkpoints.families import parse_config
+from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.packing import load_packed
-from tokenwright.checkpoints.published import read_scheme
+from tokenwright.checkpoints.packing.packer import load_packed
+from tokenwright.checkpoints.quantised.published import read_scheme
 from tokenwright.cli import app
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import WeightFormat

@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from tests.models.fixtures import KINDS, make_checkpoint, write_json
 from tokenwright.backends.layout import Weights, empty_weights, nbytes, unpacked, weight_bytes
 from tokenwright.backends.packed import Packed
-from tokenwright.checkpoints import packing, weight_cache
-from tokenwright.checkpoints.drafts import draft_file
+from tokenwright.checkpoints.atomic_write import draft_file
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.packing import load_packed, pack_checkpoint
-from tokenwright.checkpoints.quantize import write_folder
-from tokenwright.checkpoints.weight_cache import WeightCache
+from tokenwright.checkpoints.packing import packer, weight_cache
+from tokenwright.checkpoints.packing.folder_writer import write_folder
+from tokenwright.checkpoints.packing.packer import load_packed, pack_checkpoint
+from tokenwright.checkpoints.packing.weight_cache import WeightCache
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.formats import WeightFormat
 
@@ -50,13 +50,13 @@ def _parts(one: torch.Tensor | Packed) -> list[torch.Tensor]:
     return [one.codes, one.scales, *([] if one.bias is None else [one.bias])]
 
 
-@pytest.mark.parametrize("slab", [1, packing.SLAB_BYTES])
+@pytest.mark.parametrize("slab", [1, packer.SLAB_BYTES])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_packed_as_it_is_read(
     kind: str, slab: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In fp32 nothing is lost, so every number must come back: joined, transposed, cut from fused tensors, in slabs."""
-    monkeypatch.setattr(packing, "SLAB_BYTES", slab)
+    monkeypatch.setattr(packer, "SLAB_BYTES", slab)
     found = Checkpoint.open(make_checkpoint(tmp_path, kind, shards=2).path)
     weights = load_packed(found, NATIVE, "float32")
     ours, theirs = unpacked(found.graph, weights), found.tensors()
@@ -131,9 +131,9 @@ def test_no_more_than_a_slab_is_read_at_a_time(model: Checkpoint, monkeypatch: p
         read.append(rows.nbytes)
         return rows
 
-    real = packing.read_rows
-    monkeypatch.setattr(packing, "read_rows", spied)
-    monkeypatch.setattr(packing, "SLAB_BYTES", 8192)
+    real = packer.read_rows
+    monkeypatch.setattr(packer, "read_rows", spied)
+    monkeypatch.setattr(packer, "SLAB_BYTES", 8192)
     load_packed(model, INT8, "float32")
     assert max(read) == 8192
     assert sum(read) == model.nbytes
@@ -186,7 +186,7 @@ def test_the_second_load_packs_nothing(model: Checkpoint, cache: WeightCache, mo
     def never(*arguments: Any) -> Any:
         raise AssertionError("called")
 
-    monkeypatch.setattr(packing, "pack_checkpoint", never)
+    monkeypatch.setattr(packer, "pack_checkpoint", never)
     monkeypatch.setattr(weight_cache, "digest_of", never)  # remembered
     seen: list[tuple[int, int]] = []
     second = load_packed(model, INT8, "float32", lambda done, total: seen.append((done, total)), cache)
@@ -299,10 +299,10 @@ def test_several_processes_share_a_cache(model: Checkpoint, cache: WeightCache) 
 import torch
 from pathlib import Path
 from tokenwright.formats import WeightFormat
-from tokenwright.checkpoints.drafts import draft_file
+from tokenwright.checkpoints.atomic_write import draft_file
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.packing import load_packed, pack_checkpoint
-from tokenwright.checkpoints.weight_cache import WeightCache, log
+from tokenwright.checkpoints.packing.packer import load_packed, pack_checkpoint
+from tokenwright.checkpoints.packing.weight_cache import WeightCache, log
 log.warning = lambda *arguments: exit(arguments)  # all finds whole files
 torch.set_num_threads(1)
 model, cache = Checkpoint.open({str(model.path)!r}), WeightCache(Path({str(cache.folder)!r}), smallest=0)
@@ -386,7 +386,7 @@ def test_nothing_is_overwritten_or_left_half_done(
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tokenwright.checkpoints.quantize.write_weights", full)
+    monkeypatch.setattr("tokenwright.checkpoints.packing.folder_writer.write_weights", full)
     others = sorted(tmp_path.iterdir())
     with pytest.raises(CheckpointError, match="No space left on device"):
         write_folder(model, tmp_path / "new", INT8, {})

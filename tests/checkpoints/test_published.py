@@ -14,7 +14,7 @@ from tests.models.published_files import CASES, SIZES, write
 from tokenwright import LLM
 from tokenwright.backends.layout import nbytes, unpacked, weight_bytes
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.packing import load_packed
+from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import WeightFormat
 from tokenwright.planner import plan

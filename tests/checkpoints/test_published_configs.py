@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tokenwright.backends.native.compile import compiles
-from tokenwright.checkpoints.families import parse_config
-from tokenwright.checkpoints.published import read_scheme
+from tokenwright.checkpoints.families.registry import parse_config
+from tokenwright.checkpoints.quantised.published import read_scheme
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph
 from tokenwright.planner import plan

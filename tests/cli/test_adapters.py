@@ -15,7 +15,7 @@ from tests.models.published_files import write
 from tokenwright import LLM
 from tokenwright.backends.layout import unpacked
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.packing import load_packed
+from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.formats import WeightFormat
 from tokenwright.planner import plan
 

@@ -62,7 +62,9 @@ def test_page(run: Run, model: Path) -> None:
 
 
 def test_a_busy_machine_is_told_instead_of_a_figure(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenwright.busy.quietly", lambda measure, doubt: (measure(), "others were there"))
+    monkeypatch.setattr(
+        "tokenwright.bench.machine_load.quietly", lambda measure, doubt: (measure(), "others were there")
+    )
     page = run("bench", "--model", model).stdout
     table = [
         line for line in page.splitlines() if line.startswith(("memory ", "int8 products ", "prefill ", "8 streams "))
@@ -72,9 +74,13 @@ def test_a_busy_machine_is_told_instead_of_a_figure(run: Run, model: Path, monke
     assert "/s" not in page and "%" not in page
     assert page.endswith("the machine was busy: others were there. Run it again when nothing else runs.\n")
     shares = count(20)
-    monkeypatch.setattr("tokenwright.busy.quietly", lambda measure, doubt: (measure(), f"others took {next(shares)}%"))
+    monkeypatch.setattr(
+        "tokenwright.bench.machine_load.quietly", lambda measure, doubt: (measure(), f"others took {next(shares)}%")
+    )
     assert run("bench", "--model", model).stdout.count("others took") == 1
-    monkeypatch.setattr("tokenwright.busy.quietly", lambda measure, doubt: (measure(), "others were there"))
+    monkeypatch.setattr(
+        "tokenwright.bench.machine_load.quietly", lambda measure, doubt: (measure(), "others were there")
+    )
     found = json.loads(run("bench", "--model", model, "--json").stdout)
     assert found["limits"]["memory"] == {"all_threads": None, "one_thread": None, "busy": "others were there"}
     decode = found["measures"]["decode"]

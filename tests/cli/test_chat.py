@@ -18,8 +18,8 @@ from tests.cli.terminal import SLOWLY, terminal
 from tokenwright.cli.conversation import Conversation, save
 from tokenwright.cli.conversation import load as loaded
 from tokenwright.errors import EngineError, RequestError
-from tokenwright.llm import LLM
-from tokenwright.streams import Stream
+from tokenwright.llm.llm import LLM
+from tokenwright.llm.streams import Stream
 
 APPENDS = """\
 {{ bos_token }}{% for m in messages %}{{ m.role ~ ': ' ~ m.content ~ eos_token }}{% endfor %}

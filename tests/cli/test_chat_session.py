@@ -15,7 +15,7 @@ from tokenwright.cli import app
 from tokenwright.cli.chat_settings import NAMES, changed, listed
 from tokenwright.cli.sampling import COMMON
 from tokenwright.errors import RequestError
-from tokenwright.llm import LLM
+from tokenwright.llm.llm import LLM
 from tokenwright.sampling_params import Grammar, SamplingParams
 
 Refused = Callable[..., str]

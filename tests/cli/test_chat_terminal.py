@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.cli.terminal import terminal, wait_for_input
 from tests.cli.test_chat import APPENDS, with_template
 from tokenwright.cli.chat_answer import MarkdownAnswer, complete_blocks
-from tokenwright.cli.chat_input import Reader, Typed
+from tokenwright.cli.chat_input import InputReader, Typed
 from tokenwright.errors import RequestError
 
 
@@ -129,18 +129,18 @@ def test_three_quotes_hold_several_lines(
     monkeypatch: pytest.MonkeyPatch, typed: tuple[str, ...], found: Typed | None
 ) -> None:
     monkeypatch.setattr("builtins.input", lines(*typed))
-    assert Reader(terminal=False).read() == found
+    assert InputReader(terminal=False).read() == found
 
 
 def test_quotes_that_stay_open_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.input", lines('"""one', "two"))
     with pytest.raises(RequestError, match="opens is not closed"):
-        Reader(terminal=False).read()
+        InputReader(terminal=False).read()
 
 
 def test_lines_that_come_at_once_are_one_message_without_gnu_readline(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where Python has libedit, which knows no pastes."""
-    reader = Reader(terminal=False)
+    reader = InputReader(terminal=False)
     reader.terminal = True
     monkeypatch.setattr("builtins.input", lines("one", "two", "three"))
     waiting = iter([True, True, False, False])

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.sockets import listen
+from tokenwright.serve.transport.sockets import listen
 
 Refused = Callable[..., str]
 

@@ -12,8 +12,8 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.models.fixtures import make_checkpoint
-from tokenwright.llm import LLM
-from tokenwright.streams import Stream
+from tokenwright.llm.llm import LLM
+from tokenwright.llm.streams import Stream
 
 PROMPT = "the sun and the other"
 GREEDY = ("--temperature", 0)

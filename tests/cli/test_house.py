@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import tokenwright
 from tests.cli.conftest import Run
 from tokenwright.bench.shapes import SHAPES
-from tokenwright.cli import Commands, app, main
+from tokenwright.cli import CommandGroup, app, main
 from tokenwright.cli.version import version_text
 from tokenwright.errors import CapacityError, EngineError, RequestError
 
@@ -184,7 +184,7 @@ ANY_DEFECT = (
 
 
 def failing(error: BaseException) -> typer.Typer:
-    app = typer.Typer(cls=Commands)
+    app = typer.Typer(cls=CommandGroup)
 
     @app.command()
     def fail() -> None:

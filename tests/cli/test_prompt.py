@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenwright.cli.facts import seconds
 from tokenwright.cli.options import given, read_prompt
+from tokenwright.cli.statistics import seconds
 from tokenwright.errors import RequestError
 from tokenwright.units import binary
 

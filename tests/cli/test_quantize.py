@@ -14,7 +14,7 @@ from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
 from tokenwright.backends.layout import weight_bytes
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.weight_cache import WeightCache
+from tokenwright.checkpoints.packing.weight_cache import WeightCache
 from tokenwright.formats import WeightFormat
 
 

@@ -16,8 +16,8 @@ from tests.cli.conftest import Run
 from tests.models.fixtures import make_checkpoint
 from tokenwright.cli.race_report import COLOURS, forward_tokens
 from tokenwright.engine import SamplingParams
-from tokenwright.llm import LLM
-from tokenwright.streams import Stream
+from tokenwright.llm.llm import LLM
+from tokenwright.llm.streams import Stream
 
 Race = Callable[..., Any]
 
@@ -108,7 +108,7 @@ def test_report_and_chart(race: Race, tmp_path: Path) -> None:
 
 def test_a_busy_machine_is_told_once(race: Race, found: Race, monkeypatch: pytest.MonkeyPatch) -> None:
     told = ["", "other processes took 40% of the processors' time"]
-    monkeypatch.setattr("tokenwright.busy.load_between", lambda before, after: told[-1])
+    monkeypatch.setattr("tokenwright.bench.machine_load.load_between", lambda before, after: told[-1])
     assert race("-n", 2).stdout.splitlines()[-2] == (
         f"the machine was busy: {told[-1]}. Run it again when nothing else runs."
     )

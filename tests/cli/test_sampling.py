@@ -10,9 +10,9 @@ import pytest
 from tests.cli.conftest import Run
 from tokenwright.cli.sampling import COMMON, MORE, chosen_from
 from tokenwright.cli.tree import picture
-from tokenwright.completion import TreeToken
 from tokenwright.engine import FinishReason, Grammar, SamplingParams
-from tokenwright.requests import RequestBuilder
+from tokenwright.llm.input_processor import InputProcessor
+from tokenwright.llm.outputs import TreeToken
 
 GIVEN: dict[str, tuple[tuple[object, ...], object]] = {
     "temperature": (("--temperature", 0.5), 0.5),
@@ -66,13 +66,13 @@ def generate(run: Run, model: Path) -> Callable[..., Any]:
 @pytest.mark.parametrize("name", sorted((COMMON.keys() | MORE.keys()) - {"max_tokens"}))
 def test_each_option_reaches_its_field(name, generate, monkeypatch):
     seen: list[SamplingParams] = []
-    build = RequestBuilder.build
+    build = InputProcessor.build
 
     def watched(self, prompt, params, **options):
         seen.append(params)
         return build(self, prompt, params, **options)
 
-    monkeypatch.setattr(RequestBuilder, "build", watched)
+    monkeypatch.setattr(InputProcessor, "build", watched)
     arguments, expected = GIVEN[name]
     result = generate(*arguments)
     assert result.exit_code == 0, result.output

@@ -26,7 +26,7 @@ def test_a_core_is_left_to_a_browser_and_beside_torch_and_for_small_models(
     monkeypatch: pytest.MonkeyPatch, native: bool, browser: bool, threads: int | None, weights: int, found: int
 ) -> None:
     made = SimpleNamespace(kernels="avx2" if native else "reference", weight_bytes=weights)
-    monkeypatch.setattr("tokenwright.llm.LLM", lambda *_, **__: made)
+    monkeypatch.setattr("tokenwright.llm.llm.LLM", lambda *_, **__: made)
     monkeypatch.setattr(kernels, "find_kernels", lambda: object() if native else None)
     before = torch.get_num_threads()
     try:

@@ -30,7 +30,7 @@ from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.cache.snapshot import Snapshot, load, save
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.packing import load_packed
+from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.engine import Engine, Failed, Group, PagePool, Request, Runner, SamplingParams, Scheduler, SwapSpace
 from tokenwright.engine import Sequence as Text
 from tokenwright.engine.window import AttentionWindow

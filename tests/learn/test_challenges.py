@@ -13,9 +13,9 @@ import torch
 from tests.engines import assert_at_rest, settled
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM, RequestError, SamplingParams
-from tokenwright.learn import CHALLENGES, Work, agreement, claims, heads, lesson, memory, savings, smaller
+from tokenwright.learn import CHALLENGES, CheckWork, agreement, cache_size, claims, find_heads, lesson, savings, smaller
+from tokenwright.learn.challenge_texts import OPENING, STORY, repeated
 from tokenwright.learn.forward import ForwardPass
-from tokenwright.learn.texts import OPENING, STORY, repeated
 from tokenwright.learn.work import Stopped
 
 
@@ -30,7 +30,7 @@ def llm():
 def check(llm):
     def checked(challenge, **answer):
         one = CHALLENGES[challenge]
-        return one.check(Work(llm), one.read(answer))
+        return one.check(CheckWork(llm), one.read(answer))
 
     return checked
 
@@ -110,7 +110,7 @@ def test_every_challenge_has_both(check):
 
 def test_the_clock_decides_about_no_answer(check, monkeypatch):
     """A clock that says the opposite changes figures, and no verdict of a challenge about fewer tokens."""
-    text = Work.text
+    text = CheckWork.text
 
     def slow(work, llm, prompt, params, **rest):
         found = text(work, llm, prompt, params, **rest)
@@ -118,7 +118,7 @@ def test_the_clock_decides_about_no_answer(check, monkeypatch):
         fast = usage.completion_tokens > 16 or (len(prompt) > 300 and not usage.reused_tokens)
         return replace(found, usage=replace(usage, token_s=((0.001 if fast else 9.0),) * usage.completion_tokens))
 
-    monkeypatch.setattr(Work, "text", slow)
+    monkeypatch.setattr(CheckWork, "text", slow)
     for challenge, answer in RIGHT:
         if challenge in ("bound", "share"):
             assert check(challenge, **answer).passed, challenge
@@ -141,7 +141,7 @@ def test_published_sizes_of_the_cache():
         4.83: (8, "int4", 32, 1), 4.70: (8, "float16", 8, 4096),
     }  # fmt: skip
     for right, shape in sizes.items():
-        assert round(memory.llama_cache(*shape) / 1e9, 2) == right
+        assert round(cache_size.llama_cache(*shape) / 1e9, 2) == right
 
 
 TRACES = {  # where the keys and the values of the first layer differ: the written tokens are 72 to 135
@@ -177,7 +177,7 @@ def test_a_fault_with_another_name_is_told_what_would_be_seen(llm, check):
 
 def test_the_reference_pass_is_the_engines(llm):
     """Its logits, of a chunk and of single rows, against the engine's model as a function."""
-    ids, work = llm.tokenizer.encode(STORY), Work(llm)
+    ids, work = llm.tokenizer.encode(STORY), CheckWork(llm)
     right = llm.model(ids)[0]
     text = ForwardPass(work, len(ids))
     rows = torch.cat([text.rows(ids[:40], 0), *(text.rows(ids[n : n + 1], n) for n in range(40, len(ids)))])
@@ -227,9 +227,9 @@ def test_a_seed_that_draws_far_down(check):
 
 def test_the_masses_are_those_of_the_replayed_rows(llm):
     """The mean weight on the token before, of one head, from the rows that a run replays."""
-    work = Work(llm)
+    work = CheckWork(llm)
     segment = random.Random(7).choices(range(10, 4000), k=12)
-    found, ids = heads._of(work, segment), llm.tokenizer.encode("") + segment * 2
+    found, ids = find_heads._of(work, segment), llm.tokenizer.encode("") + segment * 2
     rows = []
     with llm.run(ids[:1], SamplingParams(temperature=0, max_tokens=1)) as run:
         run.step()
@@ -276,8 +276,8 @@ def test_what_the_model_cannot_do_is_refused(check, challenge, answer, told):
 def test_a_check_ends_when_it_is_cancelled_and_when_its_time_is_over(llm):
     answer = CHALLENGES["phases"].read({"prefill_tokens": 8, "prefill_new": 500, "decode_tokens": 8, "decode_new": 500})
     with pytest.raises(Stopped, match="after 0"):
-        CHALLENGES["phases"].check(Work(llm, seconds=0), answer)
-    work, began = Work(llm), threading.Event()
+        CHALLENGES["phases"].check(CheckWork(llm, seconds=0), answer)
+    work, began = CheckWork(llm), threading.Event()
     original = work.check
 
     def noted():
@@ -319,18 +319,18 @@ def test_models_of_other_kinds(tmp_path):
         assert len(cases) == 4 and agreement.TWICE not in cases.values()
         assert {one.id for one in lesson(llm).challenges} == CHALLENGES.keys()
         sinks = CHALLENGES["window"].read({"window": 4, "sinks": 2})
-        assert "no sinks" in CHALLENGES["window"].check(Work(llm), sinks).message
+        assert "no sinks" in CHALLENGES["window"].check(CheckWork(llm), sinks).message
         assert (
             "choose another"
             in CHALLENGES["agree"]
-            .check(Work(llm), CHALLENGES["agree"].read({"case": "E", "fault": agreement.LOOK}))
+            .check(CheckWork(llm), CHALLENGES["agree"].read({"case": "E", "fault": agreement.LOOK}))
             .message
         )
 
 
 def test_the_fewest_bits_are_found_by_search(llm, check):
     """Which formats keep all tokens depends on the instruction set: some of the tokens are close to a tie."""
-    work = Work(llm)
+    work = CheckWork(llm)
     prompt = work.ids(OPENING)
     ids = prompt + work.greedy(prompt, smaller.SAME)
     ordered = sorted((smaller._per_token(work, k, v), k, v) for k in smaller.FORMATS for v in smaller.FORMATS)
@@ -341,7 +341,7 @@ def test_the_fewest_bits_are_found_by_search(llm, check):
 
 def test_the_smallest_window_is_found_by_search(llm):
     """That the test's answer is the smallest with its sinks."""
-    work = Work(llm)
+    work = CheckWork(llm)
     ids = smaller.text_of(work)
     assert smaller.divergence(work, ids, 69, 4) <= 0.05 < smaller.divergence(work, ids, 68, 4)
     assert repeated([1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]

@@ -12,7 +12,7 @@ from tokenwright.backends.runner import Model
 from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import layer_specs
-from tokenwright.checkpoints.blocks import decoder
+from tokenwright.checkpoints.families.graph_builder import decoder
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.config import Learned, ModelConfig, Rope
 from tokenwright.formats import KVFormat

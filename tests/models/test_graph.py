@@ -10,7 +10,7 @@ import pytest
 
 import tokenwright
 from tests.models.fixtures import KINDS, make_config
-from tokenwright.checkpoints.families import parse_config
+from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.config import Heads, Latent, LayerKV, Learned
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Op
 from tokenwright.trace.inside import _flops
@@ -144,4 +144,8 @@ def test_ops_are_known_in_four_places() -> None:
         if {alias.name for alias in node.names} & ops
     }
     others = {"trace/inside.py", "backends/adapters.py"}  # views of a layer; what adapts
-    assert places - others == {"checkpoints/blocks.py", "backends/torch/ops.py", "backends/native/compile.py"}
+    assert places - others == {
+        "checkpoints/families/graph_builder.py",
+        "backends/torch/ops.py",
+        "backends/native/compile.py",
+    }

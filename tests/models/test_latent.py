@@ -21,9 +21,9 @@ from tokenwright import LLM, plan
 from tokenwright.backends.layout import unpacked
 from tokenwright.backends.packed import Packed
 from tokenwright.cache import KVStore, layer_specs
-from tokenwright.checkpoints.families import parse_config
+from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.packing import load_packed
+from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.cli import app
 from tokenwright.config import Latent, Mixture
 from tokenwright.errors import CheckpointError, RequestError

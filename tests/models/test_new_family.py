@@ -20,17 +20,17 @@ from tokenwright.backends.layout import Weights
 from tokenwright.backends.native import compile as native_compile
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.torch import ops as torch_ops
-from tokenwright.checkpoints import families
-from tokenwright.checkpoints.families import LLAMA
-from tokenwright.checkpoints.strict import Keys
+from tokenwright.checkpoints.families import registry
+from tokenwright.checkpoints.families.registry import LLAMA
+from tokenwright.checkpoints.json_keys import JsonKeys
 from tokenwright.cli import app
 from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import MLP, Attention, Graph
 from tokenwright.models.taps import Site
 
-ROOM = Path(families.__file__).parent.parent
-FAMILY, OP, TORCH = "checkpoints/families.py", "models/graph.py", "backends/torch/ops.py"
+ROOM = Path(registry.__file__).parent.parent
+FAMILY, OP, TORCH = "checkpoints/families/registry.py", "models/graph.py", "backends/torch/ops.py"
 NATIVE = ("backends/native/cpp/step.h", "step.cpp", "library.py", "compile.py")  # struct, function, mirror, compiler
 GREEDY = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
 PROMPT = [7, 40, 3, 99, 200, 12, 5, 31]
@@ -50,15 +50,15 @@ class TorchCappedMLP:
         self.inner = torch_ops.TorchMLP(op, kernels, weights)
         self.layer, self.cap = op.layer, op.cap
 
-    def __call__(self, x: torch.Tensor, state: torch_ops.RunState) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, state: torch_ops.ForwardState) -> torch.Tensor:
         silent = replace(state, tap=lambda *_: None)
         x = x + self.cap * ((self.inner(x, silent) - x) / self.cap).tanh()
         state.tap(Site.MLP, self.layer, x)
         return x
 
 
-# In checkpoints/families.py:
-def _parse(keys: Keys, architecture: str) -> tuple[ModelConfig, Graph]:
+# In checkpoints/families/registry.py:
+def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     cap = keys.number("mlp_cap")
     config, graph = LLAMA.parse(keys, "LlamaForCausalLM")
     blocks = tuple(CappedMLP(**vars(op), cap=cap) if isinstance(op, MLP) else op for op in graph.blocks)
@@ -71,7 +71,7 @@ TOY = replace(LLAMA, architectures={"ToyForCausalLM": "toy"}, parse=_parse)
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The family as if it had been added; the files that this takes."""
-    monkeypatch.setattr(families, "FAMILIES", (*families.FAMILIES, TOY))
+    monkeypatch.setattr(registry, "FAMILIES", (*registry.FAMILIES, TOY))
     monkeypatch.setattr(torch_ops, "OPS", {**torch_ops.OPS, CappedMLP: TorchCappedMLP})
     return {FAMILY, OP, TORCH}
 
@@ -141,7 +141,7 @@ def test_cost_plan_and_inspect_read_it_from_the_graph(added: set[str], tmp_path:
 
 
 def test_without_its_torch_op_it_can_be_planned_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "FAMILIES", (*families.FAMILIES, TOY))
+    monkeypatch.setattr(registry, "FAMILIES", (*registry.FAMILIES, TOY))
     folder, _ = folder_of(tmp_path, cap=0.5)
     assert plan(folder).hindrances == ("it has no decoder for ToyForCausalLM",)
     with pytest.raises(CheckpointError, match="CappedMLP"):

@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.models.fixtures import make_config
-from tokenwright.checkpoints.families import parse_config
+from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.config import (
     DynamicScaling,
     LinearScaling,

@@ -32,7 +32,7 @@ from tokenwright.backends.runner import Model, ModelRunner
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec, groups_for, layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.packing import load_packed
+from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.config import DynamicScaling, ModelConfig, angle_length
 from tokenwright.decode import TorchSampler
 from tokenwright.engine import (

@@ -16,11 +16,11 @@ from tests.models.fixtures import KINDS, make_config
 from tests.oracle.harness import TOLERANCE, Recorder, Subject, greedy, make_subject, prompt_of, write
 from tokenwright.backends import Kernels, ReferenceKernels
 from tokenwright.backends.runner import ModelRunner
-from tokenwright.backends.torch.batch import Batcher, TorchBatch
+from tokenwright.backends.torch.tensor_batch import Batcher, TorchBatch
 from tokenwright.cache import ChunkRows, KVView
-from tokenwright.checkpoints.deepseek import DEEPSEEK
-from tokenwright.checkpoints.families import parse_config
-from tokenwright.checkpoints.family import head_order
+from tokenwright.checkpoints.families.deepseek import DEEPSEEK
+from tokenwright.checkpoints.families.family import head_order
+from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.config import Learned, ModelConfig, Rope
 from tokenwright.config import NoScaling as Unscaled
 from tokenwright.engine import Batch

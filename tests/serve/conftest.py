@@ -15,8 +15,8 @@ from tests.models.fixtures import make_checkpoint
 from tests.serve.talking import make_talker, talking
 from tokenwright import LLM
 from tokenwright.serve.app import make_app
-from tokenwright.serve.explorer import Explorer
-from tokenwright.trace.codec import unpack
+from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.trace.frame_codec import unpack
 
 HOST = "127.0.0.1:8321"
 

@@ -16,11 +16,11 @@ from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
 from tokenwright.engine import Engine, Event
 from tokenwright.serve.app import Served, make_app
-from tokenwright.serve.explorer import Explorer
-from tokenwright.serve.guard import Policy
-from tokenwright.serve.run import Server
-from tokenwright.serve.service import Service
-from tokenwright.serve.sockets import listen
+from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.serve.service.service import Service
+from tokenwright.serve.transport.guard import Policy
+from tokenwright.serve.transport.server import Server
+from tokenwright.serve.transport.sockets import listen
 
 HANGS = 60.0  # seconds; only a hang takes so long
 

@@ -4,8 +4,11 @@ import json
 import re
 from pathlib import Path
 
-from tokenwright.serve import anthropic_schema, ollama_schema, openai_schema, responses_schema
+from tokenwright.serve.anthropic import bodies as anthropic_schema
 from tokenwright.serve.fields import Body, Refused, refusals
+from tokenwright.serve.ollama import bodies as ollama_schema
+from tokenwright.serve.openai import bodies as openai_schema
+from tokenwright.serve.openai import responses_bodies
 
 PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
 BODIES: dict[str, tuple[type[Body], ...]] = {
@@ -14,9 +17,9 @@ BODIES: dict[str, tuple[type[Body], ...]] = {
         openai_schema.ChatBody,
         openai_schema.EmbeddingBody,
     ),
-    "responses": (responses_schema.Create,),
+    "responses": (responses_bodies.Create,),
     "Anthropic": (anthropic_schema.Messages, anthropic_schema.CountTokens),
-    "Ollama": (ollama_schema.Generate, ollama_schema.Chat, ollama_schema.Embed, ollama_schema.Embeddings),
+    "Ollama": (ollama_schema.Generate, ollama_schema.Chat, ollama_schema.OllamaEmbed, ollama_schema.OllamaEmbeddings),
 }
 
 

@@ -15,10 +15,10 @@ from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
 from tokenwright.engine import FinishReason
 from tokenwright.serve.app import Served, make_app
-from tokenwright.serve.explorer import Explorer
-from tokenwright.serve.guard import Policy
-from tokenwright.serve.run import Server
-from tokenwright.serve.sockets import listen
+from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.serve.transport.guard import Policy
+from tokenwright.serve.transport.server import Server
+from tokenwright.serve.transport.sockets import listen
 
 PAGES = 256
 HANGS_S = 120.0  # whatever takes longer will not happen any more

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.serve.talking import Talker, make_talker, talking, until
-from tokenwright.serve import log
+from tokenwright.serve.transport import access_log
 
 KEY = "a-key-that-is-a-secret"
 SECRET = "Zanzibar"
@@ -29,12 +29,12 @@ class Lines(logging.Handler):
 
 @pytest.fixture
 def lines() -> Iterator[list[str]]:
-    handler, before = Lines(), (log.access.level, log.access.propagate)
-    log.log_access(handler)
+    handler, before = Lines(), (access_log.access.level, access_log.access.propagate)
+    access_log.log_access(handler)
     yield handler.lines
-    log.access.removeHandler(handler)
-    log.access.setLevel(before[0])
-    log.access.propagate = before[1]
+    access_log.access.removeHandler(handler)
+    access_log.access.setLevel(before[0])
+    access_log.access.propagate = before[1]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from tests.serve.talking import HANGS_S, SCHEMA, Talker, valid
-from tokenwright.serve.contract import Tool, Wanted
+from tokenwright.serve.service.types import GenerationRequest, Tool
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 NAMES = ("clock", "weather", "mail")
@@ -57,7 +57,7 @@ def test_a_response_calls_an_allowed_tool_and_says_what_was_asked(client: OpenAI
 @pytest.mark.parametrize("mode", MODES)
 def test_the_grammar_has_the_allowed_tools_alone(talker: Talker, mode: str) -> None:
     tools = [Tool(name, "", SCHEMA) for name in NAMES]
-    wanted = Wanted(messages=HELLO, tools=tools, tool_choice=mode, allowed_tools=["mail"])
+    wanted = GenerationRequest(messages=HELLO, tools=tools, tool_choice=mode, allowed_tools=["mail"])
     prepared = talker.service._preparer.prepare(wanted)
     grammar = prepared.request.params.grammar.text
     assert "mail" in grammar and "weather" not in grammar and "clock" not in grammar

@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from tokenwright.environment import Environment
-from tokenwright.serve.guard import OPEN
 from tokenwright.serve.settings import Settings
+from tokenwright.serve.transport.guard import OPEN
 
 ROOT = Path(__file__).resolve().parents[2]
 Line = tuple[str, str]  # an instruction and what it says

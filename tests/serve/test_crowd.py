@@ -17,12 +17,12 @@ import pytest
 
 from tests.engines import held
 from tests.serve.live import HANGS, Live, live, make_chat_model, settled
-from tokenwright.serve import generation, service
 from tokenwright.serve.app import Served
-from tokenwright.serve.door import AT_ONCE, Door
-from tokenwright.serve.generation import Generation
-from tokenwright.serve.identities import new_hex
-from tokenwright.serve.sockets import TAKEN_AT_ONCE, listen, repeated
+from tokenwright.serve.service import generation, service
+from tokenwright.serve.service.generation import Generation
+from tokenwright.serve.service.ids import new_hex
+from tokenwright.serve.transport.sockets import TAKEN_AT_ONCE, listen, repeated
+from tokenwright.serve.transport.throttle import AT_ONCE, Throttle
 
 ASKED = {"model": "tiny", "prompt": "ab", "max_tokens": 2, "temperature": 0}
 
@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 def test_a_few_enter_in_each_turn_in_their_order() -> None:
     async def main() -> None:
-        door, entered, many = Door(), list[int](), 5 * AT_ONCE
+        door, entered, many = Throttle(), list[int](), 5 * AT_ONCE
 
         async def one(number: int) -> None:
             await door.enter()

@@ -18,14 +18,14 @@ from tests.engines import settled
 from tests.serve.conftest import HOST, asdict, begin, served, watching
 from tests.serve.talking import until
 from tokenwright import CheckpointError, SamplingParams
-from tokenwright.serve import player as player_module
-from tokenwright.serve import viewer as viewer_module
 from tokenwright.serve.app import make_app
-from tokenwright.serve.explorer import Explorer, NewRun
-from tokenwright.serve.guard import MOST_BODY
-from tokenwright.serve.player import Player
-from tokenwright.serve.viewer import SAMPLE, WINDOW
-from tokenwright.trace.codec import as_json, decode_weights, from_json
+from tokenwright.serve.explorer import player as player_module
+from tokenwright.serve.explorer import viewer as viewer_module
+from tokenwright.serve.explorer.explorer import Explorer, NewRun
+from tokenwright.serve.explorer.player import Player
+from tokenwright.serve.explorer.viewer import SAMPLE, WINDOW
+from tokenwright.serve.transport.guard import MOST_BODY
+from tokenwright.trace.frame_codec import as_json, decode_weights, from_json
 
 SUMMED = ("start", "length", "layer_tokens", "step_us", "token")  # of a step, for the sums of a rebuilt run
 AS_JSON = {"content-type": "application/json"}
@@ -259,7 +259,7 @@ def test_both_ways_of_a_run_are_timed_alike(tiny, without):
 
 def test_two_measurements_follow_each_other(tiny, monkeypatch):
     """A run whose times are asked for while another is measured waits for its turn."""
-    from tokenwright.bench import times as module
+    from tokenwright.bench import run_times as module
 
     began, going, real = threading.Event(), threading.Event(), module._Passes.whole
 
@@ -292,7 +292,7 @@ def test_two_measurements_follow_each_other(tiny, monkeypatch):
 
 def test_simpsons_rule_sums_the_passes(tiny, monkeypatch):
     """A pass over t tokens that takes 7 + 3 t + t² has a sum by formula."""
-    from tokenwright.bench import times as module
+    from tokenwright.bench import run_times as module
 
     monkeypatch.setattr(module._Passes, "whole", lambda _, context: 7 + 3 * context + context * context)
     with served(tiny, pages=64) as (client, explorer):

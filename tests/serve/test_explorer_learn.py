@@ -14,8 +14,8 @@ from tests.serve.conftest import served
 from tests.serve.live import HANGS, live
 from tokenwright.errors import CapacityError
 from tokenwright.learn import CHALLENGES
-from tokenwright.learn.work import Stopped, Work
-from tokenwright.serve.explorer_learn import MOST_WAITING, Desk
+from tokenwright.learn.work import CheckWork, Stopped
+from tokenwright.serve.explorer.learn import MOST_WAITING, Desk
 
 FIT = {"level": "cache alone", "kv_heads": "8", "kv": "int4", "full_layers": 32, "window": 1}
 
@@ -109,7 +109,7 @@ def test_a_check_whose_client_goes_away_ends_and_frees_the_next(tiny, monkeypatc
     """Over a socket: the connection is closed in the middle, and the work is cancelled, not awaited."""
     begun, ended, works = threading.Event(), threading.Event(), []
 
-    def endless(work: Work, answer):
+    def endless(work: CheckWork, answer):
         works.append(work)
         begun.set()
         try:
@@ -135,7 +135,7 @@ def test_a_server_that_closes_ends_the_check(lesson):
     _, explorer = lesson
     begun, desk, found = threading.Event(), Desk(explorer), []
 
-    def endless(work: Work):
+    def endless(work: CheckWork):
         begun.set()
         while True:
             work.check()

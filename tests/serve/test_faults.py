@@ -22,7 +22,7 @@ from tokenwright.engine import prefix_index
 from tokenwright.engine.page_pool import Group, PagePool
 from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.serve.app import make_app
-from tokenwright.serve.explorer import Explorer
+from tokenwright.serve.explorer.explorer import Explorer
 
 ASKED = {"model": "tiny", "prompt": "Once upon", "max_tokens": 6, "temperature": 0}
 

@@ -14,8 +14,11 @@ from openai.types.chat import chat_completion_content_part_param as chat_part
 from openai.types.responses import response_create_params, response_input_item_param
 from pydantic import BaseModel, Field, ValidationError
 
-from tokenwright.serve import anthropic_schema, ollama_schema, openai_schema, responses_schema
+from tokenwright.serve.anthropic import bodies as anthropic_schema
 from tokenwright.serve.fields import Body, Refused, Share, complaint, refusals
+from tokenwright.serve.ollama import bodies as ollama_schema
+from tokenwright.serve.openai import bodies as openai_schema
+from tokenwright.serve.openai import responses_bodies
 
 BODIES: list[tuple[type[Body], Any]] = [
     (openai_schema.CompletionBody, completion_create_params.CompletionCreateParamsBase),
@@ -41,7 +44,7 @@ BODIES: list[tuple[type[Body], Any]] = [
     (openai_schema.NamedTool, chat.ChatCompletionNamedToolChoiceCustomParam),
     (openai_schema.AllowedChoice, chat.ChatCompletionAllowedToolChoiceParam),
     (openai_schema.AllowedTools, chat.ChatCompletionAllowedToolsParam),
-    (responses_schema.AllowedChoice, openai_types.ToolChoiceAllowedParam),
+    (responses_bodies.ResponseAllowedChoice, openai_types.ToolChoiceAllowedParam),
     (openai_schema.StreamOptions, chat.ChatCompletionStreamOptionsParam),
     (openai_schema.Function, shared_params.FunctionDefinition),
     (openai_schema.JsonSchema, shared_params.response_format_json_schema.JSONSchema),
@@ -49,8 +52,8 @@ BODIES: list[tuple[type[Body], Any]] = [
     (anthropic_schema.Messages, message_create_params.MessageCreateParamsStreaming),
     (anthropic_schema.Messages, beta_create_params.MessageCreateParamsBase),
     (anthropic_schema.CountTokens, anthropic_types.MessageCountTokensParams),
-    (anthropic_schema.Tool, anthropic_types.ToolParam),
-    (anthropic_schema.Tool, anthropic_beta.BetaToolParam),
+    (anthropic_schema.AnthropicTool, anthropic_types.ToolParam),
+    (anthropic_schema.AnthropicTool, anthropic_beta.BetaToolParam),
     (anthropic_schema.TextBlock, anthropic_types.TextBlockParam),
     (anthropic_schema.ToolUseBlock, anthropic_types.ToolUseBlockParam),
     (anthropic_schema.ToolResultBlock, anthropic_types.ToolResultBlockParam),
@@ -63,27 +66,27 @@ BODIES: list[tuple[type[Body], Any]] = [
     (ollama_schema.Generate, ollama_types.GenerateRequest),
     (ollama_schema.Chat, ollama_types.ChatRequest),
     (ollama_schema.Options, ollama_types.Options),
-    (ollama_schema.Message, ollama_types.Message),
+    (ollama_schema.OllamaMessage, ollama_types.Message),
     (ollama_schema.Called, ollama_types.Message.ToolCall.Function),
-    (ollama_schema.Tool, ollama_types.Tool),
-    (ollama_schema.Function, ollama_types.Tool.Function),
+    (ollama_schema.OllamaTool, ollama_types.Tool),
+    (ollama_schema.OllamaFunction, ollama_types.Tool.Function),
     (ollama_schema.Show, ollama_types.ShowRequest),
-    (ollama_schema.Embed, ollama_types.EmbedRequest),
-    (ollama_schema.Embeddings, ollama_types.EmbeddingsRequest),
-    (responses_schema.Create, response_create_params.ResponseCreateParamsBase),
-    (responses_schema.Create, response_create_params.ResponseCreateParamsStreaming),
-    (responses_schema.Message, openai_types.EasyInputMessageParam),
-    (responses_schema.Message, openai_types.ResponseOutputMessageParam),
-    (responses_schema.InputText, openai_types.ResponseInputTextParam),
-    (responses_schema.OutputText, openai_types.ResponseOutputTextParam),
-    (responses_schema.FunctionCall, openai_types.ResponseFunctionToolCallParam),
-    (responses_schema.FunctionOutput, response_input_item_param.FunctionCallOutput),
-    (responses_schema.Reasoning, openai_types.ResponseReasoningItemParam),
-    (responses_schema.FunctionTool, openai_types.FunctionToolParam),
-    (responses_schema.TextConfig, openai_types.ResponseTextConfigParam),
-    (responses_schema.JsonSchema, openai_types.ResponseFormatTextJSONSchemaConfigParam),
-    (responses_schema.ReasoningConfig, shared_params.Reasoning),
-    (responses_schema.StreamOptions, response_create_params.StreamOptions),
+    (ollama_schema.OllamaEmbed, ollama_types.EmbedRequest),
+    (ollama_schema.OllamaEmbeddings, ollama_types.EmbeddingsRequest),
+    (responses_bodies.Create, response_create_params.ResponseCreateParamsBase),
+    (responses_bodies.Create, response_create_params.ResponseCreateParamsStreaming),
+    (responses_bodies.ResponseMessage, openai_types.EasyInputMessageParam),
+    (responses_bodies.ResponseMessage, openai_types.ResponseOutputMessageParam),
+    (responses_bodies.InputText, openai_types.ResponseInputTextParam),
+    (responses_bodies.OutputText, openai_types.ResponseOutputTextParam),
+    (responses_bodies.FunctionCall, openai_types.ResponseFunctionToolCallParam),
+    (responses_bodies.FunctionOutput, response_input_item_param.FunctionCallOutput),
+    (responses_bodies.Reasoning, openai_types.ResponseReasoningItemParam),
+    (responses_bodies.ResponseFunctionTool, openai_types.FunctionToolParam),
+    (responses_bodies.TextConfig, openai_types.ResponseTextConfigParam),
+    (responses_bodies.ResponseJsonSchema, openai_types.ResponseFormatTextJSONSchemaConfigParam),
+    (responses_bodies.ReasoningConfig, shared_params.Reasoning),
+    (responses_bodies.ResponseStreamOptions, response_create_params.StreamOptions),
 ]
 
 

@@ -17,8 +17,8 @@ import pytest
 
 from tests.engines import assert_at_rest
 from tests.serve.talking import HANGS_S, SCHEMA, Talker, aborted, make_talker, talking, until
-from tokenwright.serve import guard
 from tokenwright.serve.fields import MOST_ITEMS
+from tokenwright.serve.transport import guard
 
 VOCAB, CONTEXT = 320, 2048
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -20,17 +20,20 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from tests.serve.live import HANGS, Live, live, make_chat_model, settled
-from tokenwright.serve import connection, exchange, openai, openai_replies
+from tokenwright.serve import replying
 from tokenwright.serve.app import Served
-from tokenwright.serve.connection import Connection
-from tokenwright.serve.guard import MOST_HELD, Guard, Policy
-from tokenwright.serve.ollama import chat_messages
-from tokenwright.serve.ollama_schema import Chat
-from tokenwright.serve.openai_replies import dumps, dumps_in_parts
-from tokenwright.serve.openai_schema import CompletionBody
+from tokenwright.serve.explorer.viewer import COMMAND
+from tokenwright.serve.ollama.bodies import Chat
+from tokenwright.serve.ollama.routes import chat_messages
+from tokenwright.serve.openai import replies
+from tokenwright.serve.openai import routes as openai
+from tokenwright.serve.openai.bodies import CompletionBody
+from tokenwright.serve.openai.replies import dumps, dumps_in_parts
 from tokenwright.serve.reply_schema import Reply
-from tokenwright.serve.sockets import listen
-from tokenwright.serve.viewer import COMMAND
+from tokenwright.serve.transport import connection
+from tokenwright.serve.transport.connection import Connection
+from tokenwright.serve.transport.guard import MOST_HELD, Guard, Policy
+from tokenwright.serve.transport.sockets import listen
 
 JSON = "content-type: application/json\r\n"
 
@@ -325,7 +328,7 @@ def test_a_long_reply_says_the_same(
 ) -> None:
     def asked() -> tuple[set[str], Any]:
         threads = set[str]()
-        monkeypatch.setattr(openai_replies.Tokens, "text", lambda self, token: named(self, token, threads))
+        monkeypatch.setattr(replies.Tokens, "text", lambda self, token: named(self, token, threads))
         answer = httpx2.post(server.url + path, json=body | {"model": "tiny"}, timeout=HANGS)
         assert answer.status_code == 200, answer.text
         lines = answer.text.split("\n") if body.get("stream") else [answer.text]
@@ -333,14 +336,14 @@ def test_a_long_reply_says_the_same(
         said = [one.get("choices") or one["data"] for one in found]
         return threads, joined(said) if body.get("stream") else said
 
-    text = openai_replies.Tokens.text
+    text = replies.Tokens.text
 
     def named(tokens: Any, token: int, threads: set[str]) -> str:
         threads.add(threading.current_thread().name)
         return text(tokens, token)
 
     short = asked()
-    for module in (openai_replies, openai, exchange):
+    for module in (replies, openai, replying):
         monkeypatch.setattr(module, "LONG", 0)
     long = asked()
     assert long[1] == short[1]

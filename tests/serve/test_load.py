@@ -19,8 +19,8 @@ from served import Server
 from verdicts import Report
 
 from tokenwright import LLM, RequestError
-from tokenwright.serve.contract import Wanted
-from tokenwright.serve.prepare import Preparer
+from tokenwright.serve.service.preprocess import Preprocessor
+from tokenwright.serve.service.types import GenerationRequest
 from tokenwright.text.tokenizer import Tokenizer
 
 SCALE = 0.02
@@ -99,9 +99,11 @@ def test_a_text_that_cannot_fit_is_refused_unread(model: Path, monkeypatch: pyte
         raise AssertionError("it was read")
 
     text = "a b " * 2**20
-    wanted = Wanted(messages=[{"role": "user", "content": text}]) if messages else Wanted(prompt=text)
+    wanted = (
+        GenerationRequest(messages=[{"role": "user", "content": text}]) if messages else GenerationRequest(prompt=text)
+    )
     with LLM(model, pages=4) as llm:
-        preparer = Preparer(llm)
+        preparer = Preprocessor(llm)
         monkeypatch.setattr(Tokenizer, "encode", read)
         monkeypatch.setattr(Tokenizer, "encode_parts", read)
         with pytest.raises(RequestError, match="4,194,304 characters, so at least"):

@@ -13,8 +13,8 @@ import pytest
 import tokenwright
 from tests.engines import held
 from tests.serve.talking import LONG, SCHEMA, Talker, aborted, until, valid
-from tokenwright.serve import ollama as adapter
-from tokenwright.serve.ollama_schema import Chat
+from tokenwright.serve.ollama import routes as adapter
+from tokenwright.serve.ollama.bodies import Chat
 
 HELLO = [{"role": "user", "content": "Hello, how are you?"}]
 GREEDY = {"temperature": 0.0, "num_predict": 8}

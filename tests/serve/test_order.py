@@ -6,15 +6,15 @@ from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
-from tokenwright.completion import Piece
+from tokenwright.llm.outputs import Piece
 from tokenwright.sampling_params import SamplingParams
-from tokenwright.serve.anthropic import Events
-from tokenwright.serve.contract import Counts, Delta, Tool
-from tokenwright.serve.generation import Generation
-from tokenwright.serve.reading import SortingReader
-from tokenwright.serve.responses_output import Envelope, Output
-from tokenwright.serve.responses_schema import Create
-from tokenwright.serve.tools import HERMES
+from tokenwright.serve.anthropic.routes import Events
+from tokenwright.serve.openai.responses_bodies import Create
+from tokenwright.serve.openai.responses_output import Envelope, ResponseOutput
+from tokenwright.serve.service.generation import Generation
+from tokenwright.serve.service.output_parser import SortingReader
+from tokenwright.serve.service.tools import HERMES
+from tokenwright.serve.service.types import Delta, TokenCounts, Tool
 
 WRITTEN = (  # by the model; each is a step
     "Look",
@@ -57,11 +57,11 @@ def ways(steps: int) -> Iterator[list[int]]:
 
 
 def as_responses(deltas: Iterable[Delta]) -> list[Any]:
-    output = Output(Envelope(Create(model="tiny", input="Hello"), "tiny", SamplingParams()), lambda _: [])
+    output = ResponseOutput(Envelope(Create(model="tiny", input="Hello"), "tiny", SamplingParams()), lambda _: [])
     for delta in deltas:
         list(output.take(delta))
     list(output.take(Delta(0, finish="stop")))
-    items = output.response(Counts(1, 1, 0))["output"]
+    items = output.response(TokenCounts(1, 1, 0))["output"]
     texts = [one["content"][0]["text"].strip() if "content" in one else one["arguments"] for one in items]
     return [json.loads(one) if one.startswith("{") else one for one in texts]
 

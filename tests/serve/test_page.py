@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from tokenwright.errors import RequestError
 from tokenwright.serve.app import make_app
-from tokenwright.serve.explorer import Explorer
+from tokenwright.serve.explorer.explorer import Explorer
 from tokenwright.web_page import build_notes, page_folder
 
 

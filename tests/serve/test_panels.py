@@ -13,9 +13,10 @@ from tests.bench.fixtures import read_little
 from tests.engines import assert_at_rest, settled
 from tests.serve.conftest import begin, served, watching
 from tokenwright import LLM
-from tokenwright.serve import explorer_lab, explorer_pages
-from tokenwright.trace import atlas
-from tokenwright.trace.atlas import NEEDED, THRESHOLDS
+from tokenwright.serve.explorer import lab as lab_routes
+from tokenwright.serve.explorer import pages
+from tokenwright.trace import heads_view
+from tokenwright.trace.heads_view import NEEDED, THRESHOLDS
 
 PROMPT = "one two three four five six seven eight nine ten one two three four five six seven eight nine ten one two"
 
@@ -97,7 +98,7 @@ def test_a_batch_shares_the_pages_of_its_common_beginning(server):
 
 
 def test_a_batch_that_nobody_asks_about_ends(tiny, monkeypatch):
-    monkeypatch.setattr(explorer_pages.Batches.__init__, "__defaults__", (0.05,))
+    monkeypatch.setattr(pages.Batches.__init__, "__defaults__", (0.05,))
     with served(tiny, pages=64) as (other, its):
         batch = other.post("/batches", json={"prompts": [PROMPT], "max_tokens": 8}).json()
         assert batch["lease_s"] == 0.05
@@ -201,8 +202,8 @@ def test_heads_are_named_by_their_mass(server):
 
 
 def test_shifted_weights_turn_the_masses_red(server, monkeypatch):
-    real = atlas._Queries.weights
-    monkeypatch.setattr(atlas._Queries, "weights", lambda *args: real(*args).roll(1, -1))
+    real = heads_view._LayerQueries.weights
+    monkeypatch.setattr(heads_view._LayerQueries, "weights", lambda *args: real(*args).roll(1, -1))
     with pytest.raises(AssertionError):
         check_masses(*server)
 
@@ -366,8 +367,8 @@ def test_the_labs_figures_are_those_of_the_two_caches(server):
 
 
 def test_a_full_cache_in_the_labs_place_turns_it_red(server, monkeypatch):
-    real = explorer_lab._Sums.add
-    monkeypatch.setattr(explorer_lab._Sums, "add", lambda self, full, _, following: real(self, full, full, following))
+    real = lab_routes._Sums.add
+    monkeypatch.setattr(lab_routes._Sums, "add", lambda self, full, _, following: real(self, full, full, following))
     with pytest.raises(AssertionError):
         check_lab(*server)
 

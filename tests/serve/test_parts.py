@@ -9,11 +9,11 @@ import httpx2
 import pytest
 
 from tests.serve.live import HANGS, Live, keep_pace, live, make_chat_model, settled
-from tokenwright.serve import generation, several
 from tokenwright.serve.app import Served
-from tokenwright.serve.contract import NotReady, Wanted
-from tokenwright.serve.service import AHEAD, Limits
-from tokenwright.serve.several import Several, gathered
+from tokenwright.serve.service import generation, multi_prompt
+from tokenwright.serve.service.multi_prompt import Several, gathered
+from tokenwright.serve.service.service import AHEAD, ServiceLimits
+from tokenwright.serve.service.types import GenerationRequest, NotReady
 
 PARTS = 64  # more than have a place in the engine and in the queue
 
@@ -21,7 +21,7 @@ PARTS = 64  # more than have a place in the engine and in the queue
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = make_chat_model(tmp_path_factory.mktemp("parts") / "model")
-    with live(folder, pages=256, max_sequences=1, served=Served(["tiny"], Limits(queue=2))) as running:
+    with live(folder, pages=256, max_sequences=1, served=Served(["tiny"], ServiceLimits(queue=2))) as running:
         assert 1 + AHEAD + 2 < PARTS
         yield running
         settled(running)
@@ -47,7 +47,9 @@ def test_a_reader_that_leaves_several_texts_comes_to_an_end(server: Live) -> Non
     overrides = {"max_tokens": 1900, "ignore_eos": True}
 
     async def leave() -> int:
-        both = Several(server.service.start, [Wanted(prompt=text, overrides=overrides, streamed=True) for text in "ab"])
+        both = Several(
+            server.service.start, [GenerationRequest(prompt=text, overrides=overrides, streamed=True) for text in "ab"]
+        )
         await both.start()
         texts = aiter(both)
         await anext(texts)
@@ -63,7 +65,7 @@ def test_a_reader_that_leaves_several_texts_comes_to_an_end(server: Live) -> Non
 
 def test_the_parts_of_a_request_that_was_taken_are_taken_while_the_server_drains(server: Live) -> None:
     async def ask() -> list[int]:
-        each = [Wanted(prompt="a", overrides={"max_tokens": 1, "ignore_eos": True}) for _ in range(PARTS)]
+        each = [GenerationRequest(prompt="a", overrides={"max_tokens": 1, "ignore_eos": True}) for _ in range(PARTS)]
         asked = asyncio.create_task(gathered(lambda wanted: _tokens(server, wanted), each))
         while not server.service.running:
             await asyncio.sleep(0)
@@ -78,7 +80,7 @@ def test_the_parts_of_a_request_that_was_taken_are_taken_while_the_server_drains
     assert asyncio.run_coroutine_threadsafe(ask(), server.loop).result(HANGS) == [1] * PARTS
 
 
-async def _tokens(server: Live, wanted: Wanted) -> int:
+async def _tokens(server: Live, wanted: GenerationRequest) -> int:
     generation = await server.service.start(wanted)
     await generation.answers()
     return generation.counts().completion
@@ -86,12 +88,14 @@ async def _tokens(server: Live, wanted: Wanted) -> int:
 
 def test_a_slow_reader_of_several_texts_pauses_them(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "MOST_UNREAD", 8)
-    monkeypatch.setattr(several, "MOST_UNREAD", 8)
+    monkeypatch.setattr(multi_prompt, "MOST_UNREAD", 8)
     keep_pace(server, monkeypatch)
     overrides = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.0}
 
     async def read() -> int:
-        both = Several(server.service.start, [Wanted(prompt=text, overrides=overrides, streamed=True) for text in "ab"])
+        both = Several(
+            server.service.start, [GenerationRequest(prompt=text, overrides=overrides, streamed=True) for text in "ab"]
+        )
         await both.start()
         texts = aiter(both)
         await anext(texts)

@@ -11,12 +11,12 @@ import pytest
 
 from tests.serve.talking import HANGS_S, PAGES, Talker, make_talker, running, talking, until
 from tokenwright import LLM
-from tokenwright.serve import service
 from tokenwright.serve.app import Served, make_app
-from tokenwright.serve.explorer import Explorer
-from tokenwright.serve.guard import Policy
-from tokenwright.serve.prepare import Preparer
-from tokenwright.serve.service import Limits
+from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.serve.service import service
+from tokenwright.serve.service.preprocess import Preprocessor
+from tokenwright.serve.service.service import ServiceLimits
+from tokenwright.serve.transport.guard import Policy
 
 ASKED = {"model": "tiny", "prompt": "Once upon", "max_tokens": 2, "temperature": 0}
 QUEUE = 4
@@ -53,7 +53,7 @@ def loading(model: Any, go_on: threading.Event, deadline_s: float | None = None)
         assert go_on.wait(HANGS_S)
         return LLM(model, pages=PAGES, report=report)
 
-    limits = Limits(queue=QUEUE, deadline_s=deadline_s)
+    limits = ServiceLimits(queue=QUEUE, deadline_s=deadline_s)
     app = make_app(Explorer("tiny", load), Policy.of(None), None, Served(["tiny"], limits))
     with running(app, app.state.service, loaded=False) as talker:
         try:
@@ -64,14 +64,14 @@ def loading(model: Any, go_on: threading.Event, deadline_s: float | None = None)
 
 
 def test_requests_wait_for_the_model_in_a_bounded_queue(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Preparer] = []
-    original = Preparer.__init__
+    made: list[Preprocessor] = []
+    original = Preprocessor.__init__
 
-    def counted(self: Preparer, llm: LLM) -> None:
+    def counted(self: Preprocessor, llm: LLM) -> None:
         made.append(self)
         original(self, llm)
 
-    monkeypatch.setattr(Preparer, "__init__", counted)
+    monkeypatch.setattr(Preprocessor, "__init__", counted)
     go_on = threading.Event()
     with loading(model, go_on) as (url, _):
         crowd = Crowd(url, 1 + QUEUE + 3)
@@ -141,15 +141,15 @@ def test_a_request_that_is_being_prepared_when_the_server_ends_is_told(
     talker: Talker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    original = Preparer.prepare
+    original = Preprocessor.prepare
 
-    def slow(self: Preparer, wanted: Any) -> Any:
+    def slow(self: Preprocessor, wanted: Any) -> Any:
         begun.set()
         assert go_on.wait(HANGS_S)
         return original(self, wanted)
 
-    monkeypatch.setattr(Preparer, "quick", lambda *_: False)
-    monkeypatch.setattr(Preparer, "prepare", slow)
+    monkeypatch.setattr(Preprocessor, "quick", lambda *_: False)
+    monkeypatch.setattr(Preprocessor, "prepare", slow)
     crowd = Crowd(talker.url, 1)
     assert begun.wait(HANGS_S)
     asyncio.run_coroutine_threadsafe(stopped(talker.service), talker.service._listener._event_loop()).result(HANGS_S)

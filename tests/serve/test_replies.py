@@ -6,10 +6,11 @@ import httpx
 import pytest
 
 from tests.serve.talking import SCHEMA, Talker
-from tokenwright.serve import anthropic_replies, ollama_replies
 from tokenwright.serve import reply_schema as replies
+from tokenwright.serve.anthropic import reply_schema as anthropic_replies
 from tokenwright.serve.api import STATUSES
-from tokenwright.serve.openai_schema import Problems
+from tokenwright.serve.ollama import reply_schema as ollama_replies
+from tokenwright.serve.openai.bodies import Problems
 
 HELLO = [{"role": "user", "content": "Hello"}]
 CHAT = {"messages": HELLO, "max_tokens": 4}

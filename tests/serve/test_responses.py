@@ -13,10 +13,10 @@ from pydantic import BaseModel
 from tests.engines import held
 from tests.serve.talking import LONG, SCHEMA, Talker, aborted, until, valid
 from tokenwright import SamplingParams
-from tokenwright.completion import Piece
-from tokenwright.serve.contract import Counts, Delta
-from tokenwright.serve.responses_output import Envelope, Output
-from tokenwright.serve.responses_schema import Create
+from tokenwright.llm.outputs import Piece
+from tokenwright.serve.openai.responses_bodies import Create
+from tokenwright.serve.openai.responses_output import Envelope, ResponseOutput
+from tokenwright.serve.service.types import Delta, TokenCounts
 
 HELLO = "Hello, how are you?"
 ASKED = [{"role": "user", "content": HELLO}]
@@ -211,12 +211,12 @@ def test_tokens_without_text_keep_their_log_probabilities() -> None:
 
     def logprobs(*deltas: Delta) -> list[float]:
         body = Create(model="tiny", input=HELLO)
-        output = Output(
+        output = ResponseOutput(
             Envelope(body, "tiny", SamplingParams()), lambda tokens: [{"logprob": one.logprob} for one in tokens]
         )
         events = [dict(event) for delta in deltas for event in output.take(delta)]
         found = [one["logprob"] for e in events if e["type"] == "response.output_text.delta" for one in e["logprobs"]]
-        [item] = output.response(Counts(1, 1, 0))["output"]
+        [item] = output.response(TokenCounts(1, 1, 0))["output"]
         assert [one["logprob"] for one in item["content"][0]["logprobs"]] == found
         return found
 

@@ -20,17 +20,18 @@ from tests.engines import held
 from tests.serve.live import HANGS, Live, keep_pace, live, make_chat_model, settled
 from tokenwright import LLM, RequestError
 from tokenwright.errors import CheckpointError
-from tokenwright.serve import connection, generation, guard
-from tokenwright.serve.admission import Admission
 from tokenwright.serve.app import Served, make_app
-from tokenwright.serve.contract import Busy, Late, Unread, Wanted
-from tokenwright.serve.explorer import Explorer
-from tokenwright.serve.guard import Keys, Policy, read_keys
-from tokenwright.serve.host import uncollected
-from tokenwright.serve.run import Server
-from tokenwright.serve.service import AHEAD, Limits
-from tokenwright.serve.shares import Shares
-from tokenwright.serve.sockets import listen
+from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.serve.service import generation
+from tokenwright.serve.service.admission import Admission
+from tokenwright.serve.service.model_host import uncollected
+from tokenwright.serve.service.quota import Quota
+from tokenwright.serve.service.service import AHEAD, ServiceLimits
+from tokenwright.serve.service.types import Busy, GenerationRequest, Late, Unread
+from tokenwright.serve.transport import connection, guard
+from tokenwright.serve.transport.guard import ApiKeys, Policy, read_keys
+from tokenwright.serve.transport.server import Server
+from tokenwright.serve.transport.sockets import listen
 
 KEY, OTHER = "sk-first-key-of-tests", "sk-other-key-of-tests"
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
@@ -151,7 +152,7 @@ def test_keys_are_checked_when_they_are_read(tmp_path: Path) -> None:
         read_keys(file)
     for bad in ("short", "with a space in it", "schlüssel-zum-server"):
         with pytest.raises(RequestError, match="at least 8 visible ASCII"):
-            Keys([bad])
+            ApiKeys([bad])
 
 
 def test_a_client_that_goes_away_frees_its_pages(server: Live) -> None:
@@ -199,7 +200,7 @@ def test_a_slow_reader_pauses_its_request(server: Live, monkeypatch: pytest.Monk
     monkeypatch.setattr(generation, "MOST_UNREAD", 8)
 
     async def read() -> int:
-        wanted = Wanted(prompt="ab", overrides={"max_tokens": 400, "ignore_eos": True, "temperature": 0.0})
+        wanted = GenerationRequest(prompt="ab", overrides={"max_tokens": 400, "ignore_eos": True, "temperature": 0.0})
         slow = await server.service.start(wanted)
         handle = slow._handle
         until = time.monotonic() + HANGS
@@ -223,12 +224,12 @@ def test_a_slow_reader_pauses_all_texts_and_is_given_up(
 ) -> None:
     """Its place in the engine is free then, and the stream says why it has ended."""
     monkeypatch.setattr(generation, "MOST_UNREAD", 8)
-    monkeypatch.setattr(server.service, "limits", Limits(reader_s=0.3))
+    monkeypatch.setattr(server.service, "limits", ServiceLimits(reader_s=0.3))
     keep_pace(server, monkeypatch)
     overrides = {"max_tokens": 400, "ignore_eos": True, "n": 3, "seed": 1, "temperature": 1.0}
 
     async def read() -> None:
-        slow = await server.service.start(Wanted(prompt="ab", overrides=overrides, streamed=True))
+        slow = await server.service.start(GenerationRequest(prompt="ab", overrides=overrides, streamed=True))
         handle = slow._handle
         while first_ended and len(handle.live) < 3:
             await asyncio.sleep(0.001)
@@ -250,12 +251,12 @@ def test_a_slow_reader_pauses_all_texts_and_is_given_up(
 
 def test_the_time_that_a_reader_has_is_that_of_all_its_pauses(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "MOST_UNREAD", 8)
-    monkeypatch.setattr(server.service, "limits", Limits(reader_s=HANGS))
+    monkeypatch.setattr(server.service, "limits", ServiceLimits(reader_s=HANGS))
     keep_pace(server, monkeypatch)
     overrides = {"max_tokens": 100, "ignore_eos": True, "temperature": 0.0}
 
     async def read() -> float:
-        slow = await server.service.start(Wanted(prompt="ab", overrides=overrides, streamed=True))
+        slow = await server.service.start(GenerationRequest(prompt="ab", overrides=overrides, streamed=True))
         for _ in range(2):
             while not slow._paused:
                 await asyncio.sleep(0.001)
@@ -273,7 +274,7 @@ def test_the_time_that_a_reader_has_is_that_of_all_its_pauses(server: Live, monk
 
 def test_a_full_queue_answers_at_once_and_serves_what_it_took(model: Path) -> None:
     answers: list[httpx2.Response] = []
-    with live(model, served=Served(["tiny"], Limits(queue=4)), pages=256, max_sequences=1) as server:
+    with live(model, served=Served(["tiny"], ServiceLimits(queue=4)), pages=256, max_sequences=1) as server:
         fill_queue(server, answers)
     assert [answer.status_code for answer in answers] == [200] * (1 + AHEAD + 4)
 
@@ -530,7 +531,7 @@ def test_one_key_cannot_fill_the_queue_of_another(model: Path) -> None:
     policy = lambda address: Policy.of([address], [KEY, OTHER])  # noqa: E731
     answers: list[int] = []
     threads: list[threading.Thread] = []
-    with live(model, policy=policy, served=Served(["tiny"], Limits(queue=4)), pages=256) as server:
+    with live(model, policy=policy, served=Served(["tiny"], ServiceLimits(queue=4)), pages=256) as server:
         admission = server.service.admission
 
         def ask(key: str) -> int:
@@ -557,7 +558,7 @@ def test_one_key_cannot_fill_the_queue_of_another(model: Path) -> None:
 
 
 def test_bodies_of_one_key_leave_room_for_those_of_another() -> None:
-    held_bytes = Shares(100, 2)
+    held_bytes = Quota(100, 2)
     held_bytes.add("a", 100)
     assert (held_bytes.fits("a"), held_bytes.fits("b", 50), held_bytes.fits("b", 51)) == (False, True, False)
     held_bytes.remove("a", 100)

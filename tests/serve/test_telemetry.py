@@ -20,7 +20,7 @@ from tests.serve.talking import HANGS_S, Talker, make_talker, talking, until
 from tokenwright import RequestError
 from tokenwright.serve.api import About
 from tokenwright.serve.app import Served
-from tokenwright.serve.telemetry import OPERATIONS, Spans, spans_of
+from tokenwright.serve.transport.telemetry import OPERATIONS, Spans, spans_of
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 BODIES: dict[str, dict[str, Any]] = {

@@ -11,10 +11,10 @@ from tests.text.kinds import byte_level, byte_token, of_tokens
 from tokenwright.decode.grammar import Grammars, schema_rule
 from tokenwright.engine import Grammar
 from tokenwright.errors import EngineError, RequestError
-from tokenwright.serve.contract import Answer, Delta, Tool, ToolCall
-from tokenwright.serve.exchange import arguments_of
-from tokenwright.serve.reading import PlainReader, SortingReader, ThinkTags
-from tokenwright.serve.tools import HERMES, LLAMA, MISTRAL, ToolFormat, tool_format
+from tokenwright.serve.replying import arguments_of
+from tokenwright.serve.service.output_parser import PlainReader, SortingReader, ThinkTags
+from tokenwright.serve.service.tools import HERMES, LLAMA, MISTRAL, ToolFormat, tool_format
+from tokenwright.serve.service.types import Answer, Delta, Tool, ToolCall
 
 CITY: dict[str, Any] = {
     "type": "object",

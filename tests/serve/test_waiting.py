@@ -14,12 +14,12 @@ from fastapi import Request
 
 from tests.engines import held
 from tests.serve.talking import HANGS_S, Talker, make_talker, talking, until
-from tokenwright.serve import host
-from tokenwright.serve.api import Gone, unless_gone
+from tokenwright.serve.api import ClientGone, unless_gone
 from tokenwright.serve.app import APIS, Served
-from tokenwright.serve.contract import Wanted
-from tokenwright.serve.prepare import Preparer
-from tokenwright.serve.service import AHEAD, Limits, Service
+from tokenwright.serve.service import model_host
+from tokenwright.serve.service.preprocess import Preprocessor
+from tokenwright.serve.service.service import AHEAD, Service, ServiceLimits
+from tokenwright.serve.service.types import GenerationRequest
 
 ASKED = {"model": "tiny", "prompt": "Once upon", "max_tokens": 2, "temperature": 0}
 QUEUED = sorted(path for api in APIS for path in api.queued)
@@ -29,7 +29,7 @@ ORIGIN = "https://chat.example"
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talker]:
     """A server whose engine stands still and whose queue, of one request, is full; then all are served."""
-    served = Served(["tiny"], Limits(queue=1))
+    served = Served(["tiny"], ServiceLimits(queue=1))
     with talking(make_talker(tmp_path_factory.mktemp("busy")), served=served, origins=frozenset([ORIGIN])) as talker:
         talker.service.admission.places = 1
         httpx.post(f"{talker.url}/v1/completions", json=ASKED, timeout=HANGS_S).raise_for_status()
@@ -54,8 +54,8 @@ def complete(talker: Talker) -> int:
 
 def head(talker: Talker, path: str, more: str = "") -> bytes:
     """The answer to a request whose body never comes."""
-    host, port = talker.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), HANGS_S) as wire:
+    model_host, port = talker.url.removeprefix("http://").split(":")
+    with socket.create_connection((model_host, int(port)), HANGS_S) as wire:
         wire.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\n{more}Content-Length: 1000\r\n\r\n".encode())
         wire.settimeout(HANGS_S)
         return wire.recv(2**14)
@@ -102,12 +102,12 @@ class Knot:
 def test_garbage_is_collected_in_full_while_nobody_waits(
     monkeypatch: pytest.MonkeyPatch, waiting: bool, overdue: int
 ) -> None:
-    monkeypatch.setattr(host, "COLLECT_S", 0.0)
-    monkeypatch.setattr(host, "OVERDUE", overdue)
+    monkeypatch.setattr(model_host, "COLLECT_S", 0.0)
+    monkeypatch.setattr(model_host, "OVERDUE", overdue)
 
     async def main() -> tuple[bool, bool]:
         before = gc.get_threshold()
-        collector = asyncio.create_task(host.collect_at_rest(lambda: not waiting))
+        collector = asyncio.create_task(model_host.collect_at_rest(lambda: not waiting))
         await asyncio.sleep(0)
         old = [Knot()]
         gc.collect(1)
@@ -151,7 +151,7 @@ def test_work_is_cancelled_if_the_client_goes_away() -> None:
             finally:
                 ended.set()
 
-        with pytest.raises(Gone):
+        with pytest.raises(ClientGone):
             await unless_gone(request_of(messages), work())
         await asyncio.sleep(0)  # the caller goes on as if nothing had happened
         task = asyncio.current_task()
@@ -175,7 +175,7 @@ def test_a_client_that_goes_away_at_the_end_harms_nobody(turns: int) -> None:
 
         try:
             found = await unless_gone(request_of(messages), work())
-        except Gone:
+        except ClientGone:
             found = "gone"
         for _ in range(4):
             await asyncio.sleep(0)
@@ -220,16 +220,16 @@ READING = {
 def reading(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Talker]:
     """A server on which one text is being read for as long as the test takes, and another one waits."""
     go, inside = threading.Event(), threading.Event()
-    prompt = Preparer.prompt
+    prompt = Preprocessor.prompt
 
-    def held_up(self: Preparer, wanted: Wanted, **more: Any) -> Any:
+    def held_up(self: Preprocessor, wanted: GenerationRequest, **more: Any) -> Any:
         if wanted.prompt == "held":
             inside.set()
             assert go.wait(HANGS_S)
         return prompt(self, wanted, **more)
 
-    monkeypatch.setattr(Preparer, "prompt", held_up)
-    served = Served(["tiny"], Limits(queue=1))
+    monkeypatch.setattr(Preprocessor, "prompt", held_up)
+    served = Served(["tiny"], ServiceLimits(queue=1))
     with talking(make_talker(tmp_path_factory.mktemp("reading")), served=served) as talker:
         answers: list[int] = []
 
@@ -265,7 +265,7 @@ def test_a_thread_that_reads_for_a_client_that_has_gone_counts() -> None:
     go = threading.Event()
 
     async def main() -> tuple[int, int]:
-        service = Service(None, ["tiny"], Limits(queue=1))  # type: ignore[arg-type]  # it needs no model for this
+        service = Service(None, ["tiny"], ServiceLimits(queue=1))  # type: ignore[arg-type]  # it needs no model for this
         work = asyncio.ensure_future(service.read("", lambda: go.wait(HANGS_S)))
         while not service.reading.used:
             await asyncio.sleep(0)

@@ -9,14 +9,14 @@ import torch
 from tests.engines import assert_at_rest, held, settled
 from tests.models.fixtures import KINDS, make_checkpoint
 from tokenwright import LLM, RequestError, SamplingParams
-from tokenwright import run as run_module
 from tokenwright.backends.torch import observe as observe_module
 from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.engine import FinishReason
 from tokenwright.engine.page_table import PageTable
+from tokenwright.llm import run as run_module
 from tokenwright.models.taps import DIMS, Site
-from tokenwright.trace import recorded as recorded_module
-from tokenwright.trace.codec import decode_weights
+from tokenwright.trace import step_record as recorded_module
+from tokenwright.trace.frame_codec import decode_weights
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPT = [7, 3, 11, 5, 2, 9, 8]

@@ -9,13 +9,13 @@ import torch
 from tests.backends.test_runner import KEPT
 from tests.oracle.harness import CPU, Subject, make_subject, prompt_of
 from tokenwright.backends import ReferenceKernels
-from tokenwright.backends.torch.batch import Batcher
 from tokenwright.backends.torch.ops import TorchAttention
+from tokenwright.backends.torch.tensor_batch import Batcher
 from tokenwright.cache import KVStore, LayerSpec
 from tokenwright.engine import one_chunk
 from tokenwright.engine.page_table import PageTable
 from tokenwright.models.taps import Site, ignore
-from tokenwright.trace.replay import AttentionReplay, Text
+from tokenwright.trace.replay import AttentionReplay, ReplayedText
 
 WIDE = ReferenceKernels(torch.float64)
 SIZE = 4  # of a page
@@ -25,7 +25,7 @@ def looker_of(subject: Subject, specs: Sequence[LayerSpec]) -> AttentionReplay:
     return AttentionReplay(subject.config, subject.decoder(WIDE), specs, CPU)
 
 
-def text_of(replay: AttentionReplay, tokens: tuple[int, ...], cuts: Sequence[int]) -> Text:
+def text_of(replay: AttentionReplay, tokens: tuple[int, ...], cuts: Sequence[int]) -> ReplayedText:
     """A text that was computed in pieces, on pages in any order, those that are not read any more taken away."""
     pages = -(-len(tokens) // SIZE)
     store = KVStore(replay.specs, pages, SIZE, replay.device)
@@ -41,7 +41,7 @@ def text_of(replay: AttentionReplay, tokens: tuple[int, ...], cuts: Sequence[int
         needed = {page for span in group.window.pages(last, last + 1, SIZE) for page in span}
         for page in table.keys() - needed:
             del table[page]
-    return Text(tokens, len(tokens), store, tables)
+    return ReplayedText(tokens, len(tokens), store, tables)
 
 
 @pytest.mark.parametrize(("kv", "window", "sinks"), [("native", None, 0), ("int8,first=500", None, 0), *KEPT])

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenwright.trace import schema, typescript, wire
-from tokenwright.trace.codec import NUMBERS, as_json, decode_weights, from_json, pack, unpack
-from tokenwright.trace.schema import AttentionRow, Candidate, LayerTime, StepFrame
+from tokenwright.trace import typescript
+from tokenwright.trace.frame_codec import NUMBERS, as_json, decode_weights, from_json, pack, unpack
+from tokenwright.trace.messages import schema, wire
+from tokenwright.trace.messages.schema import AttentionRow, Candidate, LayerTime, StepFrame
 
 ROOT = Path(__file__).resolve().parents[2]
 SINGLE = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -3,7 +3,7 @@
 
 import type { AttentionRow, HeadMasses, Loading, ModelCard, RunCard, RunState, TokenCard } from "./schema";
 import type { Branches } from "./schema/branches";
-import type { SamplerView } from "./schema/preview";
+import type { SamplerView } from "./schema/sampler";
 import type { RunTimes } from "./schema/times";
 import type { RaceCard, RaceEnd, RaceStep } from "./schema/race";
 

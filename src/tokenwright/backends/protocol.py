@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from tokenwright.backends.observed import Observed, Watched
+from tokenwright.backends.observation import Observed, Watched
 from tokenwright.backends.packed import Packed
 from tokenwright.cache import ChunkRows, KVStore, KVView
 from tokenwright.engine import Batch

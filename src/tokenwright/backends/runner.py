@@ -6,7 +6,7 @@ import torch
 
 from tokenwright.backends import Backend, Logits
 from tokenwright.backends.native.program import NativeBackend, NativeDecoder
-from tokenwright.backends.observed import Observed, Watched
+from tokenwright.backends.observation import Observed, Watched
 from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec

@@ -14,9 +14,9 @@ from typing import Literal
 
 import torch
 
-from tokenwright import busy
 from tokenwright.backends.native.kernels import NativeKernels, find_kernels
-from tokenwright.planner.bandwidth import Reader, best_seconds, beyond_caches, cache_sizes
+from tokenwright.bench import machine_load
+from tokenwright.bench.bandwidth import BandwidthProbe, best_seconds, beyond_caches, cache_sizes
 
 CPU = torch.device("cpu")
 MATRICES: Mapping[str, str] = {  # weight format: the format whose rate bounds its products
@@ -50,7 +50,7 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MachineLimits:
     """The limits of a machine. `kind`: the kernels that measured them.
 
     memory, cache: bytes read per second, for the cache by repeated reads of `cache_bytes` from the largest one; None if
@@ -100,7 +100,7 @@ def _product(form: str) -> Callable[[], int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepWork:
     """The necessary work of a step: bytes to read, and multiplications with weights and in attention."""
 
     nbytes: float = 0
@@ -133,7 +133,7 @@ class Bound:
     """
 
     def __init__(self, nbytes: float, form: str = "float32") -> None:
-        self._reader = Reader(min(int(nbytes), beyond_caches(CPU)), CPU)
+        self._reader = BandwidthProbe(min(int(nbytes), beyond_caches(CPU)), CPU)
         self._weights, self._attention = Multiplier(MATRICES[form]), Multiplier("float32")
 
     @property
@@ -141,7 +141,7 @@ class Bound:
         """Bytes of the buffer that it reads."""
         return self._reader.nbytes
 
-    def __call__(self, work: Work) -> Least:
+    def __call__(self, work: StepWork) -> Least:
         reading = work.nbytes / self._reader.bytes_per_second(TURN) if work.nbytes else 0.0
         multiplying = work.weights / self._weights.per_second(TURN) if work.weights else 0.0
         if work.attention:
@@ -149,7 +149,7 @@ class Bound:
         return Least(reading, multiplying)
 
 
-def measure_limits(seconds: float = 0.3, report: Report | None = None) -> Limits:
+def measure_limits(seconds: float = 0.3, report: Report | None = None) -> MachineLimits:
     """All limits, each measured for `seconds`. Calls `report` with (measured, total)."""
     inside, rates = cache_bytes(), dict[str, Rate]()
     names = ("memory", *(("cache",) if inside else ()), *FORMATS)
@@ -159,7 +159,7 @@ def measure_limits(seconds: float = 0.3, report: Report | None = None) -> Limits
             report(len(rates), len(names))
     kind: Kind = "torch" if find_kernels() is None else "native"
     products = {form: rates[form] for form in FORMATS}
-    return Limits(kind, torch.get_num_threads(), rates["memory"], rates.get("cache"), inside, products)
+    return MachineLimits(kind, torch.get_num_threads(), rates["memory"], rates.get("cache"), inside, products)
 
 
 def _rate(per_second: Callable[[float], float], seconds: float) -> Rate:
@@ -170,7 +170,9 @@ def _rate(per_second: Callable[[float], float], seconds: float) -> Rate:
         with threads(1):
             return Rate(every, per_second(seconds))
 
-    rate, reason = busy.quietly(measure, lambda rate: SLOWER if rate.all_threads < SLOWEST * rate.one_thread else "")
+    rate, reason = machine_load.quietly(
+        measure, lambda rate: SLOWER if rate.all_threads < SLOWEST * rate.one_thread else ""
+    )
     return replace(rate, busy=reason)
 
 
@@ -178,7 +180,7 @@ def _probe(name: str) -> Callable[[float], float]:
     """The function that measures the limit `name` for given seconds, with torch's threads."""
     if name in FORMATS:
         return Multiplier(name).per_second
-    return Reader(cache_bytes() if name == "cache" else beyond_caches(CPU), CPU).bytes_per_second
+    return BandwidthProbe(cache_bytes() if name == "cache" else beyond_caches(CPU), CPU).bytes_per_second
 
 
 def cache_bytes() -> int:

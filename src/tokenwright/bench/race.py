@@ -17,11 +17,11 @@ import torch
 
 from tokenwright.checks import check_whole
 from tokenwright.errors import RequestError
-from tokenwright.llm import LLM
-from tokenwright.requests import Prompt
+from tokenwright.llm.input_processor import Prompt
+from tokenwright.llm.llm import LLM
 from tokenwright.sampling_params import SamplingParams
-from tokenwright.trace.race import RaceStep, RaceSums
-from tokenwright.trace.schema import StepFrame, TokenCard
+from tokenwright.trace.messages.race import RaceStep, RaceSums
+from tokenwright.trace.messages.schema import StepFrame, TokenCard
 
 MOST_BUDGET_S = 600.0
 
@@ -44,7 +44,7 @@ def agreement(cached: torch.Tensor, uncached: torch.Tensor) -> Agreement:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class LaneStep:
     """One lane's step: sums over its frames, of which a long chunk has several."""
 
     step_us: int
@@ -59,16 +59,16 @@ class Lane:
             sum(frame.length for frame in frames),
         )
 
-    def __add__(self, other: Lane) -> Lane:
-        return Lane(self.step_us + other.step_us, self.flops + other.flops, self.tokens + other.tokens)
+    def __add__(self, other: LaneStep) -> LaneStep:
+        return LaneStep(self.step_us + other.step_us, self.flops + other.flops, self.tokens + other.tokens)
 
 
 @dataclass(slots=True)
 class Sums:
     """The steps so far; times and work are those of the compared steps."""
 
-    cached: Lane = Lane(0, 0, 0)
-    uncached: Lane = Lane(0, 0, 0)
+    cached: LaneStep = LaneStep(0, 0, 0)
+    uncached: LaneStep = LaneStep(0, 0, 0)
     steps: int = 0
     compared: int = 0
     equal: int = 0
@@ -76,7 +76,7 @@ class Sums:
     kl: float = 0.0
     divergent: int | None = None
 
-    def compare(self, step: int, cached: Lane, uncached: Lane, found: Agreement) -> None:
+    def compare(self, step: int, cached: LaneStep, uncached: LaneStep, found: Agreement) -> None:
         """Add a step that both lanes computed."""
         self.cached += cached
         self.uncached += uncached
@@ -152,7 +152,7 @@ class Race:
 
     def _raced(self, frames: Sequence[StepFrame]) -> RaceStep:
         """A step of the cached lane, and of the other one if it is its turn."""
-        last, cached = frames[-1], Lane.of(frames)
+        last, cached = frames[-1], LaneStep.of(frames)
         context = last.start + last.length
         number, uncached, found = self._sums.steps, None, None
         self._sums.steps += 1
@@ -179,13 +179,13 @@ class Race:
             sums=self._sums.message(),
         )
 
-    def _uncached(self, step: int, context: int) -> tuple[Lane, torch.Tensor]:
+    def _uncached(self, step: int, context: int) -> tuple[LaneStep, torch.Tensor]:
         """Compute the first `context` tokens of the text without a cache; the work, and the last row's logits [V]."""
         start = self.run.start
         forced = self.run.tokens[len(start.prompt) : context]
         with self.llm.run(start.prompt, start.params, cache=False, written=forced, first_step=step) as lane:
             frames = lane.step()
-            return Lane.of(frames), lane.logits(frames[-1].step)
+            return LaneStep.of(frames), lane.logits(frames[-1].step)
 
     def _look(self, token: int) -> TokenCard:
         tokenizer = self.llm.tokenizer

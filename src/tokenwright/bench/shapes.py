@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenwright.checkpoints.drafts import draft_folder, sweep
+from tokenwright.checkpoints.atomic_write import draft_folder, sweep
 from tokenwright.checkpoints.known import KNOWN
 from tokenwright.checkpoints.local import STORIES
 from tokenwright.environment import Environment
@@ -81,7 +81,7 @@ def ready(shape: str, root: Path, report: Report | None = None) -> Path:
 
 def make(shape: str, folder: Path, seed: int = 0, report: Report | None = None) -> Path:
     """Write a checkpoint of a shape into `folder`, which appears when it is complete."""
-    from tokenwright.checkpoints.families import parse_config
+    from tokenwright.checkpoints.families.registry import parse_config
 
     family = parse_config(SHAPES[shape]).family
     kind = family.architectures[SHAPES[shape]["architectures"][0]]
@@ -99,7 +99,7 @@ def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Repo
     """Write the safetensors file of `config` tensor by tensor, with at most one in memory."""
     import torch
 
-    from tokenwright.checkpoints.families import parse_config
+    from tokenwright.checkpoints.families.registry import parse_config
 
     family, _, graph = parse_config(config)
     sources = {source.name: (ours, source) for ours, source in family.sources(graph).items()}

@@ -20,21 +20,21 @@ import torch
 from tokenwright.backends.adapters import Update
 from tokenwright.cache import TORCH_DTYPES
 from tokenwright.checkpoints import hub
-from tokenwright.checkpoints.families import family_of, parse_config, text_keys
-from tokenwright.checkpoints.family import Family, Source, next_layer, tower_of
-from tokenwright.checkpoints.generation import GenerationDefaults, parse_generation
-from tokenwright.checkpoints.gguf import BLOCKS
-from tokenwright.checkpoints.gguf_model import read_model
-from tokenwright.checkpoints.gguf_splits import read_whole_gguf
-from tokenwright.checkpoints.held import Held, as_stored, held, without
+from tokenwright.checkpoints.families.family import Family, TensorSource, next_layer, tower_of
+from tokenwright.checkpoints.families.registry import family_of, parse_config, text_keys
+from tokenwright.checkpoints.generation_config import GenerationDefaults, parse_generation
+from tokenwright.checkpoints.gguf.checkpoint import read_model
+from tokenwright.checkpoints.gguf.header import BLOCKS
+from tokenwright.checkpoints.gguf.splits import read_whole_gguf
 from tokenwright.checkpoints.hub_gguf import download_gguf, read_gguf_name
+from tokenwright.checkpoints.json_keys import read_json, shown
 from tokenwright.checkpoints.local import local_folder
 from tokenwright.checkpoints.lora import Adapter, read_adapter
-from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_header
-from tokenwright.checkpoints.published import Compound, gather, read_scheme
-from tokenwright.checkpoints.reading import DTYPES, opened, piece_of, read_rows, read_whole
+from tokenwright.checkpoints.memory_form import Held, as_stored, held, without
+from tokenwright.checkpoints.packing.packed_file import own_quantisation, read_packed_header
+from tokenwright.checkpoints.quantised.published import Compound, gather, read_scheme
 from tokenwright.checkpoints.safetensors import Stored, read_header
-from tokenwright.checkpoints.strict import read_json, shown
+from tokenwright.checkpoints.tensor_reader import DTYPES, opened, piece_of, read_rows, read_whole
 from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
@@ -59,7 +59,7 @@ class Checkpoint:
     config: ModelConfig
     graph: Graph  # the model's ops, and so the names and shapes of its tensors
     generation: GenerationDefaults
-    sources: Mapping[str, Source]  # our name -> the checkpoint's
+    sources: Mapping[str, TensorSource]  # our name -> the checkpoint's
     stored: Mapping[str, Stored]  # the checkpoint's name, without prefix and buffers -> its bytes
     stamps: Mapping[Path, tuple[int, int]]  # of the weight files: length in bytes, mtime in ns
     packed: WeightFormat | None = None  # set for a folder that `tokenwright quantize` wrote
@@ -92,7 +92,7 @@ class Checkpoint:
             form, dtype = own
             file = folder / hub.WEIGHTS
             stored = read_packed_header(file, graph, form)
-            sources = {name: Source(name) for name in stored}
+            sources = {name: TensorSource(name) for name in stored}
             stamps = {file: stamp(file)}
             return cls(folder, replace(config, dtype=dtype), graph, generation, sources, stored, stamps, form)
         sources = family.sources(graph, plain=scheme is None)
@@ -317,7 +317,7 @@ def _weight_files(folder: Path) -> list[Path]:
 def _check_fit(
     folder: Path,
     graph: Graph,
-    sources: Mapping[str, Source],
+    sources: Mapping[str, TensorSource],
     stored: Mapping[str, Stored],
     facts: str = "config.json",
     dtypes: Sequence[str] = tuple(DTYPES),

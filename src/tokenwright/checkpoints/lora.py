@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from tokenwright.backends.adapters import Update
-from tokenwright.checkpoints.family import Source
-from tokenwright.checkpoints.reading import DTYPES, piece_of, read_rows
+from tokenwright.checkpoints.families.family import TensorSource
+from tokenwright.checkpoints.json_keys import JsonKeys, read_json, shown
 from tokenwright.checkpoints.safetensors import Stored, read_header
-from tokenwright.checkpoints.strict import Keys, read_json, shown
+from tokenwright.checkpoints.tensor_reader import DTYPES, piece_of, read_rows
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph
 
@@ -114,7 +114,9 @@ class _Settings:
         return self.targets is None or any(module == one or module.endswith(f".{one}") for one in self.targets)
 
 
-def read_adapter(folder: Path, graph: Graph, sources: Mapping[str, Source], bare: Callable[[str], str]) -> Adapter:
+def read_adapter(
+    folder: Path, graph: Graph, sources: Mapping[str, TensorSource], bare: Callable[[str], str]
+) -> Adapter:
     """Read and check a folder for a model.
 
     sources: where a folder has the tensors of the model. bare: a tensor's name there, from that in a file.
@@ -124,7 +126,7 @@ def read_adapter(folder: Path, graph: Graph, sources: Mapping[str, Source], bare
         raise CheckpointError(f"{folder} is no folder; give the adapter's, with {CONFIG} and {WEIGHTS}")
     if not (folder / WEIGHTS).exists() and (folder / "adapter_model.bin").exists():
         raise CheckpointError(f"{folder} has its weights in a pickle, which can run code; save them as {WEIGHTS}")
-    settings = _read_settings(Keys(read_json(folder / CONFIG), str(folder / CONFIG)))
+    settings = _read_settings(JsonKeys(read_json(folder / CONFIG), str(folder / CONFIG)))
     pairs = _pairs(folder / WEIGHTS, settings)
     layers = _layers(graph, sources)
     homes = {module: bare(f"{module}.weight").removesuffix(".weight") for module in pairs}
@@ -156,7 +158,7 @@ def read_adapter(folder: Path, graph: Graph, sources: Mapping[str, Source], bare
     return Adapter(folder, updates, digest.hexdigest(), tuple(sorted(pairs)), settings.base)
 
 
-def _read_settings(keys: Keys) -> _Settings:
+def _read_settings(keys: JsonKeys) -> _Settings:
     for key, (allowed, why) in _REFUSED.items():
         keys.only(key, *allowed, why=why)
     keys.text("peft_type")
@@ -171,8 +173,10 @@ def _read_settings(keys: Keys) -> _Settings:
     found = _Settings(
         rank=rank,
         alpha=keys.number("lora_alpha", least=0.0),
-        ranks={key: Keys({key: one}, keys.where).whole(key, most=MOST_RANK) for key, one in _patterns(keys, "rank")},
-        alphas={key: Keys({key: one}, keys.where).number(key, least=0.0) for key, one in _patterns(keys, "alpha")},
+        ranks={
+            key: JsonKeys({key: one}, keys.where).whole(key, most=MOST_RANK) for key, one in _patterns(keys, "rank")
+        },
+        alphas={key: JsonKeys({key: one}, keys.where).number(key, least=0.0) for key, one in _patterns(keys, "alpha")},
         root=keys.flag("use_rslora", False),
         targets=tuple(targets) if isinstance(targets, list) else None,
         every=layers in (None, []) and but in (None, []),
@@ -182,7 +186,7 @@ def _read_settings(keys: Keys) -> _Settings:
     return found
 
 
-def _patterns(keys: Keys, what: str) -> list[tuple[str, Any]]:
+def _patterns(keys: JsonKeys, what: str) -> list[tuple[str, Any]]:
     """The entries of rank_pattern or alpha_pattern."""
     key = f"{what}_pattern"
     given = keys.raw(key) or {}
@@ -237,7 +241,7 @@ def _pairs(file: Path, settings: _Settings) -> dict[str, tuple[Stored, Stored]]:
     return {module: (sides["A"], sides["B"]) for module, sides in found.items()}
 
 
-def _layers(graph: Graph, sources: Mapping[str, Source]) -> dict[str, list[str]]:
+def _layers(graph: Graph, sources: Mapping[str, TensorSource]) -> dict[str, list[str]]:
     """Our linear layers by the name of the module that holds them: several, where it is fused."""
     found: dict[str, list[str]] = {}
     for matrix in graph.matrices.values():
@@ -247,7 +251,7 @@ def _layers(graph: Graph, sources: Mapping[str, Source]) -> dict[str, list[str]]
     return found
 
 
-def _absorbed(sources: Mapping[str, Source], parts: list[str]) -> bool:
+def _absorbed(sources: Mapping[str, TensorSource], parts: list[str]) -> bool:
     orders = (sources[f"{part}.weight"].order for part in parts)
     return any(order is not None and order.turned for order in orders)
 

@@ -48,7 +48,7 @@ _OURS = (
 )
 
 
-class Commands(PlainFlags, TyperGroup):
+class CommandGroup(PlainFlags, TyperGroup):
     """Run a command; turn every error into one message on stderr and an exit code, without a traceback."""
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> Any:
@@ -130,7 +130,7 @@ def _debugging() -> bool:
 
 
 app = typer.Typer(
-    cls=Commands,
+    cls=CommandGroup,
     name="tokenwright",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from tokenwright.busy import BUSY, told
+from tokenwright.bench.machine_load import BUSY, told
 from tokenwright.cli import options as opt
 from tokenwright.cli.output import bar, remark, show_anything, write, write_json
 from tokenwright.errors import RequestError
 from tokenwright.units import binary
 
 if TYPE_CHECKING:
-    from tokenwright.bench.limits import Limits, Rate
-    from tokenwright.bench.model import Figure
+    from tokenwright.bench.limits import MachineLimits, Rate
+    from tokenwright.bench.model_speed import Figure
 
 Shape = Annotated[
     str | None,
@@ -51,7 +51,7 @@ def bench(
         raise RequestError("a shape is a model of its own, without adapters; give --shape or --model, not both")
     with opt.opened(opened, quiet=json_, device="cpu", revision=revision, weights=weights, lora=lora or ()) as llm:
         from tokenwright.bench.limits import measure_limits, processor
-        from tokenwright.bench.model import Benchmark
+        from tokenwright.bench.model_speed import Benchmark
 
         benchmark = Benchmark(llm)
         with bar("limits", json_) as report:
@@ -87,7 +87,7 @@ def _made(shape: str, quiet: bool) -> str:
         return str(shapes.ready(shape, shapes.default_root(), report))
 
 
-def _limits(limits: Limits) -> dict[str, Any]:
+def _limits(limits: MachineLimits) -> dict[str, Any]:
     """The limits as JSON values, in bytes and multiplications per second."""
     return {
         "kind": limits.kind,
@@ -107,7 +107,7 @@ def _without_name(figure: Figure) -> dict[str, Any]:
     return facts
 
 
-def _page(facts: dict[str, Any], limits: Limits, figures: Sequence[Figure]) -> str:
+def _page(facts: dict[str, Any], limits: MachineLimits, figures: Sequence[Figure]) -> str:
     """The limits and the measures as text."""
     counted = f"{limits.threads} thread{'s' if limits.threads > 1 else ''}"
     size = f"{binary(facts['weight_bytes'])} of {facts['weights']} weights"
@@ -137,7 +137,7 @@ def _page(facts: dict[str, Any], limits: Limits, figures: Sequence[Figure]) -> s
     )
 
 
-def _by(limits: Limits) -> str:
+def _by(limits: MachineLimits) -> str:
     return "the native kernels" if limits.kind == "native" else "torch (there are no native kernels)"
 
 

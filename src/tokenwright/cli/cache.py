@@ -43,7 +43,7 @@ def cache(clear: Clear = False, json_: opt.Json = False) -> None:
 
     A file that is being written is neither listed nor removed.
     """
-    from tokenwright.checkpoints.drafts import remove
+    from tokenwright.checkpoints.atomic_write import remove
 
     folder, kept = Environment.read().cache_folder(""), list(_kept())
     failed = [one.path for one in kept if not remove(Path(one.path))] if clear else []
@@ -59,8 +59,8 @@ def cache(clear: Clear = False, json_: opt.Json = False) -> None:
 
 def _kept() -> Iterator[Kept]:
     from tokenwright.bench import shapes
-    from tokenwright.checkpoints.drafts import abandoned
-    from tokenwright.checkpoints.weight_cache import WeightCache
+    from tokenwright.checkpoints.atomic_write import abandoned
+    from tokenwright.checkpoints.packing.weight_cache import WeightCache
 
     weights, models = WeightCache.default(), shapes.default_root()
     for file in weights.files():

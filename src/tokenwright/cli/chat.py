@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenwright.cli import options as opt
-from tokenwright.cli.chat_commands import Commands
-from tokenwright.cli.chat_input import Reader, Typed, exits_when_asked, keep_from_threads
+from tokenwright.cli.chat_commands import ChatCommands
+from tokenwright.cli.chat_input import InputReader, Typed, exits_when_asked, keep_from_threads
 from tokenwright.cli.chat_settings import SPOKEN
 from tokenwright.cli.conversation import Conversation, answer_text, counted
 from tokenwright.cli.conversation import load as load_conversation
 from tokenwright.cli.conversation import save as save_conversation
-from tokenwright.cli.facts import ENDED, memory_line, rate, seconds
 from tokenwright.cli.interrupt import interruptible
 from tokenwright.cli.naming import spoken
 from tokenwright.cli.output import remark, show_anything
 from tokenwright.cli.sampling import sampled
+from tokenwright.cli.statistics import ENDED, memory_line, rate, seconds
 from tokenwright.errors import ContextError, EngineError, RequestError, TokenwrightError
 
 if TYPE_CHECKING:
-    from tokenwright.cli.chat_answer import Answer
-    from tokenwright.completion import Completion
-    from tokenwright.llm import LLM
+    from tokenwright.cli.chat_answer import AnswerView
+    from tokenwright.llm.llm import LLM
+    from tokenwright.llm.outputs import Completion
     from tokenwright.text import Rendered
 
 FULL = (
@@ -160,10 +160,10 @@ class Session:
         self.files: set[Path] = set()
         self.failure = 0
         self.stopped = 0.0
-        self.reader = Reader()
+        self.reader = InputReader()
         self._quiet, self._plain = quiet, plain
         self._repeated = 0  # how often the last question was answered again
-        self._commands = Commands(self)
+        self._commands = ChatCommands(self)
 
     def open(self, *, greet: bool = True) -> None:
         """Print the opening remarks. Raises RequestError for a model without a chat template."""
@@ -284,7 +284,7 @@ class Session:
                 self.stopped = time.monotonic()
         return stream.completion
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> AnswerView:
         from rich.console import Console
 
         from tokenwright.cli.chat_answer import MarkdownAnswer, PlainAnswer

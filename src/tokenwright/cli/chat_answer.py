@@ -26,13 +26,13 @@ _ITEM = re.compile(r"[-*+] |\d+[.)] ")  # of a list
 _MAYBE_ITEM = re.compile(r"[-*+]$|\d+[.)]?$")  # one more character decides
 
 
-class Answer(AbstractContextManager["Answer"], Protocol):
+class AnswerView(AbstractContextManager["AnswerView"], Protocol):
     """Shows one answer. Call it with each piece of text; False: nobody reads it any more."""
 
     def __call__(self, text: str) -> bool: ...
 
 
-class PlainAnswer(Answer):
+class PlainAnswer(AnswerView):
     """The text as it is, then a newline."""
 
     def __call__(self, text: str) -> bool:
@@ -45,7 +45,7 @@ class PlainAnswer(Answer):
         write("\n")
 
 
-class MarkdownAnswer(Answer):
+class MarkdownAnswer(AnswerView):
     """The text as Markdown on a terminal."""
 
     def __init__(self, console: Console) -> None:

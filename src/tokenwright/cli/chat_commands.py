@@ -33,7 +33,7 @@ Ctrl-C stops an answer, or drops a line that is half typed; at an empty line, tw
 ALIASES = {"exit": "quit", "bye": "quit"}
 
 
-class Commands:
+class ChatCommands:
     """The commands of one session. They raise RequestError, and then the conversation is as it was."""
 
     def __init__(self, session: Session) -> None:

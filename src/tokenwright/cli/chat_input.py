@@ -43,7 +43,7 @@ class _Resumed(Exception):
         self.text = text
 
 
-class Reader:
+class InputReader:
     """Reads from standard input. `terminal`: a person types there; None: find out."""
 
     def __init__(self, terminal: bool | None = None) -> None:
@@ -148,7 +148,7 @@ class Reader:
 
 
 def keep_from_threads() -> None:
-    """Block SIGCONT for threads that start from here on; `Reader` unblocks it in this thread, while it reads.
+    """Block SIGCONT for threads that start from here on; `InputReader` unblocks it in this thread, while it reads.
 
     After Ctrl-Z and `fg` the system gives the signal to any thread that does not block it, and only in this one does it
     interrupt input().

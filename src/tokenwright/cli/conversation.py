@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tokenwright.errors import RequestError
 
 if TYPE_CHECKING:
-    from tokenwright.completion import Completion
+    from tokenwright.llm.outputs import Completion
     from tokenwright.text import Tokenizer
 
 Messages = list[dict[str, str]]

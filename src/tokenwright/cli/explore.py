@@ -68,7 +68,7 @@ def explore(
         asked = opt.given(max_tokens=60 if new_tokens is None else new_tokens, seed=seed)
         _in_terminal(name, PROMPT if prompt is None else prompt, asked, **engine)
         return
-    from tokenwright.serve.sockets import listen
+    from tokenwright.serve.transport.sockets import listen
     from tokenwright.web_page import page_folder
 
     local_folder(name, revision)  # refuses what is neither here nor a name on the hub
@@ -77,9 +77,9 @@ def explore(
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     with uncollected_imports():
         from tokenwright.serve.app import make_app
-        from tokenwright.serve.explorer import Explorer
-        from tokenwright.serve.host import uncollected
-        from tokenwright.serve.run import Server
+        from tokenwright.serve.explorer.explorer import Explorer
+        from tokenwright.serve.service.model_host import uncollected
+        from tokenwright.serve.transport.server import Server
 
     names = [address, address.replace("127.0.0.1", "localhost")]
     names += [name.removesuffix(":80") for name in names]  # browsers omit the default port

@@ -20,16 +20,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tokenwright.cli.facts import seconds
 from tokenwright.cli.interrupt import interruptible, undone_if_killed
 from tokenwright.cli.output import write
 from tokenwright.cli.plan_page import flop
+from tokenwright.cli.statistics import seconds
 from tokenwright.units import binary
 
 if TYPE_CHECKING:
-    from tokenwright.llm import LLM
-    from tokenwright.run import Run
-    from tokenwright.trace.schema import StepFrame
+    from tokenwright.llm.llm import LLM
+    from tokenwright.llm.run import Run
+    from tokenwright.trace.messages.schema import StepFrame
 
 PACE = 4.0  # tokens per second while it plays
 CANDIDATES = 6  # rows of next tokens

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenwright.cli import options as opt
-from tokenwright.cli.facts import facts, facts_line, memory_line, phases_line
 from tokenwright.cli.interrupt import INTERRUPTED, interruptible
 from tokenwright.cli.output import console, remark, show_anything, write, write_json
 from tokenwright.cli.sampling import SEVERAL, sampled
+from tokenwright.cli.statistics import facts, facts_line, memory_line, phases_line
 from tokenwright.cli.tree import picture
 from tokenwright.errors import RequestError
 
 if TYPE_CHECKING:
-    from tokenwright.completion import Completion
     from tokenwright.engine.step import TopLogprob
-    from tokenwright.llm import LLM
+    from tokenwright.llm.llm import LLM
+    from tokenwright.llm.outputs import Completion
     from tokenwright.sampling_params import SamplingParams
 
 Tree = Annotated[bool, typer.Option("--tree", help="Draw what the beams have tried.", rich_help_panel=SEVERAL)]
@@ -94,7 +94,7 @@ def generate(
     name = opt.the_model(None, model)
     with opt.opened(name, quiet=quiet or json_, phases=phases, max_sequences=several, **engine) as llm:
         there = llm.load_cache(cache_file) if cache_file is not None and os.path.lexists(cache_file) else 0
-        run = Run(llm, text, llm.sampling(**chosen), phases, cache=not no_cache, system=system, chat=chat)
+        run = PromptRun(llm, text, llm.sampling(**chosen), phases, cache=not no_cache, system=system, chat=chat)
         with interruptible():
             run.show(show, name)
             if cache_file is not None:
@@ -143,7 +143,7 @@ def _saved(tokens: int, path: Path) -> str:
     return f"the K and V of {tokens:,} tokens are in {path}; a prompt that begins like this text starts behind them"
 
 
-class Run:
+class PromptRun:
     """One prompt's continuation. `interrupted`: Ctrl-C ended it. `unread`: stdout took no text before its end.
 
     A single text is streamed; several texts, whose order or number is known at the end, are written at the end.

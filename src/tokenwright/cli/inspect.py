@@ -39,8 +39,8 @@ def inspect(
     from tokenwright.backends.native.compile import compiles
     from tokenwright.cache.spec import layer_specs
     from tokenwright.checkpoints.folder import Checkpoint
-    from tokenwright.checkpoints.packing import own_form
-    from tokenwright.checkpoints.weight_cache import WeightCache
+    from tokenwright.checkpoints.packing.packer import own_form
+    from tokenwright.checkpoints.packing.weight_cache import WeightCache
 
     opened = Checkpoint.open(model, revision, progress=sys.stderr.isatty())
     adapters = [_adapter_facts(opened, folder, asked) for folder in lora or []]

@@ -17,7 +17,7 @@ from typer import Argument, Option
 
 from tokenwright.cli import options as opt
 from tokenwright.cli.cache import Kept
-from tokenwright.cli.chat_input import Reader
+from tokenwright.cli.chat_input import InputReader
 from tokenwright.cli.output import remark, show_anything, write, write_json
 from tokenwright.errors import CheckpointError, RequestError, TokenwrightError
 from tokenwright.units import binary
@@ -66,7 +66,7 @@ def pull(model: HubName, revision: opt.Revision = None) -> None:
     """Download MODEL from the Hugging Face hub, the files that are needed alone, and check that it runs."""
     from tokenwright.checkpoints import hub
     from tokenwright.checkpoints.hub_gguf import download_gguf, read_gguf_name
-    from tokenwright.checkpoints.nearest import nearest
+    from tokenwright.checkpoints.suggest import nearest
 
     if not (read_gguf_name(model) or hub.is_hub_name(model)):
         near = nearest(model)
@@ -87,7 +87,7 @@ def rm(model: Kind, revision: opt.Revision = None, yes: Yes = False) -> None:
     """Remove MODEL from this machine: all its revisions in the hub's cache, or one of them; or a model of `bench`."""
     made = _bench_model(model) if revision is None else None
     size, remove = made or _hub_model(model, revision)
-    if not (yes or Reader().agrees(f"remove {model} ({binary(size)})?")):
+    if not (yes or InputReader().agrees(f"remove {model} ({binary(size)})?")):
         raise RequestError(f"{model} was not removed; add --yes to remove its {binary(size)}")
     try:
         remove()
@@ -162,7 +162,7 @@ def _hub_model(text: str, revision: str | None) -> tuple[int, Callable[[], Any]]
 
     from tokenwright.checkpoints import hub
     from tokenwright.checkpoints.hub_gguf import read_gguf_name
-    from tokenwright.checkpoints.nearest import closest
+    from tokenwright.checkpoints.suggest import closest
 
     if (gguf := read_gguf_name(text)) is not None:
         return _hub_file(gguf.repository, gguf.file, revision)

@@ -27,7 +27,7 @@ from tokenwright.formats import DTYPE_BYTES, KVFormat, WeightFormat
 from tokenwright.units import binary, read_bytes
 
 if TYPE_CHECKING:
-    from tokenwright.llm import LLM
+    from tokenwright.llm.llm import LLM
 
 STORIES = "stories"
 MOST_PROMPT = 256 << 20  # bytes
@@ -36,7 +36,7 @@ MODEL, SAMPLING, ENGINE, OUTPUT = "Model", "Sampling", "Engine", "Output"
 
 def model_names(incomplete: str) -> list[str]:
     """The models that the shell offers. huggingface_hub is not imported before it asks."""
-    from tokenwright.checkpoints.nearest import beginning_with
+    from tokenwright.checkpoints.suggest import beginning_with
 
     return beginning_with(incomplete)
 
@@ -282,7 +282,7 @@ def opened(
         task = bar.add_task(model, total=None, size="")
         start = time.perf_counter()
         from tokenwright.backends.device import compute_with
-        from tokenwright.llm import LLM
+        from tokenwright.llm.llm import LLM
 
         imported = time.perf_counter()
         if threads is not None:
@@ -316,7 +316,7 @@ def loader(
     def load(report: Callable[[int, int], None]) -> LLM:
         from tokenwright.backends.device import compute_with, leave_a_core
         from tokenwright.backends.native.kernels import find_kernels
-        from tokenwright.llm import LLM
+        from tokenwright.llm.llm import LLM
 
         if threads is not None:
             compute_with(threads)

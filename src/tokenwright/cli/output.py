@@ -127,11 +127,11 @@ def console() -> Any:
     """A rich Console on stderr, which leaves the cursor visible: Ctrl-C may end the process under a progress bar."""
     from rich.console import Console
 
-    class Plain(Console):
+    class PlainConsole(Console):
         def show_cursor(self, show: bool = True) -> bool:
             return super().show_cursor(True) if show else False
 
-    return Plain(stderr=True)
+    return PlainConsole(stderr=True)
 
 
 @contextmanager

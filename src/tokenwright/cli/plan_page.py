@@ -8,7 +8,7 @@ import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from tokenwright.busy import told
+from tokenwright.bench.machine_load import told
 from tokenwright.config import Heads
 from tokenwright.formats import KVFormat
 

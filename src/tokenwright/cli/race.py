@@ -18,11 +18,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tokenwright import busy
+from tokenwright.bench import machine_load
 from tokenwright.cli import options as opt
 from tokenwright.cli.chart_file import Force, Out, check_chart_file, save_chart
 from tokenwright.cli.output import show_anything, write, write_json
-from tokenwright.cli.race_report import CACHED, KV, NAIVE, PREFIX, WINDOW, Lane, Result, as_json, fault, picture, report
+from tokenwright.cli.race_report import (
+    CACHED,
+    KV,
+    NAIVE,
+    PREFIX,
+    WINDOW,
+    LaneReport,
+    Result,
+    as_json,
+    fault,
+    picture,
+    report,
+)
 from tokenwright.config import EngineConfig
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.formats import KVFormat
@@ -30,10 +42,10 @@ from tokenwright.formats import KVFormat
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from tokenwright.completion import Completion
-    from tokenwright.llm import LLM
+    from tokenwright.llm.llm import LLM
+    from tokenwright.llm.outputs import Completion
     from tokenwright.sampling_params import SamplingParams
-    from tokenwright.trace.race import RaceSums
+    from tokenwright.trace.messages.race import RaceSums
 
 Agreement = Annotated[
     bool,
@@ -128,18 +140,18 @@ class Entry:
     def cache(self) -> bool:
         return self.kind != NAIVE
 
-    def finished(self, completion: Completion) -> Lane:
+    def finished(self, completion: Completion) -> LaneReport:
         """The lane with its completion, and its work derived from shapes."""
         usage = completion.usage
         prompt, written = usage.prompt_tokens, usage.completion_tokens
         cost = self.llm.costs.run(prompt, written, cache=self.cache, reused=usage.reused_tokens)
         kept = self.llm.kv_bytes(prompt + written - 1) if self.cache else 0
-        return Lane(self.kind, self.name, completion, cost, kept)
+        return LaneReport(self.kind, self.name, completion, cost, kept)
 
 
 def _run(
     llm: LLM, ids: Sequence[int], params: SamplingParams, other: EngineConfig, *, show: bool
-) -> tuple[tuple[Lane, ...], str]:
+) -> tuple[tuple[LaneReport, ...], str]:
     """Run all lanes on the same ids, at most to the context's end, and notice who else used the processors meanwhile.
 
     show: draw bars if stderr is a terminal.
@@ -158,12 +170,12 @@ def _run(
                 entry.llm.generate([ids], few, cache=entry.cache, salt=WARM_UP)
         with _bars(max(len(entry.name) for entry in entries), show) as bars:
             tasks = [bars.add_task(entry.name, total=params.max_tokens, pace="", start=False) for entry in entries]
-            lanes, before = [], busy.read_times()
+            lanes, before = [], machine_load.read_times()
             for entry, task in zip(entries, tasks, strict=True):
                 bars.start_task(task)
                 lanes.append(entry.finished(_written(entry, ids, params, bars, task)))
                 bars.stop_task(task)
-            others = busy.load_between(before, busy.read_times())
+            others = machine_load.load_between(before, machine_load.read_times())
     return tuple(lanes), others
 
 

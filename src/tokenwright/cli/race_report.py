@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from tokenwright.busy import told
+from tokenwright.bench.machine_load import told
 from tokenwright.cli.chart import Line, Picture
-from tokenwright.cli.facts import rate, seconds
+from tokenwright.cli.statistics import rate, seconds
 from tokenwright.units import binary
 
 if TYPE_CHECKING:
-    from tokenwright.completion import Completion
+    from tokenwright.llm.outputs import Completion
     from tokenwright.models.cost import Cost
-    from tokenwright.trace.race import RaceSums
+    from tokenwright.trace.messages.race import RaceSums
 
 CACHED, NAIVE, PREFIX, KV, WINDOW = "cached", "naive", "prefix", "kv", "window"
 COLOURS = {CACHED: "#0072B2", NAIVE: "#D55E00", PREFIX: "#009E73", KV: "#CC79A7", WINDOW: "#E69F00"}
@@ -30,7 +30,7 @@ Row = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class LaneReport:
     """One text of a race. `cost` and `kv_bytes` (of K and V at the end) are derived from shapes."""
 
     kind: str  # a key of COLOURS
@@ -61,7 +61,7 @@ class Result:
     busy: who else used the processors during the race, in words, or ''. sums: of the steps whose logits were compared.
     """
 
-    lanes: tuple[Lane, ...]
+    lanes: tuple[LaneReport, ...]
     about: str
     layers: int
     page_size: int
@@ -77,7 +77,7 @@ class Result:
         return self.lanes[1].completion
 
     @property
-    def faults(self) -> list[Lane]:
+    def faults(self) -> list[LaneReport]:
         """The lanes that must generate the cached lane's tokens and did not."""
         return [lane for lane in self.lanes if lane.kind in EQUAL and self.parts_at(lane) is not None]
 
@@ -86,7 +86,7 @@ class Result:
         """The naive lane's total time over the cached lane's."""
         return self.naive.usage.total_s / max(self.cached.usage.total_s, 1e-9)
 
-    def parts_at(self, lane: Lane) -> int | None:
+    def parts_at(self, lane: LaneReport) -> int | None:
         """The number (from 1) of the first token that differs from the cached lane's; None if none does."""
         ours, theirs = self.cached.token_ids, lane.completion.token_ids
         if ours == theirs:
@@ -240,7 +240,7 @@ def picture(result: Result) -> Picture:
     )
 
 
-def _label(lane: Lane) -> str:
+def _label(lane: LaneReport) -> str:
     """The lane's name, shortened to fit beside the chart."""
     return next(name for name in (lane.name, lane.name.partition(" + ")[0], lane.kind) if len(name) <= 16)
 
@@ -259,7 +259,7 @@ def as_json(result: Result) -> dict[str, Any]:
     }
 
 
-def _lane_json(lane: Lane, parts_at: int | None, layers: int) -> dict[str, Any]:
+def _lane_json(lane: LaneReport, parts_at: int | None, layers: int) -> dict[str, Any]:
     usage, (asked, words) = lane.completion.usage, lane.work
     return {
         "name": lane.name,

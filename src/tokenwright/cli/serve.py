@@ -20,7 +20,7 @@ from tokenwright.importing import uncollected_imports
 from tokenwright.serve.settings import Settings, read_settings
 
 if TYPE_CHECKING:
-    from tokenwright.llm import LLM
+    from tokenwright.llm.llm import LLM
 
 SERVER = "Server"
 
@@ -176,18 +176,18 @@ def serve_app(
 
     adapters: the names of those that `load` opens the model with.
     """
-    from tokenwright.serve.sockets import listen
+    from tokenwright.serve.transport.sockets import listen
 
     listener = listen(settings.host, (settings.port,))  # clients may connect now; what follows takes time
     with uncollected_imports():
         from tokenwright.serve.app import Served, make_app
-        from tokenwright.serve.explorer import Explorer
-        from tokenwright.serve.guard import Policy, read_keys
-        from tokenwright.serve.host import uncollected
-        from tokenwright.serve.log import log_access
-        from tokenwright.serve.run import Server
-        from tokenwright.serve.service import Limits
-        from tokenwright.serve.telemetry import spans_of
+        from tokenwright.serve.explorer.explorer import Explorer
+        from tokenwright.serve.service.model_host import uncollected
+        from tokenwright.serve.service.service import ServiceLimits
+        from tokenwright.serve.transport.access_log import log_access
+        from tokenwright.serve.transport.guard import Policy, read_keys
+        from tokenwright.serve.transport.server import Server
+        from tokenwright.serve.transport.telemetry import spans_of
         from tokenwright.web_page import page_folder
 
     spans = spans_of(Environment.read().otel)
@@ -200,7 +200,7 @@ def serve_app(
         page = page_folder()
     except RequestError:
         page = None  # the APIs need none
-    limits = Limits(
+    limits = ServiceLimits(
         queue=settings.max_queue,
         deadline_s=settings.request_timeout or None,
         reader_s=settings.reader_timeout or None,

@@ -3,21 +3,21 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tokenwright.completion import TreeToken
+from tokenwright.llm.outputs import TreeToken
 
 
 @dataclass(slots=True)
-class Run:
+class TreeLine:
     """Consecutive tokens of the tree without a fork: one line of the output."""
 
     tokens: list[TreeToken] = field(default_factory=list)
-    below: "list[Run]" = field(default_factory=list)
+    below: "list[TreeLine]" = field(default_factory=list)
 
 
-def runs(tree: Sequence[TreeToken]) -> list[Run]:
+def runs(tree: Sequence[TreeToken]) -> list[TreeLine]:
     """The tree's runs, parents before children."""
-    roots: list[Run] = []
-    at: list[Run] = []  # the run of each token
+    roots: list[TreeLine] = []
+    at: list[TreeLine] = []  # the run of each token
     last: set[int] = set(range(len(tree))) - {token.parent for token in tree if token.parent is not None}
     children: dict[int | None, int] = {}
     for token in tree:
@@ -27,7 +27,7 @@ def runs(tree: Sequence[TreeToken]) -> list[Run]:
         if parent is not None and children[parent] == 1 and parent not in last:
             at.append(at[parent])
         else:
-            run = Run()
+            run = TreeLine()
             (roots if parent is None else at[parent].below).append(run)
             at.append(run)
         at[-1].tokens.append(token)

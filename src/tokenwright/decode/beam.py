@@ -81,7 +81,7 @@ class Beam:
 
 
 @dataclass(slots=True)
-class Group:
+class BeamGroup:
     """Beams that compete: all of them, or one diversity group. `best` are its hypotheses, the best first."""
 
     width: int
@@ -91,7 +91,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class BeamCandidate:
     """A beam and one possible next token."""
 
     choice: int  # of its beam
@@ -113,7 +113,7 @@ class BeamSearch:
         self.root = Node(None, -1, 0.0, 0.0, 0)
         self.stop_checker = stop_checker
         width = params.beams // params.beam_groups
-        self.groups = [Group(width, {0: Beam(self.root, stop_checker.fork())}) for _ in range(params.beam_groups)]
+        self.groups = [BeamGroup(width, {0: Beam(self.root, stop_checker.fork())}) for _ in range(params.beam_groups)]
         self.over = False
         self.stopped = None
 
@@ -206,8 +206,8 @@ class BeamSearch:
         return logprobs, row
 
     def _candidates(
-        self, group: Group, table: dict[int, tuple[torch.Tensor, torch.Tensor]], taken: Counter[int], ends: int
-    ) -> list[Candidate]:
+        self, group: BeamGroup, table: dict[int, tuple[torch.Tensor, torch.Tensor]], taken: Counter[int], ends: int
+    ) -> list[BeamCandidate]:
         """The best candidates of a group, the best first; on ties the earlier beam and the lower id."""
         choices = list(group.beams)
         rows = torch.stack([table[choice][1] for choice in choices])  # [beams, V]
@@ -227,20 +227,20 @@ class BeamSearch:
             logprobs, row = table[choice]
             score = group.beams[choice].node.score + float(row[token])
             candidates.append(
-                Candidate(choice, token, float(logprobs[token]), float(row[token]), float(flat[place]), score)
+                BeamCandidate(choice, token, float(logprobs[token]), float(row[token]), float(flat[place]), score)
             )
         return candidates
 
     def _part(
         self,
-        group: Group,
-        candidates: list[Candidate],
+        group: BeamGroup,
+        candidates: list[BeamCandidate],
         limit: int,
         chunk: Chunk,
         tops: dict[int, tuple[TopLogprob, ...]],
-    ) -> list[tuple[Candidate, Beam]]:
+    ) -> list[tuple[BeamCandidate, Beam]]:
         """Keep the finished candidates as hypotheses; return the next beams. `tops`: top logprobs after each beam."""
-        survivors: list[tuple[Candidate, Beam]] = []
+        survivors: list[tuple[BeamCandidate, Beam]] = []
         for rank, candidate in enumerate(candidates):
             if rank >= group.width and len(survivors) >= group.width:
                 break
@@ -267,13 +267,13 @@ class BeamSearch:
                 self._keep(group, node, reason)
         return survivors
 
-    def _keep(self, group: Group, node: Node, reason: FinishReason) -> None:
+    def _keep(self, group: BeamGroup, node: Node, reason: FinishReason) -> None:
         node.reason = reason
         group.best.append(Hypothesis(node, self._normalised(node.score, node.depth), reason))
         group.best.sort(key=lambda found: -found.score)  # stable: on ties the earlier hypothesis comes first
         del group.best[group.width :]
 
-    def _ends(self, group: Group, limit: int) -> bool:
+    def _ends(self, group: BeamGroup, limit: int) -> bool:
         """Whether a group's search is over, once its next beams are chosen."""
         if not group.beams:
             return True

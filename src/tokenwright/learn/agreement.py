@@ -9,13 +9,13 @@ import torch
 
 from tokenwright.config import Rope
 from tokenwright.engine import SamplingParams
-from tokenwright.learn.challenge import Answer, Challenge, Figures, choice
+from tokenwright.learn.challenge import Challenge, ChallengeAnswer, Figures, choice
+from tokenwright.learn.challenge_texts import OPENING, QUESTION, STORY, asked, repeated
 from tokenwright.learn.forward import ForwardPass, Reference, RotatedTwice, Unmasked, one_further
-from tokenwright.learn.texts import OPENING, QUESTION, STORY, asked, repeated
-from tokenwright.learn.work import PAGE, Work
-from tokenwright.llm import LLM
+from tokenwright.learn.work import PAGE, CheckWork
+from tokenwright.llm.llm import LLM
 from tokenwright.models.taps import Site, Tap
-from tokenwright.trace.learn import Checked
+from tokenwright.trace.messages.learn import Checked
 
 ROWS = 64
 SHIFTED, TWICE, MASK, STALE, EOS = (
@@ -34,7 +34,7 @@ def planted(llm: LLM) -> dict[str, str]:
 
 
 @dataclass
-class Lane:
+class ComputedLane:
     """What one way of computing a text has left: logits [rows, V], and K and V of the first layer by position."""
 
     logits: list[torch.Tensor] = field(default_factory=list)
@@ -55,17 +55,17 @@ class Lane:
         return torch.cat(self.logits)
 
 
-def uncached(work: Work, ids: Sequence[int], start: int) -> Lane:
+def uncached(work: CheckWork, ids: Sequence[int], start: int) -> ComputedLane:
     """One pass over the whole text; its rows from `start - 1` on."""
-    lane, whole = Lane(), ForwardPass(work, len(ids))
+    lane, whole = ComputedLane(), ForwardPass(work, len(ids))
     lane.logits.append(whole.rows(ids, 0, lane.tap(0))[start - 1 : -1])
     return lane
 
 
-def cached(work: Work, ids: Sequence[int], start: int, fault: str = "") -> Lane:
+def cached(work: CheckWork, ids: Sequence[int], start: int, fault: str = "") -> ComputedLane:
     """The prompt in one chunk, then token by token, with a fault planted."""
     kinds = {TWICE: RotatedTwice, MASK: Unmasked}
-    lane, kernels = Lane(), kinds.get(fault, Reference)
+    lane, kernels = ComputedLane(), kinds.get(fault, Reference)
     text = ForwardPass(work, len(ids), kernels)
     shift = one_further(len(ids)) if fault == SHIFTED else None
     lane.logits.append(text.rows(ids[:start], 0, lane.tap(0))[-1:])
@@ -77,7 +77,7 @@ def cached(work: Work, ids: Sequence[int], start: int, fault: str = "") -> Lane:
     return lane
 
 
-def _texts(work: Work, fault: str) -> tuple[list[int], int]:
+def _texts(work: CheckWork, fault: str) -> tuple[list[int], int]:
     """The text of a case, and the length of its prompt."""
     if fault != EOS:
         prompt = work.ids(STORY)
@@ -113,7 +113,7 @@ def _other(one: dict[int, torch.Tensor], other: dict[int, torch.Tensor]) -> str:
     return f"{found[0]} to {found[-1]}" if whole else f"{len(found)} from {found[0]} to {found[-1]}"
 
 
-def _evidence(figures: Figures, work: Work, fault: str) -> None:
+def _evidence(figures: Figures, work: CheckWork, fault: str) -> None:
     ids, start = _texts(work, fault)
     right, wrong = uncached(work, ids, start), cached(work, ids, start, fault)
     equal = int((right.rows().argmax(-1) == wrong.rows().argmax(-1)).sum())
@@ -132,7 +132,7 @@ def _evidence(figures: Figures, work: Work, fault: str) -> None:
     figures.counted("cached_tokens", "cached wrote", written[1], "tokens", "up to where its loop ended")
 
 
-def agree(work: Work, answer: Answer) -> Checked:
+def agree(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     """Show a case's evidence; with the right fault named, compute it again without the fault."""
     figures, cases = Figures(), planted(work.llm)
     case, named = answer.text("case"), answer.text("fault")

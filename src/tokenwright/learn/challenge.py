@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tokenwright.errors import RequestError
-from tokenwright.learn.work import Work
-from tokenwright.llm import LLM
-from tokenwright.trace.learn import ChallengeCard, Checked, Fact, Field
-from tokenwright.trace.wire import Source
+from tokenwright.learn.work import CheckWork
+from tokenwright.llm.llm import LLM
+from tokenwright.trace.messages.learn import ChallengeCard, Checked, Fact, Field
+from tokenwright.trace.messages.wire import Source
 
 Value = int | float | str
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChallengeAnswer:
     """A learner's answer: values that have been read by the challenge's fields."""
 
     values: Mapping[str, Value]
@@ -49,14 +49,14 @@ class Challenge:
     task: str
     target: Callable[[LLM], str]
     fields: tuple[Field, ...]
-    check: Callable[[Work, Answer], Checked]
+    check: Callable[[CheckWork, ChallengeAnswer], Checked]
 
     def describe(self, llm: LLM) -> ChallengeCard:
         """What the page shows of it."""
         words = (self.id, self.number, self.card, self.title, self.task)
         return ChallengeCard(*words, self.target(llm), self.fields)
 
-    def read(self, given: Mapping[str, Value]) -> Answer:
+    def read(self, given: Mapping[str, Value]) -> ChallengeAnswer:
         """An answer by its fields. Raises RequestError, naming the field, for one that is missing or makes no sense."""
         if unknown := sorted(given.keys() - {field.name for field in self.fields}):
             raise RequestError(f"{unknown[0]} is no field of the challenge {self.id}; leave it out")
@@ -65,7 +65,7 @@ class Challenge:
             if field.name not in given:
                 raise RequestError(f"{field.name} is missing; the challenge {self.id} needs it")
             found[field.name] = _read(field, given[field.name])
-        return Answer(found)
+        return ChallengeAnswer(found)
 
 
 def whole(name: str, label: str, start: int, least: int, most: int) -> Field:

@@ -7,10 +7,10 @@ learner's verdict on its sentence is right, so that the answer stays the learner
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tokenwright.learn.challenge import Answer, Challenge, Figures, choice, number, within
-from tokenwright.learn.work import Work
+from tokenwright.learn.challenge import Challenge, ChallengeAnswer, Figures, choice, number, within
+from tokenwright.learn.work import CheckWork
 from tokenwright.planner import plan
-from tokenwright.trace.learn import Checked, Field
+from tokenwright.trace.messages.learn import Checked, Field
 
 LLAMA, LARGE = "Meta-Llama-3-8B", "Llama-3.1-70B"
 OPEN, RIGHT, WRONG = "open", "right", "wrong"
@@ -150,7 +150,7 @@ CLAIMS = (
 )
 
 
-def claims(work: Work, answer: Answer) -> Checked:
+def claims(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     """The learner's verdicts; then the right figures of two wrong sentences."""
     work.check()
     figures = Figures()

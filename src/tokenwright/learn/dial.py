@@ -2,21 +2,21 @@
 
 import math
 
-from tokenwright.completion import Completion
 from tokenwright.decode.sampler import choose, probabilities
 from tokenwright.engine import SamplingParams
 from tokenwright.errors import RequestError
-from tokenwright.learn.challenge import Answer, Challenge, Figures, number, text, whole
-from tokenwright.learn.texts import STORY, quoted
-from tokenwright.learn.work import Work
-from tokenwright.trace.learn import Checked
+from tokenwright.learn.challenge import Challenge, ChallengeAnswer, Figures, number, text, whole
+from tokenwright.learn.challenge_texts import STORY, quoted
+from tokenwright.learn.work import CheckWork
+from tokenwright.llm.outputs import Completion
+from tokenwright.trace.messages.learn import Checked
 
 BITS, NEAR, RANK = 2.0, 0.05, 5
 BEAMS, WRITTEN, GAIN = 4, 32, 1.0
 START, TARGET, STEERED = "The opposite of big is", " night", 8
 
 
-def sampler(work: Work, answer: Answer) -> Checked:
+def sampler(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     """The distribution after the learner's dial at one step, and the draw of the learner's seed."""
     figures, ids = Figures(), work.ids(STORY)
     temperature, top_p, seed = answer.number("temperature"), answer.number("top_p"), answer.whole("seed")
@@ -46,7 +46,7 @@ def _total(written: Completion) -> float:
     return sum(written.logprobs)
 
 
-def beams(work: Work, answer: Answer) -> Checked:
+def beams(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     """Greedy and beam search after the learner's opening: the sums of log-probabilities."""
     figures, ids = Figures(), work.ids(answer.text("prompt"))
     if len(ids) + WRITTEN > work.context:
@@ -76,7 +76,7 @@ def beams(work: Work, answer: Answer) -> Checked:
     return figures.verdict("beams", why, f"{gain:.2f} nats more than greedy.{at}")
 
 
-def steer(work: Work, answer: Answer) -> Checked:
+def steer(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     """The learner's prompt, one token from ours, and what greedy makes of it."""
     figures = Figures()
     ours, ids = work.llm.tokenizer.encode(START), work.ids(answer.text("prompt"))

@@ -11,12 +11,12 @@ from dataclasses import replace
 import torch
 
 from tokenwright.backends import Kernels, Linear, ReferenceKernels, Scored
-from tokenwright.backends.torch.batch import Batcher, TorchBatch
+from tokenwright.backends.torch.tensor_batch import Batcher, TorchBatch
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.engine import one_chunk
 from tokenwright.engine.page_table import PageTable
 from tokenwright.engine.window import AttentionWindow
-from tokenwright.learn.work import PAGE, Work
+from tokenwright.learn.work import PAGE, CheckWork
 from tokenwright.models.rotary import Rotation
 from tokenwright.models.taps import Tap, ignore
 
@@ -60,7 +60,7 @@ class Unmasked(Reference):
 class ForwardPass:
     """The forward pass of one text of at most `limit` tokens, whose K and V are in fp32 in a cache of its own."""
 
-    def __init__(self, work: Work, limit: int, kernels: type[Reference] = Reference) -> None:
+    def __init__(self, work: CheckWork, limit: int, kernels: type[Reference] = Reference) -> None:
         loaded = work.llm.loaded
         self.work = work
         self.limit = limit

@@ -1,12 +1,12 @@
 """Challenges of the card on what the cache saves: predict, win."""
 
 from tokenwright.engine import SamplingParams
-from tokenwright.learn.challenge import Answer, Challenge, Figures, number, streak, whole, within
-from tokenwright.learn.texts import STORY, repeated
-from tokenwright.learn.work import Work
-from tokenwright.llm import LLM
-from tokenwright.trace.learn import Checked
-from tokenwright.trace.schema import StepFrame
+from tokenwright.learn.challenge import Challenge, ChallengeAnswer, Figures, number, streak, whole, within
+from tokenwright.learn.challenge_texts import STORY, repeated
+from tokenwright.learn.work import CheckWork
+from tokenwright.llm.llm import LLM
+from tokenwright.trace.messages.learn import Checked
+from tokenwright.trace.messages.schema import StepFrame
 
 IN_A_ROW = 5
 BUDGET = 1e11  # FLOP of a race that a check runs
@@ -18,7 +18,7 @@ def contexts(llm: LLM) -> list[int]:
     return [max(2, most * share // 100) for share in (4, 10, 20, 35, 50)]
 
 
-def _steps(work: Work, tokens: int) -> tuple[StepFrame, StepFrame]:
+def _steps(work: CheckWork, tokens: int) -> tuple[StepFrame, StepFrame]:
     """The frames of two real steps whose newest row has a context of `tokens`: with the cache and without."""
     ids = repeated(work.ids(STORY), tokens)
     params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
@@ -31,7 +31,7 @@ def _steps(work: Work, tokens: int) -> tuple[StepFrame, StepFrame]:
     return cached, uncached
 
 
-def predict(work: Work, answer: Answer) -> Checked:
+def predict(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     """The learner's prediction of one step against its frames."""
     figures, done = Figures(), answer.whole("streak")
     tokens = contexts(work.llm)[done]
@@ -77,13 +77,13 @@ def _lengths(llm: LLM) -> int:
     return min(500, llm.context // 2 - 1)
 
 
-def _race(work: Work) -> int:
+def _race(work: CheckWork) -> int:
     """N = T of the race that is run: within the budget."""
     most, row = _lengths(work.llm), work.llm.costs.chunk(0, 1).flops
     return max(4, min(most, int((BUDGET / (1.5 * row)) ** 0.5)))
 
 
-def win(work: Work, answer: Answer) -> Checked:
+def win(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     """The learner's ratio of FLOP against the formula; and a smaller race, really run, for the ratio of times."""
     figures, llm = Figures(), work.llm
     n, given = _lengths(llm), answer.number("ratio")

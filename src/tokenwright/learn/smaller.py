@@ -7,17 +7,17 @@ import torch
 from tokenwright.cache import layer_specs
 from tokenwright.config import Learned
 from tokenwright.formats import KVFormat
-from tokenwright.learn.challenge import Answer, Challenge, Figures, choice, whole
-from tokenwright.learn.texts import OPENING, STORY
-from tokenwright.learn.work import Work
-from tokenwright.trace.learn import Checked
+from tokenwright.learn.challenge import Challenge, ChallengeAnswer, Figures, choice, whole
+from tokenwright.learn.challenge_texts import OPENING, STORY
+from tokenwright.learn.work import CheckWork
+from tokenwright.trace.messages.learn import Checked
 
 KL, LAST = 0.05, 32
 SAME = 64
 FORMATS = ("native", "fp8", "int8", "int4")
 
 
-def text_of(work: Work) -> list[int]:
+def text_of(work: CheckWork) -> list[int]:
     """The text of the window's challenge: a story, and what the model goes on with."""
     prompt = work.ids(STORY)
     return prompt + work.greedy(prompt, LAST)
@@ -29,13 +29,13 @@ def mean_kl(full: torch.Tensor, other: torch.Tensor) -> float:
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
-def divergence(work: Work, ids: Sequence[int], window: int, sinks: int) -> float:
+def divergence(work: CheckWork, ids: Sequence[int], window: int, sinks: int) -> float:
     """The mean KL, over the last rows of a text, between the full cache and one with a window and sinks."""
     rows = slice(-LAST - 1, -1)
     return mean_kl(work.logits(ids)[rows], work.logits(ids, window=window, sinks=sinks)[rows])
 
 
-def window(work: Work, answer: Answer) -> Checked:
+def window(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     """The learner's window: whether it holds, whether a smaller one would, and what its sinks do."""
     figures, size, sinks = Figures(), answer.whole("window"), answer.whole("sinks")
     learned = isinstance(work.llm.config.positions, Learned)  # such a model has windows, but no sinks
@@ -73,18 +73,18 @@ def window(work: Work, answer: Answer) -> Checked:
     )
 
 
-def _per_token(work: Work, k: str, v: str) -> int:
+def _per_token(work: CheckWork, k: str, v: str) -> int:
     specs = layer_specs(work.llm.graph, work.llm.dtype, KVFormat(k, v))
     return sum(spec.bytes_per_token for spec in specs)
 
 
-def _holds(work: Work, ids: Sequence[int], k: str, v: str) -> int:
+def _holds(work: CheckWork, ids: Sequence[int], k: str, v: str) -> int:
     """Tokens of the text that greedy writes with such a cache before it writes another one."""
     rows = work.logits(ids, kv=f"k={k},v={v}")[-SAME - 1 : -1].argmax(-1).tolist()
     return next((n for n, (one, right) in enumerate(zip(rows, ids[-SAME:], strict=True)) if one != right), SAME)
 
 
-def bits(work: Work, answer: Answer) -> Checked:
+def bits(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     """The learner's formats of K and V against the native text, and against all formats with fewer bytes."""
     figures, k, v = Figures(), answer.text("k"), answer.text("v")
     prompt = work.ids(OPENING)

@@ -13,12 +13,12 @@ import torch
 
 from tokenwright.backends.runner import Model
 from tokenwright.cache import layer_specs
-from tokenwright.completion import Completion
 from tokenwright.engine import SamplingParams
 from tokenwright.errors import RequestError
 from tokenwright.formats import KVFormat
-from tokenwright.llm import LLM
-from tokenwright.requests import Prompt
+from tokenwright.llm.input_processor import Prompt
+from tokenwright.llm.llm import LLM
+from tokenwright.llm.outputs import Completion
 
 LIMIT_S = 60.0  # seconds that a check may take
 MOST_TOKENS = 1024  # of a text of a check
@@ -29,7 +29,7 @@ class Stopped(RequestError):
     """The check was cancelled, or took too long."""
 
 
-class Work:
+class CheckWork:
     """What one check may use. llm: the model; seconds: after which it is stopped."""
 
     def __init__(self, llm: LLM, seconds: float = LIMIT_S) -> None:

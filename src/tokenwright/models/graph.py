@@ -2,7 +2,7 @@
 
     embed -> attention, MLP, attention, MLP, ... -> head
 
-A family builds the list (`checkpoints/families.py`, `blocks.py`). The torch backend runs it op by op
+A family builds the list (`checkpoints/families/registry.py`, `blocks.py`). The torch backend runs it op by op
 (`backends/torch/ops.py`), the native one compiles it into the structs of its one call (`backends/native/compile.py`).
 The weights' memory layout (`backends/layout.py`), the cost of a step (`cost.py`) and the KV layout of each layer derive
 from it.

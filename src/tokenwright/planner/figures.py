@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from tokenwright.backends.layout import read_bytes, stored_bytes
 from tokenwright.backends.torch.ops import lacking
+from tokenwright.bench.bandwidth import Bandwidth
 from tokenwright.cache import LayerSpec, group_layers, groups_for
 from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.config import EngineConfig, Learned
@@ -26,7 +27,6 @@ from tokenwright.engine.window import AttentionWindow, Group
 from tokenwright.formats import DType, KVFormat, WeightFormat
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph
-from tokenwright.planner.bandwidth import Bandwidth
 from tokenwright.planner.find import Blueprint
 from tokenwright.planner.kv_memory import KVMemory
 from tokenwright.planner.remarks import remarks

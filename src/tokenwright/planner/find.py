@@ -7,16 +7,16 @@ from typing import Any
 
 from tokenwright.backends.adapters import beside_bytes, not_beside
 from tokenwright.checkpoints import hub
-from tokenwright.checkpoints.families import family_of, parse_config, text_keys
+from tokenwright.checkpoints.families.registry import family_of, parse_config, text_keys
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.gguf import SUFFIX
+from tokenwright.checkpoints.gguf.header import SUFFIX
 from tokenwright.checkpoints.hub_gguf import download_gguf
+from tokenwright.checkpoints.json_keys import read_json
 from tokenwright.checkpoints.known import KNOWN, known_name
 from tokenwright.checkpoints.local import local_config
 from tokenwright.checkpoints.lora import read_adapter
-from tokenwright.checkpoints.packed_file import own_quantisation
-from tokenwright.checkpoints.published import read_scheme
-from tokenwright.checkpoints.strict import read_json
+from tokenwright.checkpoints.packing.packed_file import own_quantisation
+from tokenwright.checkpoints.quantised.published import read_scheme
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import DType, WeightFormat
 from tokenwright.models.graph import Graph

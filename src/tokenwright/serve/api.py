@@ -21,9 +21,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenwright.checks import shown
 from tokenwright.errors import TokenwrightError
-from tokenwright.serve.contract import NOBODY, Caller, Kind, Problem, ServerError, Timings, problem_of
 from tokenwright.serve.fields import complaint, complaint_of_parameters
-from tokenwright.serve.generation import Generation, timings_of_all
+from tokenwright.serve.service.generation import Generation, timings_of_all
+from tokenwright.serve.service.types import NOBODY, Caller, Kind, Problem, ServerError, Timings, problem_of
 
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
@@ -107,7 +107,7 @@ STATUSES = {
 }
 
 
-class Refusal(ServerError):
+class RefusedRequest(ServerError):
     """A request that is refused before it reaches the service, with its problem."""
 
     def __init__(self, problem: Problem) -> None:
@@ -115,7 +115,7 @@ class Refusal(ServerError):
         self.problem = problem
 
 
-class Gone(Exception):
+class ClientGone(Exception):
     """The client has gone; nobody reads an answer."""
 
 
@@ -132,7 +132,9 @@ async def body_of(request: Request, model: type[B], *, any_type: bool = False) -
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not any_type and kind != "application/json" and not kind.endswith("+json"):
-        raise Refusal(Problem(415, "invalid", "the body must be JSON; send the header Content-Type: application/json"))
+        raise RefusedRequest(
+            Problem(415, "invalid", "the body must be JSON; send the header Content-Type: application/json")
+        )
     raw = b"".join([part async for part in request.stream()])  # `request.body` would keep it while the request waits
     about(request).large = len(raw) > LARGE
     return await off_loop(request, lambda: _parsed(raw, model))
@@ -157,14 +159,14 @@ def _parsed(raw: bytes, model: type[B]) -> B:
         data = json.loads(raw, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        raise Refusal(Problem(400, "invalid", f"the body is not JSON: {reason}")) from None
+        raise RefusedRequest(Problem(400, "invalid", f"the body is not JSON: {reason}")) from None
     try:
         return model.model_validate(data)
     except ValidationError as error:
         found = complaint(error, data)
-        raise Refusal(Problem(400, "invalid", found.message, found.param)) from None
+        raise RefusedRequest(Problem(400, "invalid", found.message, found.param)) from None
     except RecursionError:
-        raise Refusal(Problem(400, "invalid", "the body is nested too deeply")) from None
+        raise RefusedRequest(Problem(400, "invalid", "the body is nested too deeply")) from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -207,7 +209,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         if not left or main.uncancel():
             raise  # the server cancels the request itself
-        raise Gone from None
+        raise ClientGone from None
     finally:
         working = False
         watcher.cancel()
@@ -297,7 +299,7 @@ def add_errors(
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         known, api = about(request), api_of(apis, request.scope)
-        if isinstance(error, Gone):
+        if isinstance(error, ClientGone):
             return JSONResponse({}, 499)
         problem = api.problem(error) or problem_from(error)
         if problem.param == "messages":
@@ -307,7 +309,7 @@ def add_errors(
             log.error("request %s failed", known.request_id, exc_info=error)
         return JSONResponse(api.error(problem, known.request_id), problem.status, problem.headers)
 
-    for kind in (TokenwrightError, RequestValidationError, HTTPException, Gone, Exception, *kinds):
+    for kind in (TokenwrightError, RequestValidationError, HTTPException, ClientGone, Exception, *kinds):
         app.add_exception_handler(kind, answer)
     return answer
 
@@ -342,7 +344,7 @@ class Direct:
         await response(scope, receive, send)
 
 
-class Heads:
+class HeadRequests:
     """Answers HEAD as GET where a route has GET; the server below leaves out the body. FastAPI's routes refuse it."""
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
@@ -385,7 +387,7 @@ _HTTP: dict[int, Kind] = {404: "missing", 405: "invalid", 413: "size"}
 def problem_from(error: Exception) -> Problem:
     """The problem of any exception."""
     match error:
-        case Refusal():
+        case RefusedRequest():
             return error.problem
         case RequestValidationError():
             found = complaint_of_parameters(error.errors())

@@ -17,26 +17,21 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 import tokenwright
-from tokenwright.serve import (
-    anthropic,
-    explore,
-    model_list,
-    ollama,
-    openai,
-    openai_embeddings,
-    operations,
-    responses,
-    texts,
-)
-from tokenwright.serve.api import Api, Direct, Heads, add_errors, add_schemas, api_of, handlers_of
-from tokenwright.serve.contract import Problem
-from tokenwright.serve.explorer import Explorer, Gone
-from tokenwright.serve.guard import App, Guard, Policy
-from tokenwright.serve.host import collect_at_rest
-from tokenwright.serve.log import AccessLog
+from tokenwright.serve import model_list, operations
+from tokenwright.serve.anthropic import routes as anthropic
+from tokenwright.serve.api import Api, Direct, HeadRequests, add_errors, add_schemas, api_of, handlers_of
+from tokenwright.serve.explorer import routes as explore
+from tokenwright.serve.explorer.explorer import Explorer, RunGone
 from tokenwright.serve.metrics import Metrics
-from tokenwright.serve.service import Limits, Service
-from tokenwright.serve.telemetry import Spans
+from tokenwright.serve.ollama import routes as ollama
+from tokenwright.serve.openai import embeddings, responses, tokenize
+from tokenwright.serve.openai import routes as openai
+from tokenwright.serve.service.model_host import collect_at_rest
+from tokenwright.serve.service.service import Service, ServiceLimits
+from tokenwright.serve.service.types import Problem
+from tokenwright.serve.transport.access_log import AccessLog
+from tokenwright.serve.transport.guard import App, Guard, Policy
+from tokenwright.serve.transport.telemetry import Spans
 
 APIS: tuple[Api, ...] = (anthropic.API, ollama.API, openai.API, explore.API)  # the last answers for all paths of no API
 
@@ -51,7 +46,7 @@ class Served:
     """
 
     names: Sequence[str] = ()
-    limits: Limits | None = None
+    limits: ServiceLimits | None = None
     timings: bool = False
     spans: Spans | None = None
     alone: bool = False
@@ -98,7 +93,7 @@ def make_app(
     policy = hosts if isinstance(hosts, Policy) else Policy.of(hosts)
     metrics = Metrics()
     names = (*(served.names or (explorer.name,)), *served.adapters)
-    limits = replace(served.limits or Limits(), keys=max(1, len(policy.keys)))
+    limits = replace(served.limits or ServiceLimits(), keys=max(1, len(policy.keys)))
     service = Service(explorer.host, names, limits, metrics)
     metrics.watch(service)
 
@@ -125,14 +120,14 @@ def make_app(
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # `Spans` makes ours
     )
     app.state.service = service
-    answer = add_errors(app, APIS, (Gone,), metrics.refused)
+    answer = add_errors(app, APIS, (RunGone,), metrics.refused)
     operations.add(app, service, metrics)
     openai.add(app, service)
     model_list.add(app, service)
-    openai_embeddings.add(app, service)
+    embeddings.add(app, service)
     for other in (responses, anthropic, ollama):
         other.add(app, service)
-    texts.add(app, service, explorer)
+    tokenize.add(app, service, explorer)
     explore.add(app, explorer)
     add_schemas(app, APIS)
     if page is not None:
@@ -144,7 +139,7 @@ def make_app(
         return JSONResponse(body, problem.status, problem.headers)
 
     handlers = handlers_of(app, APIS)
-    app.add_middleware(Heads, routes=app.routes)
+    app.add_middleware(HeadRequests, routes=app.routes)
     app.add_middleware(Direct, handlers=handlers, answer=answer)
     app.add_middleware(Guard, policy=policy, answer=refused, queued=frozenset(handlers), full=service.full)
     # The outermost: it gives the request its id.

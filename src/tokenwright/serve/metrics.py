@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tokenwright.serve.contract import Counts, NotReady, Problem, Timings
+from tokenwright.serve.service.types import NotReady, Problem, Timings, TokenCounts
 
 if TYPE_CHECKING:
-    from tokenwright.serve.service import Service
+    from tokenwright.serve.service.service import Service
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
@@ -47,7 +47,7 @@ class Metrics:
         """Read the service's gauges from now on."""
         self.registry.register(_Gauges(service))
 
-    def ended(self, outcome: str, counts: Counts, timings: Timings) -> None:
+    def ended(self, outcome: str, counts: TokenCounts, timings: Timings) -> None:
         """A request has left the engine. outcome: "finished", "cancelled" or "failed"."""
         self._ended.labels(outcome).inc()
         self._prompt.inc(counts.prompt)

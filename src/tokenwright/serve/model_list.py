@@ -12,13 +12,13 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.anthropic import HEADER
-from tokenwright.serve.anthropic_replies import AnthropicModel, AnthropicModels
+from tokenwright.serve.anthropic.reply_schema import AnthropicModel, AnthropicModels
+from tokenwright.serve.anthropic.routes import HEADER
 from tokenwright.serve.api import answers
-from tokenwright.serve.contract import no_model
-from tokenwright.serve.openai_replies import Json
+from tokenwright.serve.openai.replies import Json
 from tokenwright.serve.reply_schema import ModelEntry, ModelList
-from tokenwright.serve.service import Service
+from tokenwright.serve.service.service import Service
+from tokenwright.serve.service.types import no_model
 
 MOST = 1000  # names on one page, and
 USUAL = 20  # as many where nothing is said

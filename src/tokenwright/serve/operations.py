@@ -11,10 +11,10 @@ from pydantic import BaseModel
 import tokenwright
 from tokenwright.errors import EngineError
 from tokenwright.serve.api import answers
-from tokenwright.serve.contract import NotReady
 from tokenwright.serve.metrics import CONTENT_TYPE, Metrics
 from tokenwright.serve.reply_schema import Health, Ready
-from tokenwright.serve.service import Service
+from tokenwright.serve.service.service import Service
+from tokenwright.serve.service.types import NotReady
 
 
 def _states(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:

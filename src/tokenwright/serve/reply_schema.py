@@ -26,7 +26,7 @@ def absent() -> Any:
     return Field(default_factory=lambda: None)
 
 
-class Timings(Reply):
+class TimingsReply(Reply):
     """Where the time went, if the server is set or asked to say so; times in milliseconds."""
 
     queue_ms: float
@@ -53,7 +53,7 @@ class CompletionDetails(Reply):
     reasoning_tokens: int
 
 
-class Usage(Reply):
+class UsageReply(Reply):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -83,18 +83,18 @@ class TextCompletion(Reply):
     created: int
     model: str
     choices: list[TextChoice]
-    usage: Usage
-    timings: Timings = absent()
+    usage: UsageReply
+    timings: TimingsReply = absent()
 
 
-class TopLogprob(Reply):
+class TopLogprobReply(Reply):
     token: str
     logprob: float
     bytes: list[int]
 
 
-class TokenLogprob(TopLogprob):
-    top_logprobs: list[TopLogprob]
+class TokenLogprob(TopLogprobReply):
+    top_logprobs: list[TopLogprobReply]
 
 
 class ChatLogprobs(Reply):
@@ -136,8 +136,8 @@ class ChatCompletion(Reply):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage
-    timings: Timings = absent()
+    usage: UsageReply
+    timings: TimingsReply = absent()
 
 
 class ModelEntry(Reply):
@@ -178,7 +178,7 @@ class EmbeddingList(Reply):
     model: str
     pooling: Literal["mean"]
     usage: EmbeddingUsage
-    timings: Timings = absent()
+    timings: TimingsReply = absent()
 
 
 class Tokenized(Reply):
@@ -190,7 +190,7 @@ class Tokenized(Reply):
     token_strs: list[str] | None
 
 
-class TokenCard(Reply):
+class TokenCardReply(Reply):
     id: int
     text: str
     special: bool
@@ -199,7 +199,7 @@ class TokenCard(Reply):
 class TokenCards(Reply):
     """The reply of /tokenize to a text."""
 
-    tokens: list[TokenCard]
+    tokens: list[TokenCardReply]
 
 
 class Detokenized(Reply):
@@ -305,7 +305,7 @@ class Response(Reply):
     top_p: float
     truncation: Literal["disabled"]
     user: str | None
-    timings: Timings = absent()
+    timings: TimingsReply = absent()
 
 
 class Health(Reply):

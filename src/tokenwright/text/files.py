@@ -18,7 +18,7 @@ from tokenizers import AddedToken
 
 from tokenwright.errors import CheckpointError, TokenwrightError, fetch_again
 from tokenwright.text.bpe import byte_level
-from tokenwright.text.sentencepiece import Model, build, read_model
+from tokenwright.text.sentencepiece import SentencePieceModel, build, read_model
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def library_errors(what: str, kind: type[TokenwrightError]) -> Iterator[None]:
         raise kind(f"{what}: {error}") from error
 
 
-def _read_library(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, Model | None]:
+def _read_library(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, SentencePieceModel | None]:
     """The library's tokenizer, and the SentencePiece model that it is made of, if it is."""
     names = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
     whole, pieces, vocab, merges = (folder / name for name in names)

@@ -1,6 +1,7 @@
 """A chat template's process: it renders with limits on time, memory and length, and a template can only break itself.
 
-The process runs `text/template.py`, which imports nothing of ours. Messages go in and text comes out as lines of JSON.
+The process runs `text/template_process.py`, which imports nothing of ours. Messages go in and text comes out
+as lines of JSON.
 """
 
 import json
@@ -23,11 +24,11 @@ MEMORY = 512 * 2**20  # bytes of address space of the process
 MOST_CHARACTERS = 4 * 2**20  # of a rendered prompt, in addition to twice the messages' length
 _START_SECONDS = 60.0  # to start Python and import jinja2, on a busy machine
 _CURE = "; put one that works into chat_template.jinja, in the model's folder"
-_WORKER = str(Path(__file__).with_name("template.py"))
+_WORKER = str(Path(__file__).with_name("template_process.py"))
 
 
 class Renderer:
-    """A template and its process (`text/template.py`), started on demand and killed when it exceeds its time limit.
+    """A template and its process (`text/template_process.py`), started on demand, and killed at its time limit.
 
     values: the template's variables besides the messages. Thread-safe.
     """

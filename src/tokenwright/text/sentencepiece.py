@@ -25,7 +25,7 @@ _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5  # wire types
 
 
 @dataclass(slots=True)
-class Model:
+class SentencePieceModel:
     """The fields that a tokenizer needs, with the format's defaults."""
 
     pieces: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Model:
         return self.algorithm == _BPE
 
 
-def read_model(file: Path) -> Model:
+def read_model(file: Path) -> SentencePieceModel:
     """The model in a file. Raises CheckpointError if it cannot be read or is damaged."""
     try:
         if file.stat().st_size > _LARGEST:
@@ -66,7 +66,7 @@ def read_model(file: Path) -> Model:
     return model
 
 
-def build(model: Model) -> tokenizers.Tokenizer:
+def build(model: SentencePieceModel) -> tokenizers.Tokenizer:
     """The tokenizer of a model, with its control and user-defined pieces. Raises CheckpointError."""
     unknown = model.special["unknown"]
     if len(set(model.pieces)) < len(model.pieces):
@@ -82,7 +82,7 @@ def build(model: Model) -> tokenizers.Tokenizer:
     return with_added(library, model.pieces, model.kinds)
 
 
-def _unigram(model: Model) -> tokenizers.Tokenizer:
+def _unigram(model: SentencePieceModel) -> tokenizers.Tokenizer:
     """The most probable pieces, each piece with its logarithm of a probability."""
     unknown = model.special["unknown"]
     vocab = list(zip(model.pieces, model.scores, strict=True))
@@ -93,15 +93,15 @@ def _unigram(model: Model) -> tokenizers.Tokenizer:
     return library
 
 
-def _squeezing(model: Model) -> list[Any]:
+def _squeezing(model: SentencePieceModel) -> list[Any]:
     """How text is normalised before its spaces are marked."""
     composed = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
     spaces = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")] if model.squeeze else []
     return [*composed, *spaces]
 
 
-def _model(data: bytes) -> Model:
-    model = Model()
+def _model(data: bytes) -> SentencePieceModel:
+    model = SentencePieceModel()
     for number, value in _fields(data):
         if number == 1:
             piece, score, kind = _piece(_message(value))
@@ -129,7 +129,7 @@ def _piece(data: bytes) -> tuple[str, float, int]:
     return text.decode("utf-8"), score, kind
 
 
-def _trainer(model: Model, data: bytes) -> None:
+def _trainer(model: SentencePieceModel, data: bytes) -> None:
     specials = {40: "unknown", 41: "bos", 42: "eos"}
     for number, value in _fields(data):
         if number == 3:
@@ -140,7 +140,7 @@ def _trainer(model: Model, data: bytes) -> None:
             model.special[specials[number]] = _signed(_whole(value))
 
 
-def _normaliser(model: Model, data: bytes) -> None:
+def _normaliser(model: SentencePieceModel, data: bytes) -> None:
     for number, value in _fields(data):
         if number == 2:
             model.charsmap = _message(value)

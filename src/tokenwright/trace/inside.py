@@ -13,8 +13,8 @@ from tokenwright.engine import AttentionWindow
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import MLP, Attention, Graph, Op
 from tokenwright.models.taps import Site
-from tokenwright.trace.block import BlockStage, BlockView, ContextShare, HeadRead
-from tokenwright.trace.replay import AttentionReplay, Text
+from tokenwright.trace.messages.block import BlockStage, BlockView, ContextShare, HeadRead
+from tokenwright.trace.replay import AttentionReplay, ReplayedText
 
 CONTEXTS = (16, 128, 1024, 8192, 65536)  # lengths at which a layer's FLOPs are compared
 _PLACES = (  # stages in their order: its name, and the site that it is read from
@@ -33,7 +33,7 @@ _PLACES = (  # stages in their order: its name, and the site that it is read fro
 
 
 @torch.inference_mode()
-def block(replay: AttentionReplay, text: Text, position: int, layer: int) -> BlockView:
+def block(replay: AttentionReplay, text: ReplayedText, position: int, layer: int) -> BlockView:
     """The vectors of the token at `position` in one layer, with their norms and the FLOPs that lead to them."""
     seen: dict[Site, torch.Tensor] = {}
     before: list[torch.Tensor] = []  # the residual stream on its way to the layer

@@ -16,14 +16,14 @@ from typing import Protocol
 
 import torch
 
-from tokenwright.backends.observed import Clock, Observed, Watched
+from tokenwright.backends.observation import Clock, Observed, Watched
 from tokenwright.cache import KVStore
 from tokenwright.decode.sampler import Observe, unobserved
 from tokenwright.engine import Chunk, Output, Pick, Result, Sequence, Step
 from tokenwright.models.cost import CostModel
-from tokenwright.trace.held import HeldLogits
-from tokenwright.trace.recorded import Choice, Recorded, Times
-from tokenwright.trace.schema import StepFrame
+from tokenwright.trace.held_logits import HeldLogits
+from tokenwright.trace.messages.schema import StepFrame
+from tokenwright.trace.step_record import Choice, Recorded, StepTimes
 
 
 class WatchedRunner(Protocol):
@@ -144,7 +144,7 @@ class Recorder:
         """Complete what is recorded of a finished step. `began`, `ended`: seconds of the engine loop's clock."""
         whole, recording = ended - began - self._recording_s, self._recording_s / max(1, len(self._done))
         for watch, recorded in self._done:
-            times = Times(began - watch.accepted, whole, self._sampling_s, recording)
+            times = StepTimes(began - watch.accepted, whole, self._sampling_s, recording)
             watch.frames.append(partial(recorded.frame, watch.step, times))
             watch.step += 1
         self._done = []

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tokenwright.backends.torch.batch import Batcher
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.backends.torch.observe import attention_row
+from tokenwright.backends.torch.tensor_batch import Batcher
 from tokenwright.cache import ChunkRows, KVStore, LayerSpec
 from tokenwright.config import ModelConfig
 from tokenwright.engine import one_chunk
@@ -23,7 +23,7 @@ ROWS = 512  # of one forward pass, where replay recomputes a text
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class ReplayedText:
     """Tokens in a store. `limit`: the maximum length of the text, on which some rotations depend.
 
     `tables`: one page table for each group, by page numbers of the text.
@@ -56,10 +56,10 @@ class AttentionReplay:
         self.decoder = decoder
         self.specs = tuple(specs)
         self.device = device
-        self._last: Text | None = None  # recomputed last, with a cache outside the pool's memory
+        self._last: ReplayedText | None = None  # recomputed last, with a cache outside the pool's memory
 
     @torch.inference_mode()
-    def row(self, text: Text, position: int, layer: int, head: int) -> torch.Tensor:
+    def row(self, text: ReplayedText, position: int, layer: int, head: int) -> torch.Tensor:
         """Weights [position + 1], fp32, of one head at `position`; the text must hold the pages that it reads."""
         seen = _Queries(layer, head)
         chunk = self.replayed(text, position, seen)
@@ -67,7 +67,7 @@ class AttentionReplay:
         return attention_row(view, chunk, seen.query, seen.sink_query, group, scoring)
 
     @torch.inference_mode()
-    def rows(self, text: Text, position: int) -> torch.Tensor:
+    def rows(self, text: ReplayedText, position: int) -> torch.Tensor:
         """As `row`, of all heads of all layers: [L, H, position + 1]."""
         queries: dict[int, torch.Tensor] = {}
         sinks: dict[int, torch.Tensor] = {}
@@ -89,7 +89,7 @@ class AttentionReplay:
         return torch.stack(found).view(len(queries), self.config.heads, -1)
 
     @torch.inference_mode()
-    def replayed(self, text: Text, position: int, tap: Tap, rows: int = 1) -> ChunkRows:
+    def replayed(self, text: ReplayedText, position: int, tap: Tap, rows: int = 1) -> ChunkRows:
         """Run `rows` rows from `position` on again under a tap, and store nothing. Returns the slots that they read."""
         tokens = text.tokens[position : position + rows]
         batch = Batcher(self.decoder.graph, text.store)(one_chunk(tokens, position, text.tables, text.limit))
@@ -97,7 +97,7 @@ class AttentionReplay:
         self.decoder.forward(replace(batch, slots=tuple(scratch)), text.store, tap)
         return batch.chunks[0]
 
-    def rebuilt(self, tokens: Sequence[int], limit: int) -> Text:
+    def rebuilt(self, tokens: Sequence[int], limit: int) -> ReplayedText:
         """A text whose pages were freed, recomputed in a cache of its own. The last one is kept for the next call."""
         last = self._last
         if last is None or last.limit != limit or last.tokens[: len(tokens)] != tuple(tokens):
@@ -138,7 +138,7 @@ class AttentionReplay:
         return weights
 
     @torch.inference_mode()
-    def _computed(self, tokens: Sequence[int], limit: int, tap: Tap) -> Text:
+    def _computed(self, tokens: Sequence[int], limit: int, tap: Tap) -> ReplayedText:
         table = PageTable({page: page for page in range(-(-len(tokens) // PAGE_SIZE))})
         store = KVStore(self.specs, len(table), PAGE_SIZE, self.device)
         tables = [table] * len(store.groups)
@@ -146,7 +146,7 @@ class AttentionReplay:
         for start in range(0, len(tokens), ROWS):
             rows = one_chunk(tokens[start : start + ROWS], start, tables, limit)
             self.decoder.forward(batcher(rows), store, tap)
-        return Text(tuple(tokens), limit, store, tables)
+        return ReplayedText(tuple(tokens), limit, store, tables)
 
     def group(self, head: int) -> int:
         """The KV head that a query head reads."""

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import torch
 
-from tokenwright.trace.schema import AttentionRow, HeadMasses
+from tokenwright.trace.messages.schema import AttentionRow, HeadMasses
 
 LOCAL = 8  # positions, the row's own included, that count as local
 

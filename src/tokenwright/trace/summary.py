@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from tokenwright.trace.schema import Summary
+from tokenwright.trace.messages.schema import Summary
 
 
 class StepSums(Protocol):

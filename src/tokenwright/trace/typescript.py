@@ -15,7 +15,8 @@ from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from tokenwright.trace import (
+from tokenwright.trace.frame_codec import HEADER, NOTHING, NUMBERS
+from tokenwright.trace.messages import (
     beams,
     block,
     branches,
@@ -25,21 +26,20 @@ from tokenwright.trace import (
     lab,
     learn,
     pages,
-    preview,
     race,
+    sampler,
     schema,
     times,
 )
-from tokenwright.trace.codec import HEADER, NOTHING, NUMBERS
-from tokenwright.trace.schema import MESSAGES, PARTS, VERSION, StepFrame, Trace
-from tokenwright.trace.wire import Source, Wire, wires
+from tokenwright.trace.messages.schema import MESSAGES, PARTS, VERSION, StepFrame, Trace
+from tokenwright.trace.messages.wire import Source, Wire, wires
 
 # Beside the schema: what single panels of the page exchange with the server.
 TOPICS: tuple[ModuleType, ...] = (
     race,
     times,
     branches,
-    preview,
+    sampler,
     block,
     heads,
     pages,

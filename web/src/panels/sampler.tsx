@@ -8,7 +8,7 @@ import * as branches from "../branches";
 import { count, percent, sentence } from "../format";
 import { asking, frame, last, live, run } from "../store";
 import { marked, quoted } from "../text";
-import { SAMPLER_VIEW, type Ranked, type SamplerView } from "../schema/preview";
+import { SAMPLER_VIEW, type Ranked, type SamplerView } from "../schema/sampler";
 import { Told } from "../ui/Stat";
 import "../style/sampler.css";
 

@@ -32,11 +32,11 @@ class NativeModel:
         self._count = max((number for each in adapters.values() for number in each), default=0)  # of adapters
         self._zeros = torch.zeros(graph.width)  # the bias of a LayerNorm without one
         self._ops = [COMPILERS[type(op)](op, self) for op in graph.ops]
-        pairs = [lib.Op(lib.OPS.index(type(one)), ctypes.addressof(one)) for one in self._ops]
-        self._list = (lib.Op * len(pairs))(*pairs)
-        self.struct = lib.Model(graph.width, len(graph.ropes), len(pairs), self._list)
+        pairs = [lib.COp(lib.OPS.index(type(one)), ctypes.addressof(one)) for one in self._ops]
+        self._list = (lib.COp * len(pairs))(*pairs)
+        self.struct = lib.CModel(graph.width, len(graph.ropes), len(pairs), self._list)
 
-    def matrix(self, of: Matrix) -> lib.Matrix:
+    def matrix(self, of: Matrix) -> lib.CMatrix:
         packed = self._weights[of.name]
         assert isinstance(packed, Packed), "matrices are packed"
         return matrix(packed)
@@ -46,21 +46,21 @@ class NativeModel:
         if not self._count:
             return None
         mine = self._adapters.get(of.name, {})
-        every = (lib.LowRank * self._count)()
+        every = (lib.CLowRank * self._count)()
         for number, one in mine.items():
             assert isinstance(one.down, Packed) and isinstance(one.up, Packed), "they are packed as the model is"
-            every[number - 1] = lib.LowRank(matrix(one.down), matrix(one.up))
+            every[number - 1] = lib.CLowRank(matrix(one.down), matrix(one.up))
         self._updates.append(every)
         return ctypes.addressof(every)
 
-    def norm(self, of: Norm | None) -> lib.Norm:
+    def norm(self, of: Norm | None) -> lib.CNorm:
         """The struct of a norm; for None one without weights, which the kernels skip."""
         if of is None:
-            return lib.Norm()
+            return lib.CNorm()
         bias = self.address(f"{of.name}.bias")
         if of.kind == "layer" and not of.bias:
             bias = lib.address(self._zeros)  # a null bias stands for RMSNorm
-        return lib.Norm(self.address(f"{of.name}.weight"), bias, of.eps)
+        return lib.CNorm(self.address(f"{of.name}.weight"), bias, of.eps)
 
     def address(self, name: str) -> int | None:
         """The address of a dense tensor; None if the model lacks it."""
@@ -74,23 +74,23 @@ def compiles(graph: Graph) -> bool:
     return all(type(op) in COMPILERS for op in graph.ops)
 
 
-def _embed(op: Embed, model: NativeModel) -> lib.EmbedOp:
-    return lib.EmbedOp(model.matrix(op.table), model.address("positions.weight"), op.scale)
+def _embed(op: Embed, model: NativeModel) -> lib.CEmbedOp:
+    return lib.CEmbedOp(model.matrix(op.table), model.address("positions.weight"), op.scale)
 
 
-def _after(op: Attention | LatentAttention | MLP | Experts, model: NativeModel) -> lib.After:
-    return lib.After(model.norm(op.post_norm), op.residual_scale)
+def _after(op: Attention | LatentAttention | MLP | Experts, model: NativeModel) -> lib.CAfter:
+    return lib.CAfter(model.norm(op.post_norm), op.residual_scale)
 
 
-def _parallel(op: Parallel, model: NativeModel) -> lib.ParallelOp:
-    return lib.ParallelOp(_attention(op.attention, model), _mlp(op.mlp, model))
+def _parallel(op: Parallel, model: NativeModel) -> lib.CParallelOp:
+    return lib.CParallelOp(_attention(op.attention, model), _mlp(op.mlp, model))
 
 
-def _attention(op: Attention, model: NativeModel) -> lib.AttentionOp:
+def _attention(op: Attention, model: NativeModel) -> lib.CAttentionOp:
     learned = None if op.sink_logits is None else model.address(f"{op.sink_logits}.weight")
-    return lib.AttentionOp(
+    return lib.CAttentionOp(
         op.layer,
-        lib.Heads(op.heads, op.kv_heads, op.head_size, op.head_size, op.scoring.scale, op.scoring.cap or 0, learned),
+        lib.CHeads(op.heads, op.kv_heads, op.head_size, op.head_size, op.scoring.scale, op.scoring.cap or 0, learned),
         -1 if op.rotary is None else model.graph.ropes.index(op.rotary),
         model.norm(op.norm),
         model.matrix(op.qkv),
@@ -111,17 +111,17 @@ def _head_norms(op: Attention) -> int:
     return lib.ALL_HEADS if op.q_norm.parts == 1 else lib.OWN_WEIGHTS
 
 
-def _latent(op: LatentAttention, model: NativeModel) -> lib.LatentOp:
+def _latent(op: LatentAttention, model: NativeModel) -> lib.CLatentOp:
     sizes = (1, op.rank + op.rope_size, op.rank)
-    return lib.LatentOp(
+    return lib.CLatentOp(
         op.layer,
-        lib.Heads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, None),
+        lib.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, None),
         -1 if op.rotary is None else model.graph.ropes.index(op.rotary),
         op.nope_size,
         model.norm(op.norm),
         model.matrix(op.down),
         model.norm(op.q_norm),
-        lib.Matrix() if op.q_up is None else model.matrix(op.q_up),
+        lib.CMatrix() if op.q_up is None else model.matrix(op.q_up),
         model.norm(op.kv_norm),
         model.matrix(op.k_up),
         model.matrix(op.v_up),
@@ -133,16 +133,16 @@ def _latent(op: LatentAttention, model: NativeModel) -> lib.LatentOp:
     )
 
 
-def _mlp(op: MLP, model: NativeModel) -> lib.MLPOp:
+def _mlp(op: MLP, model: NativeModel) -> lib.CMLPOp:
     activation = lib.ACTIVATIONS[op.activation]
     up, down = model.matrix(op.up), model.matrix(op.down)
     updates = model.updates(op.up), model.updates(op.down)
-    return lib.MLPOp(activation, op.gated, model.norm(op.norm), up, down, _after(op, model), *updates)
+    return lib.CMLPOp(activation, op.gated, model.norm(op.norm), up, down, _after(op, model), *updates)
 
 
-def _experts(op: Experts, model: NativeModel) -> lib.ExpertsOp:
-    shared = [model.matrix(one) for one in op.shared] if op.shared else [lib.Matrix(), lib.Matrix()]
-    return lib.ExpertsOp(
+def _experts(op: Experts, model: NativeModel) -> lib.CExpertsOp:
+    shared = [model.matrix(one) for one in op.shared] if op.shared else [lib.CMatrix(), lib.CMatrix()]
+    return lib.CExpertsOp(
         routing_of(op.routing, None if op.correction is None else model.address(f"{op.correction}.weight")),
         lib.ACTIVATIONS[op.activation],
         model.norm(op.norm),
@@ -154,8 +154,8 @@ def _experts(op: Experts, model: NativeModel) -> lib.ExpertsOp:
     )
 
 
-def _head(op: Head, model: NativeModel) -> lib.HeadOp:
-    return lib.HeadOp(model.norm(op.norm), model.matrix(op.matrix), op.scale, op.cap or 0)
+def _head(op: Head, model: NativeModel) -> lib.CHeadOp:
+    return lib.CHeadOp(model.norm(op.norm), model.matrix(op.matrix), op.scale, op.cap or 0)
 
 
 COMPILERS: Mapping[type[Op], Callable[[Any, NativeModel], ctypes.Structure]] = {

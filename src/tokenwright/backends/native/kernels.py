@@ -60,12 +60,12 @@ class NativeKernels:
         return y
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return self._norm(x, lib.Norm(lib.address(weight), None, eps))
+        return self._norm(x, lib.CNorm(lib.address(weight), None, eps))
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-        return self._norm(x, lib.Norm(lib.address(weight), lib.address(bias), eps))
+        return self._norm(x, lib.CNorm(lib.address(weight), lib.address(bias), eps))
 
-    def _norm(self, x: torch.Tensor, by: lib.Norm) -> torch.Tensor:
+    def _norm(self, x: torch.Tensor, by: lib.CNorm) -> torch.Tensor:
         rows, size = x.contiguous(), x.shape[-1]
         y = torch.empty_like(rows)
         self.library.tw_norm(self.handle, byref(by), rows.numel() // size, size, lib.address(rows), lib.address(y))
@@ -111,10 +111,10 @@ class NativeKernels:
 
     def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
         keys, values = k.contiguous(), v.contiguous()
-        heads = lib.Heads(0, k.shape[1], k.shape[2], v.shape[2], 0, 0)
+        heads = lib.CHeads(0, k.shape[1], k.shape[2], v.shape[2], 0, 0)
         for part in view.parts:  # every part gets each row; its slot is a scratch slot if the part does not store it
-            layer = lib.KVLayer(
-                1, (lib.Part * 2)(lib.Part(0, -1, 0, part.bytes_per_token, *_kv_tensors(part))), 0, 0, None
+            layer = lib.CKVLayer(
+                1, (lib.CPart * 2)(lib.CPart(0, -1, 0, part.bytes_per_token, *_kv_tensors(part))), 0, 0, None
             )
             array = ChunkArray([(range(len(k)), 0, (slots[part.group].int(),))])
             self.library.tw_store_kv(
@@ -137,9 +137,9 @@ class NativeKernels:
         array = ChunkArray([(chunk.rows, chunk.start, _by_position(chunk)) for chunk in chunks])
         learned = None if scoring.sink_logits is None else scoring.sink_logits.float().contiguous()
         sizes = (layout.kv_heads, layout.key_size, layout.value_size)
-        heads = lib.Heads(q.shape[1], *sizes, scoring.scale, scoring.cap or 0, lib.address(learned))
+        heads = lib.CHeads(q.shape[1], *sizes, scoring.scale, scoring.cap or 0, lib.address(learned))
         ends = (lib.address(rows), lib.address(sinks), lib.address(out))
-        queries = lib.Queries(0, 0, 0, 0, *ends, width, width, out_width)
+        queries = lib.CQueries(0, 0, 0, 0, *ends, width, width, out_width)
         read = (byref(layer), byref(heads), len(chunks), array.address, 1)
         self.compute(self.library.tw_attend, *read, byref(queries), kernel_threads.count)
         return out
@@ -200,10 +200,10 @@ class ChunkArray:
         self._tables = [table for _, _, tables in chunks for table in tables]  # keeps the tables alive for the pointers
         self._pointers = [(c_void_p * len(tables))(*map(lib.address, tables)) for _, _, tables in chunks]
         found = [
-            lib.ChunkRows(rows.start, len(rows), start, None, ctypes.addressof(pointers))
+            lib.CChunkRows(rows.start, len(rows), start, None, ctypes.addressof(pointers))
             for (rows, start, _), pointers in zip(chunks, self._pointers, strict=True)
         ]
-        self._chunks = (lib.ChunkRows * len(chunks))(*found)
+        self._chunks = (lib.CChunkRows * len(chunks))(*found)
         self.address = ctypes.addressof(self._chunks)
 
 
@@ -217,25 +217,25 @@ def _by_position(chunk: ChunkRows) -> tuple[torch.Tensor, ...]:
     return tuple(tables)
 
 
-def matrix(packed: Packed) -> lib.Matrix:
+def matrix(packed: Packed) -> lib.CMatrix:
     """The struct of a packed weight."""
     places = (lib.address(packed.codes), lib.address(packed.scales), lib.address(packed.bias))
     scaling = (packed.super, packed.minima)
-    return lib.Matrix(packed.out, packed.inner, lib.FORMATS[packed.format], packed.group, *places, *scaling)
+    return lib.CMatrix(packed.out, packed.inner, lib.FORMATS[packed.format], packed.group, *places, *scaling)
 
 
-def routing_of(routing: Routing, correction: int | None = None) -> lib.Routing:
+def routing_of(routing: Routing, correction: int | None = None) -> lib.CRouting:
     """The struct of a router's choice. correction: the address of the biases of ranks."""
     groups = (routing.groups, routing.chosen_groups, routing.group_best)
     scores = lib.SCORES[routing.scores]
     facts = (scores, routing.renormalise, routing.shared_gate, *groups, routing.factor, correction)
-    return lib.Routing(routing.experts, routing.chosen, *facts)
+    return lib.CRouting(routing.experts, routing.chosen, *facts)
 
 
-def kv_layer(view: KVView, sink_rotation: int | None = None) -> lib.KVLayer:
+def kv_layer(view: KVView, sink_rotation: int | None = None) -> lib.CKVLayer:
     """The struct of one layer's KV memory. sink_rotation: the address of the rotation of queries beyond the window."""
     parts = [
-        lib.Part(
+        lib.CPart(
             part.window.start,
             -1 if part.window.stop is None else part.window.stop,
             part.group,
@@ -245,18 +245,18 @@ def kv_layer(view: KVView, sink_rotation: int | None = None) -> lib.KVLayer:
         for part in view.parts
     ]
     window = view.spec.window
-    return lib.KVLayer(len(parts), (lib.Part * 2)(*parts), window.size or 0, window.sinks, sink_rotation)
+    return lib.CKVLayer(len(parts), (lib.CPart * 2)(*parts), window.size or 0, window.sinks, sink_rotation)
 
 
-def _kv_tensors(part: KVPart) -> tuple[lib.KVTensor, lib.KVTensor]:
+def _kv_tensors(part: KVPart) -> tuple[lib.CKVTensor, lib.CKVTensor]:
     """K and V; of a latent twice the rows that are both."""
     k = _kv_tensor(part.k)
     return k, k if part.v.size < part.k.size else _kv_tensor(part.v)
 
 
-def _kv_tensor(side: Side) -> lib.KVTensor:
+def _kv_tensor(side: Side) -> lib.CKVTensor:
     codes, *scales = side.memory
-    return lib.KVTensor(lib.FORMATS[side.codec.name], lib.address(codes), lib.address(scales[0]) if scales else None)
+    return lib.CKVTensor(lib.FORMATS[side.codec.name], lib.address(codes), lib.address(scales[0]) if scales else None)
 
 
 def _packed(weight: Linear) -> Packed:

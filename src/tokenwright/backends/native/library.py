@@ -23,7 +23,7 @@ SCORES = {"softmax": 0, "sigmoid": 1}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4}
 
 
-class Matrix(Structure):
+class CMatrix(Structure):
     _fields_ = (
         ("out", c_int64),
         ("inner", c_int64),
@@ -37,36 +37,36 @@ class Matrix(Structure):
     )
 
 
-class Norm(Structure):
+class CNorm(Structure):
     _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("eps", c_double))
 
 
-class KVTensor(Structure):
+class CKVTensor(Structure):
     _fields_ = (("format", c_int64), ("codes", c_void_p), ("scales", c_void_p))
 
 
-class Part(Structure):
+class CPart(Structure):
     _fields_ = (
         ("start", c_int64),
         ("stop", c_int64),
         ("table", c_int64),
         ("bytes", c_int64),
-        ("k", KVTensor),
-        ("v", KVTensor),
+        ("k", CKVTensor),
+        ("v", CKVTensor),
     )
 
 
-class KVLayer(Structure):
+class CKVLayer(Structure):
     _fields_ = (
         ("parts", c_int64),
-        ("part", Part * 2),
+        ("part", CPart * 2),
         ("window", c_int64),
         ("sinks", c_int64),
         ("sink_rotation", c_void_p),
     )
 
 
-class ChunkRows(Structure):
+class CChunkRows(Structure):
     _fields_ = (
         ("row", c_int64),
         ("rows", c_int64),
@@ -76,7 +76,7 @@ class ChunkRows(Structure):
     )
 
 
-class Heads(Structure):
+class CHeads(Structure):
     _fields_ = (
         ("heads", c_int64),
         ("kv_heads", c_int64),
@@ -88,56 +88,56 @@ class Heads(Structure):
     )
 
 
-class After(Structure):
-    _fields_ = (("norm", Norm), ("scale", c_double))
+class CAfter(Structure):
+    _fields_ = (("norm", CNorm), ("scale", c_double))
 
 
-class EmbedOp(Structure):
-    _fields_ = (("table", Matrix), ("positions", c_void_p), ("scale", c_double))
+class CEmbedOp(Structure):
+    _fields_ = (("table", CMatrix), ("positions", c_void_p), ("scale", c_double))
 
 
 EACH_HEAD, ALL_HEADS, OWN_WEIGHTS = 0, 1, 2  # what norms of q and k are over
 
 
-class LowRank(Structure):
-    _fields_ = (("down", Matrix), ("up", Matrix))
+class CLowRank(Structure):
+    _fields_ = (("down", CMatrix), ("up", CMatrix))
 
 
-class AttentionOp(Structure):
+class CAttentionOp(Structure):
     _fields_ = (
         ("layer", c_int64),
-        ("heads", Heads),
+        ("heads", CHeads),
         ("rotation", c_int64),
-        ("norm", Norm),
-        ("qkv", Matrix),
-        ("q_norm", Norm),
-        ("k_norm", Norm),
+        ("norm", CNorm),
+        ("qkv", CMatrix),
+        ("q_norm", CNorm),
+        ("k_norm", CNorm),
         ("head_norms", c_int64),
-        ("out", Matrix),
-        ("after", After),
+        ("out", CMatrix),
+        ("after", CAfter),
         ("qkv_updates", c_void_p),
         ("out_updates", c_void_p),
     )
 
 
-class MLPOp(Structure):
+class CMLPOp(Structure):
     _fields_ = (
         ("activation", c_int64),
         ("gated", c_int64),
-        ("norm", Norm),
-        ("up", Matrix),
-        ("down", Matrix),
-        ("after", After),
+        ("norm", CNorm),
+        ("up", CMatrix),
+        ("down", CMatrix),
+        ("after", CAfter),
         ("up_updates", c_void_p),
         ("down_updates", c_void_p),
     )
 
 
-class HeadOp(Structure):
-    _fields_ = (("norm", Norm), ("matrix", Matrix), ("scale", c_double), ("cap", c_double))
+class CHeadOp(Structure):
+    _fields_ = (("norm", CNorm), ("matrix", CMatrix), ("scale", c_double), ("cap", c_double))
 
 
-class Routing(Structure):
+class CRouting(Structure):
     _fields_ = (
         ("experts", c_int64),
         ("chosen", c_int64),
@@ -152,61 +152,61 @@ class Routing(Structure):
     )
 
 
-class ExpertsOp(Structure):
+class CExpertsOp(Structure):
     _fields_ = (
-        ("routing", Routing),
+        ("routing", CRouting),
         ("activation", c_int64),
-        ("norm", Norm),
-        ("router", Matrix),
-        ("up", Matrix),
-        ("down", Matrix),
-        ("shared_up", Matrix),
-        ("shared_down", Matrix),
-        ("after", After),
+        ("norm", CNorm),
+        ("router", CMatrix),
+        ("up", CMatrix),
+        ("down", CMatrix),
+        ("shared_up", CMatrix),
+        ("shared_down", CMatrix),
+        ("after", CAfter),
     )
 
 
-class ParallelOp(Structure):
-    _fields_ = (("attention", AttentionOp), ("mlp", MLPOp))
+class CParallelOp(Structure):
+    _fields_ = (("attention", CAttentionOp), ("mlp", CMLPOp))
 
 
-class LatentOp(Structure):
+class CLatentOp(Structure):
     _fields_ = (
         ("layer", c_int64),
-        ("heads", Heads),
+        ("heads", CHeads),
         ("rotation", c_int64),
         ("still", c_int64),
-        ("norm", Norm),
-        ("down", Matrix),
-        ("q_norm", Norm),
-        ("q_up", Matrix),
-        ("kv_norm", Norm),
-        ("k_up", Matrix),
-        ("v_up", Matrix),
-        ("out", Matrix),
-        ("after", After),
+        ("norm", CNorm),
+        ("down", CMatrix),
+        ("q_norm", CNorm),
+        ("q_up", CMatrix),
+        ("kv_norm", CNorm),
+        ("k_up", CMatrix),
+        ("v_up", CMatrix),
+        ("out", CMatrix),
+        ("after", CAfter),
         ("down_updates", c_void_p),
         ("q_up_updates", c_void_p),
         ("out_updates", c_void_p),
     )
 
 
-OPS = (EmbedOp, AttentionOp, MLPOp, HeadOp, ParallelOp, ExpertsOp, LatentOp)  # an op's kind is its index here
+OPS = (CEmbedOp, CAttentionOp, CMLPOp, CHeadOp, CParallelOp, CExpertsOp, CLatentOp)  # an op's kind is its index here
 
 
-class Op(Structure):
+class COp(Structure):
     _fields_ = (("kind", c_int64), ("op", c_void_p))
 
 
-class Model(Structure):
-    _fields_ = (("width", c_int64), ("rotations", c_int64), ("ops", c_int64), ("op", POINTER(Op)))
+class CModel(Structure):
+    _fields_ = (("width", c_int64), ("rotations", c_int64), ("ops", c_int64), ("op", POINTER(COp)))
 
 
-class AdaptedRows(Structure):
+class CAdaptedRows(Structure):
     _fields_ = (("adapter", c_int64), ("rows", c_int64), ("row", c_void_p))
 
 
-class Batch(Structure):
+class CBatch(Structure):
     _fields_ = (
         ("rows", c_int64),
         ("tokens", c_void_p),
@@ -228,7 +228,7 @@ class Batch(Structure):
     )
 
 
-class WatchedRow(Structure):
+class CWatchedRow(Structure):
     _fields_ = (
         ("layer", c_int64),
         ("head", c_int64),
@@ -240,7 +240,7 @@ class WatchedRow(Structure):
     )
 
 
-class Observed(Structure):
+class CObserved(Structure):
     _fields_ = (
         ("ends", c_void_p),
         ("looking", c_int64),
@@ -256,7 +256,7 @@ class Observed(Structure):
     )
 
 
-class Queries(Structure):
+class CQueries(Structure):
     _fields_ = (
         ("first", c_int64),
         ("last", c_int64),
@@ -272,8 +272,8 @@ class Queries(Structure):
 
 
 _STRUCTS = (
-    *(Matrix, Norm, KVTensor, Part, KVLayer, ChunkRows, Heads),
-    *(*OPS, Op, Model, Batch, Queries, Routing, LowRank, AdaptedRows, WatchedRow, Observed),
+    *(CMatrix, CNorm, CKVTensor, CPart, CKVLayer, CChunkRows, CHeads),
+    *(*OPS, COp, CModel, CBatch, CQueries, CRouting, CLowRank, CAdaptedRows, CWatchedRow, CObserved),
 )
 
 # Every function of library.cpp: the types of its result and arguments. `k`: the kernels, `w`: a workspace, `p`: another

@@ -21,7 +21,7 @@ from tokenwright.backends.layout import Weights
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.compile import NativeModel
 from tokenwright.backends.native.kernels import NativeKernels, Workspace, kv_layer
-from tokenwright.backends.observed import CANDIDATES, Observed, Watched
+from tokenwright.backends.observation import CANDIDATES, Observed, Watched
 from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore
@@ -33,11 +33,11 @@ from tokenwright.models.rotary import RotaryTable, Rotation
 from tokenwright.models.taps import Tap, ignore
 
 # Filling ctypes structs takes several times as long as making arrays of their 8-byte words.
-assert ctypes.sizeof(lib.ChunkRows) == 5 * 8, "the rows of a chunk are five words"
-assert ctypes.sizeof(lib.Batch) == 17 * 8, "a batch is seventeen words"
-OBSERVED, ROW = ctypes.sizeof(lib.Observed) // 8, ctypes.sizeof(lib.WatchedRow) // 8
+assert ctypes.sizeof(lib.CChunkRows) == 5 * 8, "the rows of a chunk are five words"
+assert ctypes.sizeof(lib.CBatch) == 17 * 8, "a batch is seventeen words"
+OBSERVED, ROW = ctypes.sizeof(lib.CObserved) // 8, ctypes.sizeof(lib.CWatchedRow) // 8
 assert (OBSERVED, ROW) == (11, 7), "both are words"
-assert ctypes.sizeof(lib.AdaptedRows) == 3 * 8, "the rows of an adapter are three words"
+assert ctypes.sizeof(lib.CAdaptedRows) == 3 * 8, "the rows of an adapter are three words"
 ROTARY_POSITIONS = 1 << 16  # most positions in the rotary cache
 
 
@@ -64,7 +64,7 @@ class Program:
         pairs_of = zip(model.graph.attention, store.specs, strict=True)
         self._sinks = [None if op.rope is None else at_edge(op.rope, size, spec.window) for op, spec in pairs_of]
         pairs = [(store.view(i), lib.address(self._sinks[i])) for i in range(layers)]
-        self._kv = (lib.KVLayer * layers)(*(kv_layer(*pair) for pair in pairs))
+        self._kv = (lib.CKVLayer * layers)(*(kv_layer(*pair) for pair in pairs))
         self._kv_address = ctypes.addressof(self._kv)
 
     def __call__(self, batch: Batch, observed: int = 0) -> Logits:

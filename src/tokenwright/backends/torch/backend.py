@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 
 from tokenwright.backends import Logits
-from tokenwright.backends.observed import Observed, Watched
-from tokenwright.backends.torch.batch import Batcher
-from tokenwright.backends.torch.counted import CountedKernels, Counts
+from tokenwright.backends.observation import Observed, Watched
+from tokenwright.backends.torch.counted import CountedKernels, WorkCounts
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.backends.torch.observe import Observer
+from tokenwright.backends.torch.tensor_batch import Batcher
 from tokenwright.cache import KVStore
 from tokenwright.engine import Batch
 from tokenwright.models.taps import Tap, ignore
@@ -32,7 +32,7 @@ class TorchBackend:
         """As a call; also the facts of the pass."""
         if self._counting is None:
             self._counting = self.decoder.using(self._counted)
-        counts = self._counted.counts = Counts()
+        counts = self._counted.counts = WorkCounts()
         observer = Observer(watched, counts, self.store)
         logits = self._run(self._counting, batch, observer.tap)
         self.decoder.layer_tokens += len(batch.tokens) * self.decoder.graph.layers

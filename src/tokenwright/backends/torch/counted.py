@@ -18,7 +18,7 @@ from tokenwright.models.rotary import Rotation
 
 
 @dataclass(slots=True)
-class Counts:
+class WorkCounts:
     """The work of one forward pass."""
 
     flop: int = 0  # of the matrix products so far, over all rows
@@ -33,7 +33,7 @@ class CountedKernels:
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
-        self.counts = Counts()
+        self.counts = WorkCounts()
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         if len(x):

@@ -8,9 +8,8 @@ import torch
 from tokenwright.backends import Kernels, Scored
 from tokenwright.backends.adapters import NO_ADAPTERS, Beside
 from tokenwright.backends.layout import Weights, nbytes
-from tokenwright.backends.torch.batch import TorchBatch
 from tokenwright.backends.torch.ops import (
-    RunState,
+    ForwardState,
     TorchAttention,
     TorchEmbed,
     TorchHead,
@@ -18,6 +17,7 @@ from tokenwright.backends.torch.ops import (
     running,
     using,
 )
+from tokenwright.backends.torch.tensor_batch import TorchBatch
 from tokenwright.cache import KVStore
 from tokenwright.models.graph import Graph
 from tokenwright.models.taps import Tap, ignore
@@ -61,7 +61,7 @@ class Decoder:
 
         Calls `tap` at every site (`models.taps`).
         """
-        state = RunState(batch, store, tap, self.adapters)
+        state = ForwardState(batch, store, tap, self.adapters)
         x = self.embed(state)
         for op in self.blocks:
             x = op(x, state)

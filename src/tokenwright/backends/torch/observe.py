@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from tokenwright.backends import Logits, ReferenceKernels, Scored
-from tokenwright.backends.observed import CANDIDATES, Observed, Watched, device_clock
-from tokenwright.backends.torch.counted import Counts
+from tokenwright.backends.observation import CANDIDATES, Observed, Watched, device_clock
+from tokenwright.backends.torch.counted import WorkCounts
 from tokenwright.cache import ChunkRows, KVStore, KVView
 from tokenwright.engine import Batch
 from tokenwright.models.taps import Site
@@ -22,7 +22,7 @@ _KERNELS = ReferenceKernels()
 class Observer:
     """Puts the facts of one pass together. `counts`: those of its kernels, which are new with each pass."""
 
-    def __init__(self, watched: Sequence[Watched], counts: Counts, store: KVStore) -> None:
+    def __init__(self, watched: Sequence[Watched], counts: WorkCounts, store: KVStore) -> None:
         self._watched = watched
         self._counts = counts
         self._store = store

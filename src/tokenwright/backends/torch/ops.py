@@ -15,7 +15,7 @@ import torch
 from tokenwright.backends import Dense, Kernels, Linear, Scored
 from tokenwright.backends.adapters import Beside
 from tokenwright.backends.layout import Weights
-from tokenwright.backends.torch.batch import TorchBatch
+from tokenwright.backends.torch.tensor_batch import TorchBatch
 from tokenwright.cache import KVStore, KVView
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op, Parallel
@@ -27,7 +27,7 @@ AnyOp = TypeVar("AnyOp")
 
 
 @dataclass(frozen=True, slots=True)
-class RunState:
+class ForwardState:
     """The state of a step: the batch, the KV store and the tap; and the model's adapters."""
 
     batch: TorchBatch
@@ -51,7 +51,7 @@ class RunState:
 class RunningOp(Protocol):
     """A block's op over the residual stream."""
 
-    def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
         """[T, width] -> [T, width]; calls the tap at the op's sites."""
 
 
@@ -63,7 +63,7 @@ class TorchEmbed:
         self.positions = None if op.positions is None else dense(weights, "positions.weight")
         self.scale = _scaled(op.scale)
 
-    def __call__(self, state: RunState) -> torch.Tensor:
+    def __call__(self, state: ForwardState) -> torch.Tensor:
         x = self.scale(self.table.rows(state.batch.tokens))  # [T, width]
         if self.positions is not None:
             x = x + self.positions[state.batch.positions]
@@ -90,12 +90,12 @@ class TorchAttention:
         self.after = _after(op, kernels, weights)
         self.rope = op.rotary
 
-    def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
         x = x + self.added(x, state)
         state.tap(Site.ATTENTION, self.layer, x)
         return x
 
-    def added(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+    def added(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
         """[T, width] -> [T, width]: what the op adds to the residual stream."""
         batch, tap, view = state.batch, state.tap, state.store.view(self.layer)
         normed = self.norm(x)
@@ -116,10 +116,10 @@ class TorchAttention:
         tap(Site.MIXED, self.layer, mixed)
         return self.after(state.linear(self.kernels, mixed.flatten(1), self.out, self.names[1]))  # [T, width]
 
-    def _rotated(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+    def _rotated(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
         return x if self.rope is None else self.kernels.rotate(x, state.batch.rotations[self.rope])
 
-    def _rotated_for_sinks(self, q: torch.Tensor, view: KVView, state: RunState) -> torch.Tensor | None:
+    def _rotated_for_sinks(self, q: torch.Tensor, view: KVView, state: ForwardState) -> torch.Tensor | None:
         """The queries [T, H, D] rotated for the keys of sinks; None if the layer has no sinks or no rotation."""
         if self.rope is None or not view.spec.window.sinks:
             return None
@@ -146,7 +146,7 @@ class TorchLatentAttention(TorchAttention):
         self.out = linear(weights, op.out)
         self.after = _after(op, kernels, weights)
 
-    def added(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+    def added(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
         """[T, width] -> [T, width]: what the op adds to the residual stream."""
         batch, tap, view = state.batch, state.tap, state.store.view(self.layer)
         normed = self.norm(x)
@@ -193,12 +193,12 @@ class TorchMLP:
         self.activate = kernels.gated if op.gated else kernels.activate
         self.after = _after(op, kernels, weights)
 
-    def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
         x = x + self.added(x, state)
         state.tap(Site.MLP, self.layer, x)
         return x
 
-    def added(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+    def added(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
         """[T, width] -> [T, width]: what the op adds to the residual stream."""
         normed = self.norm(x)
         state.tap(Site.MLP_INPUT, self.layer, normed)
@@ -214,7 +214,7 @@ class TorchParallel:
         self.attention = TorchAttention(op.attention, kernels, weights)
         self.mlp = TorchMLP(op.mlp, kernels, weights)
 
-    def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
         after = self.attention(x, state)
         after = after + self.mlp.added(x, state)  # [T, width]
         state.tap(Site.MLP, self.mlp.layer, after)
@@ -237,7 +237,7 @@ class TorchExperts:
         self.shared = None if op.shared is None else (linear(weights, op.shared[0]), linear(weights, op.shared[1]))
         self.after = _after(op, kernels, weights)
 
-    def __call__(self, x: torch.Tensor, state: RunState) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
         rows = self.norm(x)
         state.tap(Site.MLP_INPUT, self.layer, rows)
         chosen, weights = self.kernels.route(self.kernels.linear(rows, self.router), self.routing, self.correction)

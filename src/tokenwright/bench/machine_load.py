@@ -1,0 +1,99 @@
+"""Was the machine quiet while something was measured? What other processes and other machines took of our processors.
+
+The system counts, for each processor, the time that anyone computed on it and the time that the host gave to other
+machines (`steal`). What remains of the former without our own process is the load of others. Figures that were measured
+on a busy machine are not figures of the machine: whoever shows them says so, once.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import quantiles
+from typing import TypeVar
+
+BUSY = "the machine was busy"
+STEAL, OTHERS = 0.05, 0.15  # shares of the processors' time above which the machine was busy
+SPREAD = 1.5  # ratio of the upper to the lower quartile of repeated measurements above which they do not agree
+IMPOSSIBLE = 1.05  # a share of a limit above it is none
+ATTEMPTS = 3
+SHORTEST = 0.2  # seconds of the processors' time; the system counts in hundredths
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorTimes:
+    """Seconds since the start, summed over our processors: all, computing, stolen by the host; and our process's."""
+
+    total: float
+    computing: float
+    stolen: float
+    own: float
+
+
+def read_times(stat: Path = Path("/proc/stat")) -> ProcessorTimes | None:
+    """The times until now; None where the system does not tell."""
+    try:
+        lines = stat.read_text(encoding="ascii").splitlines()
+        ours, second = {f"cpu{at}" for at in os.sched_getaffinity(0)}, os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return None
+    found = [[int(word) / second for word in line.split()[1:9]] for line in lines if line.split(" ")[0] in ours]
+    rows = [(*row, *[0.0] * (8 - len(row))) for row in found]  # user nice system idle iowait irq softirq steal
+    if not rows:
+        return None
+    return ProcessorTimes(
+        total=sum(map(sum, rows)),
+        computing=sum(row[0] + row[1] + row[2] + row[5] + row[6] for row in rows),
+        stolen=sum(row[7] for row in rows),
+        own=time.process_time(),
+    )
+
+
+def load_between(before: ProcessorTimes | None, after: ProcessorTimes | None) -> str:
+    """Who else used our processors between two times, in words; '' if hardly anyone did or if nobody knows."""
+    if before is None or after is None or after.total - before.total < SHORTEST:
+        return ""
+    passed = after.total - before.total
+    stolen = (after.stolen - before.stolen) / passed
+    others = (after.computing - before.computing - (after.own - before.own)) / passed
+    if stolen > STEAL:
+        return f"the host took {stolen:.0%} of the processors' time"
+    if others > OTHERS:
+        return f"other processes took {others:.0%} of the processors' time"
+    return ""
+
+
+def told(*reasons: str) -> str:
+    """What to say of figures that were measured while the machine was busy; '' if there is no reason to."""
+    kinds = {re.sub(r"[\d.]+", "", reason): reason for reason in reversed(reasons) if reason}
+    if not kinds:
+        return ""
+    return f"{BUSY}: {'; '.join([*kinds.values()][::-1][:2])}. Run it again when nothing else runs."
+
+
+def disagreement(values: Sequence[float]) -> str:
+    """Why repeated measurements do not agree, in words; '' if they do."""
+    if len(values) < 2:
+        return ""
+    low, high = (min(values), max(values)) if len(values) < 4 else quantiles(values, n=4)[::2]
+    return f"its rounds differ by a factor of {high / low:.1f}" if high > SPREAD * low else ""
+
+
+def quietly(measure: Callable[[], T], doubt: Callable[[T], str]) -> tuple[T, str]:
+    """Measure until the machine was quiet and nothing is doubted, ATTEMPTS times at most.
+
+    Returns the last measurement and what is wrong with it, in words; '' if nothing is. doubt: why a measurement cannot
+    be right, or ''.
+    """
+    for _ in range(ATTEMPTS):
+        before = read_times()
+        found = measure()
+        load = load_between(before, read_times())
+        busy = doubt(found) or load
+        if not busy:
+            break
+    return found, busy

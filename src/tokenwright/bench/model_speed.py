@@ -1,0 +1,153 @@
+"""One model and its limits: each measure, with its value if only reading or only multiplying took time.
+
+A decode step reads all weights but lookup tables, and the K and V of every stream; a prefill step multiplies all
+weights with every token. The limit is the longer of the two times, as if they overlapped. `Benchmark` measures it again
+after every repetition, and the share is the median of the pairs: a temporary slowdown of the machine affects both. What
+was measured while the machine was busy is measured again (`busy.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from statistics import median
+from typing import Literal, NamedTuple
+
+from tokenwright.backends.layout import read_bytes
+from tokenwright.bench import machine_load
+from tokenwright.bench.limits import Bound, Report, StepWork
+from tokenwright.bench.measures import MEASURES, Measure, Write, repeated, warm_up
+from tokenwright.engine import SamplingParams
+from tokenwright.errors import RequestError
+from tokenwright.formats import WeightFormat
+from tokenwright.llm.llm import LLM
+from tokenwright.models.cost import CostModel
+
+SHORTEST = max(measure.tokens for measure in MEASURES.values()) + 1  # tokens: the shortest context for all measures
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """The medians of a measure and of its limit, in `unit`; and the share of the limit that it reaches, 1 at best.
+
+    bound: memory or matrix, whichever limits it. nbytes: bytes that a step reads. prompt, tokens: of each stream. busy:
+    why these figures say nothing about the model and the machine, in words, or ''.
+    """
+
+    name: str
+    streams: int
+    prompt: int
+    tokens: int
+    unit: str
+    value: float
+    limit: float
+    share: float
+    bound: Literal["memory", "matrix"]
+    nbytes: float
+    busy: str = ""
+
+
+class Turn(NamedTuple):
+    """One repetition of a measure, and the limit just after it, in the measure's unit."""
+
+    value: float
+    limit: float
+    share: float
+    bound: Literal["memory", "matrix"]
+
+
+def work_of(measure: Measure, costs: CostModel, weights: WeightFormat) -> StepWork:
+    """The necessary work of one step of a measure: the prefill step, or the mean of the decode steps.
+
+    weights: their format, resolved.
+    """
+    if measure.tokens == 1:
+        chunks = [(0, measure.prompt)]
+    else:
+        chunks = [(measure.prompt + written, 1) for written in range(measure.tokens - 1)]
+    each = [costs.chunk(start, length) for start, length in chunks]
+    products = sum(costs.block_weights * length + costs.head_weights for _, length in chunks) / len(chunks)
+    rows = measure.streams * chunks[0][1]
+    return StepWork(
+        nbytes=read_bytes(costs.graph, weights, rows)
+        + measure.streams * sum(cost.kv_read for cost in each) / len(each),
+        weights=measure.streams * products,
+        attention=measure.streams * (sum(cost.flops for cost in each) / len(each) / 2 - products),
+    )
+
+
+def writer(llm: LLM) -> Write:
+    """A `Write` with an engine; a new salt for each call prevents prefix hits."""
+    salts = count()
+
+    def write(asked: list[list[int]], tokens: int) -> list[list[float]]:
+        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        done = llm.generate(asked, params, salt=f"bench {next(salts)}")
+        return [list(one.usage.token_s) for one in done]
+
+    return write
+
+
+class Benchmark:
+    """Measures a model and its limits. Raises RequestError for a context that is too short."""
+
+    def __init__(self, llm: LLM) -> None:
+        if llm.context < SHORTEST:
+            raise RequestError(
+                f"the model's context of {llm.context} tokens is too short to be measured; that takes {SHORTEST}"
+            )
+        self._vocab_size = llm.config.vocab_size
+        self._write = writer(llm)
+        self._measures = {name: measure.within(llm.context) for name, measure in MEASURES.items()}
+        self._works = {name: work_of(one, llm.costs, llm.weights) for name, one in self._measures.items()}
+        self._bound = Bound(self._works["decode"].nbytes, llm.weights.name)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes that measuring takes in addition to the model, all of them written to."""
+        return self._bound.nbytes
+
+    def figures(self, report: Report | None = None) -> list[Figure]:
+        """The figure of every measure. Calls `report` with (measured, total)."""
+        warm_up(self._measures, self._write, self._vocab_size)
+        found: list[Figure] = []
+        for name in self._measures:
+            found.append(self._figure(name))
+            if report is not None:
+                report(len(found), len(self._measures))
+        return found
+
+    def _figure(self, name: str) -> Figure:
+        measure, work = self._measures[name], self._works[name]
+        turns, reason = machine_load.quietly(lambda: self._turns(name), doubtful)
+        return Figure(
+            name,
+            measure.streams,
+            measure.prompt,
+            measure.tokens,
+            measure.unit,
+            median(turn.value for turn in turns),
+            median(turn.limit for turn in turns),
+            median(turn.share for turn in turns),
+            turns[-1].bound,
+            work.nbytes,
+            reason,
+        )
+
+    def _turns(self, name: str) -> list[Turn]:
+        """The measure, repeated, and its limit after each repetition."""
+        measure, work = self._measures[name], self._works[name]
+        turns = []
+        for value in repeated(measure, self._write, self._vocab_size, name):
+            least = self._bound(work)
+            limit = measure.of_step(least.seconds)
+            share = limit / value if measure.lower_is_better else value / limit
+            turns.append(Turn(value, limit, share, least.bound))
+        return turns
+
+
+def doubtful(turns: Sequence[Turn]) -> str:
+    """Why repetitions of a measure cannot be right, in words; '' if they can."""
+    share = median(turn.share for turn in turns)
+    if share > machine_load.IMPOSSIBLE:
+        return f"it reached {share:.0%} of its limit"
+    return machine_load.disagreement([turn.value for turn in turns])

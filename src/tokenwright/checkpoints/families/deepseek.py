@@ -1,0 +1,231 @@
+"""DeepSeek V2 and V3: latent attention (MLA), experts in groups behind some dense layers, shared experts.
+
+Absent keys take transformers' defaults (configuration_deepseek_v2.py, ..._v3.py); the sizes of attention and experts
+must be there. Where transformers ignores a key that the authors' own code reads (moe_layer_freq, and V2's
+norm_topk_prob), it means here what it means there.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tokenwright.checkpoints.families.family import (
+    MOST_LAYERS,
+    MOST_WIDTH,
+    Order,
+    TensorSource,
+    activation,
+    check_repeats,
+    dtype,
+    head_order,
+    heads_of,
+    named,
+    sizes,
+)
+from tokenwright.checkpoints.families.graph_builder import decoder
+from tokenwright.checkpoints.families.llama import LLAMA
+from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, expert_width
+from tokenwright.checkpoints.families.positions import read_rope
+from tokenwright.checkpoints.json_keys import JsonKeys
+from tokenwright.checks import MAX_TOKENS
+from tokenwright.config import LatentHeads, Mixture, ModelConfig, Rope, Scales, YarnScaling
+from tokenwright.models.graph import Graph
+from tokenwright.models.latent import LatentAttention
+
+MOST_GROUPS = 64  # of experts; as in backends/native/cpp/step.h
+_GROUP, _BLOCK = 32, 16  # numbers of a row that share a scale in the cache; outputs of a block of packed weights
+_TRAINING = ("aux_loss_alpha", "seq_aux", "ep_size", "output_router_logits", "router_aux_loss_coef")
+
+
+@dataclass(frozen=True, slots=True)
+class DeepseekLike:
+    """The differences between the generations; the numbers are defaults of absent keys."""
+
+    scores: Literal["softmax", "sigmoid"]
+    methods: tuple[str, ...]  # of choosing experts; the first is the default
+    dense: int  # the first layers, without experts
+    factor: float  # of the weights of a row's experts
+    renormalise: bool
+    groups: tuple[int, int]  # of experts, and how many of them are chosen from
+
+
+_LIKE: Mapping[str, DeepseekLike] = {
+    "DeepseekV2ForCausalLM": DeepseekLike("softmax", ("greedy", "group_limited_greedy"), 0, 1.0, False, (1, 1)),
+    "DeepseekV3ForCausalLM": DeepseekLike("sigmoid", ("noaux_tc",), 3, 2.5, True, (8, 4)),
+}
+
+
+def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
+    like = _LIKE[architecture]
+    found = sizes(keys)
+    layers = found["layers"]
+    heads, shared = heads_of(keys)
+    if shared != heads:
+        raise keys.error(
+            f"num_key_value_heads is {shared}, but latent attention has one cache row for all {heads} heads"
+        )
+    latent = _latent(keys)
+    context = keys.whole("max_position_embeddings", most=MAX_TOKENS)
+    rope, reach = read_rope(keys, 10000.0, latent.rope, context)
+    check_repeats(keys, context, reach)
+    for key in _TRAINING:
+        keys.raw(key)
+    keys.only("attention_bias", False, why="biases of latent attention")
+    keys.only("mlp_bias", False, why="biases in the MLP in this architecture")
+    keys.only("rope_interleave", True, why="rotation of the halves of a head in this architecture")
+    config = ModelConfig(
+        family="deepseek",
+        architecture=architecture,
+        **found,
+        heads=heads,
+        kv_heads=1,
+        head_size=latent.nope + latent.rope,
+        context=reach,
+        positions=rope,
+        windows=(None,) * layers,
+        rotary=(True,) * layers,
+        norm="rms",
+        norm_eps=keys.number("rms_norm_eps", 1e-6),
+        activation=activation(keys, "hidden_act", "silu"),
+        gated=True,
+        scales=Scales(attention=_score_scale(keys, rope, latent)),
+        mixture=_mixture(keys, like, layers),
+        latent=latent,
+        next_layers=keys.whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS),
+        tied_head=keys.flag("tie_word_embeddings", False),
+        dtype=dtype(keys),
+    )
+    return config, decoder(config)
+
+
+def _latent(keys: JsonKeys) -> LatentHeads:
+    """The sizes of attention. Raises CheckpointError for those that the cache or packed weights cannot hold."""
+    rank, rope = keys.whole("kv_lora_rank", most=MOST_WIDTH), keys.whole("qk_rope_head_dim", most=MOST_WIDTH)
+    nope, value = keys.whole("qk_nope_head_dim", most=MOST_WIDTH), keys.whole("v_head_dim", most=MOST_WIDTH)
+    q_rank = 0 if keys.is_null("q_lora_rank") else keys.whole("q_lora_rank", most=MOST_WIDTH)
+    if rank % _GROUP:
+        raise keys.error(
+            f"kv_lora_rank is {rank:,}: Tokenwright needs a multiple of {_GROUP}, because so many numbers of a cache "
+            "row share a scale"
+        )
+    if value % _BLOCK:
+        raise keys.error(f"v_head_dim is {value:,}: Tokenwright packs the values of a head in multiples of {_BLOCK}")
+    for key, size in (("head_dim", rope), ("qk_head_dim", nope + rope)):
+        if keys.whole(key, size) != size:
+            raise keys.error(f"{key} is {keys.raw(key)}, but by the other sizes it is {size}; correct config.json")
+    return LatentHeads(rank, q_rank, nope, rope, value)
+
+
+def _score_scale(keys: JsonKeys, rope: Rope, latent: LatentHeads) -> float:
+    """The factor of scores: under YaRN with mscale_all_dim, m^2 times the usual one, with m = 0.1 mscale ln(s) + 1."""
+    scale: float = (latent.nope + latent.rope) ** -0.5
+    if not isinstance(rope.scaling, YarnScaling):
+        return scale
+    spelled = keys.raw("rope_scaling") or keys.raw("rope_parameters")
+    mscale = spelled.get("mscale_all_dim") or 0.0  # a number: `read_rope` has seen it
+    return scale * (0.1 * mscale * math.log(rope.scaling.factor) + 1.0) ** 2
+
+
+def _mixture(keys: JsonKeys, like: DeepseekLike, layers: int) -> Mixture | None:
+    """The experts of the layers that have some; None if no layer has."""
+    dense, step = keys.whole("first_k_dense_replace", like.dense, least=0), keys.whole("moe_layer_freq", 1)
+    mixed = tuple(i >= dense and i % step == 0 for i in range(layers))
+    keys.only("scoring_func", like.scores, why="other scores of experts in this architecture")
+    method = keys.text("topk_method", like.methods[0])
+    if method not in like.methods:
+        raise keys.error(
+            f"topk_method is {method!r}; Tokenwright has {' and '.join(like.methods)} in this architecture"
+        )
+    groups = keys.whole("n_group", like.groups[0], most=MOST_GROUPS)
+    top = keys.whole("topk_group", min(like.groups[1], groups), most=groups)
+    normalised = keys.flag("norm_topk_prob", like.renormalise)
+    factor = keys.number("routed_scaling_factor", like.factor)
+    if keys.raw("n_routed_experts") is None or not any(mixed):
+        for key in ("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size"):
+            keys.raw(key)
+        return None
+    experts = keys.whole("n_routed_experts", most=MOST_EXPERTS)
+    groups, top = (1, 1) if method == "greedy" else (groups, top)
+    chosen = keys.whole("num_experts_per_tok", most=_offered(keys, experts, groups, top))
+    width = expert_width(keys, "moe_intermediate_size", 0)
+    either = like.scores == "softmax"  # the code of V2's authors normalises, where several are chosen, or scales
+    renormalise = normalised and not (either and chosen == 1)
+    return Mixture(
+        experts,
+        chosen,
+        width,
+        mixed,
+        like.scores,
+        renormalise,
+        groups=groups,
+        chosen_groups=top,
+        group_best=2 if method == "noaux_tc" else 1,
+        corrected=method == "noaux_tc",
+        factor=1.0 if renormalise and either else factor,
+        shared_width=width * (0 if keys.is_null("n_shared_experts") else keys.whole("n_shared_experts", least=0)),
+    )
+
+
+def _offered(keys: JsonKeys, experts: int, groups: int, top: int) -> int:
+    """How many experts the chosen groups have."""
+    if experts % groups or (groups > 1 and experts < 2 * groups):
+        raise keys.error(
+            f"{experts} experts cannot be divided into {groups} groups (n_group) of two or more; correct config.json"
+        )
+    return experts // groups * top
+
+
+def _orders(base: str, graph: Graph) -> Order | None:
+    """The order of a tensor's rows: those that turn, in q and beside the latent, and the two halves of kv_b."""
+    attention = next(op for op in graph.blocks if isinstance(op, LatentAttention))
+    nope, rank, value = attention.nope_size, attention.rank, attention.value_size
+    match base.rsplit(".", 1)[-1]:
+        case "q" | "q_b":
+            return _turned(nope, attention.rope_size)
+        case "kv_a":
+            return _turned(rank, attention.rope_size)
+        case "k_up":
+            return Order(nope + value, tuple(range(nope)), rank)
+        case "v_up":
+            return Order(nope + value, tuple(range(nope, nope + value)))
+    return None
+
+
+def _turned(still: int, rope: int) -> Order:
+    """Rows that do not turn, then rows that turn, of which the file has pairs that turn together as neighbours."""
+    turned = head_order(rope, rope, neighbours=True)
+    rows = range(rope) if turned is None else turned.rows
+    return Order(still + rope, (*range(still), *(still + row for row in rows)))
+
+
+_AT = "layers.{i}."
+DEEPSEEK = replace(
+    LLAMA,
+    architectures={"DeepseekV2ForCausalLM": "deepseek_v2", "DeepseekV3ForCausalLM": "deepseek_v3"},
+    parse=_parse,
+    orders=_orders,
+    names={name: one for name, one in LLAMA.names.items() if not name.startswith(f"{_AT}attention.")}
+    | named(
+        {
+            f"{_AT}attention.q": f"{_AT}self_attn.q_proj",
+            f"{_AT}attention.q_a": f"{_AT}self_attn.q_a_proj",
+            f"{_AT}attention.q_a_norm": f"{_AT}self_attn.q_a_layernorm",
+            f"{_AT}attention.q_b": f"{_AT}self_attn.q_b_proj",
+            f"{_AT}attention.kv_a": f"{_AT}self_attn.kv_a_proj_with_mqa",
+            f"{_AT}attention.kv_a_norm": f"{_AT}self_attn.kv_a_layernorm",
+            f"{_AT}attention.k_up": f"{_AT}self_attn.kv_b_proj",
+            f"{_AT}attention.v_up": f"{_AT}self_attn.kv_b_proj",
+            f"{_AT}attention.o": f"{_AT}self_attn.o_proj",
+            f"{_AT}mlp.router": f"{_AT}mlp.gate",
+        }
+        | {
+            f"{_AT}mlp.{ours}.{one}": f"{_AT}mlp.{theirs}.{one}_proj"
+            for ours, theirs in (("experts.{e}", "experts.{e}"), ("shared", "shared_experts"))
+            for one in ("gate", "up", "down")
+        }
+    )
+    | {f"{_AT}mlp.correction": TensorSource(f"{_AT}mlp.gate.e_score_correction_bias", wide=True)},
+    renames=((re.compile(r"(layers\.\d+\.mlp\.gate\.e_score_correction_bias)"), r"\1.weight"),),
+)

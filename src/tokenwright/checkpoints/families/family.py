@@ -1,0 +1,274 @@
+"""What every model family is made of: where a checkpoint stores a tensor, and readers of keys that families share."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypedDict
+
+from tokenwright.checkpoints.json_keys import JsonKeys
+from tokenwright.config import ModelConfig
+from tokenwright.formats import DType
+from tokenwright.models.experts import Experts
+from tokenwright.models.graph import Activation, Graph
+
+# Far above any known model: a config beyond is damaged.
+MOST_LAYERS, MOST_WIDTH, MOST_MLP, MOST_VOCAB = 4096, 1 << 20, 1 << 24, 1 << 24
+
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+_LAYER, _EXPERT = re.compile(r"^layers\.(\d+)\."), re.compile(r"\.experts\.(\d+)\.")
+_TEXT_MODEL = re.compile(r"^(model\.)?language_model\.")
+_TOWER = re.compile(r"^(?:model\.)?(vision_tower|vision_model|visual|audio_tower|multi_modal_projector)\.")
+
+_CONTEXT_REPEATED = ("max_sequence_length", "max_seq_len", "max_seq_length", "model_max_length", "seq_length")
+
+
+class Order(NamedTuple):
+    """The stored rows of a tensor come in blocks of `block` rows; ours are the rows `rows` of each block, in turn.
+
+    turned: if not 0, each block is then transposed: its `turned` inputs become our rows, and `rows` our inputs.
+    """
+
+    block: int
+    rows: tuple[int, ...]
+    turned: int = 0
+
+    def ours(self, row: int) -> int:
+        """The number of our row that the block beginning at a stored row gives first."""
+        return row // self.block * (self.turned or len(self.rows))
+
+    def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the stored tensor that gives one of ours of `shape`."""
+        blocks = shape[0] // (self.turned or len(self.rows))
+        return blocks * self.block, *((self.turned,) if self.turned else shape[1:])
+
+
+def head_order(size: int, rotated: int, neighbours: bool, of: tuple[int, int] = (0, 1)) -> Order | None:
+    """The order of the rows of q or k, head by head; None if the file has ours.
+
+    We turn dimension i of a head with i + size / 2, and the first rotated / 2 of each half. The file turns the first
+    `rotated` dimensions: i with i + rotated / 2, or `neighbours`, 2 i with 2 i + 1. Scores are the same in any order.
+    of: the index among the tensors whose heads the file has in turn, and their number: (0, 3) for q in q, k and v.
+    """
+    turned, still = rotated // 2, range(rotated, size)
+    first = range(0, rotated, 2) if neighbours else range(turned)
+    second = range(1, rotated, 2) if neighbours else range(turned, rotated)
+    half = len(still) // 2
+    rows = (*first, *still[:half], *second, *still[half:])
+    if of[1] == 1 and rows == tuple(range(size)):
+        return None
+    return Order(size * of[1], tuple(of[0] * size + row for row in rows))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """Where a checkpoint stores one of our tensors; `name` is without the family's prefix."""
+
+    name: str
+    transpose: bool = False  # stored as [in, out], as GPT-2's Conv1D does
+    fused: bool = False  # the file has the whole matrix (q, k and v; gate and up) in one tensor
+    rows: tuple[int, int, int] | None = None  # of a fused one: our rows [first, last) along `out`, of so many
+    stacked: bool = False  # the file has all experts in one tensor; `rows` are then the stored ones of this expert
+    turn: tuple[int, int] = (0, 1)  # its index among the tensors whose heads the file has in turn, and their number
+    order: Order | None = None  # of its rows, where the file has another
+    plus: float = 0.0  # added to the stored numbers, which makes them fp32: Gemma's norms multiply by 1 + weight
+    wide: bool = False  # kept in fp32, whatever the model computes in: biases that decide a choice
+
+    def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the tensor in the file, where our tensor has `shape`."""
+        if self.rows is not None and not self.stacked:
+            shape = (self.rows[2], *shape[1:])
+        elif self.order is not None:
+            shape = self.order.stored(shape)
+        shape = shape[::-1] if self.transpose else shape
+        return (self.rows[2], *shape[1:]) if self.rows is not None and self.stacked else shape
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Architectures that share one config reader and one table of names.
+
+    `parse` returns the ModelConfig and the graph of an architecture. `names` maps our names to the checkpoint's, both
+    without `.weight` and `.bias`; {i} is the layer, {e} the expert. `prefix` is optional before the names in a file.
+    `inert` matches tensors that are not weights. `aliases`: from other names that files have to those of `names`.
+    neighbours: whether files turn dimensions 2 i and 2 i + 1 of a head together. renames: patterns of whole names, and
+    what replaces them. stacks: matches tensors [n, out, ...] that are read as [n out, ...]. plain: names that folders
+    have in place of others where their weights are not quantised. orders: the order of a tensor's rows, by our name
+    without `.weight`; None: that of heads which turn, by `neighbours`.
+    """
+
+    architectures: Mapping[str, str]  # architecture -> model_type of config.json
+    parse: Callable[[JsonKeys, str], tuple[ModelConfig, Graph]]
+    prefix: str
+    names: dict[str, TensorSource]
+    inert: re.Pattern[str]
+    neighbours: bool = False
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    renames: tuple[tuple[re.Pattern[str], str], ...] = ()
+    stacks: re.Pattern[str] | None = None
+    plain: Mapping[str, TensorSource] = field(default_factory=dict)
+    orders: Callable[[str, Graph], Order | None] | None = None
+
+    def bare(self, name: str) -> str:
+        """A name in a file without the prefix, and without that of the text model beside encoders."""
+        bare = _TEXT_MODEL.sub("", name).removeprefix(self.prefix)
+        for pattern, ours in self.renames:
+            if pattern.fullmatch(bare):
+                return pattern.sub(ours, bare)
+        return self.aliases.get(bare, bare)
+
+    def shape_of(self, bare: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape that a tensor of the file is read with."""
+        if self.stacks is None or len(shape) < 2 or not self.stacks.fullmatch(bare):
+            return shape
+        return shape[0] * shape[1], *shape[2:]
+
+    def sources(self, graph: Graph, *, plain: bool = False) -> dict[str, TensorSource]:
+        """The checkpoint's source for every tensor of `graph.shapes`. plain: in a folder without quantised weights."""
+        found, rows, names = {}, _rows_of_parts(graph), {**self.names, **(self.plain if plain else {})}
+        experts = {str(op.layer): op.experts for op in graph.blocks if isinstance(op, Experts)}
+        for name in graph.shapes:
+            base, kind = name.rsplit(".", 1)
+            source = names[_LAYER.sub(r"layers.{i}.", _EXPERT.sub(r".experts.{e}.", base))]
+            layer, expert = _LAYER.match(base), _EXPERT.search(base)
+            at = source.name.format(i=layer[1] if layer else "", e=expert[1] if expert else "")
+            one = replace(
+                source,
+                name=f"{at}.{kind}",
+                transpose=source.transpose and kind == "weight",
+                rows=_in_turn(rows[base], source.turn) if source.fused else None,
+                order=self._order(base, source, graph),
+            )
+            if source.stacked and layer and expert:
+                each = one.stored(graph.shapes[name])[0]
+                first = int(expert[1]) * each
+                one = replace(one, rows=(first, first + each, experts[layer[1]] * each))
+            found[name] = one
+        return found
+
+    def _order(self, base: str, source: TensorSource, graph: Graph) -> Order | None:
+        """The order of a tensor's rows: those of q and k where the file turns other dimensions of a head than we do."""
+        part = base.rsplit(".", 1)[-1]
+        if (source.fused or source.stacked) and source.turn[1] > 1:
+            return Order(source.turn[1], (source.turn[0],))
+        if self.orders is not None:
+            return self.orders(base, graph)
+        if part not in ("q", "k", "v", "q_norm", "k_norm"):
+            return None
+        size, rope = graph.rotary_size, next(iter(graph.ropes), None)
+        if rope is None or part == "v":
+            return head_order(size, size, False, source.turn)
+        return head_order(size, rope.rotated or size, self.neighbours, source.turn)
+
+
+def _in_turn(rows: tuple[int, int, int], turn: tuple[int, int]) -> tuple[int, int, int]:
+    """The rows of some parts of a matrix that the file has row by row in turn, from those of one of them."""
+    first, last, count = rows
+    start = first - turn[0] * (last - first)
+    return start, start + turn[1] * (last - first), count
+
+
+def _rows_of_parts(graph: Graph) -> dict[str, tuple[int, int, int]]:
+    """For each linear layer of a matrix: its rows [first, last) of the matrix, and the number of all rows."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for matrix in graph.matrices.values():
+        first = 0
+        for part, out in matrix.parts:
+            found[part] = (first, first + out, matrix.out)
+            first += out
+    return found
+
+
+class Parsed(NamedTuple):
+    """A parsed config.json: the family, the model's hyperparameters and its graph."""
+
+    family: Family
+    config: ModelConfig
+    graph: Graph
+
+
+def check_repeats(keys: JsonKeys, *contexts: int) -> None:
+    """Refuse a key that repeats the context and says another one than `contexts`: with and without RoPE scaling."""
+    for key in _CONTEXT_REPEATED:
+        said = keys.whole(key, contexts[0])
+        if said not in contexts:
+            raise keys.error(
+                f"{key} is {said:,}, but the model's context is {contexts[0]:,}; correct the one that is wrong, "
+                f"or remove {key}"
+            )
+
+
+def activation(keys: JsonKeys, key: str, default: str) -> Activation:
+    name = keys.text(key, default)
+    if name not in _ACTIVATIONS:
+        raise keys.error(f"{key} = {name!r} is not one of {', '.join(_ACTIVATIONS)}; Tokenwright lacks it")
+    return _ACTIVATIONS[name]
+
+
+def next_layer(bare: str, config: ModelConfig) -> bool:
+    """Whether a tensor belongs to a layer after the last that predicts further tokens (MTP)."""
+    layer = _LAYER.match(bare)
+    return layer is not None and config.layers <= int(layer[1]) < config.layers + config.next_layers
+
+
+def tower_of(name: str) -> str | None:
+    """The part beside the text model, an encoder or its projector, that a tensor in a file belongs to, if any."""
+    found = _TOWER.match(name)
+    return found[1] if found else None
+
+
+def heads_of(keys: JsonKeys, default: int | None = None, kv_default: int | None = None) -> tuple[int, int]:
+    """The numbers of query heads and KV heads; by default the latter are as many as the former."""
+    heads = keys.whole("num_attention_heads", default, most=1 << 16)
+    shared = keys.whole("num_key_value_heads", kv_default or heads, most=1 << 16)
+    if heads % shared:
+        raise keys.error(f"{heads} query heads cannot share {shared} key-value heads evenly; correct config.json")
+    return heads, shared
+
+
+def dtype(keys: JsonKeys) -> DType:
+    """The dtype that the config declares; the dtypes in the weight files override it."""
+    name = str(keys.raw("dtype") or keys.raw("torch_dtype") or "").removeprefix("torch.")
+    return next((known for known in ("float32", "bfloat16", "float16") if known == name), "float32")
+
+
+class Sizes(TypedDict):
+    """The sizes that most families name alike, as `ModelConfig` takes them."""
+
+    layers: int
+    width: int
+    mlp_width: int
+    vocab_size: int
+
+
+def sizes(keys: JsonKeys, vocab_size: int | None = None) -> Sizes:
+    """The sizes of a config.json in the usual names. vocab_size: where the key is absent; None: it must be there."""
+    return {
+        "layers": keys.whole("num_hidden_layers", most=MOST_LAYERS),
+        "width": keys.whole("hidden_size", most=MOST_WIDTH),
+        "mlp_width": keys.whole("intermediate_size", most=MOST_MLP),
+        "vocab_size": keys.whole("vocab_size", vocab_size, most=MOST_VOCAB),
+    }
+
+
+def size_of_head(keys: JsonKeys, width: int, heads: int) -> int:
+    if width % heads:
+        raise keys.error(
+            f"a width of {width} cannot be divided into {heads} heads; correct config.json (or give head_dim)"
+        )
+    return width // heads
+
+
+def named(pairs: Mapping[str, str | TensorSource]) -> dict[str, TensorSource]:
+    return {ours: TensorSource(at) if isinstance(at, str) else at for ours, at in pairs.items()}

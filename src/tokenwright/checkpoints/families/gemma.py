@@ -1,0 +1,162 @@
+"""Gemma 2 and 3: norms before and after attention and MLP, soft caps, windows in most layers, two rotary bases.
+
+Gemma's norms multiply by 1 + weight. The sum is made in fp32 when a file is loaded, as transformers makes it at every
+use: the same number, so the same bits in fp32. Gemma 3 beside an image encoder is read as its text model alone.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tokenwright.checkpoints.families.family import TensorSource, activation, check_repeats, dtype, heads_of, sizes
+from tokenwright.checkpoints.families.graph_builder import decoder
+from tokenwright.checkpoints.families.llama import LLAMA
+from tokenwright.checkpoints.families.positions import read_both_ropes, read_layer_types, read_rope
+from tokenwright.checkpoints.json_keys import JsonKeys
+from tokenwright.checks import MAX_TOKENS
+from tokenwright.config import ModelConfig, Rope, Scales
+from tokenwright.formats import DType
+from tokenwright.models.graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class GemmaLike:
+    """The differences between the generations; defaults are those of absent keys."""
+
+    context: int
+    vocab_size: int
+    pattern: int  # every so many layers, one has full attention
+    third: bool  # Gemma 3: norms of q and k, a rotation of its own in layers with a window, no soft caps
+
+
+_SECOND = GemmaLike(context=8192, vocab_size=256000, pattern=2, third=False)
+_THIRD = GemmaLike(context=131072, vocab_size=262208, pattern=6, third=True)
+_LIKE: Mapping[str, GemmaLike] = {
+    "Gemma2ForCausalLM": _SECOND,
+    "Gemma3ForCausalLM": _THIRD,
+    "Gemma3ForConditionalGeneration": _THIRD,
+}
+
+
+def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
+    like = _LIKE[architecture]
+    found = sizes(keys, like.vocab_size)
+    layers, width = found["layers"], found["width"]
+    heads, kv_heads = heads_of(keys, 8, 4)
+    head_size = keys.whole("head_dim", 256, most=1 << 16)
+    context = keys.whole("max_position_embeddings", like.context, most=MAX_TOKENS)
+    check_repeats(keys, context)
+    rope, local = _ropes(keys, head_size, context, like)
+    biases = keys.flag("attention_bias", False)
+    kept = dtype(keys)
+    keys.raw("hidden_act")  # a name of former times; hidden_activation decides
+    keys.only("use_bidirectional_attention", False, why="attention to later tokens")
+    config = ModelConfig(
+        family="gemma",
+        architecture=architecture,
+        **found,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        context=context,
+        positions=rope,
+        windows=_windows(keys, layers, like),
+        rotary=(True,) * layers,
+        norm="rms",
+        norm_eps=keys.number("rms_norm_eps", 1e-6),
+        activation=activation(keys, "hidden_activation", "gelu_pytorch_tanh"),
+        gated=True,
+        qkv_bias=biases,
+        out_bias=biases,
+        qk_norm="head" if like.third else None,
+        post_norm=True,
+        local=local,
+        score_cap=_cap(keys, "attn_logit_softcapping", 50.0, like),
+        logit_cap=_cap(keys, "final_logit_softcapping", 30.0, like),
+        scales=Scales(
+            embedding=rounded(width**0.5, kept),
+            attention=keys.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        ),
+        tied_head=keys.flag("tie_word_embeddings", True),
+        dtype=kept,
+    )
+    return config, decoder(config)
+
+
+def rounded(value: float, to: DType) -> float:
+    """A number as `to` holds it, rounded to nearest, ties to even.
+
+    transformers multiplies embeddings by the root of the width in the dtype of the weights: 59.75 in bfloat16 for
+    59.8665. So do we, in the dtype that config.json names, whatever the weights are turned into.
+    """
+    narrow: float = struct.unpack("f", struct.pack("f", value))[0]
+    if to == "float16":
+        narrow = struct.unpack("e", struct.pack("e", narrow))[0]
+    elif to == "bfloat16":
+        [bits] = struct.unpack("I", struct.pack("f", narrow))
+        narrow = struct.unpack("f", struct.pack("I", (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000))[0]
+    return narrow
+
+
+def _cap(keys: JsonKeys, key: str, default: float, like: GemmaLike) -> float | None:
+    """A soft cap; null means none."""
+    if like.third:
+        keys.only(key, why="a soft cap in Gemma 3")
+        return None
+    return None if keys.is_null(key) else keys.number(key, default)
+
+
+def _ropes(keys: JsonKeys, head_size: int, context: int, like: GemmaLike) -> tuple[Rope, Rope | None]:
+    """The rotations of layers with full attention, and of those with a window where it is another.
+
+    A scaling does not change the context: max_position_embeddings includes it.
+    """
+    if not like.third:
+        return read_rope(keys, 10000.0, head_size, context)[0], None
+    theta, local = keys.number("rope_theta", 1e6, above=1.0), keys.number("rope_local_base_freq", 1e4, above=1.0)
+    full, _, sliding = read_both_ropes(keys, theta, local, head_size, context)
+    return full, sliding
+
+
+def _windows(keys: JsonKeys, layers: int, like: GemmaLike) -> tuple[int | None, ...]:
+    """The attention window of each layer in tokens; None for full attention."""
+    window = keys.whole("sliding_window", 4096, most=MAX_TOKENS)
+    keys.only("sliding_window_size", window, why="two windows")  # Gemma 2 9B has the same number twice
+    every = keys.whole("sliding_window_pattern", like.pattern) if like.third else like.pattern
+    types = keys.raw("layer_types")
+    sliding = [(i + 1) % every != 0 for i in range(layers)] if types is None else read_layer_types(keys, types, layers)
+    return tuple(window if slides else None for slides in sliding)
+
+
+def _one_more(names: Mapping[str, str]) -> dict[str, TensorSource]:
+    """Norms whose weights are stored without the 1 that they have in use."""
+    return {ours: TensorSource(theirs, plus=1.0) for ours, theirs in names.items()}
+
+
+GEMMA2 = replace(
+    LLAMA,
+    architectures={"Gemma2ForCausalLM": "gemma2"},
+    parse=_parse,
+    names=LLAMA.names
+    | _one_more(
+        {
+            "norm": "norm",
+            "layers.{i}.attention_norm": "layers.{i}.input_layernorm",
+            "layers.{i}.attention_post_norm": "layers.{i}.post_attention_layernorm",
+            "layers.{i}.mlp_norm": "layers.{i}.pre_feedforward_layernorm",
+            "layers.{i}.mlp_post_norm": "layers.{i}.post_feedforward_layernorm",
+        }
+    ),
+)
+
+GEMMA3 = replace(
+    GEMMA2,
+    architectures={"Gemma3ForCausalLM": "gemma3_text", "Gemma3ForConditionalGeneration": "gemma3"},
+    names=GEMMA2.names
+    | _one_more(
+        {
+            "layers.{i}.attention.q_norm": "layers.{i}.self_attn.q_norm",
+            "layers.{i}.attention.k_norm": "layers.{i}.self_attn.k_norm",
+        }
+    ),
+)

@@ -1,0 +1,116 @@
+"""Mixtures of experts: their keys in config.json, and the names of their tensors.
+
+Absent keys take transformers' defaults (configuration_mixtral.py, ..._qwen2_moe.py, ..._qwen3_moe.py,
+..._gpt_oss.py).
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from tokenwright.backends.packed import LANES
+from tokenwright.checkpoints.families.family import TensorSource
+from tokenwright.checkpoints.json_keys import JsonKeys
+from tokenwright.config import Mixture
+
+Kind = Literal["mixtral", "qwen2", "qwen3", "gpt-oss"]
+
+MOST_EXPERTS = 1 << 16
+_TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # without effect on the logits
+
+MIXTRAL_NAMES: Mapping[str, str] = {
+    "layers.{i}.mlp.router": "layers.{i}.block_sparse_moe.gate",
+    "layers.{i}.mlp.experts.{e}.gate": "layers.{i}.block_sparse_moe.experts.{e}.w1",
+    "layers.{i}.mlp.experts.{e}.up": "layers.{i}.block_sparse_moe.experts.{e}.w3",
+    "layers.{i}.mlp.experts.{e}.down": "layers.{i}.block_sparse_moe.experts.{e}.w2",
+}
+QWEN_NAMES: Mapping[str, str] = {
+    "layers.{i}.mlp.router": "layers.{i}.mlp.gate",
+    "layers.{i}.mlp.shared_gate": "layers.{i}.mlp.shared_expert_gate",
+} | {
+    f"layers.{{i}}.mlp.{ours}.{one}": f"layers.{{i}}.mlp.{theirs}.{one}_proj"
+    for ours, theirs in (("experts.{e}", "experts.{e}"), ("shared", "shared_expert"))
+    for one in ("gate", "up", "down")
+}
+
+_UP = "layers.{i}.mlp.experts.gate_up_proj"
+GPT_OSS_NAMES: dict[str, TensorSource] = {
+    "layers.{i}.attention.sinks": TensorSource("layers.{i}.self_attn.sinks"),
+    "layers.{i}.mlp.router": TensorSource("layers.{i}.mlp.router"),
+    "layers.{i}.mlp.experts.{e}.gate": TensorSource(_UP, fused=True, turn=(0, 2)),
+    "layers.{i}.mlp.experts.{e}.up": TensorSource(_UP, fused=True, turn=(1, 2)),
+    "layers.{i}.mlp.experts.{e}.down": TensorSource("layers.{i}.mlp.experts.down_proj", fused=True),
+}
+# Without quantisation: of each expert [in, out], gate and up column by column in turn, as transformers computes with.
+GPT_OSS_PLAIN: dict[str, TensorSource] = {
+    "layers.{i}.mlp.experts.{e}.gate": TensorSource(_UP, transpose=True, stacked=True, turn=(0, 2)),
+    "layers.{i}.mlp.experts.{e}.up": TensorSource(_UP, transpose=True, stacked=True, turn=(1, 2)),
+    "layers.{i}.mlp.experts.{e}.down": TensorSource("layers.{i}.mlp.experts.down_proj", transpose=True, stacked=True),
+}
+# As published, without the last part of a name that other tensors have. Biases are those of all experts, [E, out].
+GPT_OSS_RENAMES = (
+    (re.compile(r"(layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj)_bias"), r"\1.bias"),
+    (re.compile(r"(layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj)"), r"\1.weight"),
+    (re.compile(r"(layers\.\d+\.self_attn\.sinks)"), r"\1.weight"),
+)
+GPT_OSS_STACKS = re.compile(r"layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj\.(?:bias|weight)")
+
+
+def read_mixture(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
+    """The experts that a config.json describes; None if no layer has any. Raises CheckpointError."""
+    for key in _TRAINING:
+        keys.raw(key)
+    readers = {"mixtral": _mixtral, "gpt-oss": _gpt_oss}
+    return readers[kind](keys, layers) if kind in readers else _qwen(keys, kind, layers)
+
+
+def _mixtral(keys: JsonKeys, layers: int) -> Mixture:
+    experts = keys.whole("num_local_experts", 8, most=MOST_EXPERTS)
+    chosen = keys.whole("num_experts_per_tok", 2, most=experts)
+    return Mixture(experts, chosen, expert_width(keys, "intermediate_size", 14336), (True,) * layers)
+
+
+def _gpt_oss(keys: JsonKeys, layers: int) -> Mixture:
+    experts = keys.whole("num_local_experts", 128, most=MOST_EXPERTS)
+    chosen = keys.whole("num_experts_per_tok", 4, most=experts)
+    if keys.whole("experts_per_token", chosen) != chosen:
+        raise keys.error("num_experts_per_tok and experts_per_token differ; keep the one that is right")
+    keys.only("swiglu_limit", 7.0, why="another limit of the activation")
+    keys.only("swiglu_alpha", 1.702, why="another gain of the activation")
+    keys.raw("initial_context_length")  # rope_scaling says it too
+    if keys.raw("rope_scaling") is None and keys.raw("rope_parameters") is None:
+        raise keys.error("rope_scaling is missing; the published files have YaRN there")
+    width = expert_width(keys, "intermediate_size", 2880)
+    return Mixture(experts, chosen, width, (True,) * layers, bias=True)
+
+
+def _qwen(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
+    experts = keys.whole("num_experts", 60 if kind == "qwen2" else 128, least=0, most=MOST_EXPERTS)
+    chosen = keys.whole("num_experts_per_tok", 4 if kind == "qwen2" else 8, most=experts or MOST_EXPERTS)
+    step, without = keys.whole("decoder_sparse_step", 1), _listed(keys, "mlp_only_layers", layers)
+    mixed = tuple(experts > 0 and (i + 1) % step == 0 and i not in without for i in range(layers))
+    width = expert_width(keys, "moe_intermediate_size", 1408 if kind == "qwen2" else 768)
+    shared = keys.whole("shared_expert_intermediate_size", 5632, most=1 << 24) if kind == "qwen2" else 0
+    renormalise = keys.flag("norm_topk_prob", False)
+    if not any(mixed):
+        return None
+    return Mixture(experts, chosen, width, mixed, renormalise=renormalise, shared_width=shared, shared_gate=shared > 0)
+
+
+def expert_width(keys: JsonKeys, key: str, default: int) -> int:
+    """The width of an expert's MLP. Each expert must be whole blocks of the packed matrix of all experts."""
+    width = keys.whole(key, default, most=1 << 24)
+    if 2 * width % LANES or keys.whole("hidden_size") % LANES:
+        raise keys.error(
+            f"experts of {key} {width:,} at hidden_size {keys.raw('hidden_size'):,} cannot be packed: Tokenwright "
+            f"needs multiples of {LANES // 2} and {LANES}"
+        )
+    return width
+
+
+def _listed(keys: JsonKeys, key: str, layers: int) -> frozenset[int]:
+    """A list of layers, by default empty."""
+    listed = keys.raw(key) or []
+    if not isinstance(listed, list) or not all(type(one) is int and 0 <= one < layers for one in listed):
+        raise keys.error(f"{key} must be a list of layers from 0 to {layers - 1}")
+    return frozenset(listed)

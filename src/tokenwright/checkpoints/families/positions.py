@@ -1,0 +1,291 @@
+"""Parse the positions of a llama-like checkpoint: rotary scaling, NoPE layers and attention windows.
+
+Two spellings exist: `rope_theta` beside `rope_scaling`, and both in `rope_parameters`. Every key means what it means in
+transformers (modeling_rope_utils). Contexts: Llama-3's rule and LongRoPE keep max_position_embeddings; YaRN gives its
+original context times the factor; linear and dynamic multiply max_position_embeddings, which by transformers'
+documentation is the trained length (vLLM agrees; a few checkpoints store the product there).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from tokenwright.checkpoints.json_keys import JsonKeys
+from tokenwright.checks import MAX_TOKENS
+from tokenwright.config import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    NoScaling,
+    Rope,
+    RopeScaling,
+    YarnScaling,
+)
+
+ORIGINAL = "original_max_position_embeddings"
+
+# Which layers have an attention window; given: all, if the config has sliding_window; flagged: all, and even: those of
+# even number below max_window_layers, if it has use_sliding_window; alternate: those of even number; pattern: all but
+# every fourth, or as sliding_window_pattern says, if the config has sliding_window.
+Slides = Literal["none", "all", "given", "flagged", "upper", "even", "alternate", "nope", "pattern"]
+
+
+def read_rope(
+    keys: JsonKeys, theta: float, head_size: int, context: int, partial: float | None = None
+) -> tuple[Rope, int]:
+    """The rotary positions and the context in tokens. Raises CheckpointError.
+
+    theta: the default base. partial: the default share of a head's dimensions that turn; None: the architecture turns
+    all of them.
+    """
+    part, kind = _spelled(keys)
+    rotated = _rotated(keys, part, head_size, partial)
+    if rotated % 2 or head_size % 2 or rotated < (4 if kind == "dynamic" else 2):
+        raise keys.error(f"rotary positions turn pairs of dimensions, but a head has {rotated} of them")
+    base = part.number("rope_theta", keys.number("rope_theta", theta, above=1.0), above=1.0)
+    scaling: RopeScaling = NoScaling()
+    reach: float = context
+    if kind != "default":
+        scaling, reach = _READERS[kind](part, context)
+    if isinstance(scaling, LongScaling) and {len(scaling.short), len(scaling.long)} != {rotated // 2}:
+        raise part.error(
+            f"short_factor and long_factor must have {rotated // 2} numbers, one for each pair of dimensions that turn"
+        )
+    part.finish(("finetuned",), f"rope type {kind!r} does not know it: correct config.json, or remove the key")
+    if not 1 <= reach <= MAX_TOKENS:
+        raise part.error(f"the scaling gives a context of {reach:,.0f} tokens; correct its factor")
+    return Rope(base, scaling, None if rotated == head_size else rotated), int(reach)
+
+
+def read_both_ropes(
+    keys: JsonKeys, theta: float, local: float | None, head_size: int, context: int
+) -> tuple[Rope, int, Rope]:
+    """The rotation of layers with full attention, the context, and the rotation of those with a window.
+
+    theta, local: the default bases of the two; None: the same. A scaling beside rope_theta is that of the former alone;
+    rope_parameters may have both. Raises CheckpointError.
+    """
+    both = keys.raw("rope_parameters")
+    if not isinstance(both, dict) or not both.keys() & {"full_attention", "sliding_attention"}:
+        full, reach = read_rope(keys, theta, head_size, context)
+        return full, reach, Rope(full.theta if local is None else local)
+    if keys.raw("rope_scaling") is not None:
+        raise keys.error("rope_scaling and rope_parameters are both there; keep the one that is right")
+    full_keys, sliding_keys = (
+        JsonKeys(
+            {"rope_parameters": both.get(f"{kind}_attention")}, f"{keys.where}: {kind}_attention of rope_parameters"
+        )
+        for kind in ("full", "sliding")
+    )
+    full, reach = read_rope(full_keys, theta, head_size, context)
+    return full, reach, read_rope(sliding_keys, theta if local is None else local, head_size, context)[0]
+
+
+def _rotated(keys: JsonKeys, part: JsonKeys, head_size: int, partial: float | None) -> int:
+    """How many dimensions of a head turn."""
+    if partial is None:
+        for place in (keys, part):
+            place.only("partial_rotary_factor", 1, 1.0, why="rotation of a part of each head in this architecture")
+        return head_size
+    share = part.number("partial_rotary_factor", keys.number("partial_rotary_factor", partial))
+    if share > 1:
+        raise keys.error(f"partial_rotary_factor must be at most 1, not {share:g}")
+    return int(head_size * share)
+
+
+def _spelled(keys: JsonKeys) -> tuple[JsonKeys, str]:
+    """The JSON object with the scaling, and its rope type. The old spelling takes precedence, as in transformers."""
+    new, old = keys.raw("rope_parameters"), keys.raw("rope_scaling")
+    name, values = ("rope_scaling", old) if old else ("rope_parameters", new or {})
+    if not isinstance(values, dict):
+        raise keys.error(f"{name} must be an object, not a {type(values).__name__}")
+    part = JsonKeys(values, f"{keys.where}: {name}")
+    older = part.text("type", "default")
+    kind = part.text("rope_type", older)
+    if part.raw("type") is not None and older != kind:
+        raise part.error(f"type is {older!r} but rope_type is {kind!r}; keep the right one")
+    kind = "longrope" if kind == "su" else kind  # its first name
+    kind = "default" if kind == "mrope" else kind  # in a text, time, height and width are one position
+    if kind != "default" and kind not in _READERS:
+        raise part.error(f"Tokenwright lacks rope type {kind!r}; it has default, {', '.join(_READERS)}")
+    return _with_original(keys, values, part.where, kind), kind
+
+
+def _with_original(keys: JsonKeys, values: Mapping[str, Any], where: str, kind: str) -> JsonKeys:
+    """For llama3, yarn and longrope, an original context in the config overrides the one in the scaling object."""
+    beside = keys.raw(ORIGINAL)
+    if beside is not None and kind in ("llama3", "yarn", "longrope"):
+        values = {**values, ORIGINAL: beside}
+    part = JsonKeys(values, where)
+    for key in ("type", "rope_type", "mrope_section", "mrope_interleaved"):
+        part.raw(key)
+    return part
+
+
+def _factor(part: JsonKeys, default: float | None = None) -> float:
+    factor = part.number("factor", default)
+    if factor < 1:
+        raise part.error(f"factor must be at least 1, not {factor:g}")
+    return factor
+
+
+def _whole_reach(part: JsonKeys, context: int) -> tuple[float, float]:
+    """Factor and context of linear and dynamic scaling, which scale max_position_embeddings."""
+    original = part.whole(ORIGINAL, context, most=MAX_TOKENS)
+    if original != context:
+        raise part.error(
+            f"{ORIGINAL} is {original:,} but max_position_embeddings is {context:,}; this rope type scales "
+            "the latter: make them equal"
+        )
+    factor = _factor(part)
+    return factor, context * factor
+
+
+def _linear(part: JsonKeys, context: int) -> tuple[RopeScaling, float]:
+    factor, reach = _whole_reach(part, context)
+    return LinearScaling(factor), reach
+
+
+def _dynamic(part: JsonKeys, context: int) -> tuple[RopeScaling, float]:
+    factor, reach = _whole_reach(part, context)
+    return DynamicScaling(factor, context), reach
+
+
+def _llama3(part: JsonKeys, context: int) -> tuple[RopeScaling, float]:
+    original = part.whole(ORIGINAL, context, most=MAX_TOKENS)
+    low, high = part.number("low_freq_factor"), part.number("high_freq_factor")
+    if high <= low:
+        raise part.error(f"high_freq_factor ({high:g}) must be above low_freq_factor ({low:g})")
+    return Llama3Scaling(_factor(part), low, high, original), context
+
+
+def _yarn(part: JsonKeys, context: int) -> tuple[RopeScaling, float]:
+    original = part.whole(ORIGINAL, context, most=MAX_TOKENS)
+    factor = _factor(part, max(1.0, context / original))
+    fast, slow = part.number("beta_fast", 32.0), part.number("beta_slow", 1.0)
+    if fast < slow:
+        raise part.error(f"beta_fast ({fast:g}) must not be below beta_slow ({slow:g})")
+    usual = _attention_factor(part, factor) * part.number("attn_factor", 1.0)  # as vLLM and llama.cpp multiply
+    attention = part.number("attention_factor", usual)
+    truncate = part.flag("truncate", True)
+    part.raw("max_position_embeddings")  # that of the config, again
+    scaled = part.number("llama_4_scaling_beta", 0.0, least=0.0)  # queries beyond the original context are scaled
+    return YarnScaling(factor, original, fast, slow, attention, truncate), original * (1 if scaled else factor)
+
+
+def _longrope(part: JsonKeys, context: int) -> tuple[RopeScaling, float]:
+    original = part.whole(ORIGINAL, context, least=2, most=MAX_TOKENS)
+    factor = _factor(part, max(1.0, context / original))
+    attention = part.number("attention_factor", math.sqrt(1 + math.log(factor) / math.log(original)))
+    return LongScaling(original, _numbers(part, "short_factor"), _numbers(part, "long_factor"), attention), context
+
+
+def _numbers(part: JsonKeys, key: str) -> tuple[float, ...]:
+    listed = part.raw(key)
+    if not isinstance(listed, list) or not all(_positive(one) for one in listed):
+        raise part.error(f"{key} must be a list of numbers above 0")
+    return tuple(float(one) for one in listed)
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _attention_factor(part: JsonKeys, factor: float) -> float:
+    """YaRN's factor on cos and sin: 0.1 ln(s) + 1 (arXiv 2309.00071, section 3.4).
+
+    mscale and mscale_all_dim (DeepSeek's) apply only together, as a quotient.
+    """
+
+    def magnitude(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0
+
+    scales = [part.number(name, 0.0, above=-1.0) for name in ("mscale", "mscale_all_dim")]
+    if all(scales):
+        return magnitude(scales[0]) / magnitude(scales[1])
+    return magnitude(1.0)
+
+
+_READERS: Mapping[str, Callable[[JsonKeys, int], tuple[RopeScaling, float]]] = {
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
+
+
+def read_rotary(keys: JsonKeys, layers: int) -> tuple[bool, ...]:
+    """Which layers rotate q and k: those with a 1 in no_rope_layers, else all but every fourth by default."""
+    interval = keys.whole("no_rope_layer_interval", 4)
+    listed = keys.raw("no_rope_layers")
+    if listed is None:
+        return tuple((i + 1) % interval != 0 for i in range(layers))
+    if not isinstance(listed, list) or len(listed) != layers or not all(one in (0, 1) for one in listed):
+        raise keys.error(f"no_rope_layers must list {layers} times 0 or 1, one for each layer")
+    return tuple(bool(one) for one in listed)
+
+
+def read_windows(keys: JsonKeys, slides: Slides, rotary: tuple[bool, ...]) -> tuple[int | None, ...]:
+    """The attention window of each layer in tokens; None for full attention.
+
+    `layer_types` decides in the architectures that use it; in the others it must agree with sliding_window. Raises
+    CheckpointError.
+    """
+    layers = len(rotary)
+    window = _window(keys, slides)
+    border = keys.whole("max_window_layers", 28, least=0)
+    first = {"none": layers, "upper": border}.get(slides, 0)
+    sliding = [i >= first and not (slides == "nope" and rotary[i]) for i in range(layers)]
+    if slides == "pattern":
+        sliding = _pattern(keys, layers)
+    if slides in ("even", "alternate"):
+        sliding = [i % 2 == 0 and (slides == "alternate" or i < border) for i in range(layers)]
+    types = keys.raw("layer_types")
+    if types is not None:
+        listed = read_layer_types(keys, types, layers)
+        if any(listed) and window is None:
+            raise keys.error("layer_types names sliding layers, but no sliding_window is in use")
+        if slides in ("none", "all", "given", "flagged") and window is not None and listed != sliding:
+            raise keys.error("layer_types disagrees with sliding_window, which rules in this architecture")
+        sliding = listed
+    return tuple(window if slide else None for slide in sliding)
+
+
+def _pattern(keys: JsonKeys, layers: int) -> list[bool]:
+    """Which layers have a window by sliding_window_pattern: all but every so many, or letters such as LLLG in turn."""
+    pattern = keys.raw("sliding_window_pattern")
+    if isinstance(pattern, str):
+        if not pattern or set(pattern) - {"L", "G"}:
+            raise keys.error("sliding_window_pattern must be a number, or the letters L and G, one for each layer")
+        return [pattern[i % len(pattern)] == "L" for i in range(layers)]
+    every = keys.whole("sliding_window_pattern", 4)
+    return [(i + 1) % every != 0 for i in range(layers)]
+
+
+def read_layer_types(keys: JsonKeys, types: object, layers: int) -> list[bool]:
+    """For each layer, whether `layer_types` gives it a sliding window."""
+    if not isinstance(types, list) or len(types) != layers:
+        raise keys.error(f"layer_types must be a list with a type for each of the {layers} layers")
+    known = ("full_attention", "sliding_attention")
+    unknown = [kind for kind in types if kind not in known]
+    if unknown:
+        raise keys.error(f"layer_types has {unknown[0]!r}; Tokenwright has {' and '.join(known)}")
+    return [kind == "sliding_attention" for kind in types]
+
+
+def _window(keys: JsonKeys, slides: Slides) -> int | None:
+    """The attention window in tokens, the token itself included; None for full attention."""
+    given = keys.raw("sliding_window")
+    if slides == "none":
+        keys.only("sliding_window", why="a sliding window in this architecture")
+        keys.only("use_sliding_window", False, why="a sliding window in this architecture")
+        return None
+    if slides in ("all", "given", "alternate", "pattern"):
+        keys.only("use_sliding_window", True, why="this architecture without its window")
+    elif not keys.flag("use_sliding_window", False):
+        return None
+    if given is None and (keys.is_null("sliding_window") or slides in ("given", "nope")):
+        return None
+    return keys.whole("sliding_window", 128 if slides == "alternate" else 4096, most=MAX_TOKENS)

@@ -1,0 +1,139 @@
+"""The model families: they parse config.json into a graph of ops and map our tensor names to the checkpoint's.
+
+A family is a table of names and a small function that reads the config and builds the graph; the architectures of one
+family differ in a few facts, one table row each. Absent keys take transformers' defaults (configuration_*.py), because
+older files lack the keys that were added later. Reading is strict: the parser refuses, by name, any key that it neither
+reads nor knows to be inert. No tensors here.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenwright.checkpoints.families.cohere import COHERE
+from tokenwright.checkpoints.families.deepseek import DEEPSEEK
+from tokenwright.checkpoints.families.family import Family, Parsed, TensorSource
+from tokenwright.checkpoints.families.gemma import GEMMA2, GEMMA3
+from tokenwright.checkpoints.families.gpt2 import GPT2
+from tokenwright.checkpoints.families.llama import (
+    ERNIE,
+    GLM,
+    GLM4,
+    GPT_OSS,
+    LLAMA,
+    MIXTRAL,
+    OLMO2,
+    PHI3,
+    QWEN_MOE,
+    STARCODER2,
+)
+from tokenwright.checkpoints.families.neox import NEOX
+from tokenwright.checkpoints.families.unsupported import what_it_lacks
+from tokenwright.checkpoints.json_keys import JsonKeys
+from tokenwright.errors import CheckpointError
+
+__all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "TensorSource", "parse_config")
+
+FAMILIES = (
+    GPT2, LLAMA, MIXTRAL, QWEN_MOE, GPT_OSS, PHI3, OLMO2, STARCODER2, GEMMA2, GEMMA3, COHERE, NEOX, GLM, GLM4, ERNIE,
+    DEEPSEEK,
+)  # fmt: skip
+
+# Keys that a config may only have at a neutral value: the allowed values, and the feature that any other value needs.
+_REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "add_cross_attention": ((False,), "cross-attention"),
+    "compression_config": ((), "quantised weights"),
+    "full_attn_mod": ((1,), "attention that differs from layer to layer"),
+    "interpolate_factor": ((1,), "interpolated positions"),
+    "is_encoder_decoder": ((False,), "an encoder"),
+    "lm_head_bias": ((False,), "a bias of the head"),
+    "pruned_heads": (({},), "pruned heads"),
+    "quantization_config": ((), "quantised weights"),
+    "rope_interleaved": ((False,), "rotation of neighbouring dimensions"),
+    "scale_attn_by_inverse_layer_idx": ((False,), "attention scaled by the layer"),
+    "scale_attn_weights": ((True,), "attention without scaling"),
+    "use_mrope": ((False,), "multimodal rotary positions"),
+}
+
+# Keys that do not affect the logits: training, generation defaults, classification heads, exporters.
+# pretraining_tp and chunk_size_feed_forward split matrix products; reorder_and_upcast_attn and the two
+# softmax_in_fp32 change rounding only.
+_INERT = frozenset(
+    (
+        "architectures", "model_type", "transformers_version", "name_or_path", "auto_map",
+        "custom_pipelines", "torch_dtype", "dtype", "use_cache", "torchscript", "use_bfloat16",
+        "return_dict", "attn_implementation", "output_attentions", "output_hidden_states",
+        "output_scores", "return_dict_in_generate", "gradient_checkpointing", "initializer_range",
+        "initializer_factor", "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop",
+        "attn_pdrop", "pretraining_tp", "chunk_size_feed_forward", "reorder_and_upcast_attn",
+        "is_decoder", "tie_encoder_decoder", "cross_attention_hidden_size", "tf_legacy_loss",
+        "is_llama_config", "n_ctx", "n_special", "predict_special_tokens", "summary_type",
+        "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+        "finetuning_task", "problem_type", "id2label", "label2id", "num_labels", "classifier_dropout",
+        "task_specific_params", "tokenizer_class", "prefix", "loss_type", "bos_token_id",
+        "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id", "mask_token_id",
+        "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "max_length",
+        "min_length", "max_new_tokens", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
+        "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty",
+        "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
+        "num_return_sequences", "remove_invalid_values", "exponential_decay_length_penalty",
+        "suppress_tokens", "begin_suppress_tokens", "transformers.js_config", "unsloth_fixed",
+        "unsloth_version", "use_flash_attn", "mlx_lm_version", "license", "model_name",
+        "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "embedding_dropout", "residual_dropout",
+        "cache_implementation", "boi_token_index", "eoi_token_index", "image_token_index", "image_token_id",
+        "mm_tokens_per_image", "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size",
+        "vision_feature_layer", "video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id",
+    )
+)  # fmt: skip
+_BESIDE = ("text_config", "vision_config", "audio_config")
+_ADVICE = (
+    "Tokenwright cannot tell whether that changes the arithmetic. If it does not, remove it from "
+    "config.json; if it does, the model needs a newer Tokenwright"
+)
+
+
+def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Parsed:
+    """Parse a config.json. Raises CheckpointError for an unknown architecture, an unknown key or a bad value."""
+    named = {key: value for key, value in text_keys(config, where).items() if not key.startswith("_")}
+    keys = JsonKeys(named, where)  # without _name_or_path and the like
+    family, architecture = _find(keys)
+    for key, (allowed, why) in _REFUSED.items():
+        keys.only(key, *allowed, why=why)
+    parsed, graph = family.parse(keys, architecture)
+    keys.finish(_INERT, _ADVICE)
+    return Parsed(family, parsed, graph)
+
+
+def family_of(architecture: str) -> Family:
+    """The family of an architecture that `parse_config` has accepted."""
+    return next(family for family in FAMILIES if architecture in family.architectures)
+
+
+def text_keys(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The keys of the text model: those of text_config over the outer ones, where encoders stand beside it.
+
+    Raises CheckpointError if text_config is no object.
+    """
+    inner = {} if config.get("text_config") is None else config["text_config"]
+    if not isinstance(inner, dict):
+        raise CheckpointError(f"{where}: text_config must be an object, not a {type(inner).__name__}")
+    outer = {key: value for key, value in config.items() if key not in _BESIDE}
+    return outer | {key: value for key, value in inner.items() if key not in ("architectures", "model_type")}
+
+
+def _find(keys: JsonKeys) -> tuple[Family, str]:
+    """The family and the architecture; without `architectures`, model_type selects them."""
+    known = {name: family for family in FAMILIES for name in family.architectures}
+    kinds = {kind: name for family in FAMILIES for name, kind in family.architectures.items()}
+    listed = keys.raw("architectures") or []
+    if not isinstance(listed, list) or len(listed) > 1 or not all(isinstance(name, str) for name in listed):
+        raise keys.error("architectures must be a list of one name")
+    kind = keys.text("model_type", "")
+    if not listed and not kind:
+        raise keys.error('it names no architecture; add architectures, such as ["LlamaForCausalLM"], or model_type')
+    name = listed[0] if listed else kinds.get(kind, f"of model_type {kind!r}")
+    if name not in known:
+        raise keys.error(f"unknown architecture {name}; {what_it_lacks(keys)}. Tokenwright runs {', '.join(known)}")
+    family = known[name]
+    if kind not in ("", family.architectures[name]):
+        raise keys.error(f"model_type {kind!r} does not belong to {name}; correct config.json")
+    return family, name

@@ -1,0 +1,228 @@
+"""A model in a GGUF file: its metadata as the keys of a config.json, its tensors' names, its generation defaults.
+
+The metadata are translated to the keys that transformers uses and then read by `parse_config`, so that both kinds of
+checkpoints have the same checks. `gguf_layouts.py` has what differs between architectures.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from tokenwright.checkpoints.families.registry import TensorSource, parse_config
+from tokenwright.checkpoints.generation_config import GenerationDefaults, parse_generation
+from tokenwright.checkpoints.gguf.header import Header
+from tokenwright.checkpoints.gguf.tensor_names import LAYOUTS, Layout, layout_of, shape_of
+from tokenwright.checkpoints.json_keys import JsonKeys, shown
+from tokenwright.checkpoints.safetensors import Stored
+from tokenwright.config import ModelConfig
+from tokenwright.errors import CheckpointError, fetch_again
+from tokenwright.models.graph import Graph
+
+_MOST_PAIRS = 1 << 15  # of dimensions in a head
+ROPE_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies, Llama 3.1's rule written out
+_LONG_FACTORS = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
+_INERT_TENSORS = re.compile(  # derived from the metadata, or read with them
+    r"rope_freqs\.weight|rope_factors_(?:long|short)\.weight|blk\.\d+\.attn_rot_embd(\.weight)?"
+)
+
+# Our key of a config.json -> the key of the metadata, without its architecture.
+_WHOLE: Mapping[str, str] = {
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+}
+_NEUTRAL: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "expert_count": ((0,), "experts"),
+    "expert_used_count": ((0,), "experts"),
+    "use_parallel_residual": ((False,), "a parallel residual"),
+    "attention.causal": ((True,), "attention to later tokens"),
+    "attention.sliding_window": ((0,), "a sliding window in this architecture"),
+    "attention.scale": ((), "a scale of attention"),
+    "logit_scale": ((1.0,), "a scale of the logits"),
+    "expert_gating_func": ((1,), "another score of experts"),
+    "expert_weights_scale": ((0.0, 1.0), "a scale of the experts' weights"),
+}
+_INERT = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
+_ADVICE = "Tokenwright cannot tell whether that changes the arithmetic: the model needs a newer Tokenwright"
+
+SAMPLING: Mapping[str, str] = {  # key of general.sampling -> that of a generation_config.json
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
+}  # fmt: skip
+_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """What the header of a file says about its model."""
+
+    config: ModelConfig
+    graph: Graph
+    generation: GenerationDefaults
+    sources: Mapping[str, TensorSource]
+    stored: Mapping[str, Stored]
+
+
+def read_model(header: Header, where: str, factors: Callable[[Stored], list[float]]) -> GgufModel:
+    """The model of a header. `factors` reads an F32 tensor. Raises CheckpointError for what Tokenwright lacks."""
+    layout = _layout(header, where)
+    _, config, graph = parse_config(_settings(header, layout, where, factors), where)
+    if ROPE_FACTORS in header.tensors and header.tensors[ROPE_FACTORS].shape[0] != config.head_size // 2:
+        raise CheckpointError(
+            f"{where}: {ROPE_FACTORS} has not {config.head_size // 2} factors; {fetch_again(Path(where))}"
+        )
+    stored = {
+        name: replace(one, shape=shape_of(name, one.shape))
+        for name, one in header.tensors.items()
+        if not _INERT_TENSORS.fullmatch(name)
+    }
+    about = {f"{at}_token_id": header.metadata.get(f"tokenizer.ggml.{at}_token_id") for at in ("bos",)}
+    ends = [header.metadata[key] for end in _ENDS if (key := f"tokenizer.ggml.{end}") in header.metadata]
+    generation = parse_generation(_suggested(header.metadata) | {"eos_token_id": ends}, about, where)
+    return GgufModel(config, graph, generation, layout.sources(graph), stored)
+
+
+def _layout(header: Header, where: str) -> Layout:
+    every = JsonKeys(header.metadata, where)
+    kind = every.text("general.architecture")
+    layout = layout_of(kind, header.tensors)
+    if layout is None:
+        raise every.error(f"the architecture {shown(kind)} is none that Tokenwright reads: {', '.join(LAYOUTS)}")
+    if "token_embd.weight" not in header.tensors:
+        raise every.error("it has no token_embd.weight: a vocabulary or an adapter, not a model")
+    return layout
+
+
+def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Stored], list[float]]) -> dict[str, Any]:
+    """The metadata as a config.json."""
+    prefix, tensors = f"{header.metadata['general.architecture']}.", header.tensors
+    keys = JsonKeys({k.removeprefix(prefix): v for k, v in header.metadata.items() if k.startswith(prefix)}, where)
+    for key, (allowed, why) in _NEUTRAL.items():
+        if key not in layout.keys:
+            keys.only(key, *allowed, why=why)
+    heads, width = keys.whole("attention.head_count"), keys.whole("embedding_length")
+    size = keys.whole("attention.key_length", width // heads)
+    turns = keys.whole("rope.dimension_count", size)
+    if (
+        keys.whole("attention.value_length", size) != size
+        or not 0 < turns <= size
+        or (turns < size and not layout.share)
+    ):
+        values = keys.whole("attention.value_length", size)
+        raise keys.error(f"heads of K have {size}, of V {values}, and {turns} turn; Tokenwright lacks that")
+    found = {ours: keys.whole(theirs) for ours, theirs in _WHOLE.items()} | {
+        "architectures": [layout.model],
+        "num_key_value_heads": keys.whole("attention.head_count_kv", heads),
+        "head_dim": size,
+        layout.epsilon[1]: _shortest(keys.number(layout.epsilon[0])),
+        layout.theta: _shortest(keys.number("rope.freq_base", 10000.0, above=1.0)),
+        "rope_scaling": _scaling(keys, header, factors),
+        "vocab_size": tensors["token_embd.weight"].shape[0],
+        "tie_word_embeddings": "output.weight" not in tensors,
+    }
+    if layout.share is not None:
+        found[layout.share] = math.nextafter(turns / size, 1)  # so that the product with the size is not below `turns`
+    if layout.bias is not None:
+        found[layout.bias] = bool(tensors.keys() & {"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"})
+    for theirs, ours in layout.keys.items():
+        if (value := keys.raw(theirs)) is not None:
+            found |= _converted(ours, value)
+    keys.finish(_INERT, _ADVICE)
+    return layout.more(found, tensors)
+
+
+def _converted(key: str, value: Any) -> dict[str, Any]:
+    """A value of the metadata under a key of a config.json. A pattern of windows may be a list, with a flag a layer."""
+    if key == "sliding_window_pattern" and isinstance(value, list):
+        return {"layer_types": ["sliding_attention" if slides else "full_attention" for slides in value]}
+    return {key: _shortest(value) if isinstance(value, float) else value}
+
+
+def _shortest(value: float) -> float:
+    """The shortest decimal number that is this float32: 1e-05 for 9.999999747378752e-06, as in the original config."""
+    return float(str(numpy.float32(value)))
+
+
+def _scaling(keys: JsonKeys, header: Header, factors: Callable[[Stored], list[float]]) -> dict[str, Any] | None:
+    """The rope_scaling of a config.json, or None."""
+    kind = keys.text("rope.scaling.type", "none")
+    if all(name in header.tensors for name in _LONG_FACTORS.values()):
+        return _longrope(keys, header, factors)
+    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
+    original = keys.whole("rope.scaling.original_context_length", keys.whole("context_length"))
+    keys.only("rope.scaling.attn_factor", 1.0, why="another attention factor")
+    keys.only("rope.scaling.yarn_log_multiplier", 0.0, why="another attention factor")
+    keys.only("rope.scaling.yarn_ext_factor", 1.0, why="another mix of frequencies")
+    if kind not in ("none", "linear", "yarn"):
+        raise keys.error(f"rope.scaling.type is {shown(kind)}; Tokenwright reads none, linear and yarn")
+    if ROPE_FACTORS in header.tensors:
+        if kind != "none":
+            raise keys.error(f"it has {ROPE_FACTORS} and rope.scaling.type {kind}; Tokenwright reads one of them")
+        return _llama3(keys, _listed(keys, header, ROPE_FACTORS, factors))
+    if kind == "none" or factor == 1.0:
+        return None
+    if kind == "linear":
+        return {"rope_type": kind, "factor": factor}
+    others = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "attention_factor": "yarn_attn_factor"}
+    values = ((ours, keys.raw(f"rope.scaling.{theirs}")) for ours, theirs in others.items())
+    given = {
+        ours: _shortest(value) if isinstance(value, float) else value for ours, value in values if value is not None
+    }
+    return {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original, **given}
+
+
+def _listed(keys: JsonKeys, header: Header, name: str, factors: Callable[[Stored], list[float]]) -> list[float]:
+    """The factors in a tensor."""
+    stored = header.tensors[name]
+    if stored.dtype != "F32" or len(stored.shape) != 1 or stored.shape[0] > _MOST_PAIRS:
+        raise keys.error(f"{name} is {stored.dtype} {list(stored.shape)}, not a list of F32 factors")
+    return factors(stored)
+
+
+def _longrope(keys: JsonKeys, header: Header, factors: Callable[[Stored], list[float]]) -> dict[str, Any]:
+    """LongRoPE, whose factors are tensors. The attention factor is left out where it follows from the contexts."""
+    if keys.text("rope.scaling.type", "longrope") not in ("none", "longrope"):
+        raise keys.error(f"it has rope_factors_long.weight and rope.scaling.type {keys.text('rope.scaling.type')}")
+    context, original = keys.whole("context_length"), keys.whole("rope.scaling.original_context_length", least=2)
+    found = {key: _listed(keys, header, name, factors) for key, name in _LONG_FACTORS.items()}
+    attention = keys.number("rope.scaling.attn_factor", 1.0)
+    usual = math.sqrt(1 + math.log(max(1.0, context / original)) / math.log(original))
+    given = {} if math.isclose(attention, usual, rel_tol=1e-5) else {"attention_factor": attention}
+    return {"rope_type": "longrope", "original_max_position_embeddings": original, **found, **given}
+
+
+def _llama3(keys: JsonKeys, factors: list[float]) -> dict[str, Any]:
+    """Llama 3.1's scaling, if it gives these factors with the constants that all its models have."""
+    import torch
+
+    from tokenwright.config import Llama3Scaling
+    from tokenwright.models.rotary import llama3_frequencies
+
+    factor = max(factors, default=1.0)
+    base, pairs = _shortest(keys.number("rope.freq_base", 10000.0, above=1.0)), len(factors)
+    plain = torch.tensor([base ** (-at / pairs) for at in range(pairs)], dtype=torch.float64)
+    scaled = llama3_frequencies(plain, Llama3Scaling(factor, 1.0, 4.0, 8192))
+    if factor < 1 or not torch.allclose(plain / scaled, torch.tensor(factors, dtype=torch.float64), rtol=1e-4):
+        raise keys.error(f"{ROPE_FACTORS} is not Llama 3.1's scaling of 8,192 tokens; Tokenwright lacks it")
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+
+def _suggested(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling parameters as the keys of a generation_config.json."""
+    prefix = "general.sampling."
+    bare = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    return {
+        SAMPLING.get(key, key): _shortest(value) if isinstance(value, float) else value for key, value in bare.items()
+    }

@@ -1,0 +1,225 @@
+"""Read the header of a GGUF file (versions 2 and 3), and only the header, as untrusted input.
+
+A file is "GGUF", a version, the counts of tensors and of metadata, the metadata (key, type, value), a description of
+each tensor (name, sizes, type, offset), padding, and the tensors' data, each padded to the alignment. The reader checks
+every count, length, type and offset against the bytes that remain in the file before it allocates memory. In a file
+that passes, the tensors' bytes cover the data in order: no overlap, no gap but padding, nothing missing.
+"""
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy
+
+from tokenwright.checkpoints.json_keys import LFS_POINTER, shown
+from tokenwright.checkpoints.safetensors import Stored
+from tokenwright.errors import CheckpointError, fetch_again
+
+SUFFIX = ".gguf"
+ALIGNMENT = "general.alignment"
+_LARGEST_HEADER = 1 << 28  # bytes; a vocabulary of 256,000 tokens with its merges takes some 15 MiB
+_LONGEST_KEY = 1 << 16  # bytes, the format's own limit
+_MOST_DIMENSIONS = 4
+_MOST_ALIGNMENT = 1 << 16
+
+# The block types by their number in the file: name, numbers of a block, bytes of a block.
+_TYPES: Mapping[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2),
+    2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210), 20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136), 39: ("MXFP4", 32, 17),
+}  # fmt: skip
+BLOCKS: Mapping[str, int] = {name: count for name, count, _ in _TYPES.values() if count > 1}  # numbers of a block
+
+_SIZES = {name: (count, nbytes) for name, count, nbytes in _TYPES.values()}
+
+_STRING, _ARRAY = 8, 9  # value types of the metadata
+_NUMBERS: Mapping[int, str] = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
+
+
+_BEFORE_GGUF: Mapping[bytes, str] = {b"lmgg": "GGML", b"fmgg": "GGMF", b"tjgg": "GGJT", b"algg": "GGLA"}
+
+
+def block_bytes(dtype: str, count: int) -> int:
+    """Bytes of so many numbers of a type, in whole blocks."""
+    each, nbytes = _SIZES[dtype]
+    return count // each * nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The metadata of a file (numbers, strings, arrays of them as lists), its tensors, and where their data begin."""
+
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, Stored]  # shapes as ours: [out, in]
+    data: int  # bytes from the beginning of the file
+
+
+class _DamagedHeader(Exception):
+    """What is wrong with a file."""
+
+
+class _Reader:
+    """Reads a file from front to back; no read goes beyond its end or the largest header."""
+
+    def __init__(self, stream: BinaryIO, size: int) -> None:
+        self._stream = stream
+        self._end = min(size, _LARGEST_HEADER)
+        self.at = 0
+
+    def take(self, count: int, what: str) -> bytes:
+        if count > self._end - self.at:
+            raise _DamagedHeader(f"{what} at byte {self.at:,} has {count:,} bytes, and {self._end - self.at:,} remain")
+        self.at += count
+        raw = self._stream.read(count)
+        if len(raw) != count:
+            raise _DamagedHeader("it became shorter while it was read")
+        return raw
+
+    def number(self, kind: str, what: str) -> Any:
+        return struct.unpack("<" + kind, self.take(struct.calcsize("<" + kind), what))[0]
+
+    def count(self, least: int, what: str) -> int:
+        """A number of things that take at least so many bytes each."""
+        count: int = self.number("Q", f"the count of {what}")
+        if count * least > self._end - self.at:
+            raise _DamagedHeader(f"it has {count:,} {what}, it says, but only {self._end - self.at:,} bytes remain")
+        return count
+
+    def text(self, what: str, longest: int = _LARGEST_HEADER) -> str:
+        length = self.number("Q", f"the length of {what}")
+        if length > longest:
+            raise _DamagedHeader(f"{what} has {length:,} bytes, more than {longest:,}")
+        try:
+            return self.take(length, what).decode("utf-8")
+        except UnicodeDecodeError:
+            raise _DamagedHeader(f"{what} at byte {self.at - length:,} is not UTF-8") from None
+
+
+def read_gguf(file: Path) -> Header:
+    """The header of a GGUF file. Raises CheckpointError if it is missing, unreadable, damaged or of another kind."""
+    try:
+        with file.open("rb") as stream:
+            return _read(stream, file.stat().st_size, file)
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} is missing; give the GGUF file of a model") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
+    except _DamagedHeader as damage:
+        raise CheckpointError(f"{file} is damaged: {damage}; {fetch_again(file)}") from damage
+
+
+def _read(stream: BinaryIO, size: int, file: Path) -> Header:
+    reader = _Reader(stream, size)
+    _check_kind(reader.take(min(size, 8), "the beginning"), file)
+    tensors, keys = reader.count(0, "tensors"), reader.count(13, "keys")
+    metadata: dict[str, Any] = {}
+    for _ in range(keys):
+        key = reader.text("a key", _LONGEST_KEY)
+        if key in metadata:
+            raise _DamagedHeader(f"the key {shown(key)} occurs twice")
+        metadata[key] = _value(reader, reader.number("I", "a type"), key)
+    alignment = _alignment(metadata)
+    described = _tensors(reader, tensors, file)
+    data = -(-reader.at // alignment) * alignment
+    return Header(metadata, _placed(described, data, alignment, size), data)
+
+
+def _check_kind(first: bytes, file: Path) -> None:
+    if LFS_POINTER.encode().startswith(first) and first:
+        raise CheckpointError(f"{file} is a git-lfs pointer, not the model; run `git lfs pull` in its folder")
+    if (older := _BEFORE_GGUF.get(first[:4])) is not None:
+        raise CheckpointError(f"{file} is a {older} file, a format before GGUF; convert the original model to GGUF")
+    if len(first) < 8 or first[:4] != b"GGUF":
+        raise CheckpointError(f"{file} is no GGUF file: it does not begin with GGUF and a version; {fetch_again(file)}")
+    version = int.from_bytes(first[4:], "little")
+    if version & 0xFFFF == 0:
+        raise CheckpointError(f"{file} is a GGUF file of big-endian numbers; Tokenwright reads little-endian ones")
+    if version not in (2, 3):
+        raise CheckpointError(f"{file} is GGUF of version {version}; Tokenwright reads versions 2 and 3")
+
+
+def _value(reader: _Reader, kind: int, key: str) -> Any:
+    what = f"the value of {shown(key)}"
+    if kind == _STRING:
+        return reader.text(what)
+    if kind in _NUMBERS:
+        return _flag(reader.take(1, what), what) if _NUMBERS[kind] == "?" else reader.number(_NUMBERS[kind], what)
+    if kind != _ARRAY:
+        raise _DamagedHeader(f"{what} has the unknown type {kind}")
+    inner = reader.number("I", what)
+    if inner == _STRING:
+        return [reader.text(what) for _ in range(reader.count(8, f"strings in {shown(key)}"))]
+    if inner not in _NUMBERS:
+        raise _DamagedHeader(f"{what} is an array of the type {inner}, which Tokenwright does not read")
+    form = _NUMBERS[inner]
+    width = struct.calcsize("<" + form)
+    raw = reader.take(width * reader.count(width, f"numbers in {shown(key)}"), what)
+    if form == "?":
+        return [_flag(raw[at : at + 1], what) for at in range(len(raw))]
+    return numpy.frombuffer(raw, dtype=numpy.dtype(form).newbyteorder("<")).tolist()
+
+
+def _flag(raw: bytes, what: str) -> bool:
+    if raw not in (b"\0", b"\1"):
+        raise _DamagedHeader(f"{what} is neither true nor false")
+    return raw == b"\1"
+
+
+def _alignment(metadata: Mapping[str, Any]) -> int:
+    alignment = metadata.get(ALIGNMENT, 32)
+    if type(alignment) is not int or not 8 <= alignment <= _MOST_ALIGNMENT or alignment & (alignment - 1):
+        raise _DamagedHeader(f"{ALIGNMENT} = {shown(alignment)} is no power of two from 8 to {_MOST_ALIGNMENT:,}")
+    return alignment
+
+
+def _tensors(reader: _Reader, count: int, file: Path) -> dict[str, Stored]:
+    """The tensors' descriptions; `start` is the offset in the data."""
+    found: dict[str, Stored] = {}
+    for _ in range(count):
+        name = reader.text("a tensor's name", _LONGEST_KEY)
+        what = f"the tensor {shown(name)}"
+        if name in found:
+            raise _DamagedHeader(f"{what} occurs twice")
+        dimensions = reader.number("I", what)
+        if not 1 <= dimensions <= _MOST_DIMENSIONS:
+            raise _DamagedHeader(f"{what} has {dimensions:,} dimensions")
+        sizes = [reader.number("Q", what) for _ in range(dimensions)]
+        kind, offset = reader.number("I", what), reader.number("Q", what)
+        if kind not in _TYPES:
+            raise CheckpointError(f"{what} in {file} has the type {_type_name(kind)}, which Tokenwright does not read")
+        dtype, numbers, nbytes = _TYPES[kind]
+        if not all(1 <= size < 1 << 40 for size in sizes) or sizes[0] % numbers:
+            raise _DamagedHeader(f"{what} has the sizes {sizes}, which are none of {dtype}")
+        found[name] = Stored(file, dtype, tuple(reversed(sizes)), offset, math.prod(sizes) // numbers * nbytes)
+    return found
+
+
+def _type_name(kind: int) -> str:
+    from gguf import GGMLQuantizationType
+
+    known = kind in GGMLQuantizationType.__members__.values()
+    return f"{GGMLQuantizationType(kind).name} ({kind})" if known else str(kind)
+
+
+def _placed(described: Mapping[str, Stored], data: int, alignment: int, size: int) -> dict[str, Stored]:
+    """The tensors with their places in the file. Raises _Damaged unless they cover the data in their order."""
+    found, offset, end = {}, 0, data
+    for name, one in described.items():
+        if one.start != offset:
+            raise _DamagedHeader(f"the tensor {shown(name)} is at offset {one.start:,} of the data, not at {offset:,}")
+        start = data + offset
+        end = start + one.nbytes
+        if end > size:
+            raise _DamagedHeader(f"it is truncated: {shown(name)} ends at byte {end:,}, the file at {size:,}")
+        found[name] = Stored(one.file, one.dtype, one.shape, start, one.nbytes)
+        offset = -(-(end - data) // alignment) * alignment
+    if size > max(end, data + offset):
+        raise _DamagedHeader(f"it has {size - max(end, data + offset):,} bytes after its last tensor")
+    return found

@@ -1,0 +1,135 @@
+"""Strict reading of the JSON files in a model folder.
+
+`JsonKeys` wraps one object of such a file. A parser reads every value by name, type and range, and `finish` refuses
+keys that the parser did not read, so that it never ignores a key that changes the arithmetic. null counts as absent.
+"""
+
+import json
+import math
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenwright.checks import MAX_TOKENS, is_whole
+from tokenwright.errors import CheckpointError, fetch_again
+
+LFS_POINTER = "version https://git-lfs"  # the first bytes of a pointer file
+_LARGEST_JSON = 64 << 20  # bytes; an index over thousands of shards has a few MiB
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises CheckpointError, with the file's name, if it holds none."""
+    try:
+        size = file.stat().st_size
+        if size > _LARGEST_JSON:
+            raise CheckpointError(
+                f"{file} has {size:,} bytes, too many for a JSON file of a model; {fetch_again(file)}"
+            )
+        text = file.read_text(encoding="utf-8")
+        if text.startswith(LFS_POINTER):
+            raise CheckpointError(f"{file} is a git-lfs pointer, not the file; run `git lfs pull` in its folder")
+        content = json.loads(text)
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} is missing; a model folder needs {file.name}") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not valid JSON ({error}); {fetch_again(file)}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} holds a {type(content).__name__}, not an object; {fetch_again(file)}")
+    return content
+
+
+class JsonKeys:
+    """One JSON object, read key by key; `where` names it in messages. The readers raise CheckpointError."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.where = where
+        self._values = {key: value for key, value in values.items() if value is not None}
+        self._null = values.keys() - self._values.keys()
+        self._read: set[str] = set()
+
+    def error(self, message: str) -> CheckpointError:
+        return CheckpointError(f"{self.where}: {message}")
+
+    def raw(self, key: str) -> Any:
+        """The value without any check, or None."""
+        self._read.add(key)
+        return self._values.get(key)
+
+    def is_null(self, key: str) -> bool:
+        """Whether the key is present with the value null, for keys where absence has another meaning."""
+        return key in self._null
+
+    def whole(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_TOKENS) -> int:
+        """An integer from `least` to `most`; required if there is no default."""
+        value = self._required(key, default)
+        if not is_whole(value):
+            raise self.error(f"{key} must be a whole number, not {shown(value)}")
+        if not least <= value <= most:
+            raise self.error(f"{key} must be from {least:,} to {most:,}, not {shown(value)}")
+        return value
+
+    def number(
+        self, key: str, default: float | None = None, *, above: float = 0.0, least: float | None = None
+    ) -> float:
+        """A finite number greater than `above`, or of at least `least` if given; required if there is no default."""
+        value = self._required(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(f"{key} must be a number, not {shown(value)}")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not (math.isfinite(number) and (number > above if least is None else number >= least)):
+            bound = f"above {above:g}" if least is None else f"of at least {least:g}"
+            raise self.error(f"{key} must be a finite number {bound}, not {shown(value)}")
+        return number
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._required(key, default)
+        if not isinstance(value, bool):
+            raise self.error(f"{key} must be true or false, not {shown(value)}")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._required(key, default)
+        if not isinstance(value, str):
+            raise self.error(f"{key} must be a text, not {shown(value)}")
+        return value
+
+    def only(self, key: str, *allowed: object, why: str) -> None:
+        """Refuse any value of `key` but these (and null); `why` names the missing feature."""
+        value = self.raw(key)
+        if value is not None and not any(type(value) is type(one) and value == one for one in allowed):
+            raise self.error(f"{key} = {shown(value)} asks for {why}, which Tokenwright does not have")
+
+    def finish(self, inert: Collection[str], advice: str) -> None:
+        """Refuse keys that the parser did not read and that are not `inert` (without effect on the arithmetic)."""
+        unknown = [key for key in self._values if key not in self._read and key not in inert]
+        if unknown:
+            named = ", ".join(f"{key} = {shown(self._values[key])}" for key in sorted(unknown)[:5])
+            more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+            raise self.error(f"unknown {'keys' if len(unknown) > 1 else 'key'} {named}{more}; {advice}")
+
+    def _required(self, key: str, default: object) -> Any:
+        value = self.raw(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.error(f"{key} is missing")
+        return value
+
+
+def shown(value: object) -> str:
+    """A value for an error message: short, on one line, printable ASCII only."""
+    text = re.sub(r"[^\x20-\x7e]", "?", json.dumps(value) if _plain(value) else type(value).__name__)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _plain(value: object) -> bool:
+    """Whether `value` is cheap to print; an integer of a million digits is not."""
+    if isinstance(value, int):
+        return value.bit_length() <= 256
+    return not isinstance(value, dict | list) or len(value) <= 8

@@ -1,0 +1,78 @@
+"""What a checkpoint's tensors become in memory: codes and scales that are copied, or numbers that are converted."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from tokenwright.backends.layout import format_of
+from tokenwright.checkpoints.families.family import TensorSource
+from tokenwright.checkpoints.safetensors import Stored
+from tokenwright.checkpoints.tensor_reader import DTYPES, forms_of
+from tokenwright.formats import DTYPE_BYTES, WeightFormat
+from tokenwright.models.graph import Graph
+
+
+def as_stored(
+    graph: Graph, sources: Mapping[str, TensorSource], stored: Mapping[str, Stored]
+) -> dict[str, WeightFormat]:
+    """The matrices, and the parts of joined ones, whose blocks a packed form holds as they are: with that form.
+
+    q, k and v are one matrix in memory, as are gate and up: it has the smallest form that holds all of them. Without
+    one, all of them are decoded. So is a tensor of which a part is transposed.
+    """
+    found: dict[str, WeightFormat] = {}
+    turned = {source.name for source in sources.values() if source.order is not None and source.order.turned}
+    for matrix in graph.matrices.values():
+        parts = [name for name, _ in matrix.parts]
+        names = dict.fromkeys(sources[f"{part}.weight"].name for part in parts)
+        forms, *others = (() if name in turned else forms_of(stored[name]) for name in names)
+        if form := next((one for one in forms if all(one in other for other in others)), None):
+            found |= dict.fromkeys(parts, form)
+    return found
+
+
+def without(graph: Graph, kept: Mapping[str, WeightFormat], changed: Collection[str]) -> Mapping[str, WeightFormat]:
+    """`kept` without the matrices of which a part is changed."""
+    touched = [matrix for matrix in graph.matrices.values() if any(part in changed for part, _ in matrix.parts)]
+    gone = {part for matrix in touched for part, _ in matrix.parts}
+    return {part: form for part, form in kept.items() if part not in gone}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The tensors of one type in a checkpoint: their bytes there, and their format in memory.
+
+    copied: whether their codes and scales are copied, so that no weight is rounded again.
+    """
+
+    type: str
+    tensors: int
+    nbytes: int
+    format: str
+    copied: bool
+
+    @property
+    def converted(self) -> bool:
+        """Whether blocks are decoded, or numbers quantised: not where one dtype becomes another."""
+        return not self.copied and (self.type not in DTYPES or self.format not in DTYPE_BYTES)
+
+    def __str__(self) -> str:
+        how = "copied" if self.copied else "converted" if self.converted else "held"
+        return f"{self.type} {self.nbytes:,} bytes ({self.tensors} tensors), {how} as {self.format}"
+
+
+def held(
+    graph: Graph,
+    sources: Mapping[str, TensorSource],
+    stored: Mapping[str, Stored],
+    form: WeightFormat,
+    kept: Mapping[str, WeightFormat],
+) -> list[Held]:
+    """What becomes of each type, most bytes first; `form`: resolved, `kept`: as `as_stored` returns them."""
+    found: dict[tuple[str, str, bool], list[int]] = {}
+    for name in {sources[ours].name: ours for ours in reversed(graph.shapes)}.values():  # each stored tensor once
+        one, base = stored[sources[name].name], name.rsplit(".", 1)[0]
+        matrix = len(one.shape) > 1
+        target = (kept.get(base) or format_of(base, form)) if matrix else WeightFormat("float32")
+        found.setdefault((one.dtype, str(target), base in kept and matrix), []).append(one.nbytes)
+    rows = [Held(kind, len(sizes), sum(sizes), form, copied) for (kind, form, copied), sizes in found.items()]
+    return sorted(rows, key=lambda row: -row.nbytes)

@@ -1,0 +1,54 @@
+"""Write a folder of packed weights, which opens like any other model folder."""
+
+import json
+import shutil
+from pathlib import Path
+
+from tokenwright.backends.layout import Weights
+from tokenwright.checkpoints import hub
+from tokenwright.checkpoints.atomic_write import draft_folder, sweep
+from tokenwright.checkpoints.folder import Checkpoint, Report
+from tokenwright.checkpoints.json_keys import read_json
+from tokenwright.checkpoints.packing.packed_file import quantisation, write_weights
+from tokenwright.checkpoints.packing.target import check_target
+from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.formats import WeightFormat
+
+
+def check_quantising(checkpoint: Checkpoint, folder: Path, form: WeightFormat) -> None:
+    """Raises RequestError or CheckpointError, before any work, if `write_folder` would refuse these arguments."""
+    check_target(folder, form)
+    if checkpoint.path.is_file():
+        raise RequestError(
+            f"{checkpoint.path} is a GGUF file, which is not written as a folder; give a target that ends in .gguf, "
+            f"or open it with --weights {form}"
+        )
+    if checkpoint.packed is not None:
+        raise RequestError(
+            f"{checkpoint.path} is quantised already ({checkpoint.packed}); give the model it is made from"
+        )
+    checkpoint.tokenizer()  # a folder without one does not open
+
+
+def write_folder(
+    checkpoint: Checkpoint, folder: Path, form: WeightFormat, weights: Weights, report: Report | None = None
+) -> None:
+    """Write a new folder with packed weights, config.json and the model's other small files.
+
+    The folder appears complete or not at all; what a killed writer left of it is removed first. Raises RequestError as
+    `check_quantising` does, CheckpointError if it cannot be written. `report` is called with (bytes written, total
+    bytes).
+    """
+    check_quantising(checkpoint, folder, form)
+    sweep(folder.parent, folder.name)
+    try:
+        with draft_folder(folder) as draft:
+            settings = read_json(checkpoint.path / "config.json")
+            settings["quantization_config"] = quantisation(form, checkpoint.config.dtype)
+            (draft / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+            for name in hub.SMALL:
+                if name not in ("config.json", hub.INDEX) and (checkpoint.path / name).is_file():
+                    shutil.copyfile(checkpoint.path / name, draft / name)
+            write_weights(draft / hub.WEIGHTS, weights, form, report)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {folder}: {error.strerror or error}") from error

@@ -1,0 +1,207 @@
+"""Files of packed weights: safetensors files whose matrices have the kernels' layout.
+
+A matrix is `name.codes` (U8), `name.scales` (F16) if it has scales and `name.bias` (F32) if it has one; all other
+tensors are F32 under their own names. The metadata hold the version, the format and a CRC-32 of every tensor. The
+reader verifies every checksum, so that no step computes with damaged weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast, get_args
+
+import torch
+
+from tokenwright.backends.layout import Weights, empty_weights, format_of
+from tokenwright.backends.packed import packed_sizes
+from tokenwright.checkpoints.atomic_write import draft_file
+from tokenwright.checkpoints.json_keys import shown
+from tokenwright.checkpoints.safetensors import Stored, read_header_and_metadata
+from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.formats import DType, WeightFormat
+from tokenwright.models.graph import Graph
+
+if TYPE_CHECKING:
+    from tokenwright.checkpoints.folder import Report
+
+METHOD = "tokenwright"  # quantization_config.quant_method in config.json, and `format` in the metadata
+VERSION = "1"  # of the layout, and of the choice of a format for each matrix
+THREADS = 2  # for reading and checking
+_PIECE = 1 << 24  # bytes read or written at a time
+_NAMES = {torch.uint8: "U8", torch.float16: "F16", torch.float32: "F32"}
+
+
+def own_quantisation(settings: dict[str, Any], where: str) -> tuple[WeightFormat, DType] | None:
+    """Remove our own quantization_config from a config.json; return the weights' format and their original dtype.
+
+    None if there is none, or another tool's. Raises CheckpointError for another version or bad values.
+    """
+    said = settings.get("quantization_config")
+    if not isinstance(said, dict) or said.get("quant_method") != METHOD:
+        return None
+    if said.get("version") != VERSION:
+        raise CheckpointError(
+            f"{where}: the weights are packed in version {shown(said.get('version'))}, and this Tokenwright reads "
+            f"version {VERSION}; quantise the model again"
+        )
+    dtype = said.get("dtype")
+    if dtype not in get_args(DType):
+        raise CheckpointError(f"{where}: quantization_config.dtype = {shown(dtype)} is not one of {get_args(DType)}")
+    try:
+        form = WeightFormat.parse(str(said.get("weights")))
+    except RequestError as error:
+        raise CheckpointError(f"{where}: quantization_config: {error}") from None
+    del settings["quantization_config"]
+    return form, cast(DType, dtype)
+
+
+def quantisation(form: WeightFormat, dtype: DType) -> dict[str, str]:
+    """The quantization_config that `own_quantisation` reads."""
+    return {"quant_method": METHOD, "version": VERSION, "weights": str(form), "dtype": dtype}
+
+
+def read_packed_header(file: Path, graph: Graph, form: WeightFormat) -> dict[str, Stored]:
+    """The tensors of a file of packed weights. Raises CheckpointError unless they are exactly the graph's in `form`."""
+    return _read_header(file, graph, form)[0]
+
+
+def read_weights(file: Path, graph: Graph, form: WeightFormat, report: Report | None = None) -> Weights:
+    """Read and verify the weights in a file. `report`: called with (bytes read, total bytes).
+
+    Raises CheckpointError if the file does not fit the graph, is damaged or cannot be read.
+    """
+    stored, sums = _read_header(file, graph, form)
+    weights = empty_weights(graph, form)
+    tensors = dict(named_tensors(weights))
+    done, total = 0, sum(one.nbytes for one in stored.values())
+    pool = ThreadPoolExecutor(THREADS, "tokenwright-read")
+    try:
+        reads = [pool.submit(_read, one, tensors[name], name, sums[name]) for name, one in stored.items()]
+        for ended in as_completed(reads):
+            done += ended.result()
+            if report is not None:
+                report(done, total)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return weights
+
+
+def write_weights(file: Path, weights: Weights, form: WeightFormat, report: Report | None = None) -> None:
+    """Write a temporary file and rename it atomically: concurrent readers see the old file or the new one.
+
+    Raises OSError if that fails; then no temporary file remains.
+    """
+    with draft_file(file) as draft, draft.open("wb") as stream:
+        _write(stream, dict(named_tensors(weights)), form, report)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def named_tensors(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of the weights with its name in the file."""
+    for name, one in weights.items():
+        if isinstance(one, torch.Tensor):
+            yield name, one
+        else:
+            yield f"{name}.codes", one.codes
+            if one.group:
+                yield f"{name}.scales", one.scales
+            if one.bias is not None:
+                yield f"{name}.bias", one.bias
+
+
+def _expected(graph: Graph, form: WeightFormat) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The safetensors dtype and the shape of every tensor that the file must have."""
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name, matrix in graph.matrices.items():
+        codes, scales = packed_sizes(matrix.out, matrix.inner, format_of(name, form))
+        found[f"{name}.codes"] = ("U8", (codes,))
+        if scales:
+            found[f"{name}.scales"] = ("F16", (scales,))
+        if matrix.bias:
+            found[f"{name}.bias"] = ("F32", (matrix.out,))
+    return found | {name: ("F32", graph.shapes[name]) for name in graph.dense}
+
+
+def _read_header(file: Path, graph: Graph, form: WeightFormat) -> tuple[dict[str, Stored], Mapping[str, int]]:
+    """The tensors of a file and their CRC-32 sums, checked against the graph's tensors."""
+    stored, about = read_header_and_metadata(file, "quantise the model again")
+    said = (about.get("format"), about.get("version"), about.get("weights"))
+    if said != (METHOD, VERSION, str(form)):
+        raise CheckpointError(
+            f"{file} holds no {form} weights packed by this version of Tokenwright; quantise the model again"
+        )
+    expected, found = _expected(graph, form), {name: (one.dtype, one.shape) for name, one in stored.items()}
+    wrong = [name for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)]
+    sums = _sums(about.get("crc32", ""))
+    if wrong or sums.keys() != stored.keys():
+        named = shown(wrong[0]) if wrong else "the list of its checksums"
+        raise CheckpointError(
+            f"{file} does not fit config.json: {named} is not as it should be; quantise the model again"
+        )
+    return stored, sums
+
+
+def _sums(text: str) -> Mapping[str, int]:
+    try:
+        sums = json.loads(text)
+    except ValueError:
+        return {}
+    sound = isinstance(sums, dict) and all(type(one) is int for one in sums.values())
+    return sums if sound else {}
+
+
+def _read(one: Stored, tensor: torch.Tensor, name: str, expected: int) -> int:
+    """Read a stored tensor into `tensor` and verify its checksum; returns the number of bytes."""
+    memory, total = _bytes_of(tensor), 0
+    try:
+        with one.file.open("rb", buffering=0) as stream:
+            stream.seek(one.start)
+            for at in range(0, len(memory), _PIECE):
+                piece = memory[at : at + _PIECE]
+                if stream.readinto(piece) != len(piece):
+                    raise CheckpointError(f"{one.file} became shorter while it was read; quantise the model again")
+                total = zlib.crc32(piece, total)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {one.file}: {error.strerror or error}") from error
+    if total != expected:
+        raise CheckpointError(f"{name} in {one.file} is damaged: its checksum is another; quantise the model again")
+    return len(memory)
+
+
+def _write(stream: BinaryIO, tensors: Mapping[str, torch.Tensor], form: WeightFormat, report: Report | None) -> None:
+    with ThreadPoolExecutor(THREADS, "tokenwright-sum") as pool:
+        sums = dict(zip(tensors, pool.map(lambda one: zlib.crc32(_bytes_of(one)), tensors.values()), strict=True))
+    stream.write(_header(tensors, form, sums))
+    done, total = 0, sum(one.nbytes for one in tensors.values())
+    for tensor in tensors.values():
+        memory = _bytes_of(tensor)
+        for at in range(0, len(memory), _PIECE):
+            done += stream.write(memory[at : at + _PIECE])
+            if report is not None:
+                report(done, total)
+
+
+def _header(tensors: Mapping[str, torch.Tensor], form: WeightFormat, sums: Mapping[str, int]) -> bytes:
+    """A safetensors header: its length, then JSON, padded with blanks so that the data begin at a multiple of 64."""
+    about = {"format": METHOD, "version": VERSION, "weights": str(form), "crc32": json.dumps(sums)}
+    header: dict[str, Any] = {"__metadata__": about}
+    start = 0
+    for name, one in tensors.items():
+        assert one.is_contiguous() and one.nbytes == prod(one.shape) * one.itemsize, "tensors are whole"
+        header[name] = {"dtype": _NAMES[one.dtype], "shape": one.shape, "data_offsets": [start, start + one.nbytes]}
+        start += one.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """A tensor's memory as bytes, without a copy."""
+    return tensor.view(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,236 @@
+"""Load a model's weights in the kernels' layout: threads pack rows as they read them, without a second copy in memory.
+
+The loader first allocates all packed weights. Then two threads each read some rows of a tensor, pack them into the
+matrix and read the next, so that memory holds only two buffers of a few MiB beside the weights (or two whole tensors,
+if the checkpoint stores them transposed, or quantised by another tool).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from math import lcm
+from types import MappingProxyType
+
+import torch
+
+from tokenwright.backends.adapters import Update
+from tokenwright.backends.layout import Weights, empty_weights
+from tokenwright.backends.native.kernels import find_kernels
+from tokenwright.backends.packed import LANES, Packed
+from tokenwright.checkpoints.families.family import TensorSource
+from tokenwright.checkpoints.folder import Checkpoint, Report, refuse_values
+from tokenwright.checkpoints.hub import WEIGHTS
+from tokenwright.checkpoints.packing.packed_file import read_weights
+from tokenwright.checkpoints.packing.weight_cache import WeightCache
+from tokenwright.checkpoints.quantised.published import Compound
+from tokenwright.checkpoints.safetensors import Stored
+from tokenwright.checkpoints.tensor_reader import piece_of, read_codes, read_rows
+from tokenwright.errors import CheckpointError, RequestError, fetch_again
+from tokenwright.formats import DType, WeightFormat
+
+Pack = Callable[[Packed, int, torch.Tensor], int]  # `Packed.pack_rows`, or a faster one
+
+THREADS = 2  # for reading and packing
+SLAB_BYTES = 1 << 20  # read at a time, in whole blocks; fits a core's L2 cache
+
+
+def load_packed(
+    checkpoint: Checkpoint,
+    form: WeightFormat,
+    dtype: DType,
+    report: Report | None = None,
+    cache: WeightCache | None = None,
+) -> Weights:
+    """A model's weights in `form`, where native means `dtype`.
+
+    Keys: the graph's matrices as Packed with their biases, such as "embed", "head" (unless it is tied) or
+    "layers.0.attention.qkv" (q, k and v joined); all other tensors in fp32.
+
+    For a folder that `tokenwright quantize` wrote, `form` must be the folder's own format or native. `cache` stores
+    weights that this process quantised. `report` is called with (bytes read, total bytes).
+
+    Raises CheckpointError for values that are not finite, as stored or in `form`; RequestError for a form other than
+    the folder's own.
+    """
+    if checkpoint.packed is not None:
+        return read_weights(checkpoint.path / WEIGHTS, checkpoint.graph, own_form(checkpoint, form), report)
+    if kept := checkpoint.kept(form):
+        return pack_checkpoint(checkpoint, form.resolved(dtype), report, kept)
+    form = form.resolved(dtype)
+    if cache is None or not form.quantised:
+        return pack_checkpoint(checkpoint, form, report)
+    weights = cache.load(checkpoint, form, report)
+    if weights is None:
+        weights = pack_checkpoint(checkpoint, form, report)
+        cache.save(checkpoint, form, weights)
+    return weights
+
+
+def own_form(checkpoint: Checkpoint, form: WeightFormat) -> WeightFormat:
+    """The format of the loaded weights: `form`, or a packed folder's own.
+
+    Raises RequestError if `form` is neither a packed folder's own format nor native.
+    """
+    own = checkpoint.packed
+    if own is None:
+        return form
+    if form not in (own, WeightFormat("native")):
+        raise RequestError(
+            f"{checkpoint.path} is kept as {own} and cannot become {form}; leave weights out, or give the model that "
+            "it was made from",
+            "weights",
+        )
+    return own
+
+
+def pack_checkpoint(
+    checkpoint: Checkpoint,
+    form: WeightFormat,
+    report: Report | None = None,
+    kept: Mapping[str, WeightFormat] = MappingProxyType({}),
+) -> Weights:
+    """Pack the tensors of a checkpoint in a resolved format (not native).
+
+    kept: the matrices, and parts of matrices, whose codes and scales are copied as they are stored, with their format.
+    Raises CheckpointError for bad values.
+    """
+    checkpoint.check_tied_head()
+    weights = empty_weights(checkpoint.graph, form, kept)
+    kernels = find_kernels()
+    pack = Packed.pack_rows if kernels is None else kernels.pack
+    done, total = 0, checkpoint.nbytes
+    pool = ThreadPoolExecutor(THREADS, "tokenwright-pack")
+    try:
+        for ended in as_completed([pool.submit(job.run, pack) for job in _jobs(checkpoint, weights, kept)]):
+            done += ended.result()
+            if report is not None:
+                report(done, total)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return weights
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The destination of one of our tensors: rows from `first` on of a matrix or of a dense tensor.
+
+    updates: what adapters add to its rows before they are packed.
+    """
+
+    target: Packed | torch.Tensor
+    first: int
+    updates: tuple[Update, ...] = ()
+
+    def put(self, row: int, rows: torch.Tensor, pack: Pack) -> bool:
+        """Write rows [row, ...) of our tensor. False if a value is not finite in the target's format."""
+        first = self.first + row
+        for update in self.updates:
+            rows = update.added_to(rows, row)
+        if isinstance(self.target, Packed):
+            return pack(self.target, first, rows) == 0
+        kept = self.target[first : first + len(rows)].copy_(rows)
+        return bool(kept.isfinite().all())
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Rows [first, last) of a stored tensor, with the destinations of the tensors made from them.
+
+    start: the stored row with which those tensors begin.
+    """
+
+    name: str
+    stored: Stored
+    first: int
+    last: int
+    users: tuple[tuple[TensorSource, Place], ...]
+    kept: bool = False  # whether codes and scales are copied
+    start: int = 0
+
+    def run(self, pack: Pack) -> int:
+        """Read and pack; returns the number of bytes read."""
+        if self.kept:
+            return self._copy()
+        raw = read_rows(self.stored, self.first, self.last)
+        for source, place in self.users:
+            ours = piece_of(raw, source)
+            step = len(ours) if ours.is_contiguous() else _rows_of_slab(ours[0].nbytes)
+            for row in range(0, len(ours), step):
+                if not place.put(self._ours(source) + row, ours[row : row + step].contiguous(), pack):
+                    refuse_values(raw, self.name, self.stored.file, _form_name(place))
+        return self.stored.nbytes * (self.last - self.first) // self.stored.shape[0]
+
+    def _copy(self) -> int:
+        for source, place in self.users:
+            assert isinstance(place.target, Packed), "matrices are packed"
+            codes, scales = read_codes(self.stored, self.first, self.last, place.target.form)
+            if place.target.put_codes(
+                place.first + self._ours(source), piece_of(codes, source), piece_of(scales, source)
+            ):
+                raise CheckpointError(
+                    f"{self.name} in {self.stored.file} has scales that are not finite, or codes of -128; the file is "
+                    f"damaged: {fetch_again(self.stored.file)}"
+                )
+        return self.stored.nbytes * (self.last - self.first) // self.stored.shape[0]
+
+    def _ours(self, source: TensorSource) -> int:
+        """The number of our row that the stored rows give first."""
+        row = self.first - self.start
+        return row if source.order is None else source.order.ours(row)
+
+
+def _form_name(place: Place) -> str:
+    return place.target.format if isinstance(place.target, Packed) else "float32"
+
+
+def _jobs(checkpoint: Checkpoint, weights: Weights, kept: Mapping[str, WeightFormat]) -> Iterator[Job]:
+    """The reads of all stored tensors, in file order."""
+    places = _places(checkpoint, weights)
+    as_they_lie = {checkpoint.sources[f"{part}.weight"].name.removesuffix(".weight") for part in kept}
+    users: dict[str, list[tuple[TensorSource, Place]]] = {}
+    for ours, source in checkpoint.sources.items():
+        users.setdefault(source.name, []).append((source, places[ours]))
+    for name in sorted(users, key=lambda name: (checkpoint.stored[name].file, checkpoint.stored[name].start)):
+        stored, copied = checkpoint.stored[name], name.removesuffix(".weight") in as_they_lie
+        for (start, end), targets in _runs(stored, users[name]).items():
+            whole = any(source.transpose or source.rows is not None for source, _ in targets)
+            step = (
+                end - start
+                if whole or isinstance(stored, Compound)
+                else _rows_of_slab(stored.nbytes // stored.shape[0])
+            )
+            step += -step % lcm(LANES, *(source.order.block for source, _ in targets if source.order is not None))
+            for first in range(start, end, step):
+                yield Job(name, stored, first, min(first + step, end), tuple(targets), copied, start)
+
+
+def _runs(
+    stored: Stored, users: list[tuple[TensorSource, Place]]
+) -> dict[tuple[int, int], list[tuple[TensorSource, Place]]]:
+    """The stored rows that are read together, with their users: all of them, or those of each expert of a stack."""
+    found: dict[tuple[int, int], list[tuple[TensorSource, Place]]] = {}
+    for source, place in users:
+        if source.stacked and source.rows is not None:
+            found.setdefault(source.rows[:2], []).append((replace(source, rows=None), place))
+        else:
+            found.setdefault((0, stored.shape[0]), []).append((source, place))
+    return found
+
+
+def _places(checkpoint: Checkpoint, weights: Weights) -> dict[str, Place]:
+    """The destination of each tensor of `graph.shapes`."""
+    places: dict[str, Place] = {}
+    for name, matrix in checkpoint.graph.matrices.items():
+        packed, first = weights[name], 0
+        assert isinstance(packed, Packed), "matrices are packed"
+        for part, out in matrix.parts:
+            places[f"{part}.weight"] = Place(packed, first, checkpoint.updates.get(part, ()))
+            if packed.bias is not None:
+                places[f"{part}.bias"] = Place(packed.bias, first)
+            first += out
+    return places | {name: Place(weights[name], 0) for name in checkpoint.graph.dense}
+
+
+def _rows_of_slab(row_bytes: int) -> int:
+    """The number of rows that a thread reads and packs together."""
+    return max(1, SLAB_BYTES // (row_bytes * LANES)) * LANES

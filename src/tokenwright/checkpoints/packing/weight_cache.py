@@ -1,0 +1,168 @@
+"""An on-disk cache of quantised weights, so that the next load only reads them.
+
+A file's name is a digest of the checkpoint's files, the merged adapters, the model's config and the format.
+Digesting gigabytes on each load would take longer than quantising, so the cache stores a file's digest with its path,
+length, mtime and inode, and digests the file again only if one of these differs. Files appear complete or not at all,
+and the reader verifies each tensor: processes can share a folder, and a damaged file is written again.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from tokenwright.backends.layout import Weights, weight_bytes
+from tokenwright.checkpoints.atomic_write import abandoned, draft_file
+from tokenwright.checkpoints.folder import Checkpoint, Report
+from tokenwright.checkpoints.packing.packed_file import VERSION, read_weights, write_weights
+from tokenwright.environment import Environment
+from tokenwright.errors import CheckpointError
+from tokenwright.formats import WeightFormat
+
+log = logging.getLogger(__name__)
+
+SMALLEST = 1 << 26  # bytes: quantising less than this is faster than the lookup
+_PIECE = 1 << 24  # bytes digested at a time
+_THREADS = 2  # for digesting
+_DIGEST = re.compile(r"[0-9a-f]{40}")
+_EARLIER_DRAFT = re.compile(r"\.[0-9a-f]{40}\.(?:safetensors|json)\.\d+-\d+")  # of versions without locks
+
+
+@dataclass(frozen=True, slots=True)
+class WeightCache:
+    """A cache in `folder`, which `save` creates. `smallest`: the fewest bytes of weights worth caching."""
+
+    folder: Path
+    smallest: int = SMALLEST
+
+    @classmethod
+    def default(cls) -> "WeightCache":
+        """The cache in $TOKENWRIGHT_CACHE/weights, else in tokenwright/weights of the user's cache folder."""
+        return cls(Environment.read().cache_folder("weights"))
+
+    def load(self, checkpoint: Checkpoint, form: WeightFormat, report: Report | None = None) -> Weights | None:
+        """The checkpoint's weights in `form`; None if they are not cached. Logs and removes a damaged file.
+
+        Raises CheckpointError if the checkpoint's files cannot be read.
+        """
+        if not self.folder.is_dir() or weight_bytes(checkpoint.graph, form) < self.smallest:
+            return None
+        file = self._file(checkpoint, form)
+        if not file.is_file():
+            return None
+        try:
+            return read_weights(file, checkpoint.graph, form, report)
+        except CheckpointError as error:
+            log.warning("cached weights cannot be used and are made again: %s", str(error).partition(";")[0])
+            _remove(file)
+            return None
+
+    def save(self, checkpoint: Checkpoint, form: WeightFormat, weights: Weights) -> None:
+        """Cache weights, if they are large enough. If the folder cannot be written, log a warning and cache nothing.
+
+        Raises CheckpointError if the checkpoint's files cannot be read.
+        """
+        if weight_bytes(checkpoint.graph, form) < self.smallest:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.sweep()
+            write_weights(self._file(checkpoint, form), weights, form)
+        except OSError as error:
+            hint = "make room there, or set TOKENWRIGHT_CACHE to another folder"
+            log.warning(
+                "the quantised weights cannot be kept in %s (%s); %s", self.folder, error.strerror or error, hint
+            )
+
+    def sweep(self) -> None:
+        """Remove what killed writers have left."""
+        for draft in self.drafts():
+            _remove(draft)
+
+    def drafts(self) -> list[Path]:
+        """The unfinished files that no process writes any more."""
+        earlier = (file for file in self.folder.glob(".*") if _EARLIER_DRAFT.fullmatch(file.name))
+        return [*abandoned(self.folder), *earlier]
+
+    def files(self) -> list[Path]:
+        """The cached weight files."""
+        return sorted(file for file in self.folder.glob("*.safetensors") if _DIGEST.fullmatch(file.stem))
+
+    def records(self) -> list[Path]:
+        """The records of digests."""
+        return sorted(file for file in self.folder.glob("*.json") if _DIGEST.fullmatch(file.stem))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all cached weight files."""
+        return sum(file.stat().st_size for file in self.files())
+
+    def _file(self, checkpoint: Checkpoint, form: WeightFormat) -> Path:
+        digests = [self._digest(file) for file in sorted({one.file for one in checkpoint.stored.values()})]
+        merged = [adapter.digest for adapter in checkpoint.adapters]
+        about = json.dumps([VERSION, str(form), repr(checkpoint.config), digests, *merged])
+        return self.folder / f"{blake2b(about.encode(), digest_size=20).hexdigest()}.safetensors"
+
+    def _digest(self, file: Path) -> str:
+        """The digest of a file's bytes, from the stored record if the file's stamp is unchanged."""
+        place = blake2b(str(file.resolve()).encode(), digest_size=20).hexdigest()
+        memory, seen = self.folder / f"{place}.json", _stamp(file)
+        known = _remembered(memory)
+        if known.get("file") == seen and isinstance(known.get("digest"), str):
+            return str(known["digest"])
+        digest = digest_of(file)
+        if self.folder.is_dir() and _stamp(file) == seen:
+            _remember(memory, {"file": seen, "digest": digest})
+        return digest
+
+
+def digest_of(file: Path) -> str:
+    """blake2b over the digests of a file's blocks, computed by several threads. Raises CheckpointError."""
+
+    def piece(at: int) -> bytes:
+        with file.open("rb") as stream:
+            stream.seek(at)
+            return blake2b(stream.read(_PIECE)).digest()
+
+    try:
+        with ThreadPoolExecutor(_THREADS, "tokenwright-digest") as pool:
+            pieces = pool.map(piece, range(0, file.stat().st_size, _PIECE))
+            return blake2b(b"".join(pieces), digest_size=20).hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
+
+
+def _stamp(file: Path) -> list[Any]:
+    """A file's path, length, mtime and inode, to detect changes. Raises CheckpointError if it cannot be read."""
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
+    return [str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def _remembered(memory: Path) -> Mapping[str, Any]:
+    try:
+        known = json.loads(memory.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _remember(memory: Path, known: Mapping[str, Any]) -> None:
+    """Write a digest record atomically. If that fails, the next load digests the file again."""
+    with suppress(OSError), draft_file(memory) as draft:
+        draft.write_text(json.dumps(known), encoding="utf-8")
+
+
+def _remove(file: Path) -> None:
+    try:
+        file.unlink(missing_ok=True)
+    except OSError:
+        return

@@ -1,0 +1,58 @@
+"""How published formats store a quantised matrix [out, in] in several tensors: what a codec of one format answers.
+
+A codec turns the tensors into numbers, or into the codes and scales of one of our packed forms where that loses
+nothing:
+
+    4 bits, every zero in the middle, groups of 32 k inputs    int4 in groups of 64 or 32
+    4 bits with zeros of their own, groups of 64 or more       int4 with minima in super-blocks: scale zero is a minimum
+    the same in groups of 32                                   int8: code - zero is from -15 to 15
+    MXFP4                                                      int8 in groups of 32
+    8 bits, act-order, fp8, nf4                                none; decoded
+
+`integer_codecs` has integers in groups (GPTQ, AWQ, compressed-tensors), `scaled_codecs` floats and bytes with scales
+(fp8, int8, MXFP4), `table_codecs` indices into a table (nf4, fp4). No files are read in these modules.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from tokenwright.checkpoints.safetensors import Stored
+from tokenwright.formats import WeightFormat
+
+Parts = Mapping[str, torch.Tensor]  # the tensors of a matrix by the last part of their names
+
+
+class MatrixCodec(Protocol):
+    """One way to store a matrix in several tensors."""
+
+    @property
+    def title(self) -> str:
+        """The type's name."""
+
+    @property
+    def small(self) -> tuple[str, ...]:
+        """The tensors beside the codes, read when a folder is opened to find `form`."""
+
+    def shape(self, parts: Mapping[str, Stored]) -> tuple[int, ...] | None:
+        """The matrix's shape [out, in], or None if the shapes of its tensors do not fit together."""
+
+    def form(self, small: Parts, inner: int) -> WeightFormat | None:
+        """The packed form that holds the matrix without loss, or None. Raises ValueError for impossible values."""
+
+    def numbers(self, parts: Parts) -> torch.Tensor:
+        """The matrix [out, in] in fp32."""
+
+    def codes(self, parts: Parts, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:
+        """The codes [out, in] (uint8) and scales [out, in / group] (float16) of `form`, as `Packed` stores them."""
+
+
+class Decoded:
+    """A codec without a packed form."""
+
+    def form(self, small: Parts, inner: int) -> WeightFormat | None:  # noqa: ARG002  (the answer of others depends on it)
+        return None
+
+    def codes(self, parts: Parts, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
+        raise AssertionError("no packed form was offered")

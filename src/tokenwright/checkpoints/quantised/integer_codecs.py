@@ -1,0 +1,221 @@
+"""Matrices of integers in groups, each group with a scale and a zero: w = (code - zero) * scale.
+
+Sources: AutoGPTQ's and AutoAWQ's packing, and compressed-tensors' format pack-quantized.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from tokenwright.checkpoints.quantised.codecs import Parts
+from tokenwright.checkpoints.safetensors import Stored
+from tokenwright.formats import WeightFormat
+
+_WORD = 32  # bits of a packed word
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where AWQ keeps the outputs of a word: output k is its nibble _AWQ_ORDER[k]
+_SPANS = (256, 128, 64, 32)  # inputs that share a scale in our forms: a super-block, or a group
+
+
+class _Grouped(NamedTuple):
+    """Unpacked codes [out, in] and zeros [out, groups] (int16), scales [out, groups], and each input's group [in]."""
+
+    codes: torch.Tensor
+    zeros: torch.Tensor
+    scales: torch.Tensor
+    group_of: torch.Tensor
+
+    def numbers(self) -> torch.Tensor:
+        steps = self.codes - self.zeros[:, self.group_of]
+        return steps.float().mul_(self.scales.float()[:, self.group_of])
+
+    def packed(self, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:
+        if form.minima:
+            return self.codes.to(torch.uint8), self._records(form)
+        middle = 128 if form.name == "int8" else 8
+        codes = (self.codes - self.zeros[:, self.group_of] + middle).to(torch.uint8)
+        return codes, self.scales.half()[:, self.group_of[:: form.group]]
+
+    def _records(self, form: WeightFormat) -> torch.Tensor:
+        """Scales as `Packed.put_codes` takes them in super-blocks: a group has scale * 1, minimum scale * zero."""
+        of_super = self.group_of[:: form.super]
+        scales, zeros = self.scales.half()[:, of_super], self.zeros[:, of_super]
+        halves = torch.stack((scales, scales), -1).view(torch.uint8)  # [out, super-blocks, 4]
+        pairs = torch.stack((torch.ones_like(zeros), zeros), -1).to(torch.uint8)
+        return torch.cat((halves, pairs.repeat(1, 1, form.super // form.group)), -1).flatten(1)
+
+
+def _form_of_groups(
+    bits: int, zeros: torch.Tensor | None, scales: torch.Tensor, group_of: torch.Tensor
+) -> WeightFormat | None:
+    """The form of codes in groups, if they are whole groups of ours and float16 holds every scale."""
+    inner = len(group_of)
+    span = next((one for one in _SPANS if inner % one == 0 and _constant_within(group_of, one)), None)
+    if bits != 4 or span is None or not torch.equal(scales.half().to(scales.dtype), scales):
+        return None
+    if zeros is None or bool((zeros == 8).all()):
+        return WeightFormat("int4", min(span, 64))
+    return WeightFormat("int4", 32, span, minima=True) if span > 32 else WeightFormat("int8", 32)
+
+
+def _constant_within(group_of: torch.Tensor, size: int) -> bool:
+    blocks = group_of.view(-1, size)
+    return bool((blocks == blocks[:, :1]).all())
+
+
+def _groups(inner: int, count: int) -> torch.Tensor:
+    """Each input's group, where `count` groups of the same size follow each other."""
+    return torch.arange(inner) // max(1, -(-inner // count))
+
+
+def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """The unsigned numbers in int32 words [..., n], the lowest bits first: [..., n * 32 / bits] in int16."""
+    shifts = torch.arange(0, _WORD, bits, dtype=torch.int32)
+    return ((words[..., None] >> shifts) & ((1 << bits) - 1)).to(torch.int16).flatten(-2)
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """GPTQ: words along the inputs, zeros along the outputs (stored less one in version 1), and each input's group."""
+
+    bits: int
+    less_one: bool
+    small: tuple[str, ...] = ("qzeros", "scales", "g_idx")
+
+    @property
+    def title(self) -> str:
+        return f"GPTQ int{self.bits}"
+
+    def shape(self, parts: Mapping[str, Stored]) -> tuple[int, ...] | None:
+        packed, scales, zeros = parts["qweight"], parts["scales"], parts["qzeros"]
+        if len(packed.shape) != 2 or len(scales.shape) != 2 or {packed.dtype, zeros.dtype} != {"I32"}:
+            return None
+        pack = _WORD // self.bits
+        out, inner, groups = packed.shape[1], packed.shape[0] * pack, scales.shape[0]
+        order = parts.get("g_idx")
+        fits = scales.shape == (groups, out) and zeros.shape == (groups, -(-out // pack)) and 0 < groups <= inner
+        ordered = inner % max(1, groups) == 0 if order is None else order.shape == (inner,)
+        return (out, inner) if fits and ordered else None
+
+    def form(self, small: Parts, inner: int) -> WeightFormat | None:
+        return _form_of_groups(self.bits, self._zeros(small), small["scales"], self._group_of(small, inner))
+
+    def numbers(self, parts: Parts) -> torch.Tensor:
+        return self._grouped(parts).numbers()
+
+    def codes(self, parts: Parts, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._grouped(parts).packed(form)
+
+    def _grouped(self, parts: Parts) -> _Grouped:
+        codes = _unpacked(parts["qweight"].t(), self.bits)  # [out, in]
+        order = self._group_of(parts, codes.shape[1])
+        return _Grouped(codes, self._zeros(parts).t(), parts["scales"].t(), order)
+
+    def _zeros(self, parts: Parts) -> torch.Tensor:
+        """The zeros [groups, out]."""
+        zeros = _unpacked(parts["qzeros"], self.bits)[:, : parts["scales"].shape[1]]
+        return (zeros + 1) & ((1 << self.bits) - 1) if self.less_one else zeros
+
+    @staticmethod
+    def _group_of(parts: Parts, inner: int) -> torch.Tensor:
+        count = len(parts["scales"])
+        if "g_idx" not in parts:
+            return _groups(inner, count)
+        order = parts["g_idx"].long()
+        if bool((order < 0).any()) or bool((order >= count).any()):
+            raise ValueError(f"g_idx names groups beyond {count}")
+        return order
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """AWQ (version gemm): four bits, words along the outputs in an order of their own, zeros as they are."""
+
+    title: str = "AWQ int4"
+    small: tuple[str, ...] = ("qzeros", "scales")
+
+    def shape(self, parts: Mapping[str, Stored]) -> tuple[int, ...] | None:
+        packed, scales, zeros = parts["qweight"], parts["scales"], parts["qzeros"]
+        if len(packed.shape) != 2 or len(scales.shape) != 2 or {packed.dtype, zeros.dtype} != {"I32"}:
+            return None
+        inner, words = packed.shape
+        groups = scales.shape[0]
+        fits = scales.shape == (groups, words * 8) and zeros.shape == (groups, words) and 0 < groups <= inner
+        return (words * 8, inner) if fits and inner % groups == 0 else None
+
+    def form(self, small: Parts, inner: int) -> WeightFormat | None:
+        scales = small["scales"]
+        return _form_of_groups(4, self._in_order(small["qzeros"]), scales, _groups(inner, len(scales)))
+
+    def numbers(self, parts: Parts) -> torch.Tensor:
+        return self._grouped(parts).numbers()
+
+    def codes(self, parts: Parts, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._grouped(parts).packed(form)
+
+    def _grouped(self, parts: Parts) -> _Grouped:
+        codes, scales = self._in_order(parts["qweight"]).t(), parts["scales"]
+        zeros = self._in_order(parts["qzeros"]).t()
+        return _Grouped(codes, zeros, scales.t(), _groups(codes.shape[1], len(scales)))
+
+    @staticmethod
+    def _in_order(words: torch.Tensor) -> torch.Tensor:
+        """The outputs [n, out] of words [n, out / 8]."""
+        return _unpacked(words, 4).view(len(words), -1, 8)[..., list(_AWQ_ORDER)].flatten(-2)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedIntegers:
+    """compressed-tensors, pack-quantized: words along the inputs; zeros, where there are any, along the outputs."""
+
+    bits: int
+    small: tuple[str, ...] = ("weight_scale", "weight_zero_point", "weight_g_idx")
+
+    @property
+    def title(self) -> str:
+        return f"compressed-tensors int{self.bits}"
+
+    def shape(self, parts: Mapping[str, Stored]) -> tuple[int, ...] | None:
+        packed, scales = parts["weight_packed"], parts.get("weight_scale")
+        if scales is None or packed.dtype != "I32" or len(packed.shape) != 2 or len(scales.shape) != 2:
+            return None
+        pack = _WORD // self.bits
+        (out, words), groups = packed.shape, scales.shape[1]
+        zeros, order = parts.get("weight_zero_point"), parts.get("weight_g_idx")
+        inner = words * pack
+        fits = scales.shape[0] == out and 0 < groups <= inner and inner % groups == 0
+        fits = fits and (zeros is None or (zeros.dtype == "I32" and zeros.shape == (-(-out // pack), groups)))
+        return (out, inner) if fits and (order is None or order.shape == (inner,)) else None
+
+    def form(self, small: Parts, inner: int) -> WeightFormat | None:
+        scales = small["weight_scale"]
+        return _form_of_groups(self.bits, self._zeros(small), scales, self._group_of(small, inner))
+
+    def numbers(self, parts: Parts) -> torch.Tensor:
+        return self._grouped(parts).numbers()
+
+    def codes(self, parts: Parts, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._grouped(parts).packed(form)
+
+    def _grouped(self, parts: Parts) -> _Grouped:
+        codes, scales = _unpacked(parts["weight_packed"], self.bits), parts["weight_scale"]
+        zeros = self._zeros(parts)
+        middle = torch.full(scales.shape, 1 << (self.bits - 1), dtype=torch.int16)
+        return _Grouped(codes, middle if zeros is None else zeros, scales, self._group_of(parts, codes.shape[1]))
+
+    def _zeros(self, parts: Parts) -> torch.Tensor | None:
+        """The zeros [out, groups] as unsigned numbers, as the codes are."""
+        if "weight_zero_point" not in parts:
+            return None
+        return _unpacked(parts["weight_zero_point"].t(), self.bits).t()[: len(parts["weight_scale"])]
+
+    @staticmethod
+    def _group_of(parts: Parts, inner: int) -> torch.Tensor:
+        count = parts["weight_scale"].shape[1]
+        order = parts.get("weight_g_idx")
+        if order is None or bool((order == -1).all()):  # -1: in order
+            return _groups(inner, count)
+        if bool((order < 0).any()) or bool((order >= count).any()):
+            raise ValueError(f"weight_g_idx names groups beyond {count}")
+        return order.long()

@@ -1,0 +1,96 @@
+"""Matrices of small floats or bytes with scales: fp8, int8 and MXFP4.
+
+Sources: transformers' fine-grained fp8, compressed-tensors' formats int-quantized and float-quantized, bitsandbytes'
+int8, and the OCP microscaling formats.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from tokenwright.checkpoints.quantised.codecs import Decoded, Parts
+from tokenwright.checkpoints.safetensors import Stored
+from tokenwright.formats import WeightFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled(Decoded):
+    """fp8 or int8 numbers with a scale for the matrix, for each output, or for blocks of outputs and inputs."""
+
+    title: str
+    dtype: str  # of the numbers, safetensors' name
+    scale: str  # the name of the part with the scales
+    block: tuple[int, int] | None = None  # outputs and inputs that share a scale; None: by the shape of the scales
+    factor: float = 1.0  # of every scale
+    small: tuple[str, ...] = ()
+
+    def shape(self, parts: Mapping[str, Stored]) -> tuple[int, ...] | None:
+        weight, scale, zero = parts["weight"], parts.get(self.scale), parts.get("weight_zero_point")
+        if scale is None or weight.dtype != self.dtype or len(weight.shape) != 2:
+            return None
+        out, inner = weight.shape
+        if self.block is not None:
+            fits = scale.shape == (-(-out // self.block[0]), -(-inner // self.block[1]))
+        elif prod(scale.shape) in (1, out):
+            fits = True
+        else:  # groups of inputs
+            fits = (
+                len(scale.shape) == 2 and scale.shape[0] == out and scale.shape[1] > 0 and inner % scale.shape[1] == 0
+            )
+        return weight.shape if fits and (zero is None or zero.shape == scale.shape) else None
+
+    def numbers(self, parts: Parts) -> torch.Tensor:
+        weight = parts["weight"].float()
+        if "weight_zero_point" in parts:
+            weight = weight - self._spread(parts["weight_zero_point"].float(), weight.shape)
+        return weight * self._spread(parts[self.scale].float() * self.factor, weight.shape)
+
+    def _spread(self, scale: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """Scales for each number of a matrix [out, in], or such that they broadcast to it."""
+        if self.block is None and scale.numel() in (1, shape[0]):
+            return scale.reshape(-1, 1)
+        outs, inputs = self.block or (1, shape[1] // scale.shape[1])
+        return scale.repeat_interleave(outs, 0)[: shape[0]].repeat_interleave(inputs, 1)[:, : shape[1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """MXFP4 (OCP microscaling): 4-bit floats, two to a byte, the lower first; 32 of them share a power of two.
+
+    blocks: uint8 [experts, out, groups, 16]; scales: uint8 [experts, out, groups], exponents with 127 added. The
+    experts are one matrix, one after another. Twice a number is whole, so int8 holds all but extreme exponents.
+    """
+
+    title: str = "MXFP4"
+    small: tuple[str, ...] = ("scales",)
+
+    def shape(self, parts: Mapping[str, Stored]) -> tuple[int, ...] | None:
+        blocks, scales = parts["blocks"], parts.get("scales")
+        if scales is None or {blocks.dtype, scales.dtype} != {"U8"} or len(blocks.shape) != 4:
+            return None
+        experts, out, groups, half = blocks.shape
+        return (experts * out, groups * 32) if scales.shape == (experts, out, groups) and half == 16 else None
+
+    def form(self, small: Parts, inner: int) -> WeightFormat | None:  # noqa: ARG002
+        exponents = small["scales"]
+        fits = bool((exponents >= 128 - 24).all()) and bool((exponents <= 128 + 15).all())  # powers of two in float16
+        return WeightFormat("int8", 32) if fits else None
+
+    def numbers(self, parts: Parts) -> torch.Tensor:
+        codes, exponents = self._doubled(parts), parts["scales"].flatten(0, 1).int() - 128
+        return torch.ldexp(codes.float().view(*exponents.shape, 32), exponents[..., None]).flatten(1)
+
+    def codes(self, parts: Parts, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:
+        assert form == WeightFormat("int8", 32), "it was offered"
+        exponents = parts["scales"].flatten(0, 1).int() - 128
+        scales = torch.ldexp(torch.ones(exponents.shape), exponents).half()
+        return (self._doubled(parts) + 128).to(torch.uint8), scales
+
+    @staticmethod
+    def _doubled(parts: Parts) -> torch.Tensor:
+        """Twice the numbers [out, in] without their exponents, in int16."""
+        table = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int16)
+        blocks = parts["blocks"].flatten(0, 1)  # [out, groups, 16]
+        return table[torch.stack((blocks & 15, blocks >> 4), -1).long()].flatten(1)

@@ -1,0 +1,106 @@
+"""The cost of a run, as one line and as JSON. The engine counted or measured every number; none is derived here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tokenwright.units import binary
+
+if TYPE_CHECKING:
+    from tokenwright.llm.llm import LLM
+    from tokenwright.llm.outputs import Completion
+
+
+ENDED: Mapping[str, str] = {  # finish reasons in words
+    "eos": "the model ended it",
+    "stop": "ended at a stop string",
+    "stop_id": "ended at a stop token",
+    "grammar": "the grammar is complete",
+    "length": "ended by -n",
+    "time": "ended by --max-seconds",
+    "context": "the context is full",
+    "aborted": "interrupted",
+}
+
+
+def seconds(value: float) -> str:
+    """Format a time in ms or s with three digits."""
+    return f"{value * 1000:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
+
+
+def facts(llm: LLM, completion: Completion) -> dict[str, Any]:
+    """The engine's counts and measurements for one completion: times in seconds, sizes in bytes."""
+    usage = completion.usage
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "generated_tokens": _written(completion),
+        "ttft_s": usage.ttft_s,
+        "total_s": usage.total_s,
+        "tokens_per_second": usage.tokens_per_second,
+        "kv_bytes": usage.kv_bytes,
+        "forward_tokens": usage.forward_tokens,
+        "layer_tokens": usage.layer_tokens,
+        "reused_tokens": usage.reused_tokens,
+        "preemptions": usage.preemptions,
+        "seed": usage.seed,
+        "dtype": llm.dtype,
+        "weights": str(llm.weights),
+        "weight_bytes": llm.weight_bytes,
+        "kv": llm.kv_format,
+        "device": llm.device,
+        "kernels": llm.kernels,
+    }
+
+
+def rate(value: float) -> str:
+    """A number of three digits, or a whole one with thousands apart."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+
+
+def facts_line(llm: LLM, completion: Completion) -> str:
+    """What a person wants to know of them, as one line of text."""
+    usage = completion.usage
+    parts = [f"{usage.prompt_tokens:,} prompt + {_written(completion):,} generated tokens"]
+    if usage.ttft_s is not None:
+        parts.append(f"first token after {seconds(usage.ttft_s)}")
+    if usage.tokens_per_second:
+        parts.append(f"{rate(usage.tokens_per_second)} tok/s")
+    if usage.reused_tokens:
+        parts.append(f"{usage.reused_tokens:,} tokens reused")
+    parts += [
+        f"weights {binary(llm.weight_bytes)} ({llm.weights})",
+        f"KV cache {binary(usage.kv_bytes)}",
+        f"{llm.dtype} on {llm.device} ({llm.kernels} kernels)",
+    ]
+    if usage.seed is not None:
+        parts.append(f"seed {usage.seed}")
+    return " · ".join([*parts, ENDED[str(completion.finish_reason)]])
+
+
+def _written(completion: Completion) -> int:
+    """The tokens of all texts."""
+    return sum(len(one.token_ids) for one in completion.choices)
+
+
+def memory_line(llm: LLM) -> str:
+    """The size of the KV memory, as one line of text."""
+    pool = llm.engine.pool
+    pages = " + ".join(f"{group.pages:,}" for group in pool.groups)
+    return f"KV cache: {pages} pages of {pool.page_size} tokens, {binary(llm.kv_memory)} ({llm.kv_format})"
+
+
+def phases_line(completion: Completion, phases: Mapping[str, float]) -> str:
+    """The time of each phase as one line of text; `phases`: seconds of imports_s, load_s and request_s."""
+    usage = completion.usage
+    parts = [
+        f"imports {seconds(phases['imports_s'])}",
+        f"load {seconds(phases['load_s'])}",
+        f"tokenise and submit {seconds(phases['request_s'])}",
+    ]
+    if usage.ttft_s is not None:
+        computed, prefill = usage.prompt_tokens - usage.reused_tokens, usage.ttft_s - usage.queue_s
+        speed = f" ({rate(computed / prefill)} tok/s)" if prefill > 0 else ""
+        parts += [f"wait {seconds(usage.queue_s)}", f"prefill of {computed:,} tokens {seconds(prefill)}{speed}"]
+        parts.append(f"decode of {usage.completion_tokens - 1:,} tokens {seconds(usage.total_s - usage.ttft_s)}")
+    return " · ".join(parts)

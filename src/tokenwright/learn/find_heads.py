@@ -1,0 +1,107 @@
+"""The challenge `heads`: find a previous-token head, a sink head and an induction head by their computed mass."""
+
+import random
+
+import torch
+
+from tokenwright.engine.window import AttentionWindow
+from tokenwright.errors import RequestError
+from tokenwright.learn.challenge import Challenge, ChallengeAnswer, Figures, head
+from tokenwright.learn.forward import ForwardPass, Reference
+from tokenwright.learn.work import CheckWork
+from tokenwright.models.taps import Site
+from tokenwright.trace.messages.learn import Checked
+
+SEGMENT, SEGMENTS = 100, 2  # ids, each segment repeated once
+NEAR_BEST = 0.9
+KINDS = {
+    "previous": ("previous token", 0.5, "mean weight on the token before"),
+    "sink": ("sink", 0.5, "mean weight on the first token"),
+    "induction": ("induction", 0.4, "mean weight on the token after the previous occurrence, in the second copy"),
+}
+
+
+def _segment(work: CheckWork, seed: int) -> list[int]:
+    """Random ids that are no special tokens."""
+    draw, special = random.Random(seed), work.llm.tokenizer.special_ids
+    plain = [token for token in range(work.llm.config.vocab_size) if token not in special]
+    return draw.choices(plain, k=min(SEGMENT, work.context // 2 - 2))
+
+
+def masses(work: CheckWork) -> dict[str, torch.Tensor]:
+    """For each kind of head its mean weight, [layers, heads], on repeated random ids."""
+    sums: dict[str, torch.Tensor] = {}
+    for seed in range(SEGMENTS):
+        for name, found in _of(work, _segment(work, seed)).items():
+            sums[name] = sums.get(name, torch.zeros_like(found)) + found / SEGMENTS
+    return sums
+
+
+def _of(work: CheckWork, segment: list[int]) -> dict[str, torch.Tensor]:
+    kernels, begin = Reference(work.llm.loaded.decoder.kernels), work.llm.tokenizer.encode("")
+    ids, back = begin + segment * 2, len(segment) - 1  # from a token to the one after its previous occurrence
+    config = work.llm.config
+    queries: dict[int, torch.Tensor] = {}
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in KINDS}
+
+    def tap(site: Site, layer: int, value: torch.Tensor) -> None:
+        work.check()
+        if site is Site.QUERY:
+            queries[layer] = value
+        elif site is Site.KEY:
+            window = AttentionWindow(config.windows[layer])
+            places = torch.arange(len(ids), device=value.device)
+            scoring = work.llm.loaded.decoder.scorings[layer]
+            rows = kernels.weights(queries.pop(layer), value.float(), places, 0, window, scoring)
+            rows = rows.flatten(0, 1)  # [H, t, t]
+            found["previous"].append(rows.diagonal(-1, 1, 2).mean(-1).cpu())
+            found["sink"].append(rows[:, 1:, 0].mean(-1).cpu())
+            found["induction"].append(rows.diagonal(-back, 1, 2)[:, len(begin) + 1 :].mean(-1).cpu())
+
+    ForwardPass(work, len(ids)).rows(ids, 0, tap)
+    return {name: torch.stack(each) for name, each in found.items()}
+
+
+def heads(work: CheckWork, answer: ChallengeAnswer) -> Checked:
+    """The learner's three heads, by the masses that these have on repeated random ids."""
+    figures, config = Figures(), work.llm.config
+    for name in KINDS:
+        layer, index = answer.head(name)
+        if layer >= config.layers or index >= config.heads:
+            last = f"{config.layers - 1}.{config.heads - 1}"
+            raise RequestError(f"{name} must be a layer and a head from 0.0 to {last}, not {layer}.{index}")
+    found, why = masses(work), ""
+    for name, (label, published, meaning) in KINDS.items():
+        layer, index = answer.head(name)
+        mass, best = float(found[name][layer, index]), float(found[name].max())
+        target = min(published, NEAR_BEST * best)
+        figures.counted(name, f"{label}: layer {layer}, head {index}", mass, "share", meaning)
+        figures.derived(f"{name}_target", "at least", target, "share", f"{published}, or 0.9 of this model's best head")
+        if mass < target and not why:
+            why = f"Layer {layer}, head {index} is no {label} head: {mass:.0%} of its weight is there. {_HINTS[name]}"
+    return figures.verdict("heads", why, "All three are what you say, by the weights that the model computes.")
+
+
+_HINTS = {
+    "previous": "Look for a thin beam to the token just before, at every step.",
+    "sink": "Colour the grid of heads by “sink”, and take the brightest.",
+    "induction": "Run a text that repeats itself: which head looks behind the earlier copy?",
+}
+
+CHALLENGES = (
+    Challenge(
+        "heads",
+        10,
+        "qkv",
+        "Head hunter",
+        "On random ids that are repeated, find a head that looks at the token before, one that rests on the first "
+        "token (sink), and one that looks at what came after the last occurrence (induction).",
+        lambda _: "mean weights of 0.5, 0.5 and 0.4, or 0.9 of the model's best head where that is less",
+        (
+            head("previous", "previous-token head"),
+            head("sink", "sink head"),
+            head("induction", "induction head"),
+        ),
+        heads,
+    ),
+)

@@ -1,0 +1,235 @@
+"""Builds the engine's Request from a client's prompt and sampling parameters."""
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tokenwright.checks import check_bool, shown
+from tokenwright.config import angle_length
+from tokenwright.decode import BeamSearch, TextStopChecker
+from tokenwright.engine import Request, TokenConstraints
+from tokenwright.errors import RequestError
+from tokenwright.llm.model import LoadedModel
+from tokenwright.sampling_params import DRAWING, SamplingParams, check_unicode
+from tokenwright.text import TextStream
+
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | torch.Tensor  # text, or token ids
+NOTHING: Mapping[str, Any] = {}
+
+_ELSEWHERE = {  # what other libraries call ours
+    "do_sample": "temperature", "max_length": "max_tokens", "num_beams": "beams", "num_return_sequences": "n",
+    "stop_token_ids": "stop_ids", "stream": "the method stream, or chat_stream",
+}  # fmt: skip
+QUICK_PROMPT = 512  # characters or ids: tokenised in less time than another thread needs to answer
+
+
+class InputProcessor:
+    """Builds requests for one loaded model. context: the most tokens of one text. Thread-safe."""
+
+    def __init__(self, loaded: LoadedModel, context: int) -> None:
+        self._loaded = loaded
+        self._context = context
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """The tokens that end a text."""
+        return self._loaded.eos_ids
+
+    def sampling(self, **overrides: object) -> SamplingParams:
+        """The checkpoint's sampling defaults, updated with `overrides`, as in `LLM.sampling`. Raises RequestError."""
+        given = _given(overrides)
+        beams = given.get("beams", 1) != 1
+        if beams and given.get("temperature", 0.0) != 0.0:  # its default, 1, would pass
+            raise RequestError("beam search draws nothing; leave temperature out, or beams", "temperature", "beams")
+        suggested = self._loaded.generation.sampling
+        kept = {name: value for name, value in suggested.items() if not (beams and name in DRAWING)}
+        if "min_tokens" in kept:  # the caller's max_tokens limits the default
+            most = given.get("max_tokens", SamplingParams().max_tokens)
+            kept["min_tokens"] = min(kept["min_tokens"], max(0, most)) if isinstance(most, int) else 0
+        return SamplingParams(**{**kept, **given})
+
+    def quick(self, prompt: object, params: SamplingParams | None) -> bool:
+        """Whether `build` is quick enough for an event loop: a short prompt, no constraints, and known end tokens."""
+        short = isinstance(prompt, str | list | tuple) and len(prompt) <= QUICK_PROMPT
+        plain = params is None or not (params.grammar or params.bad_words or params.dry_multiplier)
+        return short and plain and "eos_ids" in self.__dict__
+
+    def params(self, params: object, overrides: Mapping[str, Any] = NOTHING) -> SamplingParams:
+        """The parameters of a request (None: the checkpoint's defaults), updated with `overrides` that are not None.
+
+        Raises RequestError for another type, and for an override that is no field of SamplingParams.
+        """
+        if params is None:
+            return self.sampling(**overrides)
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params must be SamplingParams, not {type(params).__name__}")
+        given = _given(overrides)
+        return replace(params, **given) if given else params
+
+    def ids(self, prompt: object) -> list[int]:
+        """The token ids of a prompt. Raises RequestError for a value of another type, and for ids out of range."""
+        if isinstance(prompt, np.ndarray | torch.Tensor):
+            prompt = _listed(prompt)
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
+            raise RequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
+        if isinstance(prompt, str):
+            self.check_length(prompt)
+        ids: list[Any] = self._loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(map(_plain, prompt))
+        size = self._loaded.config.vocab_size
+        for token in ids:
+            if isinstance(token, str):
+                raise RequestError("a prompt is one text, or a list of token ids; this is a list of texts")
+            if type(token) is not int or not 0 <= token < size:
+                raise RequestError(f"a prompt's token ids must be from 0 to {size - 1}, not {shown(token)}")
+        return ids
+
+    def check_length(self, text: str) -> None:
+        """Raises RequestError for a text that by its length cannot fit the context, before it is tokenised."""
+        least = self._loaded.tokenizer.least_tokens(text)
+        if least > self._context:
+            raise RequestError(
+                f"the prompt has {len(text):,} characters, so at least {least:,} tokens, and the model's context is "
+                f"{self._context:,}; shorten it"
+            )
+
+    def ids_after(self, prompt: Prompt, ids: list[int], continuation: Prompt) -> list[int]:
+        """The ids of prompt and continuation, tokenised as one text if the prompt's own `ids` then stay the same."""
+        tokenizer = self._loaded.tokenizer
+        if isinstance(prompt, str) and isinstance(continuation, str):
+            whole = tokenizer.encode(prompt + continuation)
+            if whole[: len(ids)] == ids:
+                return whole
+        if isinstance(continuation, str):
+            return [*ids, *tokenizer.encode(continuation, add_special=False)]
+        return [*ids, *self.ids(continuation)]
+
+    def build(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        cache: bool = True,
+        prompt_logprobs_from: int | None = None,
+        written: Sequence[int] = (),
+        share: bool = True,
+        salt: str = "",
+        adapter: str | None = None,
+    ) -> Request:
+        """Build a request; draws a seed if it needs one. `written`: tokens already generated after the prompt.
+
+        adapter: the name of the adapter to compute it with, whose pages no other request shares.
+
+        prompt_logprobs_from: first position of the prompt logprobs; None: none but those that `params` requests.
+        share=False: neither use cached pages nor cache the request's own. Raises RequestError.
+        """
+        check_bool("cache", cache)
+        ids, more = self.ids(prompt), self.ids(written)
+        number = self._loaded.number(adapter)
+        _check_salt(salt)
+        if params.seed is None and not params.greedy and params.beams == 1 and params.max_tokens > 0:
+            params = replace(params, seed=secrets.randbits(63))
+        if params.prompt_logprobs is not None:
+            prompt_logprobs_from = 1
+        constraints = self.constraints(params)
+        stop_checker = self._stop_checker(params, ids)
+        for token in more:
+            stop_checker.advance(token)
+        stop_checker.take_text()
+        search = BeamSearch(params, stop_checker) if params.beams > 1 else None
+        request = Request(
+            prompt=(*ids, *more),
+            params=params,
+            stop_checker=stop_checker if search is None else search,
+            cache=cache,
+            prompt_logprobs_from=prompt_logprobs_from,
+            share=share,
+            constraints=constraints,
+            width=params.beams,
+            search=search,
+            adapter=number,
+            continued=len(more),
+        )
+        return replace(request, salt=self.salt(request.limit(self._context), salt, adapter))
+
+    def constraints(self, params: SamplingParams) -> TokenConstraints:
+        """The token constraints of `params`. Raises RequestError for ids and words that the model lacks."""
+        return self._loaded.vocabulary.constraints(params, self.eos_ids)
+
+    def embedding(self, text: Prompt) -> Request:
+        """Build a request for the hidden states of a text's tokens. Raises RequestError for a text without tokens."""
+        ids = self.ids(text)
+        if not ids:
+            raise RequestError("a text to embed has no tokens; leave it out")
+        request = self.build(ids, SamplingParams(temperature=0.0, max_tokens=0), share=False)
+        return replace(request, hidden=True)
+
+    def salt(self, limit: int, salt: str = "", adapter: str | None = None) -> bytes:
+        """The salt of the prefix hashes: the caller's, the adapter, and the text's length where RoPE depends on it."""
+        length = angle_length(self._loaded.config.positions, limit)
+        before = b"" if adapter is None else b"\xff" + bytes.fromhex(self._loaded.adapters[adapter].digest)  # no text
+        return before + (salt if length is None else f"{length} {salt}").encode()
+
+    def _stop_checker(self, params: SamplingParams, prompt: Sequence[int]) -> TextStopChecker:
+        asked = time.monotonic()
+        loaded = self._loaded
+        constraint = None
+        if params.grammar is not None:
+            opens = all(loaded.tokenizer.token_bytes(token) is None for token in prompt)
+            constraint = loaded.vocabulary.grammars(self.eos_ids).compile(params.grammar, opens=opens)
+        return TextStopChecker(
+            TextStream(loaded.tokenizer, params.stop, prompt, include_stop=params.include_stop),
+            () if params.ignore_eos else self.eos_ids,
+            params.stop_ids,
+            min_tokens=params.min_tokens,
+            include_stop=params.include_stop,
+            deadline=None if params.max_seconds is None else asked + params.max_seconds,
+            constraint=constraint,
+        )
+
+
+def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts from one prompt (text or token ids) or several. Raises RequestError for a mixture."""
+    if isinstance(prompts, str | bytes | bytearray) or not isinstance(prompts, Sequence):
+        return [prompts]
+    ids = [item for item in prompts if isinstance(item, int | np.integer)]
+    texts = [item for item in prompts if not isinstance(item, int | np.integer)]
+    if ids and texts:
+        raise RequestError("token ids stand beside other prompts; put the ids of each prompt into a list of their own")
+    return [ids] if ids else texts
+
+
+def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides that are not None. Raises RequestError for one that is no field of SamplingParams."""
+    names = [field.name for field in fields(SamplingParams)]
+    for name in sorted(overrides.keys() - set(names)):
+        near = [_ELSEWHERE[name]] if name in _ELSEWHERE else get_close_matches(name, names, 1)
+        raise RequestError(f"{name} is no sampling parameter" + (f"; did you mean {near[0]}?" if near else ""))
+    return {name: value for name, value in overrides.items() if value is not None}
+
+
+def _listed(ids: NDArray[Any] | torch.Tensor) -> list[int]:
+    """The list of an array of ids. Raises RequestError for one of another form."""
+    listed = ids.tolist()
+    if ids.ndim != 1 or any(type(token) is not int for token in listed):
+        raise RequestError(
+            f"an array as a prompt has ids, one after another; this one is {ids.dtype} {list(ids.shape)}"
+        )
+    return listed
+
+
+def _plain(token: object) -> object:
+    return int(token) if isinstance(token, np.integer) else token
+
+
+def _check_salt(salt: object) -> None:
+    if not isinstance(salt, str):
+        raise RequestError(f"a salt is text, not {type(salt).__name__}")
+    check_unicode("the salt", salt)

@@ -1,0 +1,204 @@
+"""A loaded model: its decoder, tokenizer and chat template. Several engines, each with its own cache, can share it."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from tokenwright.backends import ReferenceKernels
+from tokenwright.backends.adapters import Updates, beside, dense, not_beside, packed
+from tokenwright.backends.device import resolve_device, resolve_dtype
+from tokenwright.backends.kv_sizing import refuse_weights
+from tokenwright.backends.layout import weight_bytes
+from tokenwright.backends.native.compile import compiles
+from tokenwright.backends.native.kernels import NativeKernels, find_kernels
+from tokenwright.backends.native.program import NativeDecoder
+from tokenwright.backends.torch.decoder import Decoder
+from tokenwright.backends.torch.ops import lacking
+from tokenwright.cache import TORCH_DTYPES
+from tokenwright.checkpoints.folder import Checkpoint, Report
+from tokenwright.checkpoints.lora import Adapter
+from tokenwright.checkpoints.packing.packer import load_packed
+from tokenwright.checkpoints.packing.weight_cache import WeightCache
+from tokenwright.checks import check_bool, shown
+from tokenwright.engine.loop import FORKED
+from tokenwright.errors import CheckpointError, EngineError, RequestError
+from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
+from tokenwright.llm.token_constraints import Vocabulary
+from tokenwright.models.graph import Graph
+from tokenwright.text import ChatTemplate
+
+log = logging.getLogger(__name__)
+
+
+class _Owner:
+    """The process that loaded the first model. A fork of it may have inherited locked locks, torch's among them."""
+
+    pid: int | None = None
+
+    @classmethod
+    def check(cls) -> None:
+        """Raises EngineError in a fork of that process."""
+        cls.pid = cls.pid or os.getpid()
+        if cls.pid != os.getpid():
+            raise EngineError(FORKED)
+
+
+class LoadedModel:
+    """A model in memory, with its tokenizer. It does not change while engines use it.
+
+    The options and errors are those of `LLM`; EngineError in a process that was forked after a model was loaded.
+    check: called with the graph and the dtype before the weights are read, to raise for options that the model does not
+    support. `name`: the model as it was given. `traced`: whether engines over it record runs (trace). `adapters`:
+    those kept beside the weights, by name.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "stories",
+        *,
+        revision: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        weights: str | WeightFormat = "native",
+        report: Callable[[int, int], None] | None = None,
+        trace: bool = False,
+        check: Callable[[Graph, DType], object] | None = None,
+        lora: Sequence[str | Path] = (),
+        adapters: Mapping[str, str | Path] = MappingProxyType({}),
+    ) -> None:
+        _Owner.check()
+        check_bool("trace", trace)
+        _check_adapters(adapters)
+        self.name = str(model)
+        self.device = resolve_device(device)
+        self.checkpoint = Checkpoint.open(model, revision, progress=report is not None).merged(lora)
+        self.adapters = {name: _beside(self.checkpoint, name, folder) for name, folder in adapters.items()}
+        self.config, self.graph = self.checkpoint.config, self.checkpoint.graph
+        self.generation = self.checkpoint.generation
+        native = find_kernels() if self.device.type == "cpu" else None
+        self.dtype: DType = resolve_dtype(dtype, self.config.dtype, self.device, native is not None)
+        if check is not None:
+            check(self.graph, self.dtype)
+        form = WeightFormat.parse(str(weights))
+        if self.device.type != "cpu":
+            form = form.resolved(self.dtype)  # blocks are computed on the CPU alone
+        self.copies = self.checkpoint.kept(form)  # matrices whose blocks are copied from a GGUF file
+        self.weights = self.checkpoint.main_format(form, self.dtype)
+        for row in self.checkpoint.held(form, self.dtype):
+            log.log(logging.WARNING if row.converted else logging.INFO, "%s: %s", self.name, row)
+        self.kernels = "reference" if native is None else native.isa
+        self.tokenizer = self.checkpoint.tokenizer()
+        self.template = None if self.tokenizer.chat_template is None else ChatTemplate(self.tokenizer)
+        if self.template is not None:
+            self.template.start()  # parallel to reading the weights; the first request needs its end tokens
+        self.vocabulary = Vocabulary(self.tokenizer, self.config.vocab_size)
+        self.traced = trace
+        numbered = {self.number(name): adapter.updates for name, adapter in self.adapters.items()}
+        self.decoder = make_decoder(self.checkpoint, form, self.dtype, self.device, native, report, numbered)
+        self._users = 0
+        self._lock = threading.Lock()
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """The tokens that end a text: those of the generation config, the tokenizer and the chat template."""
+        ends = () if self.template is None else self.template.end_ids
+        return frozenset((*self.generation.eos_ids, *self.tokenizer.eos_ids, *ends))
+
+    def number(self, adapter: object) -> int:
+        """The number of an adapter, by its name; 0 for None. Raises RequestError for a name that there is not."""
+        if adapter is None:
+            return 0
+        if not isinstance(adapter, str) or adapter not in self.adapters:
+            there = f"it has {', '.join(self.adapters)}" if self.adapters else "it was opened without adapters"
+            raise RequestError(f"the model has no adapter {shown(adapter)}; {there}")
+        return list(self.adapters).index(adapter) + 1
+
+    def again(self, *, trace: bool = False) -> "LoadedModel":
+        """The same model, its weights shared, for engines whose work must not be counted with that of this one's.
+
+        trace: whether they record runs. It must not outlive the engines of this one.
+        """
+        other = copy(self)
+        other.traced = trace
+        other.decoder = self.decoder.using(self.decoder.kernels)
+        return other
+
+    def enter(self) -> None:
+        """Register an engine that uses the model."""
+        with self._lock:
+            self._users += 1
+
+    def leave(self) -> None:
+        """Unregister an engine; the last one ends the helper processes (chat template, grammar workers)."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+        if self.template is not None:
+            self.template.close()
+        self.vocabulary.close()
+
+
+def _check_adapters(adapters: object) -> None:
+    """Raises RequestError for anything but folders by names."""
+    items = adapters.items() if isinstance(adapters, Mapping) else [(None, None)]
+    if not all(isinstance(name, str) and isinstance(folder, str | Path) for name, folder in items):
+        raise RequestError(
+            f'adapters must map names to folders, such as {{"french": "folder"}}, not {shown(adapters)}', "adapters"
+        )
+
+
+def _beside(checkpoint: Checkpoint, name: str, folder: str | Path) -> Adapter:
+    """An adapter to be kept beside the weights. Raises CheckpointError for one that can only be merged."""
+    adapter = checkpoint.adapter(folder)
+    if unable := not_beside(checkpoint.graph, adapter.updates):
+        raise CheckpointError(
+            f"the adapter {name} in {folder} updates {unable[0]}, which only a merge can (lora): beside the weights an "
+            "adapter updates attention and MLPs, not experts or the head",
+            "lora",
+        )
+    return adapter
+
+
+def make_decoder(
+    checkpoint: Checkpoint,
+    form: WeightFormat,
+    dtype: DType,
+    device: torch.device,
+    native: NativeKernels | None = None,
+    report: Report | None = None,
+    adapters: Mapping[int, Updates] = MappingProxyType({}),
+) -> Decoder:
+    """The decoder of a checkpoint, with weights in `form` (native: `dtype`); reference kernels if `native` is None.
+
+    adapters: kept beside, by their numbers. Raises CheckpointError for a model with an op that no backend has,
+    CapacityError if the memory does not suffice, RequestError for a format without kernels on the device.
+    """
+    if missing := lacking(checkpoint.graph):
+        raise CheckpointError(
+            f"{checkpoint.graph.architecture} needs {', '.join(missing)}, which this Tokenwright does not have; "
+            "use a newer one"
+        )
+    graph, kernels = checkpoint.graph, native or ReferenceKernels()
+    kept = (checkpoint.packed or form).resolved(dtype)
+    copies = checkpoint.kept(form)
+    if native is None and not kept.quantised and not copies:
+        refuse_weights(graph.parameters * DTYPE_BYTES[dtype], device, dtype)
+        kept_beside = beside(graph, adapters, dense(TORCH_DTYPES[dtype], device))
+        return Decoder(graph, kernels, {**checkpoint.tensors(TORCH_DTYPES[dtype], device, report)}, kept_beside)
+    if device.type != "cpu":
+        other = "" if checkpoint.packed else ", or native weights"
+        raise RequestError(f"{kept} weights are computed on the CPU alone; use device cpu{other}", "device")
+    refuse_weights(weight_bytes(graph, kept, copies), device, str(kept))
+    weights = load_packed(checkpoint, form, dtype, report, WeightCache.default() if kept.quantised else None)
+    kept_beside = beside(graph, adapters, packed)
+    if native is None or not compiles(graph):
+        return Decoder(graph, kernels, weights, kept_beside)
+    return NativeDecoder(graph, native, weights, kept_beside)

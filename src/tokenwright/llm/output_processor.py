@@ -1,0 +1,240 @@
+"""Assembles a request's texts, pieces and completion from the events of the engine."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenwright.decode import BeamSearch, TextStopChecker
+from tokenwright.engine import (
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Forked,
+    HiddenAdded,
+    PromptLogprobsAdded,
+    Sequence,
+    StopChecker,
+    Token,
+    TopLogprob,
+)
+from tokenwright.engine.loop import Delivery, RequestHandle
+from tokenwright.errors import EngineError
+from tokenwright.llm.outputs import Completion, Piece, TreeToken, Usage
+
+
+class ChoiceText:
+    """One text of a request, number `choice`."""
+
+    def __init__(self, sequence: Sequence, choice: int) -> None:
+        self.sequence = sequence
+        self.choice = choice
+        self.pieces: list[Piece] = []
+        self.times: list[float] = []  # seconds from the request to each token
+        self.score: float | None = None
+        self.reason: FinishReason | None = None
+        self.stopped: str | int | None = None
+        self.checker: StopChecker = sequence.stop_checker  # the engine's until the text has ended
+
+    def add(self, event: Event, since: float, fresh: list[Piece]) -> None:
+        """Record one event, `since` seconds after the request; appends its piece to `fresh`, the pieces of the step."""
+        match event:
+            case Token():
+                piece = Piece(event.text, event.token, event.logprob, event.sampler_logprob, event.top, self.choice)
+                self.times.append(since)
+            case Finished(reason=reason, text=text, stopped=stopped):
+                self.reason, self.stopped = reason, stopped
+                if not text:
+                    return
+                if fresh and fresh[-1].choice == self.choice:  # held-back text belongs to the last token
+                    fresh[-1] = self.pieces[-1] = fresh[-1]._replace(text=fresh[-1].text + text)
+                    return
+                piece = Piece(text, None, 0.0, choice=self.choice)
+            case _:
+                return
+        self.pieces.append(piece)
+        fresh.append(piece)
+
+    @property
+    def mean_logprob(self) -> float:
+        """The mean log-probability of the tokens, by which best_of ranks texts."""
+        logprobs = [piece.logprob for piece in self.pieces if piece.token_id is not None]
+        return sum(logprobs) / max(1, len(logprobs))
+
+
+class MeanPool:
+    """The mean over rows [n, width], added one by one in fp64, so that it does not depend on how they arrive."""
+
+    def __init__(self) -> None:
+        self._sum: NDArray[np.float64] | None = None
+        self._count = 0
+
+    def add(self, rows: NDArray[np.float32]) -> None:
+        """Add rows [n, width]."""
+        total = np.zeros(rows.shape[1]) if self._sum is None else self._sum
+        for row in rows:
+            total += row
+        self._sum = total
+        self._count += len(rows)
+
+    def mean(self) -> NDArray[np.float32]:
+        """[width]; there must be a row."""
+        assert self._sum is not None, "a text to embed has a token"
+        return (self._sum / self._count).astype(np.float32)
+
+
+class OutputProcessor:
+    """The deliveries of one request so far. A beam search has no pieces, and no texts before its end.
+
+    layers: number of the model's layers. kv_bytes(n): bytes of K and V in the cache for a text of n tokens.
+    """
+
+    def __init__(self, handle: RequestHandle, layers: int, kv_bytes: Callable[[int], int]) -> None:
+        self.handle = handle
+        self.ended = False
+        self.error: Exception | None = None
+        self.prompt_logprobs: list[float] = []
+        self.hidden = MeanPool()  # over the hidden states of the prompt's tokens, if the request asks for them
+        self._search: BeamSearch | None = handle.request.search
+        self._layers = layers
+        self._kv_bytes = kv_bytes
+        self._texts = {handle.sequence.id: ChoiceText(handle.sequence, 0)}  # of a beam search the n best, at its end
+        self._sequences = [handle.sequence]
+        self._prompt_tops: list[tuple[TopLogprob, ...]] = []
+        self._step_times: list[float] = []  # beam search: seconds from the request to each pick
+
+    @property
+    def reason(self) -> FinishReason | None:
+        """The finish reason of the first text; None before its end, and after a failure."""
+        return next(iter(self._texts.values())).reason
+
+    @property
+    def texts(self) -> list[ChoiceText]:
+        """The texts so far; of best_of all of them, of a beam search none that matters before its end."""
+        return list(self._texts.values())
+
+    def add(self, delivery: Delivery) -> list[Piece]:
+        """Record the events of a step; returns its pieces, in order."""
+        fresh: list[Piece] = []
+        since = delivery.time - self.handle.submitted
+        for event in delivery.events:
+            match event:
+                case Token() if self._search is None:  # first, as nearly all events are tokens
+                    self._texts[event.sequence].add(event, since, fresh)
+                case Forked(sequence=identity, branch=branch):
+                    self._sequences.append(branch)
+                    if self._search is None:
+                        self._texts[identity] = ChoiceText(branch, branch.choices[0])
+                case PromptLogprobsAdded(logprobs=logprobs, tops=tops):
+                    self.prompt_logprobs += logprobs
+                    self._prompt_tops += tops
+                case HiddenAdded(rows=rows):
+                    self.hidden.add(rows)
+                case Failed(error=error):
+                    self.error = self.error or error
+                case _ if self._search is None:
+                    self._texts[event.sequence].add(event, since, fresh)
+                case Finished(reason=reason):
+                    next(iter(self._texts.values())).reason = reason
+        if self._search is not None:
+            if delivery.ended or any(isinstance(event, Token) for event in delivery.events):
+                self._step_times.append(since)
+            if delivery.ended and self.error is None:
+                self._read_search(self._search)
+        self.ended = delivery.ended
+        return fresh
+
+    def abort(self) -> None:
+        """Stop reading; texts that have not ended become ABORTED."""
+        if not self.ended:
+            self.ended = True
+            for text in self._texts.values():
+                text.reason = text.reason or FinishReason.ABORTED
+
+    def check(self) -> None:
+        """Raises EngineError if the request has failed."""
+        if self.error is not None:
+            raise EngineError(str(self.error) or type(self.error).__name__) from self.error
+
+    def _read_search(self, search: BeamSearch) -> None:
+        """Make the texts of a finished beam search; a fresh stop checker reads each text again."""
+        found = search.best(search.params.n)
+        if not found or self.reason is FinishReason.ABORTED:
+            return
+        self._texts.clear()
+        for place, hypothesis in enumerate(found):
+            checker = cast("TextStopChecker", search.stop_checker.fork())
+            text = self._texts[place] = ChoiceText(self.handle.sequence, place)
+            for node in hypothesis.node.path():
+                checker.advance(node.token)
+                piece = Piece(checker.take_text(), node.token, node.logprob, node.sampler_logprob, node.top, place)
+                text.pieces.append(piece)
+            last = text.pieces[-1]
+            text.pieces[-1] = last._replace(text=last.text + checker.finish())
+            text.times = self._step_times[: len(text.pieces)]
+            text.score, text.stopped, text.checker = hypothesis.score, checker.stopped, checker
+            text.reason = FinishReason.STOP if isinstance(checker.stopped, str) else hypothesis.reason
+
+    def completion(self) -> Completion:
+        """The text so far and its usage; of several texts the best or the first, with the rest in `others`."""
+        params = self.handle.request.params
+        texts = list(self._texts.values())
+        if params.best_of is not None:
+            texts = sorted(texts, key=lambda text: -text.mean_logprob)[: params.n]
+        each = [self._completion(text) for text in texts]
+        if self.ended and self._search is None:  # it ended before any fork: all n texts are equal
+            each += each[:1] * (params.n - len(each))
+        first = replace(each[0], others=tuple(each[1:]))
+        if self._search is not None and self.ended:
+            places = {node: place for place, node in enumerate(self._search.nodes())}
+            tree = tuple(
+                TreeToken(places.get(node.parent), node.token, node.logprob, node.score, node.reason)  # type: ignore[arg-type]
+                for node in places
+            )
+            best = self._search.best(params.n)
+            first = replace(first, tree=tree, ends=tuple(places[found.node] for found in best))
+        return first
+
+    def _completion(self, text: ChoiceText) -> Completion:
+        tokens = [piece for piece in text.pieces if piece.token_id is not None]
+        params = self.handle.request.params
+        return Completion(
+            text="".join(piece.text for piece in text.pieces),
+            token_ids=tuple(piece.token_id for piece in tokens if piece.token_id is not None),
+            logprobs=tuple(piece.logprob for piece in tokens),
+            finish_reason=text.reason if self.ended else None,
+            usage=self._usage(text, len(tokens)),
+            sampler_logprobs=tuple(piece.sampler_logprob for piece in tokens),
+            top_logprobs=tuple(piece.top for piece in tokens) if params.logprobs is not None else (),
+            stopped=text.stopped if self.ended else None,
+            complete=not self.ended or self._complete(text),
+            score=text.score,
+            prompt_logprobs=tuple(self.prompt_logprobs),
+            prompt_top_logprobs=tuple(self._prompt_tops),
+        )
+
+    def _complete(self, text: ChoiceText) -> bool:
+        """Whether the text is one of its grammar. Reads the stop checker only where the engine has ended the text."""
+        if text.reason in (None, FinishReason.ABORTED):
+            return self.handle.request.params.grammar is None
+        return not isinstance(text.checker, TextStopChecker) or text.checker.complete(text.reason)
+
+    def _usage(self, text: ChoiceText, tokens: int) -> Usage:
+        handle, sequence = self.handle, text.sequence
+        prompt, search = len(handle.request.prompt), self._search is not None
+        forwarded = sum(one.forwarded for one in self._sequences) if search else sequence.forwarded
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=tokens,
+            forward_tokens=forwarded,
+            layer_tokens=forwarded * self._layers,
+            reused_tokens=sequence.reused,
+            kv_bytes=self._kv_bytes(prompt + tokens - 1 if search else sequence.computed) if sequence.cache else 0,
+            preemptions=sequence.preemptions,
+            seed=handle.request.params.seed,
+            queue_s=0.0 if handle.started is None else handle.started - handle.submitted,
+            token_s=tuple(text.times),
+        )

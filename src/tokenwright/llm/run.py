@@ -1,0 +1,365 @@
+"""A run: one text, generated step by step and recorded in frames.
+
+A run is paused before every step; `Run.step` resumes it for one token. A step's frame has its computation, its cost,
+the attention row of one head and the top logprobs. Between two steps a caller may switch the cache off and on, and
+replay the attention row of any head at any earlier step.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+
+from tokenwright.checks import check_bool, is_whole, shown
+from tokenwright.decode.logits_processors import adjusted
+from tokenwright.engine import Engine, FinishReason, PagePool, SamplingParams, Sequence, TokenConstraints
+from tokenwright.engine.loop import EngineLoop, Inbox, RequestHandle
+from tokenwright.errors import RequestError
+from tokenwright.llm.output_processor import OutputProcessor
+from tokenwright.llm.outputs import Completion
+from tokenwright.trace.messages.schema import AttentionRow, HeadMasses, StepFrame, Summary
+from tokenwright.trace.recorder import Recorder, Watch
+from tokenwright.trace.replay import AttentionReplay, ReplayedText
+from tokenwright.trace.rows import coded, masses
+from tokenwright.trace.summary import StepSums, summarise
+from tokenwright.web_page import alone, framed
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a run begins with. prompt: its ids. watched: the layer and head of the attention row in each frame.
+
+    params: with the seed that was drawn. salt: of its cached pages; the runs that fork from it have the same.
+    first_step: the number of the first frame. earlier: the steps before it, of a lost run that this one continues.
+    """
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    salt: str
+    watched: tuple[int, int]
+    first_step: int = 0
+    earlier: tuple[StepSums, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PageUse:
+    """The pages of a run: how many, how many of them stand in tables of other runs too, and the bytes of both."""
+
+    pages: int
+    nbytes: int
+    shared: int
+    shared_bytes: int
+
+
+def _page_use(pool: PagePool, sequence: Sequence, sizes: Iterable[int]) -> PageUse:
+    """sizes: the bytes of a page of each group."""
+    counts = [(len(table), size) for table, size in zip(sequence.tables, sizes, strict=True)]
+    shared = [(count, size) for count, (_, size) in zip(pool.shared(sequence.tables), counts, strict=True)]
+    total, both = (sum(count * size for count, size in one) for one in (counts, shared))
+    return PageUse(sequence.pages, total, sum(count for count, _ in shared), both)
+
+
+T = TypeVar("T")
+
+
+MOST_ROWS = 64 * 2**20  # bytes of attention rows that a run keeps; `attention` replays older ones
+FRAME_BYTES = 5000  # about the size of one frame without its row
+
+
+class Run:
+    """One recorded text. `frames`: one for each step so far; `first_step`: the number of the first step."""
+
+    def __init__(
+        self,
+        loop: EngineLoop,
+        handle: RequestHandle,
+        inbox: Inbox,
+        transcript: OutputProcessor,
+        recorder: Recorder,
+        replay: AttentionReplay,
+        start: Start,
+    ) -> None:
+        self._loop = loop
+        self._handle = handle
+        self._inbox = inbox
+        self._transcript = transcript
+        self._recorder = recorder
+        self._replay = replay
+        self._cache = handle.sequence.cache
+        self.start = start
+        # Set by the LLM that made this run: its trace, and the token constraints of parameters.
+        self.describe: Callable[[Run], dict[str, Any]] | None = None
+        self.constraints: Callable[[SamplingParams], TokenConstraints] | None = None
+        self.first_step = start.first_step
+        self.frames: list[StepFrame] = []
+        self._read = self._let = len(handle.sequence.tokens)  # of the text: as far as it was read, and may be written
+        self._rows = self._stripped = 0  # bytes of all rows kept, and number of frames without their row
+        self._watch = Watch(handle.sequence, handle.submitted, start.watched, start.first_step, self._seen())
+        self.watch(*start.watched)
+        recorder.watch(self._watch)
+
+    def _seen(self) -> int:
+        """Tokens of the text that earlier steps computed. Raises RequestError for steps that are not of this text."""
+        seen = max((step.start + step.length for step in self.start.earlier), default=0)
+        if len(self.start.earlier) > self.first_step or seen > len(self.tokens):
+            raise RequestError("earlier: these are not the steps before first_step of this text; send those of the run")
+        return seen
+
+    def computed_by(self, loop: EngineLoop) -> bool:
+        """Whether this engine loop computes the run, and so owns its pages."""
+        return self._loop is loop
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The ids of the whole text so far, prompt included."""
+        return tuple(self._handle.sequence.tokens)
+
+    @property
+    def cache(self) -> bool:
+        """Whether the next step uses the KV cache."""
+        return self._cache
+
+    @cache.setter
+    def cache(self, on: bool) -> None:
+        check_bool("cache", on)
+        self._cache = on
+        self._handle.use_cache(on)
+
+    @property
+    def nbytes(self) -> int:
+        """The approximate bytes of its frames."""
+        return self._rows + self._watch.held.nbytes + FRAME_BYTES * len(self.frames)
+
+    def fits_beside(self, others: Iterable["Run"]) -> bool:
+        """Whether the KV cache can hold this run and the others at their maximum lengths."""
+        scheduler = self._loop.engine.scheduler
+        return scheduler.pool.fits([scheduler.max_pages(run._handle.sequence) for run in (self, *others)])
+
+    @property
+    def ended(self) -> bool:
+        return self._transcript.ended
+
+    @property
+    def reason(self) -> FinishReason | None:
+        """The finish reason; None before the end, and after a failure."""
+        return self._transcript.reason
+
+    @property
+    def watched(self) -> tuple[int, int]:
+        """Layer and head of the attention row in each frame."""
+        return self._watch.watched
+
+    def watch(self, layer: int, head: int) -> None:
+        """Choose the attention row of later frames. Raises RequestError for a layer or head that the model lacks."""
+        self.check(layer, head)
+        self._watch.watched = layer, head
+
+    @property
+    def pending(self) -> bool:
+        """Whether `step` has let the engine write a token that no later step has returned."""
+        return self._let > self._read and not self.ended
+
+    def step(self, ahead: int = 0) -> list[StepFrame]:
+        """Generate one token; returns the frames: several for a prompt of several chunks, none after the end.
+
+        ahead: tokens that the engine may write meanwhile without waiting for the next step, which returns the first.
+        Raises EngineError if the engine failed.
+        """
+        text = ""
+        try:
+            self._let = max(self._let, self._read + 1 + ahead)
+            self._handle.let_write_up_to(self._let)
+            text = self._next_text()
+        finally:
+            if self._transcript.ended:
+                self._recorder.unwatch(self._watch)
+            fresh = self._fresh(text)
+            self.frames += fresh  # only complete frames: other threads read the list
+            self._rows += sum(len(frame.attention.codes) for frame in fresh if frame.attention)
+            self._strip()
+        return fresh
+
+    def _fresh(self, text: str) -> list[StepFrame]:
+        """The frames up to that of the next token, which has `text`."""
+        fresh: list[StepFrame] = []
+        while self._watch.frames:
+            fresh.append(self._watch.frames.popleft()(text))
+            if fresh[-1].token is not None:
+                self._read += 1
+                break
+        return fresh
+
+    def _next_text(self) -> str:
+        """Wait for the next token or the end; returns its text. Raises EngineError if the engine failed."""
+        while not self._transcript.ended:
+            deliveries = self._inbox.get()
+            pieces = [piece for delivery in deliveries for piece in self._transcript.add(delivery)]
+            if pieces:
+                return "".join(piece.text for piece in pieces)
+        self._transcript.check()
+        return ""
+
+    def _strip(self) -> None:
+        """Remove the oldest attention rows while all exceed MOST_ROWS bytes."""
+        while self._rows > MOST_ROWS and self._stripped < len(self.frames):
+            frame = self.frames[self._stripped]
+            self._rows -= len(frame.attention.codes) if frame.attention else 0
+            self.frames[self._stripped] = replace(frame, attention=None)
+            self._stripped += 1
+
+    def frame(self, step: int) -> StepFrame:
+        """The frame of a step. Raises RequestError if the run has none of that number."""
+        if not is_whole(step) or not 0 <= step - self.first_step < len(self.frames):
+            first, last = self.first_step + 1, self.first_step + len(self.frames)
+            there = f"steps {first} to {last}" if self.frames else "none yet"
+            named = f"{step + 1}, counted from 1" if is_whole(step) else shown(step)
+            raise RequestError(f"there is no step {named}: this run has {there}")
+        return self.frames[step - self.first_step]
+
+    @property
+    def sequence(self) -> Sequence:
+        """Its sequence in the engine, which owns it; its counts may be read at any time."""
+        return self._handle.sequence
+
+    def context(self, step: int) -> int:
+        """The tokens of the text that a step's token was chosen after.
+
+        Raises RequestError for a step that does not exist, or that read a part of the prompt and chose none.
+        """
+        frame = self.frame(step)
+        if frame.token is None:
+            raise RequestError(f"step {step + 1} read a part of the prompt and chose no token; take a later one")
+        return frame.start + frame.length
+
+    def logits(self, step: int) -> torch.Tensor:
+        """The model's logits [V], fp32, that a step's token was chosen from. They are held for the last steps alone.
+
+        Raises RequestError for a step that does not exist, chose no token, or is too old.
+        """
+        self.context(step)
+        row = self._watch.held.get(step)
+        if row is None:
+            first = self._watch.held.first
+            assert first is not None, "the newest row is always held"
+            raise RequestError(f"the logits of step {step + 1} are no longer held; from step {first + 1} on they are")
+        return row
+
+    def adjusted_logits(self, step: int, params: SamplingParams | None = None) -> torch.Tensor:
+        """`logits` after the bans and penalties of `params`; None: the run's own, as its sampler had them: [V].
+
+        Raises RequestError for a grammar, whose bans are not kept, and for ids and words that the model lacks.
+        """
+        assert self.constraints is not None, "an LLM makes runs"
+        request = self._handle.request
+        chosen = params or request.params
+        if chosen.grammar is not None:
+            raise RequestError("the bans of a grammar are not kept with a step; give params without a grammar")
+        text, constraints = self.tokens[: self.context(step)], self.constraints(chosen)
+        return adjusted(self.logits(step), text, request.prompt_length, chosen, constraints)
+
+    def attention(self, step: int, layer: int, head: int) -> AttentionRow:
+        """The attention row of a head at a step's last token, from the cache; a replay recomputes freed pages.
+
+        Raises RequestError for a step, layer or head that does not exist.
+        """
+        return coded(self._weights(step, layer, head), layer, head)
+
+    def reference(self, step: int, layer: int, head: int) -> list[float]:
+        """The weights of `attention`, computed by the definition from the tokens alone, as a reference for it."""
+        self.check(layer, head)
+        frame = self.frame(step)
+        tokens = self.tokens[: frame.start + frame.length]
+        limit = self._handle.sequence.limit
+        return self._loop.call(lambda _: self._replay.reference(tokens, limit, layer, head))
+
+    def heads(self, step: int) -> HeadMasses:
+        """What every head of every layer did at a step's last token: from the cache, as `attention`.
+
+        Raises RequestError for a step that does not exist.
+        """
+        return masses(self._replayed(step, self._replay.rows), step)
+
+    def _weights(self, step: int, layer: int, head: int) -> torch.Tensor:
+        self.check(layer, head)
+        return self._replayed(step, lambda text, position: self._replay.row(text, position, layer, head))
+
+    def _replayed(self, step: int, read: Callable[[ReplayedText, int], torch.Tensor]) -> torch.Tensor:
+        """Call `read` with the text, in its cache or in a recomputed one, and the position of the step's last token."""
+        position = self.last_position(step)
+        return self.look(lambda _, text: read(text, position), position)
+
+    def last_position(self, step: int) -> int:
+        """The position of a step's last token. Raises RequestError if the run has no step of that number."""
+        frame = self.frame(step)
+        return frame.start + frame.length - 1
+
+    def look(self, read: Callable[[AttentionReplay, ReplayedText], T], position: int, rows: int = 1) -> T:
+        """Call `read` between two steps, with what replays `rows` rows of the text from `position` on, read-only.
+
+        The text is in its cache, or in a recomputed one where its pages were freed.
+        """
+        sequence = self._handle.sequence
+
+        def between_steps(engine: Engine[Any]) -> T:  # noqa: ARG001  (`call` only keeps the engine between steps)
+            text = ReplayedText(self.tokens, sequence.limit, self._recorder.runner.store, sequence.tables)
+            if sequence.computed < position + rows or not text.holds(position, rows):
+                text = self._replay.rebuilt(self.tokens, sequence.limit)
+            return read(self._replay, text)
+
+        return self._loop.call(between_steps)
+
+    def check(self, layer: int, head: int) -> None:
+        """Raises RequestError for a layer or head that the model lacks."""
+        config = self._replay.config
+        for name, value, count in (("layer", layer, config.layers), ("head", head, config.heads)):
+            if not is_whole(value) or not 0 <= value < count:
+                raise RequestError(f"{name} must be from 0 to {count - 1}, not {shown(value)}")
+
+    def pages(self, others: Iterable["Run"] = ()) -> list[PageUse]:
+        """The pages of this run and of others on the same engine, now."""
+        sequences = [run._handle.sequence for run in (self, *others)]
+        store = self._recorder.runner.store
+        sizes = [group.page_bytes(store.page_size) for group in store.groups]
+
+        def between_steps(engine: Engine[Any]) -> list[PageUse]:
+            return [_page_use(engine.pool, sequence, sizes) for sequence in sequences]
+
+        return self._loop.call(between_steps)
+
+    @property
+    def steps(self) -> list[StepSums]:
+        """The steps so far, those of the lost run that this one continues included."""
+        return [*self.start.earlier, *self.frames]
+
+    @property
+    def summary(self) -> Summary | None:
+        """The steps so far in figures; None before the first token."""
+        return summarise(self.steps, self._replay.config.layers)
+
+    @property
+    def completion(self) -> Completion:
+        """The text so far, and its usage."""
+        return self._transcript.completion()
+
+    def trace(self) -> dict[str, Any]:
+        """The steps so far as the values of a trace file, which the explorer's page plays."""
+        assert self.describe is not None, "an LLM makes runs"
+        return self.describe(self)
+
+    def _repr_html_(self) -> str:
+        """The run in a notebook: the explorer's page, which plays it. Raises RequestError where the page is missing."""
+        return framed(alone(self.trace()))
+
+    def close(self) -> None:
+        """End the text and free its pages. The frames remain."""
+        self._recorder.unwatch(self._watch)
+        self._handle.cancel()
+        self._transcript.abort()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,136 @@
+"""Streams of the pieces of a request: blocking, and for asyncio."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+from tokenwright.engine.loop import AsyncListener, Delivery, Inbox, RequestHandle
+from tokenwright.llm.output_processor import OutputProcessor
+from tokenwright.llm.outputs import Completion, Piece
+
+
+class Stream:
+    """An iterator over the pieces of a request. Closing or garbage-collecting it early frees the request's pages.
+
+    `completion`: the text read so far; final once the iteration has ended. owner: an object to keep alive as long as
+    the stream.
+    """
+
+    def __init__(self, handle: RequestHandle, inbox: Inbox, transcript: OutputProcessor, owner: object = None) -> None:
+        self._handle = handle
+        self._inbox = inbox
+        self._transcript = transcript
+        self._pieces: deque[Piece] = deque()
+        self._owner = owner
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self
+
+    def __next__(self) -> Piece:
+        """The next piece; blocks until there is one. Raises EngineError if the request failed."""
+        while not self._pieces:
+            if self._transcript.ended:
+                self._transcript.check()
+                raise StopIteration
+            for delivery in self._inbox.get():
+                self._pieces.extend(self._transcript.add(delivery))
+        return self._pieces.popleft()
+
+    @property
+    def completion(self) -> Completion:
+        return self._transcript.completion()
+
+    def close(self) -> None:
+        """Cancel the request; its text ends with the last piece that was read."""
+        self._handle.cancel()
+        self._transcript.abort()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self._handle.cancel()
+
+
+class AsyncStream:
+    """The pieces of a request, step by step, in its event loop. Leaving it early cancels the request."""
+
+    def __init__(
+        self, receivers: "dict[RequestHandle, AsyncStream]", handle: RequestHandle, transcript: OutputProcessor
+    ):
+        self._receivers = receivers
+        self._handle = handle
+        self._transcript = transcript
+        self._deliveries: deque[Delivery] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        receivers[handle] = self
+
+    async def pieces(self) -> list[Piece] | None:
+        """The pieces of the next step, in order; None after the end. Raises EngineError if the request failed."""
+        if self._transcript.ended:
+            self._transcript.check()
+            return None
+        while not self._deliveries:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._transcript.add(self._deliveries.popleft())
+
+    async def finish(self) -> None:
+        """Read on to the end, also of a request that fails; its transcript has the error."""
+        while not self._transcript.ended:
+            await self.pieces()
+
+    def receive(self, delivery: Delivery) -> None:
+        """Take in the events of a step and wake the task that awaits them."""
+        self._deliveries.append(delivery)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        del self._receivers[self._handle]
+        self._handle.cancel()
+
+
+class AsyncStreams:
+    """The asyncio side of one engine: a listener for each event loop, which wakes the tasks that await deliveries."""
+
+    def __init__(self) -> None:
+        self._listeners: WeakKeyDictionary[Any, AsyncListener] = WeakKeyDictionary()
+        self._receivers: dict[RequestHandle, AsyncStream] = {}
+
+    def listener(self) -> AsyncListener:
+        """The listener of the running event loop."""
+        event_loop = asyncio.get_running_loop()
+        found = self._listeners.get(event_loop)
+        if found is None:
+            found = self._listeners[event_loop] = AsyncListener(event_loop, self._receive)
+        return found
+
+    def open(self, handle: RequestHandle, transcript: OutputProcessor) -> AsyncStream:
+        """The stream of a request whose listener is `listener()`. Open it before the event loop runs again."""
+        return AsyncStream(self._receivers, handle, transcript)
+
+    def _receive(self, deliveries: Iterable[Delivery]) -> None:
+        for delivery in deliveries:
+            stream = self._receivers.get(delivery.handle)
+            if stream is not None:  # else it was left
+                stream.receive(delivery)
+
+    async def read(self, transcripts: Mapping[RequestHandle, OutputProcessor]) -> None:
+        """Read the deliveries of requests, whose listener is `listener()`, until all have ended or failed.
+
+        Await it before the event loop runs again, or deliveries are lost.
+        """
+        with ExitStack() as stack:
+            for stream in [stack.enter_context(self.open(*each)) for each in transcripts.items()]:
+                await stream.finish()

@@ -1,0 +1,151 @@
+"""The cache lab: the text of a run, teacher-forced once more under another cache, beside the full native one.
+
+Both caches are read by the same weights. The other cache's pages are those of a second engine over them, which is
+opened for this and closed afterwards. All forward passes run in the engine thread of the first, between its steps.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import FastAPI, Request
+from pydantic import Field
+
+from tokenwright.engine import SamplingParams
+from tokenwright.engine.loop import Inbox
+from tokenwright.errors import CapacityError, RequestError
+from tokenwright.serve.api import reads, unless_gone
+from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, Strict
+from tokenwright.serve.explorer.inside import in_parts
+from tokenwright.trace.messages.lab import Changed, LabCard
+
+if TYPE_CHECKING:  # torch is loaded with the model, not with the server
+    import torch
+
+    from tokenwright.backends.runner import Model
+    from tokenwright.llm.llm import LLM
+
+MOST_TOKENS = 1024  # of a text: its first ones
+SLICE = 64  # tokens of one forward pass
+
+
+class Lab(Strict):
+    """POST /runs/ID/lab: the cache to compare with the full native one."""
+
+    kv: Annotated[str, Field(max_length=80)] = "native"
+    window: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    sinks: Annotated[int, Field(ge=0, le=4096)] = 0
+    page_size: Annotated[int, Field(ge=1, le=256)] = 16
+
+
+class _Sums:
+    """What the two caches make of the same text, prediction by prediction."""
+
+    def __init__(self, explorer: Explorer) -> None:
+        self.explorer = explorer
+        self.kl: list[float] = []
+        self.delta: list[float] = []
+        self.changed: list[Changed] = []
+
+    def add(self, full: torch.Tensor, lab: torch.Tensor, following: Sequence[int]) -> None:
+        """Compare rows of logits [n, V]; `following`: the tokens that they predict."""
+        wide, other = full.double().log_softmax(-1), lab.double().log_softmax(-1)
+        self.kl += (wide.exp() * (wide - other)).sum(-1).clamp(min=0).tolist()
+        rows = range(len(following))
+        self.delta += (other[rows, following] - wide[rows, following]).tolist()
+        best = zip(wide.argmax(-1).tolist(), other.argmax(-1).tolist(), strict=True)
+        first = len(self.kl) - len(following) + 1
+        for row, (one, two) in enumerate(best):
+            if one != two:
+                self.changed.append(Changed(first + row, *self.explorer.looks([one, two])))
+
+
+def compare(explorer: Explorer, tokens: Sequence[int], wanted: Lab) -> Generator[LabCard | None, None, None]:
+    """Score `tokens` under both caches, part by part; the last item is the answer.
+
+    Raises RequestError for a cache that the model does not support, CapacityError without memory for it.
+    """
+    from tokenwright.backends.runner import Cache, Model  # with torch
+    from tokenwright.cache import layer_specs
+    from tokenwright.llm.llm import LLM
+
+    llm, count = explorer.llm, len(tokens) - 1
+    known = [*tokens[:-1]]
+    options: dict[str, Any] = {"kv": wanted.kv, "window": wanted.window, "sinks": wanted.sinks}
+    pages = count // wanted.page_size + 2
+    with LLM(llm.loaded, **options, page_size=wanted.page_size, pages=pages, max_sequences=1) as other:
+        native = layer_specs(llm.graph, llm.dtype)
+        models: tuple[Model, Model] = Model(llm.loaded.decoder, native, llm.loaded.device), other.model
+        caches: list[Cache | None] = [None, None]
+        sums = _Sums(explorer)
+        for start in range(0, count, SLICE):
+            part = known[start : start + SLICE]
+
+            def forward(_: object, part: list[int] = part) -> list[torch.Tensor]:
+                answers = [model(part, cache) for model, cache in zip(models, caches, strict=True)]
+                caches[:] = [cache for _, cache in answers]
+                return [logits for logits, _ in answers]
+
+            full, kept = llm.inspect(forward)
+            sums.add(full, kept, tokens[start + 1 : start + len(part) + 1])
+            yield None
+        used, page_bytes = llm.inspect(lambda _: _pages(other, known))
+        yield LabCard(
+            kv=other.kv_format,
+            window=wanted.window,
+            sinks=wanted.sinks,
+            page_size=wanted.page_size,
+            tokens=count,
+            full_bytes=sum(spec.nbytes(count) for spec in native),
+            kept_bytes=other.kv_bytes(count),
+            pages=used,
+            page_bytes=page_bytes,
+            mean_kl=sum(sums.kl) / count,
+            max_kl=max(sums.kl),
+            mean_delta=sum(sums.delta) / count,
+            same=count - len(sums.changed),
+            positions=count,
+            first=1,
+            kl=tuple(round(value, 9) for value in sums.kl),
+            delta=tuple(round(value, 9) for value in sums.delta),
+            changed=tuple(sums.changed),
+        )
+
+
+def _pages(llm: LLM, tokens: list[int]) -> tuple[int, int]:
+    """Pages, and their bytes, that a text has in an engine once it is computed: counted in its page tables."""
+    inbox = Inbox()
+    request = llm.prepare(tokens, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
+    [handle] = llm.submit([request], inbox, paused=True)
+    handle.let_write(1)
+    inbox.get()  # its first token: the text is computed, and keeps its pages
+
+    def count(engine: Any) -> tuple[int, int]:
+        pairs = list(zip(engine.pool.groups, handle.sequence.tables, strict=True))
+        return sum(len(table) for _, table in pairs), sum(len(table) * group.page_bytes for group, table in pairs)
+
+    return llm.inspect(count)
+
+
+def add(app: FastAPI, explorer: Explorer) -> None:
+    """Add the route of the panel Lab."""
+    busy = threading.Lock()  # one comparison at a time: each opens an engine
+
+    def alone(tokens: Sequence[int], wanted: Lab) -> Generator[LabCard | None, None, None]:
+        if not busy.acquire(blocking=False):
+            raise CapacityError("another comparison is running on this server; try again when it has ended")
+        try:
+            yield from compare(explorer, tokens, wanted)
+        finally:
+            busy.release()
+
+    @app.post("/runs/{identity}/lab", **HIDDEN)
+    async def lab(request: Request, identity: str, body: Annotated[Lab, reads(Lab)]) -> LabCard:
+        player = explorer.player(identity)
+        player.renew()
+        tokens = player.run.tokens[:MOST_TOKENS]
+        if len(tokens) < 2:
+            raise RequestError("the text has one token, and nothing is predicted in it; make a step first")
+        return await unless_gone(request, in_parts(alone(tokens, body)))

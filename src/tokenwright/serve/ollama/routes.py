@@ -1,0 +1,408 @@
+"""Ollama's API over the service: a translation of its bodies, answers, lines and errors, no more.
+
+Streams are lines of JSON. A tool call is one object, so it is sent when its arguments are complete. Bodies are JSON
+whatever their Content-Type, because Ollama's clients often send none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import product
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+import tokenwright
+from tokenwright.checks import shown
+from tokenwright.errors import RequestError
+from tokenwright.llm.outputs import Piece
+from tokenwright.sampling_params import Grammar
+from tokenwright.serve.api import Api, about, answers, body_of, off_loop, takes
+from tokenwright.serve.ollama import reply_schema as replies
+from tokenwright.serve.ollama.bodies import (
+    Chat,
+    Embedded,
+    Generate,
+    OllamaEmbed,
+    OllamaEmbeddings,
+    OllamaMessage,
+    OllamaPrompted,
+    Options,
+    Show,
+)
+from tokenwright.serve.ollama.card import card, entry, loaded
+from tokenwright.serve.openai.embeddings import Embedded as Vectors
+from tokenwright.serve.openai.embeddings import embedded, tokens_of, vectors
+from tokenwright.serve.openai.replies import Tokens, dumps
+from tokenwright.serve.replying import answered, arguments_of, check_model, events_of, said, started, whole
+from tokenwright.serve.service.generation import Generation, timings_of_all
+from tokenwright.serve.service.service import Service
+from tokenwright.serve.service.types import (
+    Answer,
+    Delta,
+    GenerationRequest,
+    Problem,
+    Timings,
+    TokenCounts,
+    Tool,
+    ToolCall,
+)
+from tokenwright.serve.sse import Streamed
+
+REPEAT_LAST_N = 64  # where repeat_penalty is given without it
+
+Line = dict[str, Any]
+
+
+def error_body(problem: Problem, request_id: str) -> dict[str, Any]:  # noqa: ARG001  (it is in the header alone)
+    """An error as Ollama's clients read it."""
+    return {"error": problem.message}
+
+
+NDJSON = "application/x-ndjson"
+API = Api(
+    ("/api/",),
+    error_body,
+    queued=frozenset(("/api/generate", "/api/chat", "/api/embed", "/api/embeddings")),
+    errors=replies.OllamaError,
+)
+
+
+def add(app: FastAPI, service: Service) -> None:
+    """Add the routes."""
+
+    @app.post(
+        "/api/generate",
+        openapi_extra=takes(Generate),
+        responses=answers(replies.OllamaGenerated, stream=NDJSON),
+        tags=["Ollama"],
+    )
+    async def generate(request: Request) -> Response:
+        body = await body_of(request, Generate, any_type=True)
+        return await _reply(request, service, body, generate_prompt(body))
+
+    @app.post(
+        "/api/chat", openapi_extra=takes(Chat), responses=answers(replies.OllamaChat, stream=NDJSON), tags=["Ollama"]
+    )
+    async def chat(request: Request) -> Response:
+        body = await body_of(request, Chat, any_type=True)
+        prompt = await off_loop(request, lambda: {"messages": chat_messages(body), "tools": tools_of(body)})
+        return await _reply(request, service, body, prompt)
+
+    @app.post("/api/embed", openapi_extra=takes(OllamaEmbed), responses=answers(replies.OllamaVectors), tags=["Ollama"])
+    async def embed(request: Request) -> Response:
+        body = await body_of(request, OllamaEmbed, any_type=True)
+        found = await _vectors(request, service, body, [body.input] if isinstance(body.input, str) else body.input)
+        taken = total_duration(timings_of_all([generation for generation, _ in found]))
+
+        def reply() -> Line:
+            times = {"total_duration": taken, "load_duration": 0, "prompt_eval_count": tokens_of(found)}
+            return {"model": body.model, "embeddings": [vector.tolist() for _, vector in found], **times}
+
+        return await vectors(request, found, reply)
+
+    @app.post(
+        "/api/embeddings",
+        openapi_extra=takes(OllamaEmbeddings),
+        responses=answers(replies.OllamaVector),
+        tags=["Ollama"],
+    )
+    async def embeddings(request: Request) -> Response:
+        body = await body_of(request, OllamaEmbeddings, any_type=True)
+        found = await _vectors(request, service, body, [body.prompt])
+        return await vectors(request, found, lambda: {"embedding": found[0][1].tolist()})
+
+    @app.get("/api/ps", responses=answers(replies.OllamaRunning), tags=["Ollama"])
+    async def running() -> JSONResponse:
+        llm = await service.opened()
+        return JSONResponse({"models": [loaded(name, llm, service.created) for name in service.names]})
+
+    @app.get("/api/version", responses=answers(replies.OllamaVersion), tags=["Ollama"])
+    async def version() -> JSONResponse:
+        return JSONResponse({"version": tokenwright.__version__})
+
+    @app.get("/api/tags", responses=answers(replies.OllamaTags), tags=["Ollama"])
+    async def tags() -> JSONResponse:
+        llm = await service.opened()
+        return JSONResponse({"models": [entry(name, llm, service.created) for name in service.names]})
+
+    @app.post("/api/show", openapi_extra=takes(Show), responses=answers(replies.OllamaCard), tags=["Ollama"])
+    async def show(request: Request) -> JSONResponse:
+        body = await body_of(request, Show, any_type=True)
+        if (body.model is None) == (body.name is None):
+            raise RequestError("model: give the model's name, once")
+        served_model(request, service, body.model or body.name or "")
+        preparer = await service.preparer()
+        found = card(await service.opened(), service.created, thinks=preparer.thinks, calls=preparer.calls)
+        return JSONResponse(found)
+
+
+def served_model(request: Request, service: Service, name: str) -> str:
+    """The name under which the model is served, with or without the tag that means the same to Ollama's clients.
+
+    Raises Missing for a model that this server does not have.
+    """
+    plain = name.removesuffix(_TAG)
+    found = next((one for one in (name, plain, plain + _TAG) if one in service.names), plain)
+    check_model(request, service, found)
+    return found
+
+
+_TAG = ":latest"
+
+
+async def _vectors(request: Request, service: Service, body: Embedded, inputs: Sequence[str]) -> Vectors:
+    check_keep_alive(body)
+    return await embedded(request, service, served_model(request, service, body.model), inputs)
+
+
+async def _reply(request: Request, service: Service, body: Chat | Generate, prompt: dict[str, Any]) -> Response:
+    model = served_model(request, service, body.model)
+    check_keep_alive(body)
+    lines = Lines(body.model, chat=isinstance(body, Chat), tokens=lambda: Tokens(service.host.llm.tokenizer))
+    if not (body.messages if isinstance(body, Chat) else body.prompt):
+        await service.opened()
+        return Response(dumps(lines.loaded()), media_type="application/json")
+    wanted = GenerationRequest(
+        **prompt,
+        overrides=overrides_of(body),
+        json_object=body.format == "json",
+        thinking=None if body.think is None else body.think is not False,
+        context=body.options.num_ctx,
+        caller=about(request).caller,
+        request_id=about(request).request_id,
+        streamed=body.stream,
+        model=model,
+    )
+    if not body.stream:
+        generation, answer = await answered(request, service, wanted)
+        return await whole(request, lambda: lines.whole(answer, generation.counts(), generation.timings()), generation)
+    generation = await started(request, service, wanted)
+    chunks = _stream(request, generation, lines)
+    return Streamed(chunks, generation.cancel, media_type=NDJSON, ping=None)
+
+
+async def _stream(request: Request, generation: Generation, lines: Lines) -> AsyncIterator[bytes]:
+    def take(delta: Delta) -> Iterator[bytes]:
+        return map(_encoded, lines.take(delta))
+
+    def end(_: Delta) -> Iterator[bytes]:
+        yield _encoded(lines.end(generation.counts(), generation.timings()) | said(request, generation))
+
+    def failed(problem: Problem) -> bytes:
+        return _encoded(error_body(problem, ""))
+
+    async for chunk in events_of(request, generation, take, end, failed):
+        yield chunk
+
+
+def _encoded(line: Line) -> bytes:
+    return f"{dumps(line)}\n".encode()
+
+
+def overrides_of(body: OllamaPrompted) -> dict[str, Any]:
+    """The sampling parameters of a request. Raises RequestError for a schema that cannot be written."""
+    options = body.options
+    names = ("temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty")
+    found: dict[str, Any] = {name: getattr(options, name) for name in names}
+    found |= {
+        "top_k": None if options.top_k is None else max(0, options.top_k),
+        "seed": None if options.seed == -1 else options.seed,
+        "max_tokens": None if options.num_predict is None or options.num_predict < 0 else options.num_predict,
+        "stop": options.stop or None,
+        **_repetition(options),
+    }
+    if isinstance(body.format, Mapping):
+        found["grammar"] = Grammar.json_schema(body.format)
+    if body.logprobs:
+        found["logprobs"] = body.top_logprobs
+    elif body.top_logprobs:
+        raise RequestError("top_logprobs needs logprobs: true")
+    return found
+
+
+def _repetition(options: Options) -> dict[str, Any]:
+    penalty, window = options.repeat_penalty, options.repeat_last_n
+    if window == 0:
+        return {"repetition_penalty": 1.0}
+    if penalty is None:
+        return {"repetition_window": None if window is None else max(0, window)}
+    return {"repetition_penalty": penalty, "repetition_window": max(0, REPEAT_LAST_N if window is None else window)}
+
+
+def check_keep_alive(body: OllamaPrompted | Embedded) -> None:
+    """Raises RequestError for a request to unload the model, and for a string that Go would not read as a duration."""
+    given = body.keep_alive
+    if isinstance(given, str):
+        if _DURATION.fullmatch(given) is None:
+            why = f'a number of seconds, or a duration such as "1h30m", not {shown(given)}'
+            raise RequestError(f"keep_alive must be {why}")
+        given = float(re.search("[1-9]", given) is not None)
+    if given == 0:
+        raise RequestError("keep_alive 0 is not supported: the model stays loaded as long as the server runs")
+
+
+_DURATION = re.compile(r"[+-]?(0|((\d+\.?\d*|\.\d+)(ns|us|[µμ]s|ms|s|m|h))+)", re.ASCII)
+
+
+def generate_prompt(body: Generate) -> dict[str, Any]:
+    """The prompt of /api/generate: a conversation of one message, or the text itself if it is raw."""
+    if body.raw:
+        if body.think is not None:
+            raise RequestError("think belongs to the chat template, which raw leaves out; leave it out as well")
+        if body.system:
+            raise RequestError("system belongs to the chat template, which raw leaves out; put it into the prompt")
+        return {"prompt": body.prompt}
+    system = [{"role": "system", "content": body.system}] if body.system else []
+    return {"messages": [*system, {"role": "user", "content": body.prompt}]}
+
+
+def chat_messages(body: Chat) -> list[dict[str, Any]]:
+    """The conversation of /api/chat. A call without an id gets one, and a result without one answers the next call."""
+    found: list[dict[str, Any]] = []
+    calls = _OpenCalls()
+    for at, message in enumerate(body.messages):
+        one: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.thinking:
+            one["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            own = [(call.id or f"call_{at}_{place}", call) for place, call in enumerate(message.tool_calls)]
+            for identity, call in own:
+                calls.add(identity, call.function.name)
+            one["tool_calls"] = [
+                {
+                    "id": identity,
+                    "type": "function",
+                    "function": {"name": call.function.name, "arguments": call.function.arguments},
+                }
+                for identity, call in own
+            ]
+        if message.role == "tool":
+            one |= _answered(message, calls, at)
+        found.append(one)
+    return found
+
+
+class _OpenCalls:
+    """The calls of a conversation that have no result yet. However many there are, none is searched for."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[str, str]] = {}  # (id, name), by the number of the call
+        self._numbers: dict[tuple[str | None, str | None], deque[int]] = {}  # by what a result may say; some are closed
+        self._count = 0
+
+    def add(self, identity: str, name: str) -> None:
+        """A call is open from now on."""
+        self._count += 1
+        self._open[self._count] = (identity, name)
+        for given in product((identity, None), (name, None)):
+            self._numbers.setdefault(given, deque()).append(self._count)
+
+    def answer(self, identity: str | None, name: str | None) -> tuple[str, str] | None:
+        """The id and the name of the first open call that has these, as far as they are given; it is closed then."""
+        numbers = self._numbers.get((identity, name), deque())
+        while numbers:
+            if (call := self._open.pop(numbers.popleft(), None)) is not None:
+                return call
+        return None
+
+
+def _answered(message: OllamaMessage, calls: _OpenCalls, at: int) -> dict[str, str]:
+    """The id and name of the call that a result answers, which is then no longer open."""
+    call = calls.answer(message.tool_call_id, message.tool_name)
+    if call is None:
+        raise RequestError(f"messages.{at} is the result of a tool that no message before it has called")
+    return {"tool_call_id": call[0], "name": call[1]}
+
+
+def tools_of(body: Chat) -> list[Tool]:
+    return [Tool(tool.function.name, tool.function.description, tool.function.parameters) for tool in body.tools]
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def done_reason(finished: Answer | Delta) -> str:
+    return "length" if finished.finish == "length" else "stop"
+
+
+def durations(counts: TokenCounts, timings: Timings) -> dict[str, int]:
+    """Tokens, and nanoseconds. The prompt's tokens are all of them, cached or not."""
+    return {
+        "total_duration": total_duration(timings),
+        "load_duration": 0,  # the model was loaded when the server started
+        "prompt_eval_count": counts.prompt,
+        "prompt_eval_duration": _ns(timings.prefill_s),
+        "eval_count": counts.completion,
+        "eval_duration": _ns(timings.decode_s),
+    }
+
+
+def total_duration(timings: Timings) -> int:
+    """Nanoseconds."""
+    return _ns(timings.queue_s + timings.prefill_s + timings.decode_s)
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+class Lines:
+    """The lines of one reply of /api/chat (`chat`) or /api/generate.
+
+    tokens: for the texts of tokens with their logprobs, once the model is loaded.
+    """
+
+    def __init__(self, model: str, *, chat: bool, tokens: Callable[[], Tokens]) -> None:
+        self.model = model
+        self.chat = chat
+        self._tokens = tokens
+        self._answer = Answer(0)
+        self._sent = 0  # tool calls
+
+    def take(self, delta: Delta) -> Iterator[Line]:
+        """The lines of a delta, but for its end."""
+        self._answer.add(delta)
+        if delta.text or delta.reasoning or delta.tokens:
+            yield self._line(delta.text, delta.reasoning, (), delta.tokens)
+        complete = len(self._answer.tool_calls) - (0 if delta.finish else 1)
+        if complete > self._sent:
+            ready, self._sent = self._answer.tool_calls[self._sent : complete], complete
+            yield self._line("", "", ready, ())
+
+    def end(self, counts: TokenCounts, timings: Timings) -> Line:
+        """The last line of a stream."""
+        return self._line("", "", (), ()) | self._done(counts, timings)
+
+    def whole(self, answer: Answer, counts: TokenCounts, timings: Timings) -> Line:
+        """A reply that is not streamed."""
+        self._answer = answer
+        line = self._line(answer.text, answer.reasoning, answer.tool_calls, answer.tokens)
+        return line | self._done(counts, timings)
+
+    def loaded(self) -> Line:
+        """The reply to a request that only loads the model."""
+        return self._line("", "", (), ()) | {"done": True, "done_reason": "load"}
+
+    def _done(self, counts: TokenCounts, timings: Timings) -> dict[str, Any]:
+        return {"done": True, "done_reason": done_reason(self._answer), **durations(counts, timings)}
+
+    def _line(self, text: str, thinking: str, calls: Iterable[ToolCall], tokens: Sequence[Piece]) -> Line:
+        content: dict[str, Any] = {"content" if self.chat else "response": text}
+        if thinking:
+            content["thinking"] = thinking
+        called = [
+            {"id": call.id, "function": {"name": call.name, "arguments": arguments}}
+            for call in calls
+            if (arguments := arguments_of(call)) is not None  # else the text's end has cut it off
+        ]
+        if called:
+            content["tool_calls"] = called
+        body = {"message": {"role": "assistant", **content}} if self.chat else content
+        extra = {"logprobs": self._tokens().chat(tokens)["content"]} if tokens else {}
+        return {"model": self.model, "created_at": now(), **body, "done": False, **extra}

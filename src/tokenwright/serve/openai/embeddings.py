@@ -1,0 +1,119 @@
+"""OpenAI's embeddings: the mean of a text's hidden states after the final norm, scaled to unit length.
+
+A language model was not trained to make embeddings; these are what its hidden states give, and the reply says so by
+`pooling`. Clients expect unit length, as their sums of products are then cosines.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from numpy.typing import NDArray
+
+from tokenwright.serve.api import About, about, answers, body_of, takes, unless_gone
+from tokenwright.serve.openai.bodies import EmbeddingBody
+from tokenwright.serve.openai.replies import Json, cut, server_timing, timings_of, written
+from tokenwright.serve.reply_schema import EmbeddingList
+from tokenwright.serve.service.generation import Generation, timings_of_all
+from tokenwright.serve.service.multi_prompt import gathered
+from tokenwright.serve.service.service import Service
+from tokenwright.serve.service.types import GenerationRequest, no_model
+
+Embedded = list[tuple[Generation, NDArray[np.float32]]]
+
+
+async def embedded(
+    request: Request, service: Service, model: str, inputs: Sequence[Any], truncate: int | None = None
+) -> Embedded:
+    """The embedding of each text or list of ids. truncate: how many of its last tokens are read; None: all."""
+    if model not in service.names:
+        raise no_model(model, service.names)
+    about(request).model = model
+    each = [
+        GenerationRequest(
+            prompt=one,
+            embed=True,
+            model=model,
+            caller=about(request).caller,
+            request_id=about(request).request_id,
+            truncate_prompt_tokens=truncate,
+        )
+        for one in inputs
+    ]
+    return await unless_gone(request, gathered(lambda wanted: _embedded(about(request), service, wanted), each))
+
+
+def tokens_of(found: Embedded) -> int:
+    """The tokens of all texts."""
+    return sum(len(generation.prompt_ids) for generation, _ in found)
+
+
+async def vectors(request: Request, found: Embedded, reply: Callable[[], Json], timed: bool = False) -> Response:
+    """The response with the vectors in `reply`. timed: the request asks where the time went."""
+    timings = timings_of_all([generation for generation, _ in found]) if timed or about(request).timed else None
+    more = {} if timings is None else {"timings": timings_of(timings)}
+    text = await written(lambda: reply() | more, sum(len(vector) for _, vector in found))
+    headers = {} if timings is None else {"server-timing": server_timing(timings)}
+    return Response(text, media_type="application/json", headers=headers)
+
+
+async def _embedded(
+    about: About, service: Service, wanted: GenerationRequest
+) -> tuple[Generation, NDArray[np.float32]]:
+    generation = await about.started(service.start(wanted))
+    try:
+        await generation.answers()
+    finally:
+        generation.cancel()
+    vector = generation.embedding()
+    return generation, vector / max(float(np.linalg.norm(vector)), 1e-12)
+
+
+class Embeddings:
+    """The handler."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def embed(self, request: Request) -> Response:
+        """The embedding of each text."""
+        body = await body_of(request, EmbeddingBody)
+        given = body.input
+        inputs = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
+        found = await embedded(request, self.service, body.model, inputs, body.truncate_prompt_tokens)
+        tokens = tokens_of(found)
+
+        def reply() -> Json:
+            data = [
+                {"object": "embedding", "index": at, "embedding": _written(vector, body.encoding_format)}
+                for at, (_, vector) in enumerate(found)
+            ]
+            truncated = sum(generation.counts().truncated for generation, _ in found)
+            usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
+            usage |= {"prompt_tokens_details": cut(truncated)} if truncated else {}
+            return {"object": "list", "data": data, "model": body.model, "pooling": "mean", "usage": usage}
+
+        return await vectors(request, found, reply, body.return_timings)
+
+
+def _written(vector: NDArray[np.float32], form: str) -> list[float] | str:
+    """A vector as numbers, or as the base64 of its float32 bytes, the lowest first."""
+    return vector.tolist() if form == "float" else base64.b64encode(vector.astype("<f4").tobytes()).decode()
+
+
+def add(app: FastAPI, service: Service) -> None:
+    """Add the route."""
+    app.add_api_route(
+        "/v1/embeddings",
+        Embeddings(service).embed,
+        methods=["POST"],
+        openapi_extra=takes(EmbeddingBody),
+        responses=answers(EmbeddingList),
+        response_model=None,
+        tags=["OpenAI"],
+    )

@@ -1,0 +1,259 @@
+"""OpenAI's replies: objects, chunks, log-probabilities, usage and errors, made from what the service says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tokenwright.engine import TopLogprob
+from tokenwright.llm.outputs import Piece
+from tokenwright.serve.service.ids import new_hex
+from tokenwright.serve.service.types import Answer, Delta, Problem, Timings, TokenCounts, ToolCallDelta
+from tokenwright.text import TextStream, Tokenizer
+
+Json = dict[str, Any]
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode  # made once: it is slow
+LEAST = -9999.0  # for a probability of 0, whose logarithm JSON cannot write
+
+_TYPES = {
+    "invalid": "invalid_request_error",
+    "key": "authentication_error",
+    "forbidden": "permission_error",
+    "missing": "not_found_error",
+    "size": "invalid_request_error",
+    "busy": "rate_limit_error",
+    "unavailable": "service_unavailable_error",
+    "engine": "server_error",
+}
+_CODES = {"key": "invalid_api_key", "missing": "not_found", "busy": "rate_limit_exceeded"}
+
+
+def error_body(problem: Problem, request_id: str) -> Json:  # noqa: ARG001  (other APIs repeat the id)
+    """An error as OpenAI's clients read it."""
+    code = "model_not_found" if problem.param == "model" else problem.code or _CODES.get(problem.kind)
+    kind = _TYPES[problem.kind]
+    return {"error": {"message": problem.message, "type": kind, "param": problem.param, "code": code}}
+
+
+def dumps(value: object) -> str:
+    """Compact JSON in one line."""
+    return _encode(value)
+
+
+LONG = 2048  # numbers or log-probabilities of a reply: those of a longer one are written by a thread
+
+
+async def written(reply: Callable[[], object], numbers: int) -> str:
+    """A reply as JSON. numbers: how many numbers or log-probabilities it has; many would keep others waiting."""
+    return await asyncio.to_thread(lambda: dumps_in_parts(reply())) if numbers > LONG else dumps(reply())
+
+
+def dumps_in_parts(value: object) -> str:
+    """The same text as of `dumps`, by many short calls: one call of the encoder lets no other thread run."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{dumps(name)}:{dumps_in_parts(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list) and value and isinstance(value[-1], dict | list):  # the first of a prompt is null
+        return "[" + ",".join(map(dumps_in_parts, value)) + "]"
+    return dumps(value)
+
+
+def usage_of(counts: Iterable[TokenCounts]) -> Json:
+    """The usage of one or several generations."""
+    each = list(counts)
+    prompt, written = sum(one.prompt for one in each), sum(one.completion for one in each)
+    truncated = sum(one.truncated for one in each)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": sum(one.cached for one in each)} | cut(truncated),
+        "completion_tokens_details": {"reasoning_tokens": sum(one.reasoning for one in each)},
+    }
+
+
+def cut(tokens: int) -> Json:
+    """What a usage says of tokens that truncate_prompt_tokens has cut off, where it has."""
+    return {"truncated_tokens": tokens} if tokens else {}
+
+
+def timings_of(timings: Timings) -> Json:
+    """Timings with times in milliseconds of three digits."""
+    found = asdict(timings)
+    return {name.removesuffix("_s") + "_ms" if name.endswith("_s") else name: _ms(name, v) for name, v in found.items()}
+
+
+def _ms(name: str, value: float) -> float:
+    return round(1000 * value, 3) if name.endswith("_s") else value
+
+
+def server_timing(timings: Timings) -> str:
+    """The value of the header Server-Timing."""
+    names = {"queue": timings.queue_s, "prefill": timings.prefill_s, "decode": timings.decode_s}
+    parts = [f"{name};dur={1000 * seconds:.1f}" for name, seconds in names.items()]
+    return ", ".join([*parts, f'cached;desc="{timings.cached_tokens}"', f'preemptions;desc="{timings.preemptions}"'])
+
+
+class Names:
+    """What all objects of one reply have in common. kind: "chat.completion" or "text_completion"."""
+
+    def __init__(self, kind: str, model: str) -> None:
+        self.id = f"{'chatcmpl' if kind.startswith('chat') else 'cmpl'}-{new_hex(12)}"
+        self.kind = kind
+        self.created = int(time.time())
+        self.model = model
+
+    def whole(self, choices: Sequence[Json], usage: Json, timings: Timings | None) -> Json:
+        """A reply in one piece."""
+        found = {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
+        found |= {"choices": list(choices), "usage": usage}
+        return found if timings is None else found | {"timings": timings_of(timings)}
+
+
+class Tokens:
+    """Log-probabilities by the names of tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def text(self, token: int) -> str:
+        """A token for display."""
+        return self._tokenizer.token_text(token)
+
+    def chat(self, pieces: Sequence[Piece]) -> Json:
+        """`logprobs` of a chat choice."""
+        return {"content": [self._chat_token(piece) for piece in pieces], "refusal": None}
+
+    def _chat_token(self, piece: Piece) -> Json:
+        assert piece.token_id is not None, "only tokens have log-probabilities"
+        tops = [self._named(top.token, top.logprob) for top in piece.top]
+        return self._named(piece.token_id, piece.logprob) | {"top_logprobs": tops}
+
+    def _named(self, token: int, logprob: float) -> Json:
+        data = self._tokenizer.token_bytes(token, skip_special=False) or b""
+        return {"token": self.text(token), "logprob": _finite(logprob), "bytes": list(data)}
+
+    def completion(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[float | None],
+        tops: Sequence[Sequence[TopLogprob] | None],
+        offsets: Offsets,
+    ) -> Json:
+        """`logprobs` of a completion's choice, or of the next tokens of one."""
+        named = [
+            None if top is None else self._tops(top, token, logprob)
+            for top, token, logprob in zip(tops, ids, logprobs, strict=True)
+        ]
+        found: Json = {"text_offset": offsets.of(ids), "tokens": [self.text(token) for token in ids]}
+        return found | {"token_logprobs": [_finite(one) for one in logprobs], "top_logprobs": named}
+
+    def _tops(self, tops: Sequence[TopLogprob], token: int, logprob: float | None) -> Json:
+        """The likeliest tokens, and the token of the text if it is not among them."""
+        named: Json = {self.text(top.token): _finite(top.logprob) for top in tops}
+        named.setdefault(self.text(token), _finite(logprob))
+        return named
+
+
+class Offsets:
+    """Where the tokens of a text begin: characters before each, counted as the text is decoded.
+
+    prompt: the ids before the text. start: the offset of its first token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), start: int = 0) -> None:
+        self._stream = TextStream(tokenizer, prompt=prompt)
+        self._at = start
+
+    def of(self, ids: Sequence[int]) -> list[int]:
+        """The offsets of the next tokens. One that begins inside a character has that character's."""
+        found = []
+        for token in ids:
+            found.append(self._at)
+            self._at += len(self._stream.push(token))
+        return found
+
+
+def _finite(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, LEAST)
+
+
+def message_of(answer: Answer) -> Json:
+    """The message of a chat choice."""
+    text = answer.text
+    message: Json = {"role": "assistant", "content": text, "refusal": None}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        message["content"] = text or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.tool_calls
+        ]
+    return message
+
+
+class Chunks:
+    """The chunks of a stream as lines, made by putting strings together: this is done for every token.
+
+    usage: every chunk says that it has none, because one at the end has it.
+    """
+
+    def __init__(self, names: Names, usage: bool) -> None:
+        kind = names.kind if names.kind == "text_completion" else f"{names.kind}.chunk"
+        head = {"id": names.id, "object": kind, "created": names.created, "model": names.model}
+        self._head = "data: " + dumps(head)[:-1] + ',"choices":['
+        self._tail = ',"usage":null}\n\n' if usage else "}\n\n"
+
+    def line(self, choice: str) -> str:
+        """A chunk with one choice."""
+        return f"{self._head}{choice}]{self._tail}"
+
+    def last(self, usage: Json | None, timings: Timings | None) -> str:
+        """The chunk with the usage, and perhaps the timings."""
+        more: Json = {} if usage is None else {"usage": usage}
+        more |= {} if timings is None else {"timings": timings_of(timings)}
+        return f"{self._head}],{dumps(more)[1:]}\n\n"
+
+    def chat(self, delta: Delta, tokens: Tokens, first: bool) -> str:
+        """The chunks of one delta of a chat; `first`: of its choice."""
+        lines = []
+        if first:
+            lines.append(self.chat_choice(delta.choice, '{"role":"assistant","content":""}'))
+        parts = []
+        if delta.reasoning:
+            parts.append(f'"reasoning_content":{dumps(delta.reasoning)}')
+        if delta.text:
+            parts.append(f'"content":{dumps(delta.text)}')
+        if delta.tool_calls:
+            parts.append(f'"tool_calls":{dumps([_fragment(call) for call in delta.tool_calls])}')
+        if parts or delta.tokens:
+            logprobs = dumps(tokens.chat(delta.tokens)) if delta.tokens else "null"
+            lines.append(self.chat_choice(delta.choice, "{" + ",".join(parts) + "}", logprobs))
+        if delta.finish is not None:
+            lines.append(self.chat_choice(delta.choice, "{}", finish=f'"{delta.finish}"'))
+        return "".join(lines)
+
+    def chat_choice(self, choice: int, delta: str, logprobs: str = "null", finish: str = "null") -> str:
+        """A chunk with one choice of a chat."""
+        return self.line(f'{{"index":{choice},"delta":{delta},"logprobs":{logprobs},"finish_reason":{finish}}}')
+
+    def completion(self, index: int, text: str, logprobs: Json | None, finish: str | None) -> str:
+        """A chunk with one choice of a completion."""
+        reason = "null" if finish is None else f'"{finish}"'
+        found = "null" if logprobs is None else dumps(logprobs)
+        return self.line(f'{{"index":{index},"text":{dumps(text)},"logprobs":{found},"finish_reason":{reason}}}')
+
+
+def _fragment(call: ToolCallDelta) -> Json:
+    function: Json = {} if call.name is None else {"name": call.name}
+    found: Json = {"index": call.index, "function": function | {"arguments": call.arguments}}
+    return found if call.id is None else found | {"id": call.id, "type": "function"}
+
+
+def finish_of(answer: Answer) -> str:
+    """The finish reason of a whole text; one that was cancelled has no client left that could read it."""
+    return answer.finish or "stop"

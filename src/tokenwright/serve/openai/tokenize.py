@@ -1,0 +1,124 @@
+"""/tokenize and /detokenize: texts to ids and back, for clients and for the explorer's page."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, ClassVar
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from tokenwright.checks import MAX_TOKENS
+from tokenwright.errors import RequestError
+from tokenwright.serve.api import about, answers, body_of, takes, unless_gone
+from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.serve.fields import MOST_ITEMS, MOST_TOOLS, Body, Name, Refused, Text, many
+from tokenwright.serve.openai.bodies import AnyMessage, ChatTemplateVariables, FunctionTool, Id
+from tokenwright.serve.openai.generation_request import messages_of, tools_of
+from tokenwright.serve.reply_schema import Detokenized, DetokenizedText, TokenCards, Tokenized
+from tokenwright.serve.replying import check_model
+from tokenwright.serve.service.preprocess import Preprocessor, check
+from tokenwright.serve.service.service import Service
+from tokenwright.serve.service.types import GenerationRequest
+
+Ids = Annotated[list[Id], many(MAX_TOKENS >> 8)]
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: one of a prompt, the messages of a conversation, and (for tokens with their texts) a text.
+
+    add_special_tokens false: a prompt without those that the tokenizer adds; a chat template writes its own.
+    """
+
+    refused: ClassVar = {
+        "add_generation_prompt": Refused("the tokens are those of a request, and it asks for an answer", (True,)),
+        "chat_template": Refused("the model's own template is used"),
+        "continue_final_message": Refused("the tokens are those of a request, and it asks for a new message", (False,)),
+    }
+
+    model: Name | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[AnyMessage], many(MOST_ITEMS, 1)] | None = None
+    text: Text | None = None
+    tools: Annotated[list[FunctionTool], many(MOST_TOOLS)] | None = None
+    chat_template_kwargs: ChatTemplateVariables | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize: token ids, as `tokens` (answered by `prompt`) or as `ids` (answered by `text`)."""
+
+    model: Name | None = None
+    tokens: Ids | None = None
+    ids: Ids | None = None
+
+
+class Texts:
+    """The handlers."""
+
+    def __init__(self, service: Service, explorer: Explorer) -> None:
+        self.service = service
+        self.explorer = explorer
+
+    def _check_model(self, request: Request, name: str | None) -> None:
+        if name is not None:
+            check_model(request, self.service, name)
+
+    async def tokenize(self, request: Request) -> JSONResponse:
+        """The token ids of a text."""
+        body = await body_of(request, TokenizeBody)
+        self._check_model(request, body.model)
+        if sum(one is not None for one in (body.prompt, body.messages, body.text)) != 1:
+            raise RequestError("prompt: give one of prompt, messages and text")
+        for name in ("tools", "chat_template_kwargs"):
+            if getattr(body, name) is not None and body.messages is None:
+                raise RequestError(f"{name} belongs to a conversation; give messages")
+        if body.add_special_tokens and body.messages is not None:
+            raise RequestError("add_special_tokens: a conversation has those that its template writes; leave it out")
+        return JSONResponse(await unless_gone(request, self._tokenized(body, about(request).caller.key)))
+
+    async def _tokenized(self, body: TokenizeBody, key: str) -> dict[str, Any]:
+        preparer = await self.service.preparer()
+        return await self.service.read(key, lambda: self._read(preparer, body))
+
+    def _read(self, preparer: Preprocessor, body: TokenizeBody) -> dict[str, Any]:
+        prompt, variables = body.prompt if body.text is None else body.text, body.chat_template_kwargs
+        wanted = GenerationRequest(
+            prompt=prompt,
+            messages=None if body.messages is None else messages_of(body.messages),
+            tools=tools_of(body.tools or ()),
+            thinking=None if variables is None else variables.enable_thinking,
+        )
+        check(wanted)
+        ids = preparer.prompt(wanted, add_special=body.add_special_tokens is not False)[0]
+        if body.text is not None:
+            return {"tokens": [asdict(card) for card in self.explorer.looks(ids)]}
+        llm = self.service.host.llm
+        found: dict[str, Any] = {"count": len(ids), "max_model_len": llm.context, "tokens": list(ids)}
+        strings = [llm.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
+        return found | {"token_strs": strings}
+
+    async def detokenize(self, request: Request) -> JSONResponse:
+        """The text of token ids."""
+        body = await body_of(request, DetokenizeBody)
+        self._check_model(request, body.model)
+        if (body.tokens is None) == (body.ids is None):
+            raise RequestError("tokens: give one of tokens and ids")
+        llm = await self.service.opened()
+        ids = body.ids if body.tokens is None else body.tokens
+        decoded = self.service.read(about(request).caller.key, lambda: llm.tokenizer.decode(ids or ()))
+        text = await unless_gone(request, decoded)
+        return JSONResponse({"text" if body.tokens is None else "prompt": text})
+
+
+def add(app: FastAPI, service: Service, explorer: Explorer) -> None:
+    """Add the routes."""
+    texts = Texts(service, explorer)
+    for path, handler, body, replies in (
+        ("/tokenize", texts.tokenize, TokenizeBody, (Tokenized, TokenCards)),
+        ("/detokenize", texts.detokenize, DetokenizeBody, (Detokenized, DetokenizedText)),
+    ):
+        app.add_api_route(
+            path, handler, methods=["POST"], openapi_extra=takes(body), responses=answers(*replies), tags=["OpenAI"]
+        )

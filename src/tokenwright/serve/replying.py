@@ -1,0 +1,110 @@
+"""What the adapters beside OpenAI's chat share: one text asked for and read, whole or as it is written."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+
+from fastapi import Request, Response
+
+from tokenwright.errors import TokenwrightError
+from tokenwright.serve.api import about, unless_gone
+from tokenwright.serve.openai.replies import LONG, Json, dumps, server_timing, timings_of, written
+from tokenwright.serve.service.generation import Generation
+from tokenwright.serve.service.service import Service
+from tokenwright.serve.service.tools import read_json
+from tokenwright.serve.service.types import (
+    Answer,
+    Delta,
+    GenerationRequest,
+    NotReady,
+    Problem,
+    ToolCall,
+    no_model,
+    problem_of,
+)
+
+log = logging.getLogger(__name__)
+
+
+def check_model(request: Request, service: Service, name: str) -> None:
+    """Raises Missing for a model that this server does not have."""
+    about(request).model = name
+    if name not in service.names:
+        raise no_model(name, service.names)
+
+
+async def started(request: Request, service: Service, wanted: GenerationRequest) -> Generation:
+    """A generation that the caller reads. Raises what `Service.start` raises, and Gone."""
+    return await unless_gone(request, about(request).started(service.start(wanted)))
+
+
+async def answered(request: Request, service: Service, wanted: GenerationRequest) -> tuple[Generation, Answer]:
+    """A whole text; the request is cancelled if its client goes away. Raises what `Service.start` raises, and Gone."""
+
+    async def work() -> tuple[Generation, Answer]:
+        generation = await about(request).started(service.start(wanted))
+        try:
+            [answer] = await generation.answers()
+        finally:
+            generation.cancel()
+        return generation, answer
+
+    return await unless_gone(request, work())
+
+
+async def events_of(
+    request: Request,
+    generation: Generation,
+    take: Callable[[Delta], Iterable[bytes]],
+    end: Callable[[Delta], Iterable[bytes]],
+    failed: Callable[[Problem], bytes],
+) -> AsyncIterator[bytes]:
+    """The chunks of a streamed text, one for each step: `take` writes a delta, `end` the last one's end as well.
+
+    A request that fails while it is written ends with what `failed` writes.
+    """
+    try:
+        async for deltas in generation:
+            for delta in deltas:
+                chunk = b"".join(take(delta))
+                if delta.finish is not None:
+                    long = generation.logprobs > LONG
+                    chunk += await asyncio.to_thread(_joined, end(delta)) if long else _joined(end(delta))
+                if chunk:
+                    yield chunk
+    except TokenwrightError as error:
+        if not isinstance(error, NotReady):  # the server ends, and has said so
+            log.error("request %s failed while it was streamed", about(request).request_id, exc_info=error)
+        yield failed(problem_of(error))
+
+
+def _joined(chunks: Iterable[bytes]) -> bytes:
+    return b"".join(chunks)
+
+
+def arguments_of(call: ToolCall) -> Json | None:
+    """The arguments of a call; None if the text ended before they were complete."""
+    try:
+        found = read_json(call.arguments)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def said(request: Request, generation: Generation) -> Json:
+    """What a reply says beyond its API: where the time went, if the server is set or asked to say so."""
+    return {"timings": timings_of(generation.timings())} if about(request).timed else {}
+
+
+async def whole(request: Request, reply: Callable[[], Json], generation: Generation) -> Response:
+    """A reply that is not streamed."""
+    headers = {"server-timing": server_timing(generation.timings())} if about(request).timed else {}
+    body = await written(lambda: reply() | said(request, generation), generation.logprobs)
+    return Response(body, media_type="application/json", headers=headers)
+
+
+def event(kind: str, value: object, write: Callable[[object], str] = dumps) -> bytes:
+    """A server-sent event with its name."""
+    return f"event: {kind}\ndata: {write(value)}\n\n".encode()

@@ -1,0 +1,179 @@
+"""Admission: which of the waiting requests may enter the engine next.
+
+The engine holds only what can run soon; all others wait here, as one small entry each. A key's requests are ordered by
+priority and then by arrival; between keys the one with the fewest places in use goes first, so that no key can keep
+another one waiting for longer than one request takes. Beyond `most` waiting requests the next one is refused, unless
+its key has less than its share of them (shares.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tokenwright.serve.service.quota import Quota
+from tokenwright.serve.service.types import Busy, Late
+
+_LONGEST_WAIT_S = 60  # that Retry-After says
+
+
+@dataclass(slots=True, eq=False)
+class AdmissionSlot:
+    """The right of one request to be in the engine, worth `weight` of its sequences. Give it back with `leave`."""
+
+    admission: Admission
+    key: str
+    weight: int
+    priority: int
+    admitted: asyncio.Future[None] | None = None  # while it waits
+    held: bool = False
+
+    def leave(self) -> None:
+        """Give the place back; a second time does nothing."""
+        if self.held:
+            self.held = False
+            self.admission.release(self)
+
+
+@dataclass(slots=True)
+class _Key:
+    """The requests of one key: those that wait, by priority and in order of arrival, and the places that it holds."""
+
+    waiting: dict[int, OrderedDict[AdmissionSlot, None]] = field(default_factory=dict)
+    held: int = 0
+    served: int = 0  # a count that rises with every admission: the key that waited longest goes first
+
+    def first(self) -> AdmissionSlot:
+        return next(iter(self.waiting[min(self.waiting)]))
+
+    def remove(self, place: AdmissionSlot) -> None:
+        queue = self.waiting[place.priority]
+        del queue[place]
+        if not queue:
+            del self.waiting[place.priority]
+
+
+class Admission:
+    """A bounded queue before the engine. Belongs to one event loop.
+
+    places: sequences that may be in the engine at once. most: requests that may wait. keys: API keys that share them.
+    """
+
+    def __init__(self, places: int, most: int, keys: int = 1) -> None:
+        self.places = places
+        self.used = 0
+        self._queue = Quota(most, keys)
+        self.refused = 0
+        self._keys: dict[str, _Key] = {}
+        self._admissions = 0
+        self._mean_s = 1.0  # between two requests that leave, smoothed
+        self._left_at = time.monotonic()
+
+    async def enter(
+        self, key: str, weight: int, priority: int, deadline_s: float | None, *, taken: bool = False
+    ) -> AdmissionSlot:
+        """Wait for a place. Raises Busy where too many wait, Late if the deadline passes first.
+
+        taken: it is a part of a request that was let in already, so it may wait however many do.
+        """
+        place = AdmissionSlot(self, key, min(weight, self.places), priority)
+        its = self._keys.setdefault(key, _Key())
+        if not self.waiting and self.used + place.weight <= self.places:
+            self._admit(its, place)
+            return place
+        if not taken and not self._queue.fits(key):
+            self._forget(key)
+            raise self.busy()
+        place.admitted = asyncio.get_running_loop().create_future()
+        its.waiting.setdefault(priority, OrderedDict())[place] = None  # a dict's first entry is slow to find
+        self._queue.add(key)
+        try:
+            async with asyncio.timeout(deadline_s):
+                await place.admitted
+        except BaseException as error:
+            self._give_up(its, place)
+            if isinstance(error, TimeoutError):
+                raise Late(f"the request waited for {deadline_s:g} s, which is its deadline") from None
+            raise
+        return place
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return self._queue.used
+
+    def full(self, key: str) -> bool:
+        """Whether `enter` would refuse a request of this key, whatever its weight."""
+        return not self._queue.fits(key) and (self.waiting > 0 or self.used >= self.places)
+
+    def busy(self, more: int = 0) -> Busy:
+        """The error of a request that is refused now; counts it. more: requests that wait, but not in this queue."""
+        self.refused += 1
+        wait, waiting = self.retry_after_s, self.waiting + more
+        what = "1 request waits" if waiting == 1 else f"{waiting:,} requests wait"
+        return Busy(f"{what} already; try again in {wait} s", wait)
+
+    @property
+    def retry_after_s(self) -> int:
+        """When half of those that wait will have been admitted, at the present rate, in whole seconds."""
+        return max(1, min(_LONGEST_WAIT_S, round(self.waiting * self._mean_s / 2)))
+
+    def close(self, error: Exception) -> None:
+        """Let every request that waits fail with `error`."""
+        for place in list(self._waiting_places()):
+            assert place.admitted is not None, "a place that waits has a future"
+            if not place.admitted.done():
+                place.admitted.set_exception(error)
+
+    def release(self, place: AdmissionSlot) -> None:
+        """Take a place back, and admit those that fit now."""
+        now = time.monotonic()
+        self._mean_s += 0.1 * (now - self._left_at - self._mean_s)
+        self._left_at = now
+        self.used -= place.weight
+        self._keys[place.key].held -= place.weight
+        self._forget(place.key)
+        self._admit_waiting()
+
+    def _admit_waiting(self) -> None:
+        while self.waiting:
+            its = min((its for its in self._keys.values() if its.waiting), key=lambda one: (one.held, one.served))
+            place = its.first()
+            if self.used + place.weight > self.places:
+                return
+            its.remove(place)
+            self._queue.remove(place.key)
+            self._admit(its, place)
+            assert place.admitted is not None, "a place that waits has a future"
+            if not place.admitted.done():
+                place.admitted.set_result(None)
+
+    def _admit(self, its: _Key, place: AdmissionSlot) -> None:
+        self._admissions += 1
+        its.served = self._admissions
+        its.held += place.weight
+        self.used += place.weight
+        place.held = True
+
+    def _give_up(self, its: _Key, place: AdmissionSlot) -> None:
+        """Its client is gone, or late: it leaves the queue, or the place that it was given meanwhile."""
+        if place.held:
+            place.leave()
+            return
+        its.remove(place)
+        self._queue.remove(place.key)
+        self._forget(place.key)
+        self._admit_waiting()  # it may have been too large for the free places, and the next one is not
+
+    def _forget(self, key: str) -> None:
+        its = self._keys[key]
+        if not its.held and not its.waiting:
+            del self._keys[key]
+
+    def _waiting_places(self) -> Iterator[AdmissionSlot]:
+        for its in self._keys.values():
+            for queue in its.waiting.values():
+                yield from queue

@@ -1,0 +1,304 @@
+"""A running request on the side of the event loop: deliveries of the engine go in, deltas come out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenwright.engine import Finished, FinishReason, SamplingParams, Token
+from tokenwright.engine.loop import Delivery, RequestHandle
+from tokenwright.llm.output_processor import OutputProcessor
+from tokenwright.llm.outputs import Completion, Piece
+from tokenwright.serve.service.output_parser import OutputParser
+from tokenwright.serve.service.preprocess import Prepared
+from tokenwright.serve.service.types import ENDING, Answer, Delta, Finish, NotReady, Timings, TokenCounts, Unread
+
+MOST_UNREAD = 256  # steps; then a request pauses until its reader has caught up
+AT_ONCE = 64  # steps that a reader of whole texts takes at a time
+
+Deltas = dict[int, list[Delta]]  # by the number of the text
+
+_FINISH: dict[FinishReason, Finish] = {
+    FinishReason.LENGTH: "length",
+    FinishReason.CONTEXT: "length",
+    FinishReason.TIME: "length",
+}
+
+
+class Generation:
+    """One request in the engine. Iterate over it for the deltas of each step; or `await answers()` for whole texts.
+
+    prompt_ids, prompt_text: the prompt as the model reads it; params: with the defaults filled in and the seed drawn.
+    asked: the time of the server's clock at which the request came. reader_s: seconds that the request may be paused in
+    all for a reader that does not keep up; None: no limit.
+    """
+
+    def __init__(
+        self,
+        handle: RequestHandle,
+        transcript: OutputProcessor,
+        prepared: Prepared,
+        asked: float,
+        reader_s: float | None = None,
+    ) -> None:
+        self.prompt_ids = prepared.request.prompt
+        self.prompt_text = prepared.text
+        self.params: SamplingParams = prepared.request.params
+        self._prepared = prepared
+        self._handle = handle
+        self._transcript = transcript
+        self.asked = asked
+        self._deliveries: deque[Delivery] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._readers: dict[int, OutputParser] = {}
+        self._finished: dict[int, Finish | Literal["abort"]] = {}  # by the number of the text
+        self._written = 0
+        self._times: list[float] = []  # of the first and the last token
+        self._ended: float | None = None
+        self._paused = False
+        self._reader_s = reader_s
+        self._reader_timer: asyncio.TimerHandle | None = None  # while it is paused
+        self._given_up = False  # the reader was too slow
+        self._left = False
+        self._whole = False  # nobody reads before the end
+
+    def feed(self, delivery: Delivery) -> None:
+        """Take a step's events, in the event loop."""
+        self._deliveries.append(delivery)
+        written = self._written
+        for event in delivery.events:
+            if type(event) is Token:
+                self._written += 1
+        if self._written > written:
+            self._times[1:] = (delivery.time,)
+        if delivery.ended:
+            self._ended = delivery.time
+        if self._waiter is not None and not self._waiter.done():
+            if not self._whole or delivery.ended or len(self._deliveries) >= AT_ONCE:
+                self._waiter.set_result(None)
+        elif len(self._deliveries) >= MOST_UNREAD and not self._paused:
+            self._pause()
+
+    def _pause(self) -> None:
+        self._paused = True
+        self._handle.pause()
+        if self._reader_s is not None:
+            self._reader_timer = asyncio.get_running_loop().call_later(self._reader_s, self._give_up)
+
+    def _resume(self) -> None:
+        self._paused = False
+        self._handle.resume()
+        if self._reader_s is not None:
+            self._reader_s = self._stop_timer()
+
+    def _stop_timer(self) -> float:
+        """Returns the seconds that were left."""
+        timer, self._reader_timer = self._reader_timer, None
+        if timer is None:
+            return 0.0
+        timer.cancel()
+        return max(0.0, timer.when() - asyncio.get_running_loop().time())
+
+    def _give_up(self) -> None:
+        """The request was paused for too long: free its place in the engine."""
+        self._given_up = True
+        self._handle.cancel()
+
+    def cancel(self) -> None:
+        """End the request, in whatever state it is; its pages are free after the step under way."""
+        self._left = True
+        self._stop_timer()
+        self._handle.cancel()
+
+    @property
+    def _aborted(self) -> bool:
+        return any(text.reason is FinishReason.ABORTED for text in self._transcript.texts)
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        """The deltas of the next step or steps, never empty.
+
+        Raises EngineError if the request failed, NotReady if the server shut down, Unread if the server ended the
+        request because it was paused for too long. After `cancel` it just ends.
+        """
+        while True:
+            while not self._deliveries:
+                if self._transcript.ended:
+                    self._transcript.check()
+                    if self._aborted and not self._left:
+                        if self._given_up:
+                            raise Unread
+                        raise NotReady(ENDING)
+                    raise StopAsyncIteration
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            if deltas := self._take():
+                if self._left and self._aborted:
+                    raise StopAsyncIteration
+                return deltas
+
+    async def answers(self) -> list[Answer]:
+        """The whole texts, in order, once all have ended. Raises EngineError if the request failed."""
+        self._whole = True
+        found: dict[int, Answer] = {}
+        async for deltas in self:
+            for delta in deltas:
+                found.setdefault(delta.choice, Answer(delta.choice)).add(delta)
+        return [found[choice] for choice in sorted(found)]
+
+    def completion(self) -> Completion:
+        """The engine's own account of the texts so far: token ids, log-probabilities, usage."""
+        return self._transcript.completion()
+
+    def embedding(self) -> NDArray[np.float32]:
+        """The mean of the hidden states of the prompt's tokens, [width], of a request that asks for it, at its end."""
+        return self._transcript.hidden.mean()
+
+    @property
+    def prompt_logprobs(self) -> list[float]:
+        """The log-probabilities of the prompt's tokens after the first, if `params` asks for them."""
+        return self._transcript.prompt_logprobs
+
+    @property
+    def finishes(self) -> list[str]:
+        """Why each text that has ended did so, in the order of the texts; "abort": it was cancelled."""
+        return [self._finished[choice] for choice in sorted(self._finished)]
+
+    def counts(self) -> TokenCounts:
+        """Tokens so far."""
+        return TokenCounts(
+            prompt=len(self.prompt_ids),
+            completion=self._written,
+            cached=self._handle.sequence.prefix_hit,
+            reasoning=sum(reader.reasoning_tokens for reader in self._readers.values()),
+            truncated=self._prepared.truncated,
+        )
+
+    @property
+    def logprobs(self) -> int:
+        """How many log-probabilities the reply has, of the prompt and of all texts so far."""
+        params, found = self.params, 0
+        if params.logprobs is not None:
+            found += self._written * (1 + params.logprobs)
+        if params.prompt_logprobs is not None:
+            found += len(self.prompt_ids) * (1 + params.prompt_logprobs)
+        return found
+
+    def timings(self) -> Timings:
+        """Where the time went, so far."""
+        return timings_of_all([self])
+
+    @property
+    def moments(self) -> tuple[float, float, float]:
+        """The times of its first step, its first token and its last; for one that has not come: its end, or now."""
+        end = self._ended or time.perf_counter()
+        first, last = (self._times[0], self._times[-1]) if self._times else (end, end)
+        return self._handle.started or end, first, last
+
+    @property
+    def preemptions(self) -> int:
+        return self._handle.sequence.preemptions
+
+    def _take(self) -> list[Delta]:
+        """The deltas of all deliveries that are here."""
+        deltas: Deltas = {}
+        while self._deliveries:
+            delivery = self._deliveries.popleft()
+            pieces = self._transcript.add(delivery)
+            if not self._prepared.at_end:
+                for piece in pieces:
+                    self._push(piece, deltas)
+            if delivery.ended or any(type(event) is Finished for event in delivery.events):
+                self._end_texts(deltas, delivery.ended)
+        if self._paused:
+            self._resume()
+        return [delta for its in deltas.values() for delta in its if _says_something(delta)]
+
+    def _push(self, piece: Piece, deltas: Deltas) -> None:
+        delta = _last(piece.choice, deltas)
+        self._reader(piece.choice).push(piece.text, piece.token_id, delta)
+        if self.params.logprobs is not None and piece.token_id is not None:
+            delta.tokens.append(piece)
+
+    def _reader(self, choice: int) -> OutputParser:
+        reader = self._readers.get(choice)
+        if reader is None:
+            reader = self._readers[choice] = self._prepared.reader()
+        return reader
+
+    def _end_texts(self, deltas: Deltas, all_ended: bool) -> None:
+        """Finish the texts that have ended; those of best_of and beam search are only known once all have."""
+        if self._transcript.error is not None or (self._prepared.at_end and not all_ended):
+            return
+        if not self._prepared.at_end:
+            ended = [(text.choice, text.reason, text.stopped) for text in self._transcript.texts if text.reason]
+        else:
+            ended = []
+            for choice, best in enumerate(self._transcript.completion().choices):
+                self._push_whole(choice, best, deltas)
+                ended.append((choice, best.finish_reason or FinishReason.ABORTED, best.stopped))
+        if all_ended and len(ended) < self.params.n:  # it ended before any fork: all texts are equal
+            ended += [(choice, *ended[0][1:]) for choice in range(len(ended), self.params.n)]
+        for choice, reason, stopped in ended:
+            if choice not in self._finished:
+                self._finish(choice, reason, stopped, deltas)
+
+    def _push_whole(self, choice: int, best: Completion, deltas: Deltas) -> None:
+        """A text that is known at once."""
+        tops = best.top_logprobs or ((),) * len(best.token_ids)
+        texts = (best.text, *("",) * (len(best.token_ids) - 1))
+        drawn = best.sampler_logprobs
+        for text, token, logprob, own, top in zip(texts, best.token_ids, best.logprobs, drawn, tops, strict=True):
+            self._push(Piece(text, token, logprob, own, top, choice), deltas)
+
+    def _finish(self, choice: int, reason: FinishReason, stopped: str | int | None, deltas: Deltas) -> None:
+        delta = _last(choice, deltas)
+        reader = self._reader(choice)
+        reader.finish(delta)
+        if reason is FinishReason.ABORTED:  # no end of a text: its reader gets an error, or has gone
+            self._finished[choice] = "abort"
+            return
+        delta.finish = _FINISH.get(reason, "stop")
+        if delta.finish == "stop" and reader.called:
+            delta.finish = "tool_calls"
+        self._finished[choice] = delta.finish
+        delta.reason, delta.stopped = reason, stopped
+
+
+def timings_of_all(each: Sequence[Generation]) -> Timings:
+    """Where the time of a reply of several requests went: the first step and the first token of any, the last of all.
+
+    Tokens and preemptions are sums.
+    """
+    counts = [one.counts() for one in each]
+    starts, firsts, lasts = zip(*(one.moments for one in each), strict=True)
+    started, first = min(starts), min(firsts)
+    return Timings(
+        queue_s=max(0.0, started - min(one.asked for one in each)),
+        prefill_s=max(0.0, first - started),
+        decode_s=max(lasts) - first,
+        prompt_tokens=sum(one.prompt for one in counts),
+        cached_tokens=sum(one.cached for one in counts),
+        completion_tokens=sum(one.completion for one in counts),
+        preemptions=sum(one.preemptions for one in each),
+    )
+
+
+def _last(choice: int, deltas: Deltas) -> Delta:
+    """Where the next step of a text goes: into a new delta after calls, because a delta's text precedes its calls."""
+    its = deltas.setdefault(choice, [])
+    if not its or its[-1].tool_calls:
+        its.append(Delta(choice))
+    return its[-1]
+
+
+def _says_something(delta: Delta) -> bool:
+    return bool(delta.text or delta.finish or delta.reasoning or delta.tool_calls or delta.tokens)

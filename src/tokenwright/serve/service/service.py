@@ -1,0 +1,294 @@
+"""The service: takes requests of all APIs, admits them to the engine, and hands each its deltas.
+
+    Wanted ──► check ──► admission ──► prepare (threads) ──► engine thread ──► one callback per step ──► Generation
+
+One event loop owns it. Whatever ends a request (its text, its client, its deadline, the engine) frees its place and,
+after the step under way, its pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from tokenwright.engine import Failed, Finished, FinishReason, Request, SamplingParams, Token
+from tokenwright.engine.loop import AsyncListener, Delivery, RequestHandle
+from tokenwright.errors import EngineError
+from tokenwright.serve.metrics import Metrics
+from tokenwright.serve.service.admission import Admission, AdmissionSlot
+from tokenwright.serve.service.generation import Generation
+from tokenwright.serve.service.model_host import ModelHost
+from tokenwright.serve.service.preprocess import Prepared, Preprocessor, check
+from tokenwright.serve.service.quota import Quota
+from tokenwright.serve.service.types import ENDING, GenerationRequest, Late, NotReady, Problem, problem_of
+
+if TYPE_CHECKING:  # torch is loaded with the model, not with the server
+    from tokenwright.llm.llm import LLM
+
+T = TypeVar("T")
+
+AHEAD = 8  # sequences beyond those that the engine runs at once: they are prepared while others run
+READY_S = 60.0  # a request waits so long for a model that is still being read
+PROBE_S = 20.0  # the engine is well if it has made a token within this time, or makes one now
+FRESH_S = 1.0  # a token that was made within this time proves it without a question
+SOON_S = 0.2  # so long does a proof that is that old wait for a new one
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLimits:
+    """What the service allows. queue: requests that may wait. keys: the API keys that share the queue.
+
+    threads: that render, tokenise and compile. deadline_s: of a request that names none; None: no limit.
+    reader_s: seconds in all that a request may be paused for a client that reads too slowly; None: no limit.
+    """
+
+    queue: int = 1024
+    keys: int = 1
+    threads: int = 2
+    deadline_s: float | None = None
+    reader_s: float | None = 300.0
+
+
+@dataclass(slots=True)
+class _Running:
+    generation: Generation
+    place: AdmissionSlot
+
+
+class Service:
+    """One model behind all APIs. names: what clients may call the model; the first is the one it calls itself."""
+
+    def __init__(
+        self, host: ModelHost, names: Sequence[str], limits: ServiceLimits | None = None, metrics: Metrics | None = None
+    ) -> None:
+        self.host = host
+        self.metrics = metrics or Metrics()
+        self.names = tuple(names)
+        self.limits = limits or ServiceLimits()
+        self.created = int(time.time())
+        self.draining = False
+        self.admission = Admission(1, self.limits.queue, self.limits.keys)
+        # Texts that are only read. One thread stays free for the prompts of those that generate.
+        self.reading = Admission(max(1, self.limits.threads - 1), self.limits.queue, self.limits.keys)
+        self._running: dict[RequestHandle, _Running] = {}
+        self._preparer: Preprocessor | None = None
+        self._listener: AsyncListener | None = None
+        self._threads = ThreadPoolExecutor(self.limits.threads, "tokenwright requests")
+        self._token_at = -PROBE_S  # the last time that the engine delivered anything
+        self._probing: asyncio.Task[None] | None = None
+        self._probe_failed = False
+        self._opening: asyncio.Task[None] | None = None
+        # Requests that wait for the model: at most as many as the queue takes, and one that would be in the engine.
+        self.arriving = Quota(1 + self.limits.queue, self.limits.keys)
+        self._stopped = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model is loaded, and new requests are taken."""
+        return self.host.loading.phase == "ready" and not self.draining
+
+    async def opened(self, key: str = "", *, taken: bool = False) -> LLM:
+        """The model; waits while it is being read. key, taken: as in `Admission.enter`.
+
+        Raises NotReady if that takes long or fails, and while draining; Busy where too many wait for it.
+        """
+        if self.draining and not taken:
+            raise NotReady(ENDING)
+        if self._preparer is None:
+            if not taken and not self.arriving.fits(key):
+                raise self.admission.busy(self.arriving.used)
+            if self._opening is None or self._opening.done():
+                self._opening = asyncio.create_task(self._open())
+                self._opening.add_done_callback(_heard)
+            self.arriving.add(key)
+            try:
+                async with asyncio.timeout(READY_S):
+                    await asyncio.shield(self._opening)
+            except TimeoutError:
+                raise NotReady from None
+            finally:
+                self.arriving.remove(key)
+        return self.host.llm
+
+    async def _open(self) -> None:
+        """Wait for the model and make what requests of it need, once for all of them. Raises NotReady."""
+        while not self.host.settled.is_set():
+            await asyncio.sleep(0.01)
+            if self._stopped:
+                raise NotReady(ENDING)
+        llm = self.host.llm
+        self._listener = AsyncListener(asyncio.get_running_loop(), self._receive)
+        self.admission.places = llm.options.max_sequences + AHEAD
+        self._preparer = await self.in_thread(lambda: Preprocessor(llm))
+
+    async def preparer(self, key: str = "", *, taken: bool = False) -> Preprocessor:
+        """What renders and tokenises. Raises as `opened` does."""
+        await self.opened(key, taken=taken)
+        assert self._preparer is not None, "an opened model has one"
+        return self._preparer
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Run what takes time (tokenising, templates, grammars) in one of the service's threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    async def read(self, key: str, function: Callable[[], T]) -> T:
+        """As `in_thread`, for a request that needs no place in the engine: it waits for its turn among its kind.
+
+        Raises Busy where too many wait, Late if the server's deadline passes meanwhile.
+        """
+        place = await self.reading.enter(key, 1, 0, self.limits.deadline_s)
+        work = asyncio.ensure_future(self.in_thread(function))
+        work.add_done_callback(lambda _: place.leave())
+        return await asyncio.shield(work)  # a thread goes on for a client that has gone, and so the place is held
+
+    async def start(self, wanted: GenerationRequest) -> Generation:
+        """Admit a request and hand it to the engine; the caller must `cancel` it if it stops to read before the end.
+
+        Raises RequestError, ContextError or CapacityError for one that cannot be served, Busy where the queue is full,
+        Late if its deadline passed in the queue, NotReady, and EngineError where the engine has ended.
+        """
+        asked = time.perf_counter() if wanted.since is None else wanted.since
+        check(wanted)
+        taken = wanted.since is not None
+        deadline = self.limits.deadline_s if wanted.deadline_s is None else wanted.deadline_s
+        try:
+            async with asyncio.timeout(None if deadline is None else deadline - (time.perf_counter() - asked)):
+                preparer = await self.preparer(wanted.caller.key, taken=taken)
+                preparer.check_prompt(wanted)
+                key, weight = wanted.caller.key, _weight(wanted)
+                place = await self.admission.enter(key, weight, wanted.priority, None, taken=taken)
+        except TimeoutError:
+            raise _late(deadline) from None
+        try:
+            if deadline is not None:
+                left = deadline - (time.perf_counter() - asked)
+                if left <= 0:
+                    raise _late(deadline)
+                wanted = replace(wanted, deadline_s=left)
+            if preparer.quick(wanted):
+                prepared = preparer.prepare(wanted)
+            else:
+                prepared = await self.in_thread(lambda: preparer.prepare(wanted))
+            if self._stopped:
+                raise NotReady(ENDING)
+            return self._submit(prepared, place, asked)
+        except BaseException:
+            place.leave()
+            raise
+
+    def full(self, key: str) -> Problem | None:
+        """Why no request of this key can be taken now, whatever it asks for: the queue is full; None: it is not."""
+        if self.admission.full(key) or not self.arriving.fits(key):
+            return problem_of(self.admission.busy(self.arriving.used))
+        return None
+
+    async def count(self, wanted: GenerationRequest) -> int:
+        """The tokens of a request's prompt; nothing is generated. Raises RequestError, NotReady, and as `read` does."""
+        check(wanted)
+        preparer = await self.preparer(wanted.caller.key)
+        ids, _ = await self.read(wanted.caller.key, lambda: preparer.prompt(wanted))
+        return len(ids)
+
+    def _submit(self, prepared: Prepared, place: AdmissionSlot, asked: float) -> Generation:
+        assert self._listener is not None, "an opened model has one"
+        llm = self.host.llm
+        [handle] = llm.submit([prepared.request], self._listener)
+        generation = Generation(handle, llm.transcript(handle), prepared, asked, self.limits.reader_s)
+        self._running[handle] = _Running(generation, place)
+        return generation
+
+    def _receive(self, deliveries: list[Delivery]) -> None:
+        """A step's events of all requests, in the event loop."""
+        if any(type(event) is Token for delivery in deliveries for event in delivery.events):
+            self._token_at = time.monotonic()
+        for delivery in deliveries:
+            running = self._running.get(delivery.handle)
+            if running is None:  # a probe of `healthy`
+                self._probe_failed |= any(type(event) is Failed for event in delivery.events)
+                continue
+            running.generation.feed(delivery)
+            if delivery.ended:
+                self._end(delivery, running)
+
+    def _end(self, delivery: Delivery, running: _Running) -> None:
+        del self._running[delivery.handle]
+        running.place.leave()
+        failed = any(isinstance(event, Failed) for event in delivery.events)
+        gone = any(isinstance(e, Finished) and e.reason is FinishReason.ABORTED for e in delivery.events)
+        outcome = "failed" if failed else "cancelled" if gone else "finished"
+        self.metrics.ended(outcome, running.generation.counts(), running.generation.timings())
+
+    @property
+    def running(self) -> int:
+        """Requests in the engine."""
+        return len(self._running)
+
+    async def healthy(self) -> None:
+        """Prove that a token can be made. Raises NotReady while the model loads, EngineError if the engine makes none.
+
+        A busy engine proves it by the tokens that it makes; an idle one makes one token more. One that is in a long
+        step is well for PROBE_S seconds after its last token.
+        """
+        llm = self.host.llm
+        llm.check()
+        silent_s = time.monotonic() - self._token_at
+        if silent_s < FRESH_S:
+            return
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.create_task(self._probe())
+            self._probing.add_done_callback(_heard)
+        try:
+            async with asyncio.timeout(SOON_S if silent_s < PROBE_S else None):
+                await asyncio.shield(self._probing)
+        except TimeoutError:
+            return
+
+    async def _probe(self) -> None:
+        before, self._probe_failed = self._token_at, False
+        await self.opened()
+        assert self._listener is not None, "an opened model has one"
+        request = Request((0,), SamplingParams(temperature=0.0, max_tokens=1), share=False)
+        [handle] = self.host.llm.submit([request], self._listener)
+        try:
+            async with asyncio.timeout(PROBE_S):
+                while self._token_at == before:
+                    if self._probe_failed:
+                        raise EngineError("the engine has failed to make a token; its log says why")
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise EngineError(f"the engine has made no token for {PROBE_S:g} s") from None
+        finally:
+            handle.cancel()
+
+    def stop(self) -> None:
+        """End every request now."""
+        self.draining = self._stopped = True
+        for queue in (self.admission, self.reading):
+            queue.close(NotReady(ENDING))
+        for handle in list(self._running):
+            handle.cancel()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _heard(task: asyncio.Task[None]) -> None:
+    """Take a task's exception: perhaps nobody waits for it any more, and asyncio would complain."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _late(deadline_s: float | None) -> Late:
+    assert deadline_s is not None, "only a deadline makes a request late"
+    return Late(f"the request waited for {deadline_s:g} s, which is its deadline")
+
+
+def _weight(wanted: GenerationRequest) -> int:
+    """The sequences that a request may become in the engine."""
+    asked = (wanted.overrides.get(name) for name in ("n", "best_of", "beams"))
+    return max((number for number in asked if isinstance(number, int)), default=1)

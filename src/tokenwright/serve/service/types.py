@@ -1,0 +1,330 @@
+"""The types between the APIs and the service: `GenerationRequest` in, lists of `Delta` out, errors as `Problem`.
+
+An API translates its own schema to `GenerationRequest` and back. It decides nothing: sampling, admission, tools,
+reasoning, deadlines and cancelling belong to the service (service.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from itertools import dropwhile, takewhile
+from typing import Any, Literal
+
+from tokenwright.checks import shown
+from tokenwright.engine import FinishReason
+from tokenwright.errors import (
+    CapacityError,
+    ContextError,
+    EngineError,
+    RequestError,
+    TokenwrightError,
+)
+from tokenwright.llm.outputs import Piece
+
+MOST_NAME = 256  # characters of a name that are compared
+PRIORITIES = range(-8, 9)  # of requests of one key: lower ones are admitted earlier
+
+ToolMode = Literal["auto", "none", "required"]
+Finish = Literal["stop", "length", "tool_calls"]
+Kind = Literal["invalid", "key", "forbidden", "missing", "size", "busy", "unavailable", "engine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The caller of a request. key: the name of its API key, "" without keys; requests share the engine fairly by it.
+
+    salt: derived from the key by the server, so that the cached pages of different keys are never shared.
+    """
+
+    key: str = ""
+    salt: str = ""
+
+
+NOBODY = Caller()  # where no keys are in use
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call. parameters: the JSON schema of its arguments, an object."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One request to generate text, whatever API it came by. Exactly one of `prompt` and `messages` is given.
+
+    prompt: text, or token ids. messages: a conversation, each message with "role" (system, developer, user, assistant
+        or tool) and "content" (text, or None beside tool calls); an assistant's may have "tool_calls", a list of
+        {"id", "type": "function", "function": {"name", "arguments": an object}}, and "reasoning_content"; a tool's has
+        the "tool_call_id" and the "name" of a call before it.
+    overrides: fields of SamplingParams; None keeps the checkpoint's default. Without max_tokens, a conversation and a
+        prompt may go on to the end of the context.
+    tools: functions that the model may call. tool_choice: whether it may, must not or must call any. allowed_tools: the
+        names of those that it may call; None: all. parallel_tool_calls: whether it may call several in one answer.
+    json_object: the answer is any JSON object. (For a schema or another grammar set overrides["grammar"].)
+    context: the most tokens of prompt and answer together, where that is less than the model's context.
+    thinking: the template's variable enable_thinking; None leaves it to the template. reasoning: split the text
+        between the model's own think tags off as reasoning.
+    continue_last: the last message is the assistant's and text alone, and the answer goes on from it.
+    deadline_s: seconds from now on, waiting included. priority: one of PRIORITIES, among requests of the same key.
+    truncate_prompt_tokens: keep only so many last tokens of a longer prompt; without it a prompt is never cut.
+    embed: generate nothing: the answer is `Generation.embedding`.
+    model: the name that the client asked for: that of an adapter chooses it.
+    together: the requests whose texts are one reply, this one among them. since: when that reply was asked for, in
+        seconds of time.perf_counter, if this is not the first of them: then a full queue does not refuse it.
+    streamed: the client reads deltas as they come; then best_of and beam search, which end before they begin to
+        answer, are refused.
+    """
+
+    prompt: str | Sequence[int] | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Tool] = ()
+    tool_choice: ToolMode = "auto"
+    allowed_tools: Sequence[str] | None = None
+    parallel_tool_calls: bool = True
+    json_object: bool = False
+    context: int | None = None
+    thinking: bool | None = None
+    reasoning: bool = True
+    continue_last: bool = False
+    caller: Caller = NOBODY
+    request_id: str = ""
+    deadline_s: float | None = None
+    priority: int = 0
+    truncate_prompt_tokens: int | None = None
+    embed: bool = False
+    streamed: bool = False
+    model: str = ""
+    together: int = 1
+    since: float | None = None
+
+
+@dataclass(slots=True)
+class ToolCallDelta:
+    """A fragment of a tool call. The first fragment of call `index` has `id` and `name`; later ones have neither.
+
+    arguments: the next characters of the arguments' JSON text.
+    """
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one step, or some that were read together, add to the text number `choice`. Any of its parts may be empty.
+
+    Its order: what continues a call of an earlier delta (`continued`), reasoning, text, calls that begin (`begun`).
+    tokens: the step's tokens with their logprobs, if the request asked for logprobs. finish: why the text ended, in its
+    last delta alone; `reason` is the engine's word for it, `stopped` the stop string or stop id that ended it.
+    """
+
+    choice: int
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
+    tokens: list[Piece] = field(default_factory=list)
+    finish: Finish | None = None
+    reason: FinishReason | None = None
+    stopped: str | int | None = None
+
+    @property
+    def continued(self) -> list[ToolCallDelta]:
+        """The fragments of the call that was open before."""
+        return list(takewhile(lambda call: call.id is None, self.tool_calls))
+
+    @property
+    def begun(self) -> list[ToolCallDelta]:
+        """The fragments of calls that begin here."""
+        return list(dropwhile(lambda call: call.id is None, self.tool_calls))
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A whole tool call; `arguments` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(slots=True)
+class Answer:
+    """A whole text: its deltas put together. `finish` is None if it was cancelled."""
+
+    choice: int
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    tokens: list[Piece] = field(default_factory=list)
+    finish: Finish | None = None
+    reason: FinishReason | None = None
+    stopped: str | int | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Take the next delta."""
+        self.text += delta.text
+        self.reasoning += delta.reasoning
+        self.tokens += delta.tokens
+        for part in delta.tool_calls:
+            if part.id is not None:
+                self.tool_calls.append(ToolCall(part.id, part.name or "", ""))
+            self.tool_calls[part.index].arguments += part.arguments
+        if delta.finish is not None:
+            self.finish, self.reason, self.stopped = delta.finish, delta.reason, delta.stopped
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of a request. completion: of all its texts. cached: prompt tokens whose K and V were found.
+
+    reasoning: tokens between think tags. truncated: tokens that `truncate_prompt_tokens` has cut off.
+    """
+
+    prompt: int
+    completion: int
+    cached: int
+    reasoning: int = 0
+    truncated: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Why a reply took as long as it did: seconds of the server's clock, and counts.
+
+    queue_s: until the first step of the request. prefill_s: from there to its first token. decode_s: from there to the
+    last. Of a reply of several requests: the first step and the first token of any, and the last token of all.
+    """
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    preemptions: int
+
+
+class ServerError(TokenwrightError):
+    """The server's own reasons to refuse a request."""
+
+
+class Busy(ServerError):
+    """The queue is full. retry_after_s: when another attempt is reasonable, in seconds."""
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+ENDING = "the server is shutting down; send the request to another one"
+
+
+class NotReady(ServerError):
+    """The model is still loading, could not be loaded, or the server is shutting down."""
+
+    def __init__(self, message: str = "the model is still being read; ask /ready") -> None:
+        super().__init__(message)
+
+
+class Late(ServerError):
+    """The request's deadline passed before anything was computed for it."""
+
+
+class Unread(ServerError):
+    """The client has read its stream so slowly that the request was paused for longer than the settings allow."""
+
+    def __init__(self) -> None:
+        super().__init__("this stream was read too slowly, and so its text was ended")
+
+
+class Missing(ServerError):
+    """The model, or another thing that the request names, does not exist here."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def no_model(name: str, known: Sequence[str]) -> Missing:
+    """The error of a request for a model that is not served; `known` are those that are."""
+    by_lower = {one.lower(): one for one in known}
+    near = get_close_matches(name[:MOST_NAME].lower(), by_lower, 1, 0.6) if len(known) > 1 else []
+    hint = f"did you mean {by_lower[near[0]]}? " if near else ""
+    served = ", ".join(known)
+    return Missing(f"the model {shown(name)} does not exist here; {hint}this server has {served}", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error as a client may see it. param: the field of the request that is at fault, if it is known.
+
+    code: a finer kind, where an API has one. allow: the methods that the path has, where another was used.
+    """
+
+    status: int
+    kind: Kind
+    message: str
+    param: str | None = None
+    retry_after_s: int | None = None
+    code: str | None = None
+    allow: str | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The HTTP headers that belong to it."""
+        found = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        found |= {} if self.allow is None else {"allow": self.allow}
+        return found | ({"www-authenticate": 'Bearer, Basic realm="tokenwright"'} if self.status == 401 else {})
+
+
+FAULT = "the server has failed on this request; its log says more"
+
+
+def problem_of(error: Exception) -> Problem:
+    """The problem that an error of the service is. Errors that are not ours say nothing about the server's inside."""
+    match error:
+        case ContextError():
+            return Problem(400, "invalid", _too_long(error), "messages", code="context_length_exceeded")
+        case RequestError():
+            return Problem(400, "invalid", str(error), parameter_of(error))
+        case CapacityError():
+            return Problem(400, "invalid", str(error), "max_tokens")
+        case Busy():
+            return Problem(429, "busy", str(error), retry_after_s=error.retry_after_s)
+        case NotReady():
+            return Problem(503, "unavailable", str(error), retry_after_s=1)
+        case Late():
+            return Problem(503, "unavailable", str(error), retry_after_s=1)
+        case Unread():
+            return Problem(408, "invalid", str(error))
+        case Missing():
+            return Problem(404, "missing", str(error), error.param)
+        case EngineError():
+            return Problem(500, "engine", FAULT)
+        case _:
+            return Problem(500, "engine", FAULT)
+
+
+def _too_long(error: ContextError) -> str:
+    """In the words of the published APIs, which clients look for: they shorten the conversation, or ask elsewhere."""
+    tokens, most = error.tokens, error.context
+    limit = f"this model's maximum context length is {most} tokens"
+    return f"prompt is too long: {tokens} tokens, {tokens - most} more than fit; {limit}"
+
+
+def parameter_of(error: RequestError) -> str | None:
+    """The field that a RequestError names: the first word of its message, if that is one."""
+    word = str(error).split(" ", 1)[0].split(".", 1)[0].strip("\"':,")
+    return word if word.isidentifier() and (("_" in word) or word in _FIELDS) else None
+
+
+_FIELDS = frozenset(("n", "seed", "stop", "temperature", "tools", "messages", "prompt", "logprobs", "priority", "user"))

@@ -1,0 +1,188 @@
+"""A connection of a client: uvicorn's, with limits on what it costs beside the bodies, which the guard bounds.
+
+Headers must arrive in time, nothing but a body may be long, and a client must read what it has asked for. Without these
+limits a client could hold connections, and memory for each, as long as it likes. The server notices that a client has
+closed its connection, also while it reads nothing from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import select
+import sys
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+HEADERS_S = 15.0  # seconds from the connection, or from the first byte of a later request, to the end of the headers
+STALL_S = 120.0  # seconds within which a client must read something of what was written for it
+MOST_UNREAD = 2**28  # bytes written for clients that have not read them, of all connections of a server
+MOST_AROUND = 2**17  # bytes of a message around its body: request line, headers, trailers
+LOOK_S = 0.1  # seconds between two looks at whether a client is there from which nothing is read
+MOST_PER_BYTE = 8  # bytes around each byte of a body at most: a chunk of one has five
+_GONE = select.POLLHUP | select.POLLERR | (select.POLLRDHUP if sys.platform == "linux" else 0)
+
+
+class UnreadConnections:
+    """The connections of one server whose clients read slower than is written, the one that is so for longest first.
+
+    A reply may have a hundred megabytes, and a client that reads a byte a minute keeps it: of one that reads as fast as
+    it can, little is here for long. So where all of them hold more than MOST_UNREAD bytes, the oldest is closed.
+    """
+
+    def __init__(self) -> None:
+        self._bytes: dict[Connection, int] = {}  # in the order of their pauses; what is unread can only shrink
+        self.total = 0
+
+    def add(self, connection: Connection) -> None:
+        """Count what a connection holds that may not be written to for now."""
+        self._count(connection, connection.unread)
+        if self.total > MOST_UNREAD:
+            self._shed(connection)
+
+    def remove(self, connection: Connection) -> None:
+        self.total -= self._bytes.pop(connection, 0)
+
+    def _count(self, connection: Connection, size: int) -> None:
+        self.total += size - self._bytes.get(connection, 0)
+        self._bytes[connection] = size
+
+    def _shed(self, newest: Connection) -> None:
+        for one in list(self._bytes):
+            self._count(one, one.unread)
+        for one in list(self._bytes):
+            if self.total <= MOST_UNREAD or one is newest:
+                return
+            self.remove(one)
+            one.transport.abort()  # `close` would wait for the reader
+
+
+_UNREAD: WeakKeyDictionary[Any, UnreadConnections] = WeakKeyDictionary()  # of each server, by uvicorn's state of it
+
+
+class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of two it is depends on what is installed
+    """Closes itself where headers do not arrive within HEADERS_S, are too long, or a client reads nothing any more, and
+    where the clients of all connections together leave too much unread."""
+
+    _headers_timer: asyncio.TimerHandle | None = None
+    _reading_timer: asyncio.TimerHandle | None = None
+    _peer_timer: asyncio.TimerHandle | None = None
+    _cycles: list[Any]  # uvicorn's, of the request under way and of those that came behind it
+    _slow: UnreadConnections
+    _allowed = math.inf  # bytes that the message under way may have still; httptools' parser has no limit of its own
+
+    def connection_made(self, transport: Any) -> None:
+        self._cycles = []
+        self._slow = _UNREAD.setdefault(self.server_state, UnreadConnections())
+        super().connection_made(transport)
+        self._await_headers()
+
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        self._allowed -= len(data)
+        super().data_received(data)
+        if self.cycle is not before or self.transport.get_protocol() is not self:  # a request, or a WebSocket
+            self._stop_timer()
+        elif self._headers_timer is None and (before is None or before.response_complete):
+            self._await_headers()
+        if self._allowed < 0 and not self.transport.is_closing():
+            self._refuse()
+        if self._peer_timer is None and self.flow.read_paused:
+            self._await_peer()
+
+    def on_message_begin(self) -> None:
+        """httptools: a message begins in the data that is being read."""
+        self._allowed = MOST_AROUND
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """httptools: a request."""
+        before = self.cycle
+        super().on_headers_complete()
+        if self.cycle is before:
+            return  # it becomes a WebSocket
+        if before is None or before.response_complete:
+            self._cycles.clear()
+        self._cycles.append(self.cycle)
+
+    def on_body(self, body: bytes) -> None:
+        """httptools: a part of a body."""
+        self._allowed += (1 + MOST_PER_BYTE) * len(body)
+        super().on_body(body)
+
+    @property
+    def unread(self) -> int:
+        """Bytes written for the client that the system has not taken yet."""
+        return int(self.transport.get_write_buffer_size())
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reader()
+        self._slow.add(self)
+
+    def resume_writing(self) -> None:
+        self._slow.remove(self)
+        self._stop_reading_timer()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self._stop_reading_timer()
+        self._stop_peer_timer()
+        self._slow.remove(self)
+        super().connection_lost(exc)
+        for cycle in self._cycles:  # uvicorn has told the last one
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    def _refuse(self) -> None:
+        """The message is too long around its body. While an earlier request is being answered, no answer can say so."""
+        if self.cycle is None or self.cycle.response_complete:
+            self.send_400_response(f"the headers are longer than {MOST_AROUND} bytes")
+        else:
+            self.transport.abort()
+
+    def _await_reader(self) -> None:
+        self._reading_timer = self.loop.call_later(STALL_S, self._look_at_reader, self.unread)
+
+    def _look_at_reader(self, before: int) -> None:
+        if self.unread < before:
+            self._await_reader()
+        else:
+            self.transport.abort()  # `close` would wait for the reader
+
+    def _await_peer(self) -> None:
+        self._peer_timer = self.loop.call_later(LOOK_S, self._look_at_peer)
+
+    def _look_at_peer(self) -> None:
+        """Nothing is read, because another request waits behind the one under way: so the client's end is not seen."""
+        self._peer_timer = None
+        if not self.flow.read_paused or self.transport.is_closing():
+            return
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), _GONE)
+        if poll.poll(0):
+            self.transport.abort()
+        else:
+            self._await_peer()
+
+    def _stop_peer_timer(self) -> None:
+        if self._peer_timer is not None:
+            self._peer_timer.cancel()
+            self._peer_timer = None
+
+    def _stop_reading_timer(self) -> None:
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
+            self._reading_timer = None
+
+    def _await_headers(self) -> None:
+        self._headers_timer = self.loop.call_later(HEADERS_S, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._headers_timer is not None:
+            self._headers_timer.cancel()
+            self._headers_timer = None

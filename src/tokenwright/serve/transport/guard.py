@@ -1,0 +1,309 @@
+"""Access control: Host, Origin, key, and the sizes of headers and bodies, before the app sees a request.
+
+Any web page can reach a local socket. A foreign page's request carries that page's Origin; a DNS name rebound to this
+address carries its own Host. Where keys are set, every route demands one, except for those of `OPEN`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenwright.errors import RequestError
+from tokenwright.serve.api import About, close_reason
+from tokenwright.serve.service.quota import Quota
+from tokenwright.serve.service.types import Caller, Problem
+from tokenwright.serve.transport.throttle import Throttle
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Answer = Callable[[Scope, Problem, str], App]  # of a request, a problem and a request's id
+
+MOST_BODY = 4 * 2**20  # bytes
+MOST_HEADERS = 128
+MOST_HEADER_BYTES = 32 * 2**10  # of all headers
+MOST_HELD = 64  # bodies of the largest size: what all requests together may hold
+BODY_S = 30.0  # seconds to send a body
+OPEN = frozenset(("/health", "/ready"))
+EXPOSED = b"Retry-After, Server-Timing, X-Request-Id, Request-Id"  # headers that pages of other origins may read
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+class ApiKeys:
+    """The API keys of a server, as hashes; without keys none is demanded. Raises RequestError for one that is none."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._callers: list[tuple[bytes, Caller]] = []
+        for key in dict.fromkeys(keys):
+            if len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key:
+                raise RequestError("an API key must be at least 8 visible ASCII characters; take one from a generator")
+            digest = _digest(key)
+            salt = hashlib.sha256(b"tokenwright prefix salt " + digest).hexdigest()
+            self._callers.append((digest, Caller(f"key-{digest.hex()[:8]}", salt)))
+
+    def __len__(self) -> int:
+        return len(self._callers)
+
+    def caller(self, key: str | None) -> Caller | None:
+        """The caller of a key; None: it is none of ours. Compares with all keys in constant time."""
+        digest, found = _digest(key or ""), None
+        for known, caller in self._callers:
+            if hmac.compare_digest(digest, known):
+                found = caller
+        return found if key else None
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def read_keys(path: Path) -> list[str]:
+    """The keys of a file: one a line; empty lines and those that begin with # are comments. Raises RequestError."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise RequestError(f"--api-key-file {path} cannot be read: {reason}") from error
+    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
+        raise RequestError(f"--api-key-file {path} has no keys; write one a line")
+    return keys
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Who may call. hosts: "name:port" of this server; None: any Host. origins: of other pages that may call it.
+
+    body: the most bytes of a request's body.
+    """
+
+    hosts: frozenset[str] | None
+    keys: ApiKeys
+    origins: frozenset[str] = frozenset()
+    body: int = MOST_BODY
+
+    @classmethod
+    def of(cls, hosts: Iterable[str] | None, keys: Iterable[str] = (), **more: Any) -> Policy:
+        """A policy of these hosts and keys."""
+        named = None if hosts is None else frozenset(host.lower() for host in hosts)
+        return cls(named, ApiKeys(keys), **more)
+
+
+class Guard:
+    """Passes the requests that the policy allows, with their whole bodies, and answers all others.
+
+    queued: the paths whose requests wait for the engine. full(key): why these are refused for now, unread.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        policy: Policy,
+        answer: Answer,
+        queued: frozenset[str] = frozenset(),
+        full: Callable[[str], Problem | None] = lambda _: None,
+    ) -> None:
+        self.app = app
+        self.policy = policy
+        self.answer = answer
+        self.full = full
+        self.queued = queued
+        # Bytes of the bodies of all requests that are being answered.
+        self.bodies = Quota(MOST_HELD * policy.body, len(policy.keys))
+        self._door = Throttle()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        problem = self._problem(scope)
+        if scope["type"] == "websocket":
+            await self._socket(scope, receive, send, problem)
+            return
+        if (origin := _header(scope, b"origin")) in self.policy.origins:
+            send = _shared(send, origin or "")
+        if problem is not None:
+            await self._refuse(scope, receive, send, problem)
+        elif self._preflight(scope):
+            await _allow(scope, send)
+        else:
+            await self._bounded(scope, receive, send)
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send, problem: Problem | None) -> None:
+        if problem is None:
+            await self.app(scope, receive, send)
+        else:
+            await receive()  # ASGI: receive the handshake before refusing it
+            await send(
+                {"type": "websocket.close", "code": 4000 + problem.status, "reason": close_reason(problem.message)}
+            )
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send, problem: Problem) -> None:
+        await self.answer(scope, problem, _about(scope).request_id)(scope, receive, send)
+
+    def _problem(self, scope: Scope) -> Problem | None:
+        """Why a request is refused on account of its headers alone."""
+        headers = scope["headers"]
+        if len(headers) > MOST_HEADERS or sum(len(name) + len(value) for name, value in headers) > MOST_HEADER_BYTES:
+            return Problem(431, "size", f"the headers are more than {MOST_HEADERS}, or {MOST_HEADER_BYTES} bytes")
+        hosts = _headers(scope, b"host")
+        known = self.policy.hosts
+        if len(hosts) != 1 or (known is not None and hosts[0] not in known):
+            names = ", ".join(sorted(known or ())) or "one name"
+            return Problem(403, "forbidden", f"this server answers as {names} only; open one of these")
+        if origins := _headers(scope, b"origin"):
+            own = {f"http://{hosts[0]}", f"https://{hosts[0]}"} if known is None else _origins(known)
+            if not set(origins) <= own | self.policy.origins:
+                return Problem(403, "forbidden", "pages of other origins may not call this server")
+        return self._key_problem(scope)
+
+    def _key_problem(self, scope: Scope) -> Problem | None:
+        if not self.policy.keys or scope["path"] in OPEN or self._preflight(scope):
+            return None
+        caller = self.policy.keys.caller(_key(scope))
+        if caller is None:
+            why = "this API key is not known here" if _key(scope) else "an API key is needed"
+            return Problem(401, "key", f"{why}; send it as the header Authorization: Bearer KEY")
+        _about(scope).caller = caller
+        return None
+
+    def _preflight(self, scope: Scope) -> bool:
+        """Whether a browser asks if a page of another origin, which the settings allow, may call. It sends no key."""
+        asks = scope.get("method") == "OPTIONS" and _header(scope, b"access-control-request-method") is not None
+        return asks and _header(scope, b"origin") in self.policy.origins
+
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the whole body, up to the policy's limits, and pass it to the app."""
+        if scope["method"] == "POST" and scope["path"] in self.queued:
+            await self._door.enter()
+            if (busy := self.full(_about(scope).caller.key)) is not None:
+                await self._refuse(scope, receive, send, busy)
+                return
+        body = _Body(self, scope, receive)
+        try:
+            problem = await body.read()
+            if problem is None:
+                await self.app(scope, body.receive, send)
+            else:
+                await self._refuse(scope, receive, send, problem)
+        finally:
+            self.bodies.remove(body.key, body.size)
+
+
+def _shared(send: Send, origin: str) -> Send:
+    """`send` to a page of another origin, which the settings allow: it may read replies, and errors too."""
+    allowed = [
+        (b"access-control-allow-origin", origin.encode("latin-1")),
+        (b"access-control-expose-headers", EXPOSED),
+        (b"vary", b"origin"),
+    ]
+
+    async def with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *allowed]
+        await send(message)
+
+    return with_headers
+
+
+async def _allow(scope: Scope, send: Send) -> None:
+    """Answer a browser that asks whether a page may call."""
+    wanted = _header(scope, b"access-control-request-headers") or "authorization, content-type"
+    headers = [
+        (b"access-control-allow-methods", b"GET, POST, DELETE"),
+        (b"access-control-allow-headers", wanted.encode("latin-1")),  # clients send several of their own
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+class _Body:
+    """The body of a request: read here, and kept until the app has taken it. key: of the caller. size: bytes so far."""
+
+    __slots__ = ("_guard", "_parts", "_receive", "_said", "key", "size")
+
+    def __init__(self, guard: Guard, scope: Scope, receive: Receive) -> None:
+        self.key = _about(scope).caller.key
+        self.size = 0
+        self._guard = guard
+        self._receive = receive
+        self._parts: list[bytes] | None = []
+        said = _header(scope, b"content-length")
+        self._said = int(said[:20]) if said is not None and said.isdecimal() else 0
+
+    async def read(self) -> Problem | None:
+        """Read it whole; returns why it is refused."""
+        try:
+            async with asyncio.timeout(BODY_S):
+                return await self._read([])
+        except TimeoutError:
+            return Problem(408, "invalid", f"the body has not come within {BODY_S:g} s")
+
+    async def _read(self, parts: list[bytes]) -> Problem | None:
+        guard, most, more = self._guard, self._guard.policy.body, True
+        while more:
+            if max(self._said, self.size) > most:
+                return self._too_large()
+            if not guard.bodies.fits(self.key, max(0, self._said - self.size)):
+                why = f"requests of {guard.bodies.used:,} bytes in all are being answered; try again in a second"
+                return Problem(429, "busy", why, retry_after_s=1)
+            message = await self._receive()
+            parts.append(message.get("body", b""))
+            self.size += len(parts[-1])
+            guard.bodies.add(self.key, len(parts[-1]))
+            more = message.get("more_body", False)
+        self._parts = parts
+        return None if self.size <= most else self._too_large()
+
+    def _too_large(self) -> Problem:
+        return Problem(413, "size", f"the body is larger than {self._guard.policy.body} bytes")
+
+    async def receive(self) -> Message:
+        """ASGI: the body, once; then what becomes of the connection."""
+        if self._parts is None:
+            return await self._receive()
+        body, self._parts = b"".join(self._parts), None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+def _about(scope: Scope) -> About:
+    found = scope.setdefault("tokenwright", About(""))
+    assert isinstance(found, About), "a middleware has put it there"
+    return found
+
+
+def _headers(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1").lower() for key, value in scope["headers"] if key == name]
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+
+
+def _origins(hosts: frozenset[str]) -> frozenset[str]:
+    """The origins of this server's own pages; a name that is not this machine's may be behind a proxy with TLS."""
+    proxied = (host for host in hosts if host.rsplit(":", 1)[0] not in _LOOPBACK)
+    return frozenset((*(f"http://{host}" for host in hosts), *(f"https://{host}" for host in proxied)))
+
+
+def _key(scope: Scope) -> str | None:
+    """The key of a request: of a bearer token, of Anthropic's header, or a password, for which browsers ask."""
+    scheme, _, value = (_header(scope, b"authorization") or "").partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).decode("utf-8").partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+    return _header(scope, b"x-api-key")

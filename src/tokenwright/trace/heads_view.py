@@ -1,0 +1,207 @@
+"""All heads of a text: what each does, by the mass of its weights; one head's whole matrix; and the lens.
+
+A replay gives the queries of the last rows (replay.py); their weights are computed from the cached keys, layer by
+layer. `atlas` and `matrix` are generators of the parts of that work, so that others' steps run between two of them:
+their last item is the answer, the others are None. `look` calls a function between two steps (Run.look).
+"""
+
+import base64
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import torch
+from torch.nn import functional as F
+
+from tokenwright.backends import ReferenceKernels
+from tokenwright.models.taps import Site
+from tokenwright.trace.messages.heads import AtlasCard, HeadCard, HeadKind, LensCard, LensRow, MatrixCard
+from tokenwright.trace.messages.schema import TokenCard
+from tokenwright.trace.replay import AttentionReplay, ReplayedText
+from tokenwright.trace.rows import LOCAL
+
+T = TypeVar("T")
+
+ROWS = 128  # positions over which the atlas averages
+MOST_WEIGHTS = 2**26  # of one layer in one part
+START = 2 * LOCAL  # the first position that counts: at earlier ones nearly all is local
+COLUMNS = 48  # of a head's row in the atlas
+NEEDED = 8  # repeated tokens, below which induction is not judged
+KINDS: tuple[HeadKind, ...] = ("previous", "induction", "sink", "local")
+THRESHOLDS = (0.5, 0.4, 0.5, 0.7)
+MOST_MATRIX = 2048  # tokens of a matrix: the last ones
+SLICE = 512  # of its rows in one part
+CELLS = 256  # of a matrix, in each direction
+
+_KERNELS = ReferenceKernels()
+
+
+class Look(Protocol):
+    """Calls `read` between two steps, with the replay and a text of which it can replay `rows` rows."""
+
+    def __call__(self, read: Callable[[AttentionReplay, ReplayedText], T], position: int, rows: int = 1) -> T: ...
+
+
+@dataclass(slots=True)
+class _LayerQueries:
+    """A tap: the queries [rows, H, D] of each layer, or of `layer` alone, for the rows from position `first` on."""
+
+    first: int
+    rows: int
+    layer: int | None = None
+    queries: dict[int, torch.Tensor] = field(default_factory=dict)
+    sinks: dict[int, torch.Tensor] = field(default_factory=dict)  # for the keys of sinks, where there are such
+
+    def __call__(self, site: Site, layer: int, value: torch.Tensor) -> None:
+        if self.layer in (None, layer):
+            if site is Site.QUERY:
+                self.queries[layer] = value
+            elif site is Site.SINK_QUERY:
+                self.sinks[layer] = value
+
+    def take(self, replay: AttentionReplay, text: ReplayedText) -> "_LayerQueries":
+        """Replay the rows."""
+        replay.replayed(text, self.first, self, self.rows)
+        return self
+
+    @torch.inference_mode()
+    def weights(self, replay: AttentionReplay, text: ReplayedText, layer: int, head: int | None = None) -> torch.Tensor:
+        """The weights [heads, rows, first + rows], fp32, of all heads of a layer or of one."""
+        chosen = slice(None) if head is None else slice(head, head + 1)
+        view = text.store.view(layer) if head is None else text.store.view(layer).head(replay.group(head))
+        chunk = text.store.chunk_rows([table.pages for table in text.tables], range(self.rows), self.first)
+        keys, positions = _KERNELS.keys(view, chunk)  # [t, G, D], [t]
+        sinks = self.sinks.get(layer)
+        others = None if sinks is None else sinks[:, chosen]
+        scoring = replay.decoder.scorings[layer]
+        scoring = scoring if head is None else scoring.of_head(head)
+        window, queries = view.spec.window, self.queries[layer][:, chosen]
+        found = _KERNELS.weights(queries, keys, positions, self.first, window, scoring, others)
+        whole = torch.zeros(*found.flatten(0, 1).shape[:2], self.first + self.rows, device=found.device)
+        whole[:, :, positions] = found.flatten(0, 1).float()
+        return whole
+
+
+def atlas(
+    look: Look, tokens: Sequence[int], step: int, layers: int, heads: int
+) -> Generator[AtlasCard | None, None, None]:
+    """Every head over the last rows of `tokens`, the text up to the step's last token."""
+    stop = len(tokens)
+    rows = min(stop, ROWS, max(1, MOST_WEIGHTS // (heads * stop)))
+    first = stop - rows
+    queries = look(_LayerQueries(first, rows).take, first, rows)
+    yield None
+    found: list[HeadCard] = []
+    pairs = _repeats(tokens, first)
+    for layer in range(layers):
+        weights = look(lambda replay, text, at=layer: queries.weights(replay, text, at), first, rows)  # type: ignore[misc]
+        found += _cards(weights, layer, first, pairs)
+        yield None
+    counted = len(_counted(first, stop))
+    yield AtlasCard(step, counted, len(pairs), NEEDED, KINDS, THRESHOLDS, tuple(found))
+
+
+def _counted(first: int, stop: int) -> range:
+    """The positions over which the means go: those from START on, or in a short text all but the first."""
+    return range(max(first, START if stop > START else 1), stop)
+
+
+def _repeats(tokens: Sequence[int], first: int) -> list[tuple[int, int]]:
+    """Positions whose token stood in the text before, each with the position after its last occurrence."""
+    last: dict[int, int] = {}
+    found = []
+    for position, token in enumerate(tokens):
+        before = last.get(token)
+        if before is not None and before + 1 < position and position >= max(1, first):
+            found.append((position, before + 1))
+        last[token] = position
+    return found
+
+
+def _cards(weights: torch.Tensor, layer: int, first: int, pairs: list[tuple[int, int]]) -> list[HeadCard]:
+    stop = weights.shape[-1]
+    counted = list(_counted(first, stop)) or [stop - 1]
+    rows = torch.tensor(counted) - first
+    chosen = weights[:, rows].double().cpu()  # [H, n, stop]
+    places = torch.tensor(counted)
+    sink = chosen[:, :, 0].mean(1)
+    before = chosen[:, torch.arange(len(counted)), (places - 1).clamp(min=0)].mean(1)
+    near = torch.stack([chosen[:, n, max(0, at + 1 - LOCAL) : at + 1].sum(1) for n, at in enumerate(counted)]).mean(0)
+    again: torch.Tensor | None = None
+    if len(pairs) >= NEEDED:
+        at, target = torch.tensor(pairs).T
+        again = weights[:, at - first, target].double().mean(1)
+    found = []
+    for head in range(len(weights)):
+        induction = None if again is None else round(float(again[head]), 6)
+        means = (float(before[head]), induction, float(sink[head]), float(near[head]) if stop > START else None)
+        row = base64.b64encode(_coded(_pooled(weights[head, -1], COLUMNS))).decode()
+        on_first, previous, local = (round(float(one[head]), 6) for one in (sink, before, near))
+        found.append(HeadCard(layer, head, _kind(means), on_first, previous, local, induction, row))
+    return found
+
+
+def _kind(means: Sequence[float | None]) -> HeadKind:
+    """The first kind whose threshold its mean reaches."""
+    for kind, mean, least in zip(KINDS, means, THRESHOLDS, strict=True):
+        if mean is not None and mean >= least:
+            return kind
+    return "mixed"
+
+
+def _pooled(row: torch.Tensor, columns: int) -> torch.Tensor:
+    """The largest of each of at most `columns` parts of a row [t]."""
+    if len(row) <= columns:
+        return row
+    return F.adaptive_max_pool1d(row[None], columns)[0]
+
+
+def _coded(weights: torch.Tensor) -> bytes:
+    """round(255 sqrt(weight)) of each weight."""
+    codes = (weights.clamp(0, 1).sqrt() * 255).round().to(torch.uint8).cpu()
+    return codes.contiguous().numpy().tobytes()
+
+
+def matrix(look: Look, stop: int, step: int, layer: int, head: int) -> Generator[MatrixCard | None, None, None]:
+    """The weights of one head in the last MOST_MATRIX rows of a text of `stop` tokens, the largest of each cell."""
+    first = max(0, stop - MOST_MATRIX)
+    tokens = stop - first
+    cell = -(-tokens // CELLS)
+    size = -(-tokens // cell)
+    found = torch.zeros(size, size)
+    rows = max(cell, SLICE // cell * cell)  # whole cells
+    for start in range(first, stop, rows):
+        count = min(rows, stop - start)
+
+        def read(replay: AttentionReplay, text: ReplayedText, at: int = start, count: int = count) -> torch.Tensor:
+            return _LayerQueries(at, count, layer).take(replay, text).weights(replay, text, layer, head)[0]
+
+        weights = look(read, start, count)[:, first:].cpu()  # [count, start + count - first]
+        pooled = F.max_pool2d(weights[None], cell, ceil_mode=True)[0]
+        down = (start - first) // cell
+        found[down : down + len(pooled), : pooled.shape[1]] = pooled
+        yield None
+    codes = base64.b64encode(_coded(found)).decode()
+    yield MatrixCard(step, layer, head, first, tokens, cell, size, codes)
+
+
+def lens(look: Look, position: int, step: int, chosen: int, card: Callable[[int], TokenCard]) -> LensCard:
+    """Each layer's guess at the token after `position`, where `chosen` was written."""
+
+    @torch.inference_mode()
+    def read(replay: AttentionReplay, text: ReplayedText) -> torch.Tensor:
+        streams: list[torch.Tensor] = []  # before the first layer, and after each one
+
+        def tap(site: Site, layer: int, value: torch.Tensor) -> None:  # noqa: ARG001
+            if site in (Site.EMBEDDING, Site.MLP):
+                streams.append(value[-1])
+
+        replay.replayed(text, position, tap)
+        return replay.decoder.logits(torch.stack(streams)).double().log_softmax(-1).cpu()  # [L + 1, V]
+
+    rows = []
+    for layer, logprobs in enumerate(look(read, position), start=-1):
+        best, own = int(logprobs.argmax()), logprobs[chosen]
+        rank = int((logprobs > own).sum())
+        rows.append(LensRow(layer, card(best), float(logprobs[best].exp()), rank, float(own.exp())))
+    return LensCard(step, card(chosen), tuple(rows))

@@ -1,0 +1,161 @@
+"""What the engine thread keeps of a watched step, from which the run's reader makes the frame.
+
+A frame takes longer to make than to read: its Python objects alone are a hundred. So the engine goes on meanwhile.
+"""
+
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import mul
+from typing import TypeVar
+
+import torch
+
+from tokenwright.backends.observation import Observed, Watched
+from tokenwright.decode.sampler import uniform
+from tokenwright.engine import Pick
+from tokenwright.models.cost import CostModel
+from tokenwright.trace.held_logits import HeldLogits
+from tokenwright.trace.messages.schema import AttentionRow, Candidate, LayerTime, StepFrame
+from tokenwright.trace.rows import coded
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Choice:
+    """A token as it was chosen: the sampler's input and its result.
+
+    logits: [V]. chances: the distribution [V] that was drawn from; None if decoding was greedy.
+    """
+
+    pick: Pick
+    logits: torch.Tensor
+    chances: torch.Tensor | None
+    seed: int | None
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Seconds of a step: when it began, after the run was accepted; its parts, and what recording took of it."""
+
+    began: float
+    whole: float
+    sampling: float
+    recording: float
+
+
+@dataclass(slots=True)
+class Recorded:
+    """One step of a watched sequence. position: of its first token. rows: of logits."""
+
+    position: int
+    length: int
+    rows: int
+    recomputed: int
+    text: int  # tokens of the text before the step's own
+    cache: bool
+    pages: tuple[int, ...]  # in use, of each group
+    page_bytes: tuple[int, ...]  # of one page of each group
+    block_row: int  # FLOP per row in all layers
+    head_row: int  # and in the head
+    index: int  # of the chunk in the step
+    alone: bool  # whether the step computed no other logits
+    row: Watched | None
+    choice: Choice | None
+    observed: Observed
+    costs: CostModel
+    held: HeldLogits
+
+    def frame(self, step: int, times: StepTimes, text: str) -> StepFrame:
+        """The frame of the step, with the number `step`; its logits are held from now on.
+
+        text: what can be shown, if the step chose a token. To be called once: what it takes is a part of `recording`.
+        """
+        began, observed, index, choice = time.perf_counter(), self.observed, self.index, self.choice
+        if choice is not None:
+            self.held.add(step, choice.logits, alone=self.alone)
+        layers = _layers(observed)
+        candidates = () if choice is None else self._candidates(choice)
+        of_token = {one.token: one for one in candidates}
+        token = None if choice is None else choice.pick.tokens[0]
+        stop = self.position + self.length
+        derived = self.costs.flops(self.position, self.length, self.rows)
+        resident = self.costs.kept_bytes(stop) if self.cache or self.row is None else 0
+        attention, rank, drawn = self._attention(), self._rank(candidates), self._uniform()
+        recording = times.recording + time.perf_counter() - began
+        return StepFrame(
+            step=step,
+            start=self.position,
+            length=self.length,
+            recomputed=self.recomputed,
+            seq_len=self.text if token is None else stop + 1,
+            layer_tokens=self.length * len(layers),
+            flops=self.block_row * self.length + self.head_row * self.rows + observed.attention_flop[index],
+            flops_derived=derived,
+            weight_bytes=observed.weight_bytes,
+            kv_read=observed.kv_read[index],
+            kv_written=observed.kv_written[index],
+            kv_resident=resident,
+            kv_allocated=sum(map(mul, self.pages, self.page_bytes)),
+            began_us=_us(times.began),
+            step_us=_us(times.whole),
+            attention_us=sum(layer.attention_us for layer in layers),
+            mlp_us=sum(layer.mlp_us for layer in layers),
+            head_us=_us((observed.ends[-1] - observed.ends[-2]) / 1e9),
+            sampling_us=_us(times.sampling),
+            recording_us=_us(recording),
+            token=token,
+            rank=rank,
+            logprob=None if choice is None else choice.pick.logprobs[0],
+            sampled=None if token is None else of_token[token].sampled,
+            entropy=None if self.row is None or choice is None else self.row.entropy,
+            uniform=drawn,
+            cache=self.cache,
+            layers=layers,
+            candidates=candidates,
+            attention=attention,
+            text="" if token is None else text,
+        )
+
+    def _candidates(self, choice: Choice) -> tuple[Candidate, ...]:
+        assert self.row is not None, "the chunk picks a token"
+        token, highest, logits = choice.pick.tokens[0], list(self.row.highest), choice.logits.numpy()
+        ids = highest if token in highest else [*highest[:-1], token]
+        total = float(logits[token]) - choice.pick.logprobs[0]
+        samplers = [float(i == token) for i in ids] if choice.chances is None else choice.chances.numpy()[ids].tolist()
+        each = zip(ids, logits[ids].tolist(), samplers, strict=True)
+        return tuple(Candidate(i, value - total, chance) for i, value, chance in each)
+
+    def _rank(self, candidates: tuple[Candidate, ...]) -> int | None:
+        """How many ids are more probable than the one chosen."""
+        if self.choice is None or self.row is None:
+            return None
+        token = self.choice.pick.tokens[0]
+        logits = self.choice.logits.numpy()
+        if token in self.row.highest:
+            own = next(one.logprob for one in candidates if one.token == token)
+            return sum(one.logprob > own for one in candidates)
+        return int((logits > logits[token]).sum())
+
+    def _uniform(self) -> float | None:
+        """The random number that was drawn."""
+        choice = self.choice
+        if choice is None or choice.seed is None or choice.chances is None:
+            return None
+        return uniform(choice.seed, self.position + self.length, choice.pick.choice)
+
+    def _attention(self) -> AttentionRow | None:
+        row = self.row
+        return None if row is None or row.weights is None else coded(row.weights, row.layer, row.head)
+
+
+def _layers(observed: Observed) -> tuple[LayerTime, ...]:
+    first = observed.ends[0]
+    borders = [(end - first + 500) // 1000 for end in observed.ends[:-1]]
+    halves = [after - before for before, after in pairwise(borders)]
+    return tuple(map(LayerTime, halves[::2], halves[1::2]))
+
+
+def _us(seconds: float) -> int:
+    return min(max(0, round(seconds * 1e6)), 2**32 - 2)  # a frame's field holds at most 71 minutes
