@@ -42,7 +42,7 @@ from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.counted import CountedKernels
 from tokenwright.bench import shapes
 from tokenwright.bench.limits import Bound, StepWork, processor
-from tokenwright.checkpoints.atomic_write import draft_folder
+from tokenwright.checkpoints.files.atomic_write import draft_folder
 from tokenwright.models.experts import Experts, Routing
 from tokenwright.trace.messages.schema import StepFrame
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.gguf_types import BEGINNING
 from tokenwright import LLM
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.gguf.gguf_writer import check_writing, write_gguf
+from tokenwright.checkpoints.packing.gguf_writer import check_writing, write_gguf
 from tokenwright.formats import WeightFormat
 
 MARGIN, LEAST = 0.1, 0.9

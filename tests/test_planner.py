@@ -22,8 +22,8 @@ from tokenwright.bench.bandwidth import cache_sizes, measure
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.cache.codec import CODECS
 from tokenwright.checkpoints.families.registry import parse_config
+from tokenwright.checkpoints.files.known import KNOWN, known_name
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.known import KNOWN, known_name
 from tokenwright.checkpoints.packing.folder_writer import write_folder
 from tokenwright.checkpoints.packing.packer import pack_checkpoint
 from tokenwright.config import Heads, Latent, LayerKV

@@ -260,7 +260,7 @@ def test_a_folder_without_generation_config_is_served(copy: Callable[[str], Path
 def test_the_model_inside_is_called_stories(
     made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("tokenwright.checkpoints.local.STORIES", made("llama2"))
+    monkeypatch.setattr("tokenwright.checkpoints.files.local.STORIES", made("llama2"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stories").mkdir()
     assert Checkpoint.open("stories").path == made("llama2")

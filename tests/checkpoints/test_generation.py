@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.models.fixtures import VOCAB, make_checkpoint
+from tokenwright.checkpoints.files.generation_config import GenerationDefaults, parse_generation
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.generation_config import GenerationDefaults, parse_generation
 from tokenwright.engine import SamplingParams
 from tokenwright.errors import CheckpointError
 

@@ -16,6 +16,7 @@ from tests.models.gguf_files import Kind, random_blocks, write_gguf
 from tokenwright import LLM
 from tokenwright.backends.layout import nbytes, unpacked, weight_bytes
 from tokenwright.backends.packed import Packed
+from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checkpoints.folder import Checkpoint, read_rows
 from tokenwright.checkpoints.gguf.blocks import FORMS
@@ -23,7 +24,6 @@ from tokenwright.checkpoints.gguf.checkpoint import read_model
 from tokenwright.checkpoints.gguf.header import BLOCKS, read_gguf
 from tokenwright.checkpoints.gguf.splits import part_names
 from tokenwright.checkpoints.packing.packer import load_packed
-from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.checkpoints.tensor_reader import forms_of, read_codes
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.formats import WeightFormat

@@ -17,7 +17,7 @@ from tests.models.fixtures import make_checkpoint, write_json
 from tokenwright import LLM
 from tokenwright.backends.layout import unpacked
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.gguf.gguf_writer import check_writing, write_gguf
+from tokenwright.checkpoints.packing.gguf_writer import check_writing, write_gguf
 from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.formats import WeightFormat
@@ -221,7 +221,8 @@ def test_a_killed_writer_leaves_no_draft_for_long(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     script = (
         "import os, signal, sys; from pathlib import Path; from tokenwright.formats import WeightFormat;"
-        "from tokenwright.checkpoints.folder import Checkpoint; from tokenwright.checkpoints.gguf.gguf_writer import *;"
+        "from tokenwright.checkpoints.folder import Checkpoint;"
+        "from tokenwright.checkpoints.packing.gguf_writer import *;"
         "contents = check_writing(Checkpoint.open(sys.argv[1]), Path(sys.argv[2]), WeightFormat('bfloat16'));"
         "write_gguf(contents, Path(sys.argv[2]), lambda *_: os.kill(os.getpid(), signal.SIGKILL))"
     )

@@ -14,8 +14,8 @@ import torch
 
 from tests.models.fake_hub import FakeHub, Files, commit_of
 from tests.models.fixtures import make_checkpoint
+from tokenwright.checkpoints.files.hub import download, is_hub_name, read_name
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.hub import download, is_hub_name, read_name
 from tokenwright.errors import CheckpointError
 
 NAME = "maker/small"
@@ -284,7 +284,7 @@ def test_a_folder_of_that_name_comes_first(hub: FakeHub, tmp_path: Path) -> None
 def test_the_environment_of_huggingface_hub_is_heeded(hub: FakeHub, tmp_path: Path) -> None:
     """In a process of its own: HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE, and progress on stderr only."""
     script = (
-        "import sys; from pathlib import Path; from tokenwright.checkpoints.hub import download; "
+        "import sys; from pathlib import Path; from tokenwright.checkpoints.files.hub import download; "
         "assert 'torch' not in sys.modules; "
         f"print(download({NAME!r}, None, True, lambda folder: None).name)"
     )

@@ -9,8 +9,8 @@ from tests.checkpoints.test_hub import refusal
 from tests.models.fake_hub import FakeHub, Files
 from tests.models.fixtures import make_checkpoint
 from tests.models.gguf_files import Kind, write_gguf
+from tokenwright.checkpoints.files.hub_gguf import download_gguf, read_gguf_name
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.hub_gguf import download_gguf, read_gguf_name
 
 NAME = "maker/small-GGUF"
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.models.fixtures import KINDS, make_checkpoint, write_json
 from tokenwright.backends.layout import Weights, empty_weights, nbytes, unpacked, weight_bytes
 from tokenwright.backends.packed import Packed
-from tokenwright.checkpoints.atomic_write import draft_file
+from tokenwright.checkpoints.files.atomic_write import draft_file
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import packer, weight_cache
 from tokenwright.checkpoints.packing.folder_writer import write_folder
@@ -299,7 +299,7 @@ def test_several_processes_share_a_cache(model: Checkpoint, cache: WeightCache) 
 import torch
 from pathlib import Path
 from tokenwright.formats import WeightFormat
-from tokenwright.checkpoints.atomic_write import draft_file
+from tokenwright.checkpoints.files.atomic_write import draft_file
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.packer import load_packed, pack_checkpoint
 from tokenwright.checkpoints.packing.weight_cache import WeightCache, log

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from tokenwright.checkpoints.safetensors import Stored, read_header
+from tokenwright.checkpoints.files.safetensors import Stored, read_header
 from tokenwright.errors import CheckpointError
 
 

@@ -13,7 +13,7 @@ from tests.bench.fixtures import read_little
 from tests.cli.conftest import Run
 from tests.models.fixtures import make_config
 from tokenwright import planner
-from tokenwright.checkpoints.known import KNOWN
+from tokenwright.checkpoints.files.known import KNOWN
 from tokenwright.cli.plan_page import binary, decimal, flop, page, three
 
 SVG = "{http://www.w3.org/2000/svg}"

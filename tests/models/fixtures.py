@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from tokenwright.checkpoints.local import STORIES
+from tokenwright.checkpoints.files.local import STORIES
 
 VOCAB = 320
 MERGES = ["t h", "th e", "Ġ the", "i n", "Ġ a", "a n", "an d", "Ġ and", "o n", "Ġ s", "e r", "r e", "Ġ o"]

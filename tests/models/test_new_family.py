@@ -22,7 +22,7 @@ from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.torch import ops as torch_ops
 from tokenwright.checkpoints.families import registry
 from tokenwright.checkpoints.families.registry import LLAMA
-from tokenwright.checkpoints.json_keys import JsonKeys
+from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.cli import app
 from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError

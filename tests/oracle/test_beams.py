@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from tests.oracle.harness import TALLIES, Subject, Tally, make_subject, prompt_of
 from tokenwright.backends import ReferenceKernels
+from tokenwright.checkpoints.files.local import STORIES
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.checkpoints.local import STORIES
 from tokenwright.decode import BeamSearch, TextStopChecker, TorchSampler
 from tokenwright.decode.beam import Hypothesis
 from tokenwright.engine import Engine, Failed, FinishReason, Request, SamplingParams, TokenConstraints

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from tokenwright.serve.anthropic import bodies as anthropic_schema
-from tokenwright.serve.fields import Body, Refused, refusals
+from tokenwright.serve.http.fields import Body, Refused, refusals
 from tokenwright.serve.ollama import bodies as ollama_schema
 from tokenwright.serve.openai import bodies as openai_schema
 from tokenwright.serve.openai import responses_bodies

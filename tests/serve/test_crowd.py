@@ -21,8 +21,8 @@ from tokenwright.serve.app import Served
 from tokenwright.serve.service import generation, service
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.ids import new_hex
+from tokenwright.serve.transport.guard import AT_ONCE, Throttle
 from tokenwright.serve.transport.sockets import TAKEN_AT_ONCE, listen, repeated
-from tokenwright.serve.transport.throttle import AT_ONCE, Throttle
 
 ASKED = {"model": "tiny", "prompt": "ab", "max_tokens": 2, "temperature": 0}
 

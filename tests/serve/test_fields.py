@@ -15,7 +15,7 @@ from openai.types.responses import response_create_params, response_input_item_p
 from pydantic import BaseModel, Field, ValidationError
 
 from tokenwright.serve.anthropic import bodies as anthropic_schema
-from tokenwright.serve.fields import Body, Refused, Share, complaint, refusals
+from tokenwright.serve.http.fields import Body, Refused, Share, complaint, refusals
 from tokenwright.serve.ollama import bodies as ollama_schema
 from tokenwright.serve.openai import bodies as openai_schema
 from tokenwright.serve.openai import responses_bodies

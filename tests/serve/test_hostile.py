@@ -17,7 +17,7 @@ import pytest
 
 from tests.engines import assert_at_rest
 from tests.serve.talking import HANGS_S, SCHEMA, Talker, aborted, make_talker, talking, until
-from tokenwright.serve.fields import MOST_ITEMS
+from tokenwright.serve.http.fields import MOST_ITEMS
 from tokenwright.serve.transport import guard
 
 VOCAB, CONTEXT = 320, 2048

@@ -20,16 +20,16 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from tests.serve.live import HANGS, Live, live, make_chat_model, settled
-from tokenwright.serve import replying
 from tokenwright.serve.app import Served
 from tokenwright.serve.explorer.viewer import COMMAND
+from tokenwright.serve.http import replying
+from tokenwright.serve.http.reply_schema import Reply
+from tokenwright.serve.http.reply_text import dumps, dumps_in_parts
 from tokenwright.serve.ollama.bodies import Chat
 from tokenwright.serve.ollama.routes import chat_messages
 from tokenwright.serve.openai import replies
 from tokenwright.serve.openai import routes as openai
 from tokenwright.serve.openai.bodies import CompletionBody
-from tokenwright.serve.openai.replies import dumps, dumps_in_parts
-from tokenwright.serve.reply_schema import Reply
 from tokenwright.serve.transport import connection
 from tokenwright.serve.transport.connection import Connection
 from tokenwright.serve.transport.guard import MOST_HELD, Guard, Policy

@@ -6,10 +6,11 @@ import httpx
 import pytest
 
 from tests.serve.talking import SCHEMA, Talker
-from tokenwright.serve import reply_schema as replies
 from tokenwright.serve.anthropic import reply_schema as anthropic_replies
-from tokenwright.serve.api import STATUSES
+from tokenwright.serve.http.api import STATUSES
+from tokenwright.serve.http.reply_schema import Health, Ready, Reply
 from tokenwright.serve.ollama import reply_schema as ollama_replies
+from tokenwright.serve.openai import reply_schema as replies
 from tokenwright.serve.openai.bodies import Problems
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -20,7 +21,7 @@ TOOL = {"type": "function", "function": FUNCTION}
 CALLED = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 400}
 THINK = {"enable_thinking": True}
 USES = {"tools": [{"name": "weather", "input_schema": SCHEMA}], "tool_choice": {"type": "any"}, "max_tokens": 400}
-ASKED: list[tuple[str, dict[str, Any], type[replies.Reply]]] = [
+ASKED: list[tuple[str, dict[str, Any], type[Reply]]] = [
     ("/v1/completions", {"prompt": "a", "echo": True, "logprobs": 2}, replies.TextCompletion),
     (
         "/v1/completions",
@@ -60,7 +61,7 @@ ASKED: list[tuple[str, dict[str, Any], type[replies.Reply]]] = [
     ("/detokenize", {"ids": [1]}, replies.DetokenizedText),
 ]
 ANTHROPIC = {"anthropic-version": "2023-06-01"}
-GOT: list[tuple[str, type[replies.Reply]]] = [
+GOT: list[tuple[str, type[Reply]]] = [
     ("/v1/models", replies.ModelList),
     ("/v1/models/tiny", replies.ModelEntry),
     ("/v1/models", anthropic_replies.AnthropicModels),
@@ -68,15 +69,15 @@ GOT: list[tuple[str, type[replies.Reply]]] = [
     ("/api/tags", ollama_replies.OllamaTags),
     ("/api/ps", ollama_replies.OllamaRunning),
     ("/api/version", ollama_replies.OllamaVersion),
-    ("/health", replies.Health),
-    ("/ready", replies.Ready),
+    ("/health", Health),
+    ("/ready", Ready),
 ]
 
 
 @pytest.mark.parametrize(("path", "body", "reply"), ASKED)
 @pytest.mark.parametrize("headers", [{}, {"x-timings": "1"}], ids=["plain", "timed"])
 def test_a_reply_is_what_is_declared(
-    talker: Talker, path: str, body: dict[str, Any], reply: type[replies.Reply], headers: dict[str, str]
+    talker: Talker, path: str, body: dict[str, Any], reply: type[Reply], headers: dict[str, str]
 ) -> None:
     answer = httpx.post(talker.url + path, json={"model": "tiny"} | body, headers=headers, timeout=60)
     assert answer.status_code == 200, answer.text
@@ -84,7 +85,7 @@ def test_a_reply_is_what_is_declared(
 
 
 @pytest.mark.parametrize(("path", "reply"), GOT)
-def test_what_is_read_is_what_is_declared(talker: Talker, path: str, reply: type[replies.Reply]) -> None:
+def test_what_is_read_is_what_is_declared(talker: Talker, path: str, reply: type[Reply]) -> None:
     headers = ANTHROPIC if reply in (anthropic_replies.AnthropicModels, anthropic_replies.AnthropicModel) else {}
     reply.model_validate_json(httpx.get(talker.url + path, headers=headers).content)
 

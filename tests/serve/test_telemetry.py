@@ -18,8 +18,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.serve.talking import HANGS_S, Talker, make_talker, talking, until
 from tokenwright import RequestError
-from tokenwright.serve.api import About
 from tokenwright.serve.app import Served
+from tokenwright.serve.http.api import About
 from tokenwright.serve.transport.telemetry import OPERATIONS, Spans, spans_of
 
 MESSAGES = [{"role": "user", "content": "Hello"}]

@@ -11,7 +11,7 @@ from tests.text.kinds import byte_level, byte_token, of_tokens
 from tokenwright.decode.grammar import Grammars, schema_rule
 from tokenwright.engine import Grammar
 from tokenwright.errors import EngineError, RequestError
-from tokenwright.serve.replying import arguments_of
+from tokenwright.serve.http.replying import arguments_of
 from tokenwright.serve.service.output_parser import PlainReader, SortingReader, ThinkTags
 from tokenwright.serve.service.tools import HERMES, LLAMA, MISTRAL, ToolFormat, tool_format
 from tokenwright.serve.service.types import Answer, Delta, Tool, ToolCall

@@ -14,8 +14,8 @@ from fastapi import Request
 
 from tests.engines import held
 from tests.serve.talking import HANGS_S, Talker, make_talker, talking, until
-from tokenwright.serve.api import ClientGone, unless_gone
 from tokenwright.serve.app import APIS, Served
+from tokenwright.serve.http.api import ClientGone, unless_gone
 from tokenwright.serve.service import model_host
 from tokenwright.serve.service.preprocess import Preprocessor
 from tokenwright.serve.service.service import AHEAD, Service, ServiceLimits

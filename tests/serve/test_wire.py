@@ -13,7 +13,7 @@ import pytest
 from openai import OpenAI
 
 from tests.serve.talking import HANGS_S, Talker
-from tokenwright.serve import sse
+from tokenwright.serve.http import sse
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 STREAMS: dict[str, dict[str, Any]] = {

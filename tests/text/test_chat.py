@@ -456,7 +456,7 @@ def test_hostile_templates_end_in_an_error(source: str, told: str) -> None:
 
 def test_the_process_has_no_files_and_no_environment() -> None:
     """What a template could do that had left the sandbox."""
-    limits = "import json, resource, os, template\n"
+    limits = "import json, resource, os, template_process as template\n"
     code = (
         f"{limits}template.main.__globals__['written'] = lambda *_: probe()\n"
         "def probe():\n"

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Library
 
 from tests.text import kinds
-from tokenwright.checkpoints.local import STORIES
+from tokenwright.checkpoints.files.local import STORIES
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.text import Tokenizer, files
 

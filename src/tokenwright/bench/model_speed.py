@@ -3,7 +3,7 @@
 A decode step reads all weights but lookup tables, and the K and V of every stream; a prefill step multiplies all
 weights with every token. The limit is the longer of the two times, as if they overlapped. `Benchmark` measures it again
 after every repetition, and the share is the median of the pairs: a temporary slowdown of the machine affects both. What
-was measured while the machine was busy is measured again (`busy.py`).
+was measured while the machine was busy is measured again (`machine_load.py`).
 """
 
 from collections.abc import Sequence

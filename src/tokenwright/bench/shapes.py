@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenwright.checkpoints.atomic_write import draft_folder, sweep
-from tokenwright.checkpoints.known import KNOWN
-from tokenwright.checkpoints.local import STORIES
+from tokenwright.checkpoints.files.atomic_write import draft_folder, sweep
+from tokenwright.checkpoints.files.known import KNOWN
+from tokenwright.checkpoints.files.local import STORIES
 from tokenwright.environment import Environment
 from tokenwright.errors import CheckpointError, RequestError
 

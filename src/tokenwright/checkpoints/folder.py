@@ -2,7 +2,7 @@
 
 `Checkpoint.open` reads config.json and the headers of the weights, and refuses missing or damaged files, unknown keys
 and wrong shapes before it allocates memory for weights. `tensors` then reads the weights one by one, so peak memory is
-the model and one tensor; `packing.py` packs them for the kernels instead. A folder that `tokenwright quantize` wrote
+the model and one tensor; `packing/` packs them for the kernels instead. A folder that `tokenwright quantize` wrote
 holds packed weights already; `packed` is their format. Tokenwright never runs or unpickles anything in a checkpoint.
 """
 
@@ -19,21 +19,21 @@ import torch
 
 from tokenwright.backends.adapters import Update
 from tokenwright.cache import TORCH_DTYPES
-from tokenwright.checkpoints import hub
 from tokenwright.checkpoints.families.family import Family, TensorSource, next_layer, tower_of
 from tokenwright.checkpoints.families.registry import family_of, parse_config, text_keys
-from tokenwright.checkpoints.generation_config import GenerationDefaults, parse_generation
+from tokenwright.checkpoints.files import hub
+from tokenwright.checkpoints.files.generation_config import GenerationDefaults, parse_generation
+from tokenwright.checkpoints.files.hub_gguf import download_gguf, read_gguf_name
+from tokenwright.checkpoints.files.json_keys import read_json, shown
+from tokenwright.checkpoints.files.local import local_folder
+from tokenwright.checkpoints.files.safetensors import Stored, read_header
 from tokenwright.checkpoints.gguf.checkpoint import read_model
 from tokenwright.checkpoints.gguf.header import BLOCKS
 from tokenwright.checkpoints.gguf.splits import read_whole_gguf
-from tokenwright.checkpoints.hub_gguf import download_gguf, read_gguf_name
-from tokenwright.checkpoints.json_keys import read_json, shown
-from tokenwright.checkpoints.local import local_folder
 from tokenwright.checkpoints.lora import Adapter, read_adapter
 from tokenwright.checkpoints.memory_form import Held, as_stored, held, without
-from tokenwright.checkpoints.packing.packed_file import own_quantisation, read_packed_header
+from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_header
 from tokenwright.checkpoints.quantised.published import Compound, gather, read_scheme
-from tokenwright.checkpoints.safetensors import Stored, read_header
 from tokenwright.checkpoints.tensor_reader import DTYPES, opened, piece_of, read_rows, read_whole
 from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError, fetch_again

@@ -16,8 +16,8 @@ import torch
 
 from tokenwright.backends.adapters import Update
 from tokenwright.checkpoints.families.family import TensorSource
-from tokenwright.checkpoints.json_keys import JsonKeys, read_json, shown
-from tokenwright.checkpoints.safetensors import Stored, read_header
+from tokenwright.checkpoints.files.json_keys import JsonKeys, read_json, shown
+from tokenwright.checkpoints.files.safetensors import Stored, read_header
 from tokenwright.checkpoints.tensor_reader import DTYPES, piece_of, read_rows
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tokenwright.backends.layout import format_of
 from tokenwright.checkpoints.families.family import TensorSource
-from tokenwright.checkpoints.safetensors import Stored
+from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.tensor_reader import DTYPES, forms_of
 from tokenwright.formats import DTYPE_BYTES, WeightFormat
 from tokenwright.models.graph import Graph

@@ -9,10 +9,10 @@ import torch
 
 from tokenwright.cache import TORCH_DTYPES
 from tokenwright.checkpoints.families.family import TensorSource
+from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.blocks import FORMS, IF_SCALES_FIT, codes_and_scales, dequantised, scales_fit
 from tokenwright.checkpoints.gguf.header import BLOCKS
 from tokenwright.checkpoints.quantised.published import Compound
-from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.formats import DType, WeightFormat
 

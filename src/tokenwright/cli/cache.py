@@ -43,7 +43,7 @@ def cache(clear: Clear = False, json_: opt.Json = False) -> None:
 
     A file that is being written is neither listed nor removed.
     """
-    from tokenwright.checkpoints.atomic_write import remove
+    from tokenwright.checkpoints.files.atomic_write import remove
 
     folder, kept = Environment.read().cache_folder(""), list(_kept())
     failed = [one.path for one in kept if not remove(Path(one.path))] if clear else []
@@ -59,7 +59,7 @@ def cache(clear: Clear = False, json_: opt.Json = False) -> None:
 
 def _kept() -> Iterator[Kept]:
     from tokenwright.bench import shapes
-    from tokenwright.checkpoints.atomic_write import abandoned
+    from tokenwright.checkpoints.files.atomic_write import abandoned
     from tokenwright.checkpoints.packing.weight_cache import WeightCache
 
     weights, models = WeightCache.default(), shapes.default_root()
@@ -76,7 +76,7 @@ def _kept() -> Iterator[Kept]:
 
 def _form(file: Path) -> str:
     """The format that a file of cached weights names in its header."""
-    from tokenwright.checkpoints.safetensors import read_header_and_metadata
+    from tokenwright.checkpoints.files.safetensors import read_header_and_metadata
 
     try:
         return str(read_header_and_metadata(file)[1].get("weights", "unknown"))

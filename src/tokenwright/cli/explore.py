@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from tokenwright.checkpoints.local import local_folder
+from tokenwright.checkpoints.files.local import local_folder
 from tokenwright.cli import options as opt
 from tokenwright.cli.output import remark, show_anything
 from tokenwright.errors import RequestError

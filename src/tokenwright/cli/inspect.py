@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenwright.checkpoints.local import local_folder
+from tokenwright.checkpoints.files.local import local_folder
 from tokenwright.cli import options as opt
 from tokenwright.cli.output import show_anything, write, write_json
 from tokenwright.config import ModelConfig, NoScaling, Rope, RopeScaling

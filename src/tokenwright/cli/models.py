@@ -64,9 +64,9 @@ def models(json_: opt.Json = False) -> None:
 
 def pull(model: HubName, revision: opt.Revision = None) -> None:
     """Download MODEL from the Hugging Face hub, the files that are needed alone, and check that it runs."""
-    from tokenwright.checkpoints import hub
-    from tokenwright.checkpoints.hub_gguf import download_gguf, read_gguf_name
-    from tokenwright.checkpoints.suggest import nearest
+    from tokenwright.checkpoints.files import hub
+    from tokenwright.checkpoints.files.hub_gguf import download_gguf, read_gguf_name
+    from tokenwright.checkpoints.files.suggest import nearest
 
     if not (read_gguf_name(model) or hub.is_hub_name(model)):
         near = nearest(model)
@@ -97,7 +97,7 @@ def rm(model: Kind, revision: opt.Revision = None, yes: Yes = False) -> None:
 
 
 def _present() -> Iterator[Present]:
-    from tokenwright.checkpoints.local import STORIES
+    from tokenwright.checkpoints.files.local import STORIES
 
     yield _described("stories", "bundled", STORIES)
     for name, cached in sorted(_cached().items()):
@@ -109,7 +109,7 @@ def _present() -> Iterator[Present]:
 
 def _of_hub(name: str, one: CachedRevisionInfo) -> Iterator[Present]:
     """A revision of a repository: one model, or several GGUF files."""
-    from tokenwright.checkpoints.hub_gguf import model_files
+    from tokenwright.checkpoints.files.hub_gguf import model_files
 
     models = {} if (one.snapshot_path / "config.json").exists() else model_files(one.snapshot_path)
     if not models:
@@ -160,9 +160,9 @@ def _hub_model(text: str, revision: str | None) -> tuple[int, Callable[[], Any]]
     """The bytes of a model in the hub's cache, and what removes it. Raises RequestError if it is not there."""
     from huggingface_hub import constants, scan_cache_dir
 
-    from tokenwright.checkpoints import hub
-    from tokenwright.checkpoints.hub_gguf import read_gguf_name
-    from tokenwright.checkpoints.suggest import closest
+    from tokenwright.checkpoints.files import hub
+    from tokenwright.checkpoints.files.hub_gguf import read_gguf_name
+    from tokenwright.checkpoints.files.suggest import closest
 
     if (gguf := read_gguf_name(text)) is not None:
         return _hub_file(gguf.repository, gguf.file, revision)
@@ -184,8 +184,8 @@ def _hub_file(repository: str, file: str, revision: str | None) -> tuple[int, Ca
 
     Files and revisions with equal bytes share them: those stay while one of them does.
     """
-    from tokenwright.checkpoints import hub
-    from tokenwright.checkpoints.hub_gguf import model_files
+    from tokenwright.checkpoints.files import hub
+    from tokenwright.checkpoints.files.hub_gguf import model_files
 
     named = hub.read_name(repository)
     cached = _cached().get(named.name, []) if named is not None else []

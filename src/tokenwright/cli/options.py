@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from tokenwright.checkpoints.local import local_folder
+from tokenwright.checkpoints.files.local import local_folder
 from tokenwright.cli import settings
 from tokenwright.cli.output import console, remark
 from tokenwright.config import EngineConfig
@@ -36,7 +36,7 @@ MODEL, SAMPLING, ENGINE, OUTPUT = "Model", "Sampling", "Engine", "Output"
 
 def model_names(incomplete: str) -> list[str]:
     """The models that the shell offers. huggingface_hub is not imported before it asks."""
-    from tokenwright.checkpoints.suggest import beginning_with
+    from tokenwright.checkpoints.files.suggest import beginning_with
 
     return beginning_with(incomplete)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from tokenwright.checkpoints.local import local_config
+from tokenwright.checkpoints.files.local import local_config
 from tokenwright.cli import options as opt
 from tokenwright.cli.chart_file import Force, check_chart_file
 from tokenwright.cli.output import show_anything, write, write_json

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from tokenwright.checkpoints.local import local_folder
+from tokenwright.checkpoints.files.local import local_folder
 from tokenwright.checkpoints.packing.target import check_target
 from tokenwright.cli import options as opt
 from tokenwright.cli.interrupt import interruptible
@@ -79,7 +79,7 @@ def _write_file(
         raise RequestError(f"the blocks of a GGUF file have {BLOCK} inputs; give --weights {form.name}", "weights")
     local_folder(source, revision)
     from tokenwright.checkpoints.folder import Checkpoint
-    from tokenwright.checkpoints.gguf.gguf_writer import check_writing, write_gguf
+    from tokenwright.checkpoints.packing.gguf_writer import check_writing, write_gguf
 
     with interruptible():
         checkpoint = Checkpoint.open(source, revision, progress=sys.stderr.isatty()).merged(lora)

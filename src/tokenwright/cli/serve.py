@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from tokenwright.checkpoints.local import local_folder
+from tokenwright.checkpoints.files.local import local_folder
 from tokenwright.cli import options as opt
 from tokenwright.cli.output import remark
 from tokenwright.cli.settings import of_serve

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from tokenwright.backends.adapters import beside_bytes, not_beside
-from tokenwright.checkpoints import hub
 from tokenwright.checkpoints.families.registry import family_of, parse_config, text_keys
+from tokenwright.checkpoints.files import hub
+from tokenwright.checkpoints.files.hub_gguf import download_gguf
+from tokenwright.checkpoints.files.json_keys import read_json
+from tokenwright.checkpoints.files.known import KNOWN, known_name
+from tokenwright.checkpoints.files.local import local_config
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.gguf.header import SUFFIX
-from tokenwright.checkpoints.hub_gguf import download_gguf
-from tokenwright.checkpoints.json_keys import read_json
-from tokenwright.checkpoints.known import KNOWN, known_name
-from tokenwright.checkpoints.local import local_config
 from tokenwright.checkpoints.lora import read_adapter
-from tokenwright.checkpoints.packing.packed_file import own_quantisation
+from tokenwright.checkpoints.packed_file import own_quantisation
 from tokenwright.checkpoints.quantised.published import read_scheme
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import DType, WeightFormat

@@ -19,13 +19,13 @@ from starlette.types import Scope
 import tokenwright
 from tokenwright.serve import model_list, operations
 from tokenwright.serve.anthropic import routes as anthropic
-from tokenwright.serve.api import Api, Direct, HeadRequests, add_errors, add_schemas, api_of, handlers_of
 from tokenwright.serve.explorer import routes as explore
 from tokenwright.serve.explorer.explorer import Explorer, RunGone
-from tokenwright.serve.metrics import Metrics
+from tokenwright.serve.http.api import Api, Direct, HeadRequests, add_errors, add_schemas, api_of, handlers_of
 from tokenwright.serve.ollama import routes as ollama
 from tokenwright.serve.openai import embeddings, responses, tokenize
 from tokenwright.serve.openai import routes as openai
+from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import collect_at_rest
 from tokenwright.serve.service.service import Service, ServiceLimits
 from tokenwright.serve.service.types import Problem
@@ -127,7 +127,7 @@ def make_app(
     embeddings.add(app, service)
     for other in (responses, anthropic, ollama):
         other.add(app, service)
-    tokenize.add(app, service, explorer)
+    tokenize.add(app, service)
     explore.add(app, explorer)
     add_schemas(app, APIS)
     if page is not None:

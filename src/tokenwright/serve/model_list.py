@@ -14,9 +14,9 @@ from fastapi.responses import JSONResponse
 from tokenwright.errors import RequestError
 from tokenwright.serve.anthropic.reply_schema import AnthropicModel, AnthropicModels
 from tokenwright.serve.anthropic.routes import HEADER
-from tokenwright.serve.api import answers
-from tokenwright.serve.openai.replies import Json
-from tokenwright.serve.reply_schema import ModelEntry, ModelList
+from tokenwright.serve.http.api import answers
+from tokenwright.serve.http.reply_text import Json
+from tokenwright.serve.openai.reply_schema import ModelEntry, ModelList
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import no_model
 

@@ -10,9 +10,9 @@ from pydantic import BaseModel
 
 import tokenwright
 from tokenwright.errors import EngineError
-from tokenwright.serve.api import answers
-from tokenwright.serve.metrics import CONTENT_TYPE, Metrics
-from tokenwright.serve.reply_schema import Health, Ready
+from tokenwright.serve.http.api import answers
+from tokenwright.serve.http.reply_schema import Health, Ready
+from tokenwright.serve.service.metrics import CONTENT_TYPE, Metrics
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import NotReady
 

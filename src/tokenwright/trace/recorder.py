@@ -3,7 +3,7 @@
 It is a Runner and a Sampler itself, so the engine needs no code for it. A step without a watched sequence passes
 through unchanged. Of a watched sequence it records the times of the layers, the counts, the top candidates and one
 attention row, most of which the runner tells of a step that it observes. The time that recording takes is measured
-separately and is not part of the step's time. The frame itself is made by its reader (`recorded.py`).
+separately and is not part of the step's time. The frame itself is made by its reader (`step_record.py`).
 """
 
 import time

@@ -1,9 +1,9 @@
 """Generates the page's types from the messages: `python -m tokenwright.trace.typescript` writes them into web/src.
 
-`schema.py` becomes schema.ts, with the decoder of frames; every other module of `TOPICS` becomes schema/NAME.ts. A
-module lists its dataclasses in `MESSAGES`, in an order in which each one comes after those that it has as fields or in
-a module before it. Numbers declared with a `Wire` also become a table of what each is, for the page's badges. Only the
-standard library is needed, so that this works anywhere.
+`messages/schema.py` becomes schema.ts, with the decoder of frames; every other module of `TOPICS` becomes
+schema/NAME.ts. A module lists its dataclasses in `MESSAGES`, in an order in which each one comes after those that it
+has as fields or in a module before it. Numbers declared with a `Wire` also become a table of what each is, for the
+page's badges. Only the standard library is needed, so that this works anywhere.
 """
 
 import json

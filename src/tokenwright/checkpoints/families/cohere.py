@@ -11,7 +11,7 @@ from tokenwright.checkpoints.families.family import activation, dtype, heads_of,
 from tokenwright.checkpoints.families.graph_builder import decoder
 from tokenwright.checkpoints.families.llama import LLAMA
 from tokenwright.checkpoints.families.positions import read_layer_types, read_rope
-from tokenwright.checkpoints.json_keys import JsonKeys
+from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import ModelConfig, Scales
 from tokenwright.models.graph import Graph

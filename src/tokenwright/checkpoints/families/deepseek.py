@@ -28,7 +28,7 @@ from tokenwright.checkpoints.families.graph_builder import decoder
 from tokenwright.checkpoints.families.llama import LLAMA
 from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, expert_width
 from tokenwright.checkpoints.families.positions import read_rope
-from tokenwright.checkpoints.json_keys import JsonKeys
+from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import LatentHeads, Mixture, ModelConfig, Rope, Scales, YarnScaling
 from tokenwright.models.graph import Graph

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypedDict
 
-from tokenwright.checkpoints.json_keys import JsonKeys
+from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import ModelConfig
 from tokenwright.formats import DType
 from tokenwright.models.experts import Experts

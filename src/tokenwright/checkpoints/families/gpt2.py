@@ -16,7 +16,7 @@ from tokenwright.checkpoints.families.family import (
     size_of_head,
 )
 from tokenwright.checkpoints.families.graph_builder import decoder
-from tokenwright.checkpoints.json_keys import JsonKeys
+from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import Learned, ModelConfig
 from tokenwright.models.graph import Graph

@@ -31,7 +31,7 @@ from tokenwright.checkpoints.families.mixtures import (
     read_mixture,
 )
 from tokenwright.checkpoints.families.positions import Slides, read_both_ropes, read_rope, read_rotary, read_windows
-from tokenwright.checkpoints.json_keys import JsonKeys
+from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import ModelConfig, Scales
 from tokenwright.models.graph import Graph

@@ -10,7 +10,7 @@ from typing import Literal
 
 from tokenwright.backends.packed import LANES
 from tokenwright.checkpoints.families.family import TensorSource
-from tokenwright.checkpoints.json_keys import JsonKeys
+from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Mixture
 
 Kind = Literal["mixtral", "qwen2", "qwen3", "gpt-oss"]

@@ -14,7 +14,7 @@ from tokenwright.checkpoints.families.family import (
 )
 from tokenwright.checkpoints.families.graph_builder import decoder
 from tokenwright.checkpoints.families.positions import read_rope
-from tokenwright.checkpoints.json_keys import JsonKeys
+from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import ModelConfig
 from tokenwright.models.graph import Graph

@@ -28,7 +28,7 @@ from tokenwright.checkpoints.families.llama import (
 )
 from tokenwright.checkpoints.families.neox import NEOX
 from tokenwright.checkpoints.families.unsupported import what_it_lacks
-from tokenwright.checkpoints.json_keys import JsonKeys
+from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.errors import CheckpointError
 
 __all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "TensorSource", "parse_config")

@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tokenwright.checkpoints.json_keys import JsonKeys, shown
+from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
 
 # A key, and the operation that it stands for unless its value is null, false, 0 or empty; {} is the value.
 _OPERATIONS: tuple[tuple[str, str], ...] = (

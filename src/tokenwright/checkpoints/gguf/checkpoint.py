@@ -1,7 +1,7 @@
 """A model in a GGUF file: its metadata as the keys of a config.json, its tensors' names, its generation defaults.
 
 The metadata are translated to the keys that transformers uses and then read by `parse_config`, so that both kinds of
-checkpoints have the same checks. `gguf_layouts.py` has what differs between architectures.
+checkpoints have the same checks. `tensor_names.py` has the differences between architectures.
 """
 
 import math
@@ -14,11 +14,11 @@ from typing import Any
 import numpy
 
 from tokenwright.checkpoints.families.registry import TensorSource, parse_config
-from tokenwright.checkpoints.generation_config import GenerationDefaults, parse_generation
+from tokenwright.checkpoints.files.generation_config import GenerationDefaults, parse_generation
+from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
+from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.header import Header
 from tokenwright.checkpoints.gguf.tensor_names import LAYOUTS, Layout, layout_of, shape_of
-from tokenwright.checkpoints.json_keys import JsonKeys, shown
-from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.models.graph import Graph

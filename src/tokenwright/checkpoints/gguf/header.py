@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 
 import numpy
 
-from tokenwright.checkpoints.json_keys import LFS_POINTER, shown
-from tokenwright.checkpoints.safetensors import Stored
+from tokenwright.checkpoints.files.json_keys import LFS_POINTER, shown
+from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.errors import CheckpointError, fetch_again
 
 SUFFIX = ".gguf"

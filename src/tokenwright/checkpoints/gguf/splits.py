@@ -6,10 +6,10 @@ The first file has the metadata; each has its number (`split.no`, from 0), their
 from pathlib import Path
 from typing import NamedTuple
 
+from tokenwright.checkpoints.files.hub_gguf import part_names
+from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
+from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.header import Header, read_gguf
-from tokenwright.checkpoints.hub_gguf import part_names
-from tokenwright.checkpoints.json_keys import JsonKeys, shown
-from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.errors import CheckpointError, fetch_again
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenwright.checkpoints.families.family import Family, TensorSource, named
 from tokenwright.checkpoints.families.llama import LLAMA
-from tokenwright.checkpoints.safetensors import Stored
+from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.models.graph import Graph
 
 _RMS = "attention.layer_norm_rms_epsilon"

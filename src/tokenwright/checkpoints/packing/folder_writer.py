@@ -5,11 +5,11 @@ import shutil
 from pathlib import Path
 
 from tokenwright.backends.layout import Weights
-from tokenwright.checkpoints import hub
-from tokenwright.checkpoints.atomic_write import draft_folder, sweep
+from tokenwright.checkpoints.files import hub
+from tokenwright.checkpoints.files.atomic_write import draft_folder, sweep
+from tokenwright.checkpoints.files.json_keys import read_json
 from tokenwright.checkpoints.folder import Checkpoint, Report
-from tokenwright.checkpoints.json_keys import read_json
-from tokenwright.checkpoints.packing.packed_file import quantisation, write_weights
+from tokenwright.checkpoints.packed_file import quantisation, write_weights
 from tokenwright.checkpoints.packing.target import check_target
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.formats import WeightFormat

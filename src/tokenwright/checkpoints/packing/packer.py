@@ -18,12 +18,12 @@ from tokenwright.backends.layout import Weights, empty_weights
 from tokenwright.backends.native.kernels import find_kernels
 from tokenwright.backends.packed import LANES, Packed
 from tokenwright.checkpoints.families.family import TensorSource
+from tokenwright.checkpoints.files.hub import WEIGHTS
+from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.folder import Checkpoint, Report, refuse_values
-from tokenwright.checkpoints.hub import WEIGHTS
-from tokenwright.checkpoints.packing.packed_file import read_weights
+from tokenwright.checkpoints.packed_file import read_weights
 from tokenwright.checkpoints.packing.weight_cache import WeightCache
 from tokenwright.checkpoints.quantised.published import Compound
-from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.checkpoints.tensor_reader import piece_of, read_codes, read_rows
 from tokenwright.errors import CheckpointError, RequestError, fetch_again
 from tokenwright.formats import DType, WeightFormat

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenwright.backends.layout import Weights, weight_bytes
-from tokenwright.checkpoints.atomic_write import abandoned, draft_file
+from tokenwright.checkpoints.files.atomic_write import abandoned, draft_file
 from tokenwright.checkpoints.folder import Checkpoint, Report
-from tokenwright.checkpoints.packing.packed_file import VERSION, read_weights, write_weights
+from tokenwright.checkpoints.packed_file import VERSION, read_weights, write_weights
 from tokenwright.environment import Environment
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import WeightFormat

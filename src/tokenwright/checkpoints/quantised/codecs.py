@@ -18,7 +18,7 @@ from typing import Protocol
 
 import torch
 
-from tokenwright.checkpoints.safetensors import Stored
+from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.formats import WeightFormat
 
 Parts = Mapping[str, torch.Tensor]  # the tensors of a matrix by the last part of their names

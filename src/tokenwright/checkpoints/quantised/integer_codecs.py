@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.quantised.codecs import Parts
-from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.formats import WeightFormat
 
 _WORD = 32  # bits of a packed word

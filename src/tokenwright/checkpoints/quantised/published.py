@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
-from tokenwright.checkpoints.json_keys import JsonKeys, shown
+from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
+from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.quantised.codecs import MatrixCodec, Parts
 from tokenwright.checkpoints.quantised.integer_codecs import Awq, Gptq, PackedIntegers
 from tokenwright.checkpoints.quantised.scaled_codecs import Mxfp4, Scaled
 from tokenwright.checkpoints.quantised.table_codecs import four_bit
-from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.formats import WeightFormat
 

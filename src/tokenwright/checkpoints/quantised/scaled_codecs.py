@@ -10,8 +10,8 @@ from math import prod
 
 import torch
 
+from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.quantised.codecs import Decoded, Parts
-from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.formats import WeightFormat
 
 

@@ -7,9 +7,9 @@ from math import prod
 
 import torch
 
-from tokenwright.checkpoints.json_keys import JsonKeys, shown
+from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
+from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.quantised.codecs import Decoded, Parts
-from tokenwright.checkpoints.safetensors import Stored
 
 _LONGEST_STATE = 1 << 16  # bytes of bitsandbytes' description of a matrix
 

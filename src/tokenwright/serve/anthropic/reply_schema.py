@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tokenwright.serve.reply_schema import Json, Reply, TimingsReply, absent
+from tokenwright.serve.http.reply_schema import Json, Reply, TimingsReply, absent
 
 
 class ThinkingContent(Reply):

@@ -31,8 +31,9 @@ from tokenwright.serve.anthropic.bodies import (
     ToolUseBlock,
 )
 from tokenwright.serve.anthropic.reply_schema import AnthropicError, AnthropicMessage, CountedTokens
-from tokenwright.serve.api import EVENTS, Api, about, answers, body_of, off_loop, takes, unless_gone
-from tokenwright.serve.replying import answered, arguments_of, check_model, event, events_of, said, started, whole
+from tokenwright.serve.http.api import EVENTS, Api, about, answers, body_of, off_loop, takes, unless_gone
+from tokenwright.serve.http.replying import answered, arguments_of, check_model, event, events_of, said, started, whole
+from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.service.service import Service
@@ -46,7 +47,6 @@ from tokenwright.serve.service.types import (
     Tool,
     ToolCallDelta,
 )
-from tokenwright.serve.sse import Streamed
 
 ERROR_TYPES: dict[Kind, str] = {
     "invalid": "invalid_request_error",

@@ -13,8 +13,8 @@ from tokenwright.engine import Failed
 from tokenwright.engine import Request as EngineRequest
 from tokenwright.engine.loop import AsyncListener, Delivery
 from tokenwright.errors import EngineError
-from tokenwright.serve.api import about, reads, unless_gone
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, Strict
+from tokenwright.serve.http.api import about, reads, unless_gone
 from tokenwright.trace.messages.beams import BeamCard, BeamNode, BeamText
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server

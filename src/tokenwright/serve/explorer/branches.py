@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import FastAPI
 
-from tokenwright.serve.api import reads
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, NewFork
 from tokenwright.serve.explorer.player import Player
+from tokenwright.serve.http.api import reads
 from tokenwright.trace.messages.branches import Branch, Branches
 from tokenwright.trace.messages.schema import RunCard
 

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from tokenwright.config import EngineConfig
 from tokenwright.errors import CapacityError, CheckpointError, RequestError
-from tokenwright.serve.api import reads
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, Strict
+from tokenwright.serve.http.api import reads
 from tokenwright.trace.messages.calculator import CalculatorCard
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
@@ -45,7 +45,7 @@ class Calculator:
 
     def __call__(self, llm: LLM, name: str, wanted: Calculate) -> CalculatorCard:
         """Raises RequestError for a model, a format or a number that cannot be planned."""
-        from tokenwright.checkpoints.known import KNOWN  # with torch
+        from tokenwright.checkpoints.files.known import KNOWN  # with torch
 
         if wanted.measure:
             self._measure(llm)
@@ -88,7 +88,7 @@ class Calculator:
             self._bandwidth = self._bandwidth or measure(llm.device)
 
     def _plan(self, llm: LLM, name: str, wanted: Calculate) -> Plan:
-        from tokenwright.checkpoints.known import known_name
+        from tokenwright.checkpoints.files.known import known_name
         from tokenwright.planner import Blueprint, plan_of  # with torch
         from tokenwright.planner.find import find
 

@@ -11,9 +11,9 @@ from typing import Annotated
 from fastapi import FastAPI, Request
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.api import about, body_of, unless_gone
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer
-from tokenwright.serve.fields import MOST_ITEMS, Body, Text, many
+from tokenwright.serve.http.api import about, body_of, unless_gone
+from tokenwright.serve.http.fields import MOST_ITEMS, Body, Text, many
 from tokenwright.serve.openai.bodies import AnyMessage
 from tokenwright.serve.openai.generation_request import messages_of
 from tokenwright.serve.service.service import Service

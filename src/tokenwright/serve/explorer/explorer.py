@@ -1,4 +1,4 @@
-"""The explorer's model and its runs, for the routes that the page calls (explore.py, and one module for each panel)."""
+"""The explorer's model and its runs, for the routes that the page calls (routes.py, and one module for each panel)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.serve.explorer.player import Player, Runs, new_identity
-from tokenwright.serve.fields import MOST_STOPS, Text, many
+from tokenwright.serve.http.fields import MOST_STOPS, Text, many
 from tokenwright.serve.service.model_host import Load, ModelHost
 from tokenwright.trace.messages.schema import Loading, ModelCard, RunCard, TokenCard
 
-if TYPE_CHECKING:  # torch is loaded with the model, not with the server (run_file.py needs it too)
+if TYPE_CHECKING:  # torch is loaded with the model, not with the server (llm/run_trace.py needs it too)
     from tokenwright.llm.llm import LLM
     from tokenwright.llm.run import Run
 

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer
-from tokenwright.serve.openai.replies import dumps_in_parts
+from tokenwright.serve.http.reply_text import dumps_in_parts
 from tokenwright.trace.export import chrome_trace
 
 

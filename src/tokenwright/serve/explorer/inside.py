@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from fastapi import FastAPI, Request
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.api import unless_gone
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer
+from tokenwright.serve.http.api import unless_gone
 from tokenwright.trace.messages.block import BlockView
 from tokenwright.trace.messages.heads import AtlasCard, LensCard, MatrixCard
 

@@ -16,9 +16,9 @@ from pydantic import Field
 from tokenwright.engine import SamplingParams
 from tokenwright.engine.loop import Inbox
 from tokenwright.errors import CapacityError, RequestError
-from tokenwright.serve.api import reads, unless_gone
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, Strict
 from tokenwright.serve.explorer.inside import in_parts
+from tokenwright.serve.http.api import reads, unless_gone
 from tokenwright.trace.messages.lab import Changed, LabCard
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server

@@ -17,9 +17,9 @@ from fastapi import FastAPI, Request
 from pydantic import Field
 
 from tokenwright.errors import CapacityError, RequestError
-from tokenwright.serve.api import reads, unless_gone
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, Strict
-from tokenwright.serve.fields import many, names
+from tokenwright.serve.http.api import reads, unless_gone
+from tokenwright.serve.http.fields import many, names
 from tokenwright.serve.service.types import Missing
 from tokenwright.trace.messages.learn import Checked, Fact, Lesson, Losses
 from tokenwright.trace.messages.wire import Source

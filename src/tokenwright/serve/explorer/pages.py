@@ -19,10 +19,10 @@ from tokenwright.engine import Engine, SamplingParams
 from tokenwright.engine import Request as EngineRequest
 from tokenwright.engine.loop import Delivery, RequestHandle
 from tokenwright.errors import CapacityError
-from tokenwright.serve.api import about, reads
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, RunGone, Strict
 from tokenwright.serve.explorer.player import new_identity
-from tokenwright.serve.fields import many
+from tokenwright.serve.http.api import about, reads
+from tokenwright.serve.http.fields import many
 from tokenwright.trace.messages.pages import BatchCard, PoolCard
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server

@@ -20,11 +20,11 @@ from fastapi import FastAPI, Response
 from pydantic import Field
 
 from tokenwright.errors import EngineError
-from tokenwright.serve.api import reads
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, Strict
-from tokenwright.serve.fields import Text
+from tokenwright.serve.http.api import reads
+from tokenwright.serve.http.fields import Text
+from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.service.types import Busy
-from tokenwright.serve.sse import Streamed
 from tokenwright.trace.messages.race import RaceCard, RaceEnd, RaceStep
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server

@@ -1,6 +1,6 @@
 """The explorer's server: serves the page, and the engine's runs to the page.
 
-Every answer is a message of `trace.schema`. A run's frames go over a WebSocket (viewer.py).
+Every answer is a message of `trace/messages/schema.py`. A run's frames go over a WebSocket (viewer.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from fastapi import FastAPI, Response, WebSocket
 from fastapi.responses import JSONResponse
 
 from tokenwright.errors import CapacityError, ContextError
-from tokenwright.serve.api import Api, reads
 from tokenwright.serve.explorer import (
     beams,
     branches,
@@ -30,6 +29,7 @@ from tokenwright.serve.explorer import (
 )
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, NewRun, RunGone
 from tokenwright.serve.explorer.viewer import Viewer
+from tokenwright.serve.http.api import Api, reads
 from tokenwright.serve.service.types import NotReady, Problem
 from tokenwright.trace.frame_codec import as_json
 from tokenwright.trace.messages.schema import HeadMasses, Loading, ModelCard, RunCard, RunState

@@ -8,9 +8,9 @@ from collections.abc import Generator
 from fastapi import FastAPI, Request
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.api import unless_gone
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer
 from tokenwright.serve.explorer.inside import in_parts
+from tokenwright.serve.http.api import unless_gone
 from tokenwright.trace.messages.times import RunTimes
 
 POLL_S = 0.1

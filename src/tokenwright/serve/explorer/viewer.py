@@ -17,10 +17,10 @@ from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import Field, TypeAdapter, ValidationError
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.api import close_reason
 from tokenwright.serve.explorer.explorer import Explorer, Index, Step, Strict
 from tokenwright.serve.explorer.player import Player
-from tokenwright.serve.fields import complaint
+from tokenwright.serve.http.api import close_reason
+from tokenwright.serve.http.fields import complaint
 from tokenwright.trace.frame_codec import named_ids, pack
 from tokenwright.trace.messages.schema import Labels, RunState
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.serve.fields import (
+from tokenwright.serve.http.fields import (
     MOST_ITEMS,
     MOST_TOOLS,
     Body,

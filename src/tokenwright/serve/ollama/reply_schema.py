@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tokenwright.serve.reply_schema import Json, Reply, TimingsReply, TokenLogprob, absent
+from tokenwright.serve.http.reply_schema import Json, Reply, TimingsReply, TokenLogprob, absent
 
 
 class OllamaFunction(Reply):

@@ -21,7 +21,10 @@ from tokenwright.checks import shown
 from tokenwright.errors import RequestError
 from tokenwright.llm.outputs import Piece
 from tokenwright.sampling_params import Grammar
-from tokenwright.serve.api import Api, about, answers, body_of, off_loop, takes
+from tokenwright.serve.http.api import Api, about, answers, body_of, off_loop, takes
+from tokenwright.serve.http.reply_text import dumps
+from tokenwright.serve.http.replying import answered, arguments_of, check_model, events_of, said, started, whole
+from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.ollama import reply_schema as replies
 from tokenwright.serve.ollama.bodies import (
     Chat,
@@ -37,8 +40,7 @@ from tokenwright.serve.ollama.bodies import (
 from tokenwright.serve.ollama.card import card, entry, loaded
 from tokenwright.serve.openai.embeddings import Embedded as Vectors
 from tokenwright.serve.openai.embeddings import embedded, tokens_of, vectors
-from tokenwright.serve.openai.replies import Tokens, dumps
-from tokenwright.serve.replying import answered, arguments_of, check_model, events_of, said, started, whole
+from tokenwright.serve.openai.replies import Tokens
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import (
@@ -51,7 +53,6 @@ from tokenwright.serve.service.types import (
     Tool,
     ToolCall,
 )
-from tokenwright.serve.sse import Streamed
 
 REPEAT_LAST_N = 64  # where repeat_penalty is given without it
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.sampling_params import MOST_CHOICES, MOST_LOGPROBS
-from tokenwright.serve.fields import (
+from tokenwright.serve.http.fields import (
     MOST_ITEMS,
     MOST_PARTS,
     MOST_TOOLS,

@@ -15,10 +15,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
-from tokenwright.serve.api import About, about, answers, body_of, takes, unless_gone
+from tokenwright.serve.http.api import About, about, answers, body_of, takes, unless_gone
+from tokenwright.serve.http.reply_text import Json, server_timing, timings_of, written
 from tokenwright.serve.openai.bodies import EmbeddingBody
-from tokenwright.serve.openai.replies import Json, cut, server_timing, timings_of, written
-from tokenwright.serve.reply_schema import EmbeddingList
+from tokenwright.serve.openai.replies import cut
+from tokenwright.serve.openai.reply_schema import EmbeddingList
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.multi_prompt import gathered
 from tokenwright.serve.service.service import Service

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import Request
 
 from tokenwright.sampling_params import Grammar
-from tokenwright.serve.api import RefusedRequest, about
+from tokenwright.serve.http.api import RefusedRequest, about
 from tokenwright.serve.openai.bodies import (
     AllowedChoice,
     AnyMessage,

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from tokenwright.engine import TopLogprob
 from tokenwright.llm.outputs import Piece
+from tokenwright.serve.http.reply_text import Json, dumps, timings_of
 from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.service.types import Answer, Delta, Problem, Timings, TokenCounts, ToolCallDelta
 from tokenwright.text import TextStream, Tokenizer
 
-Json = dict[str, Any]
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode  # made once: it is slow
 LEAST = -9999.0  # for a probability of 0, whose logarithm JSON cannot write
 
 _TYPES = {
@@ -39,28 +34,6 @@ def error_body(problem: Problem, request_id: str) -> Json:  # noqa: ARG001  (oth
     return {"error": {"message": problem.message, "type": kind, "param": problem.param, "code": code}}
 
 
-def dumps(value: object) -> str:
-    """Compact JSON in one line."""
-    return _encode(value)
-
-
-LONG = 2048  # numbers or log-probabilities of a reply: those of a longer one are written by a thread
-
-
-async def written(reply: Callable[[], object], numbers: int) -> str:
-    """A reply as JSON. numbers: how many numbers or log-probabilities it has; many would keep others waiting."""
-    return await asyncio.to_thread(lambda: dumps_in_parts(reply())) if numbers > LONG else dumps(reply())
-
-
-def dumps_in_parts(value: object) -> str:
-    """The same text as of `dumps`, by many short calls: one call of the encoder lets no other thread run."""
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{dumps(name)}:{dumps_in_parts(one)}" for name, one in value.items()) + "}"
-    if isinstance(value, list) and value and isinstance(value[-1], dict | list):  # the first of a prompt is null
-        return "[" + ",".join(map(dumps_in_parts, value)) + "]"
-    return dumps(value)
-
-
 def usage_of(counts: Iterable[TokenCounts]) -> Json:
     """The usage of one or several generations."""
     each = list(counts)
@@ -78,23 +51,6 @@ def usage_of(counts: Iterable[TokenCounts]) -> Json:
 def cut(tokens: int) -> Json:
     """What a usage says of tokens that truncate_prompt_tokens has cut off, where it has."""
     return {"truncated_tokens": tokens} if tokens else {}
-
-
-def timings_of(timings: Timings) -> Json:
-    """Timings with times in milliseconds of three digits."""
-    found = asdict(timings)
-    return {name.removesuffix("_s") + "_ms" if name.endswith("_s") else name: _ms(name, v) for name, v in found.items()}
-
-
-def _ms(name: str, value: float) -> float:
-    return round(1000 * value, 3) if name.endswith("_s") else value
-
-
-def server_timing(timings: Timings) -> str:
-    """The value of the header Server-Timing."""
-    names = {"queue": timings.queue_s, "prefill": timings.prefill_s, "decode": timings.decode_s}
-    parts = [f"{name};dur={1000 * seconds:.1f}" for name, seconds in names.items()]
-    return ", ".join([*parts, f'cached;desc="{timings.cached_tokens}"', f'preemptions;desc="{timings.preemptions}"'])
 
 
 class Names:

@@ -16,9 +16,12 @@ from tokenwright.checks import shown
 from tokenwright.errors import RequestError
 from tokenwright.llm.outputs import Piece
 from tokenwright.sampling_params import Grammar
-from tokenwright.serve import reply_schema
-from tokenwright.serve.api import EVENTS, about, answers, body_of, off_loop, takes
-from tokenwright.serve.openai.replies import Tokens, dumps_in_parts
+from tokenwright.serve.http.api import EVENTS, about, answers, body_of, off_loop, takes
+from tokenwright.serve.http.reply_text import dumps_in_parts
+from tokenwright.serve.http.replying import answered, check_model, event, events_of, said, started, whole
+from tokenwright.serve.http.sse import Streamed
+from tokenwright.serve.openai import reply_schema
+from tokenwright.serve.openai.replies import Tokens
 from tokenwright.serve.openai.responses_bodies import (
     Create,
     FunctionCall,
@@ -34,11 +37,9 @@ from tokenwright.serve.openai.responses_bodies import (
     ResponseMessage,
 )
 from tokenwright.serve.openai.responses_output import Envelope, Event, ResponseOutput
-from tokenwright.serve.replying import answered, check_model, event, events_of, said, started, whole
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Answer, Delta, GenerationRequest, Problem, Tool, ToolCallDelta, ToolMode
-from tokenwright.serve.sse import Streamed
 
 WITH_LOGPROBS = "message.output_text.logprobs"
 

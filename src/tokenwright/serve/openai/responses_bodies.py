@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.serve.fields import (
+from tokenwright.serve.http.fields import (
     MOST_ITEMS,
     MOST_PARTS,
     MOST_TOOLS,

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from tokenwright.llm.outputs import Piece
-from tokenwright.serve.api import (
+from tokenwright.serve.http.api import (
     EVENTS,
     About,
     Api,
@@ -22,30 +22,17 @@ from tokenwright.serve.api import (
     takes,
     unless_gone,
 )
+from tokenwright.serve.http.reply_text import LONG, Json, dumps, server_timing, written
+from tokenwright.serve.http.replying import started
+from tokenwright.serve.http.sse import DONE, Streamed
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Problems, Sampling
 from tokenwright.serve.openai.generation_request import chat_wanted, completion_wanted
-from tokenwright.serve.openai.replies import (
-    LONG,
-    Chunks,
-    Json,
-    Names,
-    Offsets,
-    Tokens,
-    dumps,
-    error_body,
-    finish_of,
-    message_of,
-    server_timing,
-    usage_of,
-    written,
-)
-from tokenwright.serve.reply_schema import ChatCompletion, TextCompletion
-from tokenwright.serve.replying import started
+from tokenwright.serve.openai.replies import Chunks, Names, Offsets, Tokens, error_body, finish_of, message_of, usage_of
+from tokenwright.serve.openai.reply_schema import ChatCompletion, TextCompletion
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.multi_prompt import Several, gathered
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Answer, Delta, GenerationRequest, NotReady
-from tokenwright.serve.sse import DONE, Streamed
 
 log = logging.getLogger(__name__)
 

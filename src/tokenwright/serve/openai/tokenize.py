@@ -10,13 +10,12 @@ from fastapi.responses import JSONResponse
 
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.errors import RequestError
-from tokenwright.serve.api import about, answers, body_of, takes, unless_gone
-from tokenwright.serve.explorer.explorer import Explorer
-from tokenwright.serve.fields import MOST_ITEMS, MOST_TOOLS, Body, Name, Refused, Text, many
+from tokenwright.serve.http.api import about, answers, body_of, takes, unless_gone
+from tokenwright.serve.http.fields import MOST_ITEMS, MOST_TOOLS, Body, Name, Refused, Text, many
+from tokenwright.serve.http.replying import check_model
 from tokenwright.serve.openai.bodies import AnyMessage, ChatTemplateVariables, FunctionTool, Id
 from tokenwright.serve.openai.generation_request import messages_of, tools_of
-from tokenwright.serve.reply_schema import Detokenized, DetokenizedText, TokenCards, Tokenized
-from tokenwright.serve.replying import check_model
+from tokenwright.serve.openai.reply_schema import Detokenized, DetokenizedText, TokenCards, Tokenized
 from tokenwright.serve.service.preprocess import Preprocessor, check
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import GenerationRequest
@@ -57,9 +56,8 @@ class DetokenizeBody(Body):
 class Texts:
     """The handlers."""
 
-    def __init__(self, service: Service, explorer: Explorer) -> None:
+    def __init__(self, service: Service) -> None:
         self.service = service
-        self.explorer = explorer
 
     def _check_model(self, request: Request, name: str | None) -> None:
         if name is not None:
@@ -93,7 +91,9 @@ class Texts:
         check(wanted)
         ids = preparer.prompt(wanted, add_special=body.add_special_tokens is not False)[0]
         if body.text is not None:
-            return {"tokens": [asdict(card) for card in self.explorer.looks(ids)]}
+            from tokenwright.llm.run_trace import token_cards  # it loads torch, as the model does
+
+            return {"tokens": [asdict(card) for card in token_cards(self.service.host.llm, ids)]}
         llm = self.service.host.llm
         found: dict[str, Any] = {"count": len(ids), "max_model_len": llm.context, "tokens": list(ids)}
         strings = [llm.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
@@ -112,9 +112,9 @@ class Texts:
         return JSONResponse({"text" if body.tokens is None else "prompt": text})
 
 
-def add(app: FastAPI, service: Service, explorer: Explorer) -> None:
+def add(app: FastAPI, service: Service) -> None:
     """Add the routes."""
-    texts = Texts(service, explorer)
+    texts = Texts(service)
     for path, handler, body, replies in (
         ("/tokenize", texts.tokenize, TokenizeBody, (Tokenized, TokenCards)),
         ("/detokenize", texts.detokenize, DetokenizeBody, (Detokenized, DetokenizedText)),

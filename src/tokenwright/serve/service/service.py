@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, TypeVar
 from tokenwright.engine import Failed, Finished, FinishReason, Request, SamplingParams, Token
 from tokenwright.engine.loop import AsyncListener, Delivery, RequestHandle
 from tokenwright.errors import EngineError
-from tokenwright.serve.metrics import Metrics
 from tokenwright.serve.service.admission import Admission, AdmissionSlot
 from tokenwright.serve.service.generation import Generation
+from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import ModelHost
 from tokenwright.serve.service.preprocess import Prepared, Preprocessor, check
 from tokenwright.serve.service.quota import Quota

@@ -8,7 +8,7 @@ import re
 import time
 from dataclasses import asdict
 
-from tokenwright.serve.api import About
+from tokenwright.serve.http.api import About
 from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.transport.guard import App, Message, Receive, Scope, Send
 from tokenwright.serve.transport.telemetry import Spans

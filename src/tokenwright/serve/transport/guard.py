@@ -11,16 +11,16 @@ import base64
 import binascii
 import hashlib
 import hmac
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.api import About, close_reason
+from tokenwright.serve.http.api import About, close_reason
 from tokenwright.serve.service.quota import Quota
 from tokenwright.serve.service.types import Caller, Problem
-from tokenwright.serve.transport.throttle import Throttle
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -33,10 +33,50 @@ MOST_BODY = 4 * 2**20  # bytes
 MOST_HEADERS = 128
 MOST_HEADER_BYTES = 32 * 2**10  # of all headers
 MOST_HELD = 64  # bodies of the largest size: what all requests together may hold
+AT_ONCE = 2  # requests that begin to be worked on in one turn of the event loop
 BODY_S = 30.0  # seconds to send a body
 OPEN = frozenset(("/health", "/ready"))
 EXPOSED = b"Retry-After, Server-Timing, X-Request-Id, Request-Id"  # headers that pages of other origins may read
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+class Throttle:
+    """Admits AT_ONCE requests per turn of the event loop, in order; belongs to one event loop.
+
+    A thousand requests that come at once would otherwise be checked, parsed and queued in one turn, and new
+    connections, /health and the tokens of running requests would wait for them.
+    """
+
+    def __init__(self) -> None:
+        self._left = AT_ONCE  # of this turn
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._turning = False
+
+    async def enter(self) -> None:
+        """Wait for the turn; returns at once where few come."""
+        if self._left:
+            self._left -= 1
+            self._turn_soon()
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        await future
+
+    def _turn_soon(self) -> None:
+        if not self._turning:
+            self._turning = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """The next turn: those that wait go first."""
+        self._turning, self._left = False, AT_ONCE
+        while self._left and self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():  # its client is still there
+                future.set_result(None)
+                self._left -= 1
+        if self._left < AT_ONCE:
+            self._turn_soon()
 
 
 class ApiKeys:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import tokenwright
 from tokenwright.errors import RequestError
-from tokenwright.serve.api import About
+from tokenwright.serve.http.api import About
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -16,14 +16,14 @@ import torch
 from tokenwright.backends.layout import format_of
 from tokenwright.backends.native.kernels import find_kernels
 from tokenwright.backends.packed import LANES, Packed
-from tokenwright.checkpoints.atomic_write import draft_file, sweep
+from tokenwright.checkpoints.files.atomic_write import draft_file, sweep
+from tokenwright.checkpoints.files.generation_config import GenerationDefaults
+from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.folder import Checkpoint, Report, refuse_values
-from tokenwright.checkpoints.generation_config import GenerationDefaults
 from tokenwright.checkpoints.gguf.checkpoint import ROPE_FACTORS, SAMPLING, read_model
 from tokenwright.checkpoints.gguf.header import SUFFIX, Header, block_bytes
 from tokenwright.checkpoints.gguf.tensor_names import LAYOUTS
 from tokenwright.checkpoints.quantised.published import Compound
-from tokenwright.checkpoints.safetensors import Stored
 from tokenwright.checkpoints.tensor_reader import piece_of, read_rows
 from tokenwright.config import LinearScaling, Llama3Scaling, ModelConfig, NoScaling, Rope, YarnScaling
 from tokenwright.errors import CheckpointError, RequestError

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tokenwright.checkpoints.json_keys import JsonKeys
+from tokenwright.checkpoints.files.json_keys import JsonKeys
 
 # Sampling keys that Tokenwright lacks, each with its neutral value.
 _NEUTRAL: Mapping[str, object] = {

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from fastapi import Request, Response
 
 from tokenwright.errors import TokenwrightError
-from tokenwright.serve.api import about, unless_gone
-from tokenwright.serve.openai.replies import LONG, Json, dumps, server_timing, timings_of, written
+from tokenwright.serve.http.api import about, unless_gone
+from tokenwright.serve.http.reply_text import LONG, Json, dumps, server_timing, timings_of, written
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.tools import read_json

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from itertools import chain, islice
 from pathlib import Path
 
-from tokenwright.checkpoints.known import KNOWN
+from tokenwright.checkpoints.files.known import KNOWN
 
 _ALIKE = 0.75  # of difflib's measure, from 0 to 1
 _LONGEST = 200  # characters of a name that is compared

@@ -20,9 +20,9 @@ import torch
 
 from tokenwright.backends.layout import Weights, empty_weights, format_of
 from tokenwright.backends.packed import packed_sizes
-from tokenwright.checkpoints.atomic_write import draft_file
-from tokenwright.checkpoints.json_keys import shown
-from tokenwright.checkpoints.safetensors import Stored, read_header_and_metadata
+from tokenwright.checkpoints.files.atomic_write import draft_file
+from tokenwright.checkpoints.files.json_keys import shown
+from tokenwright.checkpoints.files.safetensors import Stored, read_header_and_metadata
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.formats import DType, WeightFormat
 from tokenwright.models.graph import Graph

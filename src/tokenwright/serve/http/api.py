@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenwright.checks import shown
 from tokenwright.errors import TokenwrightError
-from tokenwright.serve.fields import complaint, complaint_of_parameters
+from tokenwright.serve.http.fields import complaint, complaint_of_parameters
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.types import NOBODY, Caller, Kind, Problem, ServerError, Timings, problem_of
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenwright.checkpoints.json_keys import read_json
+from tokenwright.checkpoints.files.json_keys import read_json
 from tokenwright.errors import CheckpointError, fetch_again
 
 WEIGHTS = "model.safetensors"
@@ -235,7 +235,7 @@ def _explained(error: Exception, name: str, revision: str | None, offline: str) 
 
 def _meant(name: str) -> str:
     """A hint at the model that was probably meant, or ''."""
-    from tokenwright.checkpoints.suggest import meant  # here: the command line imports this file at its start
+    from tokenwright.checkpoints.files.suggest import meant  # here: the command line imports this file at its start
 
     return meant(name)
 

@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-from tokenwright.checkpoints import hub
-from tokenwright.checkpoints.hub_gguf import read_gguf_name
-from tokenwright.checkpoints.known import KNOWN, known_name
+from tokenwright.checkpoints.files import hub
+from tokenwright.checkpoints.files.hub_gguf import read_gguf_name
+from tokenwright.checkpoints.files.known import KNOWN, known_name
 from tokenwright.errors import CheckpointError
 
 _FORMS = (
     "give a model's folder, a GGUF file, owner/name on the Hugging Face hub (such as openai-community/gpt2), or "
     "stories for the model that ships inside"
 )
-STORIES = Path(__file__).parent.parent / "stories"  # the model inside the package
+STORIES = Path(__file__).parents[2] / "stories"  # the model inside the package
 
 
 def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path | None:
@@ -46,7 +46,7 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path 
         raise CheckpointError(f"{text} is a file; give a GGUF file, or the folder that has config.json and the weights")
     if isinstance(name_or_path, str) and (hub.is_hub_name(text) or read_gguf_name(text)):
         return None
-    from tokenwright.checkpoints.suggest import meant
+    from tokenwright.checkpoints.files.suggest import meant
 
     if hint := meant(text):
         raise CheckpointError(f"there is no folder {text[:200]}{hint}")
@@ -67,7 +67,7 @@ def local_config(model: str | Path) -> Path | None:
         raise CheckpointError(f"cannot look at {name[:200]} ({str(error)[:80]})") from error
     if isinstance(model, str) and (known_name(name) or hub.is_hub_name(name) or read_gguf_name(name)):
         return None
-    from tokenwright.checkpoints.suggest import meant
+    from tokenwright.checkpoints.files.suggest import meant
 
     known = ", ".join(one.split("/")[1] for one in KNOWN)
     some = f"; give a folder, a config.json, owner/name on the Hugging Face hub, or one of: stories, {known}"

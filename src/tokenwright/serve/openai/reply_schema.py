@@ -1,41 +1,12 @@
-"""The replies of OpenAI's API and of operations, as the OpenAPI document declares them.
-
-Replies are written by openai_replies.py and its like, as dicts and strings, because that is done for every token. Here
-they are declared, closed: a field that is not here is a mistake, and tests check replies of all routes against this.
-Those of the other APIs are in anthropic_replies.py and ollama_replies.py.
-A field whose default is `absent` is left out where there is nothing to say.
-"""
+"""The replies of OpenAI's APIs, as the OpenAPI document declares them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-Json = dict[str, Any]
-
-
-class Reply(BaseModel):
-    """A part of a reply: no other fields, and no conversions."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
-
-
-def absent() -> Any:
-    """For a field that may be left out, but is never null."""
-    return Field(default_factory=lambda: None)
-
-
-class TimingsReply(Reply):
-    """Where the time went, if the server is set or asked to say so; times in milliseconds."""
-
-    queue_ms: float
-    prefill_ms: float
-    decode_ms: float
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    preemptions: int
+from tokenwright.serve.http.reply_schema import Json, Reply, TimingsReply, TokenLogprob, absent
 
 
 class Truncated(Reply):
@@ -85,16 +56,6 @@ class TextCompletion(Reply):
     choices: list[TextChoice]
     usage: UsageReply
     timings: TimingsReply = absent()
-
-
-class TopLogprobReply(Reply):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TokenLogprob(TopLogprobReply):
-    top_logprobs: list[TopLogprobReply]
 
 
 class ChatLogprobs(Reply):
@@ -306,17 +267,3 @@ class Response(Reply):
     truncation: Literal["disabled"]
     user: str | None
     timings: TimingsReply = absent()
-
-
-class Health(Reply):
-    """The reply of /health. reason: why it is not well."""
-
-    status: str
-    version: str = absent()
-    reason: str = absent()
-
-
-class Ready(Reply):
-    """The reply of /ready."""
-
-    status: str

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenwright.checkpoints import hub
+from tokenwright.checkpoints.files import hub
 from tokenwright.errors import CheckpointError
 
 _NAME = re.compile(r"(?P<name>[^:]+|https?://[^:]+):(?P<file>\w[\w.+/ -]*)", re.ASCII)

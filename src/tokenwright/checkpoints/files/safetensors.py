@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tokenwright.checkpoints.json_keys import LFS_POINTER, shown
+from tokenwright.checkpoints.files.json_keys import LFS_POINTER, shown
 from tokenwright.errors import CheckpointError, fetch_again
 
 _LARGEST_HEADER = 100_000_000  # bytes, the format's own limit

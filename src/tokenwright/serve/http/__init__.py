@@ -1,0 +1,1 @@
+"""What all APIs share: reading a body, errors, replies, streams, and the OpenAPI document."""
