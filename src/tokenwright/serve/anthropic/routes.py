@@ -30,10 +30,23 @@ from tokenwright.serve.anthropic.bodies import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from tokenwright.serve.anthropic.context_edits import edited
 from tokenwright.serve.anthropic.reply_schema import AnthropicError, AnthropicMessage, CountedTokens
-from tokenwright.serve.http.api import EVENTS, Api, about, answers, body_of, off_loop, takes, unless_gone
+from tokenwright.serve.http.api import (
+    EVENTS,
+    Api,
+    RefusedRequest,
+    about,
+    answers,
+    body_of,
+    off_loop,
+    takes,
+    unless_gone,
+)
+from tokenwright.serve.http.hosted import leave_out
 from tokenwright.serve.http.replying import answered, arguments_of, check_model, event, events_of, said, started, whole
 from tokenwright.serve.http.sse import Streamed
+from tokenwright.serve.http.thinking import Thinking
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.service.service import Service
@@ -92,9 +105,9 @@ def add(app: FastAPI, service: Service) -> None:
     )
     async def messages(request: Request) -> Response:
         body = await body_of(request, Messages)
-        check_model(request, service, body.model)
+        body.model = check_model(request, service, body.model)
         wanted = GenerationRequest(
-            **await off_loop(request, lambda: prompt_of(body)),
+            **await off_loop(request, lambda: prompt_of(request, body)),
             overrides=overrides_of(body),
             caller=about(request).caller,
             request_id=about(request).request_id,
@@ -119,7 +132,7 @@ def add(app: FastAPI, service: Service) -> None:
     async def count_tokens(request: Request) -> JSONResponse:
         body = await body_of(request, CountTokens)
         check_model(request, service, body.model)
-        prompt = await off_loop(request, lambda: prompt_of(body))
+        prompt = await off_loop(request, lambda: prompt_of(request, body))
         wanted = GenerationRequest(**prompt, caller=about(request).caller)
         return JSONResponse({"input_tokens": await unless_gone(request, service.count(wanted))})
 
@@ -146,31 +159,57 @@ def _encoded(one: Event) -> bytes:
 
 def overrides_of(body: Messages) -> dict[str, Any]:
     """The sampling parameters of a request."""
-    found: dict[str, Any] = {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
+    found: dict[str, Any] = {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p")}
+    found["top_k"] = 0 if body.top_k == -1 else body.top_k
     if body.stop_sequences:
         found["stop"] = body.stop_sequences
-    if body.output_config is not None and body.output_config.format is not None:
-        found["grammar"] = Grammar.json_schema(body.output_config.format.schema_)
+    form = (body.output_config and body.output_config.format) or body.output_format
+    if form is not None:
+        found["grammar"] = Grammar.json_schema(form.schema_)
     return found
 
 
-def prompt_of(body: AnthropicPrompted) -> dict[str, Any]:
-    """The fields of a Wanted that make its prompt. Raises RequestError for messages that cannot be one."""
-    choice, last, messages = body.tool_choice, body.messages[-1], conversation(body)
-    if isinstance(last, AnthropicAssistantMessage) and (extra := messages[-1].keys() - {"role", "content"}):
-        what = "tool_use" if "tool_calls" in extra else "thinking"
+def prompt_of(request: Request, body: AnthropicPrompted) -> dict[str, Any]:
+    """The fields of a GenerationRequest that make its prompt. Raises RequestError for messages that cannot be one."""
+    choice, last = body.tool_choice, body.messages[-1]
+    messages = edited(body, conversation(body), about(request))
+    if isinstance(last, AnthropicAssistantMessage) and "tool_calls" in messages[-1]:
         raise RequestError(
             f"messages.{len(body.messages) - 1}: an answer goes on from text alone, and this last message has a "
-            f"{what} block; send the user's next message behind it"
+            "tool_use block; send the user's next message behind it"
         )
+    thinking = thinking_of(body)
     return {
         "messages": messages,
-        "tools": [Tool(tool.name, tool.description, tool.input_schema) for tool in body.tools],
+        "tools": tools_of(request, body),
         **choice_of(choice),
-        "thinking": None if body.thinking is None else isinstance(body.thinking, ThinkingOn),
+        "thinking": thinking.on,
+        "thinking_budget": thinking.budget,
+        "variables": thinking.variables,
         "continue_last": isinstance(last, AnthropicAssistantMessage),
         "parallel_tool_calls": not getattr(choice, "disable_parallel_tool_use", False),
     }
+
+
+def thinking_of(body: AnthropicPrompted) -> Thinking:
+    """Whether the model shall reason, and how."""
+    effort = body.output_config and body.output_config.effort
+    if isinstance(body.thinking, ThinkingOn):
+        return Thinking.of(True, body.thinking.budget_tokens, effort)
+    return Thinking.of(None if body.thinking is None else False, None, effort)
+
+
+def tools_of(request: Request, body: AnthropicPrompted) -> list[Tool]:
+    """The tools that the model may call. Raises RefusedRequest as `leave_out`, and for one without a schema."""
+    leave_out(about(request), [tool.type for tool in body.tools], ("custom",))
+    found = []
+    for at, tool in enumerate(body.tools):
+        if tool.type == "custom":
+            if tool.input_schema is None:
+                place = f"tools.{at}.input_schema"
+                raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
+            found.append(Tool(tool.name, tool.description, tool.input_schema))
+    return found
 
 
 def choice_of(choice: object) -> dict[str, Any]:

@@ -28,11 +28,16 @@ from tokenwright.serve.service.types import (
 log = logging.getLogger(__name__)
 
 
-def check_model(request: Request, service: Service, name: str) -> None:
-    """Raises Missing for a model that this server does not have."""
+def check_model(request: Request, service: Service, name: str) -> str:
+    """The name of the model that a request asks for: the server's own, where it names none.
+
+    Raises Missing for a model that this server does not have.
+    """
+    name = name or service.names[0]
     about(request).model = name
     if name not in service.names:
         raise no_model(name, service.names)
+    return name
 
 
 async def started(request: Request, service: Service, wanted: GenerationRequest) -> Generation:

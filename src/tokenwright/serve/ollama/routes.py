@@ -6,7 +6,6 @@ whatever their Content-Type, because Ollama's clients often send none.
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,14 +16,15 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 import tokenwright
-from tokenwright.checks import shown
 from tokenwright.errors import RequestError
 from tokenwright.llm.outputs import Piece
 from tokenwright.sampling_params import Grammar
 from tokenwright.serve.http.api import Api, about, answers, body_of, off_loop, takes
+from tokenwright.serve.http.hosted import leave_out
 from tokenwright.serve.http.reply_text import dumps
 from tokenwright.serve.http.replying import answered, arguments_of, check_model, events_of, said, started, whole
 from tokenwright.serve.http.sse import Streamed
+from tokenwright.serve.http.thinking import Thinking
 from tokenwright.serve.ollama import reply_schema as replies
 from tokenwright.serve.ollama.bodies import (
     Chat,
@@ -40,6 +40,7 @@ from tokenwright.serve.ollama.bodies import (
 from tokenwright.serve.ollama.card import card, entry, loaded
 from tokenwright.serve.openai.embeddings import Embedded as Vectors
 from tokenwright.serve.openai.embeddings import embedded, tokens_of, vectors
+from tokenwright.serve.openai.generation_request import read_arguments
 from tokenwright.serve.openai.replies import Tokens
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.service import Service
@@ -91,7 +92,7 @@ def add(app: FastAPI, service: Service) -> None:
     )
     async def chat(request: Request) -> Response:
         body = await body_of(request, Chat, any_type=True)
-        prompt = await off_loop(request, lambda: {"messages": chat_messages(body), "tools": tools_of(body)})
+        prompt = await off_loop(request, lambda: chat_prompt(request, body))
         return await _reply(request, service, body, prompt)
 
     @app.post("/api/embed", openapi_extra=takes(OllamaEmbed), responses=answers(replies.OllamaVectors), tags=["Ollama"])
@@ -157,22 +158,27 @@ _TAG = ":latest"
 
 
 async def _vectors(request: Request, service: Service, body: Embedded, inputs: Sequence[str]) -> Vectors:
-    check_keep_alive(body)
-    return await embedded(request, service, served_model(request, service, body.model), inputs)
+    body.model = body.model or service.names[0]
+    cut = isinstance(body, OllamaEmbed) and body.truncate
+    return await embedded(request, service, served_model(request, service, body.model), inputs, cut=cut)
 
 
 async def _reply(request: Request, service: Service, body: Chat | Generate, prompt: dict[str, Any]) -> Response:
+    body.model = body.model or service.names[0]
     model = served_model(request, service, body.model)
-    check_keep_alive(body)
     lines = Lines(body.model, chat=isinstance(body, Chat), tokens=lambda: Tokens(service.host.llm.tokenizer))
     if not (body.messages if isinstance(body, Chat) else body.prompt):
         await service.opened()
         return Response(dumps(lines.loaded()), media_type="application/json")
+    effort = body.think if isinstance(body.think, str) else None
+    thinking = Thinking.of(None if body.think is None else body.think is not False, None, effort)
     wanted = GenerationRequest(
         **prompt,
         overrides=overrides_of(body),
         json_object=body.format == "json",
-        thinking=None if body.think is None else body.think is not False,
+        thinking=thinking.on,
+        variables=thinking.variables,
+        drop_oldest=body.truncate,
         context=body.options.num_ctx,
         caller=about(request).caller,
         request_id=about(request).request_id,
@@ -235,21 +241,6 @@ def _repetition(options: Options) -> dict[str, Any]:
     return {"repetition_penalty": penalty, "repetition_window": max(0, REPEAT_LAST_N if window is None else window)}
 
 
-def check_keep_alive(body: OllamaPrompted | Embedded) -> None:
-    """Raises RequestError for a request to unload the model, and for a string that Go would not read as a duration."""
-    given = body.keep_alive
-    if isinstance(given, str):
-        if _DURATION.fullmatch(given) is None:
-            why = f'a number of seconds, or a duration such as "1h30m", not {shown(given)}'
-            raise RequestError(f"keep_alive must be {why}")
-        given = float(re.search("[1-9]", given) is not None)
-    if given == 0:
-        raise RequestError("keep_alive 0 is not supported: the model stays loaded as long as the server runs")
-
-
-_DURATION = re.compile(r"[+-]?(0|((\d+\.?\d*|\.\d+)(ns|us|[µμ]s|ms|s|m|h))+)", re.ASCII)
-
-
 def generate_prompt(body: Generate) -> dict[str, Any]:
     """The prompt of /api/generate: a conversation of one message, or the text itself if it is raw."""
     if body.raw:
@@ -268,6 +259,7 @@ def chat_messages(body: Chat) -> list[dict[str, Any]]:
     calls = _OpenCalls()
     for at, message in enumerate(body.messages):
         one: dict[str, Any] = {"role": message.role, "content": message.content}
+        one |= {"name": message.name} if message.name and message.role != "tool" else {}
         if message.thinking:
             one["reasoning_content"] = message.thinking
         if message.tool_calls:
@@ -278,7 +270,10 @@ def chat_messages(body: Chat) -> list[dict[str, Any]]:
                 {
                     "id": identity,
                     "type": "function",
-                    "function": {"name": call.function.name, "arguments": call.function.arguments},
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": read_arguments(call.function.arguments),
+                    },
                 }
                 for identity, call in own
             ]
@@ -320,8 +315,23 @@ def _answered(message: OllamaMessage, calls: _OpenCalls, at: int) -> dict[str, s
     return {"tool_call_id": call[0], "name": call[1]}
 
 
-def tools_of(body: Chat) -> list[Tool]:
-    return [Tool(tool.function.name, tool.function.description, tool.function.parameters) for tool in body.tools]
+def chat_prompt(request: Request, body: Chat) -> dict[str, Any]:
+    """The fields of a GenerationRequest that make the prompt of /api/chat."""
+    last = body.messages[-1] if len(body.messages) > 1 else None
+    goes_on = last is not None and last.role == "assistant" and not last.tool_calls
+    return {"messages": chat_messages(body), "tools": tools_of(request, body), "continue_last": goes_on}
+
+
+def tools_of(request: Request, body: Chat) -> list[Tool]:
+    """The tools that the model may call. Raises RefusedRequest as `leave_out`, and for one without its function."""
+    leave_out(about(request), [tool.type for tool in body.tools], ("function",))
+    found = []
+    for at, tool in enumerate(body.tools):
+        if tool.type == "function":
+            if tool.function is None:
+                raise RequestError(f"tools.{at}.function: this field is required")
+            found.append(Tool(tool.function.name, tool.function.description, tool.function.parameters))
+    return found
 
 
 def now() -> str:

@@ -17,24 +17,34 @@ from numpy.typing import NDArray
 
 from tokenwright.serve.http.api import About, about, answers, body_of, takes, unless_gone
 from tokenwright.serve.http.reply_text import Json, server_timing, timings_of, written
+from tokenwright.serve.http.replying import check_model
 from tokenwright.serve.openai.bodies import EmbeddingBody
 from tokenwright.serve.openai.replies import cut
 from tokenwright.serve.openai.reply_schema import EmbeddingList
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.multi_prompt import gathered
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import GenerationRequest, no_model
+from tokenwright.serve.service.types import GenerationRequest
 
 Embedded = list[tuple[Generation, NDArray[np.float32]]]
 
 
 async def embedded(
-    request: Request, service: Service, model: str, inputs: Sequence[Any], truncate: int | None = None
+    request: Request,
+    service: Service,
+    model: str,
+    inputs: Sequence[Any],
+    truncate: int | None = None,
+    *,
+    cut: bool = False,
 ) -> Embedded:
-    """The embedding of each text or list of ids. truncate: how many of its last tokens are read; None: all."""
-    if model not in service.names:
-        raise no_model(model, service.names)
-    about(request).model = model
+    """The embedding of each text or list of ids. truncate: how many of its last tokens are read; None: all.
+
+    cut: as many as the context has.
+    """
+    model = check_model(request, service, model)
+    if cut:
+        truncate = (await service.opened(about(request).caller.key)).context
     each = [
         GenerationRequest(
             prompt=one,
@@ -86,6 +96,7 @@ class Embeddings:
         body = await body_of(request, EmbeddingBody)
         given = body.input
         inputs = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
+        body.model = check_model(request, self.service, body.model)
         found = await embedded(request, self.service, body.model, inputs, body.truncate_prompt_tokens)
         tokens = tokens_of(found)
 

@@ -68,10 +68,18 @@ class AnswerFunction(Reply):
     arguments: str
 
 
+class AnswerInput(Reply):
+    name: str
+    input: str
+
+
 class AnswerCall(Reply):
+    """A call of a function, or of a custom tool."""
+
     id: str
-    type: Literal["function"]
-    function: AnswerFunction
+    type: Literal["function", "custom"]
+    function: AnswerFunction = absent()
+    custom: AnswerInput = absent()
 
 
 class ChatMessage(Reply):
@@ -163,10 +171,59 @@ class TokenCards(Reply):
     tokens: list[TokenCardReply]
 
 
-class Detokenized(Reply):
-    """The reply of /detokenize to tokens."""
+class TokenPiece(Reply):
+    id: int
+    piece: str
+
+
+class TokenPieces(Reply):
+    """The reply of /tokenize to content."""
+
+    tokens: list[int] | list[TokenPiece]
+
+
+class AppliedTemplate(Reply):
+    """The reply of /apply-template."""
 
     prompt: str
+
+
+class GenerationSettings(Reply):
+    """What a request has that says nothing. n_ctx: the tokens of the context."""
+
+    n_ctx: int
+    params: Json
+
+
+class Props(Reply):
+    """The reply of /props."""
+
+    default_generation_settings: GenerationSettings
+    total_slots: int
+    model_alias: str
+    model_path: str
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    modalities: dict[str, bool]
+    build_info: str
+
+
+class Slot(Reply):
+    """A place in the engine; prompt and answer are those of its request so far, in tokens."""
+
+    id: int
+    n_ctx: int
+    is_processing: bool
+    n_prompt_tokens: int
+    n_decoded: int
+
+
+class Detokenized(Reply):
+    """The reply of /detokenize to tokens. Both are the text."""
+
+    prompt: str
+    content: str
 
 
 class DetokenizedText(Reply):
@@ -198,12 +255,20 @@ class ResponseReasoning(Reply):
     text: str
 
 
+class ResponseSummary(Reply):
+    type: Literal["summary_text"]
+    text: str
+
+
 class OutputReasoning(Reply):
+    """Reasoning, as content, or as a summary where one is asked for. encrypted_content: the whole of it, if asked."""
+
     id: str
     type: Literal["reasoning"]
     status: ItemStatus
-    summary: Annotated[list[Json], Field(max_length=0)]
+    summary: list[ResponseSummary]
     content: list[ResponseReasoning]
+    encrypted_content: str = absent()
 
 
 class OutputCall(Reply):
@@ -213,6 +278,17 @@ class OutputCall(Reply):
     call_id: str
     name: str
     arguments: str
+    namespace: str = absent()
+
+
+class OutputCustomCall(Reply):
+    id: str
+    type: Literal["custom_tool_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+    namespace: str = absent()
 
 
 class Incomplete(Reply):
@@ -242,7 +318,9 @@ class Response(Reply):
     status: ItemStatus
     error: None
     incomplete_details: Incomplete | None
-    output: list[Annotated[OutputMessage | OutputReasoning | OutputCall, Field(discriminator="type")]]
+    output: list[
+        Annotated[OutputMessage | OutputReasoning | OutputCall | OutputCustomCall, Field(discriminator="type")]
+    ]
     usage: ResponseUsage
     model: str
     background: Literal[False]
@@ -252,18 +330,47 @@ class Response(Reply):
     max_tool_calls: None
     metadata: dict[str, str]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
     prompt_cache_key: str | None
     reasoning: dict[Literal["effort", "summary"], str | None]
     safety_identifier: str | None
     service_tier: Literal["default"]
-    store: Literal[False]
+    store: bool
     temperature: float
     text: Json
     tool_choice: str | Json
     tools: list[Json]
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
     user: str | None
     timings: TimingsReply = absent()
+
+
+class ResponseTokens(Reply):
+    """The reply of /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class DeletedResponse(Reply):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class CancelledResponse(Reply):
+    id: str
+    object: Literal["response"]
+    status: Literal["cancelled"]
+
+
+class ResponseItems(Reply):
+    """The items that a response was asked with."""
+
+    object: Literal["list"]
+    data: list[Json]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None

@@ -5,7 +5,7 @@ No label has a value that a client chooses. Nothing is recorded per token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -29,6 +29,9 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self._ended = Counter("tokenwright_requests", "Requests that ended", ["outcome"], registry=registry)
         self._refused = Counter("tokenwright_rejections", "Requests that were refused", ["reason"], registry=registry)
+        self._ignored = Counter(
+            "tokenwright_ignored_fields", "Unknown fields of requests, which had no effect", registry=registry
+        )
         self._prompt = Counter("tokenwright_prompt_tokens", "Tokens of prompts", registry=registry)
         self._cached = Counter("tokenwright_cached_tokens", "Prompt tokens found in the KV cache", registry=registry)
         self._written = Counter("tokenwright_generated_tokens", "Tokens generated", registry=registry)
@@ -65,6 +68,10 @@ class Metrics:
     def refused(self, problem: Problem) -> None:
         """A request was refused."""
         self._refused.labels(problem.kind).inc()
+
+    def ignored(self, names: Sequence[str]) -> None:
+        """A request had fields without effect."""
+        self._ignored.inc(len(names))
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""

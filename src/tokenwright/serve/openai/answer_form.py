@@ -1,0 +1,99 @@
+"""The form that an answer must have, from the many fields in which clients write it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tokenwright.errors import RequestError
+from tokenwright.sampling_params import MOST_GRAMMAR, Grammar
+from tokenwright.serve.http.api import RefusedRequest
+from tokenwright.serve.openai.bodies import Sampling
+from tokenwright.serve.openai.message_bodies import GrammarFormat, ObjectFormat, RegexFormat, SchemaFormat
+from tokenwright.serve.service.types import Problem
+
+Form = Grammar | None  # None: any JSON object
+
+
+def form_of(body: Sampling) -> dict[str, Any]:
+    """The fields of a GenerationRequest and its overrides that say the form: {"json_object"} or {"grammar"}, or {}.
+
+    Raises RefusedRequest for two forms, and RequestError for one that cannot be read.
+    """
+    found = list(_forms(body))
+    if len(found) > 1:
+        names = " and ".join(name for name, _ in found)
+        why = f"{names} each say the form of the answer; leave all but one of them out"
+        raise RefusedRequest(Problem(400, "invalid", why, found[0][0]))
+    if not found:
+        return {}
+    [(_, form)] = found
+    return {"json_object": True} if form is None else {"grammar": form}
+
+
+def _forms(body: Sampling) -> Iterator[tuple[str, Form]]:
+    """The forms that a body has, with the names of their fields."""
+    yield from _of_format(body.response_format)
+    outputs = body.structured_outputs
+    if outputs is not None:
+        if outputs.json_ is not None:
+            yield "structured_outputs.json", schema(outputs.json_)
+        if outputs.json_object:
+            yield "structured_outputs.json_object", None
+    for name in ("json_schema", "guided_json"):
+        if (given := getattr(body, name)) is not None:
+            yield name, schema(given)
+    for made, names in ((Grammar.regex, ("regex", "guided_regex")), (Grammar.choice, ("choice", "guided_choice"))):
+        for name in names:
+            if given := getattr(body, name):
+                yield name, made(given)
+    for name in ("grammar", "guided_grammar", "ebnf"):
+        if given := getattr(body, name):
+            yield name, grammar(given)
+    if outputs is not None:
+        if outputs.regex:
+            yield "structured_outputs.regex", Grammar.regex(outputs.regex)
+        if outputs.choice:
+            yield "structured_outputs.choice", Grammar.choice(outputs.choice)
+        if outputs.grammar:
+            yield "structured_outputs.grammar", grammar(outputs.grammar)
+
+
+def _of_format(given: object) -> Iterator[tuple[str, Form]]:
+    name = "response_format"
+    match given:
+        case ObjectFormat():
+            found = given.value if given.schema_ is None else given.schema_
+            yield name, None if found is None else Grammar.json_schema(found)
+        case SchemaFormat():
+            inner = None if given.json_schema is None else given.json_schema.schema_
+            found = given.schema_ if inner is None else inner
+            if found is None:
+                place = f"{name}.json_schema.schema"
+                raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
+            yield name, Grammar.json_schema(found)
+        case RegexFormat():
+            yield name, Grammar.regex(given.pattern or given.regex or given.value or "")
+        case GrammarFormat():
+            yield name, grammar(given.grammar or given.value or "")
+
+
+def schema(given: Mapping[str, Any] | str) -> Grammar:
+    """The grammar of a JSON schema, as an object or as its text."""
+    return Grammar.json_schema(given)
+
+
+def grammar(text: str) -> Grammar:
+    """The grammar of a text in llguidance's variant of Lark, or in llama.cpp's GBNF. Raises RequestError."""
+    if "::=" not in text:
+        return Grammar.lark(text)
+    if len(text) > MOST_GRAMMAR:
+        raise RequestError(f"grammar has {len(text):,} characters; {MOST_GRAMMAR:,} are allowed")
+    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark  # only grammars need it
+
+    try:
+        return Grammar.lark(gbnf_to_lark(text))
+    except (GbnfToLarkError, RecursionError, ValueError, KeyError, IndexError) as error:
+        shown = json.dumps(str(error)[:200])
+        raise RequestError(f"grammar is not llama.cpp's GBNF: {shown}; see its grammars/README.md") from None
