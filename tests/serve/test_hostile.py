@@ -77,7 +77,8 @@ CASES = [
     Case(2, "best_of below n", {"n": 3, "best_of": 2, "temperature": 1}, names="best_of"),
     Case(3, "n without a temperature", {"n": 2}, names="temperature"),
     Case(4, "max_tokens 0", {"max_tokens": 0}, OK),
-    Case(4, "max_tokens -1", {"max_tokens": -1}, names="max_tokens"),
+    Case(4, "max_tokens -1", {"max_tokens": -1}, OK),
+    Case(4, "max_tokens -2", {"max_tokens": -2}, names="max_tokens"),
     Case(4, "max_tokens 2**63", {"max_tokens": 2**63}, names="max_tokens"),
     Case(4, "max_tokens 1e400", raw('"max_tokens": 1e400'), names="max_tokens"),
     Case(5, "temperature NaN", raw('"temperature": NaN'), names="NaN"),
@@ -173,7 +174,7 @@ CASES = [
     Case(23, "a pattern that doubles", schema({"type": "string", "pattern": "(a+)+$"}), EITHER, CHAT),
     Case(23, "a look-behind", schema({"type": "string", "pattern": "(?<=x)*"}), path=CHAT, names="schema"),
     Case(23, "a pattern of {1,100000}", schema({"type": "string", "pattern": "(ab?){1,100000}"}), EITHER, CHAT),
-    Case(24, "a grammar of the client's own", {"guided_grammar": 'start: start "a"'}, names="guided_grammar"),
+    Case(24, "a grammar of the client's own", {"guided_grammar": 'start: start "a"'}, names="Lark grammar"),
     Case(
         24,
         "an empty language",

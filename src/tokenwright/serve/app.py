@@ -42,7 +42,7 @@ APIS: tuple[Api, ...] = (anthropic.API, ollama.API, openai.API, explore.API)  # 
 class Served:
     """How a model is served. names: of the model, for clients; by default its own. timings: in every reply.
 
-    strict_fields: requests with unknown fields are refused. stored_responses: bytes of OpenAI's responses that are kept.
+    strict_fields: requests with unknown fields are refused. stored_responses: bytes of OpenAI's that are kept.
     adapters: the names of those that the model is opened with; each is served as a model of its own.
     spans: makes OpenTelemetry's spans of the requests. alone: the process serves this model to its end and does nothing
     else, so the server decides when garbage is collected.

@@ -131,7 +131,7 @@ class Body(BaseModel):
         """
         if not isinstance(data, dict):
             return data
-        known, harmless, refused = _rule(cls)
+        known, harmless, refused = rule(cls)
         for name, value in data.items():
             if name in known or name in harmless or value is None:
                 continue
@@ -157,7 +157,7 @@ class Body(BaseModel):
         for name, one in schema.get("properties", {}).items():
             if name not in required:
                 schema["properties"][name] = {"anyOf": [one, {"type": "null"}]}
-        _, harmless, refused = _rule(cls)
+        _, harmless, refused = rule(cls)
         for name, why in harmless.items():
             schema.setdefault("properties", {})[name] = {"description": f"Without effect: {why}."}
         for name, refusal in refused.items():
@@ -173,7 +173,7 @@ Rule = tuple[frozenset[str], Mapping[str, str], Mapping[str, Refused]]
 
 
 @cache
-def _rule(body: type[Body]) -> Rule:
+def rule(body: type[Body]) -> Rule:
     """The names of a body's fields in JSON, its harmless fields, and its refused ones, those of its bases included."""
     known = frozenset(one.alias or name for name, one in body.model_fields.items())
     harmless: dict[str, str] = {}
@@ -188,7 +188,7 @@ def _rule(body: type[Body]) -> Rule:
 @lru_cache(4096)
 def typed(body: type[Body], name: str) -> str:
     """The field of a body that is probably meant by a name with a typing error; "": none."""
-    known, harmless, refused = _rule(body)
+    known, harmless, refused = rule(body)
     names = [*known, *harmless, *refused]
     plain = _plain(name)
     return next((one for one in names if _plain(one) == plain or one_edit(name, one)), "")
@@ -214,14 +214,14 @@ def one_edit(one: str, other: str) -> bool:
 def refusals(body: type[Body], before: str = "") -> Iterator[tuple[str, Refused]]:
     """All refused fields of a body and of the objects in it, with their paths ("tools.strict")."""
     for path, part in parts(body, before):
-        for name, refusal in _rule(part)[2].items():
+        for name, refusal in rule(part)[2].items():
             yield f"{path}{name}", refusal
 
 
 def drops(body: type[Body], before: str = "") -> Iterator[tuple[str, str]]:
     """All harmless fields of a body and of the objects in it, with their paths, and why they are harmless."""
     for path, part in parts(body, before):
-        for name, why in _rule(part)[1].items():
+        for name, why in rule(part)[1].items():
             yield f"{path}{name}", why
 
 

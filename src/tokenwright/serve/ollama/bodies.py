@@ -42,6 +42,8 @@ class Options(Body):
 
     refused = {
         "mirostat": Refused("use temperature and top_p"),
+        "tfs_z": Refused("use min_p or typical_p", (1, 1.0)),
+        "tfs_z": Refused("use min_p or typical_p", (1, 1.0)),
     }
     harmless = {
         **dict.fromkeys(("num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "logits_all"), _LOADED),
@@ -85,6 +87,7 @@ class OllamaPrompted(Body):
     oldest messages of a conversation that is too long.
     """
 
+    refused = {"template": Refused("the model has its own chat template; use raw for another")}
     harmless = {"shift": "a text is never cut", "keep_alive": KEPT}
 
     model: ModelName = ""
@@ -102,9 +105,8 @@ class Generate(OllamaPrompted):
 
     refused = {
         "suffix": Refused("models here do not fill in the middle", ("",)),
-        "context": Refused("use /api/chat for conversations", ([],)),
+        "context": Refused("use /api/chat for conversations"),
         "images": _NO_IMAGES,
-        "template": Refused("the model has its own chat template; use raw for another", ("",)),
         **{name: Refused("models here write text") for name in ("width", "height", "steps")},
     }
 

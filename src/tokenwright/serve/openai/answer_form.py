@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tokenwright.errors import RequestError
@@ -35,29 +35,24 @@ def form_of(body: Sampling) -> dict[str, Any]:
 def _forms(body: Sampling) -> Iterator[tuple[str, Form]]:
     """The forms that a body has, with the names of their fields."""
     yield from _of_format(body.response_format)
-    outputs = body.structured_outputs
-    if outputs is not None:
-        if outputs.json_ is not None:
-            yield "structured_outputs.json", schema(outputs.json_)
-        if outputs.json_object:
-            yield "structured_outputs.json_object", None
-    for name in ("json_schema", "guided_json"):
-        if (given := getattr(body, name)) is not None:
-            yield name, schema(given)
-    for made, names in ((Grammar.regex, ("regex", "guided_regex")), (Grammar.choice, ("choice", "guided_choice"))):
-        for name in names:
-            if given := getattr(body, name):
-                yield name, made(given)
-    for name in ("grammar", "guided_grammar", "ebnf"):
-        if given := getattr(body, name):
-            yield name, grammar(given)
-    if outputs is not None:
-        if outputs.regex:
-            yield "structured_outputs.regex", Grammar.regex(outputs.regex)
-        if outputs.choice:
-            yield "structured_outputs.choice", Grammar.choice(outputs.choice)
-        if outputs.grammar:
-            yield "structured_outputs.grammar", grammar(outputs.grammar)
+    for place, made in _made().items():
+        outer, _, inner = place.rpartition(".")
+        holder = getattr(body, outer) if outer else body
+        given = None if holder is None else getattr(holder, inner)
+        if given not in (None, False, ""):
+            yield place.rstrip("_"), made(given)
+
+
+def _made() -> dict[str, Callable[[Any], Form]]:
+    """What makes the form of each field that has one, but for response_format."""
+    outputs = "structured_outputs."
+    return {
+        **dict.fromkeys(("json_schema", "guided_json", f"{outputs}json_"), Grammar.json_schema),
+        **dict.fromkeys(("regex", "guided_regex", f"{outputs}regex"), Grammar.regex),
+        **dict.fromkeys(("choice", "guided_choice", f"{outputs}choice"), Grammar.choice),
+        **dict.fromkeys(("grammar", "guided_grammar", "ebnf", f"{outputs}grammar"), grammar),
+        f"{outputs}json_object": lambda _: None,
+    }
 
 
 def _of_format(given: object) -> Iterator[tuple[str, Form]]:
@@ -77,11 +72,6 @@ def _of_format(given: object) -> Iterator[tuple[str, Form]]:
             yield name, Grammar.regex(given.pattern or given.regex or given.value or "")
         case GrammarFormat():
             yield name, grammar(given.grammar or given.value or "")
-
-
-def schema(given: Mapping[str, Any] | str) -> Grammar:
-    """The grammar of a JSON schema, as an object or as its text."""
-    return Grammar.json_schema(given)
 
 
 def grammar(text: str) -> Grammar:

@@ -77,7 +77,10 @@ class StreamOptions(Body):
 class StructuredOutputs(Body):
     """The form of the answer, in the manner of vLLM: one of these."""
 
-    harmless: ClassVar = dict.fromkeys(("disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"), "the form of JSON is that of the schema")
+    harmless: ClassVar = dict.fromkeys(
+        ("disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"),
+        "the form of JSON is that of the schema",
+    )
 
     json_: Object | Text | None = Field(default=None, alias="json")
     regex: Text | None = None
@@ -93,6 +96,10 @@ class Sampling(Body):
     structured_outputs and guided_... are vLLM's, regex and ebnf SGLang's.
     """
 
+    refused: ClassVar = {
+        "beams": Refused("there is no beam search in this API", (1,)),
+        "use_beam_search": Refused("there is no beam search in this API"),
+    }
     harmless: ClassVar = {
         **LABELS,
         "cache_prompt": CACHED,
@@ -104,7 +111,6 @@ class Sampling(Body):
         "return_progress": "prompts are read without reports",
         "timings_per_token": "return_timings gives the times",
         "keep_alive": "the model stays loaded",
-        "use_beam_search": "there is no beam search in this API",
     }
 
     model: ModelName = ""
@@ -186,6 +192,7 @@ class ChatBody(Sampling):
 
     refused: ClassVar = {
         "audio": Refused("there is text alone"),
+        "best_of": Refused("use n", (1,)),
         "modalities": Refused("there is text alone", (["text"],)),
         "function_call": Refused("use tool_choice", ("none", "auto")),
         "functions": Refused("use tools"),

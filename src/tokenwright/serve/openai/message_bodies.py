@@ -63,9 +63,9 @@ class ThoughtPart(Body):
         return self.thinking or self.reasoning or self.text or ""
 
 
-Parts = Annotated[list[TextPart], many(MOST_PARTS)]
+Parts = Annotated[list[TextPart], many(MOST_PARTS, 1)]
 AnswerPart = Annotated[TextPart | RefusalPart | ThoughtPart, Field(discriminator="type")]
-AnswerParts = Annotated[list[AnswerPart], many(MOST_PARTS)]
+AnswerParts = Annotated[list[AnswerPart], many(MOST_PARTS, 1)]
 
 
 class CalledFunction(Body):
@@ -130,7 +130,10 @@ class UserMessage(AnyRole):
 class ReasoningDetail(Body):
     """A part of the reasoning of an earlier answer, as routers of models write it."""
 
-    harmless: ClassVar = dict.fromkeys(("type", "id", "index", "format", "signature", "data", "provider_specific_fields"), "only the text of reasoning is read")
+    harmless: ClassVar = dict.fromkeys(
+        ("type", "id", "index", "format", "signature", "data", "provider_specific_fields"),
+        "only the text of reasoning is read",
+    )
 
     text: Text | None = None
     summary: Text | None = None

@@ -26,7 +26,7 @@ Ids = Annotated[list[Id], many(MAX_TOKENS >> 8)]
 
 
 class TokenizeBody(Body):
-    """POST /tokenize: one of a prompt, the messages of a conversation, content and (for tokens with their texts) a text.
+    """POST /tokenize: one of a prompt, the messages of a conversation, content, and a text for tokens with their texts.
 
     add_special_tokens false: a prompt without those that the tokenizer adds; a chat template writes its own. content is
     llama.cpp's prompt: add_special, parse_special and with_pieces belong to it.

@@ -153,7 +153,7 @@ class Preprocessor:
         return self._rendered(wanted)
 
     def _shortened(self, wanted: GenerationRequest) -> GenerationRequest:
-        """The request without its oldest messages, so that the prompt leaves room for an answer. Raises RequestError."""
+        """The request without its oldest messages, so that there is room for an answer. Raises RequestError."""
         context = min(self._llm.context, wanted.context or self._llm.context)
         most = context - min(wanted.overrides.get("max_tokens") or 1, context // 2)
         while True:

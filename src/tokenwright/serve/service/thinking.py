@@ -39,9 +39,10 @@ def closing(text: str, tags: ThinkTags) -> str:
 
 
 class ThinkingBudget:
-    """Ends the thoughts of a text after so many tokens, by the tokens of the end tag; `inner` constrains the whole text.
+    """Ends the thoughts of a text after so many tokens, by the tokens of the end tag.
 
-    opened: the prompt ends inside the thoughts. Otherwise they begin where the text begins with the start tag.
+    inner: constrains the whole text. If the prompt does not end inside the thoughts, they begin where the text begins
+    with the start tag.
     """
 
     def __init__(self, inner: Constraint | None, budget: int, tags: ThinkTags, tokenizer: Tokenizer, size: int) -> None:
