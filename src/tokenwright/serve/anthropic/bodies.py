@@ -20,6 +20,7 @@ from tokenwright.serve.http.fields import (
     Text,
     ToolName,
     many,
+    others,
 )
 
 _TOOLSETS = Refused("tools are in no sets")
@@ -112,7 +113,7 @@ class AnthropicTool(Body):
     }
 
     type: Text = "custom"
-    name: ToolName
+    name: ToolName | None = None
     description: Text = ""
     input_schema: Object | None = None
     strict: bool = True
@@ -230,7 +231,7 @@ class AnthropicPrompted(Body):
     model: ModelName = ""
     messages: Annotated[list[Message], many(MOST_ITEMS, 1)]
     system: Text | Annotated[list[TextBlock], many(MOST_PARTS)] = ""
-    tools: Annotated[list[AnthropicTool], many(MOST_TOOLS)] = []
+    tools: Annotated[list[Annotated[AnthropicTool, others("custom")]], many(MOST_TOOLS)] = []
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -205,8 +205,8 @@ def tools_of(request: Request, body: AnthropicPrompted) -> list[Tool]:
     found = []
     for at, tool in enumerate(body.tools):
         if tool.type == "custom":
-            if tool.input_schema is None:
-                place = f"tools.{at}.input_schema"
+            if tool.name is None or tool.input_schema is None:
+                place = f"tools.{at}.{'name' if tool.name is None else 'input_schema'}"
                 raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
             found.append(Tool(tool.name, tool.description, tool.input_schema))
     return found

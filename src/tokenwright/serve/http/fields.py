@@ -57,6 +57,16 @@ def absent(*values: object) -> Any:
     return BeforeValidator(dropped)
 
 
+def others(*own: str) -> Any:
+    """For an entry of a list: one of another type than these is read by its type alone."""
+
+    def alone(value: object) -> object:
+        kind = value.get("type") if isinstance(value, dict) else None
+        return {"type": kind} if isinstance(kind, str) and kind not in own else value
+
+    return BeforeValidator(alone)
+
+
 Text = Annotated[str, Field(max_length=MOST_TEXT)]
 Name = Annotated[str, Field(min_length=1, max_length=MOST_NAME)]
 ModelName = Annotated[str, Field(max_length=MOST_NAME)]  # "": the model that is served

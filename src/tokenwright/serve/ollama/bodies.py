@@ -20,6 +20,7 @@ from tokenwright.serve.http.fields import (
     Text,
     ToolName,
     many,
+    others,
 )
 
 _LOADED = "the server's command line says how the model is loaded"
@@ -42,7 +43,6 @@ class Options(Body):
 
     refused = {
         "mirostat": Refused("use temperature and top_p"),
-        "tfs_z": Refused("use min_p or typical_p", (1, 1.0)),
         "tfs_z": Refused("use min_p or typical_p", (1, 1.0)),
     }
     harmless = {
@@ -165,7 +165,7 @@ class Chat(OllamaPrompted):
     """POST /api/chat. Without messages it only loads the model."""
 
     messages: Annotated[list[OllamaMessage], many(MOST_ITEMS)] = []
-    tools: Annotated[list[OllamaTool], many(MOST_TOOLS)] = []
+    tools: Annotated[list[Annotated[OllamaTool, others("function")]], many(MOST_TOOLS)] = []
 
 
 class Embedded(Body):

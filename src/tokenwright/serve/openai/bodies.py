@@ -28,6 +28,7 @@ from tokenwright.serve.http.fields import (
     absent,
     many,
     names,
+    others,
 )
 from tokenwright.serve.openai.message_bodies import (
     CACHED,
@@ -216,7 +217,7 @@ class ChatBody(Sampling):
     max_completion_tokens: MostTokens = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[FunctionTool], many(MOST_TOOLS)] | None = None
+    tools: Annotated[list[Annotated[FunctionTool, others("function", "custom")]], many(MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required", "any"] | Choice | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: Effort | None = None

@@ -11,7 +11,7 @@ import tokenwright
 from tokenwright.serve.http.api import about, answers, body_of, off_loop, takes, unless_gone
 from tokenwright.serve.openai.bodies import ChatBody
 from tokenwright.serve.openai.generation_request import chat_wanted
-from tokenwright.serve.openai.reply_schema import AppliedTemplate, Props, Slot
+from tokenwright.serve.openai.reply_schema import AppliedTemplate, Props, Slots
 from tokenwright.serve.service.preprocess import check
 from tokenwright.serve.service.service import Service
 
@@ -60,12 +60,7 @@ def add(app: FastAPI, service: Service) -> None:
         }
         return JSONResponse(found)
 
-    @app.get(
-        "/slots",
-        responses={200: {"content": {"application/json": {"schema": {"type": "array"}}}}},
-        tags=["OpenAI"],
-        response_model=list[Slot],
-    )
+    @app.get("/slots", responses=answers(Slots), tags=["OpenAI"], response_model=None)
     async def slots() -> JSONResponse:
         """The places in the engine, and how far their requests are."""
         llm = await service.opened()

@@ -17,6 +17,7 @@ from tokenwright.serve.http.fields import (
     Text,
     ToolName,
     many,
+    names,
 )
 
 CACHED = "every prefix is cached, marked or not"
@@ -330,4 +331,4 @@ Format = Annotated[
     TextFormat | ObjectFormat | SchemaFormat | RegexFormat | GrammarFormat,
     Field(discriminator="type"),
 ]
-Variables = Annotated[dict[str, Any], Field(max_length=256)]  # of the chat template
+Variables = Annotated[dict[str, Any], names(256), Field(max_length=256)]  # of the chat template

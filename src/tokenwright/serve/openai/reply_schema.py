@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, RootModel
 
 from tokenwright.serve.http.reply_schema import Json, Reply, TimingsReply, TokenLogprob, absent
 
@@ -217,6 +217,10 @@ class Slot(Reply):
     is_processing: bool
     n_prompt_tokens: int
     n_decoded: int
+
+
+class Slots(RootModel[list[Slot]]):
+    """The reply of /slots."""
 
 
 class Detokenized(Reply):

@@ -22,6 +22,7 @@ from tokenwright.serve.http.fields import (
     ToolName,
     absent,
     many,
+    others,
 )
 from tokenwright.serve.openai.bodies import LABELS
 from tokenwright.serve.openai.message_bodies import CACHED, CustomFormat
@@ -131,7 +132,6 @@ class HostedItem(Body):
     """A call that a server has run, or its result. type: one of HOSTED."""
 
     type: Text
-    id: Identity | None = None
 
 
 class ReasoningText(Body):
@@ -170,7 +170,7 @@ Item = Annotated[
     | Annotated[FunctionOutput, Tag("function_call_output")]
     | Annotated[CustomCall, Tag("custom_tool_call")]
     | Annotated[ItemReference, Tag("item_reference")]
-    | Annotated[HostedItem, Tag("hosted")]
+    | Annotated[HostedItem, others(), Tag("hosted")]
     | Annotated[Reasoning, Tag("reasoning")],
     Discriminator(_item_type),
 ]
@@ -288,7 +288,9 @@ class ResponsePrompted(Body):
         Literal["auto", "none", "required"]
         | Annotated[NamedChoice | ResponseAllowedChoice, Field(discriminator="type")]
     ) = "auto"
-    tools: Annotated[list[ResponseFunctionTool], many(MOST_TOOLS)] = []
+    tools: Annotated[
+        list[Annotated[ResponseFunctionTool, others("function", "custom", "namespace")]], many(MOST_TOOLS)
+    ] = []
     truncation: Literal["auto", "disabled"] = "disabled"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.http.api import About
+from tokenwright.serve.http.api import About, RefusedRequest
 from tokenwright.serve.http.complaints import complaint
 from tokenwright.serve.http.hosted import leave_out
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
@@ -30,7 +30,7 @@ from tokenwright.serve.openai.responses_bodies import (
     ResponseFunctionTool,
     ResponseMessage,
 )
-from tokenwright.serve.service.types import Tool
+from tokenwright.serve.service.types import Problem, Tool
 
 SEALED = "tw1."  # how the opaque text of reasoning begins
 TYPES = ("function", "custom", "namespace")  # of tools
@@ -124,7 +124,8 @@ def conversation(items: Iterable[Item], instructions: str | None, about: About) 
                 about_call = {"tool_call_id": item.call_id, "name": names[item.call_id]}
                 turn.add({"role": "tool", **about_call, "content": text_of(item.output)})
             case ItemReference():
-                raise RequestError(f"input.{at}.id: no item {item.id[:100]!r} is stored here; send the item itself")
+                why = f"input.{at}.id: no item {item.id[:100]!r} is stored here; send the item itself"
+                raise RefusedRequest(Problem(400, "invalid", why, f"input.{at}.id"))
             case HostedItem():
                 about.ignored.append(f"input.{item.type}")
     return found

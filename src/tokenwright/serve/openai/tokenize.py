@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.errors import RequestError
 from tokenwright.serve.http.api import about, answers, body_of, takes, unless_gone
-from tokenwright.serve.http.fields import MOST_ITEMS, MOST_TOOLS, Body, ModelName, Refused, Text, many
+from tokenwright.serve.http.fields import MOST_ITEMS, MOST_TOOLS, Body, ModelName, Refused, Text, many, others
 from tokenwright.serve.http.replying import check_model
 from tokenwright.serve.http.thinking import Thinking
 from tokenwright.serve.openai.bodies import Id
@@ -39,7 +39,7 @@ class TokenizeBody(Body):
     messages: Annotated[list[AnyMessage], many(MOST_ITEMS, 1)] | None = None
     text: Text | None = None
     content: Text | None = None
-    tools: Annotated[list[FunctionTool], many(MOST_TOOLS)] | None = None
+    tools: Annotated[list[Annotated[FunctionTool, others("function", "custom")]], many(MOST_TOOLS)] | None = None
     chat_template_kwargs: Variables | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
