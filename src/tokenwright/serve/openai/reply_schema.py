@@ -219,7 +219,7 @@ class Slot(Reply):
     n_decoded: int
 
 
-class Slots(RootModel[list[Slot]]):
+class Slots(RootModel[Annotated[list[Slot], Field(fail_fast=True)]]):
     """The reply of /slots."""
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenwright.serve.http.reply_text import dumps
-from tokenwright.serve.openai.responses_bodies import Item, ItemReference, ResponsePrompted
+from tokenwright.serve.openai.responses_bodies import HostedItem, Item, ItemReference, ResponsePrompted
 from tokenwright.serve.service.generation import Generation
 
 KEPT_S = 86_400.0  # seconds from a response to its end here
@@ -78,7 +78,8 @@ class StoredResponses:
     def _items(self, key: str) -> dict[str, Item]:
         self._expire()
         stored = [one for (owner, _), one in self._found.items() if owner == key]
-        return {item.id: item for one in stored for item in one.read if item.id}
+        items = [item for one in stored for item in one.read if not isinstance(item, HostedItem)]
+        return {item.id: item for item in items if item.id}
 
     def _expire(self) -> None:
         oldest = time.monotonic() - KEPT_S
