@@ -62,7 +62,7 @@ def _without_inputs(message: Message, calls: set[str], clear: bool | list[str]) 
         return message
 
     def cleared(call: Message) -> Message:
-        named = clear is True or (isinstance(clear, list) and call["function"]["name"] in clear)
+        named = clear if isinstance(clear, bool) else call["function"]["name"] in clear
         function = {**call["function"], "arguments": {}} if named and call["id"] in calls else call["function"]
         return {**call, "function": function}
 

@@ -193,7 +193,7 @@ def prompt_of(request: Request, body: AnthropicPrompted) -> dict[str, Any]:
 
 def thinking_of(body: AnthropicPrompted) -> Thinking:
     """Whether the model shall reason, and how."""
-    effort = body.output_config and body.output_config.effort
+    effort = None if body.output_config is None else body.output_config.effort
     if isinstance(body.thinking, ThinkingOn):
         return Thinking.of(True, body.thinking.budget_tokens, effort)
     return Thinking.of(None if body.thinking is None else False, None, effort)

@@ -82,7 +82,7 @@ Metadata = Annotated[
 ]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]  # how long a model of OpenAI's reasons
 Object = Annotated[dict[str, Any], names(MOST_NAMES), Field(max_length=MOST_NAMES)]  # a schema, or arguments
-_OFF = (None, False, 0, -1, 0.0, "", [], {})  # what a client says that does not want a thing
+_OFF: tuple[object, ...] = (None, False, 0, -1, 0.0, "", [], {})  # what a client says that does not want a thing
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,8 @@ whatever their Content-Type, because Ollama's clients often send none.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import product
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -20,7 +18,6 @@ from tokenwright.errors import RequestError
 from tokenwright.llm.outputs import Piece
 from tokenwright.sampling_params import Grammar
 from tokenwright.serve.http.api import Api, about, answers, body_of, off_loop, takes
-from tokenwright.serve.http.hosted import leave_out
 from tokenwright.serve.http.reply_text import dumps
 from tokenwright.serve.http.replying import answered, arguments_of, check_model, events_of, said, started, whole
 from tokenwright.serve.http.sse import Streamed
@@ -32,15 +29,14 @@ from tokenwright.serve.ollama.bodies import (
     Generate,
     OllamaEmbed,
     OllamaEmbeddings,
-    OllamaMessage,
     OllamaPrompted,
     Options,
     Show,
 )
 from tokenwright.serve.ollama.card import card, entry, loaded
+from tokenwright.serve.ollama.prompts import chat_prompt, generate_prompt
 from tokenwright.serve.openai.embeddings import Embedded as Vectors
 from tokenwright.serve.openai.embeddings import embedded, tokens_of, vectors
-from tokenwright.serve.openai.generation_request import read_arguments
 from tokenwright.serve.openai.replies import Tokens
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.service import Service
@@ -51,7 +47,6 @@ from tokenwright.serve.service.types import (
     Problem,
     Timings,
     TokenCounts,
-    Tool,
     ToolCall,
 )
 
@@ -239,99 +234,6 @@ def _repetition(options: Options) -> dict[str, Any]:
     if penalty is None:
         return {"repetition_window": None if window is None else max(0, window)}
     return {"repetition_penalty": penalty, "repetition_window": max(0, REPEAT_LAST_N if window is None else window)}
-
-
-def generate_prompt(body: Generate) -> dict[str, Any]:
-    """The prompt of /api/generate: a conversation of one message, or the text itself if it is raw."""
-    if body.raw:
-        if body.think is not None:
-            raise RequestError("think belongs to the chat template, which raw leaves out; leave it out as well")
-        if body.system:
-            raise RequestError("system belongs to the chat template, which raw leaves out; put it into the prompt")
-        return {"prompt": body.prompt}
-    system = [{"role": "system", "content": body.system}] if body.system else []
-    return {"messages": [*system, {"role": "user", "content": body.prompt}]}
-
-
-def chat_messages(body: Chat) -> list[dict[str, Any]]:
-    """The conversation of /api/chat. A call without an id gets one, and a result without one answers the next call."""
-    found: list[dict[str, Any]] = []
-    calls = _OpenCalls()
-    for at, message in enumerate(body.messages):
-        one: dict[str, Any] = {"role": message.role, "content": message.content}
-        one |= {"name": message.name} if message.name and message.role != "tool" else {}
-        if message.thinking:
-            one["reasoning_content"] = message.thinking
-        if message.tool_calls:
-            own = [(call.id or f"call_{at}_{place}", call) for place, call in enumerate(message.tool_calls)]
-            for identity, call in own:
-                calls.add(identity, call.function.name)
-            one["tool_calls"] = [
-                {
-                    "id": identity,
-                    "type": "function",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": read_arguments(call.function.arguments),
-                    },
-                }
-                for identity, call in own
-            ]
-        if message.role == "tool":
-            one |= _answered(message, calls, at)
-        found.append(one)
-    return found
-
-
-class _OpenCalls:
-    """The calls of a conversation that have no result yet. However many there are, none is searched for."""
-
-    def __init__(self) -> None:
-        self._open: dict[int, tuple[str, str]] = {}  # (id, name), by the number of the call
-        self._numbers: dict[tuple[str | None, str | None], deque[int]] = {}  # by what a result may say; some are closed
-        self._count = 0
-
-    def add(self, identity: str, name: str) -> None:
-        """A call is open from now on."""
-        self._count += 1
-        self._open[self._count] = (identity, name)
-        for given in product((identity, None), (name, None)):
-            self._numbers.setdefault(given, deque()).append(self._count)
-
-    def answer(self, identity: str | None, name: str | None) -> tuple[str, str] | None:
-        """The id and the name of the first open call that has these, as far as they are given; it is closed then."""
-        numbers = self._numbers.get((identity, name), deque())
-        while numbers:
-            if (call := self._open.pop(numbers.popleft(), None)) is not None:
-                return call
-        return None
-
-
-def _answered(message: OllamaMessage, calls: _OpenCalls, at: int) -> dict[str, str]:
-    """The id and name of the call that a result answers, which is then no longer open."""
-    call = calls.answer(message.tool_call_id, message.tool_name)
-    if call is None:
-        raise RequestError(f"messages.{at} is the result of a tool that no message before it has called")
-    return {"tool_call_id": call[0], "name": call[1]}
-
-
-def chat_prompt(request: Request, body: Chat) -> dict[str, Any]:
-    """The fields of a GenerationRequest that make the prompt of /api/chat."""
-    last = body.messages[-1] if len(body.messages) > 1 else None
-    goes_on = last is not None and last.role == "assistant" and not last.tool_calls
-    return {"messages": chat_messages(body), "tools": tools_of(request, body), "continue_last": goes_on}
-
-
-def tools_of(request: Request, body: Chat) -> list[Tool]:
-    """The tools that the model may call. Raises RefusedRequest as `leave_out`, and for one without its function."""
-    leave_out(about(request), [tool.type for tool in body.tools], ("function",))
-    found = []
-    for at, tool in enumerate(body.tools):
-        if tool.type == "function":
-            if tool.function is None:
-                raise RequestError(f"tools.{at}.function: this field is required")
-            found.append(Tool(tool.function.name, tool.function.description, tool.function.parameters))
-    return found
 
 
 def now() -> str:

@@ -108,6 +108,7 @@ def _says(part: object) -> bool:
 
 def _call(at: int, n: int, call: CalledTool) -> Json:
     """An earlier call, as templates read it."""
+    arguments: str | Json
     if call.custom is not None:
         name, arguments = call.custom.name, arguments_of_input(call.custom.input)
     elif call.function is not None:
@@ -225,20 +226,20 @@ def thinking_of(body: ChatBody) -> Thinking:
         why = "chat_template_kwargs.enable_thinking must be true or false"
         raise RefusedRequest(Problem(400, "invalid", why, "chat_template_kwargs.enable_thinking"))
     switch, options = body.thinking, body.reasoning
-    effort = body.reasoning_effort or (options and options.effort)
+    effort = body.reasoning_effort or (None if options is None else options.effort)
     asked = {
         "chat_template_kwargs.enable_thinking": variable,
         "enable_thinking": body.enable_thinking,
         "thinking": None if switch is None or switch.type == "auto" else switch.type != "disabled",
-        "reasoning": options and options.enabled,
-        "reasoning_effort": effort and effort != "none",
+        "reasoning": None if options is None else options.enabled,
+        "reasoning_effort": None if effort is None else effort != "none",
     }
     said = {name: one for name, one in asked.items() if one is not None}
     if len(set(said.values())) > 1:
         why = f"{' and '.join(said)} contradict each other; leave all but one of them out"
         raise RefusedRequest(Problem(400, "invalid", why, next(reversed(said))))
     budgets = [getattr(body, name) for name in BUDGETS]
-    budgets += [switch and switch.budget_tokens, options and options.max_tokens]
+    budgets += [None if switch is None else switch.budget_tokens, None if options is None else options.max_tokens]
     budget = next((one for one in budgets if one is not None), None)
     return Thinking.of(next(iter(said.values()), None), budget, effort, given)
 

@@ -38,6 +38,7 @@ from tokenwright.serve.openai.responses_bodies import (
     Item,
     JsonObject,
     NamedChoice,
+    ReasoningConfig,
     ResponseAllowedChoice,
     ResponseJsonSchema,
     ResponseMessage,
@@ -294,10 +295,9 @@ def overrides_of(body: Create) -> dict[str, Any]:
 
 def prompt_of(body: ResponsePrompted, messages: list[dict[str, Any]], tools: Tools) -> dict[str, Any]:
     """The fields of a GenerationRequest that make its prompt."""
-    reasoning = body.reasoning
-    effort = reasoning and reasoning.effort
-    on = None if effort is None else effort != "none"
-    thinking = Thinking.of(on, reasoning and reasoning.max_tokens, effort)
+    reasoning = body.reasoning or ReasoningConfig()
+    on = None if reasoning.effort is None else reasoning.effort != "none"
+    thinking = Thinking.of(on, reasoning.max_tokens, reasoning.effort)
     return {
         "messages": messages,
         "tools": tools.tools,

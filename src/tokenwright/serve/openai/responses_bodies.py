@@ -25,7 +25,7 @@ from tokenwright.serve.http.fields import (
     others,
 )
 from tokenwright.serve.openai.bodies import LABELS
-from tokenwright.serve.openai.message_bodies import CACHED, CustomFormat
+from tokenwright.serve.openai.message_bodies import CACHED, CustomFormat, RefusalPart
 
 MOST_LOGPROBS = 20  # as OpenAI's
 _ITEM = {
@@ -65,11 +65,6 @@ class OutputText(Body):
 
     type: Literal["output_text"]
     text: Text
-
-
-class RefusalPart(Body):
-    type: Literal["refusal"]
-    refusal: Text
 
 
 Part = Annotated[InputText | OutputText | RefusalPart, Field(discriminator="type")]

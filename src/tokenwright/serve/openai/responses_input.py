@@ -16,6 +16,7 @@ from tokenwright.serve.http.complaints import complaint
 from tokenwright.serve.http.hosted import leave_out
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
 from tokenwright.serve.openai.generation_request import read_arguments
+from tokenwright.serve.openai.message_bodies import RefusalPart
 from tokenwright.serve.openai.responses_bodies import (
     CustomCall,
     FunctionCall,
@@ -26,7 +27,6 @@ from tokenwright.serve.openai.responses_bodies import (
     ItemReference,
     OutputText,
     Reasoning,
-    RefusalPart,
     ResponseFunctionTool,
     ResponseMessage,
 )

@@ -35,7 +35,7 @@ class Metrics:
     """The metrics of one server, in a registry of its own."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # a series beside each, which nothing asks for
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series beside each, which nothing asks for
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._ended = Counter("tokenwright_requests", "Requests that ended", ["outcome"], registry=registry)
