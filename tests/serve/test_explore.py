@@ -24,6 +24,7 @@ from tokenwright.serve.explorer import viewer as viewer_module
 from tokenwright.serve.explorer.explorer import Explorer, NewRun
 from tokenwright.serve.explorer.player import Player
 from tokenwright.serve.explorer.viewer import SAMPLE, WINDOW
+from tokenwright.serve.openai import routes as openai
 from tokenwright.serve.transport.guard import MOST_BODY
 from tokenwright.trace.frame_codec import as_json, decode_weights, from_json
 
@@ -695,6 +696,14 @@ ROUTES = [
     ("GET", "/v1/models"),
     ("GET", "/v1/models/x"),
     ("POST", "/v1/responses"),
+    ("POST", "/v1/responses/input_tokens"),
+    ("GET", "/v1/responses/x"),
+    ("DELETE", "/v1/responses/x"),
+    ("POST", "/v1/responses/x/cancel"),
+    ("GET", "/v1/responses/x/input_items"),
+    ("POST", "/apply-template"),
+    ("GET", "/props"),
+    ("GET", "/slots"),
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
     ("POST", "/api/generate"),
@@ -710,7 +719,7 @@ ROUTES = [
 
 def test_every_route_is_in_the_list(server):
     client, _ = server
-    paths = {re.sub(r"{(identity|name:path)}", "x", route.path) for route in client.app.routes}
+    paths = {re.sub(r"{(identity|name:path|response_id)}", "x", route.path) for route in client.app.routes}
     paths = {path.replace("{step}", "0").replace("{challenge}", "loop") for path in paths}
     assert paths - {"/runs/x/stream"} <= {path for _, path in ROUTES}
 
@@ -735,7 +744,7 @@ def test_other_hosts_and_origins_are_turned_away(server, headers):
         error = answer.json()["error"]
         if path.startswith("/api/"):  # the Ollama API tells an error in words alone
             assert error.startswith("this server answers as" if "host" in headers else "pages of other origins"), error
-        elif path.startswith(("/v1/", "/tokenize", "/detokenize")):
+        elif path.startswith(openai.API.prefixes):
             assert error["type"] == "permission_error", path
         else:
             assert error["kind"] == "forbidden", path

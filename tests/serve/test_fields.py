@@ -136,6 +136,7 @@ class Further(Outer):
         ({"nubmer": 1}, "nubmer", "nubmer: this API has no such field; did you mean number?"),
         ({"Number": 1}, "Number", "Number: this API has no such field; did you mean number?"),
         ({"labl": 1}, "labl", "labl: this API has no such field; did you mean label?"),
+        ({"nubmer": 0}, "nubmer", "nubmer: this API has no such field; did you mean number?"),
         ({"stroe": False}, "stroe", "stroe: this API has no such field; did you mean store?"),
         (
             {"parts": [{"text": "a", "txet": "b"}]},
@@ -167,7 +168,7 @@ def test_what_is_wrong_is_said_by_name(body: Any, param: str | None, message: st
     assert (found.param, found.message) == (param, message)
 
 
-@pytest.mark.parametrize("value", [None, False, 0, -1, 0.0, "", [], {}, "no"], ids=repr)
+@pytest.mark.parametrize("value", [None, False, 0, -1, 0.0, -1.0, 1.0, "", [], {}, "no"], ids=repr)
 def test_values_that_ask_for_nothing_are_accepted(value: Any) -> None:
     body = Outer.model_validate({"store": value, "number": None, "parts": [{"text": "a", "inside": None}]})
     assert (body.number, body.parts) == (1, [Inner(text="a")])
@@ -188,7 +189,9 @@ def test_a_strict_reading_refuses_unknown_fields(given: Any, field: str) -> None
     with pytest.raises(ValidationError) as raised:
         Outer.model_validate(given, context=Reading(Outer, strict=True))
     assert complaint(raised.value, given).message == f"{field}: this API has no such field; remove it"
-    Outer.model_validate({"label": 1, "store": 0, "novel": None}, context=Reading(Outer, strict=True))
+    Outer.model_validate(
+        {"label": 1, "store": 0, "novel": None, "new": 0, "old": []}, context=Reading(Outer, strict=True)
+    )
 
 
 def test_a_body_of_countless_unknown_fields_is_refused() -> None:
@@ -216,7 +219,7 @@ def test_a_body_has_the_rules_of_its_bases() -> None:
 def test_the_schema_says_what_is_accepted() -> None:
     whole = Outer.model_json_schema()
     schema = whole["properties"]
-    assert schema["store"]["enum"] == [None, False, 0, -1, 0.0, "", [], {}, "no"]
+    assert schema["store"]["enum"] == [None, False, 0, -1, 0.0, -1.0, 1.0, "", [], {}, "no"]
     assert schema["label"] == {"description": "Without effect: it is a label."}
     assert whole["additionalProperties"] is True
     assert {"type": "null"} in schema["number"]["anyOf"]

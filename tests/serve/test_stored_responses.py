@@ -11,7 +11,7 @@ from tests.engines import held
 from tests.serve.talking import Talker, make_talker, talking, until
 from tokenwright.serve.app import Served
 from tokenwright.serve.openai import stored_responses
-from tokenwright.serve.openai.stored_responses import StoredResponses
+from tokenwright.serve.openai.stored_responses import StoredResponse, StoredResponses
 
 ASKED: dict[str, Any] = {"model": "tiny", "temperature": 0.0, "max_output_tokens": 4}
 KEYS = ("a key of one", "a key of two")
@@ -130,12 +130,12 @@ def response(name: str) -> dict[str, Any]:
 def test_the_oldest_leave_where_there_is_no_room() -> None:
     stored = StoredResponses(500)
     for name in "abc":
-        stored.add("key", response(name), [], ())
+        stored.add("key", StoredResponse.of(response(name), [], ()))
     assert [stored.get("key", name) is not None for name in "abc"] == [False, True, True]
     assert 0 < stored.size <= 500
-    stored.add("key", response("d") | {"text": "a" * 600}, [], ())
+    stored.add("key", StoredResponse.of(response("d") | {"text": "a" * 600}, [], ()))
     assert stored.get("key", "d") is None and stored.get("key", "c") is not None, "what never fits displaces nothing"
-    stored.add("key", response("c"), [], ())
+    stored.add("key", StoredResponse.of(response("c"), [], ()))
     for name in "bc":
         assert stored.remove("key", name)
     assert (stored.size, stored.remove("key", "c")) == (0, False)
@@ -143,7 +143,7 @@ def test_the_oldest_leave_where_there_is_no_room() -> None:
 
 def test_a_response_leaves_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = StoredResponses()
-    stored.add("key", response("a"), [], ())
+    stored.add("key", StoredResponse.of(response("a"), [], ()))
     assert stored.get("key", "a") is not None and stored.get("other", "a") is None
     monkeypatch.setattr(stored_responses, "KEPT_S", -1.0)
     assert stored.get("key", "a") is None

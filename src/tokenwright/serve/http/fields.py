@@ -3,7 +3,8 @@
 A body is a strict pydantic model. It has the fields that are implemented; `harmless` are those that change no answer
 here and are dropped whatever they say; `refused` are those that would change it and that nothing here implements, with
 what to do instead. Any other field is unknown: it is dropped and reported, in the header X-Tokenwright-Ignored, in a
-metric and in the log, unless its name is a typing error of one that the body has. null means that a field is absent.
+metric and in the log, unless its name is a typing error of one that the body has. null means that a field is absent,
+and other values of _OFF ask for nothing in one that is not implemented.
 The errors, the OpenAPI schema and the tables of the documentation all come from these declarations.
 """
 
@@ -80,9 +81,22 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], names(16), Field(max_length=16)
 ]
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]  # how long a model of OpenAI's reasons
+Effort = Literal[
+    "none", "minimal", "low", "medium", "high", "xhigh", "max", "default", "auto"
+]  # how long a model of OpenAI's reasons
 Object = Annotated[dict[str, Any], names(MOST_NAMES), Field(max_length=MOST_NAMES)]  # a schema, or arguments
-_OFF: tuple[object, ...] = (None, False, 0, -1, 0.0, "", [], {})  # what a client says that does not want a thing
+_OFF: tuple[object, ...] = (
+    None,
+    False,
+    0,
+    -1,
+    0.0,
+    -1.0,
+    1.0,
+    "",
+    [],
+    {},
+)  # what a client says that does not want a thing
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +110,12 @@ class Refused:
     neutral: tuple[object, ...] = ()
 
     def accepts(self, value: object) -> bool:
-        return any(type(value) is type(one) and value == one for one in (*_OFF, *self.neutral))
+        return off(value, self.neutral)
+
+
+def off(value: object, more: tuple[object, ...] = ()) -> bool:
+    """Whether a value is one of _OFF, or of some more."""
+    return any(type(value) is type(one) and value == one for one in (*_OFF, *more))
 
 
 @dataclass(slots=True)
@@ -152,6 +171,8 @@ class Body(BaseModel):
                 continue
             reading = info.context if isinstance(info.context, Reading) else Reading(cls)
             near = typed(cls, name) if len(name) <= MOST_NAME else ""
+            if not near and off(value):
+                continue
             if near or reading.strict:
                 context = {"field": name, "near": near}
                 raise PydanticCustomError("unknown", "there is no field {field}", context)

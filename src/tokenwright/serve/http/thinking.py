@@ -33,6 +33,6 @@ class Thinking:
         if taken := next((name for name in _OWN if name in given), None):
             place = f"chat_template_kwargs.{taken}"
             raise RefusedRequest(Problem(400, "invalid", f"{place} is a field of the request, not a variable", place))
-        if effort not in (None, "none"):
+        if effort not in (None, "none", "default", "auto"):
             given.setdefault("reasoning_effort", effort)
         return cls(on, None if budget is None or budget < 0 else budget, given)

@@ -123,7 +123,7 @@ class Sampling(Body):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: Bias | None = None
+    logit_bias: Annotated[Bias | None, absent([])] = None
     seed: Annotated[Seed | None, absent(-1)] = None
     stop: StopText | Stops | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
@@ -145,8 +145,8 @@ class Sampling(Body):
     guided_json: Object | Text | None = None
     regex: Text | None = None
     guided_regex: Text | None = None
-    choice: Choices | None = None
-    guided_choice: Choices | None = None
+    choice: Annotated[Choices | None, absent([])] = None
+    guided_choice: Annotated[Choices | None, absent([])] = None
     grammar: Text | None = None
     guided_grammar: Text | None = None
     ebnf: Text | None = None
@@ -159,7 +159,7 @@ class CompletionBody(Sampling):
 
     prompt: Text | Ids | Annotated[list[Text], many(MOST_BATCH, 1)] | Annotated[list[Ids], many(MOST_BATCH, 1)]
     echo: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    logprobs: Annotated[Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None, absent(False)] = None
     best_of: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
 
 

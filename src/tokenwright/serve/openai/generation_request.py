@@ -51,7 +51,7 @@ def sampling_of(body: Sampling) -> Json:
 def checked(service: Service, request: Request, body: Sampling) -> Json:
     """The fields of `GenerationRequest` that completions and chats have in common. Raises Missing, Refusal."""
     body.model = check_model(request, service, body.model)
-    if body.stream_options is not None and not body.stream:
+    if body.stream_options is not None and body.stream_options.include_usage and not body.stream:
         raise RefusedRequest(
             Problem(400, "invalid", "stream_options belongs to a stream; set stream", "stream_options")
         )
@@ -135,7 +135,7 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Generatio
     common = checked(service, request, body)
     overrides = sampling_of(body)
     overrides["max_tokens"] = most_tokens_of(body)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise RefusedRequest(Problem(400, "invalid", "top_logprobs needs logprobs: true", "top_logprobs"))
     overrides["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     form = form_of(body)
@@ -232,7 +232,7 @@ def thinking_of(body: ChatBody) -> Thinking:
         "enable_thinking": body.enable_thinking,
         "thinking": None if switch is None or switch.type == "auto" else switch.type != "disabled",
         "reasoning": None if options is None else options.enabled,
-        "reasoning_effort": None if effort is None else effort != "none",
+        "reasoning_effort": None if effort in (None, "auto") else effort != "none",
     }
     said = {name: one for name, one in asked.items() if one is not None}
     if len(set(said.values())) > 1:

@@ -46,7 +46,7 @@ from tokenwright.serve.openai.responses_bodies import (
 )
 from tokenwright.serve.openai.responses_input import Tools, conversation, tools_of
 from tokenwright.serve.openai.responses_output import PREFIXES, Envelope, Event, ResponseOutput, new_identity
-from tokenwright.serve.openai.stored_responses import StoredResponses
+from tokenwright.serve.openai.stored_responses import StoredResponse, StoredResponses
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Answer, Delta, GenerationRequest, Problem, ToolCallDelta, ToolMode
@@ -99,7 +99,7 @@ class Responses:
                 return output.response(generation.counts())
 
             response = await whole(request, reply, generation)
-            self._store(request, body, output, asked, generation)
+            await self._store(request, body, output, asked, generation)
             return response
         generation = await started(request, self.service, wanted)
         output = self._output(body, generation, asked)
@@ -140,12 +140,13 @@ class Responses:
         envelope = Envelope(body, body.model, generation.params)
         return ResponseOutput(envelope, render, asked.tools, sealed=WITH_SEALED in body.include)
 
-    def _store(
+    async def _store(
         self, request: Request, body: Create, output: ResponseOutput, asked: Asked, generation: Generation
     ) -> None:
         if body.store:
             response = output.response(generation.counts())
-            self.stored.add(about(request).caller.key, response, asked.stored, asked.items)
+            made = await off_loop(request, lambda: StoredResponse.of(response, asked.stored, asked.items))
+            self.stored.add(about(request).caller.key, made)
 
     async def _stream(
         self, request: Request, body: Create, generation: Generation, output: ResponseOutput, asked: Asked
@@ -173,7 +174,7 @@ class Responses:
         try:
             async for chunk in events_of(request, generation, take, end, failed):
                 if ended:
-                    self._store(request, body, output, asked, generation)
+                    await self._store(request, body, output, asked, generation)
                 yield chunk
         finally:
             del self.stored.running[place]

@@ -31,6 +31,13 @@ class StoredResponse:
     size: int
     at: float = field(default_factory=time.monotonic)
 
+    @classmethod
+    def of(cls, response: Json, items: list[Json], read: Sequence[Item]) -> StoredResponse:
+        """read: the items as they were read. It takes time in the length of the conversation."""
+        own = ResponsePrompted.model_validate({"input": response["output"]}).input
+        assert not isinstance(own, str), "an output is a list of items"
+        return cls(response, items, (*read, *own), len(dumps(response)) + len(dumps(items)))
+
 
 class StoredResponses:
     """The responses of one server, by key and id; belongs to one event loop. most: bytes; 0: nothing is stored."""
@@ -46,17 +53,14 @@ class StoredResponses:
         self._expire()
         return self._found.get((key, identity))
 
-    def add(self, key: str, response: Json, items: list[Json], read: Sequence[Item]) -> None:
+    def add(self, key: str, stored: StoredResponse) -> None:
         """Keep a response. Others leave where there is no room, the oldest first."""
-        size = len(dumps(response)) + len(dumps(items))
-        if size > self.most:
+        if stored.size > self.most:
             return
-        own = ResponsePrompted.model_validate({"input": response["output"]}).input
-        assert not isinstance(own, str), "an output is a list of items"
-        stored = StoredResponse(response, items, (*read, *own), size)
-        self.remove(key, response["id"])
-        self._found[key, response["id"]] = stored
-        self.size += size
+        identity = stored.response["id"]
+        self.remove(key, identity)
+        self._found[key, identity] = stored
+        self.size += stored.size
         self._expire()
 
     def remove(self, key: str, identity: str) -> bool:
