@@ -7,28 +7,27 @@ It is a loop of four lines, `Engine.step`:
     chunks = scheduler.schedule()             # which tokens of which sequences to compute now
     logits = model(chunks, cache)             # compute them; their K and V land in the cache
     tokens = pick(chunks, logits)             # choose the next token of every sequence that has caught up
-    ended = scheduler.commit(chunks, tokens)  # append, cache full pages, end what has ended
+    ended = scheduler.commit(chunks, tokens)  # append the tokens, cache full pages, release ended sequences
 
-The file goes on in this order, and each part knows only those before it:
+The parts, in the order of the file:
 
     Sequence   a text: its tokens, how many of them are computed, and its page table
-    Pool       the pages: which are free, cached or in use, and the hashes by which cached ones are found
+    Pool       the pages: which are free, cached or in use, and the hashes by which cached pages are found
     Scheduler  continuous batching, chunked prefill, preemption
     Llama      the model, which writes and reads K and V through page tables
-    sample     from logits and one uniform number to a token
-    Engine     the loop
+    sample     from logits to a token, by a random number that depends on seed and position only
 
-K and V of a token depend on the tokens up to it and on nothing after it, so they are computed once and kept: in pages,
-which are the same in every layer. A page table lists the pages of a sequence in order. Two sequences that begin alike
-share the pages of what they have in common:
+K and V of a token depend on the tokens up to it and on no later one, so they are computed once and kept. Their memory
+is divided into pages, alike in every layer. A page table lists the pages of a sequence in the order of its positions.
+Sequences that begin with the same tokens share the pages of that prefix:
 
     page tables, with pages of 4 tokens                   the pool
     A  Once upon a time|, there was a|little girl         page 0  free
-           page 4           page 2       page 5           page 1  cached, of a text that has ended
+           page 4           page 2       page 5           page 1  cached, of a sequence that has ended
                                                           page 2  in use by A
     B  Once upon a time| in a land                        page 3  in use by B
            page 4           page 3                        page 4  in use by both, found by hash("Once upon a time")
-                                                          page 5  in use by A, not full: nobody can find it
+                                                          page 5  in use by A, not full: without a hash
 """
 
 import argparse
@@ -51,7 +50,7 @@ from torch import Tensor
 
 
 class Sampling(NamedTuple):
-    """How to choose tokens, and how many. Temperature 0 takes the most probable one; top_p 1 leaves none out."""
+    """How to choose tokens, and how many. Temperature 0: the most probable one; top_p 1: none is left out."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -61,20 +60,21 @@ class Sampling(NamedTuple):
 
 @dataclass(eq=False)
 class Sequence:
-    """A text. Prompt and answer are one list of tokens: what matters is how many of them are computed."""
+    """A text. Prompt and completion are one list of tokens; those that are not computed yet are pending."""
 
     tokens: list[int]
     sampling: Sampling
-    limit: int  # tokens at which it ends
-    computed: int = 0  # tokens, from the first on, whose K and V are in the cache
-    pages: list[int] = field(default_factory=list)  # the page table: page n has the positions from n * page_size on
-    hashes: list[bytes] = field(default_factory=list)  # of its full pages, as far as they were asked for
+    limit: int  # number of tokens at which it ends
+    computed: int = 0  # number of its first tokens whose K and V are in the cache
+    pages: list[int] = field(default_factory=list)  # the page table: entry n is for the positions from n * page_size on
+    hashes: list[bytes] = field(default_factory=list)  # of its full pages, computed when they are needed
 
     def page_hashes(self, count: int, page_size: int) -> list[bytes]:
-        """The hashes of the first `count` pages. Each covers the one before: K and V depend on the text from its start."""
+        """The hashes of the first `count` pages. Each covers the one before, as K and V depend on the whole prefix."""
         for start in range(len(self.hashes) * page_size, count * page_size, page_size):
-            tokens = self.tokens[start : start + page_size]
-            self.hashes.append(sha256(b"".join(self.hashes[-1:]) + pack(f"<{page_size}I", *tokens)).digest())
+            before = self.hashes[-1] if self.hashes else b""
+            tokens = pack(f"<{page_size}I", *self.tokens[start : start + page_size])
+            self.hashes.append(sha256(before + tokens).digest())
         return self.hashes[:count]
 
 
@@ -87,23 +87,23 @@ class Chunk(NamedTuple):
 
 
 class Pool:
-    """Page numbers, and what each page is at the moment. It knows no tensor and no sequence.
+    """The page numbers, and the state of each page. It knows no tensors and no sequences.
 
-    in use   in `refcounts`: how many page tables have it
-    cached   in `available`, with a hash: no table has it, but a sequence with the same tokens will find it
+    in use   in `refcounts`: the number of page tables that have the page
+    cached   in `available`, with a hash: no table has it, but a sequence with the same prefix will find it
     free     in `available`, without a hash
     """
 
     def __init__(self, pages: int, page_size: int) -> None:
         self.pages, self.page_size = pages, page_size
-        self.available = OrderedDict.fromkeys(range(pages))  # the next to be allocated first: free ones, then the LRU
+        self.available = OrderedDict.fromkeys(range(pages))  # in the order of allocation: free, then cached by age
         self.refcounts: Counter[int] = Counter()
         self.hash_of: dict[int, bytes] = {}
         self.page_of: dict[bytes, int] = {}  # the inverse
         self.evictions = 0
 
     def allocate(self) -> int:
-        """A page to write on. If none is free, the cached page that was released longest ago is evicted."""
+        """Take a page to write to. If none is free, evict the cached page that was released first."""
         page, _ = self.available.popitem(last=False)
         if page in self.hash_of:
             del self.page_of[self.hash_of.pop(page)]
@@ -112,7 +112,7 @@ class Pool:
         return page
 
     def attach(self, hashes: Iterable[bytes]) -> list[int]:
-        """A page table of the longest prefix that can be found; whether it is cached or in use makes no difference."""
+        """A page table of the longest prefix whose pages have these hashes, be they cached or in use."""
         pages = [self.page_of[page_hash] for page_hash in takewhile(self.page_of.__contains__, hashes)]
         for page in pages:
             self.available.pop(page, None)
@@ -120,12 +120,12 @@ class Pool:
         return pages
 
     def cache(self, page: int, page_hash: bytes) -> None:
-        """Let others find a page. It is full, so nobody will write to it again."""
-        if page_hash not in self.page_of:  # another sequence may have computed the same
+        """Let other sequences find a page by its hash. It is full, so it will not be written to again."""
+        if page_hash not in self.page_of:  # another sequence may have computed the same tokens
             self.hash_of[page], self.page_of[page_hash] = page_hash, page
 
     def release(self, pages: list[int]) -> None:
-        """Empty a page table, the last page first: so the end of a text is evicted before its beginning."""
+        """Empty a page table, the last page first, so that the end of a text is evicted before its beginning."""
         while pages:
             page = pages.pop()
             self.refcounts[page] -= 1
@@ -137,28 +137,29 @@ class Pool:
     def check(self, tables: Iterable[list[int]]) -> None:
         """Prove that free + cached + in use = all pages, and that a page has one hash and a hash one page."""
         used = Counter(page for table in tables for page in table)
-        assert used == self.refcounts, "a page counts the tables that have it"
-        assert sorted([*self.available, *used]) == list(range(self.pages)), "each page is in one place"
-        assert {page: page_hash for page_hash, page in self.page_of.items()} == self.hash_of, "one hash a page"
+        assert used == self.refcounts, "a refcount is not the number of tables with that page"
+        assert sorted([*self.available, *used]) == list(range(self.pages)), "a page is lost, or in two places"
+        assert {page: page_hash for page_hash, page in self.page_of.items()} == self.hash_of, (
+            "a page has two hashes, or a hash two pages"
+        )
 
 
 class Scheduler:
-    """Chooses the tokens of each step. There is no prefill phase and no decode phase: every sequence computes what it
-    has not computed yet, a prompt in chunks and then one token at a time, all within one budget of tokens.
+    """Chooses the tokens of each step. There is no prefill phase and no decode phase: every sequence computes its
+    pending tokens, a prompt in chunks and then one token at a time, and all share one token budget.
 
-    When pages run out, the youngest sequence gives up its own and waits. The oldest never does, so it ends some time.
+    When pages run out, the youngest sequence is preempted: it gives up its pages and waits. So the oldest always ends.
     """
 
     def __init__(self, pool: Pool, token_budget: int, end_ids: Iterable[int]) -> None:
         self.pool, self.token_budget, self.end_ids = pool, token_budget, frozenset(end_ids)
         self.running: list[Sequence] = []  # the oldest first
-        self.waiting: deque[Sequence] = deque()  # all younger than those, and without pages
+        self.waiting: deque[Sequence] = deque()  # younger than the running ones, and without pages
         self.reused = self.preemptions = 0
 
     def schedule(self) -> list[Chunk]:
         """The chunks of the next step: one for each running sequence, then for as many more as can be admitted."""
-        chunks: list[Chunk] = []
-        budget = self.token_budget
+        chunks, budget = list[Chunk](), self.token_budget
         while budget and (sequence := self._at(len(chunks))):
             stop = min(len(sequence.tokens), sequence.computed + budget)
             if not self._reserve(sequence, stop):
@@ -168,15 +169,15 @@ class Scheduler:
         return chunks
 
     def _at(self, place: int) -> Sequence | None:
-        """The running sequence at a place; right behind the last one, the next that can be admitted."""
+        """The running sequence at a place. Behind the last one, the first waiting sequence is admitted if it fits."""
         if place == len(self.running) and self.waiting:
             self._admit(self.waiting[0])
         return self.running[place] if place < len(self.running) else None
 
     def _admit(self, sequence: Sequence) -> None:
-        """Let the first in the queue run if there are pages for its text, beside those that it shares."""
+        """Let a sequence run if there are pages for its tokens, beyond the pages of its cached prefix."""
         size = self.pool.page_size
-        full = (len(sequence.tokens) - 1) // size  # without the last token: it is computed anyway, for its logits
+        full = (len(sequence.tokens) - 1) // size  # the last token is always computed, for its logits
         sequence.pages = self.pool.attach(sequence.page_hashes(full, size))
         if math.ceil(len(sequence.tokens) / size) - len(sequence.pages) > len(self.pool.available):
             self.pool.release(sequence.pages)
@@ -186,7 +187,7 @@ class Scheduler:
             self.running.append(self.waiting.popleft())
 
     def _reserve(self, sequence: Sequence, stop: int) -> bool:
-        """Allocate pages up to `stop`, at the expense of younger sequences. False: it was the youngest itself."""
+        """Allocate pages up to `stop`, and preempt younger sequences for them. False: it was the youngest itself."""
         while len(sequence.pages) * self.pool.page_size < stop:
             if self.pool.available:
                 sequence.pages.append(self.pool.allocate())
@@ -195,7 +196,7 @@ class Scheduler:
         return True
 
     def _preempt(self) -> Sequence:
-        """Take the pages of the youngest sequence. It keeps its tokens, and computes what it will not find again."""
+        """Take the pages of the youngest sequence. It keeps its tokens; K and V are found again or recomputed."""
         sequence = self.running.pop()
         self.pool.release(sequence.pages)
         sequence.computed = 0
@@ -204,11 +205,11 @@ class Scheduler:
         return sequence
 
     def commit(self, chunks: list[Chunk], tokens: list[int | None]) -> list[Sequence]:
-        """Take over what a step computed and chose; the sequences that end with it."""
+        """Append the tokens, cache the pages that are full now, and release the sequences that end: the result."""
         ended, size = [], self.pool.page_size
         for (sequence, start, stop), token in zip(chunks, tokens, strict=True):
             hashes = sequence.page_hashes(stop // size, size)
-            for n in range(start // size, stop // size):  # the pages that are full now
+            for n in range(start // size, stop // size):
                 self.pool.cache(sequence.pages[n], hashes[n])
             sequence.computed = stop
             if token is not None:
@@ -220,19 +221,19 @@ class Scheduler:
         return ended
 
     def check(self) -> None:
-        """Prove what must hold between two steps; the tests do so after each."""
+        """Prove the invariants. Tests call it after every step."""
         size = self.pool.page_size
         self.pool.check(sequence.pages for sequence in (*self.running, *self.waiting))
-        assert not any(sequence.pages or sequence.computed for sequence in self.waiting), "who waits has no pages"
+        assert not any(sequence.pages or sequence.computed for sequence in self.waiting), "a waiting sequence has pages"
         for sequence in self.running:
-            assert sequence.computed <= len(sequence.pages) * size, "what is computed has a page"
+            assert sequence.computed <= len(sequence.pages) * size, "a computed token has no page"
             for page in sequence.pages[sequence.computed // size :]:
-                alone = self.pool.refcounts[page] == 1 and page not in self.pool.hash_of
-                assert alone, "a page that will be written to is in one table, and nobody can find it"
+                private = self.pool.refcounts[page] == 1 and page not in self.pool.hash_of
+                assert private, "a page that will be written to is shared or cached"
 
 
 class Batch:
-    """The chunks of a step as tensors: T tokens in a row, whichever sequences they belong to."""
+    """The chunks of a step as tensors: T tokens, one chunk after another."""
 
     def __init__(self, chunks: list[Chunk], page_size: int) -> None:
         self.ids = torch.tensor([token for s, start, stop in chunks for token in s.tokens[start:stop]])  # [T]
@@ -251,7 +252,8 @@ class Llama:
         config = json.loads((folder / "config.json").read_text())
         if config["model_type"] != "llama":
             raise ValueError(f"the model in {folder} is of type {config['model_type']}; this file computes llama only")
-        self.layers, heads, ends = (config[k] for k in ("num_hidden_layers", "num_attention_heads", "eos_token_id"))
+        self.layers = [f"layers.{n}" for n in range(config["num_hidden_layers"])]
+        heads, ends = config["num_attention_heads"], config["eos_token_id"]
         self.kv_heads = config.get("num_key_value_heads") or heads
         self.head_size = config.get("head_dim") or config["hidden_size"] // heads
         self.context, self.eps = config["max_position_embeddings"], config["rms_norm_eps"]
@@ -259,14 +261,13 @@ class Llama:
         self.frequencies = frequencies(config, self.head_size)
         tensors = [item for file in folder.glob("*.safetensors") for item in load_file(file).items()]
         self.weights = {name.removeprefix("model.").removesuffix(".weight"): x.float() for name, x in tensors}
-        self.weights.setdefault("lm_head", self.weights["embed_tokens"])  # small models often use one for both
+        self.weights.setdefault("lm_head", self.weights["embed_tokens"])  # "tied": one matrix for both
 
     def __call__(self, batch: Batch, cache: Tensor) -> Tensor:
         """The logits after the last token of each chunk: [chunks, V]."""
         angles = batch.positions[:, None] * self.frequencies  # [T, D / 2]
         x = self.weights["embed_tokens"][batch.ids]  # [T, width]
-        for n, kv in enumerate(cache):
-            layer = f"layers.{n}"
+        for layer, kv in zip(self.layers, cache, strict=True):  # kv [2, slots, G, D]
             x = x + self.attention(f"{layer}.self_attn", self.norm(f"{layer}.input_layernorm", x), angles, batch, kv)
             x = x + self.mlp(f"{layer}.mlp", self.norm(f"{layer}.post_attention_layernorm", x))
         return self.linear("lm_head", self.norm("norm", x[batch.ends]))
@@ -274,7 +275,7 @@ class Llama:
     def attention(self, name: str, x: Tensor, angles: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         q, k, v = (self.linear(f"{name}.{part}_proj", x).unflatten(1, (-1, self.head_size)) for part in "qkv")
         q, k = rotate(q, angles), rotate(k, angles)  # q [T, H, D], k and v [T, G, D]
-        kv[:, batch.slots] = torch.stack((k, v))  # before they are read: a token attends to itself, too
+        kv[:, batch.slots] = torch.stack((k, v))  # before they are read: a token attends to itself as well
         out = [attend(rows, *kv[:, at]) for rows, at in zip(q.split(batch.lengths), batch.contexts, strict=True)]
         return self.linear(f"{name}.o_proj", torch.cat(out).flatten(1))  # [T, width]
 
@@ -297,33 +298,33 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Turn each pair (i, i + D / 2) of x [T, heads, D] by its angle [T, D / 2] (RoPE, arXiv 2104.09864)."""
+    """Rotate each pair (i, i + D / 2) of x [T, heads, D] by its angle [T, D / 2] (RoPE, arXiv 2104.09864)."""
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]  # [T, 1, D / 2]
     left, right = x.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
 
 
 def frequencies(config: dict[str, Any], head_size: int) -> Tensor:
-    """How far each pair turns from one position to the next, in radians: [D / 2]."""
+    """The angle of each pair from one position to the next, in radians: [D / 2]."""
     rope = config | (config.get("rope_parameters") or config.get("rope_scaling") or {})
-    turns = rope.get("rope_theta", 10000.0) ** (-torch.arange(0, head_size, 2) / head_size)
+    angles = rope.get("rope_theta", 10000.0) ** (-torch.arange(0, head_size, 2) / head_size)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
-        return turns
+        return angles
     if kind != "llama3":
-        raise ValueError(f"the positions are scaled by the rule {kind}; this file knows only the one of Llama 3")
+        raise ValueError(f"rope_scaling is {kind}; this file knows default and llama3 only")
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    rounds = rope["original_max_position_embeddings"] * turns / math.tau  # within the context it was pretrained on
-    kept = ((rounds - low) / (high - low)).clamp(0, 1)  # 1: as it was, 0: slowed down by the factor
-    return turns * (kept + (1 - kept) / rope["factor"])
+    rotations = rope["original_max_position_embeddings"] * angles / math.tau  # in the context of pretraining
+    kept = ((rotations - low) / (high - low)).clamp(0, 1)  # share of the original angle; the rest is divided by factor
+    return angles * (kept + (1 - kept) / rope["factor"])
 
 
 def sample(logits: Tensor, how: Sampling, number: float) -> int:
-    """The token that a number from [0, 1) falls on where the probabilities of logits [V] lie side by side, by id."""
+    """The inverse CDF, in the order of ids: the token of logits [V] on which a number from [0, 1) falls."""
     if how.temperature == 0:
         return int(logits.argmax())
     chances = (logits.double() / how.temperature).softmax(-1)
-    if how.top_p < 1:  # the most probable ones, until they have top_p together
+    if how.top_p < 1:  # keep the most probable ids until their sum reaches top_p
         highest, ids = chances.sort(descending=True, stable=True)
         chances[ids[highest.cumsum(0) - highest >= how.top_p]] = 0
     ends = chances.cumsum(0)
@@ -331,10 +332,7 @@ def sample(logits: Tensor, how: Sampling, number: float) -> int:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number from [0, 1) for each seed and position: Philox 4x64 ("Parallel random numbers: as easy as 1, 2, 3").
-
-    Without a state: so a draw depends neither on other draws nor on the batch, and is the same after preemption.
-    """
+    """A number from [0, 1) without a generator's state: Philox 4x64 ("Parallel random numbers: as easy as 1, 2, 3")."""
     mask = 2**64 - 1
     (a, b, c, d), (k, m) = (position + 1, 0, 0, 0), (seed, 0)
     for _ in range(10):
@@ -345,7 +343,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def pick(chunks: list[Chunk], logits: Tensor) -> list[int | None]:
-    """The next token of each chunk's sequence, from logits [chunks, V]; None where some of a prompt is left."""
+    """The next token of each chunk's sequence, from logits [chunks, V]; None where tokens of it are still pending."""
     return [
         sample(row, s.sampling, uniform(s.sampling.seed, stop)) if stop == len(s.tokens) else None
         for (s, _, stop), row in zip(chunks, logits, strict=True)
@@ -358,10 +356,10 @@ class Engine:
     def __init__(self, model: Llama, *, pages: int = 256, page_size: int = 16, token_budget: int = 256) -> None:
         self.model, self.pool = model, Pool(pages, page_size)
         self.scheduler = Scheduler(self.pool, token_budget, model.end_ids)
-        self.cache = torch.zeros(model.layers, 2, pages * page_size, model.kv_heads, model.head_size)  # K and V
+        self.cache = torch.zeros(len(model.layers), 2, pages * page_size, model.kv_heads, model.head_size)  # K and V
 
     def add(self, prompt: list[int], sampling: Sampling) -> Sequence:
-        """Queue a prompt, at any time between two steps."""
+        """Queue a prompt, at any time between two steps. Raises ValueError if it can never run."""
         limit = min(len(prompt) + sampling.max_tokens, self.model.context)
         room = self.pool.pages * self.pool.page_size
         if not 0 < len(prompt) < limit <= room:
@@ -371,7 +369,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Sequence]:
-        """Compute one step; the sequences that end with it."""
+        """Compute one step; returns the sequences that ended."""
         chunks = self.scheduler.schedule()
         logits = self.model(Batch(chunks, self.pool.page_size), self.cache)
         tokens = pick(chunks, logits)
@@ -379,15 +377,14 @@ class Engine:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Continue every prompt, all of them at once.")
+    parser = argparse.ArgumentParser(description="Continue all prompts at once, by a folder with a Llama model.")
     parser.add_argument("prompts", nargs="*", default=["Once upon a time"])
-    stories = Path(__file__).parent.parent / "src" / "tokenwright" / "stories"
-    parser.add_argument("--model", type=Path, default=stories, help="a folder with a model of the Llama family")
+    parser.add_argument("--model", type=Path, default=Path(__file__).parents[1] / "src/tokenwright/stories")
     options = {"temperature": 0.7, "top-p": 0.95, "seed": 0, "max-tokens": 200, "pages": 256, "threads": 1}
     for name, default in options.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{default} if not given")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)  # a small model is quickest with one
+    torch.set_num_threads(args.threads)  # a small model is fastest with one
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     engine = Engine(Llama(args.model), pages=args.pages)
     scheduler, how = engine.scheduler, Sampling(args.temperature, args.top_p, args.seed, args.max_tokens)
