@@ -18,6 +18,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOLDERS = (PACKAGE, ROOT, PACKAGE.parent, PACKAGE / "backends" / "native" / "cpp", ROOT / "benchmarks")
 MOST_WORDS = 500  # of the README
+MOST_IN_DOCS = 35_000
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -59,6 +60,10 @@ def test_the_decisions_that_are_cited_are_there() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(README.split()) < MOST_WORDS
+
+
+def test_the_documents_are_short() -> None:
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in (ROOT / "docs").glob("*.md")) <= MOST_IN_DOCS
 
 
 def test_the_sampling_page_has_every_option_in_order() -> None:
