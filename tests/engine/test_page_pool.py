@@ -594,6 +594,22 @@ def test_a_tail_that_two_texts_have_left_is_one_and_is_forgotten_once():
     assert not pool.group_pools[0].tails
 
 
+@pytest.mark.parametrize("first", [1, 2, 3])
+@pytest.mark.parametrize("second", [1, 2])
+def test_a_page_keeps_the_hash_under_which_it_was_cached_first(first, second):
+    """Two texts share a page and end in it at different places; or one of them has filled it."""
+    pool = tailed()
+    prefixes, tables = PrefixIndex(pool), pool.tables()
+    hashes = prefixes.hashes()
+    assert pool.reserve(tables, 0, 3, 3)
+    forks = [pool.fork(tables, length) for length in (first, second)]
+    for fork, length in zip(forks, (first, second), strict=True):
+        prefixes.cache_pages(fork, hashes, [7, 8, 9], 0, length)
+        prefixes.cache_tail(fork, hashes, [7, 8, 9], length)
+        pool.check([tables, *forks])
+    assert prefixes.match_prefix(hashes, [7, 8, 9, 1]) == first
+
+
 @pytest.mark.parametrize("room", [0, 1])
 def test_who_goes_on_behind_a_tail_writes_to_a_copy_while_there_is_room_for_one(room):
     pool = tailed(pages=2 + room)
