@@ -62,9 +62,12 @@ def write(model, its, monkeypatch, seen):
     engine, rows, pick = one.Engine(model, **its.sizes), {}, one.pick
 
     def recorded(chunks, logits):
-        seen["chunks of prompts"] += any(stop < len(sequence.tokens) for sequence, _, stop in chunks)
         seen["batches"] += len(chunks) > 1
-        rows.update(((sequence, stop), row) for (sequence, _, stop), row in zip(chunks, logits, strict=True))
+        for (sequence, _, stop), row in zip(chunks, logits, strict=True):
+            if stop == len(sequence.tokens):
+                rows[sequence, stop] = row
+            else:
+                seen["chunks of prompts"] += 1
         return pick(chunks, logits)
 
     with monkeypatch.context() as patch:
@@ -75,8 +78,8 @@ def write(model, its, monkeypatch, seen):
     seen["preemptions"] += engine.scheduler.preemptions
     seen["evictions"] += engine.pool.evictions
     for sequence, prompt in zip(sequences, its.prompts, strict=True):
-        places = range(len(prompt), len(sequence.tokens))
-        yield sequence.tokens[len(prompt) :], [rows[sequence, place] for place in places]
+        positions = range(len(prompt), len(sequence.tokens))
+        yield sequence.tokens[len(prompt) :], [rows[sequence, position] for position in positions]
 
 
 def run(engine, its):
