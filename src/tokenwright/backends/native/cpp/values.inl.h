@@ -58,9 +58,7 @@ struct StoredValues {
 #pragma GCC unroll 2
     for (int v = 0; v < 2 * pairs; v += 2) {
       F both[2];
-      I x;
-      memcpy(&x, at + bytes_of(16 * v), 64);
-      spread<BF16>(x, both);
+      spread<BF16>(load_bits(at + bytes_of(16 * v)), both);
       value[v] = both[0];
       value[v + 1] = both[1];
     }
@@ -214,7 +212,8 @@ struct CodeMix {
             pair_values<FORMAT>(a, b, x);
             block.ahead->v.after(2 * of_group);
           } else {
-            memcpy(x, a, sizeof x);
+            x[0] = load_bits(a);
+            x[1] = load_bits(a + 64);
           }
 #pragma GCC unroll 8
           for (int i = 0; i < N; i++) {
