@@ -262,22 +262,22 @@ TW_INLINE I nearest(F a) {
 TW_INLINE float sum(F a) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)a.p[0]);
+#else
+  float x[8];
+  TW_PARTS if (i < PARTS / 2) store_part(x + i * WIDTH, a.p[i] + a.p[i + PARTS / 2]);
+  return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 #endif
-  float x[16];
-  store(x, a);
-  for (int n = 8; n; n /= 2)
-    for (int i = 0; i < n; i++) x[i] += x[i + n];
-  return x[0];
 }
 TW_INLINE float largest(F a) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)a.p[0]);
-#endif
-  float x[16];
-  store(x, a);
-  for (int n = 8; n; n /= 2)
+#else
+  float x[8];
+  TW_PARTS if (i < PARTS / 2) store_part(x + i * WIDTH, a.p[i] > a.p[i + PARTS / 2] ? a.p[i] : a.p[i + PARTS / 2]);
+  for (int n = 4; n; n /= 2)
     for (int i = 0; i < n; i++) x[i] = x[i] > x[i + n] ? x[i] : x[i + n];
   return x[0];
+#endif
 }
 
 // Sixteen numbers of another format, widened to fp32.
@@ -356,6 +356,14 @@ TW_INLINE I load_u8(const uint8_t* x) {
 TW_INLINE void store_16(uint16_t* x, I a) {
 #if defined(__AVX512F__)
   _mm256_storeu_si256((__m256i*)x, _mm512_cvtepi32_epi16((__m512i)a.p[0]));
+#elif defined(__AVX2__)
+  a = a & all(0xffff);
+  const __m256i halves = _mm256_packus_epi32((__m256i)a.p[0], (__m256i)a.p[1]);
+  _mm256_storeu_si256((__m256i*)x, _mm256_permute4x64_epi64(halves, 0xd8));
+#elif defined(__SSE2__)
+  a = a << 16 >> 16;  // within the range of the signed packing below
+  for (int i = 0; i < 4; i += 2)
+    _mm_storeu_si128((__m128i*)(x + 4 * i), _mm_packs_epi32((__m128i)a.p[i], (__m128i)a.p[i + 1]));
 #else
   TW_PARTS store_part(x + i * WIDTH, __builtin_convertvector((UPart)a.p[i], HPart));
 #endif
@@ -364,6 +372,16 @@ TW_INLINE void store_16(uint16_t* x, I a) {
 TW_INLINE void store_8(uint8_t* x, I a) {
 #if defined(__AVX512F__)
   _mm_storeu_si128((__m128i*)x, _mm512_cvtepi32_epi8((__m512i)a.p[0]));
+#elif defined(__SSE2__)
+  a = a & all(0xff);
+#if defined(__AVX2__)
+  const __m256i halves = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)a.p[0], (__m256i)a.p[1]), 0xd8);
+  const __m128i low = _mm256_castsi256_si128(halves), high = _mm256_extracti128_si256(halves, 1);
+#else
+  const __m128i low = _mm_packs_epi32((__m128i)a.p[0], (__m128i)a.p[1]);
+  const __m128i high = _mm_packs_epi32((__m128i)a.p[2], (__m128i)a.p[3]);
+#endif
+  _mm_storeu_si128((__m128i*)x, _mm_packus_epi16(low, high));
 #else
   TW_PARTS store_part(x + i * WIDTH, __builtin_convertvector(a.p[i], BPart));
 #endif

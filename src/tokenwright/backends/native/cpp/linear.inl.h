@@ -192,6 +192,13 @@ TW_INLINE I dot(I acc, I codes, int32_t four) {
     const int16x8_t low = vmull_s8(vget_low_s8(code), vget_low_s8(x));
     acc.p[i] = (IPart)vpadalq_s16((int32x4_t)acc.p[i], vpaddq_s16(low, vmull_high_s8(code, x)));
   }
+#elif defined(__SSE2__)
+  const __m128i x = _mm_set1_epi32(four), x_even = _mm_srai_epi16(_mm_slli_epi16(x, 8), 8), x_odd = _mm_srai_epi16(x, 8);
+  TW_PARTS {
+    const __m128i code = _mm_xor_si128((__m128i)codes.p[i], _mm_set1_epi8((char)(FORMAT == INT8 ? 0x80 : 0)));
+    const __m128i even = _mm_srai_epi16(_mm_slli_epi16(code, 8), 8), odd = _mm_srai_epi16(code, 8);
+    acc.p[i] += (IPart)_mm_madd_epi16(even, x_even) + (IPart)_mm_madd_epi16(odd, x_odd);
+  }
 #else
   const I x = all(four), code = FORMAT == INT8 ? codes ^ all((int32_t)0x80808080) : codes;
   acc = dot16(acc, right16(left16(code, 8), 8), right16(left16(x, 8), 8));
@@ -328,14 +335,16 @@ constexpr int64_t rows_of_kernel(int64_t most, int64_t left) {
   return most > 8 && left <= 8 ? 8 : most;
 }
 
-// Many rows: the weights of a pair of blocks over a chunk of inputs stay in the cache, and all rows use them in turn.
+// Many rows: the weights of a pair of blocks over a chunk of inputs stay in the cache, and all rows use them in turn. The
+// first rows prefetch the weights after them, `next` bytes away.
 template <int64_t FORMAT, int64_t GROUP, int SCALES, int B>
-static void past_rows(Work work, int64_t top, int64_t bottom, float* sums) {
+static void past_rows(Work work, int64_t top, int64_t bottom, float* sums, int64_t next) {
   constexpr int most = quantised(FORMAT) ? MOST_ROWS : MOST_FLOAT_ROWS, beside = side_by_side_of(FORMAT);
   for (work.row = top; work.row < bottom; work.row += work.live) {
     const int64_t left = bottom - work.row, rows = rows_of_kernel(most, left);
     work.live = left < rows ? left : rows;
     work.sums = sums + (work.row - top) * work.sums_stride;
+    work.ahead = work.row ? 0 : next;
     if (most > 8 && rows == 8)
       kernel<FORMAT, GROUP, SCALES, (most > 8 ? 8 : most), B, beside>(work);
     else if (most > 4 && rows == 4)
@@ -352,7 +361,7 @@ template <int64_t FORMAT, int64_t GROUP, int SCALES>
 static void in_chunks(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
   constexpr int64_t number = quantised(FORMAT) ? 1 : 4;  // bytes of one input in a row
   constexpr int64_t chunk = CHUNK_BYTES / number / Slab<FORMAT>::inputs / (quantised(FORMAT) ? 2 : 1);
-  const int64_t slabs = slabs_of(m);
+  const int64_t slabs = slabs_of(m), run = slabs * Slab<FORMAT>::bytes;
   for (int64_t group = first; group < last; group += SUPER_BLOCKS)
     for (int64_t top = 0; top < rows.rows; top += SUPER_ROWS)
       for (int64_t slab = 0; slab < slabs; slab += chunk) {
@@ -363,11 +372,13 @@ static void in_chunks(const Matrix& m, const QuantisedRows& rows, int64_t first,
           const Work work{m,    rows, 0, 0, block, slab, some, slabs, nullptr, SUPER_BLOCKS * LANES, slab == 0,
                           slab + chunk >= slabs, out, 0};
           float* kept = chunk_sums + (block - group) * LANES;
-          if (block + BLOCKS <= end)
-            past_rows<FORMAT, GROUP, SCALES, BLOCKS>(work, top, bottom, kept);
+          const int64_t step = block + BLOCKS <= end ? BLOCKS : 1;
+          const int64_t next = block + step < end ? step * run : chunk * Slab<FORMAT>::bytes - (block - group) * run;
+          if (step == BLOCKS)
+            past_rows<FORMAT, GROUP, SCALES, BLOCKS>(work, top, bottom, kept, next);
           else
-            past_rows<FORMAT, GROUP, SCALES, 1>(work, top, bottom, kept);
-          block += block + BLOCKS <= end ? BLOCKS : 1;
+            past_rows<FORMAT, GROUP, SCALES, 1>(work, top, bottom, kept, next);
+          block += step;
         }
       }
 }
