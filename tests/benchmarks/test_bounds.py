@@ -45,7 +45,7 @@ def test_limits_write_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     limits.main()
     record = json.loads((tmp_path / "limits.json").read_text())
     assert record["memory"]["all_threads"] > 0
-    assert record["multiplications"].keys() == {"float32", "bfloat16", "int8"}
+    assert record["multiplications"].keys() == {"float32", "bfloat16", "int8", "int4"}
     assert (tmp_path / "limits.svg").read_text().startswith("<?xml")
 
 

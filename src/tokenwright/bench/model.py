@@ -148,6 +148,4 @@ class Benchmark:
 def doubtful(turns: Sequence[Turn]) -> str:
     """Why repetitions of a measure cannot be right, in words; '' if they can."""
     share = median(turn.share for turn in turns)
-    if share > busy.IMPOSSIBLE:
-        return f"it reached {share:.0%} of its limit"
-    return busy.disagreement([turn.value for turn in turns])
+    return busy.beaten("the model", share) or busy.disagreement([turn.value for turn in turns])

@@ -32,11 +32,6 @@ constexpr int WIDTH = 8;
 constexpr int WIDTH = 4;
 #endif
 constexpr int PARTS = 16 / WIDTH;
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int REGISTERS = 32;
-#else
-constexpr int REGISTERS = 16;
-#endif
 
 typedef float FPart __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t IPart __attribute__((vector_size(4 * WIDTH)));

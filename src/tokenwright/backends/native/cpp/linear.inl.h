@@ -207,14 +207,6 @@ TW_INLINE I dot(I acc, I codes, int32_t four) {
   return acc;
 }
 
-// Before the products of a group: makes the fp32 sums wait in memory where the integer sums need the registers, and hides
-// where the weights are, so that the compiler loads lines again that it would else keep for another group.
-template <int R, int B>
-TW_INLINE void make_room(F (&acc)[R][B], const uint8_t*& weights) {
-  __asm__ volatile("" : "+r"(weights));
-  if (2 * R * B * PARTS + B * PARTS + 4 > REGISTERS) __asm__ volatile("" : "+m"(acc));
-}
-
 template <int64_t FORMAT, int64_t GROUP, int SCALES, int R, int B, int TOGETHER>
 static void integer_kernel(const Work& work) {
   constexpr int64_t groups = 64 / GROUP, fours = GROUP / 4, together = dots_together(FORMAT);
@@ -237,7 +229,8 @@ static void integer_kernel(const Work& work) {
 #pragma GCC unroll 4
     for (int g = 0; g < groups; g++) {
       const uint8_t* slab = w + s * Slab<FORMAT>::bytes;
-      make_room(acc, slab);
+      // Hides where the weights are: many rows need the registers in which lines would wait for the next group.
+      if (R > 2) __asm__ volatile("" : "+r"(slab));
       const auto start = [&](int r) __attribute__((always_inline)) {
         return SCALES & MINIMA ? I{} : all(x_sums.get(r, s * groups + g));
       };
