@@ -8,6 +8,7 @@ import torch
 
 from tests.backends.native import KERNELS, each_isa, threads
 from tokenwright.backends.native.kernels import NativeKernels
+from tokenwright.planner.bandwidth import best_seconds
 
 PIECE = 1 << 16  # the fewest bytes that a thread takes at a time
 SIZES = (4, 255, 256, 1000, PIECE, 3 * PIECE + 512, 11 * PIECE + 77)
@@ -59,6 +60,22 @@ def test_multiplications_are_as_many_as_are_told(isa: str, form: str) -> None:
     for count in (1, 2):
         with threads(count):
             assert all(right_count(KERNELS[isa], form, rounds) for rounds in (0, 1, 1000))
+
+
+def best_rate(kernels: NativeKernels, form: str) -> float:
+    rounds = 100_000
+    return kernels.multiply(form, rounds) / min(
+        best_seconds(lambda: kernels.multiply(form, rounds), 0) for _ in range(9)
+    )
+
+
+@each_isa
+def test_no_product_is_optimised_away(isa: str) -> None:
+    """VNNI makes four times as many products of bytes as of floats, AMX thirty times; an empty loop makes more."""
+    with threads(1):
+        floats = best_rate(KERNELS[isa], "float32")
+        most = 100 if isa == "amx" else 10
+        assert all(best_rate(KERNELS[isa], form) < most * floats for form in ("int8", "int4"))
 
 
 @each_isa

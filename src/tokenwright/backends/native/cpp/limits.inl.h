@@ -113,6 +113,7 @@ static uint64_t read(const void* data, int64_t bytes, int64_t ahead) {
 template <typename Register, Register (*STEP)(Register, Register, Register)>
 static int64_t multiply_as(int64_t rounds, int64_t products) {
   Register sums[limits::CHAINS] = {}, a = {}, b = {};
+  limits::forget(b);
 #pragma GCC unroll 16
   for (int k = 0; k < limits::CHAINS; k++) limits::forget(sums[k]);
   for (int64_t i = 0; i < rounds; i++)
