@@ -21,7 +21,7 @@ from benchmarks import kernels
 from tests.backends.native import needs_native
 from tokenwright.backends import Dense, ReferenceKernels
 from tokenwright.backends.native.kernels import NativeKernels, find_kernels
-from tokenwright.bench.limits import Bound, Least, Work
+from tokenwright.bench.limits import Bound, Least, StepWork
 from tokenwright.formats import WeightFormat
 
 REFERENCE = ReferenceKernels(wide=torch.float64)
@@ -46,7 +46,7 @@ def test_a_linear_case_is_a_linear_layer(native: NativeKernels, form: WeightForm
     assert isinstance(y, torch.Tensor)
     right = REFERENCE.linear(x.double(), Dense(packed.unpack().double(), None))
     assert (y - right).norm() < 0.02 * right.norm()  # some formats round their rows
-    assert case.work == Work(packed.nbytes, weights=3 * 64 * 256)
+    assert case.work == StepWork(packed.nbytes, weights=3 * 64 * 256)
 
 
 @needs_native
@@ -55,7 +55,7 @@ def test_attention_reads_every_text_once(native: NativeKernels, form: str) -> No
     texts = kernels.Texts(native, form, 100 * kernels.PAGE * 1024)
     one, chunk = texts.case(64, 1, 1000), texts.case(64, 16, 1)
     assert one.calls == texts.pages * kernels.PAGE // 64
-    assert one.work == Work(one.calls * 64 * texts.bytes_per_token)
+    assert one.work == StepWork(one.calls * 64 * texts.bytes_per_token)
     assert chunk.work.nbytes == 64 * texts.bytes_per_token
     assert chunk.work.attention == 2 * 14 * 64 * sum(range(49, 65))
     for case in (one, chunk):
@@ -69,7 +69,7 @@ def test_attention_reads_every_text_once(native: NativeKernels, form: str) -> No
 def test_a_share_is_of_the_limit_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "best_seconds", lambda run, seconds: 2.0)
     monkeypatch.setattr(Bound, "__call__", lambda self, work: Least(0.5, 1.0))
-    found = kernels.measure(kernels.Case("linear", "int8", 4, Work(8e9, 4e9), int, 2), Bound(64), 3)
+    found = kernels.measure(kernels.Case("linear", "int8", 4, StepWork(8e9, 4e9), int, 2), Bound(64), 3)
     assert (found.share, found.of_reading, found.bound) == (0.5, 0.25, "matrix")
     assert (found.microseconds, found.gb_per_second, found.g_multiplications_per_second) == (1e6, 4.0, 2.0)
 
