@@ -5,10 +5,10 @@ import platform
 import numpy as np
 import pytest
 import torch
-from tokenwright.bench.bandwidth import best_seconds
 
 from tests.backends.native import KERNELS, each_isa, threads
 from tokenwright.backends.native.kernels import NativeKernels
+from tokenwright.bench.bandwidth import best_seconds
 
 PIECE = 1 << 16  # the fewest bytes that a thread takes at a time
 SIZES = (4, 255, 256, 1000, PIECE, 3 * PIECE + 512, 11 * PIECE + 77)
