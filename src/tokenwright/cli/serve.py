@@ -77,6 +77,10 @@ MaxQueue = Annotated[
     int | None, Option(help="Requests that may wait; later ones are answered by 429.", rich_help_panel=SERVER)
 ]
 MaxBody = Annotated[int | None, Option(help="Bytes of a request's body at most.", rich_help_panel=SERVER)]
+StoredResponses = Annotated[
+    int | None,
+    Option(help="Bytes of responses kept for previous_response_id; 0 keeps none.", rich_help_panel=SERVER),
+]
 RequestTimeout = Annotated[
     float | None,
     Option(help="Seconds that a request may take, waiting included; 0: no limit.", rich_help_panel=SERVER),
@@ -94,6 +98,10 @@ DrainTimeout = Annotated[
 ]
 Timings = Annotated[
     bool | None, Option("--timings", help="Say in every reply where the time went.", rich_help_panel=SERVER)
+]
+StrictFields = Annotated[
+    bool | None,
+    Option("--strict-fields", help="Refuse unknown fields of requests.", rich_help_panel=SERVER),
 ]
 AccessLog = Annotated[
     bool | None,
@@ -119,10 +127,12 @@ def serve(
     adapter: Adapter = None,
     max_queue: MaxQueue = None,
     max_body: MaxBody = None,
+    stored_responses: StoredResponses = None,
     request_timeout: RequestTimeout = None,
     reader_timeout: ReaderTimeout = None,
     drain_timeout: DrainTimeout = None,
     timings: Timings = None,
+    strict_fields: StrictFields = None,
     access_log: AccessLog = None,
     explorer: Explorer = None,
     revision: opt.Revision = None,
@@ -205,7 +215,16 @@ def serve_app(
         deadline_s=settings.request_timeout or None,
         reader_s=settings.reader_timeout or None,
     )
-    served = Served(settings.served_model_name, limits, settings.timings, spans, alone=True, adapters=adapters)
+    served = Served(
+        settings.served_model_name,
+        limits,
+        settings.timings,
+        spans,
+        alone=True,
+        adapters=adapters,
+        strict_fields=settings.strict_fields,
+        stored_bytes=settings.stored_responses,
+    )
     if settings.access_log:
         log_access(logging.StreamHandler())
     app = make_app(Explorer(model, uncollected(load)), policy, page, served)

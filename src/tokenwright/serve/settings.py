@@ -60,12 +60,17 @@ class Settings:
     )
     drain_timeout: float = _setting(30.0, "Seconds that running requests have to finish when the server is stopped.")
     timings: bool = _setting(False, "Say in every reply where the time went.")
+    stored_responses: int = _setting(64 * 2**20, "Bytes of responses kept for previous_response_id; 0 keeps none.")
+    strict_fields: bool = _setting(
+        False, "Refuse unknown fields of requests, instead of naming them in the header X-Tokenwright-Ignored."
+    )
     access_log: bool = _setting(False, "Write a line of JSON to standard error for every request.")
     explorer: bool = _setting(False, "Let the page trace runs; every step is then timed.")
 
     def __post_init__(self) -> None:
         check_whole("port", self.port, 0, 65_535)
         check_whole("max_queue", self.max_queue, 0, 1_000_000)
+        check_whole("stored_responses", self.stored_responses, 0, 1 << 40)
         check_whole("max_body", self.max_body, 1024, 1 << 30)
         for name in ("request_timeout", "reader_timeout", "drain_timeout"):
             if not 0 <= getattr(self, name) <= 86_400:

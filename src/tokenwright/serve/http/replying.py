@@ -28,11 +28,13 @@ from tokenwright.serve.service.types import (
 log = logging.getLogger(__name__)
 
 
-def check_model(request: Request, service: Service, name: str) -> None:
-    """Raises Missing for a model that this server does not have."""
+def check_model(request: Request, service: Service, name: str | None) -> str:
+    """The model that is asked for; None: the first. Raises Missing for one that this server does not have."""
+    name = service.names[0] if name is None else name
     about(request).model = name
     if name not in service.names:
         raise no_model(name, service.names)
+    return name
 
 
 async def started(request: Request, service: Service, wanted: GenerationRequest) -> Generation:

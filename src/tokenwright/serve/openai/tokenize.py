@@ -11,9 +11,9 @@ from fastapi.responses import JSONResponse
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.errors import RequestError
 from tokenwright.serve.http.api import about, answers, body_of, takes, unless_gone
-from tokenwright.serve.http.fields import MOST_ITEMS, MOST_TOOLS, Body, Name, Refused, Text, many
+from tokenwright.serve.http.fields import MOST_ITEMS, MOST_TOOLS, Body, Name, Object, Refused, Text, many
 from tokenwright.serve.http.replying import check_model
-from tokenwright.serve.openai.bodies import AnyMessage, ChatTemplateVariables, FunctionTool, Id
+from tokenwright.serve.openai.bodies import AnyMessage, FunctionTool, Id
 from tokenwright.serve.openai.generation_request import messages_of, tools_of
 from tokenwright.serve.openai.reply_schema import Detokenized, DetokenizedText, TokenCards, Tokenized
 from tokenwright.serve.service.preprocess import Preprocessor, check
@@ -40,7 +40,7 @@ class TokenizeBody(Body):
     messages: Annotated[list[AnyMessage], many(MOST_ITEMS, 1)] | None = None
     text: Text | None = None
     tools: Annotated[list[FunctionTool], many(MOST_TOOLS)] | None = None
-    chat_template_kwargs: ChatTemplateVariables | None = None
+    chat_template_kwargs: Object | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
 
@@ -86,7 +86,7 @@ class Texts:
             prompt=prompt,
             messages=None if body.messages is None else messages_of(body.messages),
             tools=tools_of(body.tools or ()),
-            thinking=None if variables is None else variables.enable_thinking,
+            variables=variables or {},
         )
         check(wanted)
         ids = preparer.prompt(wanted, add_special=body.add_special_tokens is not False)[0]
