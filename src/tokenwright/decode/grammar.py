@@ -46,7 +46,8 @@ STEP_SECONDS = 1.0  # CPU time of one matcher call; the limits above bound it to
 WORKERS = 2  # grammars checked at the same time; others wait
 WORKER_SECONDS = 60.0  # wall-clock time; only a worker that hangs without computing takes this long
 LONGEST_TOKEN = 1024  # bytes, the depth of llguidance's trie; longer tokens are never allowed
-_WHITESPACE = r"\x20|\n\x20{0,16}"  # between JSON tokens: a space, or a newline with indentation
+# White space of JSON: a space after a comma and a colon, or none. With more, small models write blanks without an end.
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _UNFORCED = '\n%llguidance {"no_forcing": true}\n'  # allow every tokenisation of the text, not only the canonical one
 MOST_MESSAGE = 300  # characters
 _WORD = 32
@@ -337,7 +338,7 @@ def json_rule(schema: Mapping[str, Any]) -> str:
     if "x-guidance" in schema:
         raise RequestError("x-guidance in a JSON schema is not supported; leave it out")
     try:
-        return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE}})
+        return "%json " + json.dumps({**schema, "x-guidance": _COMPACT})
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"the JSON schema cannot be written as JSON: {error}") from None
 

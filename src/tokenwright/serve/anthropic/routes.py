@@ -13,7 +13,6 @@ from fastapi.responses import JSONResponse
 
 from tokenwright.engine import FinishReason
 from tokenwright.errors import RequestError
-from tokenwright.sampling_params import Grammar
 from tokenwright.serve.anthropic.bodies import (
     AnthropicAssistantMessage,
     AnthropicPrompted,
@@ -38,7 +37,18 @@ from tokenwright.serve.anthropic.bodies import (
 )
 from tokenwright.serve.anthropic.reply_schema import AnthropicError, AnthropicMessage, CountedTokens
 from tokenwright.serve.http.api import EVENTS, Api, about, answers, body_of, off_loop, takes, unless_gone
-from tokenwright.serve.http.replying import answered, arguments_of, check_model, event, events_of, said, started, whole
+from tokenwright.serve.http.replying import (
+    answered,
+    arguments_of,
+    check_model,
+    event,
+    events_of,
+    note_unenforced,
+    said,
+    schema_grammar,
+    started,
+    whole,
+)
 from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.ids import new_hex
@@ -100,9 +110,11 @@ def add(app: FastAPI, service: Service) -> None:
         body = await body_of(request, Messages)
         model = check_model(request, service, body.model)
         note_left_out(request, body)
+        prompt = await off_loop(request, lambda: prompt_of(body))
+        note_unenforced(request, prompt["tools"])
         wanted = GenerationRequest(
-            **await off_loop(request, lambda: prompt_of(body)),
-            overrides=overrides_of(body),
+            **prompt,
+            overrides=overrides_of(request, body),
             caller=about(request).caller,
             request_id=about(request).request_id,
             streamed=body.stream,
@@ -149,7 +161,7 @@ def _encoded(one: Event) -> bytes:
     return event(one["type"], one)
 
 
-def overrides_of(body: Messages) -> dict[str, Any]:
+def overrides_of(request: Request, body: Messages) -> dict[str, Any]:
     """The sampling parameters of a request."""
     found: dict[str, Any] = {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
     if body.stop_sequences:
@@ -158,7 +170,7 @@ def overrides_of(body: Messages) -> dict[str, Any]:
     if form is None and body.output_config is not None:
         form = body.output_config.format
     if form is not None:
-        found["grammar"] = Grammar.json_schema(form.schema_)
+        found["grammar"] = schema_grammar(request, form.schema_, False, "output_config.format.schema")
     return found
 
 
@@ -175,7 +187,7 @@ def prompt_of(body: AnthropicPrompted) -> dict[str, Any]:
     effort = body.output_config and body.output_config.effort
     return {
         "messages": messages,
-        "tools": [Tool(tool.name, tool.description, tool.input_schema) for tool in tools],
+        "tools": [Tool(tool.name, tool.description, tool.input_schema, tool.strict) for tool in tools],
         **choice_of(choice if tools else None),
         "thinking": None if body.thinking is None else not isinstance(body.thinking, ThinkingOff),
         "variables": {"reasoning_effort": effort} if effort else {},

@@ -20,10 +20,19 @@ import tokenwright
 from tokenwright.checks import shown
 from tokenwright.errors import RequestError
 from tokenwright.llm.outputs import Piece
-from tokenwright.sampling_params import Grammar
 from tokenwright.serve.http.api import Api, about, answers, body_of, off_loop, takes
 from tokenwright.serve.http.reply_text import dumps
-from tokenwright.serve.http.replying import answered, arguments_of, check_model, events_of, said, started, whole
+from tokenwright.serve.http.replying import (
+    answered,
+    arguments_of,
+    check_model,
+    events_of,
+    note_unenforced,
+    said,
+    schema_grammar,
+    started,
+    whole,
+)
 from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.ollama import reply_schema as replies
 from tokenwright.serve.ollama.bodies import (
@@ -168,9 +177,10 @@ async def _reply(request: Request, service: Service, body: Chat | Generate, prom
     if not (body.messages if isinstance(body, Chat) else body.prompt):
         await service.opened()
         return Response(dumps(lines.loaded()), media_type="application/json")
+    note_unenforced(request, prompt.get("tools", ()))
     wanted = GenerationRequest(
         **prompt,
-        overrides=overrides_of(body),
+        overrides=overrides_of(request, body),
         json_object=body.format == "json",
         thinking=None if body.think is None else body.think is not False,
         context=body.options.num_ctx,
@@ -205,7 +215,7 @@ def _encoded(line: Line) -> bytes:
     return f"{dumps(line)}\n".encode()
 
 
-def overrides_of(body: OllamaPrompted) -> dict[str, Any]:
+def overrides_of(request: Request, body: OllamaPrompted) -> dict[str, Any]:
     """The sampling parameters of a request. Raises RequestError for a schema that cannot be written."""
     options = body.options
     names = ("temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty")
@@ -218,7 +228,7 @@ def overrides_of(body: OllamaPrompted) -> dict[str, Any]:
         **_repetition(options),
     }
     if isinstance(body.format, Mapping):
-        found["grammar"] = Grammar.json_schema(body.format)
+        found["grammar"] = schema_grammar(request, body.format, False, "format")
     if body.logprobs:
         found["logprobs"] = body.top_logprobs
     elif body.top_logprobs:

@@ -238,7 +238,7 @@ AnyMessage = Annotated[
 
 
 class Function(Body):
-    """A function that the model may call. strict changes nothing: arguments always follow their schema."""
+    """A function that the model may call. strict: a schema that cannot be enforced whole is refused."""
 
     harmless = ("cache_control", "defer_loading", "returns", "response")
 
@@ -291,11 +291,12 @@ Choice = Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
 
 
 class JsonSchema(Body):
-    """A schema of the answer, with a name that changes nothing, as does strict: the answer always follows it."""
+    """A schema of the answer. strict: it is refused where it cannot be enforced whole."""
 
-    harmless = ("name", "description", "strict")
+    harmless = ("name", "description")
 
     schema_: Object = Field(alias="schema")
+    strict: bool | Literal["true", "false"] = False  # LM Studio writes it as text
 
 
 class TextFormat(Body):

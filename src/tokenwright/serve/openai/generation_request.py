@@ -10,7 +10,7 @@ from fastapi import Request
 from tokenwright.decode.gbnf import is_gbnf, lark_of
 from tokenwright.sampling_params import Grammar
 from tokenwright.serve.http.api import RefusedRequest, about
-from tokenwright.serve.http.replying import check_model
+from tokenwright.serve.http.replying import check_model, note_unenforced, schema_grammar
 from tokenwright.serve.openai.bodies import (
     AllowedChoice,
     AnyFormat,
@@ -118,13 +118,15 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Generatio
     if body.top_logprobs is not None and not body.logprobs:
         raise RefusedRequest(Problem(400, "invalid", "top_logprobs needs logprobs: true", "top_logprobs"))
     overrides["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
-    overrides["grammar"] = grammar_of(body, body.response_format)
+    overrides["grammar"] = grammar_of(request, body, body.response_format)
+    tools = tools_of(body.tools or ())
+    note_unenforced(request, tools)
     thinking, variables = variables_of(body)
     messages = messages_of(body.messages)
     return GenerationRequest(
         messages=messages,
         overrides=overrides,
-        tools=tools_of(body.tools or ()),
+        tools=tools,
         **choice_of(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         json_object=overrides["grammar"] is None and wants_object(body),
@@ -138,7 +140,12 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Generatio
 def tools_of(tools: Sequence[FunctionTool]) -> list[Tool]:
     """The functions that the model may call."""
     return [
-        Tool(tool.function.name, tool.function.description or "", tool.function.parameters or {"type": "object"})
+        Tool(
+            tool.function.name,
+            tool.function.description or "",
+            tool.function.parameters or {"type": "object"},
+            bool(tool.function.strict),
+        )
         for tool in tools
     ]
 
@@ -189,15 +196,15 @@ def wants_object(body: Sampling) -> bool:
     return (form is not None and form.type == "json_object") or (given is not None and given.json_object)
 
 
-def grammar_of(body: Sampling, form: AnyFormat | None = None) -> Grammar | None:
+def grammar_of(request: Request, body: Sampling, form: AnyFormat | None = None) -> Grammar | None:
     """The form of the whole text, by whatever name. Raises RefusedRequest for several, RequestError for a wrong one."""
     given = body.structured_outputs or StructuredOutputs.model_construct()
     found = [
-        *_forms_of(form),
+        *_forms_of(request, form),
         *(Grammar.choice(texts) for texts in (body.choice, body.guided_choice, given.choice) if texts),
         *(Grammar.regex(pattern) for pattern in (body.regex, body.guided_regex, given.regex) if pattern),
         *(written_grammar(text) for text in (body.grammar, body.guided_grammar, given.grammar) if text),
-        *(Grammar.json_schema(one) for one in (body.guided_json, body.json_schema, given.json_) if one is not None),
+        *(_of_schema(request, one) for one in (body.guided_json, body.json_schema, given.json_) if one is not None),
     ]
     if len(found) > 1:
         why = "the form of the text is given more than once; leave one of response_format, choice, regex, grammar"
@@ -210,17 +217,23 @@ def written_grammar(text: str) -> Grammar:
     return Grammar.lark(lark_of(text) if is_gbnf(text) else text)
 
 
-def _forms_of(form: AnyFormat | None) -> Iterator[Grammar]:
+def _of_schema(request: Request, schema: Json | str) -> Grammar:
+    """A grammar of a schema, or of the text of one."""
+    if isinstance(schema, str):
+        return Grammar.json_schema(schema)
+    return schema_grammar(request, schema, strict=False, where="json_schema")
+
+
+def _forms_of(request: Request, form: AnyFormat | None) -> Iterator[Grammar]:
     match form:
         case SchemaFormat(json_schema=None, schema_=None):
             why = "response_format.json_schema: this field is required"
             raise RefusedRequest(Problem(400, "invalid", why, "response_format.json_schema"))
-        case SchemaFormat(json_schema=None, schema_=schema) if schema is not None:
-            yield Grammar.json_schema(schema)
         case SchemaFormat(json_schema=named) if named is not None:
-            yield Grammar.json_schema(named.schema_)
-        case ObjectFormat(schema_=schema) if schema is not None:
-            yield Grammar.json_schema(schema)
+            strict = named.strict in (True, "true")
+            yield schema_grammar(request, named.schema_, strict, "response_format.json_schema.schema")
+        case SchemaFormat(schema_=schema) | ObjectFormat(schema_=schema) if schema is not None:
+            yield _of_schema(request, schema)
         case RegexFormat():
             yield Grammar.regex(form.pattern)
         case GrammarFormat():
@@ -231,7 +244,7 @@ def completion_wanted(service: Service, request: Request, body: CompletionBody) 
     """The internal requests of a completion, one for each prompt. Raises Missing, Refusal."""
     overrides = sampling_of(body) | {"logprobs": body.logprobs, "best_of": body.best_of}
     overrides["max_tokens"] = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
-    overrides["grammar"] = grammar_of(body)
+    overrides["grammar"] = grammar_of(request, body)
     if body.echo and body.logprobs is not None:
         overrides["prompt_logprobs"] = body.logprobs
     prompt = body.prompt

@@ -16,10 +16,19 @@ from fastapi.responses import JSONResponse
 from tokenwright.checks import shown
 from tokenwright.errors import RequestError
 from tokenwright.llm.outputs import Piece
-from tokenwright.sampling_params import Grammar
 from tokenwright.serve.http.api import EVENTS, RefusedRequest, about, answers, body_of, off_loop, takes, unless_gone
 from tokenwright.serve.http.reply_text import dumps_in_parts
-from tokenwright.serve.http.replying import answered, check_model, event, events_of, said, started, whole
+from tokenwright.serve.http.replying import (
+    answered,
+    check_model,
+    event,
+    events_of,
+    note_unenforced,
+    said,
+    schema_grammar,
+    started,
+    whole,
+)
 from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.openai import reply_schema
 from tokenwright.serve.openai.replies import Tokens
@@ -65,9 +74,10 @@ class Responses:
         model = check_model(request, self.service, body.model)
         note_left_out(request, body)
         prompt = await self._prompt(request, body)
+        note_unenforced(request, prompt["tools"])
         wanted = GenerationRequest(
             **prompt,
-            overrides=overrides_of(body),
+            overrides=overrides_of(request, body),
             caller=about(request).caller,
             request_id=about(request).request_id,
             streamed=body.stream,
@@ -221,7 +231,7 @@ def as_delta(answer: Answer) -> Delta:
     return Delta(answer.choice, answer.text, answer.reasoning, calls, answer.tokens, answer.finish, answer.reason)
 
 
-def overrides_of(body: Create) -> dict[str, Any]:
+def overrides_of(request: Request, body: Create) -> dict[str, Any]:
     """The sampling parameters of a request. Raises RequestError for a schema that cannot be written."""
     found: dict[str, Any] = {
         "max_tokens": body.max_output_tokens,
@@ -229,7 +239,8 @@ def overrides_of(body: Create) -> dict[str, Any]:
         "top_p": body.top_p,
     }
     if isinstance(body.text.format, ResponseJsonSchema):
-        found["grammar"] = Grammar.json_schema(body.text.format.schema_)
+        strict = "strict" in body.text.format.model_fields_set and body.text.format.strict
+        found["grammar"] = schema_grammar(request, body.text.format.schema_, strict, "text.format.schema")
     if wants_logprobs(body):
         found["logprobs"] = body.top_logprobs
     elif body.top_logprobs:
@@ -258,7 +269,8 @@ def prompt_of(body: Create, before: list[dict[str, Any]]) -> dict[str, Any]:
 def declared(tool: ResponseFunctionTool | CustomTool) -> Tool:
     """A tool as the service knows it. A custom tool is a function of one text, whose format the model is told."""
     if isinstance(tool, ResponseFunctionTool):
-        return Tool(tool.name, tool.description, tool.parameters)
+        strict = "strict" in tool.model_fields_set and tool.strict
+        return Tool(tool.name, tool.description, tool.parameters, strict)
     form = tool.format.get("definition")
     about = tool.description if not form else f"{tool.description}\n\nThe input follows this grammar:\n{form}"
     text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}

@@ -47,11 +47,15 @@ NOBODY = Caller()  # where no keys are in use
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. parameters: the JSON schema of its arguments, an object."""
+    """A function that the model may call. parameters: the JSON schema of its arguments, an object.
+
+    strict: a schema that cannot be enforced whole is refused; otherwise what can be is.
+    """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
