@@ -705,6 +705,11 @@ ROUTES = [
     ("POST", "/api/show"),
     ("GET", "/api/tags"),
     ("GET", "/api/version"),
+    ("POST", "/v1/responses/input_tokens"),
+    ("GET", "/v1/responses/x"),
+    ("POST", "/v1/responses/x/cancel"),
+    ("DELETE", "/v1/responses/x"),
+    ("GET", "/v1/responses/x/input_items"),
 ]
 
 

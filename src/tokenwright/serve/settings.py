@@ -54,13 +54,13 @@ class Settings:
     )
     max_queue: int = _setting(1024, "Requests that may wait; later ones are answered by 429.")
     max_body: int = _setting(4 * 2**20, "Bytes of a request's body at most.")
+    stored_responses: int = _setting(64 * 2**20, "Bytes of responses kept for previous_response_id; 0 keeps none.")
     request_timeout: float = _setting(0.0, "Seconds that a request may take, waiting included; 0: no limit.")
     reader_timeout: float = _setting(
         300.0, "Seconds in all that a request may be paused because its client reads too slowly; 0: no limit."
     )
     drain_timeout: float = _setting(30.0, "Seconds that running requests have to finish when the server is stopped.")
     timings: bool = _setting(False, "Say in every reply where the time went.")
-    stored_responses: int = _setting(64 * 2**20, "Bytes of responses kept for previous_response_id; 0 keeps none.")
     strict_fields: bool = _setting(
         False, "Refuse unknown fields of requests, instead of naming them in the header X-Tokenwright-Ignored."
     )

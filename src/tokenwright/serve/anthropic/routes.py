@@ -188,7 +188,7 @@ def prompt_of(body: AnthropicPrompted) -> dict[str, Any]:
     return {
         "messages": messages,
         "tools": [Tool(tool.name, tool.description, tool.input_schema, tool.strict) for tool in tools],
-        **choice_of(choice if tools else None),
+        **choice_of(None if body.tools and not tools else choice),  # hosted tools are left out
         "thinking": None if body.thinking is None else not isinstance(body.thinking, ThinkingOff),
         "variables": {"reasoning_effort": effort} if effort else {},
         "continue_last": isinstance(last, AnthropicAssistantMessage),

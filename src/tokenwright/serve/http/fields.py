@@ -71,14 +71,21 @@ OFF: tuple[object, ...] = (None, False, 0, 0.0, -1, "", [], {})  # values of a f
 class Refused:
     """A field of a published API that is not implemented. why: what to do instead, as the end of a sentence.
 
-    neutral: the values that ask for nothing besides `OFF`.
+    neutral: the values that ask for nothing besides `OFF`. switch: false asks for something too.
     """
 
     why: str
     neutral: tuple[object, ...] = ()
+    switch: bool = False
+
+    @property
+    def values(self) -> tuple[object, ...]:
+        """The values that are accepted."""
+        off = (None,) if self.switch else OFF
+        return (*off, *(one for one in self.neutral if not any(one is other for other in off)))
 
     def accepts(self, value: object) -> bool:
-        return any(type(value) is type(one) and value == one for one in (*OFF, *self.neutral))
+        return any(type(value) is type(one) and value == one for one in self.values)
 
 
 @dataclass(slots=True)
@@ -140,9 +147,8 @@ class Body(BaseModel):
         for name in cls.harmless:
             schema.setdefault("properties", {})[name] = {"description": "Accepted, without effect."}
         for name, refusal in cls.refused.items():
-            values = [*OFF, *(one for one in refusal.neutral if not any(one is off for off in OFF))]
             schema.setdefault("properties", {})[name] = {
-                "enum": values,
+                "enum": list(refusal.values),
                 "description": f"Not supported: {refusal.why}.",
             }
         return schema
@@ -150,7 +156,7 @@ class Body(BaseModel):
 
 MOST_IGNORED, MOST_IGNORED_NAME = 32, 64  # names of a header, and characters of one
 _NO_NAME = re.compile(r"[^\w.-]", re.ASCII)
-LEAST_MISTYPED = 5  # letters of a name of which one that is nearly the same is a typing error
+LEAST_MISTYPED = 6  # letters of a name of which one that is nearly the same is a typing error
 
 
 def mistyped(name: str, known: Iterable[str]) -> str:

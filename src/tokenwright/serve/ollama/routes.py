@@ -100,7 +100,7 @@ def add(app: FastAPI, service: Service) -> None:
     )
     async def chat(request: Request) -> Response:
         body = await body_of(request, Chat, any_type=True)
-        prompt = await off_loop(request, lambda: {"messages": chat_messages(body), "tools": tools_of(body)})
+        prompt = await off_loop(request, lambda: chat_prompt(body))
         return await _reply(request, service, body, prompt)
 
     @app.post("/api/embed", openapi_extra=takes(OllamaEmbed), responses=answers(replies.OllamaVectors), tags=["Ollama"])
@@ -246,15 +246,11 @@ def _repetition(options: Options) -> dict[str, Any]:
 
 
 def check_keep_alive(body: OllamaPrompted | Embedded) -> None:
-    """Raises RequestError for a request to unload the model, and for a string that Go would not read as a duration."""
+    """Raises RequestError for a string that Go would not read as a duration. The model stays loaded, whatever it is."""
     given = body.keep_alive
-    if isinstance(given, str):
-        if _DURATION.fullmatch(given) is None:
-            why = f'a number of seconds, or a duration such as "1h30m", not {shown(given)}'
-            raise RequestError(f"keep_alive must be {why}")
-        given = float(re.search("[1-9]", given) is not None)
-    if given == 0:
-        raise RequestError("keep_alive 0 is not supported: the model stays loaded as long as the server runs")
+    if isinstance(given, str) and _DURATION.fullmatch(given) is None:
+        why = f'a number of seconds, or a duration such as "1h30m", not {shown(given)}'
+        raise RequestError(f"keep_alive must be {why}")
 
 
 _DURATION = re.compile(r"[+-]?(0|((\d+\.?\d*|\.\d+)(ns|us|[µμ]s|ms|s|m|h))+)", re.ASCII)
@@ -270,6 +266,13 @@ def generate_prompt(body: Generate) -> dict[str, Any]:
         return {"prompt": body.prompt}
     system = [{"role": "system", "content": body.system}] if body.system else []
     return {"messages": [*system, {"role": "user", "content": body.prompt}]}
+
+
+def chat_prompt(body: Chat) -> dict[str, Any]:
+    """The prompt of /api/chat. An answer goes on from a last message that is the assistant's and text."""
+    last = body.messages[-1] if body.messages else None
+    goes_on = last is not None and last.role == "assistant" and bool(last.content) and not last.tool_calls
+    return {"messages": chat_messages(body), "tools": tools_of(body), "continue_last": goes_on}
 
 
 def chat_messages(body: Chat) -> list[dict[str, Any]]:

@@ -44,6 +44,7 @@ Seconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
 Choices = Annotated[list[Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]], many(4096, 1)]
 Pattern = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
 
+_BEAMS = Refused("beam search is in the Python API and on the command line; use best_of here")
 _CUSTOM = Refused("functions are the only tools")
 _TEXT_ALONE = Refused("models here read text")
 
@@ -75,11 +76,12 @@ class Sampling(Body):
     structured_outputs, by these names and by vLLM's older ones: the form of the whole text.
     """
 
+    refused: ClassVar[Mapping[str, Refused]] = dict.fromkeys(("beams", "num_beams", "use_beam_search"), _BEAMS)
     harmless: ClassVar[tuple[str, ...]] = (
         *("cache_prompt", "id_slot", "keep_alive", "metadata", "num_batch", "num_gpu", "num_thread", "request_id"),
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "prediction", "safety_identifier"),
         *("samplers", "service_tier", "skip_special_tokens", "slot_id", "spaces_between_special_tokens", "store"),
-        *("use_beam_search", "user", "verbosity"),
+        *("user", "verbosity"),
     )
     off: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **dict.fromkeys(("top_k", "max_tokens", "max_completion_tokens", "truncate_prompt_tokens"), (-1,)),
@@ -127,7 +129,10 @@ class Sampling(Body):
 class CompletionBody(Sampling):
     """POST /v1/completions."""
 
-    refused: ClassVar = {"suffix": Refused("a model here continues a text, and fills no gap", ("",))}
+    refused: ClassVar = {
+        **Sampling.refused,
+        "suffix": Refused("a model here continues a text, and fills no gap", ("",)),
+    }
     prompt: Text | Ids | Annotated[list[Text], many(MOST_BATCH, 1)] | Annotated[list[Ids], many(MOST_BATCH, 1)]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     echo: bool = False
@@ -341,6 +346,7 @@ class ChatBody(Sampling):
     """POST /v1/chat/completions. reasoning_effort none: no reasoning; any other: the model reasons, if it can."""
 
     refused: ClassVar = {
+        **Sampling.refused,
         "audio": Refused("there is only text"),
         "modalities": Refused("there is only text", (["text"],)),
         "function_call": Refused("use tool_choice", ("none", "auto")),

@@ -30,7 +30,7 @@ class TokenizeBody(Body):
     """
 
     refused: ClassVar = {
-        "add_generation_prompt": Refused("the tokens are those of a request, and it asks for an answer", (True,)),
+        "add_generation_prompt": Refused("a request asks for an answer", (True,), switch=True),
         "chat_template": Refused("the model's own template is used"),
         "continue_final_message": Refused("the tokens are those of a request, and it asks for a new message", (False,)),
     }

@@ -150,7 +150,7 @@ def enforced(tool: Tool) -> dict[str, Any]:
     schema, places = enforceable(tool.parameters)
     if places and tool.strict:
         raise RequestError(
-            f"tools: {tool.name} is strict, and {places[0]} of its parameters cannot be enforced here; leave it out, or "
+            f"tools: {tool.name} is strict, and {places[0]} of its parameters cannot be enforced here; leave it out or "
             "set strict to false"
         )
     return schema
