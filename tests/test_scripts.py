@@ -1,4 +1,4 @@
-"""Scripts: when kernels are checked anew, when the package is installed anew, and which words are counted."""
+"""The scripts: when kernels are checked and the package is installed anew, spills, and which words are counted."""
 
 import importlib.machinery
 import importlib.util
@@ -155,3 +155,36 @@ def test_long_sentences_are_counted_in_prose_only(tmp_path: Path) -> None:
 def test_the_documents_have_short_sentences() -> None:
     style = script("style")
     assert [f"{path.name}:{line}: {wrong}" for path, line, wrong in style.places("docs")] == []
+
+
+def loop(*body: str, start: int = 16) -> str:
+    """The disassembly of a loop over eight products and some more instructions."""
+    texts = ["vfmadd231ps %ymm1,%ymm0,%ymm2"] * 8 + list(body)
+    lines = [f"{start + at:8x}:\t{text}" for at, text in enumerate([*texts, f"jne    {start:x} <kernel+0x10>"])]
+    return "\n".join(lines)
+
+
+SPILLS = ["vmovaps %ymm2,0x40(%rsp)"] * 11
+
+
+def test_accesses_to_the_stack_in_inner_loops_are_counted() -> None:
+    registers = script("registers")
+    text = "0000 <tw::avx2::kernel(int)>:\n" + loop("vmovaps 0x20(%rbp),%ymm3", "mov 0x8(%rsp),%rax")
+    assert registers.loops(text) == [registers.Loop("tw::avx2::kernel(int)", 8, 1)]
+    around = "0000 <kernel>:\n       1:\tvmovaps %ymm2,0x40(%rsp)\n" + loop() + "\n      ff:\tjne    1 <kernel+0x1>"
+    assert registers.loops(around) == [registers.Loop("kernel", 8, 0)]  # not those of a loop around it
+    assert registers.loops("0000 <tw::avx2::gated(int)>:\n" + loop(*SPILLS)) == []
+    arm = "0000 <kernel>:\n" + loop("ldr q3, [sp, #16]", "fmla v0.4s, v1.4s, v2.4s").replace("jne ", "b.ne")
+    assert registers.loops(arm) == [registers.Loop("kernel", 9, 1)]
+
+
+def test_a_loop_that_spills_is_told_and_so_are_many_that_spill_a_little() -> None:
+    registers = script("registers")
+    clean = registers.Loop("clean", 1000, 0)
+    [bad] = registers.loops("0000 <void tw::avx2::kernel<4>(int)>:\n" + loop(*SPILLS))
+    told = ["11 accesses to the stack for 8 products in tw::avx2::kernel<4>"]
+    assert registers.excesses("avx2", [clean, bad]) == told
+    assert registers.excesses("avx2", [registers.Loop("some", 100, 20)]) == []
+    assert registers.excesses("avx2", [registers.Loop("some", 100, 40)]) == [
+        "40 accesses to the stack for 100 products in all inner loops"
+    ]

@@ -1,9 +1,9 @@
 """The limits of this machine, by a clock: bytes read per second, and multiplications per second.
 
-The native library measures them with loops that hold only the instructions of a kernel. Without it, torch does: a sum
-reads, and a product of square matrices multiplies, in float32 for int8 and int4 as well, since the reference kernels
-decode quantised weights. Other software checks the library's limits: a plain read by torch and numpy's product. A limit
-that these beat is no limit.
+The native library measures them with loops that hold nothing but a kernel's instructions. Without it, torch does: a
+sum reads, and a product of square matrices multiplies, in float32 for int8 and int4 as well, since the reference
+kernels decode quantised weights. The library's limits are held against software that is not ours, a plain read by torch
+and numpy's product: what those beat is no limit.
 """
 
 import os
@@ -172,14 +172,15 @@ class Probe:
 
     per_second: Callable[[float], float]
     rival: str = ""
-    rival_per_second: Callable[[float], float] = lambda _: 0.0
+    rival_per_second: Callable[[float], float] | None = None
 
 
 def _rate(probe: Probe, seconds: float) -> Rate:
     """The rate with all threads and with one, measured again while the machine is busy or the rival is faster."""
 
     def measure() -> tuple[Rate, float]:
-        every, rival = probe.per_second(seconds), probe.rival_per_second(seconds)
+        every = probe.per_second(seconds)
+        rival = 0.0 if probe.rival_per_second is None else probe.rival_per_second(seconds)
         with threads(1):
             return Rate(every, probe.per_second(seconds)), rival
 

@@ -74,9 +74,23 @@ TW_INLINE I load_bits(const void* x) {  // 64 bytes
   return r;
 }
 TW_INLINE void store_bits(void* x, I v) { TW_PARTS store_part((char*)x + 4 * i * WIDTH, v.p[i]); }
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+#elif defined(__AVX2__)
 TW_INLINE __m256i first_lanes(int64_t n) {  // -1 in the first n lanes of eight; n may be negative or above eight
   return _mm256_cmpgt_epi32(_mm256_set1_epi32((int32_t)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#else
+// Of a part, its first n lanes; n may be negative or above four. Not by memcpy of a variable length: no register outlives
+// a call, so sums that are stored after a loop would be in memory within it.
+TW_INLINE FPart load_first(const float* x, int64_t n) {
+  if (n >= 4) return load_part<FPart>(x);
+  return FPart{n > 0 ? x[0] : 0.0f, n > 1 ? x[1] : 0.0f, n > 2 ? x[2] : 0.0f, 0.0f};
+}
+TW_INLINE void store_first(float* x, FPart v, int64_t n) {
+  if (n >= 4) return store_part(x, v);
+  if (n > 0) x[0] = v[0];
+  if (n > 1) x[1] = v[1];
+  if (n > 2) x[2] = v[2];
 }
 #endif
 TW_INLINE F load(const float* x, int64_t n) {  // the first n <= 16 lanes; the others are zeros
@@ -89,10 +103,9 @@ TW_INLINE F load(const float* x, int64_t n) {  // the first n <= 16 lanes; the o
   TW_PARTS r.p[i] = (FPart)_mm256_maskload_ps(x + 8 * i, first_lanes(n - 8 * i));
   return r;
 #else
-  if (n == 16) return load(x);
-  float padded[16] = {};
-  memcpy(padded, x, 4 * n);
-  return load(padded);
+  F r;
+  TW_PARTS r.p[i] = load_first(x + 4 * i, n - 4 * i);
+  return r;
 #endif
 }
 TW_INLINE void store(float* x, F v, int64_t n) {  // the first n <= 16 lanes
@@ -101,10 +114,7 @@ TW_INLINE void store(float* x, F v, int64_t n) {  // the first n <= 16 lanes
 #elif defined(__AVX2__)
   TW_PARTS _mm256_maskstore_ps(x + 8 * i, first_lanes(n - 8 * i), (__m256)v.p[i]);
 #else
-  if (n == 16) return store(x, v);
-  float each[16];
-  store(each, v);
-  memcpy(x, each, 4 * n);
+  TW_PARTS store_first(x + 4 * i, v.p[i], n - 4 * i);
 #endif
 }
 

@@ -112,6 +112,10 @@ struct RowPointers {
   }
 };
 
+// Hides from the compiler where the weights are, so that it loads a line twice that it needs twice: a kernel of many rows
+// needs the register in which it would wait.
+TW_INLINE void hide(const uint8_t*& weights) { __asm__ volatile("" : "+r"(weights)); }
+
 template <int64_t FORMAT, int R, int B, int TOGETHER>
 static void float_kernel(const Work& work) {
   constexpr int64_t per_line = FORMAT == F32 ? 1 : 2;
@@ -129,6 +133,7 @@ static void float_kernel(const Work& work) {
       if (work.ahead) __builtin_prefetch(at + b * run + work.ahead);
 #pragma GCC unroll 2
     for (int k = 0; k < per_line; k++) {
+      if (R > 4) hide(at);
       F weights[B];
 #pragma GCC unroll 4
       for (int b = 0; b < B; b++) weights[b] = weights_of<FORMAT>(at + b * run, k);
@@ -229,8 +234,7 @@ static void integer_kernel(const Work& work) {
 #pragma GCC unroll 4
     for (int g = 0; g < groups; g++) {
       const uint8_t* slab = w + s * Slab<FORMAT>::bytes;
-      // Hides where the weights are: many rows need the registers in which lines would wait for the next group.
-      if (R > 2) __asm__ volatile("" : "+r"(slab));
+      if (R > 2) hide(slab);
       const auto start = [&](int r) __attribute__((always_inline)) {
         return SCALES & MINIMA ? I{} : all(x_sums.get(r, s * groups + g));
       };
