@@ -9,6 +9,7 @@ disk and renames it: a process that is killed before the rename leaves the old f
 import errno
 import json
 import os
+import re
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ Pages = Sequence[Sequence[int]]  # page numbers in the text, for each group
 Contents = Sequence[Sequence[torch.Tensor]]  # K and V of these pages, for each group
 
 _NO_DIGEST = "0" * 64
+_BEFORE_DIGEST = re.compile(rb'"sha256"\s*:\s*"')
 _LARGEST_HEADER = 100_000_000  # bytes, safetensors' own limit
 _BLOCK = 1 << 22  # bytes hashed at a time
 
@@ -99,10 +101,11 @@ def load(path: Path, about: Mapping[str, str], shapes: Contents) -> Snapshot:
         tensors = load_tensors(bytes(data))
         pages = [[int(page) for page in row] for row in json.loads(metadata["pages"])]
         contents = [[tensors[f"{g}.{i}"] for i in range(len(parts))] for g, parts in enumerate(shapes)]
-        snapshot = Snapshot(tuple(tensors["tokens"].tolist()), pages, contents)
-    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
+        tokens = tensors["tokens"]
+        snapshot = Snapshot(tuple(tokens.tolist()), pages, contents)
+    except (SafetensorError, KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise _strange(path) from error
-    if not _fits(snapshot, shapes):
+    if tokens.dtype != torch.int64 or tokens.dim() != 1 or not _fits(snapshot, shapes):
         raise _strange(path)
     return snapshot
 
@@ -195,9 +198,11 @@ def _digest(path: Path) -> str:
 
 
 def _digest_place(header: bytes | bytearray) -> int:
-    """The offset of the checksum's digits in a header."""
-    mark = b'"sha256":"'
-    return header.index(mark) + len(mark)
+    """The offset of the checksum's digits in a header. Raises ValueError if its key is not spelled as `save` does."""
+    found = _BEFORE_DIGEST.search(header)
+    if found is None:
+        raise ValueError("the header has no checksum")
+    return found.end()
 
 
 def _read(path: Path) -> bytearray:
@@ -239,7 +244,7 @@ def _metadata(path: Path, data: bytearray) -> tuple[dict[str, str], int]:
         end = max(one["data_offsets"][1] for name, one in content.items() if name != "__metadata__")
         missing = 8 + length + int(end) - len(data)
         known = metadata["format"] == FORMAT
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise foreign from error
     if not known:
         raise foreign
@@ -251,7 +256,10 @@ def _metadata(path: Path, data: bytearray) -> tuple[dict[str, str], int]:
     if missing > 0:
         raise CacheFileError(f"{path} is truncated: {missing:,} bytes are missing at its end; delete it")
     _check_words(path, metadata)
-    return metadata, 8 + _digest_place(header)
+    try:
+        return metadata, 8 + _digest_place(header)
+    except ValueError as error:
+        raise _strange(path) from error
 
 
 def _check_words(path: Path, metadata: Mapping[str, Any]) -> None:

@@ -296,9 +296,17 @@ class PagePool:
             pool.clear(table)
 
     def fork(self, tables: PageTables, tokens: int | None = None) -> PageTables:
-        """Tables with the same pages, or those of the first `tokens`; who writes to one first gets a copy of it."""
-        end = None if tokens is None else -(-tokens // self.page_size)
-        forks = [table.copy() if end is None else table.head(end) for table in tables]
+        """Tables with the same pages, or those that a row behind the first `tokens` reads, all of which they have.
+
+        Whoever writes to one first gets a copy of it.
+        """
+        if tokens is None:
+            forks = [table.copy() for table in tables]
+        else:
+            forks = [
+                PageTable({page: table[page] for span in spans for page in span})
+                for table, spans in zip(tables, self._read_behind(tokens), strict=True)
+            ]
         for pool, table, fork in zip(self.group_pools, tables, forks, strict=True):
             for page in fork.values():
                 pool.incref(page)
@@ -314,10 +322,14 @@ class PagePool:
         """Whether the tables have every page that a row behind `computed` tokens reads of them."""
         return all(
             page in table
-            for group, table in zip(self.groups, tables, strict=True)
-            for span in group.window.pages(computed, computed, self.page_size)
+            for table, spans in zip(tables, self._read_behind(computed), strict=True)
+            for span in spans
             for page in span
         )
+
+    def _read_behind(self, computed: int) -> list[list[range]]:
+        """The pages of each group that a row behind `computed` tokens reads of them."""
+        return [group.window.pages(computed, computed, self.page_size) for group in self.groups]
 
     def writable(self, tables: PageTables, computed: int) -> bool:
         """Whether a sequence may write to all the pages that its tables call reserved behind `computed` tokens."""
