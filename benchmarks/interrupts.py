@@ -70,12 +70,12 @@ FAULTS = ("wrong", "short", "failed", "hang", "broken", "left")
 
 def idle(llm: LLM) -> bool:
     """Whether the engine has no sequence."""
-    return llm._open_loop().call(lambda engine: not engine.scheduler.sequences)  # first edition: llm.engine.scheduler
+    return llm.inspect(lambda engine: not engine.scheduler.sequences)  # first edition: llm.engine.scheduler
 
 
 def prove(llm: LLM) -> None:
     """Run the idle engine's own check of its invariants. Raises AssertionError."""
-    llm._open_loop().call(lambda engine: engine.scheduler.check())
+    llm.inspect(lambda engine: engine.scheduler.check())
 
 
 def open_llm() -> LLM:

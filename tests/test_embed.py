@@ -57,7 +57,7 @@ def test_what_a_text_gets_depends_on_that_text_alone(llama, weights):
             found: list[np.ndarray] = []
             embedding = threading.Thread(target=lambda: found.append(llm.embed(TEXTS)))
             embedding.start()
-            while llm._open_loop()._mailbox.qsize() < 3:
+            while llm.llm_engine.loop._mailbox.qsize() < 3:
                 time.sleep(0.001)
         embedding.join()
         beside = [list(stream) for stream in streams]
@@ -93,7 +93,7 @@ def test_a_cancelled_task_frees_its_pages(llama):
         async def cancelled() -> None:
             with held(llm):
                 task = asyncio.create_task(llm.aembed(TEXTS))
-                while not llm._async_streams._receivers:
+                while not llm.llm_engine.streams._receivers:
                     await asyncio.sleep(0.001)
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
