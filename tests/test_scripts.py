@@ -1,4 +1,4 @@
-"""What the scripts decide: when kernels are checked anew, and when the package is installed anew."""
+"""Scripts: when kernels are checked anew, when the package is installed anew, and which words are counted."""
 
 import importlib.machinery
 import importlib.util
@@ -115,3 +115,43 @@ def test_kernels_that_change_while_they_are_compiled_are_compiled_again(
         install.install_for_tests()
     assert kernel.stat().st_mtime > 1
     assert not (tmp_path / "stamp").exists()
+
+
+WORDY = '''"""What a module begins with.
+
+Whoever reads on: only the first line counts.
+"""
+
+class Public:
+    """A pool. Of its pages none is free."""
+
+    def method(self) -> None:
+        """Those of a text; it tells of itself, so many, alone, to who waits."""
+
+    def _private(self) -> None:
+        """What nobody sees."""
+
+def plain() -> None:
+    """The client who waits for a page; `alone` is a name. What is it? It stays."""
+'''
+
+
+def test_words_are_counted_in_first_lines_and_public_docstrings(tmp_path: Path) -> None:
+    module = tmp_path / "wordy.py"
+    module.write_text(WORDY)
+    found = [(line, form.partition(":")[0]) for _, line, form in script("style").of_module(module)]
+    assert [line for line, _ in found] == [1, 6, *[9] * 5]
+    assert len({form for _, form in found}) == len(found)
+
+
+def test_long_sentences_are_counted_in_prose_only(tmp_path: Path) -> None:
+    page, words = tmp_path / "page.md", " word" * 30
+    page.write_text(
+        f"One{words}. Two{words}.\n\n- A{words}\n- b{words}\n\n```\n{words}{words}\n```\n\nA{words}\n{words}.\n"
+    )
+    assert [(line, wrong[:22]) for _, line, wrong in script("style").of_page(page)] == [(10, "a sentence of 61 words")]
+
+
+def test_the_documents_have_short_sentences() -> None:
+    style = script("style")
+    assert [f"{path.name}:{line}: {wrong}" for path, line, wrong in style.places("docs")] == []

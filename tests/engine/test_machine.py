@@ -182,21 +182,29 @@ class Machine(RuleBasedStateMachine):
             steps -= 1
 
     def fork(self, data):
-        if self.scheduler.sequences:
-            parent = data.draw(st.sampled_from(sorted(self.scheduler.sequences)))
-            salts = 3 * [self.requests[parent].salt] + [*SALTS]
-            shared = data.draw(st.integers(0, len(self.texts[parent])))
-            if shared == len(self.texts[parent]):
-                request = data.draw(requests(st.just(self.texts[parent]), salts))
-                child = self.accepted(request, lambda: self.engine.fork(parent, request))
-            else:  # from an earlier place, with another token
-                text = [*self.texts[parent][:shared], data.draw(st.integers(0, 3))]
-                request = data.draw(requests(st.just(text), salts))
-                request = replace(request, parent=self.live[parent], shared=shared)
-                child = self.accepted(request, lambda: self.engine.submit(request))
-            if child is not None:
-                self.toyed |= {parent, child.id}
-                self.family |= {parent, child.id}
+        """Fork some at any place of their text; half of the forks end before their first step."""
+        for closes in data.draw(st.lists(st.booleans(), min_size=1, max_size=3)):
+            child = self.fork_one(data) if self.scheduler.sequences else None
+            if child is not None and closes:
+                self.books_balance()
+                self.close(child.id)
+
+    def fork_one(self, data):
+        parent = data.draw(st.sampled_from(sorted(self.scheduler.sequences)))
+        salts = 3 * [self.requests[parent].salt] + [*SALTS]
+        shared = data.draw(st.integers(0, len(self.texts[parent])))
+        if shared == len(self.texts[parent]):
+            request = data.draw(requests(st.just(self.texts[parent]), salts))
+            child = self.accepted(request, lambda: self.engine.fork(parent, request))
+        else:  # from an earlier place, with another token
+            text = [*self.texts[parent][:shared], data.draw(st.integers(0, 3))]
+            request = data.draw(requests(st.just(text), salts))
+            request = replace(request, parent=self.live[parent], shared=shared)
+            child = self.accepted(request, lambda: self.engine.submit(request))
+        if child is not None:
+            self.toyed |= {parent, child.id}
+            self.family |= {parent, child.id}
+        return child
 
     def accepted(self, request, submit):
         try:
@@ -287,11 +295,13 @@ class Machine(RuleBasedStateMachine):
 
     def abort(self, data):
         if self.live:
-            identity = data.draw(st.sampled_from(sorted(self.live)))
-            ends_anyway = identity not in self.scheduler.sequences
-            events = self.engine.abort(identity)
-            assert events == ([] if ends_anyway else [Finished(identity, FinishReason.ABORTED)])
-            self.hear(events)
+            self.close(data.draw(st.sampled_from(sorted(self.live))))
+
+    def close(self, identity):
+        ends_anyway = identity not in self.scheduler.sequences
+        events = self.engine.abort(identity)
+        assert events == ([] if ends_anyway else [Finished(identity, FinishReason.ABORTED)])
+        self.hear(events)
 
     def pause(self, data):
         if self.live:
@@ -413,8 +423,9 @@ class Machine(RuleBasedStateMachine):
                     if page in pool.hashes:
                         end = (place + 1) * self.pool.page_size
                         mine, (origin, text) = tuple(sequence.tokens[:end]), self.prefixes.texts[pool.hashes[page]]
-                        if sequence.id in self.family and sequence.computed < end:  # the rest is copied when it writes
-                            mine, text = mine[: sequence.computed], text[: sequence.computed]
+                        if sequence.id in self.family and sequence.computed < end:
+                            known = min(sequence.computed, len(text))  # the rest is copied when it writes
+                            mine, text = mine[:known], text[:known]
                         assert (origin, text) == (root, mine)
                         assert sequence.shares or sequence.id in self.family, "it shares nothing"
         for several in holders.values():

@@ -430,6 +430,24 @@ def test_an_earlier_fork_goes_on_with_its_own_token_on_the_same_pages(shared, en
     assert len(model.copies) <= 1
 
 
+@pytest.mark.parametrize("ends", ["fork first", "parent first"])
+@pytest.mark.parametrize("shared", range(1, 20))
+def test_an_earlier_fork_that_never_stepped_leaves_its_parents_page_its_hash(shared, ends):
+    """Whoever goes on from these pages later reads the parent's text there, and no other that was put into them."""
+    engine, _, parent = fork_after(10)
+    child = engine.submit(request(*parent.tokens[:shared], 88, most=6, parent=parent, shared=shared))
+    assert child.state is State.RUNNING and child.computed == min(shared, 18)
+    hashes = dict(engine.pool.group_pools[0].hashes)
+    for gone in (child, parent) if ends == "fork first" else (parent, child):
+        engine.abort(gone.id)
+        engine.scheduler.check()
+        assert hashes.items() <= engine.pool.group_pools[0].hashes.items()
+    run(engine, request(*text(70, 50), most=1))  # takes nearly all pages
+    for prefix in range(1, 20):
+        (again,) = run(engine, request(*parent.tokens[:prefix], most=3))
+        assert again.tokens == naive(again.request)
+
+
 def test_a_fork_from_before_the_window_is_computed_again():
     """The parent has released the pages that the child's window reads."""
     engine, _, parent = fork_after(10, group(40, WINDOW), group(40))
