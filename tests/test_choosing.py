@@ -315,12 +315,15 @@ def test_the_time_that_a_grammar_takes_to_compile_counts(llm, monkeypatch):
     monkeypatch.setattr("tokenwright.llm.input_processor.time", SimpleNamespace(monotonic=lambda: next(clock)))
     compiled = llm.loaded.vocabulary.grammars(llm.eos_ids)
     monkeypatch.setattr(compiled, "compile", lambda *_, **__: next(clock) and None)
-    stop_checker = llm._requests._stop_checker(SamplingParams(grammar=Grammar.choice(["yes"]), max_seconds=5.0), [])
+    stop_checker = llm.llm_engine.inputs._stop_checker(
+        SamplingParams(grammar=Grammar.choice(["yes"]), max_seconds=5.0), []
+    )
     assert stop_checker.deadline == 15.0
 
 
 def test_a_suggested_least_length_gives_way_to_the_length_that_is_asked(llm, monkeypatch):
-    monkeypatch.setattr(llm.loaded, "generation", replace(llm.generation, min_tokens=9))
+    facts = llm.loaded.facts
+    monkeypatch.setattr(llm.loaded, "facts", replace(facts, generation=replace(facts.generation, min_tokens=9)))
     assert llm.sampling().min_tokens == 9
     assert llm.sampling(max_tokens=4).min_tokens == 4
     for wrong in ("many", -1, math.inf):

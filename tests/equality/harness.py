@@ -191,7 +191,7 @@ class Case:
             bench = self.bench(forced={0: forced} if forced else None)
             text = bench.engine.submit(self.request(prompt, cache=False))
             bench.run()
-            assert text.forwarded == sum(range(len(prompt), len(text.tokens)))
+            assert text.counts.forwarded == sum(range(len(prompt), len(text.tokens)))
             _NAIVE[key] = Seen(bench.rows(text), list(text.tokens))
         return _NAIVE[key]
 

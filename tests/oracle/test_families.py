@@ -69,7 +69,7 @@ def compare_one(subject: Subject, name: str, kernels: Kernels, length: int, page
     [text] = write(engine, [greedy(prompt_of(length), STEPS + 1, prompt_logprobs=every_row)])
     rows = sampler.rows[text.id]
     assert sorted(rows) == list(range(0 if every_row else length - 1, limit - 1))
-    assert text.forwarded == limit - 1
+    assert text.counts.forwarded == limit - 1
 
     theirs = subject.logits(text.tokens[:-1], limit)
     assert max(float((row - theirs[place]).abs().max()) for place, row in rows.items()) <= TOLERANCE
