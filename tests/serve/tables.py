@@ -2,6 +2,7 @@
 
 import json
 import re
+import textwrap
 from pathlib import Path
 
 from tokenwright.serve.anthropic import bodies as anthropic_schema
@@ -33,7 +34,7 @@ def table(bodies: tuple[type[Body], ...]) -> str:
     rows = {(name, neutral(why), why.why) for body in bodies for name, why in refusals(body)}
     lines = [f"| `{name}` | {values} | {why} |" for name, values, why in sorted(rows)]
     inert = sorted({name for body in bodies for name in (*body.without_effect, *accepted(body))})
-    last = f"\n\nAccepted, without effect: {', '.join(f'`{name}`' for name in inert)}." if inert else ""
+    last = "\n\nAccepted, without effect:\n\n```\n" + textwrap.fill(" ".join(inert), 118) + "\n```" if inert else ""
     return "\n".join(["| Field | But accepted | Why |", "|---|---|---|", *lines]) + last
 
 
