@@ -179,6 +179,7 @@ class Sequence:
     reused: int = 0  # tokens not sent through them, because their K and V were found
     prefix_hit: int = 0  # of these, the tokens of the prompt that were cached when it was first admitted
     preemptions: int = 0
+    sampler_logprob: float = 0.0  # the sum of the sampler's log-probabilities of the tokens written so far
 
     @property
     def pages(self) -> int:
@@ -245,6 +246,7 @@ class Sequence:
             choices=(choice,),
             cache=self.cache,
             logprobs_reported=self.logprobs_reported,
+            sampler_logprob=self.sampler_logprob,
         )
 
     def exhausted(self) -> FinishReason | None:

@@ -327,9 +327,8 @@ class LLM(ScoringModel):
 
         layer, head: the attention row in each frame. written: tokens already generated after the prompt, to continue a
         lost run; with the same seed the rest is the same. first_step: the number of the first frame. earlier: the lost
-        run's frames, for the summary. sampling: as in `stream`. Raises
-        RequestError if this LLM was opened without trace=True, for a layer or head out of range, for earlier frames of
-        another text, and as `stream` does.
+        run's frames, for the summary. sampling: as in `stream`. Raises RequestError if this LLM was opened without
+        trace=True, for a layer or head out of range, for earlier frames of another text, and as `stream` does.
         """
         check_whole("first_step", first_step)
         params = self._of_one_text(params, sampling)
@@ -369,8 +368,8 @@ class LLM(ScoringModel):
     def _of_one_text(self, params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:
         """The parameters of a run. Raises RequestError for several texts, and if this LLM records nothing."""
         its = self._requests.params(params, sampling)
-        if max(its.choices, its.beams) > 1:
-            raise RequestError("a run follows one text; leave n, best_of and beams out")
+        if max(its.choices, its.beams) > 1 or its.mirostat:  # a fork of a run does not know Mirostat's state
+            raise RequestError("a run follows one text from any step; leave n, best_of, beams and mirostat out")
         if self._recorder is None:
             raise RequestError('this LLM records nothing; open it with LLM(..., trace=True), or use "stream"')
         return its

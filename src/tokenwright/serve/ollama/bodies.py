@@ -19,6 +19,7 @@ from tokenwright.serve.http.fields import (
     ToolName,
     many,
 )
+from tokenwright.serve.http.samplers import Samplers
 
 _LOADED = "the server's command line says how the model is loaded"
 _NO_IMAGES = Refused("models here read text", ([],))
@@ -30,7 +31,7 @@ KeepAlive = float | Annotated[str, Field(max_length=32)] | None
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 
 
-class Options(Body):
+class Options(Samplers):
     """How the text is chosen and where it ends. Without an option the checkpoint's own default holds.
 
     num_ctx: the most tokens of prompt and answer together. num_predict: of the answer; -1 and -2: to the end of the
@@ -47,9 +48,6 @@ class Options(Body):
         "use_mmap": Refused(_LOADED, (True,)),
         "num_keep": Refused("a text is never cut in the middle", (0,)),
         "tfs_z": Refused("use min_p or typical_p", (1, 1.0)),
-        "mirostat": Refused("use temperature and top_p", (0,)),
-        "mirostat_tau": Refused("use temperature and top_p"),
-        "mirostat_eta": Refused("use temperature and top_p"),
         "penalize_newline": Refused("penalties treat all tokens alike", (True,)),
     }
 

@@ -24,6 +24,7 @@ from tokenwright.sampling_params import Grammar
 from tokenwright.serve.http.api import Api, about, answers, body_of, off_loop, takes
 from tokenwright.serve.http.reply_text import dumps
 from tokenwright.serve.http.replying import answered, arguments_of, check_model, events_of, said, started, whole
+from tokenwright.serve.http.samplers import samplers_of
 from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.ollama import reply_schema as replies
 from tokenwright.serve.ollama.bodies import (
@@ -216,6 +217,7 @@ def overrides_of(body: OllamaPrompted) -> dict[str, Any]:
         "max_tokens": None if options.num_predict is None or options.num_predict < 0 else options.num_predict,
         "stop": options.stop or None,
         **_repetition(options),
+        **samplers_of(options),
     }
     if isinstance(body.format, Mapping):
         found["grammar"] = Grammar.json_schema(body.format)

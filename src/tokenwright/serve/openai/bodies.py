@@ -27,6 +27,7 @@ from tokenwright.serve.http.fields import (
     many,
     names,
 )
+from tokenwright.serve.http.samplers import Samplers
 from tokenwright.serve.service.types import PRIORITIES
 
 MOST_BATCH = 128  # prompts of one request
@@ -54,8 +55,8 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class Sampling(Body):
-    """Fields that completions and chats have in common; those after `user` are extensions."""
+class Sampling(Samplers):
+    """Fields that completions and chats have in common; those after `user`, and the `Samplers`, are extensions."""
 
     model: Name
     stream: bool = False

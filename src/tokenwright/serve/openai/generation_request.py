@@ -10,6 +10,7 @@ from fastapi import Request
 
 from tokenwright.sampling_params import Grammar
 from tokenwright.serve.http.api import RefusedRequest, about
+from tokenwright.serve.http.samplers import samplers_of
 from tokenwright.serve.openai.bodies import (
     AllowedChoice,
     AnyMessage,
@@ -34,6 +35,7 @@ def sampling_of(body: Sampling) -> Json:
     """The sampling parameters that completions and chats have in common."""
     same = ("n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "top_k", "min_p", "typical_p")
     found = {name: getattr(body, name) for name in (*same, "repetition_penalty", "min_tokens", "ignore_eos")}
+    found |= samplers_of(body)
     found["seed"] = None if body.seed is None else body.seed % 2**64
     found["stop"] = (body.stop,) if isinstance(body.stop, str) else body.stop
     found["stop_ids"], found["include_stop"] = body.stop_token_ids, body.include_stop_str_in_output
