@@ -280,7 +280,6 @@ def test_what_is_loaded(talker: Talker, client: ollama.Client) -> None:
     ("body", "named"),
     [
         ({"options": {"num_gpu": 1}}, "options.num_gpu is not supported"),
-        ({"options": {"mirostat": 2}}, "options.mirostat is not supported"),
         ({"options": {"num_thread": 4}}, "options.num_thread is not supported"),
         ({"options": {"temprature": 1}}, "options.temprature: this API has no such field"),
         ({"options": {"temperature": True}}, "options.temperature"),

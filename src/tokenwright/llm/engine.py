@@ -193,7 +193,14 @@ class LLMEngine:
 
     def prepare_embedding(self, text: Prompt) -> Request:
         """A request for `submit` whose transcript has the text's hidden states. Takes time. Raises RequestError."""
+        self.check_pooling()
         return self._requests.embedding(text)
+
+    def check_pooling(self) -> None:
+        """Raises RequestError if the checkpoint's embeddings need more than is computed here."""
+        self._open_loop()
+        if lacking := self.loaded.pooling.lacking:
+            raise RequestError(f"the embeddings of this checkpoint need {lacking}, which is not computed here")
 
     def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[RequestHandle]:
         """Hand requests to the engine, whose thread calls `listener` with their events; `transcript` reads them.

@@ -81,7 +81,7 @@ class LoadedModel:
         self.checkpoint = Checkpoint.open(model, revision, progress=report is not None).merged(lora)
         self.adapters = {name: _beside(self.checkpoint, name, folder) for name, folder in adapters.items()}
         self.config, self.graph = self.checkpoint.config, self.checkpoint.graph
-        self.generation = self.checkpoint.generation
+        self.generation, self.pooling = self.checkpoint.generation, self.checkpoint.pooling
         native = find_kernels() if self.device.type == "cpu" else None
         self.dtype: DType = resolve_dtype(dtype, self.config.dtype, self.device, native is not None)
         if check is not None:

@@ -137,9 +137,56 @@ class EmbeddingList(Reply):
     object: Literal["list"]
     data: list[EmbeddingEntry]
     model: str
-    pooling: Literal["mean"]
+    pooling: Literal["mean", "last", "first"]
     usage: EmbeddingUsage
     timings: TimingsReply = absent()
+
+
+class RerankedDocument(Reply):
+    text: str
+
+
+class RerankedEntry(Reply):
+    """index: of the document in the request."""
+
+    index: int
+    relevance_score: float
+    document: RerankedDocument = absent()
+
+
+class RerankUsage(Reply):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Reranked(Reply):
+    """The reply of /v1/rerank, the most relevant document first."""
+
+    id: str
+    model: str
+    results: list[RerankedEntry]
+    usage: RerankUsage
+
+
+class ScoredEntry(Reply):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoredUsage(RerankUsage):
+    completion_tokens: Literal[0]
+
+
+class Scored(Reply):
+    """The reply of /v1/score, in the order of the pairs."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoredEntry]
+    usage: ScoredUsage
 
 
 class Tokenized(Reply):
