@@ -307,7 +307,7 @@ def test_what_cannot_be_done_is_refused_by_name(talker: Talker, body: dict[str, 
 
 def test_what_generate_refuses(talker: Talker) -> None:
     for body, named in (
-        ({"suffix": "x"}, "suffix is not supported"),
+        ({"suffix": "x"}, "has no tokens to fill a gap"),
         ({"context": [1, 2]}, "context is not supported"),
         ({"template": "x"}, "template is not supported"),
         ({"width": 64}, "width is not supported"),

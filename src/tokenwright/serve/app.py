@@ -23,7 +23,7 @@ from tokenwright.serve.explorer import routes as explore
 from tokenwright.serve.explorer.explorer import Explorer, RunGone
 from tokenwright.serve.http.api import Api, Direct, HeadRequests, add_errors, add_schemas, api_of, handlers_of
 from tokenwright.serve.ollama import routes as ollama
-from tokenwright.serve.openai import embeddings, relevance, responses, tokenize
+from tokenwright.serve.openai import embeddings, infill, relevance, responses, tokenize
 from tokenwright.serve.openai import routes as openai
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import collect_at_rest
@@ -125,7 +125,7 @@ def make_app(
     openai.add(app, service)
     model_list.add(app, service)
     embeddings.add(app, service)
-    for other in (relevance, responses, anthropic, ollama):
+    for other in (relevance, infill, responses, anthropic, ollama):
         other.add(app, service)
     tokenize.add(app, service)
     explore.add(app, explorer)

@@ -103,11 +103,13 @@ class OllamaPrompted(Body):
 
 
 class Generate(OllamaPrompted):
-    """POST /api/generate. raw: the prompt is not put into the chat template. An empty prompt only loads the model."""
+    """POST /api/generate. raw: the prompt is not put into the chat template. An empty prompt only loads the model.
+
+    suffix: what follows the text; a model that was trained for it fills the gap.
+    """
 
     refused = {
         **OllamaPrompted.refused,
-        "suffix": Refused("models here do not fill in the middle", ("",)),
         "context": Refused("use /api/chat for conversations", ([],)),
         "images": _NO_IMAGES,
         "template": Refused("the model has its own chat template; use raw for another", ("",)),
@@ -115,6 +117,7 @@ class Generate(OllamaPrompted):
     }
 
     prompt: Text = ""
+    suffix: Text = ""
     system: Text = ""
     raw: bool = False
 

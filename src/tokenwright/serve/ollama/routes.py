@@ -47,6 +47,7 @@ from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import (
     Answer,
     Delta,
+    Gap,
     GenerationRequest,
     Problem,
     Timings,
@@ -166,7 +167,7 @@ async def _reply(request: Request, service: Service, body: Chat | Generate, prom
     model = served_model(request, service, body.model)
     check_keep_alive(body)
     lines = Lines(body.model, chat=isinstance(body, Chat), tokens=lambda: Tokens(service.host.llm.tokenizer))
-    if not (body.messages if isinstance(body, Chat) else body.prompt):
+    if not (body.messages if isinstance(body, Chat) else body.prompt or body.suffix):
         await service.opened()
         return Response(dumps(lines.loaded()), media_type="application/json")
     wanted = GenerationRequest(
@@ -253,7 +254,11 @@ _DURATION = re.compile(r"[+-]?(0|((\d+\.?\d*|\.\d+)(ns|us|[µμ]s|ms|s|m|h))+)",
 
 
 def generate_prompt(body: Generate) -> dict[str, Any]:
-    """The prompt of /api/generate: a conversation of one message, or the text itself if it is raw."""
+    """The prompt of /api/generate: a conversation of one message, or the text itself if it is raw or before a gap."""
+    if body.suffix and (body.system or body.think is not None):
+        raise RequestError("system and think belong to the chat template, which suffix leaves out; leave them out")
+    if body.suffix:
+        return {"prompt": body.prompt, "gap": Gap(body.suffix)}
     if body.raw:
         if body.think is not None:
             raise RequestError("think belongs to the chat template, which raw leaves out; leave it out as well")

@@ -85,11 +85,11 @@ class Sampling(Samplers):
 
 
 class CompletionBody(Sampling):
-    """POST /v1/completions."""
+    """POST /v1/completions. suffix: what follows the text; a model that was trained for it fills the gap."""
 
-    refused: ClassVar = {"suffix": Refused("a model here continues a text, and fills no gap", ("",))}
     without_effect = ("user",)
 
+    suffix: Text | None = None
     prompt: Text | Ids | Annotated[list[Text], many(MOST_BATCH, 1)] | Annotated[list[Ids], many(MOST_BATCH, 1)]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     echo: bool = False

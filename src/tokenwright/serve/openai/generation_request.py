@@ -25,7 +25,7 @@ from tokenwright.serve.openai.bodies import (
     ToolMessage,
 )
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import GenerationRequest, Problem, Tool, ToolMode, no_model
+from tokenwright.serve.service.types import Gap, GenerationRequest, Problem, Tool, ToolMode, no_model
 
 Json = dict[str, Any]
 DEFAULT_TOKENS = 16  # of a completion; a chat goes on to its end
@@ -182,4 +182,9 @@ def completion_wanted(service: Service, request: Request, body: CompletionBody) 
     prompt = body.prompt
     prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
     common = checked(service, request, body)
+    if body.suffix and body.echo:
+        raise RefusedRequest(
+            Problem(400, "invalid", "echo repeats a prompt, which suffix parts; leave one out", "echo")
+        )
+    common["gap"] = Gap(body.suffix) if body.suffix else None
     return [GenerationRequest(prompt=one, overrides=overrides, together=len(prompts), **common) for one in prompts]

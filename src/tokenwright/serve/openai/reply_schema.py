@@ -189,6 +189,32 @@ class Scored(Reply):
     usage: ScoredUsage
 
 
+class InfillTimings(Reply):
+    """Of the prompt without what was cached, and of the text; in the words of llama.cpp's server."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    predicted_n: int
+    predicted_ms: float
+
+
+class Infilled(Reply):
+    """The reply of /infill, and in a stream its last event; those before have content, index and stop alone."""
+
+    index: Literal[0]
+    content: str
+    stop: bool
+    model: str = absent()
+    tokens_evaluated: int = absent()
+    tokens_cached: int = absent()
+    tokens_predicted: int = absent()
+    truncated: bool = absent()
+    stop_type: Literal["eos", "limit", "word"] = absent()
+    stopping_word: str = absent()
+    timings: InfillTimings = absent()
+
+
 class Tokenized(Reply):
     """The reply of /tokenize to a prompt or messages."""
 
