@@ -77,6 +77,10 @@ WEIGHTS = ("float32", "bfloat16", "int8", "int4")  # of the native kernels
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=NEW),
     "seeded": SamplingParams(temperature=0.9, seed=11, max_tokens=NEW),
+    "adaptive": SamplingParams(seed=11, mirostat=2, mirostat_tau=3.0, mirostat_eta=0.5, max_tokens=NEW),
+    "excluding": SamplingParams(
+        seed=11, xtc_probability=0.5, xtc_threshold=0.001, dry_multiplier=5.0, dry_allowed_length=1, max_tokens=NEW
+    ),
 }
 
 

@@ -710,6 +710,7 @@ ROUTES = [
     ("POST", "/v1/responses/x/cancel"),
     ("DELETE", "/v1/responses/x"),
     ("GET", "/v1/responses/x/input_items"),
+    *(("POST", path) for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/infill")),
 ]
 
 

@@ -189,6 +189,7 @@ class Sequence:
     swapped: SwappedPages | None = None
     state: State = State.WAITING
     counts: SequenceCounts = field(default_factory=SequenceCounts)
+    sampler_logprob: float = 0.0  # the sum of the sampler's log-probabilities of the tokens written so far
 
     @property
     def limit(self) -> int:
@@ -267,6 +268,7 @@ class Sequence:
             choices=(choice,),
             group=self.group.branch(),
             counts=SequenceCounts(logprobs=self.counts.logprobs),
+            sampler_logprob=self.sampler_logprob,
         )
 
     def exhausted(self) -> FinishReason | None:

@@ -11,9 +11,8 @@ A sequence that is admitted starts behind the cached pages of its prefix. If the
 computed in this very step, it waits for that. A paused sequence computes nothing and keeps its pages until another one
 needs them: paused ones are preempted before all others.
 
-Several picks with one parent fork it: the branches go on from the same pages, which are copied on write. What the
-scheduler admits, pauses, preempts and ends are groups (groups.py): nearly all are one sequence, some the beams of a
-search. A beam that nothing is picked from ends.
+Several picks with one parent fork it: the branches go on from the same pages, which are copied on write. It
+admits, pauses, preempts and ends groups (groups.py): one sequence, or the beams of a search, which end without a pick.
 """
 
 from collections import deque
@@ -275,6 +274,7 @@ class Scheduler:
             for n in range(len(pick.tokens)):  # nearly always one, for which zip takes twice as long
                 token = pick.tokens[n]
                 sequence.tokens.append(token)
+                sequence.sampler_logprob += pick.sampler_logprobs[n]
                 event = Token(sequence.id, token, pick.logprobs[n], pick.sampler_logprobs[n], pick.tops[n])
                 events.append(event)
                 reason = checker.advance(token)

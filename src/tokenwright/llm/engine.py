@@ -29,6 +29,7 @@ from tokenwright.llm.cache_file import load_pages, save_pages
 from tokenwright.llm.input_processor import InputProcessor, Prompt
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.output_processor import OutputProcessor
+from tokenwright.llm.relevance import Relevance
 from tokenwright.llm.streams import AsyncStreams
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph
@@ -193,6 +194,16 @@ class LLMEngine:
         copied = f", {len(loaded.copies)} as they lie" if loaded.copies else ""
         form = {"dtype": facts.dtype, "weights' form": f"{facts.weights}{copied}", "kernels": facts.kernels}
         return about(loaded.checkpoint, form, self.specs, self.options.page_size)
+
+    @cached_property
+    def relevance(self) -> Relevance:
+        """The form in which this model compares texts."""
+        return Relevance(self.loaded)
+
+    def check_pooling(self) -> None:
+        """Raises RequestError if the checkpoint's embeddings need more than is computed here."""
+        if lacking := self.facts.pooling.lacking:
+            raise RequestError(f"the embeddings of this checkpoint need {lacking}, which is not computed here")
 
     def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[RequestHandle]:
         """Hand requests to the engine, whose thread calls `listener` with their events; `transcript` reads them.

@@ -20,6 +20,7 @@ from tokenwright.llm.engine import LLMEngine
 from tokenwright.llm.input_processor import Prompt, RequestOptions
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.output_processor import OutputProcessor
+from tokenwright.llm.relevance import Relevance
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph
 from tokenwright.sampling_params import SamplingParams
@@ -176,7 +177,13 @@ class EngineView:
 
     def prepare_embedding(self, text: Prompt) -> Request:
         """A request for `submit` whose transcript has the text's hidden states. Takes time. Raises RequestError."""
+        self.llm_engine.check_pooling()
         return self.llm_engine.inputs.embedding(text)
+
+    @property
+    def relevance(self) -> Relevance:
+        """The form in which this model compares texts."""
+        return self.llm_engine.relevance
 
     def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[RequestHandle]:
         """Hand requests to the engine, whose thread calls `listener` with their events; `transcript` reads them.

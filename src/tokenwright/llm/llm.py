@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.checks import check_bool, folders
 from tokenwright.config import EngineConfig
 from tokenwright.engine import SamplingParams
@@ -295,9 +296,8 @@ class LLM(EngineView):
 
         layer, head: the attention row in each frame. written: tokens already generated after the prompt, to continue a
         lost run; with the same seed the rest is the same. first_step: the number of the first frame. earlier: the lost
-        run's frames, for the summary. sampling: as in `stream`. Raises
-        RequestError if this LLM was opened without trace=True, for a layer or head out of range, for earlier frames of
-        another text, and as `stream` does.
+        run's frames, for the summary. sampling: as in `stream`. Raises RequestError if this LLM was opened without
+        trace=True, for a layer or head out of range, for earlier frames of another text, and as `stream` does.
         """
         from tokenwright.llm.run_start import start_run  # here: it loads the trace
 
@@ -341,20 +341,34 @@ class LLM(EngineView):
         """
         return scoring.score(self.llm_engine, prompt, continuations)
 
-    def embed(self, texts: Prompt | Sequence[Prompt]) -> NDArray[np.float32]:
-        """The embedding of each text: the mean of its tokens' hidden states after the final norm, [texts, width].
+    def embed(
+        self, texts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None, normalize: bool | None = None
+    ) -> NDArray[np.float32]:
+        """The embedding of each text: its tokens' hidden states after the final norm, pooled, [texts, width].
 
         Computed in one batch; what a text gets does not depend on the others. A text is tokenised as a prompt is, with
-        its special tokens. The rows are not scaled to unit length.
+        its special tokens.
+        pooling: their "mean", the "last" or the "first" of them; None: as the checkpoint's files say, else the mean.
+        normalize: scale the rows to unit length; None: as the files say, else not.
 
         Raises RequestError for a text without tokens, ContextError or CapacityError for one that is too long,
         EngineError if one failed in the engine.
         """
-        return scoring.embed(self.llm_engine, texts)
+        return scoring.embed(self.llm_engine, texts, pooling, normalize)
 
-    async def aembed(self, texts: Prompt | Sequence[Prompt]) -> NDArray[np.float32]:
+    async def aembed(
+        self, texts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None, normalize: bool | None = None
+    ) -> NDArray[np.float32]:
         """`embed` for asyncio."""
-        return await scoring.aembed(self.llm_engine, texts)
+        return await scoring.aembed(self.llm_engine, texts, pooling, normalize)
+
+    def rerank(self, query: str, documents: Sequence[str], *, instruction: str = "") -> NDArray[np.float64]:
+        """How relevant each document is to the query, [documents], computed in one batch.
+
+        A reranker that answers yes or no gives the probability of yes; any other model the cosine of the embeddings.
+        instruction: what the query asks for, for models that were trained with one. Raises the errors of `embed`.
+        """
+        return scoring.rerank(self.llm_engine, query, documents, instruction)
 
 
 def _completions(written: Sequence[OutputProcessor]) -> list[Completion]:

@@ -24,6 +24,7 @@ from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.backends.torch.ops import lacking
 from tokenwright.cache import TORCH_DTYPES
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults
+from tokenwright.checkpoints.files.pooling import PoolingConfig
 from tokenwright.checkpoints.folder import Checkpoint, Report
 from tokenwright.checkpoints.lora import Adapter
 from tokenwright.checkpoints.packing.packer import load_packed
@@ -65,6 +66,7 @@ class ModelFacts:
     config: ModelConfig
     graph: Graph
     generation: GenerationDefaults
+    pooling: PoolingConfig
     tokenizer: Tokenizer
     device: torch.device
     dtype: DType
@@ -114,6 +116,7 @@ class LoadedModel:
             config=config,
             graph=self.checkpoint.graph,
             generation=self.checkpoint.generation,
+            pooling=self.checkpoint.pooling,
             tokenizer=self.checkpoint.tokenizer(),
             device=place,
             dtype=kind,

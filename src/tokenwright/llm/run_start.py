@@ -57,8 +57,8 @@ def fork_run(engine: LLMEngine, run: Run, step: int, token: int | None, sampling
 
 def _recording(engine: LLMEngine, params: SamplingParams) -> Recording:
     """The engine's recording. Raises RequestError for parameters of several texts, and if it records nothing."""
-    if max(params.choices, params.beams) > 1:
-        raise RequestError("a run follows one text; leave n, best_of and beams out")
+    if max(params.choices, params.beams) > 1 or params.mirostat:  # a fork of a run does not know Mirostat's state
+        raise RequestError("a run follows one text from any step; leave n, best_of, beams and mirostat out")
     if engine.recording is None:
         raise RequestError('this LLM records nothing; open it with LLM(..., trace=True), or use "stream"')
     return engine.recording

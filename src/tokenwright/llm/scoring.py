@@ -6,11 +6,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenwright.checkpoints.files.pooling import POOLINGS, Pooling
+from tokenwright.checks import check_bool, shown
 from tokenwright.engine import Request, SamplingParams
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.llm.engine import LLMEngine
 from tokenwright.llm.input_processor import Prompt, prompts_of
 from tokenwright.llm.output_processor import OutputProcessor
+from tokenwright.llm.relevance import cosines
 
 
 def score(
@@ -32,31 +35,71 @@ def _scores(engine: LLMEngine, texts: Sequence[list[int]], start: int) -> list[N
     """The log-probabilities of each text's tokens from position `start` on, all in one batch."""
     params, build = SamplingParams(temperature=0.0, max_tokens=0), engine.inputs.build
     scored = engine.finish([build(text, params, prompt_logprobs_from=start) for text in texts])
-    for transcript in scored:
-        if transcript.error is not None:
-            raise EngineError(f"the text could not be scored: {transcript.error}") from transcript.error
+    _check_all(scored, "the text could not be scored")
     return [np.array(transcript.prompt_logprobs, dtype=np.float64) for transcript in scored]
 
 
-def embed(engine: LLMEngine, texts: Prompt | Sequence[Prompt]) -> NDArray[np.float32]:
+def embed(
+    engine: LLMEngine, texts: Prompt | Sequence[Prompt], pooling: Pooling | None = None, normalize: bool | None = None
+) -> NDArray[np.float32]:
     """The embedding of each text [texts, width], as `LLM.embed` says."""
-    return _embedded(engine, engine.finish(_embeddings(engine, texts), at_end=False))
+    requests = _embeddings(engine, texts, pooling, normalize)
+    return _embedded(engine, engine.finish(requests, at_end=False), pooling, normalize)
 
 
-async def aembed(engine: LLMEngine, texts: Prompt | Sequence[Prompt]) -> NDArray[np.float32]:
+async def aembed(
+    engine: LLMEngine, texts: Prompt | Sequence[Prompt], pooling: Pooling | None, normalize: bool | None
+) -> NDArray[np.float32]:
     """`embed` for asyncio."""
-    requests = await engine.in_thread(partial(_embeddings, engine, texts))
-    return _embedded(engine, await engine.afinish(requests))
+    requests = await engine.in_thread(partial(_embeddings, engine, texts, pooling, normalize))
+    return _embedded(engine, await engine.afinish(requests), pooling, normalize)
 
 
-def _embeddings(engine: LLMEngine, texts: Prompt | Sequence[Prompt]) -> list[Request]:
+def rerank(engine: LLMEngine, query: str, documents: Sequence[str], instruction: str = "") -> NDArray[np.float64]:
+    """How relevant each document is to the query [documents], as `LLM.rerank` says."""
+    if isinstance(documents, str) or not isinstance(documents, Sequence):
+        raise RequestError("documents are given as a list, also if there is only one")
+    if not all(isinstance(one, str) for one in (query, *documents, instruction)):
+        raise RequestError("a query, its documents and an instruction are texts")
+    relevance = engine.relevance
+    if relevance.answers is None:
+        texts = [relevance.query(query, instruction), *map(relevance.document, documents)]
+        first, *others = embed(engine, texts)
+        return cosines(first, np.array(others).reshape(-1, len(first)))
+    asked = [relevance.asked(query, document, instruction) for document in documents]
+    ended = engine.finish([engine.inputs.build(one.ids, one.params) for one in asked])
+    _check_all(ended, "a document could not be scored")
+    answers = [one.completion() for one in ended]
+    return np.array([relevance.score(one.token_ids[0], one.sampler_logprobs[0]) for one in answers], np.float64)
+
+
+def _embeddings(
+    engine: LLMEngine, texts: Prompt | Sequence[Prompt], pooling: Pooling | None, normalize: bool | None
+) -> list[Request]:
+    if pooling is None:
+        engine.check_pooling()
+    elif pooling not in POOLINGS:
+        raise RequestError(f"pooling must be {', '.join(POOLINGS)} or None, not {shown(pooling)}")
+    if normalize is not None:
+        check_bool("normalize", normalize)
     return [engine.inputs.embedding(text) for text in prompts_of(texts)]
 
 
-def _embedded(engine: LLMEngine, transcripts: Sequence[OutputProcessor]) -> NDArray[np.float32]:
-    """The means of ended requests, [texts, width]."""
+def _embedded(
+    engine: LLMEngine, transcripts: Sequence[OutputProcessor], pooling: Pooling | None, normalize: bool | None
+) -> NDArray[np.float32]:
+    """The pooled rows of ended requests, [texts, width]."""
+    own = engine.facts.pooling
+    _check_all(transcripts, "a text could not be embedded")
+    rows = [transcript.hidden.pooled(pooling or own.pooling) for transcript in transcripts]
+    found = np.array(rows, dtype=np.float32).reshape(-1, engine.facts.graph.width)
+    if own.normalize if normalize is None else normalize:
+        found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+    return found
+
+
+def _check_all(transcripts: Sequence[OutputProcessor], failed: str) -> None:
+    """Raises EngineError if a request has failed."""
     for transcript in transcripts:
         if transcript.error is not None:
-            raise EngineError(f"a text could not be embedded: {transcript.error}") from transcript.error
-    means = [transcript.hidden.mean() for transcript in transcripts]
-    return np.array(means, dtype=np.float32).reshape(-1, engine.facts.graph.width)
+            raise EngineError(f"{failed}: {transcript.error}") from transcript.error

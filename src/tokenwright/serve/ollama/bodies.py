@@ -21,6 +21,7 @@ from tokenwright.serve.http.fields import (
     ToolName,
     many,
 )
+from tokenwright.serve.http.samplers import Samplers
 
 _NO_IMAGES = Refused("models here read text", ([],))
 MOST_LOGPROBS = 20  # as in Ollama
@@ -31,7 +32,7 @@ KeepAlive = float | Annotated[str, Field(max_length=32)] | None
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 
 
-class Options(Body):
+class Options(Samplers):
     """How the text is chosen and where it ends. Without an option the checkpoint's own default holds.
 
     num_ctx: the most tokens of prompt and answer together. num_predict: of the answer; -1 and -2: to the end of the
@@ -40,7 +41,6 @@ class Options(Body):
 
     refused = {
         "tfs_z": Refused("use min_p or typical_p", (1, 1.0)),
-        "mirostat": Refused("use temperature and top_p", (0,)),
     }
     harmless = (
         *(
@@ -49,8 +49,6 @@ class Options(Body):
             "logits_all",
             "low_vram",
             "main_gpu",
-            "mirostat_eta",
-            "mirostat_tau",
             "num_batch",
         ),
         *("num_gpu", "num_gqa", "num_keep", "num_thread", "numa", "penalize_newline", "rope_frequency_base"),
@@ -114,10 +112,12 @@ class OllamaPrompted(Body):
 
 
 class Generate(OllamaPrompted):
-    """POST /api/generate. raw: the prompt is not put into the chat template. An empty prompt only loads the model."""
+    """POST /api/generate. raw: the prompt is not put into the chat template. An empty prompt only loads the model.
+
+    suffix: what follows the text; a model that was trained for it fills the gap.
+    """
 
     refused = {
-        "suffix": Refused("models here do not fill in the middle", ("",)),
         "context": Refused("use /api/chat for conversations", ([],)),
         "images": _NO_IMAGES,
         "template": Refused("the model has its own chat template; use raw for another", ("",)),
@@ -125,6 +125,7 @@ class Generate(OllamaPrompted):
     }
 
     prompt: Text = ""
+    suffix: Text = ""
     system: Text = ""
     raw: bool = False
 

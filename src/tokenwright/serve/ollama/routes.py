@@ -33,6 +33,7 @@ from tokenwright.serve.http.replying import (
     started,
     whole,
 )
+from tokenwright.serve.http.samplers import samplers_of
 from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.ollama import reply_schema as replies
 from tokenwright.serve.ollama.bodies import (
@@ -55,6 +56,7 @@ from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import (
     Answer,
     Delta,
+    Gap,
     GenerationRequest,
     Problem,
     Timings,
@@ -174,7 +176,7 @@ async def _reply(request: Request, service: Service, body: Chat | Generate, prom
     model = served_model(request, service, body.model)
     check_keep_alive(body)
     lines = Lines(body.model, chat=isinstance(body, Chat), tokens=lambda: Tokens(service.host.llm.tokenizer))
-    if not (body.messages if isinstance(body, Chat) else body.prompt):
+    if not (body.messages if isinstance(body, Chat) else body.prompt or body.suffix):
         await service.opened()
         return Response(dumps(lines.loaded()), media_type="application/json")
     note_unenforced(request, prompt.get("tools", ()))
@@ -226,6 +228,7 @@ def overrides_of(request: Request, body: OllamaPrompted) -> dict[str, Any]:
         "max_tokens": None if options.num_predict is None or options.num_predict < 0 else options.num_predict,
         "stop": options.stop or None,
         **_repetition(options),
+        **samplers_of(options),
     }
     if isinstance(body.format, Mapping):
         found["grammar"] = schema_grammar(request, body.format, False, "format")
@@ -257,7 +260,11 @@ _DURATION = re.compile(r"[+-]?(0|((\d+\.?\d*|\.\d+)(ns|us|[µμ]s|ms|s|m|h))+)",
 
 
 def generate_prompt(body: Generate) -> dict[str, Any]:
-    """The prompt of /api/generate: a conversation of one message, or the text itself if it is raw."""
+    """The prompt of /api/generate: a conversation of one message, or the text itself if it is raw or before a gap."""
+    if body.suffix and (body.system or body.think is not None):
+        raise RequestError("system and think belong to the chat template, which suffix leaves out; leave them out")
+    if body.suffix:
+        return {"prompt": body.prompt, "gap": Gap(body.suffix)}
     if body.raw:
         if body.think is not None:
             raise RequestError("think belongs to the chat template, which raw leaves out; leave it out as well")

@@ -29,6 +29,7 @@ from tokenwright.serve.http.fields import (
     many,
     names,
 )
+from tokenwright.serve.http.samplers import Samplers
 from tokenwright.serve.service.types import PRIORITIES
 
 MOST_BATCH = 128  # prompts of one request
@@ -69,8 +70,8 @@ class StructuredOutputs(Body):
     json_object: bool = False
 
 
-class Sampling(Body):
-    """Fields that completions and chats have in common; those after `user` are extensions.
+class Sampling(Samplers):
+    """Fields that completions and chats have in common; many, the `Samplers` too, are extensions.
 
     model: may be left out where the server has one. choice, regex, grammar (Lark, or llama.cpp's GBNF) and
     structured_outputs, by these names and by vLLM's older ones: the form of the whole text.
@@ -127,12 +128,9 @@ class Sampling(Body):
 
 
 class CompletionBody(Sampling):
-    """POST /v1/completions."""
+    """POST /v1/completions. suffix: what follows the text; a model that was trained for it fills the gap."""
 
-    refused: ClassVar = {
-        **Sampling.refused,
-        "suffix": Refused("a model here continues a text, and fills no gap", ("",)),
-    }
+    suffix: Text | None = None
     prompt: Text | Ids | Annotated[list[Text], many(MOST_BATCH, 1)] | Annotated[list[Ids], many(MOST_BATCH, 1)]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     echo: bool = False

@@ -11,6 +11,7 @@ from tokenwright.decode.gbnf import is_gbnf, lark_of
 from tokenwright.sampling_params import Grammar
 from tokenwright.serve.http.api import RefusedRequest, about
 from tokenwright.serve.http.replying import check_model, note_unenforced, schema_grammar
+from tokenwright.serve.http.samplers import samplers_of
 from tokenwright.serve.openai.bodies import (
     AllowedChoice,
     AnyFormat,
@@ -32,7 +33,7 @@ from tokenwright.serve.openai.bodies import (
 )
 from tokenwright.serve.openai.stored_responses import read_arguments
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import GenerationRequest, Problem, Tool, ToolMode
+from tokenwright.serve.service.types import Gap, GenerationRequest, Problem, Tool, ToolMode
 
 Json = dict[str, Any]
 DEFAULT_TOKENS = 16  # of a completion; a chat goes on to its end
@@ -42,6 +43,7 @@ def sampling_of(body: Sampling) -> Json:
     """The sampling parameters that completions and chats have in common."""
     same = ("n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "top_k", "min_p", "typical_p")
     found = {name: getattr(body, name) for name in (*same, "repetition_penalty", "min_tokens", "ignore_eos")}
+    found |= samplers_of(body)
     found["seed"] = None if body.seed is None else body.seed % 2**64
     found["stop"] = (body.stop,) if isinstance(body.stop, str) else body.stop
     found["stop_ids"], found["include_stop"] = body.stop_token_ids, body.include_stop_str_in_output
@@ -250,6 +252,11 @@ def completion_wanted(service: Service, request: Request, body: CompletionBody) 
     prompt = body.prompt
     prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
     common = checked(service, request, body)
+    if body.suffix and body.echo:
+        raise RefusedRequest(
+            Problem(400, "invalid", "echo repeats a prompt, which suffix parts; leave one out", "echo")
+        )
+    common["gap"] = Gap(body.suffix) if body.suffix else None
     form = wants_object(body) and overrides["grammar"] is None
     return [
         GenerationRequest(prompt=one, overrides=overrides, json_object=form, together=len(prompts), **common)
