@@ -741,7 +741,7 @@ def test_other_hosts_and_origins_are_turned_away(server, headers):
         error = answer.json()["error"]
         if path.startswith("/api/"):  # the Ollama API tells an error in words alone
             assert error.startswith("this server answers as" if "host" in headers else "pages of other origins"), error
-        elif path.startswith(("/v1/", "/tokenize", "/detokenize")):
+        elif path.startswith(("/v1/", "/v2/", "/tokenize", "/detokenize", "/rerank", "/score", "/infill")):
             assert error["type"] == "permission_error", path
         else:
             assert error["kind"] == "forbidden", path
