@@ -121,8 +121,8 @@ def test_a_link_to_a_file_is_read_where_links_may_be(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_refused_and_its_descriptor_closed(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for path, words in ((tmp_path, "a folder"), (Path("/dev/zero"), "a device or a pipe")):
         with pytest.raises(OSError, match=f"it is {words}, not a file"):
             read_regular(path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
