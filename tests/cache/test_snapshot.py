@@ -22,6 +22,7 @@ from tests.profiles import share
 from tokenwright.cache import snapshot
 from tokenwright.cache.snapshot import Snapshot, load, save
 from tokenwright.errors import CacheFileError
+from tokenwright.regular_file import open_regular
 
 ABOUT = {"weights": "w" * 64, "kv format": "int8 #12345678"}
 SHAPES = [
@@ -255,16 +256,17 @@ def test_a_disk_that_fails_while_the_file_is_read_is_told(file: Path, monkeypatc
         def readinto(self, _: object) -> int:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(snapshot, "open", lambda place, *_, **more: Disk(place, **more), raising=False)
+    monkeypatch.setattr(snapshot, "open_regular", lambda path, **_: Disk(path))
     refused(file, os.strerror(errno.EIO))
 
 
 def test_a_file_that_is_deleted_while_it_is_read_is_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def opened(place: int, mode: str, **more: bool) -> io.BufferedReader:
-        file.unlink()
-        return io.BufferedReader(io.FileIO(place, mode, **more))
+    def opened(path: Path, *, links: bool) -> io.BufferedReader:
+        stream = open_regular(path, links=links)
+        path.unlink()
+        return stream
 
-    monkeypatch.setattr(snapshot, "open", opened, raising=False)
+    monkeypatch.setattr(snapshot, "open_regular", opened)
     assert same(made(), load(file, ABOUT, SHAPES))
     assert not file.exists()
 

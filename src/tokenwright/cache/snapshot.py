@@ -25,6 +25,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save_file
 
 from tokenwright.errors import CacheFileError
+from tokenwright.regular_file import kind_of, open_regular
 
 FORMAT, VERSION = "tokenwright-kv", "1"
 Pages = Sequence[Sequence[int]]  # page numbers in the text, for each group
@@ -140,7 +141,7 @@ def check_place(path: Path) -> None:
     except OSError as error:
         raise CacheFileError(f"the cache cannot be saved to {path}: {error.strerror}") from error
     if not stat.S_ISREG(mode):
-        raise CacheFileError(f"{path} is {_kind(mode)}, not a file; give another name")
+        raise CacheFileError(f"{path} is {kind_of(mode)}, not a file; give another name")
 
 
 def _check_folder(path: Path) -> None:
@@ -148,11 +149,6 @@ def _check_folder(path: Path) -> None:
         raise CacheFileError(f"the cache cannot be saved to {path}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
         raise CacheFileError(f"the cache cannot be saved to {path}: the folder {path.parent} cannot be written to")
-
-
-def _kind(mode: int) -> str:
-    kinds = {stat.S_ISLNK: "a symbolic link", stat.S_ISDIR: "a folder"}
-    return next((words for test, words in kinds.items() if test(mode)), "a device or a pipe")
 
 
 def _drafts(path: Path) -> str:
@@ -208,24 +204,17 @@ def _digest_place(header: bytes | bytearray) -> int:
 def _read(path: Path) -> bytearray:
     """The whole content of a regular file. Raises CacheFileError for anything else."""
     try:
-        place = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe without a writer must not block
+        with open_regular(path, links=False) as file:
+            data = bytearray(os.fstat(file.fileno()).st_size)
+            if file.readinto(data) != len(data):
+                raise CacheFileError(f"{path} became shorter while it was read; try again")
     except OSError as error:
         words = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
         raise CacheFileError(f"the cache file {path} cannot be read: {words}") from error
+    except MemoryError as error:
+        raise CacheFileError(f"the cache file {path} cannot be read: it is larger than the free memory") from error
     except ValueError as error:
         raise CacheFileError("the name of a cache file cannot hold a NUL character") from error
-    try:
-        status = os.fstat(place)
-        if not stat.S_ISREG(status.st_mode):
-            raise CacheFileError(f"{path} is {_kind(status.st_mode)}, not a cache file; give another name")
-        data = bytearray(status.st_size)
-        with open(place, "rb", closefd=False) as file:
-            if file.readinto(data) != status.st_size:
-                raise CacheFileError(f"{path} became shorter while it was read; try again")
-    except (OSError, MemoryError) as error:
-        raise CacheFileError(f"the cache file {path} cannot be read: {error}") from error
-    finally:
-        os.close(place)
     return data
 
 
