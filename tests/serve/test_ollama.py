@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import ollama
 import pytest
+from fastapi import Request
 
 import tokenwright
 from tests.engines import held
@@ -134,7 +135,9 @@ def test_options_act_on_the_text(talker: Talker, client: ollama.Client) -> None:
     ],
 )
 def test_the_window_of_the_repetition_penalty(options: dict[str, Any], penalty: float, window: int) -> None:
-    overrides = adapter.overrides_of(Chat.model_validate({"model": "tiny", "options": options}))
+    overrides = adapter.overrides_of(
+        Request({"type": "http"}), Chat.model_validate({"model": "tiny", "options": options})
+    )
     assert (overrides.get("repetition_penalty"), overrides.get("repetition_window")) == (penalty, window)
 
 
@@ -276,7 +279,6 @@ def test_what_is_loaded(talker: Talker, client: ollama.Client) -> None:
 @pytest.mark.parametrize(
     ("body", "named"),
     [
-        ({"options": {"mirostat": 2}}, "options.mirostat is not supported"),
         ({"options": {"temprature": 1}}, "options.temprature: this API has no such field"),
         ({"options": {"temperature": True}}, "options.temperature"),
         ({"options": {"top_p": 0}}, "top_p"),
@@ -301,7 +303,7 @@ def test_what_cannot_be_done_is_refused_by_name(talker: Talker, body: dict[str, 
 
 def test_what_generate_refuses(talker: Talker) -> None:
     for body, named in (
-        ({"suffix": "x"}, "suffix is not supported"),
+        ({"suffix": "x"}, "has no tokens to fill a gap"),
         ({"context": [1, 2]}, "context is not supported"),
         ({"template": "x"}, "template is not supported"),
         ({"width": 64}, "width is not supported"),

@@ -192,6 +192,7 @@ def serve_app(
 
     listener = listen(settings.host, (settings.port,))  # clients may connect now; what follows takes time
     with uncollected_imports():
+        from tokenwright.llm.web_page import page_folder
         from tokenwright.serve.app import Served, make_app
         from tokenwright.serve.explorer.explorer import Explorer
         from tokenwright.serve.service.model_host import uncollected
@@ -200,7 +201,6 @@ def serve_app(
         from tokenwright.serve.transport.guard import Policy, read_keys
         from tokenwright.serve.transport.server import Server
         from tokenwright.serve.transport.telemetry import spans_of
-        from tokenwright.web_page import page_folder
 
     spans = spans_of(Environment.read().otel)
     keys = list(settings.api_key)

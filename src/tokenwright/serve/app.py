@@ -24,7 +24,7 @@ from tokenwright.serve.explorer.explorer import Explorer, RunGone
 from tokenwright.serve.http.api import Api, add_errors, add_schemas, api_of
 from tokenwright.serve.http.dispatch import Direct, HeadRequests, handlers_of
 from tokenwright.serve.ollama import routes as ollama
-from tokenwright.serve.openai import embeddings, llama_cpp, responses, tokenize
+from tokenwright.serve.openai import embeddings, infill, llama_cpp, relevance, responses, tokenize
 from tokenwright.serve.openai import routes as openai
 from tokenwright.serve.openai.stored_responses import MOST_BYTES, StoredResponses
 from tokenwright.serve.service.metrics import Metrics
@@ -131,7 +131,7 @@ def make_app(
     model_list.add(app, service)
     embeddings.add(app, service)
     responses.add(app, service, StoredResponses(served.stored_responses))
-    for other in (anthropic, ollama):
+    for other in (relevance, infill, anthropic, ollama):
         other.add(app, service)
     for beside in (tokenize, llama_cpp):
         beside.add(app, service)

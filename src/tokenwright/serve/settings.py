@@ -16,6 +16,7 @@ from typing import Any
 
 from tokenwright.checks import check_whole, shown
 from tokenwright.errors import RequestError
+from tokenwright.regular_file import read_regular_text
 
 PREFIX = "TOKENWRIGHT_"
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -120,7 +121,7 @@ def read_settings(
 
 def _of_file(file: Path) -> dict[str, Any]:
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_regular_text(file))
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise RequestError(f"--config {file} cannot be read: {reason}") from error

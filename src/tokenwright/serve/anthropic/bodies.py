@@ -116,7 +116,7 @@ class AnthropicTool(Body):
     name: ToolName | None = None
     description: Text = ""
     input_schema: Object | None = None
-    strict: bool = True
+    strict: bool = False
 
 
 class AutoChoice(Body):

@@ -13,7 +13,6 @@ from fastapi.responses import JSONResponse
 
 from tokenwright.engine import FinishReason
 from tokenwright.errors import RequestError
-from tokenwright.sampling_params import Grammar
 from tokenwright.serve.anthropic.bodies import (
     AnthropicAssistantMessage,
     AnthropicPrompted,
@@ -44,7 +43,18 @@ from tokenwright.serve.http.api import (
     unless_gone,
 )
 from tokenwright.serve.http.hosted import leave_out
-from tokenwright.serve.http.replying import answered, arguments_of, check_model, event, events_of, said, started, whole
+from tokenwright.serve.http.replying import (
+    answered,
+    arguments_of,
+    check_model,
+    event,
+    events_of,
+    note_unenforced,
+    said,
+    schema_grammar,
+    started,
+    whole,
+)
 from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.http.thinking import Thinking
 from tokenwright.serve.service.generation import Generation
@@ -108,7 +118,7 @@ def add(app: FastAPI, service: Service) -> None:
         body.model = check_model(request, service, body.model)
         wanted = GenerationRequest(
             **await off_loop(request, lambda: prompt_of(request, body)),
-            overrides=overrides_of(body),
+            overrides=overrides_of(request, body),
             caller=about(request).caller,
             request_id=about(request).request_id,
             streamed=body.stream,
@@ -157,7 +167,7 @@ def _encoded(one: Event) -> bytes:
     return event(one["type"], one)
 
 
-def overrides_of(body: Messages) -> dict[str, Any]:
+def overrides_of(request: Request, body: Messages) -> dict[str, Any]:
     """The sampling parameters of a request."""
     found: dict[str, Any] = {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p")}
     found["top_k"] = 0 if body.top_k == -1 else body.top_k
@@ -165,7 +175,7 @@ def overrides_of(body: Messages) -> dict[str, Any]:
         found["stop"] = body.stop_sequences
     form = (body.output_config and body.output_config.format) or body.output_format
     if form is not None:
-        found["grammar"] = Grammar.json_schema(form.schema_)
+        found["grammar"] = schema_grammar(request, form.schema_, False, "output_config.format")
     return found
 
 
@@ -208,7 +218,8 @@ def tools_of(request: Request, body: AnthropicPrompted) -> list[Tool]:
             if tool.name is None or tool.input_schema is None:
                 place = f"tools.{at}.{'name' if tool.name is None else 'input_schema'}"
                 raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
-            found.append(Tool(tool.name, tool.description, tool.input_schema))
+            found.append(Tool(tool.name, tool.description, tool.input_schema, tool.strict))
+    note_unenforced(request, found)
     return found
 
 

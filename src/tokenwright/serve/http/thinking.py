@@ -10,7 +10,7 @@ from tokenwright.serve.http.api import RefusedRequest
 from tokenwright.serve.service.types import Problem
 
 # What the server itself says to a template.
-_OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "bos_token")
+_OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token")
 
 
 @dataclass(frozen=True, slots=True)

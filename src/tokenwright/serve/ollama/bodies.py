@@ -22,6 +22,7 @@ from tokenwright.serve.http.fields import (
     many,
     others,
 )
+from tokenwright.serve.http.samplers import Samplers
 
 _LOADED = "the server's command line says how the model is loaded"
 _OTHER = "it was made for the program of the client"
@@ -34,7 +35,7 @@ KEPT = "the model stays loaded as long as the server runs"
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 
 
-class Options(Body):
+class Options(Samplers):
     """How the text is chosen and where it ends. Without an option the checkpoint's own default holds.
 
     num_ctx: the most tokens of prompt and answer together. num_predict: of the answer; -1 and -2: to the end of the
@@ -42,7 +43,6 @@ class Options(Body):
     """
 
     refused = {
-        "mirostat": Refused("use temperature and top_p"),
         "tfs_z": Refused("use min_p or typical_p", (1, 1.0)),
     }
     harmless = {
@@ -50,8 +50,6 @@ class Options(Body):
         **dict.fromkeys(("vocab_only", "use_mlock", "use_mmap", "embedding_only", "f16_kv"), _LOADED),
         "num_keep": "a text is never cut in the middle",
         "penalize_newline": "penalties treat all tokens alike",
-        "mirostat_tau": "it belongs to mirostat",
-        "mirostat_eta": "it belongs to mirostat",
     }
 
     num_ctx: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
@@ -101,16 +99,19 @@ class OllamaPrompted(Body):
 
 
 class Generate(OllamaPrompted):
-    """POST /api/generate. raw: the prompt is not put into the chat template. An empty prompt only loads the model."""
+    """POST /api/generate. raw: the prompt is not put into the chat template. An empty prompt only loads the model.
+
+    suffix: what follows the text; a model that was trained for it fills the gap.
+    """
 
     refused = {
-        "suffix": Refused("models here do not fill in the middle", ("",)),
         "context": Refused("use /api/chat for conversations"),
         "images": _NO_IMAGES,
         **{name: Refused("models here write text") for name in ("width", "height", "steps")},
     }
 
     prompt: Text = ""
+    suffix: Text = ""
     system: Text = ""
     raw: bool = False
 

@@ -13,11 +13,15 @@ from tokenwright.serve.http.api import about
 from tokenwright.serve.http.hosted import leave_out
 from tokenwright.serve.ollama.bodies import Chat, Generate, OllamaMessage
 from tokenwright.serve.openai.generation_request import read_arguments
-from tokenwright.serve.service.types import Tool
+from tokenwright.serve.service.types import Gap, Tool
 
 
 def generate_prompt(body: Generate) -> dict[str, Any]:
-    """The prompt of /api/generate: a conversation of one message, or the text itself if it is raw."""
+    """The prompt of /api/generate: a conversation of one message, or the text itself if it is raw or before a gap."""
+    if body.suffix and (body.system or body.think is not None):
+        raise RequestError("system and think belong to the chat template, which suffix leaves out; leave them out")
+    if body.suffix:
+        return {"prompt": body.prompt, "gap": Gap(body.suffix)}
     if body.raw:
         if body.think is not None:
             raise RequestError("think belongs to the chat template, which raw leaves out; leave it out as well")

@@ -16,10 +16,20 @@ from fastapi.responses import JSONResponse
 import tokenwright
 from tokenwright.errors import RequestError
 from tokenwright.llm.outputs import Piece
-from tokenwright.sampling_params import Grammar
 from tokenwright.serve.http.api import Api, about, answers, body_of, off_loop, takes
 from tokenwright.serve.http.reply_text import dumps
-from tokenwright.serve.http.replying import answered, arguments_of, check_model, events_of, said, started, whole
+from tokenwright.serve.http.replying import (
+    answered,
+    arguments_of,
+    check_model,
+    events_of,
+    note_unenforced,
+    said,
+    schema_grammar,
+    started,
+    whole,
+)
+from tokenwright.serve.http.samplers import samplers_of
 from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.http.thinking import Thinking
 from tokenwright.serve.ollama import reply_schema as replies
@@ -162,14 +172,15 @@ async def _reply(request: Request, service: Service, body: Chat | Generate, prom
     body.model = body.model or service.names[0]
     model = served_model(request, service, body.model)
     lines = Lines(body.model, chat=isinstance(body, Chat), tokens=lambda: Tokens(service.host.llm.tokenizer))
-    if not (body.messages if isinstance(body, Chat) else body.prompt):
+    if not (body.messages if isinstance(body, Chat) else body.prompt or body.suffix):
         await service.opened()
         return Response(dumps(lines.loaded()), media_type="application/json")
+    note_unenforced(request, prompt.get("tools", ()))
     effort = body.think if isinstance(body.think, str) else None
     thinking = Thinking.of(None if body.think is None else body.think is not False, None, effort)
     wanted = GenerationRequest(
         **prompt,
-        overrides=overrides_of(body),
+        overrides=overrides_of(request, body),
         json_object=body.format == "json",
         thinking=thinking.on,
         variables=thinking.variables,
@@ -206,7 +217,7 @@ def _encoded(line: Line) -> bytes:
     return f"{dumps(line)}\n".encode()
 
 
-def overrides_of(body: OllamaPrompted) -> dict[str, Any]:
+def overrides_of(request: Request, body: OllamaPrompted) -> dict[str, Any]:
     """The sampling parameters of a request. Raises RequestError for a schema that cannot be written."""
     options = body.options
     names = ("temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty")
@@ -217,9 +228,10 @@ def overrides_of(body: OllamaPrompted) -> dict[str, Any]:
         "max_tokens": None if options.num_predict is None or options.num_predict < 0 else options.num_predict,
         "stop": options.stop or None,
         **_repetition(options),
+        **samplers_of(options),
     }
     if isinstance(body.format, Mapping):
-        found["grammar"] = Grammar.json_schema(body.format)
+        found["grammar"] = schema_grammar(request, body.format, False, "format")
     if body.logprobs:
         found["logprobs"] = body.top_logprobs
     elif body.top_logprobs:

@@ -30,6 +30,7 @@ from tokenwright.serve.http.fields import (
     names,
     others,
 )
+from tokenwright.serve.http.samplers import Samplers
 from tokenwright.serve.openai.message_bodies import (
     CACHED,
     AnyMessage,
@@ -49,6 +50,9 @@ Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 IdText = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[dict[IdText, Annotated[float, Field(ge=-100, le=100)]], names(4096), Field(max_length=4096)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+# Of these 0 is off in other servers.
+Positive = Annotated[Annotated[float, Field(gt=0.0, le=1.0)] | None, absent(0, 0.0)]
+Repetition = Annotated[Annotated[float, Field(gt=0.0, le=100.0)] | None, absent(0, 0.0)]
 Seconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
 Choices = Annotated[list[Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]], many(MOST_PARTS, 1)]
 
@@ -90,8 +94,8 @@ class StructuredOutputs(Body):
     json_object: bool | None = None
 
 
-class Sampling(Body):
-    """Fields that completions and chats have in common; those after `stop` are extensions.
+class Sampling(Samplers):
+    """Fields that completions and chats have in common; those after `stop`, and the `Samplers`, are extensions.
 
     The form of the answer has many names: response_format is OpenAI's, json_schema and grammar are llama.cpp's,
     structured_outputs and guided_... are vLLM's, regex and ebnf SGLang's.
@@ -111,7 +115,10 @@ class Sampling(Body):
         "guided_whitespace_pattern": "the form of JSON is that of the schema",
         "return_progress": "prompts are read without reports",
         "timings_per_token": "return_timings gives the times",
-        "keep_alive": "the model stays loaded",
+        **dict.fromkeys(("keep_alive", "num_batch", "num_gpu", "num_thread"), "the command line says how it is loaded"),
+        "request_id": "the header X-Request-Id is one",
+        "samplers": "samplers act in one order",
+        "slot_id": "requests have no slots",
     }
 
     model: ModelName = ""
@@ -120,17 +127,17 @@ class Sampling(Body):
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     max_tokens: MostTokens = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    top_p: Positive = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     logit_bias: Annotated[Bias | None, absent([])] = None
     seed: Annotated[Seed | None, absent(-1)] = None
-    stop: StopText | Stops | None = None
+    stop: Annotated[StopText | Stops | None, absent("")] = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
     min_p: Share | None = None
-    typical_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
-    repeat_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    typical_p: Positive = None
+    repetition_penalty: Repetition = None
+    repeat_penalty: Repetition = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     stop_token_ids: Annotated[list[Id], many(4096)] | None = None
     ignore_eos: bool | None = None
@@ -153,10 +160,9 @@ class Sampling(Body):
 
 
 class CompletionBody(Sampling):
-    """POST /v1/completions."""
+    """POST /v1/completions. suffix: what follows the text; a model that was trained for it fills the gap."""
 
-    refused: ClassVar = {"suffix": Refused("a model here continues a text, and fills no gap", ("",))}
-
+    suffix: Text | None = None
     prompt: Text | Ids | Annotated[list[Text], many(MOST_BATCH, 1)] | Annotated[list[Ids], many(MOST_BATCH, 1)]
     echo: bool = False
     logprobs: Annotated[Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None, absent(False)] = None

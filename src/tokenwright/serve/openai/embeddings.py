@@ -1,7 +1,7 @@
-"""OpenAI's embeddings: the mean of a text's hidden states after the final norm, scaled to unit length.
+"""OpenAI's embeddings: a text's hidden states after the final norm, pooled and scaled to unit length.
 
-A language model was not trained to make embeddings; these are what its hidden states give, and the reply says so by
-`pooling`. Clients expect unit length, as their sums of products are then cosines.
+They are pooled as the checkpoint's files say, and the reply says so by `pooling`. A model that was not trained to make
+embeddings has no such files; then it is the mean. Clients expect unit length: their sums of products are then cosines.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def _embedded(
         await generation.answers()
     finally:
         generation.cancel()
-    vector = generation.embedding()
+    vector = generation.embedding(service.host.llm.loaded.facts.pooling.pooling)
     return generation, vector / max(float(np.linalg.norm(vector)), 1e-12)
 
 
@@ -98,7 +98,7 @@ class Embeddings:
         inputs = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
         body.model = check_model(request, self.service, body.model)
         found = await embedded(request, self.service, body.model, inputs, body.truncate_prompt_tokens)
-        tokens = tokens_of(found)
+        tokens, pooling = tokens_of(found), self.service.host.llm.loaded.facts.pooling.pooling
 
         def reply() -> Json:
             data = [
@@ -108,7 +108,7 @@ class Embeddings:
             truncated = sum(generation.counts().truncated for generation, _ in found)
             usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
             usage |= {"prompt_tokens_details": cut(truncated)} if truncated else {}
-            return {"object": "list", "data": data, "model": body.model, "pooling": "mean", "usage": usage}
+            return {"object": "list", "data": data, "model": body.model, "pooling": pooling, "usage": usage}
 
         return await vectors(request, found, reply, body.return_timings)
 

@@ -10,7 +10,8 @@ from fastapi import Request
 
 from tokenwright.serve.http.api import RefusedRequest, about
 from tokenwright.serve.http.hosted import leave_out
-from tokenwright.serve.http.replying import check_model
+from tokenwright.serve.http.replying import check_model, note_unenforced
+from tokenwright.serve.http.samplers import samplers_of
 from tokenwright.serve.http.thinking import Thinking
 from tokenwright.serve.openai.answer_form import form_of
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
@@ -27,7 +28,7 @@ from tokenwright.serve.openai.message_bodies import (
     ToolMessage,
 )
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import GenerationRequest, Problem, Tool, ToolMode
+from tokenwright.serve.service.types import Gap, GenerationRequest, Problem, Tool, ToolMode
 
 Json = dict[str, Any]
 DEFAULT_TOKENS = 16  # of a completion; a chat goes on to its end
@@ -38,6 +39,7 @@ def sampling_of(body: Sampling) -> Json:
     """The sampling parameters that completions and chats have in common."""
     same = ("n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "top_k", "min_p", "typical_p")
     found = {name: getattr(body, name) for name in (*same, "repetition_penalty", "min_tokens", "ignore_eos")}
+    found |= samplers_of(body)
     found["top_k"] = 0 if body.top_k == -1 else body.top_k
     if body.repetition_penalty is None:
         found["repetition_penalty"] = body.repeat_penalty
@@ -138,7 +140,7 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Generatio
     if body.top_logprobs and not body.logprobs:
         raise RefusedRequest(Problem(400, "invalid", "top_logprobs needs logprobs: true", "top_logprobs"))
     overrides["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
-    form = form_of(body)
+    form = form_of(request, body)
     thinking = thinking_of(body)
     return GenerationRequest(
         messages=messages_of(body.messages),
@@ -176,7 +178,9 @@ def prefill_of(body: ChatBody) -> Json:
 def tools_of(request: Request, tools: Sequence[FunctionTool]) -> list[Tool]:
     """The tools that the model may call. Raises RefusedRequest for one without its function, and as `leave_out`."""
     leave_out(about(request), [tool.type for tool in tools], TYPES)
-    return [_tool(request, at, tool) for at, tool in enumerate(tools) if tool.type in TYPES]
+    found = [_tool(request, at, tool) for at, tool in enumerate(tools) if tool.type in TYPES]
+    note_unenforced(request, found)
+    return found
 
 
 def _tool(request: Request, at: int, tool: FunctionTool) -> Tool:
@@ -188,7 +192,8 @@ def _tool(request: Request, at: int, tool: FunctionTool) -> Tool:
         place = f"tools.{at}.{tool.type}"
         raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
     function = tool.function
-    return Tool(function.name, function.description or "", function.parameters or {"type": "object"})
+    parameters = function.parameters or {"type": "object"}
+    return Tool(function.name, function.description or "", parameters, bool(function.strict))
 
 
 def customs_of(body: ChatBody) -> frozenset[str]:
@@ -219,7 +224,7 @@ def most_tokens_of(body: ChatBody) -> int | None:
 
 
 def thinking_of(body: ChatBody) -> Thinking:
-    """Whether the model shall reason first, and how. Raises RefusedRequest for two fields that differ."""
+    """Whether the model shall reason first, and how: of fields that differ, the one nearest to the template wins."""
     given = dict(body.chat_template_kwargs or {})
     variable = given.pop("enable_thinking", None)
     if variable is not None and not isinstance(variable, bool):
@@ -227,21 +232,17 @@ def thinking_of(body: ChatBody) -> Thinking:
         raise RefusedRequest(Problem(400, "invalid", why, "chat_template_kwargs.enable_thinking"))
     switch, options = body.thinking, body.reasoning
     effort = body.reasoning_effort or (None if options is None else options.effort)
-    asked = {
-        "chat_template_kwargs.enable_thinking": variable,
-        "enable_thinking": body.enable_thinking,
-        "thinking": None if switch is None or switch.type == "auto" else switch.type != "disabled",
-        "reasoning": None if options is None else options.enabled,
-        "reasoning_effort": None if effort in (None, "auto") else effort != "none",
-    }
-    said = {name: one for name, one in asked.items() if one is not None}
-    if len(set(said.values())) > 1:
-        why = f"{' and '.join(said)} contradict each other; leave all but one of them out"
-        raise RefusedRequest(Problem(400, "invalid", why, next(reversed(said))))
+    asked = [
+        variable,
+        body.enable_thinking,
+        None if switch is None or switch.type == "auto" else switch.type != "disabled",
+        None if options is None else options.enabled,
+        None if effort in (None, "auto") else effort != "none",
+    ]
     budgets = [getattr(body, name) for name in BUDGETS]
     budgets += [None if switch is None else switch.budget_tokens, None if options is None else options.max_tokens]
     budget = next((one for one in budgets if one is not None), None)
-    return Thinking.of(next(iter(said.values()), None), budget, effort, given)
+    return Thinking.of(next((one for one in asked if one is not None), None), budget, effort, given)
 
 
 BUDGETS = ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens", "reasoning_budget")
@@ -253,8 +254,13 @@ def completion_wanted(service: Service, request: Request, body: CompletionBody) 
     overrides["max_tokens"] = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     if body.echo and body.logprobs is not None:
         overrides["prompt_logprobs"] = body.logprobs
-    overrides |= {name: one for name, one in form_of(body).items() if name == "grammar"}
+    form = form_of(request, body)
+    overrides |= {name: one for name, one in form.items() if name == "grammar"}
     prompt = body.prompt
     prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
-    common = checked(service, request, body) | {"json_object": form_of(body).get("json_object", False)}
+    common = checked(service, request, body) | {"json_object": form.get("json_object", False)}
+    if body.suffix and body.echo:
+        why = "echo repeats a prompt, which suffix parts; leave one out"
+        raise RefusedRequest(Problem(400, "invalid", why, "echo"))
+    common["gap"] = Gap(body.suffix) if body.suffix else None
     return [GenerationRequest(prompt=one, overrides=overrides, together=len(prompts), **common) for one in prompts]

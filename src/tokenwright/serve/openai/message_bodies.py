@@ -64,9 +64,9 @@ class ThoughtPart(Body):
         return self.thinking or self.reasoning or self.text or ""
 
 
-Parts = Annotated[list[TextPart], many(MOST_PARTS, 1)]
+Parts = Annotated[list[TextPart], many(MOST_PARTS)]
 AnswerPart = Annotated[TextPart | RefusalPart | ThoughtPart, Field(discriminator="type")]
-AnswerParts = Annotated[list[AnswerPart], many(MOST_PARTS, 1)]
+AnswerParts = Annotated[list[AnswerPart], many(MOST_PARTS)]
 
 
 class CalledFunction(Body):
@@ -109,6 +109,7 @@ class AnyRole(Body):
         "provider_specific_fields": _OTHER,
         "id": "messages are in the order of the list",
         "metadata": "it is a label",
+        **dict.fromkeys(("artifact", "is_error", "status"), _OTHER),
     }
 
     name: Text | None = None
@@ -189,7 +190,11 @@ AnyMessage = Annotated[
 class Function(Body):
     """A function that the model may call."""
 
-    harmless: ClassVar = {"cache_control": CACHED, "response": "results are text for the model"}
+    harmless: ClassVar = {
+        "cache_control": CACHED,
+        "defer_loading": "all tools are in the prompt",
+        **dict.fromkeys(("response", "returns"), "results are text for the model"),
+    }
 
     name: ToolName
     description: Text | None = None
@@ -233,7 +238,7 @@ class CustomTool(Body):
 class FunctionTool(Body):
     """A tool: a function, or a custom tool. One of another type runs on servers, and is left out."""
 
-    harmless: ClassVar = {"cache_control": CACHED}
+    harmless: ClassVar = {"cache_control": CACHED, "defer_loading": "all tools are in the prompt"}
 
     type: Text = "function"
     function: Function | None = None

@@ -145,9 +145,82 @@ class EmbeddingList(Reply):
     object: Literal["list"]
     data: list[EmbeddingEntry]
     model: str
-    pooling: Literal["mean"]
+    pooling: Literal["mean", "last", "first"]
     usage: EmbeddingUsage
     timings: TimingsReply = absent()
+
+
+class RerankedDocument(Reply):
+    text: str
+
+
+class RerankedEntry(Reply):
+    """index: of the document in the request."""
+
+    index: int
+    relevance_score: float
+    document: RerankedDocument = absent()
+
+
+class RerankUsage(Reply):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Reranked(Reply):
+    """The reply of /v1/rerank, the most relevant document first."""
+
+    id: str
+    model: str
+    results: list[RerankedEntry]
+    usage: RerankUsage
+
+
+class ScoredEntry(Reply):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoredUsage(RerankUsage):
+    completion_tokens: Literal[0]
+
+
+class Scored(Reply):
+    """The reply of /v1/score, in the order of the pairs."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoredEntry]
+    usage: ScoredUsage
+
+
+class InfillTimings(Reply):
+    """Of the prompt without what was cached, and of the text; in the words of llama.cpp's server."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    predicted_n: int
+    predicted_ms: float
+
+
+class Infilled(Reply):
+    """The reply of /infill, and in a stream its last event; those before have content, index and stop alone."""
+
+    index: Literal[0]
+    content: str
+    stop: bool
+    model: str = absent()
+    tokens_evaluated: int = absent()
+    tokens_cached: int = absent()
+    tokens_predicted: int = absent()
+    truncated: bool = absent()
+    stop_type: Literal["eos", "limit", "word"] = absent()
+    stopping_word: str = absent()
+    timings: InfillTimings = absent()
 
 
 class Tokenized(Reply):

@@ -15,7 +15,6 @@ from fastapi.responses import JSONResponse
 
 from tokenwright.errors import RequestError
 from tokenwright.llm.outputs import Piece
-from tokenwright.sampling_params import Grammar
 from tokenwright.serve.http.api import (
     EVENTS,
     RefusedRequest,
@@ -27,7 +26,17 @@ from tokenwright.serve.http.api import (
     unless_gone,
 )
 from tokenwright.serve.http.reply_text import dumps_in_parts
-from tokenwright.serve.http.replying import answered, check_model, event, events_of, said, started, whole
+from tokenwright.serve.http.replying import (
+    answered,
+    check_model,
+    event,
+    events_of,
+    note_unenforced,
+    said,
+    schema_grammar,
+    started,
+    whole,
+)
 from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.http.thinking import Thinking
 from tokenwright.serve.openai import reply_schema
@@ -83,7 +92,7 @@ class Responses:
         asked = await off_loop(request, lambda: self._asked(request, body))
         wanted = GenerationRequest(
             **asked.prompt,
-            overrides=overrides_of(body),
+            overrides=overrides_of(request, body),
             caller=about(request).caller,
             request_id=about(request).request_id,
             streamed=body.stream,
@@ -128,6 +137,7 @@ class Responses:
             raise RefusedRequest(Problem(400, "invalid", "input: this field is required", "input"))
         items = [*earlier, *self.stored.resolved(key, own)]
         tools = tools_of(body.tools, about(request))
+        note_unenforced(request, tools.tools)
         asked = Asked(items, kept + [_kept(item) for item in items[len(earlier) :]], tools)
         asked.prompt = prompt_of(body, conversation(items, body.instructions, about(request)), tools)
         return asked
@@ -278,7 +288,7 @@ def as_delta(answer: Answer) -> Delta:
     return Delta(answer.choice, answer.text, answer.reasoning, calls, answer.tokens, answer.finish, answer.reason)
 
 
-def overrides_of(body: Create) -> dict[str, Any]:
+def overrides_of(request: Request, body: Create) -> dict[str, Any]:
     """The sampling parameters of a request. Raises RequestError for a schema that cannot be written."""
     found: dict[str, Any] = {
         "max_tokens": body.max_output_tokens,
@@ -286,7 +296,9 @@ def overrides_of(body: Create) -> dict[str, Any]:
         "top_p": body.top_p,
     }
     if isinstance(body.text.format, ResponseJsonSchema):
-        found["grammar"] = Grammar.json_schema(body.text.format.schema_)
+        form = body.text.format
+        strict = "strict" in form.model_fields_set and form.strict
+        found["grammar"] = schema_grammar(request, form.schema_, strict, "text.format")
     if WITH_LOGPROBS in body.include:
         found["logprobs"] = body.top_logprobs
     elif body.top_logprobs:

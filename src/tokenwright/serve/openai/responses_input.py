@@ -76,7 +76,7 @@ def _add(found: Tools, tool: ResponseFunctionTool, place: str, about: About) -> 
         found.customs.add(tool.name)
     elif tool.type == "function":
         parameters = tool.parameters or {"type": "object", "properties": {}}
-        found.tools.append(Tool(tool.name, tool.description or "", parameters))
+        found.tools.append(Tool(tool.name, tool.description or "", parameters, bool(tool.strict)))
 
 
 def sealed(reasoning: str) -> str:

@@ -27,6 +27,7 @@ from tokenwright.serve.http.replying import started
 from tokenwright.serve.http.sse import DONE, Streamed
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Problems, Sampling
 from tokenwright.serve.openai.generation_request import chat_wanted, completion_wanted, customs_of
+from tokenwright.serve.openai.relevance import RERANK, SCORE
 from tokenwright.serve.openai.replies import Chunks, Names, Offsets, Tokens, error_body, finish_of, message_of, usage_of
 from tokenwright.serve.openai.reply_schema import ChatCompletion, TextCompletion
 from tokenwright.serve.service.generation import Generation, timings_of_all
@@ -37,10 +38,17 @@ from tokenwright.serve.service.types import Answer, Delta, GenerationRequest, No
 log = logging.getLogger(__name__)
 
 API = Api(
-    ("/v1/", "/tokenize", "/detokenize", "/apply-template", "/props", "/slots"),
+    ("/v1/", "/tokenize", "/detokenize", "/apply-template", "/props", "/slots", "/infill", *RERANK, *SCORE),
     error_body,
-    queued=frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")),
-    prompts={"/v1/completions": "prompt", "/v1/embeddings": "input", "/v1/responses": "input"},
+    queued=frozenset(
+        ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/infill", *RERANK, *SCORE)
+    ),
+    prompts={
+        "/infill": "input_prefix",
+        "/v1/completions": "prompt",
+        "/v1/embeddings": "input",
+        "/v1/responses": "input",
+    },
     errors=Problems,
 )
 

@@ -98,7 +98,7 @@ class Texts:
         if body.text is not None:
             from tokenwright.llm.run_trace import token_cards  # it loads torch, as the model does
 
-            return {"tokens": [asdict(card) for card in token_cards(self.service.host.llm, ids)]}
+            return {"tokens": [asdict(card) for card in token_cards(self.service.host.llm.tokenizer, ids)]}
         llm = self.service.host.llm
         found: dict[str, Any] = {"count": len(ids), "max_model_len": llm.context, "tokens": list(ids)}
         strings = [llm.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None

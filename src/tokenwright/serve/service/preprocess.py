@@ -20,7 +20,7 @@ from tokenwright.serve.service.types import PRIORITIES, GenerationRequest, Tool
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
 
-_SLOW = ("grammar", "logit_bias", "stop", "stop_ids")  # each may be long
+_SLOW = ("grammar", "logit_bias", "stop", "stop_ids", "dry_multiplier")  # each may be long
 MOST_LOGPROBS = 2**20  # of one reply, of all its texts and of the prompt
 ANY_OBJECT = Grammar.json_schema({"type": "object"})
 
@@ -48,6 +48,8 @@ def check(wanted: GenerationRequest) -> None:
         raise RequestError(f"priority must be from {PRIORITIES[0]} to {PRIORITIES[-1]}, not {wanted.priority!r}")
     if wanted.truncate_prompt_tokens is not None:
         check_whole("truncate_prompt_tokens", wanted.truncate_prompt_tokens, 1)
+    if wanted.gap is not None and not isinstance(wanted.prompt, str):
+        raise RequestError("suffix: the prompt before a gap must be one text, not token ids or messages")
     if wanted.tools and wanted.messages is None:
         raise RequestError("tools belong to a conversation; give messages instead of a prompt")
     names = [tool.name for tool in wanted.tools]
@@ -66,7 +68,9 @@ class Preprocessor:
 
     def __init__(self, llm: LLM) -> None:
         from tokenwright.llm.input_processor import QUICK_PROMPT  # with torch
+        from tokenwright.text.infill import Infill
 
+        self._infill = Infill(llm.tokenizer)
         self._llm = llm
         self._most = llm.longest()
         self._quick_prompt = QUICK_PROMPT
@@ -108,7 +112,7 @@ class Preprocessor:
         """Whether `prepare` takes less time than to ask a thread: for a short prompt without constraints."""
         short = wanted.prompt is not None and len(wanted.prompt) <= self._quick_prompt
         given = wanted.overrides
-        return short and not (wanted.json_object or any(given.get(name) for name in _SLOW))
+        return short and not (wanted.gap or wanted.json_object or any(given.get(name) for name in _SLOW))
 
     def prepare(self, wanted: GenerationRequest) -> Prepared:
         """Raises RequestError, ContextError."""
@@ -148,6 +152,8 @@ class Preprocessor:
         if wanted.drop_oldest and wanted.messages is not None:
             wanted = self._shortened(wanted)
         self._check_lengths(wanted)
+        if (gap := wanted.gap) is not None:
+            return self._infill.ids(str(wanted.prompt), gap.suffix, gap.files, gap.begun), str(wanted.prompt)
         if wanted.prompt is not None:
             return self._ids(wanted.prompt, add_special), wanted.prompt if isinstance(wanted.prompt, str) else ""
         return self._rendered(wanted)
@@ -190,7 +196,8 @@ class Preprocessor:
         """Raises RequestError for a text that by its length cannot fit the context, before it takes time."""
         if wanted.truncate_prompt_tokens is None:
             contents = [message.get("content") for message in wanted.messages or ()]
-            for text in (wanted.prompt, *contents):
+            gap = () if wanted.gap is None else (wanted.gap.suffix, *(text for _, text in wanted.gap.files))
+            for text in (wanted.prompt, *gap, *contents):
                 if isinstance(text, str):
                     self._llm.check_length(text)
 
@@ -242,6 +249,8 @@ class Preprocessor:
             found["grammar"] = tools.grammar(
                 _callable(wanted), wanted.tool_choice, wanted.parallel_tool_calls, special, answer
             )
+        if wanted.gap is not None and not found.get("ignore_eos"):
+            found["stop_ids"] = (*found.get("stop_ids", ()), *self._infill.ends)
         if wanted.deadline_s is not None:
             found["max_seconds"] = min(wanted.deadline_s, found.get("max_seconds", wanted.deadline_s))
         if prompt > self._llm.context:

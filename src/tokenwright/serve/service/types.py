@@ -47,18 +47,32 @@ NOBODY = Caller()  # where no keys are in use
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. parameters: the JSON schema of its arguments, an object."""
+    """A function that the model may call. parameters: the JSON schema of its arguments, an object.
+
+    strict: a schema that cannot be enforced whole is refused; otherwise what can be is.
+    """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What follows a gap that is to be filled. files: (name, text) of others. begun: how the text of the gap begins."""
+
+    suffix: str
+    files: tuple[tuple[str, str], ...] = ()
+    begun: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One request to generate text, whatever API it came by. Exactly one of `prompt` and `messages` is given.
 
-    prompt: text, or token ids. messages: a conversation, each message with "role" (system, developer, user, assistant
+    prompt: text, or token ids. gap: the prompt is a text that stands before a gap, which the answer fills.
+    messages: a conversation, each message with "role" (system, developer, user, assistant
         or tool) and "content" (text, or None beside tool calls); an assistant's may have "tool_calls", a list of
         {"id", "type": "function", "function": {"name", "arguments": an object, or text that is none}}, and
         "reasoning_content"; a tool's has the "tool_call_id" and the "name" of a call before it; others may have a
@@ -86,6 +100,7 @@ class GenerationRequest:
     """
 
     prompt: str | Sequence[int] | None = None
+    gap: Gap | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[Tool] = ()
