@@ -39,7 +39,7 @@ from tokenwright.serve.http.replying import (
 )
 from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.http.thinking import Thinking
-from tokenwright.serve.openai import reply_schema
+from tokenwright.serve.openai import responses_reply_schema
 from tokenwright.serve.openai.replies import Tokens
 from tokenwright.serve.openai.responses_bodies import (
     Create,
@@ -255,24 +255,24 @@ def add(app: FastAPI, service: Service, stored: StoredResponses) -> None:
     """Add the routes."""
     api = Responses(service, stored)
     one = "/v1/responses/{response_id}"
-    replied = answers(reply_schema.Response)
+    replied = answers(responses_reply_schema.Response)
     routes: list[tuple[str, str, Any, dict[str, Any]]] = [
         (
             "POST",
             "/v1/responses",
             api.create,
-            {"openapi_extra": takes(Create), "responses": answers(reply_schema.Response, stream=EVENTS)},
+            {"openapi_extra": takes(Create), "responses": answers(responses_reply_schema.Response, stream=EVENTS)},
         ),
         (
             "POST",
             "/v1/responses/input_tokens",
             api.input_tokens,
-            {"openapi_extra": takes(InputTokens), "responses": answers(reply_schema.ResponseTokens)},
+            {"openapi_extra": takes(InputTokens), "responses": answers(responses_reply_schema.ResponseTokens)},
         ),
         ("GET", one, api.retrieve, {"responses": replied}),
-        ("DELETE", one, api.delete, {"responses": answers(reply_schema.DeletedResponse)}),
-        ("POST", f"{one}/cancel", api.cancel, {"responses": answers(reply_schema.CancelledResponse)}),
-        ("GET", f"{one}/input_items", api.input_items, {"responses": answers(reply_schema.ResponseItems)}),
+        ("DELETE", one, api.delete, {"responses": answers(responses_reply_schema.DeletedResponse)}),
+        ("POST", f"{one}/cancel", api.cancel, {"responses": answers(responses_reply_schema.CancelledResponse)}),
+        ("GET", f"{one}/input_items", api.input_items, {"responses": answers(responses_reply_schema.ResponseItems)}),
     ]
     for method, path, handler, more in routes:
         app.add_api_route(path, handler, methods=[method], response_model=None, tags=["OpenAI"], **more)
