@@ -142,7 +142,7 @@ class SamplingParams:
         and once per occurrence.
     dry_multiplier: the DRY penalty of a token that would continue a repetition: the multiplier times dry_base to
         the power of the repetition's length beyond dry_allowed_length; 0 is off. Repetitions do not extend across
-        dry_breakers, which are strings.
+        dry_breakers, which are strings. dry_window: look only at so many last tokens; 0: all.
     temperature: 0 is greedy (the highest logit, the lowest id on ties); otherwise logits are divided by it.
     top_n_sigma: keep logits within so many standard deviations of the highest (arXiv 2411.07641); 0 is off.
     top_k: keep the k highest logits (ties with the k-th stay); 0 keeps all.
@@ -150,6 +150,11 @@ class SamplingParams:
     min_p: keep ids at least min_p times as probable as the most probable one (arXiv 2407.01082); 0 keeps all.
     typical_p: keep the ids whose surprisal is nearest to the entropy until their mass reaches typical_p
         (arXiv 2202.00666); 1 keeps all.
+    xtc_probability: the chance, at each token, that XTC removes all but the least probable of the ids whose
+        probability is at least xtc_threshold; 0 is off.
+    mirostat: 1 or 2, the version (arXiv 2007.14966): instead of the filters above, from top_n_sigma on, keep the most
+        probable ids up to a surprise that is corrected at each token by mirostat_eta times the last token's error, so
+        that the mean surprise is mirostat_tau bits; 0 is off.
     seed: fixes the draws, in any batch and after any preemption; None: a random seed, which the usage reports.
 
     max_tokens: the most tokens to generate; 0: none. max_seconds: time limit in seconds from the request on.
@@ -181,12 +186,18 @@ class SamplingParams:
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    dry_window: int = 0
     temperature: float = 1.0
     top_n_sigma: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
     seed: int | None = None
     max_tokens: int = 128
     max_seconds: float | None = None
@@ -310,14 +321,16 @@ class SamplingParams:
 
 _WHOLE = {
     "min_tokens": (0, MAX_TOKENS), "repetition_window": (0, MAX_TOKENS), "dry_allowed_length": (1, MAX_TOKENS),
-    "top_k": (0, MAX_TOKENS), "seed": (0, 2**64 - 1), "max_tokens": (0, MAX_TOKENS),
-    "logprobs": (0, MOST_LOGPROBS), "prompt_logprobs": (0, MOST_LOGPROBS), "n": (1, MOST_CHOICES),
-    "best_of": (1, MOST_CHOICES), "beams": (1, MOST_CHOICES), "beam_groups": (1, MOST_CHOICES),
+    "dry_window": (0, MAX_TOKENS), "mirostat": (0, 2), "top_k": (0, MAX_TOKENS), "seed": (0, 2**64 - 1),
+    "max_tokens": (0, MAX_TOKENS), "logprobs": (0, MOST_LOGPROBS), "prompt_logprobs": (0, MOST_LOGPROBS),
+    "n": (1, MOST_CHOICES), "best_of": (1, MOST_CHOICES), "beams": (1, MOST_CHOICES), "beam_groups": (1, MOST_CHOICES),
 }  # fmt: skip
 _REAL = {
     "repetition_penalty": (0.0, 100.0), "presence_penalty": (-100.0, 100.0), "frequency_penalty": (-100.0, 100.0),
     "dry_multiplier": (0.0, 100.0), "dry_base": (1.0, 100.0), "temperature": (0.0, 1e6), "top_n_sigma": (0.0, 1e6),
-    "top_p": (0.0, 1.0), "min_p": (0.0, 1.0), "typical_p": (0.0, 1.0), "max_seconds": (0.0, 1e9),
+    "top_p": (0.0, 1.0), "min_p": (0.0, 1.0), "typical_p": (0.0, 1.0),
+    "xtc_probability": (0.0, 1.0), "xtc_threshold": (0.0, 1.0), "mirostat_tau": (0.0, 100.0),
+    "mirostat_eta": (0.0, 100.0), "max_seconds": (0.0, 1e9),
     "length_penalty": (-30.0, 30.0), "diversity_penalty": (0.0, 100.0),
 }  # fmt: skip
 _OPTIONAL = ("seed", "max_seconds", "logprobs", "prompt_logprobs", "best_of")
@@ -326,4 +339,7 @@ _NOT_ZERO = {
     "typical_p": " (it keeps that share of the probability)",
     "repetition_penalty": " (logits are divided by it); 1 changes nothing",
 }
-DRAWING = {"temperature": 1.0, "top_n_sigma": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+DRAWING = {
+    "temperature": 1.0, "top_n_sigma": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0,
+    "xtc_probability": 0.0, "mirostat": 0,
+}  # fmt: skip

@@ -1,11 +1,11 @@
-"""The tables of refused fields in docs/clients.md, made from the schemas: `python -m tests.serve.tables`."""
+"""The tables of fields in docs/clients.md, made from the schemas: `python -m tests.serve.tables`."""
 
 import json
 import re
 from pathlib import Path
 
 from tokenwright.serve.anthropic import bodies as anthropic_schema
-from tokenwright.serve.http.fields import Body, Refused, refusals
+from tokenwright.serve.http.fields import Body, Refused, drops, refusals
 from tokenwright.serve.ollama import bodies as ollama_schema
 from tokenwright.serve.openai import bodies as openai_schema
 from tokenwright.serve.openai import responses_bodies
@@ -17,7 +17,7 @@ BODIES: dict[str, tuple[type[Body], ...]] = {
         openai_schema.ChatBody,
         openai_schema.EmbeddingBody,
     ),
-    "responses": (responses_bodies.Create,),
+    "responses": (responses_bodies.Create, responses_bodies.InputTokens),
     "Anthropic": (anthropic_schema.Messages, anthropic_schema.CountTokens),
     "Ollama": (ollama_schema.Generate, ollama_schema.Chat, ollama_schema.OllamaEmbed, ollama_schema.OllamaEmbeddings),
 }
@@ -29,19 +29,32 @@ def accepted(refusal: Refused) -> str:
 
 
 def table(bodies: tuple[type[Body], ...]) -> str:
-    """The refused fields of an API, in the order of their names; the fields without effect below."""
+    """The refused fields of an API and the harmless ones, each in the order of their names."""
     rows = {(name, accepted(why), why.why) for body in bodies for name, why in refusals(body)}
     lines = [f"| `{name}` | {values} | {why} |" for name, values, why in sorted(rows)]
-    inert = sorted({name for body in bodies for name in body.without_effect})
-    last = f"\n\nChecked, but without effect: {', '.join(f'`{name}`' for name in inert)}." if inert else ""
-    return "\n".join(["| Field | But accepted | Why |", "|---|---|---|", *lines]) + last
+    inert: dict[str, set[str]] = {}
+    for body in bodies:
+        for name, why in drops(body):
+            inert.setdefault(why, set()).add(f"`{name}`")
+    harmless = [f"| {', '.join(sorted(names))} | {why} |" for why, names in sorted(inert.items())]
+    return "\n".join(
+        [
+            "| Refused | But accepted | Instead |",
+            "|---|---|---|",
+            *lines,
+            "",
+            "| Without effect | Because |",
+            "|---|---|",
+            *harmless,
+        ]
+    )
 
 
 def written(page: str) -> str:
     """The page with its tables as they must be: each stands between two comments with the name of its API."""
     tables = {name: table(bodies) for name, bodies in BODIES.items()}
     for name in tables:
-        mark = re.escape(f"<!-- refused: {name} -->")
+        mark = re.escape(f"<!-- fields: {name} -->")
         found = re.compile(rf"({mark}\n).*?(\n{mark})", re.DOTALL)
         page = found.sub(lambda match: match[1] + tables[name] + match[2], page)  # noqa: B023  (called at once)
     return page

@@ -9,6 +9,7 @@ import time
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fastapi.testclient import TestClient
@@ -24,6 +25,7 @@ from tokenwright.serve.explorer import viewer as viewer_module
 from tokenwright.serve.explorer.explorer import Explorer, NewRun
 from tokenwright.serve.explorer.player import Player
 from tokenwright.serve.explorer.viewer import SAMPLE, WINDOW
+from tokenwright.serve.openai import routes as openai
 from tokenwright.serve.transport.guard import MOST_BODY
 from tokenwright.trace.frame_codec import as_json, decode_weights, from_json
 
@@ -474,7 +476,7 @@ def test_the_lease_begins_when_a_run_is_held_and_anew_when_somebody_looks(server
     card = explorer.begin(NewRun(prompt="abc", max_tokens=9))
     explorer.runs.remove(card.run)
     now = [1000.0]
-    monkeypatch.setattr(player_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(player_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     run = explorer.llm.run("abc", SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True))
     player = Player(run, card, lease_s=100)
     now[0] += 60
@@ -484,6 +486,16 @@ def test_the_lease_begins_when_a_run_is_held_and_anew_when_somebody_looks(server
     player.close()
     player.join()
     assert (player.phase, player.state().reason) == ("expired", "aborted")
+
+
+def test_closing_waits_for_the_threads_of_runs_that_were_removed(server, monkeypatch):
+    _, explorer = server
+    player = explorer.runs.get(explorer.begin(NewRun(prompt="abc", max_tokens=9)).run)
+    end = player.run.close
+    monkeypatch.setattr(player.run, "close", lambda: (time.sleep(0.3), end()))
+    assert explorer.runs.remove(player.card.run)
+    explorer.runs.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == f"run {player.card.run}"]
 
 
 def test_closing_does_not_wait_for_a_model_that_is_still_being_read():
@@ -695,6 +707,15 @@ ROUTES = [
     ("GET", "/v1/models"),
     ("GET", "/v1/models/x"),
     ("POST", "/v1/responses"),
+    ("POST", "/v1/responses/input_tokens"),
+    ("GET", "/v1/responses/x"),
+    ("DELETE", "/v1/responses/x"),
+    ("POST", "/v1/responses/x/cancel"),
+    ("GET", "/v1/responses/x/input_items"),
+    ("POST", "/apply-template"),
+    ("GET", "/props"),
+    ("GET", "/slots"),
+    *(("POST", path) for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/infill")),
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
     ("POST", "/api/generate"),
@@ -710,7 +731,7 @@ ROUTES = [
 
 def test_every_route_is_in_the_list(server):
     client, _ = server
-    paths = {re.sub(r"{(identity|name:path)}", "x", route.path) for route in client.app.routes}
+    paths = {re.sub(r"{(identity|name:path|response_id)}", "x", route.path) for route in client.app.routes}
     paths = {path.replace("{step}", "0").replace("{challenge}", "loop") for path in paths}
     assert paths - {"/runs/x/stream"} <= {path for _, path in ROUTES}
 
@@ -735,7 +756,7 @@ def test_other_hosts_and_origins_are_turned_away(server, headers):
         error = answer.json()["error"]
         if path.startswith("/api/"):  # the Ollama API tells an error in words alone
             assert error.startswith("this server answers as" if "host" in headers else "pages of other origins"), error
-        elif path.startswith(("/v1/", "/tokenize", "/detokenize")):
+        elif path.startswith(openai.API.prefixes):
             assert error["type"] == "permission_error", path
         else:
             assert error["kind"] == "forbidden", path

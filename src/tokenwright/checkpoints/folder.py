@@ -25,7 +25,8 @@ from tokenwright.checkpoints.files import hub
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults, parse_generation
 from tokenwright.checkpoints.files.hub_gguf import download_gguf, read_gguf_name
 from tokenwright.checkpoints.files.json_keys import read_json, shown
-from tokenwright.checkpoints.files.local import local_folder
+from tokenwright.checkpoints.files.local import local_folder, weight_files
+from tokenwright.checkpoints.files.pooling import PoolingConfig, read_pooling
 from tokenwright.checkpoints.files.safetensors import Stored, read_header
 from tokenwright.checkpoints.gguf.checkpoint import read_model
 from tokenwright.checkpoints.gguf.header import BLOCKS
@@ -36,7 +37,7 @@ from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_he
 from tokenwright.checkpoints.quantised.published import Compound, gather, read_scheme
 from tokenwright.checkpoints.tensor_reader import DTYPES, opened, piece_of, read_rows, read_whole
 from tokenwright.config import ModelConfig
-from tokenwright.errors import CheckpointError, fetch_again
+from tokenwright.errors import CheckpointError
 from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
 from tokenwright.models.graph import Graph
 from tokenwright.text import Tokenizer
@@ -67,6 +68,7 @@ class Checkpoint:
     texts: TokenizerFiles | None = None  # the tokenizer in a GGUF file
     adapters: tuple[Adapter, ...] = ()  # merged as the weights are read
     skipped: Mapping[str, int] = field(default_factory=dict)  # parts beside the text model: their tensors' number
+    pooling: PoolingConfig = field(default_factory=PoolingConfig)  # how it embeds texts
 
     @classmethod
     def open(cls, name_or_path: str | Path, revision: str | None = None, progress: bool = False) -> "Checkpoint":
@@ -76,7 +78,7 @@ class Checkpoint:
         `progress` shows download bars on stderr. Raises CheckpointError with the reason and a remedy.
         """
         folder = _locate(name_or_path, revision, progress)
-        if folder.is_file():
+        if not folder.is_dir():
             return cls._open_gguf(folder)
         if not (folder / "config.json").exists() and (files := sorted(folder.glob("*.gguf"))):
             raise CheckpointError(f"{folder} has no config.json, but {files[0].name}; give that file itself")
@@ -94,7 +96,8 @@ class Checkpoint:
             stored = read_packed_header(file, graph, form)
             sources = {name: TensorSource(name) for name in stored}
             stamps = {file: stamp(file)}
-            return cls(folder, replace(config, dtype=dtype), graph, generation, sources, stored, stamps, form)
+            config, pooling = replace(config, dtype=dtype), read_pooling(folder)
+            return cls(folder, config, graph, generation, sources, stored, stamps, form, pooling=pooling)
         sources = family.sources(graph, plain=scheme is None)
         stored, skipped = _read_headers(folder, family, config)
         if scheme is not None:
@@ -105,8 +108,8 @@ class Checkpoint:
         dtype = _dtype_of(one for name, one in stored.items() if name in wanted and one.dtype in DTYPES)
         stamps = {file: stamp(file) for file in {one.file for one in stored.values()}}
         forms = as_stored(graph, sources, stored) if joined else {}
-        config = replace(config, dtype=dtype)
-        return cls(folder, config, graph, generation, sources, stored, stamps, as_stored=forms, skipped=skipped)
+        found = (replace(config, dtype=dtype), graph, generation, sources, stored, stamps)
+        return cls(folder, *found, as_stored=forms, skipped=skipped, pooling=read_pooling(folder))
 
     @classmethod
     def _open_gguf(cls, file: Path) -> "Checkpoint":
@@ -118,7 +121,8 @@ class Checkpoint:
         generation = _within(model.generation, config.vocab_size, str(file))
         forms = as_stored(model.graph, model.sources, model.stored)
         stamps = {one: stamp(one) for one in (file, *others)}
-        return cls(file, config, model.graph, generation, model.sources, model.stored, stamps, None, forms, texts)
+        found = (config, model.graph, generation, model.sources, model.stored, stamps, None, forms, texts)
+        return cls(file, *found, pooling=PoolingConfig(model.pooling or "mean"))
 
     def adapter(self, folder: str | Path) -> Adapter:
         """Read a LoRA adapter of this model. Raises CheckpointError for a folder that holds none."""
@@ -276,7 +280,7 @@ def _read_headers(folder: Path, family: Family, config: ModelConfig) -> tuple[di
     """
     found: dict[str, Stored] = {}
     skipped: dict[str, int] = {}
-    for file in _weight_files(folder):
+    for file in weight_files(folder):
         for name, one in read_header(file).items():
             bare = family.bare(name)
             beside = tower_of(name) or ("MTP layers" if next_layer(bare, config) else None)
@@ -295,23 +299,6 @@ def _read_headers(folder: Path, family: Family, config: ModelConfig) -> tuple[di
         parts = ", ".join(f"{tower} ({count} tensors)" for tower, count in skipped.items())
         log.warning("%s: skipped %s: Tokenwright runs the text model alone", folder, parts)
     return found, skipped
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """The single weight file, or the shards that the index names."""
-    if (folder / hub.WEIGHTS).exists() or (folder / hub.WEIGHTS).is_symlink():
-        return [folder / hub.WEIGHTS]
-    if (folder / hub.INDEX).exists():
-        files = [folder / name for name in hub.shard_names(folder / hub.INDEX)]
-        missing = [file.name for file in files if not file.exists()]
-        if missing:
-            raise CheckpointError(
-                f"{folder} lacks {len(missing)} of {len(files)} shards ({_few(missing)}); {fetch_again(folder)}"
-            )
-        return files
-    if any(file.suffix in hub.PICKLES for file in folder.glob("*")):
-        raise CheckpointError(hub.only_pickles(str(folder)))
-    raise CheckpointError(f"{folder} has no {hub.WEIGHTS} and no {hub.INDEX}; {fetch_again(folder)}")
 
 
 def _check_fit(

@@ -95,6 +95,16 @@ DrainTimeout = Annotated[
 Timings = Annotated[
     bool | None, Option("--timings", help="Say in every reply where the time went.", rich_help_panel=SERVER)
 ]
+StoredResponses = Annotated[
+    int | None,
+    Option(
+        help="Bytes of OpenAI's responses that are kept in memory for later requests; 0: none.", rich_help_panel=SERVER
+    ),
+]
+StrictFields = Annotated[
+    bool | None,
+    Option("--strict-fields", help="Refuse requests that have fields which are unknown here.", rich_help_panel=SERVER),
+]
 AccessLog = Annotated[
     bool | None,
     Option("--access-log", help="Write a line of JSON to standard error for every request.", rich_help_panel=SERVER),
@@ -123,6 +133,8 @@ def serve(
     reader_timeout: ReaderTimeout = None,
     drain_timeout: DrainTimeout = None,
     timings: Timings = None,
+    stored_responses: StoredResponses = None,
+    strict_fields: StrictFields = None,
     access_log: AccessLog = None,
     explorer: Explorer = None,
     revision: opt.Revision = None,
@@ -180,6 +192,7 @@ def serve_app(
 
     listener = listen(settings.host, (settings.port,))  # clients may connect now; what follows takes time
     with uncollected_imports():
+        from tokenwright.llm.web_page import page_folder
         from tokenwright.serve.app import Served, make_app
         from tokenwright.serve.explorer.explorer import Explorer
         from tokenwright.serve.service.model_host import uncollected
@@ -188,7 +201,6 @@ def serve_app(
         from tokenwright.serve.transport.guard import Policy, read_keys
         from tokenwright.serve.transport.server import Server
         from tokenwright.serve.transport.telemetry import spans_of
-        from tokenwright.web_page import page_folder
 
     spans = spans_of(Environment.read().otel)
     keys = list(settings.api_key)
@@ -205,7 +217,16 @@ def serve_app(
         deadline_s=settings.request_timeout or None,
         reader_s=settings.reader_timeout or None,
     )
-    served = Served(settings.served_model_name, limits, settings.timings, spans, alone=True, adapters=adapters)
+    served = Served(
+        settings.served_model_name,
+        limits,
+        settings.timings,
+        spans,
+        alone=True,
+        strict_fields=settings.strict_fields,
+        stored_responses=settings.stored_responses,
+        adapters=adapters,
+    )
     if settings.access_log:
         log_access(logging.StreamHandler())
     app = make_app(Explorer(model, uncollected(load)), policy, page, served)

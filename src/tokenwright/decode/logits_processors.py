@@ -2,7 +2,8 @@
 
     adjusted   logit_bias -> allowed and banned ids -> bad words -> grammar -> min_tokens
                -> repetition -> presence and frequency -> DRY
-    filtered   temperature -> top-n-sigma -> top-k -> top-p -> min-p -> typical-p
+    filtered   temperature -> top-n-sigma -> top-k -> top-p -> min-p -> typical-p, or temperature -> mirostat
+    without_top  XTC, on the probabilities of what `filtered` leaves
 
 First the bans, then the penalties for repetition, then temperature and filters. Greedy decoding and beam search choose
 from the `adjusted` row; sampling draws from the `filtered` row, in fp64. -inf marks an id that cannot be chosen, and no
@@ -171,7 +172,8 @@ def adjusted(
     if params.presence_penalty or params.frequency_penalty:
         row = occurrences(row, text[prompt_length:], params.presence_penalty, params.frequency_penalty)
     if params.dry_multiplier:
-        row = dry(row, text, constraints.breakers, params.dry_multiplier, params.dry_base, params.dry_allowed_length)
+        recent = text[-params.dry_window :]
+        row = dry(row, recent, constraints.breakers, params.dry_multiplier, params.dry_base, params.dry_allowed_length)
     return row
 
 
@@ -219,15 +221,70 @@ def typical_p(logits: torch.Tensor, p: float) -> torch.Tensor:
     return logits if p >= 1.0 else logits.where(torch.from_numpy(typical_mask(logits.double().numpy(), p)), -math.inf)
 
 
+MIROSTAT_TOP = 100  # ids that version 1 estimates the exponent of Zipf's law from
+
+
+def mirostat_bound(tau: float, eta: float, surprises: float, count: int) -> float:
+    """The surprise, in bits, up to which Mirostat keeps ids after `count` tokens whose surprises sum to `surprises`.
+
+    It begins at 2 tau, and falls by eta times each token's surprise less tau: so only their sum matters.
+    """
+    return 2.0 * tau - eta * (surprises - count * tau)
+
+
+def mirostat(logits: torch.Tensor, version: int, bound: float) -> torch.Tensor:
+    """Keep the most probable of logits [V], fp64, up to a surprise of `bound` bits, at least one (arXiv 2007.14966).
+
+    Version 2 keeps ids whose surprise is at most that. Version 1 keeps the k most probable, with the k for which
+    Zipf's law has that surprise; it estimates the law's exponent from the most probable ids.
+    """
+    if version == 2:
+        logp = logits.log_softmax(-1)
+        return logits.masked_fill(logp < min(-bound * math.log(2.0), float(logp.max())), -math.inf)
+    return top_k(logits, _zipf_rank(logits, bound))
+
+
+def _zipf_rank(logits: torch.Tensor, bound: float) -> int:
+    """The k of Mirostat's version 1: k ** s = (s - 1) * 2 ** bound / (1 - V ** (1 - s)), with the estimated s."""
+    size, finite = len(logits), logits[logits > -math.inf]
+    ranked = finite.topk(min(MIROSTAT_TOP, len(finite))).values.numpy()
+    steps = np.diff(np.log(np.arange(1, len(ranked) + 1)))
+    exponent = float((steps * -np.diff(ranked)).sum() / max(float((steps * steps).sum()), 1e-300))
+    if exponent == 0.0:  # a level row: each id has the surprise log2(V)
+        return size
+    over = exponent - 1.0
+    scale = 1.0 / math.log(size) if abs(over) < 1e-9 else over / -math.expm1(-over * math.log(size))
+    rank = (math.log(scale) + bound * math.log(2.0)) / exponent  # log of k
+    return size if rank >= math.log(size) else max(1, int(math.exp(rank)))
+
+
+def without_top(chances: torch.Tensor, threshold: float) -> torch.Tensor:
+    """chances [V], fp64, without all but the least probable of those that are at least `threshold`; they sum to 1.
+
+    Of equals the highest id stays. XTC, "Exclude Top Choices", by P. E. Weidmann (text-generation-webui, pull
+    request 6335).
+    """
+    top = ((chances >= threshold) & (chances > 0)).nonzero()[:, 0]
+    if len(top) < 2:
+        return chances
+    least = chances[top].min()
+    spared = int(top[chances[top] == least][-1])
+    left = chances.index_fill(0, top[top != spared], 0.0)
+    return left / left.sum()
+
+
 def _cut(logits: torch.Tensor, least: Any) -> torch.Tensor:
     return logits.masked_fill(logits < least, -math.inf)
 
 
-def filtered(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+def filtered(logits: torch.Tensor, params: SamplingParams, bound: float = math.inf) -> torch.Tensor:
     """The sampler's logits [V], fp64: divided by the temperature, with -inf at every id that cannot be drawn.
 
-    logits: an `adjusted` row with at least one finite logit; the temperature is not 0.
+    logits: an `adjusted` row with at least one finite logit; the temperature is not 0. bound: the `mirostat_bound`.
     """
-    row = top_n_sigma(tempered(logits, params.temperature), params.top_n_sigma)
+    row = tempered(logits, params.temperature)
+    if params.mirostat:
+        return mirostat(row, params.mirostat, bound)
+    row = top_n_sigma(row, params.top_n_sigma)
     row = top_p(top_k(row, params.top_k), params.top_p)
     return typical_p(min_p(row, params.min_p), params.typical_p)

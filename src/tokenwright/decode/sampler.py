@@ -1,10 +1,11 @@
 """Choosing a token from logits: the logits processors, then the argmax or the inverse CDF of one uniform number.
 
     logits  ->  adjusted  ->  greedy: the argmax, the lowest id on ties
-                          ->  filtered  ->  softmax  ->  inverse CDF, in id order
+                          ->  filtered  ->  softmax  ->  XTC  ->  inverse CDF, in id order
 
-`adjusted` and `filtered` are in logits_processors.py. A draw depends only on the row of logits, the text, the seed, the
-position and the choice number: never on the batch, the step or earlier draws.
+`adjusted`, `filtered` and XTC are in logits_processors.py. A draw depends only on the row of logits, the text, the
+seed, the position and the choice number, and with Mirostat on the sum of the text's sampler logprobs: never on the
+batch or the step.
 """
 
 import math
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokenwright.decode.logits_processors import adjusted, filtered
+from tokenwright.decode.logits_processors import adjusted, filtered, mirostat_bound, without_top
 from tokenwright.engine import (
     Chunk,
     Fault,
@@ -26,6 +27,7 @@ from tokenwright.engine import (
     PromptLogprobs,
     Result,
     SamplingParams,
+    Sequence,
     Step,
     TopLogprob,
 )
@@ -37,28 +39,46 @@ RANGE = 128  # ids that are looked at together for the highest logits
 RUN = 64  # positions whose uniform numbers are computed at a time
 
 
-def uniform(seed: int, position: int, choice: int = 0) -> float:
+def uniform(seed: int, position: int, choice: int = 0, word: int = 0) -> float:
     """The uniform number in [0, 1) of a seed (64 bits), a position and a choice: Philox 4x64, counter-based.
 
-    Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3". position: below 2**64.
+    Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3". position: below 2**64. word: of the
+    four that each counter gives, 0 draws the token and 1 decides for XTC.
     """
-    return _uniforms(seed, position // RUN, choice)[position % RUN]
+    return _uniforms(seed, position // RUN, choice, word)[position % RUN]
 
 
 @lru_cache(maxsize=1024)
-def _uniforms(seed: int, run: int, choice: int) -> list[float]:
+def _uniforms(seed: int, run: int, choice: int, word: int) -> list[float]:
     """The uniform numbers of `RUN` consecutive positions: creating a generator takes longer than drawing them all."""
-    bits = np.random.Philox(key=seed, counter=run * RUN + (choice << 64)).random_raw(4 * RUN)[::4]  # four per position
+    bits = np.random.Philox(key=seed, counter=run * RUN + (choice << 64)).random_raw(4 * RUN)[word::4]
     numbers: list[float] = ((bits >> np.uint64(11)) * 2.0**-53).tolist()
     return numbers
 
 
-def probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor | None:
+def probabilities(logits: torch.Tensor, params: SamplingParams, bound: float = math.inf) -> torch.Tensor | None:
     """The distribution [V], fp64, that a token is drawn from; 0 at ids that were cut. None if decoding is greedy.
 
-    logits: an `adjusted` row with at least one finite logit.
+    logits: an `adjusted` row with at least one finite logit. bound: the `mirostat_bound`. XTC is not applied yet.
     """
-    return None if params.greedy else filtered(logits, params).softmax(-1)
+    return None if params.greedy else filtered(logits, params, bound).softmax(-1)
+
+
+def of_choice(
+    chances: torch.Tensor | None, params: SamplingParams, position: int, choice: int = 0
+) -> torch.Tensor | None:
+    """`chances` as one choice draws from them at `position`: after XTC, if the choice's number for it says so."""
+    if chances is None or not params.xtc_probability or params.mirostat:
+        return chances
+    assert params.seed is not None, "the seed is resolved before a request reaches the engine"
+    excludes = uniform(params.seed, position, choice, 1) < params.xtc_probability
+    return without_top(chances, params.xtc_threshold) if excludes else chances
+
+
+def _bound(sequence: Sequence) -> float:
+    """The `mirostat_bound` of a sequence's next token."""
+    params, count = sequence.request.params, len(sequence.tokens) - len(sequence.request.prompt)
+    return mirostat_bound(params.mirostat_tau, params.mirostat_eta, -sequence.sampler_logprob / math.log(2.0), count)
 
 
 def choose(
@@ -137,6 +157,7 @@ def score(chunk: Chunk, logits: torch.Tensor, totals: ListLike[float] = ()) -> P
     return PromptLogprobs(chunk.sequence.id, chunk.start + 1, logprobs, tops)
 
 
+_Beam = tuple[Chunk, torch.Tensor, tuple[float, ...]]  # its logits [n, V], and their `log_totals` [n], if known
 Observe = Callable[[Chunk, torch.Tensor, torch.Tensor | None], None]
 
 
@@ -157,7 +178,7 @@ class TorchSampler:
         The results of beam searches come after all others; for their chunks `observe` gets None as probabilities.
         """
         results: list[Result] = []
-        searches: dict[int, list[tuple[Chunk, torch.Tensor]]] = {}  # by id() of the search
+        searches: dict[int, list[_Beam]] = {}  # by id() of the search
         everything = output.logits.cpu()
         values = everything.numpy()  # the same [rows, V]
         pairs = list(zip(step.chunks, output.rows, strict=True))
@@ -173,7 +194,7 @@ class TorchSampler:
                 results.append(_hidden(chunk, output.hidden, rows))
             elif picks and search is not None:
                 beams = searches.setdefault(id(search), [])
-                beams.append((chunk, everything[rows.start : rows.stop]))
+                beams.append((chunk, everything[rows.start : rows.stop], output.log_totals[rows.start : rows.stop]))
             elif not unsound.isdisjoint(rows):
                 results.append(Fault(chunk.sequence.id, _unsound()))
             else:
@@ -244,16 +265,20 @@ def _picked(
     row = adjusted(logits, sequence.tokens, request.prompt_length, params, request.constraints, mask)
     if row is not logits and row.numpy().max() == -math.inf:
         return [Fault(sequence.id, exhausted())]
-    chances = probabilities(row, params)
+    chances = probabilities(row, params, _bound(sequence) if params.mirostat else math.inf)
+    each = [of_choice(chances, params, chunk.stop, choice) for choice in sequence.choices]
     if known is not None:
         chosen = [known] * len(sequence.choices)
+    elif params.xtc_probability:
+        pairs = zip(each, sequence.choices, strict=True)
+        chosen = [choose(row, its, params.seed, chunk.stop, (choice,))[0] for its, choice in pairs]
     else:
         chosen = choose(row, chances, params.seed, chunk.stop, sequence.choices)
-    observe(chunk, logits, chances)
+    observe(chunk, logits, each[0])
     first = top_ids(logits, params.logprobs) if params.logprobs else []
-    drawn = None if chances is None else chances.numpy()
     picks: list[Pick] = []
-    for choice, token in zip(sequence.choices, chosen, strict=True):
+    for choice, token, its in zip(sequence.choices, chosen, each, strict=True):
+        drawn = None if its is None else its.numpy()
         top = tuple(TopLogprob(i, float(values[i]) - total, _drawn(drawn, token, i)) for i in first)
         of_model, of_sampler = float(values[token]) - total, _drawn(drawn, token, token)
         picks.append(Pick(sequence.id, (token,), (of_model,), (of_sampler,), (top,), choice))
@@ -274,15 +299,15 @@ def exhausted() -> EngineError:
     )
 
 
-def _searched(beams: list[tuple[Chunk, torch.Tensor]], observe: Observe) -> list[Result]:
-    """The results of one beam search, from the chunks of all its beams, each with its logits [n, V]."""
-    if not all(_sound(logits) for _, logits in beams):
-        return [Fault(chunk.sequence.id, _unsound()) for chunk, _ in beams]
-    results: list[Result] = [score(chunk, logits) for chunk, logits in beams if chunk.logits_needed is ALL]
+def _searched(beams: list[_Beam], observe: Observe) -> list[Result]:
+    """The results of one beam search, from the chunks of all its beams."""
+    if not all(_sound(logits) for _, logits, _ in beams):
+        return [Fault(chunk.sequence.id, _unsound()) for chunk, _, _ in beams]
+    results: list[Result] = [score(*beam) for beam in beams if beam[0].logits_needed is ALL]
     try:
-        results += beams[0][0].request.search.pick([(chunk, logits[-1]) for chunk, logits in beams])
+        results += beams[0][0].request.search.pick([(chunk, logits[-1]) for chunk, logits, _ in beams])
     except Exception as error:  # from the beams' stop checkers, which are the client's
-        return [Fault(chunk.sequence.id, error) for chunk, _ in beams]
-    for chunk, logits in beams:
+        return [Fault(chunk.sequence.id, error) for chunk, _, _ in beams]
+    for chunk, logits, _ in beams:
         observe(chunk, logits[-1], None)
     return results

@@ -7,6 +7,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.decode import BeamSearch, TextStopChecker
 from tokenwright.engine import (
     Event,
@@ -65,11 +66,12 @@ class ChoiceText:
         return sum(logprobs) / max(1, len(logprobs))
 
 
-class MeanPool:
-    """The mean over rows [n, width], added one by one in fp64, so that it does not depend on how they arrive."""
+class HiddenPool:
+    """Pools rows [n, width]. They are added one by one in fp64, so that the mean does not depend on how they arrive."""
 
     def __init__(self) -> None:
         self._sum: NDArray[np.float64] | None = None
+        self._first = self._last = np.empty(0, np.float32)
         self._count = 0
 
     def add(self, rows: NDArray[np.float32]) -> None:
@@ -77,13 +79,18 @@ class MeanPool:
         total = np.zeros(rows.shape[1]) if self._sum is None else self._sum
         for row in rows:
             total += row
+        if len(rows):
+            self._first = self._first if self._count else rows[0].copy()
+            self._last = rows[-1].copy()
         self._sum = total
         self._count += len(rows)
 
-    def mean(self) -> NDArray[np.float32]:
+    def pooled(self, pooling: Pooling) -> NDArray[np.float32]:
         """[width]; there must be a row."""
         assert self._sum is not None, "a text to embed has a token"
-        return (self._sum / self._count).astype(np.float32)
+        if pooling == "mean":
+            return (self._sum / self._count).astype(np.float32)
+        return self._last if pooling == "last" else self._first
 
 
 class OutputProcessor:
@@ -97,7 +104,7 @@ class OutputProcessor:
         self.ended = False
         self.error: Exception | None = None
         self.prompt_logprobs: list[float] = []
-        self.hidden = MeanPool()  # over the hidden states of the prompt's tokens, if the request asks for them
+        self.hidden = HiddenPool()  # over the hidden states of the prompt's tokens, if the request asks for them
         self._search: BeamSearch | None = handle.request.search
         self._layers = layers
         self._kv_bytes = kv_bytes
@@ -225,15 +232,15 @@ class OutputProcessor:
     def _usage(self, text: ChoiceText, tokens: int) -> Usage:
         handle, sequence = self.handle, text.sequence
         prompt, search = len(handle.request.prompt), self._search is not None
-        forwarded = sum(one.forwarded for one in self._sequences) if search else sequence.forwarded
+        forwarded = sum(one.counts.forwarded for one in self._sequences) if search else sequence.counts.forwarded
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=tokens,
             forward_tokens=forwarded,
             layer_tokens=forwarded * self._layers,
-            reused_tokens=sequence.reused,
+            reused_tokens=sequence.counts.reused,
             kv_bytes=self._kv_bytes(prompt + tokens - 1 if search else sequence.computed) if sequence.cache else 0,
-            preemptions=sequence.preemptions,
+            preemptions=sequence.counts.preemptions,
             seed=handle.request.params.seed,
             queue_s=0.0 if handle.started is None else handle.started - handle.submitted,
             token_s=tuple(text.times),

@@ -21,10 +21,12 @@ from tokenwright.serve import model_list, operations
 from tokenwright.serve.anthropic import routes as anthropic
 from tokenwright.serve.explorer import routes as explore
 from tokenwright.serve.explorer.explorer import Explorer, RunGone
-from tokenwright.serve.http.api import Api, Direct, HeadRequests, add_errors, add_schemas, api_of, handlers_of
+from tokenwright.serve.http.api import Api, add_errors, add_schemas, api_of
+from tokenwright.serve.http.dispatch import Direct, HeadRequests, handlers_of
 from tokenwright.serve.ollama import routes as ollama
-from tokenwright.serve.openai import embeddings, responses, tokenize
+from tokenwright.serve.openai import embeddings, infill, llama_cpp, relevance, responses, tokenize
 from tokenwright.serve.openai import routes as openai
+from tokenwright.serve.openai.stored_responses import MOST_BYTES, StoredResponses
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import collect_at_rest
 from tokenwright.serve.service.service import Service, ServiceLimits
@@ -40,6 +42,7 @@ APIS: tuple[Api, ...] = (anthropic.API, ollama.API, openai.API, explore.API)  # 
 class Served:
     """How a model is served. names: of the model, for clients; by default its own. timings: in every reply.
 
+    strict_fields: requests with unknown fields are refused. stored_responses: bytes of OpenAI's that are kept.
     adapters: the names of those that the model is opened with; each is served as a model of its own.
     spans: makes OpenTelemetry's spans of the requests. alone: the process serves this model to its end and does nothing
     else, so the server decides when garbage is collected.
@@ -50,6 +53,8 @@ class Served:
     timings: bool = False
     spans: Spans | None = None
     alone: bool = False
+    strict_fields: bool = False
+    stored_responses: int = MOST_BYTES
     adapters: Sequence[str] = ()
 
 
@@ -125,9 +130,11 @@ def make_app(
     openai.add(app, service)
     model_list.add(app, service)
     embeddings.add(app, service)
-    for other in (responses, anthropic, ollama):
+    responses.add(app, service, StoredResponses(served.stored_responses))
+    for other in (relevance, infill, anthropic, ollama):
         other.add(app, service)
-    tokenize.add(app, service)
+    for beside in (tokenize, llama_cpp):
+        beside.add(app, service)
     explore.add(app, explorer)
     add_schemas(app, APIS)
     if page is not None:
@@ -143,5 +150,11 @@ def make_app(
     app.add_middleware(Direct, handlers=handlers, answer=answer)
     app.add_middleware(Guard, policy=policy, answer=refused, queued=frozenset(handlers), full=service.full)
     # The outermost: it gives the request its id.
-    app.add_middleware(AccessLog, timings=served.timings, spans=served.spans)
+    app.add_middleware(
+        AccessLog,
+        timings=served.timings,
+        strict=served.strict_fields,
+        spans=served.spans,
+        ignored=metrics.ignored,
+    )
     return app

@@ -16,6 +16,7 @@ from typing import Any
 
 from tokenwright.checks import check_whole, shown
 from tokenwright.errors import RequestError
+from tokenwright.regular_file import read_regular_text
 
 PREFIX = "TOKENWRIGHT_"
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -60,6 +61,10 @@ class Settings:
     )
     drain_timeout: float = _setting(30.0, "Seconds that running requests have to finish when the server is stopped.")
     timings: bool = _setting(False, "Say in every reply where the time went.")
+    stored_responses: int = _setting(
+        64 * 2**20, "Bytes of OpenAI's responses that are kept in memory for later requests; 0: none."
+    )
+    strict_fields: bool = _setting(False, "Refuse requests that have fields which are unknown here.")
     access_log: bool = _setting(False, "Write a line of JSON to standard error for every request.")
     explorer: bool = _setting(False, "Let the page trace runs; every step is then timed.")
 
@@ -67,6 +72,7 @@ class Settings:
         check_whole("port", self.port, 0, 65_535)
         check_whole("max_queue", self.max_queue, 0, 1_000_000)
         check_whole("max_body", self.max_body, 1024, 1 << 30)
+        check_whole("stored_responses", self.stored_responses, 0, 1 << 40)
         for name in ("request_timeout", "reader_timeout", "drain_timeout"):
             if not 0 <= getattr(self, name) <= 86_400:
                 raise RequestError(f"{name} must be from 0 to 86,400 seconds, not {getattr(self, name)!r}")
@@ -115,7 +121,7 @@ def read_settings(
 
 def _of_file(file: Path) -> dict[str, Any]:
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_regular_text(file))
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise RequestError(f"--config {file} cannot be read: {reason}") from error

@@ -65,7 +65,7 @@ class ChatTemplate:
         markup: bool = False,
         answers: Mapping[int, Sequence[int]] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        variables: Mapping[str, bool] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> Rendered:
         """The prompt of a conversation.
 
@@ -79,11 +79,11 @@ class ChatTemplate:
         fails or exceeds its limits.
         """
         checked = check_messages(messages)
-        texts = [*strings(checked, 0), *strings(tools or [], 0)]
+        texts = [*strings(checked, 0), *strings(tools or [], 0), *strings(variables or {}, 0)]
         marker, border = unused_characters((*texts, self._source, *self._control.ids), 2)
         if not markup:
             checked = [self._broken(message, marker) for message in checked]
-            tools = None if tools is None else mapped(tools, lambda text: self._control.broken(text, marker))
+            tools, variables = mapped([tools, variables], lambda text: self._control.broken(text, marker))
         more = {"tools": tools, "variables": dict(variables or {})}
         try:
             text = self._process.render(checked, add_generation_prompt, more)

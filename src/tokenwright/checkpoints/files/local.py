@@ -5,7 +5,7 @@ from pathlib import Path
 from tokenwright.checkpoints.files import hub
 from tokenwright.checkpoints.files.hub_gguf import read_gguf_name
 from tokenwright.checkpoints.files.known import KNOWN, known_name
-from tokenwright.errors import CheckpointError
+from tokenwright.errors import CheckpointError, fetch_again
 
 _FORMS = (
     "give a model's folder, a GGUF file, owner/name on the Hugging Face hub (such as openai-community/gpt2), or "
@@ -72,3 +72,21 @@ def local_config(model: str | Path) -> Path | None:
     known = ", ".join(one.split("/")[1] for one in KNOWN)
     some = f"; give a folder, a config.json, owner/name on the Hugging Face hub, or one of: stories, {known}"
     raise CheckpointError(f"there is no file or folder {name[:200]}, and it is no known model{meant(name) or some}")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The single weight file, or the shards that the index names. Raises CheckpointError where some are missing."""
+    if (folder / hub.WEIGHTS).exists() or (folder / hub.WEIGHTS).is_symlink():
+        return [folder / hub.WEIGHTS]
+    if (folder / hub.INDEX).exists():
+        files = [folder / name for name in hub.shard_names(folder / hub.INDEX)]
+        missing = [file.name for file in files if not file.exists()]
+        if missing:
+            few = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+            raise CheckpointError(
+                f"{folder} lacks {len(missing)} of {len(files)} shards ({few}); {fetch_again(folder)}"
+            )
+        return files
+    if any(file.suffix in hub.PICKLES for file in folder.glob("*")):
+        raise CheckpointError(hub.only_pickles(str(folder)))
+    raise CheckpointError(f"{folder} has no {hub.WEIGHTS} and no {hub.INDEX}; {fetch_again(folder)}")

@@ -16,6 +16,7 @@ import numpy
 from tokenwright.checkpoints.families.registry import TensorSource, parse_config
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults, parse_generation
 from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
+from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.header import Header
 from tokenwright.checkpoints.gguf.tensor_names import LAYOUTS, Layout, layout_of, shape_of
@@ -49,7 +50,8 @@ _NEUTRAL: Mapping[str, tuple[tuple[object, ...], str]] = {
     "expert_gating_func": ((1,), "another score of experts"),
     "expert_weights_scale": ((0.0, 1.0), "a scale of the experts' weights"),
 }
-_INERT = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
+_INERT = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type")
+_POOLINGS: Mapping[int, Pooling] = {1: "mean", 2: "first", 3: "last"}
 _ADVICE = "Tokenwright cannot tell whether that changes the arithmetic: the model needs a newer Tokenwright"
 
 SAMPLING: Mapping[str, str] = {  # key of general.sampling -> that of a generation_config.json
@@ -67,6 +69,7 @@ class GgufModel:
     generation: GenerationDefaults
     sources: Mapping[str, TensorSource]
     stored: Mapping[str, Stored]
+    pooling: Pooling | None  # of its embeddings
 
 
 def read_model(header: Header, where: str, factors: Callable[[Stored], list[float]]) -> GgufModel:
@@ -85,7 +88,8 @@ def read_model(header: Header, where: str, factors: Callable[[Stored], list[floa
     about = {f"{at}_token_id": header.metadata.get(f"tokenizer.ggml.{at}_token_id") for at in ("bos",)}
     ends = [header.metadata[key] for end in _ENDS if (key := f"tokenizer.ggml.{end}") in header.metadata]
     generation = parse_generation(_suggested(header.metadata) | {"eos_token_id": ends}, about, where)
-    return GgufModel(config, graph, generation, layout.sources(graph), stored)
+    pooling = _POOLINGS.get(header.metadata.get(f"{header.metadata['general.architecture']}.pooling_type", 0))
+    return GgufModel(config, graph, generation, layout.sources(graph), stored, pooling)
 
 
 def _layout(header: Header, where: str) -> Layout:

@@ -46,9 +46,11 @@ def write_folder(
             settings = read_json(checkpoint.path / "config.json")
             settings["quantization_config"] = quantisation(form, checkpoint.config.dtype)
             (draft / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-            for name in hub.SMALL:
-                if name not in ("config.json", hub.INDEX) and (checkpoint.path / name).is_file():
-                    shutil.copyfile(checkpoint.path / name, draft / name)
+            for name in set(hub.SMALL) - {"config.json", hub.INDEX}:
+                for file in checkpoint.path.glob(name):
+                    copy = draft / file.relative_to(checkpoint.path)
+                    copy.parent.mkdir(exist_ok=True)
+                    shutil.copyfile(file, copy)
             write_weights(draft / hub.WEIGHTS, weights, form, report)
     except OSError as error:
         raise CheckpointError(f"cannot write {folder}: {error.strerror or error}") from error

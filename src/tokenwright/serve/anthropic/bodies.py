@@ -7,11 +7,12 @@ from pydantic import Field
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.serve.http.fields import (
     MOST_ITEMS,
-    MOST_NAME,
     MOST_PARTS,
     MOST_TOOLS,
     Body,
-    Name,
+    CallId,
+    Effort,
+    ModelName,
     Object,
     Refused,
     Share,
@@ -19,57 +20,60 @@ from tokenwright.serve.http.fields import (
     Text,
     ToolName,
     many,
+    others,
 )
 
-_CITATIONS = Refused("answers are plain text", ([],))
 _TOOLSETS = Refused("tools are in no sets")
-
-
-class CacheControl(Body):
-    """Accepted: every prefix is cached, marked or not."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] = "5m"
+_CACHED = {"cache_control": "every prefix is cached, marked or not"}
+_CALLER = {"caller": "only the model calls tools"}
 
 
 class TextBlock(Body):
-    refused = {"citations": _CITATIONS}
+    harmless = {**_CACHED, "citations": "answers are plain text"}
 
     type: Literal["text"]
     text: Text
-    cache_control: CacheControl | None = None
 
 
 class ThinkingBlock(Body):
-    """The reasoning of an earlier answer. signature: any; it is not checked."""
+    """The reasoning of an earlier answer."""
+
+    harmless = {**_CACHED, "signature": "reasoning is not signed here"}
 
     type: Literal["thinking"]
     thinking: Text
-    signature: Text = ""
+
+
+class RedactedBlock(Body):
+    """Reasoning that another server has encrypted; it is left out."""
+
+    harmless = {**_CACHED, "data": "no model here can read it"}
+
+    type: Literal["redacted_thinking"]
 
 
 class ToolUseBlock(Body):
-    refused = {"caller": Refused("only the model calls tools", ({"type": "direct"},)), "toolset_name": _TOOLSETS}
+    refused = {"toolset_name": _TOOLSETS}
+    harmless = {**_CACHED, **_CALLER}
 
     type: Literal["tool_use"]
-    id: Name
+    id: CallId
     name: ToolName
     input: Object
-    cache_control: CacheControl | None = None
 
 
 class ToolResultBlock(Body):
     refused = {"toolset_name": _TOOLSETS}
+    harmless = _CACHED
 
     type: Literal["tool_result"]
-    tool_use_id: Name
+    tool_use_id: CallId
     content: Text | Annotated[list[TextBlock], many(MOST_PARTS)] = ""
     is_error: bool = False
-    cache_control: CacheControl | None = None
 
 
 UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
-AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
+AssistantBlock = Annotated[TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock, Field(discriminator="type")]
 
 
 class AnthropicUserMessage(Body):
@@ -95,21 +99,24 @@ Message = Annotated[
 
 
 class AnthropicTool(Body):
-    """A function of the client. Its input always follows its schema, whatever `strict` says."""
+    """A function of the client. One of another type runs on servers, or has a form that is Anthropic's; it is left out.
 
-    refused = {
-        "allowed_callers": Refused("only the model calls tools", (["direct"],)),
-        "defer_loading": Refused("all tools are in the prompt", (False,)),
-        "eager_input_streaming": Refused("inputs are streamed as they are written", (True, False)),
-        "input_examples": Refused("put examples into the description", ([],)),
+    Its input always follows its schema, whatever `strict` says.
+    """
+
+    harmless = {
+        **_CACHED,
+        "allowed_callers": "only the model calls tools",
+        "defer_loading": "all tools are in the prompt",
+        "eager_input_streaming": "inputs are streamed as they are written",
+        "input_examples": "the schema says what an input is",
     }
 
-    type: Literal["custom"] = "custom"
-    name: ToolName
+    type: Text = "custom"
+    name: ToolName | None = None
     description: Text = ""
-    input_schema: Object
-    strict: bool = True
-    cache_control: CacheControl | None = None
+    input_schema: Object | None = None
+    strict: bool = False
 
 
 class AutoChoice(Body):
@@ -136,13 +143,19 @@ Choice = Annotated[AutoChoice | AnyChoice | ToolChoice | NoChoice, Field(discrim
 
 
 class ThinkingOn(Body):
-    """The model reasons if it can, as long as it wants. display omitted: the reasoning is not returned."""
+    """The model reasons if it can. display omitted: the reasoning is not returned.
 
-    type: Literal["adaptive"]
+    budget_tokens: after so many tokens the reasoning is ended; adaptive thinking has no such limit.
+    """
+
+    type: Literal["adaptive", "enabled"]
     display: Literal["summarized", "omitted"] = "summarized"
+    budget_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
 
 
 class ThinkingOff(Body):
+    harmless = dict.fromkeys(("budget_tokens", "display"), "there is no reasoning")
+
     type: Literal["disabled"]
 
 
@@ -150,68 +163,96 @@ Thinking = Annotated[ThinkingOn | ThinkingOff, Field(discriminator="type")]
 
 
 class OutputFormat(Body):
+    harmless = {"name": "it is a label", "strict": "the answer always follows it"}
+
     type: Literal["json_schema"]
     schema_: Annotated[Object, Field(alias="schema")]
 
 
 class OutputConfig(Body):
-    refused = {
-        "effort": Refused("models here have no levels of effort; use thinking"),
-        "task_budget": Refused("use max_tokens"),
-    }
+    """effort: for templates that know levels of it."""
+
+    harmless = {"task_budget": "max_tokens limits the answer"}
 
     format: OutputFormat | None = None
+    effort: Effort | None = None
 
 
-class Metadata(Body):
-    user_id: Annotated[str, Field(max_length=MOST_NAME)] | None = None
+class Amount(Body):
+    """A number of tokens or of uses of tools."""
+
+    type: Literal["input_tokens", "tool_uses", "thinking_turns"]
+    value: Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+
+
+class Edit(Body):
+    """What of the conversation is left out: old reasoning, or old results of tools.
+
+    keep: how many of the last are kept. trigger: how much there must be of the prompt, or of the calls. clear_at_least
+    is no condition here: what is cleared is not counted first.
+    """
+
+    harmless = {"clear_at_least": "what is asked for is cleared, however little it is"}
+
+    type: Text
+    keep: Literal["all"] | Amount | None = None
+    trigger: Amount | None = None
+    exclude_tools: Annotated[list[Text], many(MOST_TOOLS)] = []
+    clear_tool_inputs: bool | Annotated[list[Text], many(MOST_TOOLS)] = False
+
+
+class ContextManagement(Body):
+    edits: Annotated[list[Edit], many(16)] = []
 
 
 class AnthropicPrompted(Body):
     """What both routes have."""
 
     refused = {
-        "betas": Refused("there are no beta features here", ([],)),
-        "billing_policy": Refused("nothing is billed"),
-        "compaction": Refused("the client edits its conversation"),
         "container": Refused("this server runs no code"),
-        "context_management": Refused("the client edits its conversation", ({"edits": []},)),
-        "diagnostics": Refused("usage has the tokens that were cached"),
-        "fallback_credit_token": Refused("there is no other model"),
-        "fallbacks": Refused("there is no other model", ([],)),
-        "inference_geo": Refused("the model runs where this server runs"),
-        "mcp_servers": Refused("this server calls no tools itself", ([],)),
-        "output_format": Refused("use output_config.format"),
-        "speed": Refused("there is one speed", ("standard",)),
         "thread": Refused("nothing is stored; send the whole conversation in messages"),
-        "user_profile_id": Refused("use metadata.user_id"),
-        "workspace_id": Refused("there are no workspaces"),
+    }
+    harmless = {
+        **_CACHED,
+        "betas": "a field that is implemented needs no mark",
+        "billing_policy": "nothing is billed",
+        "diagnostics": "usage has the tokens that were cached",
+        "fallback_credit_token": "there is no other model",
+        "fallbacks": "there is no other model",
+        "inference_geo": "the model runs where this server runs",
+        "metadata": "it is a label",
+        "service_tier": "there is one tier",
+        "speed": "there is one speed",
+        "user_profile_id": "it is a label",
+        "workspace_id": "it is a label",
+        "anthropic_version": "there is one version",
     }
 
-    model: Name
+    model: ModelName = ""
     messages: Annotated[list[Message], many(MOST_ITEMS, 1)]
     system: Text | Annotated[list[TextBlock], many(MOST_PARTS)] = ""
-    tools: Annotated[list[AnthropicTool], many(MOST_TOOLS)] = []
+    tools: Annotated[list[Annotated[AnthropicTool, others("custom")]], many(MOST_TOOLS)] = []
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    cache_control: CacheControl | None = None
+    output_format: OutputFormat | None = None
+    context_management: ContextManagement | None = None
 
 
 class CountTokens(AnthropicPrompted):
     """POST /v1/messages/count_tokens."""
 
+    harmless = dict.fromkeys(("max_tokens", "stream", "temperature", "top_k", "top_p"), "nothing is generated") | {
+        "stop_sequences": "nothing is generated"
+    }
+
 
 class Messages(AnthropicPrompted):
     """POST /v1/messages. max_tokens 0 fills the prefix cache and writes nothing."""
 
-    without_effect = ("metadata", "service_tier")
-
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)]
     stream: bool = False
     temperature: Share | None = None
-    top_k: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
     top_p: Share | None = None
     stop_sequences: Stops = []
-    metadata: Metadata = Metadata()
-    service_tier: Literal["auto", "standard_only"] = "auto"

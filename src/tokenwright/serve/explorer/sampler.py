@@ -63,11 +63,13 @@ def view(explorer: Explorer, run: Run, step: int, wanted: Mapping[str, float]) -
 
     Raises RequestError for a step whose logits are not held, and for settings out of range.
     """
-    from tokenwright.decode.sampler import choose, probabilities, uniform
+    from tokenwright.decode.sampler import choose, of_choice, probabilities, uniform
 
     params = replace(run.start.params, **wanted)  # type: ignore[arg-type]  # it checks them itself
     logits, row, position = run.logits(step), run.adjusted_logits(step, params), run.context(step)
     chances = probabilities(row, params)
+    if params.seed is not None:
+        chances = of_choice(chances, params, position)
     drawn = choose(row, chances, params.seed, position)[0] if params.greedy or params.seed is not None else None
     if chances is None:
         chances = _one(row, drawn or 0)

@@ -9,6 +9,8 @@ from tokenwright.serve.http.fields import (
     MOST_ITEMS,
     MOST_TOOLS,
     Body,
+    CallId,
+    ModelName,
     Name,
     Object,
     Refused,
@@ -18,19 +20,22 @@ from tokenwright.serve.http.fields import (
     Text,
     ToolName,
     many,
+    others,
 )
+from tokenwright.serve.http.samplers import Samplers
 
 _LOADED = "the server's command line says how the model is loaded"
+_OTHER = "it was made for the program of the client"
 _NO_IMAGES = Refused("models here read text", ([],))
 MOST_LOGPROBS = 20  # as in Ollama
 MOST_TEXTS = 2_048  # of one request for embeddings
 
 Window = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
-KeepAlive = float | Annotated[str, Field(max_length=32)] | None
+KEPT = "the model stays loaded as long as the server runs"
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 
 
-class Options(Body):
+class Options(Samplers):
     """How the text is chosen and where it ends. Without an option the checkpoint's own default holds.
 
     num_ctx: the most tokens of prompt and answer together. num_predict: of the answer; -1 and -2: to the end of the
@@ -38,19 +43,13 @@ class Options(Body):
     """
 
     refused = {
-        **{name: Refused(_LOADED) for name in ("num_batch", "num_gpu", "main_gpu", "num_thread")},
-        **{
-            name: Refused(_LOADED, (False,))
-            for name in ("numa", "low_vram", "logits_all", "vocab_only", "use_mlock", "embedding_only")
-        },
-        "f16_kv": Refused(_LOADED),
-        "use_mmap": Refused(_LOADED, (True,)),
-        "num_keep": Refused("a text is never cut in the middle", (0,)),
         "tfs_z": Refused("use min_p or typical_p", (1, 1.0)),
-        "mirostat": Refused("use temperature and top_p", (0,)),
-        "mirostat_tau": Refused("use temperature and top_p"),
-        "mirostat_eta": Refused("use temperature and top_p"),
-        "penalize_newline": Refused("penalties treat all tokens alike", (True,)),
+    }
+    harmless = {
+        **dict.fromkeys(("num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "logits_all"), _LOADED),
+        **dict.fromkeys(("vocab_only", "use_mlock", "use_mmap", "embedding_only", "f16_kv"), _LOADED),
+        "num_keep": "a text is never cut in the middle",
+        "penalize_newline": "penalties treat all tokens alike",
     }
 
     num_ctx: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
@@ -71,10 +70,8 @@ class Options(Body):
 class Show(Body):
     """POST /api/show. name: what older clients call the model."""
 
-    refused = {
-        **{name: Refused("models cannot be changed here") for name in ("system", "template", "options")},
-        "verbose": Refused("the card has no longer form", (False,)),
-    }
+    refused = {name: Refused("models cannot be changed here") for name in ("system", "template", "options")}
+    harmless = {"verbose": "the card has no longer form"}
 
     model: Name | None = None
     name: Name | None = None
@@ -83,108 +80,113 @@ class Show(Body):
 class OllamaPrompted(Body):
     """What /api/generate and /api/chat have in common.
 
-    format: "json", or the JSON schema of the answer. keep_alive: seconds, or a duration of Go's such as "1h30m"; the
-    model stays loaded as long as the server runs, which is at least as long as was asked; 0, which unloads it, is
-    refused. think: whether the model reasons first; it does at any level.
+    format: "json", or the JSON schema of the answer. keep_alive: any; the model stays loaded as long as the server
+    runs. think: whether the model reasons first, at a level where its template knows levels. truncate: leave out the
+    oldest messages of a conversation that is too long.
     """
 
-    refused = {
-        "truncate": Refused("a prompt is never cut", (False,)),
-        "shift": Refused("a text is never cut", (False,)),
-    }
-    without_effect = ("keep_alive",)
+    refused = {"template": Refused("the model has its own chat template; use raw for another")}
+    harmless = {"shift": "a text is never cut", "keep_alive": KEPT}
 
-    model: Name
+    model: ModelName = ""
+    truncate: bool = True
     stream: bool = True
     format: Literal["", "json"] | Object = ""
     options: Options = Options()
-    keep_alive: KeepAlive = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
 
 
 class Generate(OllamaPrompted):
-    """POST /api/generate. raw: the prompt is not put into the chat template. An empty prompt only loads the model."""
+    """POST /api/generate. raw: the prompt is not put into the chat template. An empty prompt only loads the model.
+
+    suffix: what follows the text; a model that was trained for it fills the gap.
+    """
 
     refused = {
-        **OllamaPrompted.refused,
-        "suffix": Refused("models here do not fill in the middle", ("",)),
-        "context": Refused("use /api/chat for conversations", ([],)),
+        "context": Refused("use /api/chat for conversations"),
         "images": _NO_IMAGES,
-        "template": Refused("the model has its own chat template; use raw for another", ("",)),
         **{name: Refused("models here write text") for name in ("width", "height", "steps")},
     }
 
     prompt: Text = ""
+    suffix: Text = ""
     system: Text = ""
     raw: bool = False
 
 
 class Called(Body):
-    refused = {"index": Refused("calls are in the order of the list", tuple(range(MOST_TOOLS)))}
+    harmless = {"index": "calls are in the order of the list", "description": "its tool has one"}
 
     name: ToolName
-    arguments: Object = {}
-    description: Text = ""
+    arguments: Object | Text = {}
 
 
 class OllamaToolCall(Body):
-    id: Name | None = None
+    harmless = {"index": "calls are in the order of the list"}
+
+    id: CallId | None = None
     type: Literal["function"] = "function"
     function: Called
 
 
 class OllamaMessage(Body):
-    """thinking: the reasoning of an earlier answer. tool_name, tool_call_id: the call that a tool's message answers."""
+    """thinking: the reasoning of an earlier answer. tool_name, tool_call_id: the call that a tool's message answers.
+
+    name: who speaks, for templates that print it.
+    """
 
     refused = {"images": _NO_IMAGES}
+    harmless = {"cache_control": "every prefix is cached, marked or not", "provider_specific_fields": _OTHER}
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text = ""
+    name: Text = ""
     thinking: Text = ""
     tool_calls: Annotated[list[OllamaToolCall], many(MOST_TOOLS)] = []
     tool_name: ToolName | None = None
-    tool_call_id: Name | None = None
+    tool_call_id: CallId | None = None
 
 
 class OllamaFunction(Body):
+    harmless = {"strict": "arguments always follow their schema"}
+
     name: ToolName
     description: Text = ""
     parameters: Object = {"type": "object", "properties": {}}
 
 
 class OllamaTool(Body):
-    type: Literal["function"] = "function"
-    function: OllamaFunction
+    type: Text = "function"
+    function: OllamaFunction | None = None
 
 
 class Chat(OllamaPrompted):
     """POST /api/chat. Without messages it only loads the model."""
 
     messages: Annotated[list[OllamaMessage], many(MOST_ITEMS)] = []
-    tools: Annotated[list[OllamaTool], many(MOST_TOOLS)] = []
+    tools: Annotated[list[Annotated[OllamaTool, others("function")]], many(MOST_TOOLS)] = []
 
 
 class Embedded(Body):
     """What /api/embed and /api/embeddings have in common."""
 
-    refused = {"options": Refused("an embedding has no options", ({},))}
-    without_effect = ("keep_alive",)
+    harmless = {
+        "options": "an embedding draws nothing, and the command line says how the model is loaded",
+        "keep_alive": KEPT,
+        "stream": "vectors come at once",
+    }
 
-    model: Name
-    keep_alive: KeepAlive = None
+    model: ModelName = ""
 
 
 class OllamaEmbed(Embedded):
-    """POST /api/embed."""
+    """POST /api/embed. truncate: of a text that is too long, the last tokens alone are read."""
 
-    refused = {
-        **Embedded.refused,
-        "truncate": Refused("a text is never cut", (False,)),
-        "dimensions": Refused("vectors have the width of the model"),
-    }
+    refused = {"dimensions": Refused("vectors have the width of the model")}
 
+    truncate: bool = True
     input: Text | Annotated[list[Text], many(MOST_TEXTS, 1)]
 
 

@@ -1,7 +1,7 @@
-"""OpenAI's embeddings: the mean of a text's hidden states after the final norm, scaled to unit length.
+"""OpenAI's embeddings: a text's hidden states after the final norm, pooled and scaled to unit length.
 
-A language model was not trained to make embeddings; these are what its hidden states give, and the reply says so by
-`pooling`. Clients expect unit length, as their sums of products are then cosines.
+They are pooled as the checkpoint's files say, and the reply says so by `pooling`. A model that was not trained to make
+embeddings has no such files; then it is the mean. Clients expect unit length: their sums of products are then cosines.
 """
 
 from __future__ import annotations
@@ -17,24 +17,34 @@ from numpy.typing import NDArray
 
 from tokenwright.serve.http.api import About, about, answers, body_of, takes, unless_gone
 from tokenwright.serve.http.reply_text import Json, server_timing, timings_of, written
+from tokenwright.serve.http.replying import check_model
 from tokenwright.serve.openai.bodies import EmbeddingBody
 from tokenwright.serve.openai.replies import cut
 from tokenwright.serve.openai.reply_schema import EmbeddingList
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.multi_prompt import gathered
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import GenerationRequest, no_model
+from tokenwright.serve.service.types import GenerationRequest
 
 Embedded = list[tuple[Generation, NDArray[np.float32]]]
 
 
 async def embedded(
-    request: Request, service: Service, model: str, inputs: Sequence[Any], truncate: int | None = None
+    request: Request,
+    service: Service,
+    model: str,
+    inputs: Sequence[Any],
+    truncate: int | None = None,
+    *,
+    cut: bool = False,
 ) -> Embedded:
-    """The embedding of each text or list of ids. truncate: how many of its last tokens are read; None: all."""
-    if model not in service.names:
-        raise no_model(model, service.names)
-    about(request).model = model
+    """The embedding of each text or list of ids. truncate: how many of its last tokens are read; None: all.
+
+    cut: as many as the context has.
+    """
+    model = check_model(request, service, model)
+    if cut:
+        truncate = (await service.opened(about(request).caller.key)).context
     each = [
         GenerationRequest(
             prompt=one,
@@ -71,7 +81,7 @@ async def _embedded(
         await generation.answers()
     finally:
         generation.cancel()
-    vector = generation.embedding()
+    vector = generation.embedding(service.host.llm.loaded.facts.pooling.pooling)
     return generation, vector / max(float(np.linalg.norm(vector)), 1e-12)
 
 
@@ -86,8 +96,9 @@ class Embeddings:
         body = await body_of(request, EmbeddingBody)
         given = body.input
         inputs = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
+        body.model = check_model(request, self.service, body.model)
         found = await embedded(request, self.service, body.model, inputs, body.truncate_prompt_tokens)
-        tokens = tokens_of(found)
+        tokens, pooling = tokens_of(found), self.service.host.llm.loaded.facts.pooling.pooling
 
         def reply() -> Json:
             data = [
@@ -97,7 +108,7 @@ class Embeddings:
             truncated = sum(generation.counts().truncated for generation, _ in found)
             usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
             usage |= {"prompt_tokens_details": cut(truncated)} if truncated else {}
-            return {"object": "list", "data": data, "model": body.model, "pooling": "mean", "usage": usage}
+            return {"object": "list", "data": data, "model": body.model, "pooling": pooling, "usage": usage}
 
         return await vectors(request, found, reply, body.return_timings)
 

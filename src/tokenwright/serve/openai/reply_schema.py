@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, RootModel
 
 from tokenwright.serve.http.reply_schema import Json, Reply, TimingsReply, TokenLogprob, absent
 
@@ -68,10 +68,18 @@ class AnswerFunction(Reply):
     arguments: str
 
 
+class AnswerInput(Reply):
+    name: str
+    input: str
+
+
 class AnswerCall(Reply):
+    """A call of a function, or of a custom tool."""
+
     id: str
-    type: Literal["function"]
-    function: AnswerFunction
+    type: Literal["function", "custom"]
+    function: AnswerFunction = absent()
+    custom: AnswerInput = absent()
 
 
 class ChatMessage(Reply):
@@ -137,9 +145,82 @@ class EmbeddingList(Reply):
     object: Literal["list"]
     data: list[EmbeddingEntry]
     model: str
-    pooling: Literal["mean"]
+    pooling: Literal["mean", "last", "first"]
     usage: EmbeddingUsage
     timings: TimingsReply = absent()
+
+
+class RerankedDocument(Reply):
+    text: str
+
+
+class RerankedEntry(Reply):
+    """index: of the document in the request."""
+
+    index: int
+    relevance_score: float
+    document: RerankedDocument = absent()
+
+
+class RerankUsage(Reply):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Reranked(Reply):
+    """The reply of /v1/rerank, the most relevant document first."""
+
+    id: str
+    model: str
+    results: list[RerankedEntry]
+    usage: RerankUsage
+
+
+class ScoredEntry(Reply):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoredUsage(RerankUsage):
+    completion_tokens: Literal[0]
+
+
+class Scored(Reply):
+    """The reply of /v1/score, in the order of the pairs."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoredEntry]
+    usage: ScoredUsage
+
+
+class InfillTimings(Reply):
+    """Of the prompt without what was cached, and of the text; in the words of llama.cpp's server."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    predicted_n: int
+    predicted_ms: float
+
+
+class Infilled(Reply):
+    """The reply of /infill, and in a stream its last event; those before have content, index and stop alone."""
+
+    index: Literal[0]
+    content: str
+    stop: bool
+    model: str = absent()
+    tokens_evaluated: int = absent()
+    tokens_cached: int = absent()
+    tokens_predicted: int = absent()
+    truncated: bool = absent()
+    stop_type: Literal["eos", "limit", "word"] = absent()
+    stopping_word: str = absent()
+    timings: InfillTimings = absent()
 
 
 class Tokenized(Reply):
@@ -163,107 +244,66 @@ class TokenCards(Reply):
     tokens: list[TokenCardReply]
 
 
-class Detokenized(Reply):
-    """The reply of /detokenize to tokens."""
+class TokenPiece(Reply):
+    id: int
+    piece: str
+
+
+class TokenPieces(Reply):
+    """The reply of /tokenize to content."""
+
+    tokens: list[int] | list[TokenPiece]
+
+
+class AppliedTemplate(Reply):
+    """The reply of /apply-template."""
 
     prompt: str
+
+
+class GenerationSettings(Reply):
+    """What a request has that says nothing. n_ctx: the tokens of the context."""
+
+    n_ctx: int
+    params: Json
+
+
+class Props(Reply):
+    """The reply of /props."""
+
+    default_generation_settings: GenerationSettings
+    total_slots: int
+    model_alias: str
+    model_path: str
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    modalities: dict[str, bool]
+    build_info: str
+
+
+class Slot(Reply):
+    """A place in the engine; prompt and answer are those of its request so far, in tokens."""
+
+    id: int
+    n_ctx: int
+    is_processing: bool
+    n_prompt_tokens: int
+    n_decoded: int
+
+
+class Slots(RootModel[Annotated[list[Slot], Field(fail_fast=True)]]):
+    """The reply of /slots."""
+
+
+class Detokenized(Reply):
+    """The reply of /detokenize to tokens. Both are the text."""
+
+    prompt: str
+    content: str
 
 
 class DetokenizedText(Reply):
     """The reply of /detokenize to ids."""
 
     text: str
-
-
-ItemStatus = Literal["completed", "incomplete"]
-
-
-class ResponseText(Reply):
-    type: Literal["output_text"]
-    text: str
-    annotations: Annotated[list[Json], Field(max_length=0)]
-    logprobs: list[TokenLogprob]
-
-
-class OutputMessage(Reply):
-    id: str
-    type: Literal["message"]
-    status: ItemStatus
-    role: Literal["assistant"]
-    content: list[ResponseText]
-
-
-class ResponseReasoning(Reply):
-    type: Literal["reasoning_text"]
-    text: str
-
-
-class OutputReasoning(Reply):
-    id: str
-    type: Literal["reasoning"]
-    status: ItemStatus
-    summary: Annotated[list[Json], Field(max_length=0)]
-    content: list[ResponseReasoning]
-
-
-class OutputCall(Reply):
-    id: str
-    type: Literal["function_call"]
-    status: ItemStatus
-    call_id: str
-    name: str
-    arguments: str
-
-
-class Incomplete(Reply):
-    reason: Literal["max_output_tokens"]
-
-
-class InputDetails(Reply):
-    cached_tokens: int
-    cache_write_tokens: int
-
-
-class ResponseUsage(Reply):
-    input_tokens: int
-    input_tokens_details: InputDetails
-    output_tokens: int
-    output_tokens_details: CompletionDetails
-    total_tokens: int
-
-
-class Response(Reply):
-    """The reply of /v1/responses. What a request says comes back as it was read."""
-
-    id: str
-    object: Literal["response"]
-    created_at: float
-    completed_at: float | None
-    status: ItemStatus
-    error: None
-    incomplete_details: Incomplete | None
-    output: list[Annotated[OutputMessage | OutputReasoning | OutputCall, Field(discriminator="type")]]
-    usage: ResponseUsage
-    model: str
-    background: Literal[False]
-    conversation: None
-    instructions: str | None
-    max_output_tokens: int | None
-    max_tool_calls: None
-    metadata: dict[str, str]
-    parallel_tool_calls: bool
-    previous_response_id: None
-    prompt_cache_key: str | None
-    reasoning: dict[Literal["effort", "summary"], str | None]
-    safety_identifier: str | None
-    service_tier: Literal["default"]
-    store: Literal[False]
-    temperature: float
-    text: Json
-    tool_choice: str | Json
-    tools: list[Json]
-    top_logprobs: int
-    top_p: float
-    truncation: Literal["disabled"]
-    user: str | None
-    timings: TimingsReply = absent()

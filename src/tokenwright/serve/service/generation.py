@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.engine import Finished, FinishReason, SamplingParams, Token
 from tokenwright.engine.loop import Delivery, RequestHandle
 from tokenwright.llm.output_processor import OutputProcessor
@@ -158,9 +159,9 @@ class Generation:
         """The engine's own account of the texts so far: token ids, log-probabilities, usage."""
         return self._transcript.completion()
 
-    def embedding(self) -> NDArray[np.float32]:
-        """The mean of the hidden states of the prompt's tokens, [width], of a request that asks for it, at its end."""
-        return self._transcript.hidden.mean()
+    def embedding(self, pooling: Pooling) -> NDArray[np.float32]:
+        """The pooled hidden states of the prompt's tokens, [width], of a request that asks for them, at its end."""
+        return self._transcript.hidden.pooled(pooling)
 
     @property
     def prompt_logprobs(self) -> list[float]:
@@ -177,7 +178,7 @@ class Generation:
         return TokenCounts(
             prompt=len(self.prompt_ids),
             completion=self._written,
-            cached=self._handle.sequence.prefix_hit,
+            cached=self._handle.sequence.counts.prefix_hit,
             reasoning=sum(reader.reasoning_tokens for reader in self._readers.values()),
             truncated=self._prepared.truncated,
         )
@@ -205,7 +206,7 @@ class Generation:
 
     @property
     def preemptions(self) -> int:
-        return self._handle.sequence.preemptions
+        return self._handle.sequence.counts.preemptions
 
     def _take(self) -> list[Delta]:
         """The deltas of all deliveries that are here."""

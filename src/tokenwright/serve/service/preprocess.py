@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tokenwright.checks import check_whole
+from tokenwright.decode import TextStopChecker
 from tokenwright.decode.grammar import schema_rule
 from tokenwright.engine import Grammar, Request, SamplingParams
 from tokenwright.errors import ContextError, RequestError
+from tokenwright.serve.service.conversation import TemplateMessages, without_oldest
 from tokenwright.serve.service.output_parser import NewReader, PlainReader, SortingReader, ThinkTags
+from tokenwright.serve.service.thinking import ThinkingBudget, closing, switches_of, variables_of
 from tokenwright.serve.service.tools import ToolFormat, tool_format
 from tokenwright.serve.service.types import PRIORITIES, GenerationRequest, Tool
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
 
-_SLOW = ("grammar", "logit_bias", "stop", "stop_ids")  # each may be long
+_SLOW = ("grammar", "logit_bias", "stop", "stop_ids", "dry_multiplier")  # each may be long
 MOST_LOGPROBS = 2**20  # of one reply, of all its texts and of the prompt
 ANY_OBJECT = Grammar.json_schema({"type": "object"})
 
@@ -45,6 +48,8 @@ def check(wanted: GenerationRequest) -> None:
         raise RequestError(f"priority must be from {PRIORITIES[0]} to {PRIORITIES[-1]}, not {wanted.priority!r}")
     if wanted.truncate_prompt_tokens is not None:
         check_whole("truncate_prompt_tokens", wanted.truncate_prompt_tokens, 1)
+    if wanted.gap is not None and not isinstance(wanted.prompt, str):
+        raise RequestError("suffix: the prompt before a gap must be one text, not token ids or messages")
     if wanted.tools and wanted.messages is None:
         raise RequestError("tools belong to a conversation; give messages instead of a prompt")
     names = [tool.name for tool in wanted.tools]
@@ -63,7 +68,9 @@ class Preprocessor:
 
     def __init__(self, llm: LLM) -> None:
         from tokenwright.llm.input_processor import QUICK_PROMPT  # with torch
+        from tokenwright.text.infill import Infill
 
+        self._infill = Infill(llm.tokenizer)
         self._llm = llm
         self._most = llm.longest()
         self._quick_prompt = QUICK_PROMPT
@@ -71,6 +78,8 @@ class Preprocessor:
         self._source = "" if template is None else llm.tokenizer.chat_template or ""
         self._format: ToolFormat | None = tool_format(self._source)
         self._thinks = "</think>" in self._source
+        self._switches = switches_of(self._source)
+        self._adapted = TemplateMessages(self._source)
         special = llm.tokenizer.special_ids
         marks = ("<think>", "</think>", *(() if self._format is None else self._format.marks))
         known = {name: at for name, at in llm.tokenizer.control.ids.items() if name in marks}
@@ -103,7 +112,7 @@ class Preprocessor:
         """Whether `prepare` takes less time than to ask a thread: for a short prompt without constraints."""
         short = wanted.prompt is not None and len(wanted.prompt) <= self._quick_prompt
         given = wanted.overrides
-        return short and not (wanted.json_object or any(given.get(name) for name in _SLOW))
+        return short and not (wanted.gap or wanted.json_object or any(given.get(name) for name in _SLOW))
 
     def prepare(self, wanted: GenerationRequest) -> Prepared:
         """Raises RequestError, ContextError."""
@@ -123,60 +132,74 @@ class Preprocessor:
             name = "beams" if params.beams > 1 else "best_of"
             raise RequestError(f"{name} cannot be streamed: its texts are known at the end alone; leave stream out")
         request = self._llm.prepare(ids, params, salt=wanted.caller.salt, adapter=adapter)
-        return Prepared(request, text, self._reader(wanted, text, tools, params), at_end, truncated)
+        tags = self._tags(wanted, text, tools, params)
+        if tags is not None and wanted.thinking_budget is not None:
+            self._limit_thoughts(request, wanted.thinking_budget, tags)
+        return Prepared(request, text, self._reader(wanted, tags, tools), at_end, truncated)
+
+    def _limit_thoughts(self, request: Request, budget: int, tags: ThinkTags) -> None:
+        """Let the thoughts of a request that was just made end after so many tokens."""
+        checker = request.stop_checker
+        if isinstance(checker, TextStopChecker):  # beams are ranked by their own tokens
+            tokenizer, size = self._llm.tokenizer, self._llm.loaded.config.vocab_size
+            checker.constraint = ThinkingBudget(checker.constraint, budget, tags, tokenizer, size)
 
     def prompt(self, wanted: GenerationRequest, *, add_special: bool = True) -> tuple[Sequence[int], str]:
         """The ids of the prompt, uncut, and its text. Raises RequestError.
 
         add_special: with the tokens that the tokenizer adds to a text.
         """
+        if wanted.drop_oldest and wanted.messages is not None:
+            wanted = self._shortened(wanted)
         self._check_lengths(wanted)
+        if (gap := wanted.gap) is not None:
+            return self._infill.ids(str(wanted.prompt), gap.suffix, gap.files, gap.begun), str(wanted.prompt)
         if wanted.prompt is not None:
             return self._ids(wanted.prompt, add_special), wanted.prompt if isinstance(wanted.prompt, str) else ""
+        return self._rendered(wanted)
+
+    def _shortened(self, wanted: GenerationRequest) -> GenerationRequest:
+        """The request without its oldest messages, so that there is room for an answer. Raises RequestError."""
+        context = min(self._llm.context, wanted.context or self._llm.context)
+        most = context - min(wanted.overrides.get("max_tokens") or 1, context // 2)
+        while True:
+            assert wanted.messages is not None, "only a conversation is shortened"
+            texts = [str(one.get("content") or "") for one in wanted.messages]
+            least = sum(map(self._llm.tokenizer.least_tokens, texts))
+            length = least if least > most else len(self._rendered(wanted)[0])
+            messages = without_oldest(wanted.messages, 1 - most / length) if length > most else []
+            if not messages:
+                return wanted
+            wanted = replace(wanted, messages=messages)
+
+    def _rendered(self, wanted: GenerationRequest) -> tuple[Sequence[int], str]:
+        """The ids of a conversation, and its text. Raises RequestError."""
         assert wanted.messages is not None, "`check` has seen to it"
-        variables = self._variables(wanted.thinking)
+        variables = variables_of(wanted.thinking, wanted.variables, self._switches)
         tools = None if self._tools(wanted) is None else [_declared(tool) for tool in wanted.tools]
-        messages = self._known(wanted.messages)
+        messages = self._adapted.known(wanted.messages)
         if wanted.continue_last:
             ids, text = self._continued(messages, tools, variables)
         else:
-            rendered = self._llm.template.render(messages, tools=tools, variables=variables)
+            template, begins = self._llm.template, wanted.generation_prompt
+            rendered = template.render(messages, begins, tools=tools, variables=variables)
             ids, text = rendered.ids, rendered.text
+            if wanted.thinking is False and self._thinks and not self._switches and begins:
+                more = closing(text, ThinkTags())
+                ids, text = (*ids, *self._llm.tokenizer.encode(more, add_special=False)), text + more
         if self._forces_mark(wanted):  # the model cannot be made to write a special token, so the prompt ends with it
             assert self._format is not None, "a mark belongs to a form"
             ids, text = (*ids, self._llm.tokenizer.control.ids[self._format.mark]), text + self._format.mark
         return ids, text
 
-    def _known(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """The messages as the template knows them: a developer is the system, where it has no role of that name.
-
-        Templates leave out what they do not know. Raises RequestError for tool calls that the template would leave out.
-        Their results need no check of their own: each follows its call.
-        """
-        for at, message in enumerate(messages):
-            if message.get("tool_calls") and "tool_calls" not in self._source:
-                raise RequestError(f"messages.{at}: this model's chat template has no form for calls of tools")
-        if "developer" in self._source:
-            return messages
-        return [{**one, "role": "system"} if one["role"] == "developer" else one for one in messages]
-
     def _check_lengths(self, wanted: GenerationRequest) -> None:
         """Raises RequestError for a text that by its length cannot fit the context, before it takes time."""
         if wanted.truncate_prompt_tokens is None:
             contents = [message.get("content") for message in wanted.messages or ()]
-            for text in (wanted.prompt, *contents):
+            gap = () if wanted.gap is None else (wanted.gap.suffix, *(text for _, text in wanted.gap.files))
+            for text in (wanted.prompt, *gap, *contents):
                 if isinstance(text, str):
                     self._llm.check_length(text)
-
-    def _variables(self, thinking: bool | None) -> dict[str, bool]:
-        """The template's variables. Raises RequestError where it cannot do what is asked."""
-        if thinking is None:
-            return {}
-        if thinking and not self._thinks:
-            raise RequestError("this model does not reason: its chat template has no think tags; ask for none")
-        if self._thinks and not thinking and "enable_thinking" not in self._source:
-            raise RequestError("this model always reasons: its chat template has no enable_thinking to switch it off")
-        return {"enable_thinking": thinking}
 
     def _ids(self, prompt: str | Sequence[int], add_special: bool) -> list[int]:
         """The token ids of a prompt. Raises RequestError."""
@@ -185,17 +208,24 @@ class Preprocessor:
         return self._llm.tokenizer.encode(prompt, add_special=add_special)
 
     def _continued(
-        self, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, bool]
+        self, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
     ) -> tuple[Sequence[int], str]:
-        """The prompt up to the end of the last message's text."""
-        template, last = self._llm.template, str(messages[-1].get("content") or "").rstrip()
-        start = template.render(messages[:-1], tools=tools, variables=variables) if len(messages) > 1 else None
-        if start is None:
+        """The prompt up to the end of the last message's text, which is an answer: its thoughts are over."""
+        template, last = self._llm.template, messages[-1]
+        if len(messages) < 2:
             raise RequestError("messages: an answer can be continued only after another message")
-        return [
-            *start.ids,
-            *self._llm.tokenizer.encode(last, add_special=False, parse_special=False),
-        ], start.text + last
+        start = template.render(messages[:-1], tools=tools, variables=variables)
+        own = str(last.get("content") or "").rstrip()
+        ids, text = [*start.ids], start.text
+        tags, encode = ThinkTags(), self._llm.tokenizer.encode
+        thought = str(last.get("reasoning_content") or "") if self._thinks else ""
+        if thought or text.rstrip().endswith(tags.start):
+            opening = "" if text.rstrip().endswith(tags.start) else f"{tags.start}\n"
+            ids += encode(opening, add_special=False) if opening else []
+            ids += encode(thought, add_special=False, parse_special=False) if thought else []
+            ids += encode(f"\n{tags.end}\n\n", add_special=False)
+            text += f"{opening}{thought}\n{tags.end}\n\n"
+        return [*ids, *encode(own, add_special=False, parse_special=False)], text + own
 
     def _forces_mark(self, wanted: GenerationRequest) -> bool:
         calls = self._tools(wanted) is not None and wanted.tool_choice != "auto"
@@ -219,6 +249,8 @@ class Preprocessor:
             found["grammar"] = tools.grammar(
                 _callable(wanted), wanted.tool_choice, wanted.parallel_tool_calls, special, answer
             )
+        if wanted.gap is not None and not found.get("ignore_eos"):
+            found["stop_ids"] = (*found.get("stop_ids", ()), *self._infill.ends)
         if wanted.deadline_s is not None:
             found["max_seconds"] = min(wanted.deadline_s, found.get("max_seconds", wanted.deadline_s))
         if prompt > self._llm.context:
@@ -231,15 +263,18 @@ class Preprocessor:
             found["max_tokens"] = min(found["max_tokens"], wanted.context - prompt)
         return found
 
-    def _reader(
+    def _tags(
         self, wanted: GenerationRequest, text: str, tools: ToolFormat | None, params: SamplingParams
-    ) -> NewReader:
-        tags = None
-        if wanted.reasoning and self._thinks and wanted.messages is not None:
-            opened = text.rstrip().endswith("<think>")
-            free = tools is not None and wanted.tool_choice == "auto" and not _formed(wanted)
-            held = params.grammar is not None and not free  # the grammar has no room for thoughts
-            tags = None if opened and held else ThinkTags(opened=opened)
+    ) -> ThinkTags | None:
+        """The tags of the answer's thoughts; None: it has none."""
+        if not (wanted.reasoning and self._thinks and wanted.messages is not None):
+            return None
+        opened = text.rstrip().endswith("<think>")
+        free = tools is not None and wanted.tool_choice == "auto" and not _formed(wanted)
+        held = params.grammar is not None and not free  # the grammar has no room for thoughts
+        return None if opened and held else ThinkTags(opened=opened)
+
+    def _reader(self, wanted: GenerationRequest, tags: ThinkTags | None, tools: ToolFormat | None) -> NewReader:
         if tags is None and tools is None:
             return PlainReader
         marks, opened = self._marks, self._forces_mark(wanted)

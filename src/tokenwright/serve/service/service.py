@@ -24,7 +24,15 @@ from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import ModelHost
 from tokenwright.serve.service.preprocess import Prepared, Preprocessor, check
 from tokenwright.serve.service.quota import Quota
-from tokenwright.serve.service.types import ENDING, GenerationRequest, Late, NotReady, Problem, problem_of
+from tokenwright.serve.service.types import (
+    ENDING,
+    GenerationRequest,
+    Late,
+    NotReady,
+    Problem,
+    TokenCounts,
+    problem_of,
+)
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
@@ -226,6 +234,10 @@ class Service:
     def running(self) -> int:
         """Requests in the engine."""
         return len(self._running)
+
+    def counts(self) -> list[TokenCounts]:
+        """The tokens of each request in the engine so far."""
+        return [one.generation.counts() for one in self._running.values()]
 
     async def healthy(self) -> None:
         """Prove that a token can be made. Raises NotReady while the model loads, EngineError if the engine makes none.

@@ -1,0 +1,150 @@
+"""Responses that are kept: what refers to them, who sees them, and when they leave."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.engines import held
+from tests.serve.talking import Talker, make_talker, talking, until
+from tokenwright.serve.app import Served
+from tokenwright.serve.openai import stored_responses
+from tokenwright.serve.openai.stored_responses import StoredResponse, StoredResponses
+
+ASKED: dict[str, Any] = {"model": "tiny", "temperature": 0.0, "max_output_tokens": 4}
+KEYS = ("a key of one", "a key of two")
+
+
+@pytest.fixture
+def client(talker: Talker) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{talker.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_a_conversation_goes_on_from_a_response(talker: Talker, client: openai.OpenAI, streamed: bool) -> None:
+    def create(**more: Any) -> Any:
+        if not streamed:
+            return client.responses.create(**ASKED, **more)
+        return list(client.responses.create(**ASKED, stream=True, **more))[-1].response  # type: ignore[union-attr]
+
+    first = create(input="Hello", instructions="Be brief.")
+    second = create(input="And?", previous_response_id=first.id)
+    third = create(input=[{"role": "user", "content": "So?"}], previous_response_id=second.id, instructions="Be kind.")
+    assert (first.store, second.previous_response_id) == (True, first.id)
+    told = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": first.output_text}]
+    told += [{"role": "user", "content": "And?"}]
+    assert second.usage.input_tokens == talker.tokens(told), "instructions are those of one request"
+    told += [{"role": "assistant", "content": second.output_text}, {"role": "user", "content": "So?"}]
+    assert third.usage.input_tokens == talker.tokens([{"role": "system", "content": "Be kind."}, *told])
+    assert third.output_text == talker.greedy([{"role": "system", "content": "Be kind."}, *told], 4)
+
+
+def test_a_stored_response_is_read_and_deleted(client: openai.OpenAI) -> None:
+    made = client.responses.create(input="Hello", **ASKED)
+    assert client.responses.retrieve(made.id).output_text == made.output_text
+    client.responses.delete(made.id)
+    for again in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+        with pytest.raises(openai.NotFoundError, match="is stored here"):
+            again(made.id)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(input="And?", previous_response_id=made.id, **ASKED)
+    assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
+def test_a_response_that_is_not_to_be_stored_is_not(client: openai.OpenAI) -> None:
+    made = client.responses.create(input="Hello", store=False, **ASKED)
+    assert made.store is False  # type: ignore[attr-defined]
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(made.id)
+
+
+def test_the_items_of_a_conversation_are_listed_in_pages(client: openai.OpenAI) -> None:
+    texts = [{"role": "user", "content": str(n)} for n in range(5)]
+    first = client.responses.create(input=texts, **ASKED)  # type: ignore[arg-type]
+    second = client.responses.create(input="last", previous_response_id=first.id, **ASKED)
+
+    def said(**more: Any) -> list[str]:
+        return [item.content[0].text for item in client.responses.input_items.list(second.id, **more)]
+
+    wanted = [*"01234", first.output_text, "last"]
+    assert said(order="asc", limit=3) == wanted
+    assert said() == wanted[::-1]
+    page = client.responses.input_items.list(second.id, order="asc", limit=3)
+    assert (len(page.data), page.has_more) == (3, True)
+    for bad in ({"limit": 0}, {"limit": 101}, {"after": "nothing"}):
+        with pytest.raises(openai.BadRequestError, match=next(iter(bad))):
+            client.responses.input_items.list(second.id, extra_query=bad)
+
+
+def test_an_item_may_be_sent_by_its_id(talker: Talker, client: openai.OpenAI) -> None:
+    first = client.responses.create(input="Hello", **ASKED)
+    given: Any = [{"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "And?"}]
+    second = client.responses.create(input=given, **ASKED)
+    told = [{"role": "assistant", "content": first.output_text}, {"role": "user", "content": "And?"}]
+    assert second.usage is not None and second.usage.input_tokens == talker.tokens(told)
+
+
+def test_a_response_that_is_written_can_be_cancelled(talker: Talker, client: openai.OpenAI) -> None:
+    stream = client.responses.create(input="Hello", stream=True, **ASKED | {"max_output_tokens": 1500})
+    events = iter(stream)
+    created: Any = next(events)
+    with held(talker.llm):
+        assert client.responses.cancel(created.response.id).status == "cancelled"
+    last = list(events)[-1]
+    assert (last.type, last.response.status) == ("response.incomplete", "cancelled")  # type: ignore[union-attr]
+    until(talker.idle)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(created.response.id)
+    done = client.responses.create(input="Hello", **ASKED)
+    with pytest.raises(openai.BadRequestError, match="is incomplete already"):
+        client.responses.cancel(done.id)
+
+
+def test_each_key_sees_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = make_talker(tmp_path_factory.mktemp("keys"))
+    with talking(folder, keys=[key.replace(" ", "-") for key in KEYS]) as talker:
+        one, two = ({"authorization": f"Bearer {key.replace(' ', '-')}"} for key in KEYS)
+        url = f"{talker.url}/v1/responses"
+        made = httpx.post(url, json=ASKED | {"input": "Hello"}, headers=one).json()["id"]
+        for method in ("GET", "DELETE"):
+            assert httpx.request(method, f"{url}/{made}", headers=two).status_code == 404
+        asked = ASKED | {"input": "And?", "previous_response_id": made}
+        assert [httpx.post(url, json=asked, headers=key).status_code for key in (one, two)] == [200, 400]
+
+
+def test_a_server_may_store_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = make_talker(tmp_path_factory.mktemp("nothing"))
+    with talking(folder, served=Served(["tiny"], stored_responses=0)) as talker:
+        made = httpx.post(f"{talker.url}/v1/responses", json=ASKED | {"input": "Hello"}).json()
+        assert made["store"] is False
+        assert httpx.get(f"{talker.url}/v1/responses/{made['id']}").status_code == 404
+
+
+def response(name: str) -> dict[str, Any]:
+    return {"id": name, "output": [{"type": "message", "role": "assistant", "id": f"m{name}", "content": "a" * 100}]}
+
+
+def test_the_oldest_leave_where_there_is_no_room() -> None:
+    stored = StoredResponses(500)
+    for name in "abc":
+        stored.add("key", StoredResponse.of(response(name), [], ()))
+    assert [stored.get("key", name) is not None for name in "abc"] == [False, True, True]
+    assert 0 < stored.size <= 500
+    stored.add("key", StoredResponse.of(response("d") | {"text": "a" * 600}, [], ()))
+    assert stored.get("key", "d") is None and stored.get("key", "c") is not None, "what never fits displaces nothing"
+    stored.add("key", StoredResponse.of(response("c"), [], ()))
+    for name in "bc":
+        assert stored.remove("key", name)
+    assert (stored.size, stored.remove("key", "c")) == (0, False)
+
+
+def test_a_response_leaves_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = StoredResponses()
+    stored.add("key", StoredResponse.of(response("a"), [], ()))
+    assert stored.get("key", "a") is not None and stored.get("other", "a") is None
+    monkeypatch.setattr(stored_responses, "KEPT_S", -1.0)
+    assert stored.get("key", "a") is None
+    assert stored.size == 0
