@@ -67,6 +67,7 @@ class Tokenizer:
         self.bos_id = None if files.bos is None else self._with_row(files.bos)
         self.eos_ids = tuple(at for name in files.eos if (at := self._with_row(name)) is not None)
         self.chat_template = files.chat_template
+        self.tool_template = files.tool_template
 
     @classmethod
     def load(cls, folder: Path, *, vocab_size: int | None = None) -> "Tokenizer":

@@ -293,7 +293,10 @@ class Lines:
     def take(self, delta: Delta) -> Iterator[Line]:
         """The lines of a delta, but for its end."""
         self._answer.add(delta)
-        if delta.text or delta.reasoning or delta.tokens:
+        if delta.reasoning and delta.text:  # no line has both: many clients read only one
+            yield self._line("", delta.reasoning, (), ())
+            yield self._line(delta.text, "", (), delta.tokens)
+        elif delta.text or delta.reasoning or delta.tokens:
             yield self._line(delta.text, delta.reasoning, (), delta.tokens)
         complete = len(self._answer.tool_calls) - (0 if delta.finish else 1)
         if complete > self._sent:

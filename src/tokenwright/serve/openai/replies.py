@@ -183,7 +183,7 @@ class Chunks:
         return f"{self._head}],{dumps(more)[1:]}\n\n"
 
     def chat(self, delta: Delta, tokens: Tokens, first: bool) -> str:
-        """The chunks of one delta of a chat; `first`: of its choice."""
+        """The chunks of one delta of a chat; `first`: of its choice. None has two fields: many clients read only one."""
         lines = []
         if first:
             lines.append(self.chat_choice(delta.choice, '{"role":"assistant","content":""}'))
@@ -194,9 +194,10 @@ class Chunks:
             parts.append(f'"content":{dumps(delta.text)}')
         if calls := self._fragments(delta):
             parts.append(f'"tool_calls":{dumps(calls)}')
+        lines += [self.chat_choice(delta.choice, f"{{{part}}}") for part in parts[:-1]]
         if parts or delta.tokens:
             logprobs = dumps(tokens.chat(delta.tokens)) if delta.tokens else "null"
-            lines.append(self.chat_choice(delta.choice, "{" + ",".join(parts) + "}", logprobs))
+            lines.append(self.chat_choice(delta.choice, f"{{{''.join(parts[-1:])}}}", logprobs))
         if delta.finish is not None:
             lines.append(self.chat_choice(delta.choice, "{}", finish=f'"{delta.finish}"'))
         return "".join(lines)

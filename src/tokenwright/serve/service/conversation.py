@@ -7,8 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenwright.errors import RequestError
-
 Messages = Sequence[Mapping[str, Any]]
 
 # Lines of system messages that programs change with each request, by how they begin: they tell a company who pays, and
@@ -23,7 +21,6 @@ class TemplateMessages:
     """Adapts messages to a template, by its source."""
 
     def __init__(self, source: str) -> None:
-        self._calls = "tool_calls" in source
         self._developer = "developer" in source
         self._nine = _NINE.search(source) is not None
         self._items = _ITEMS.search(source) is not None
@@ -33,16 +30,13 @@ class TemplateMessages:
 
         A developer is the system where the template has no role of that name, volatile lines are left out, ids of
         calls have nine letters where it demands that, and arguments that are no object become one where it asks for
-        their fields. Raises RequestError for tool calls that the template would leave out; their results need no check
-        of their own, as each follows its call.
+        their fields.
         """
-        return [self._known(at, message) for at, message in enumerate(messages)]
+        return [self._known(message) for message in messages]
 
-    def _known(self, at: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _known(self, message: Mapping[str, Any]) -> dict[str, Any]:
         found = dict(message)
         if found.get("tool_calls"):
-            if not self._calls:
-                raise RequestError(f"messages.{at}: this model's chat template has no form for calls of tools")
             found["tool_calls"] = [self._call(call) for call in found["tool_calls"]]
         if self._nine and "tool_call_id" in found:
             found["tool_call_id"] = nine_letters(found["tool_call_id"])

@@ -12,7 +12,6 @@ from tokenwright.serve.service.tool_forms.syntax import CallSyntax
 from tokenwright.serve.service.types import Tool, ToolMode
 
 
-
 @dataclass(frozen=True, slots=True)
 class ToolForm:
     """open lead CALL sep CALL ... trail close: a section of calls; sections may follow each other, text before them.

@@ -95,4 +95,4 @@ class LarkRules:
 
 def _escaped(text: str) -> str:
     """A text as part of a regular expression of Lark."""
-    return re.sub(r"([\\/.*+?()\[\]{}|^$\-&~<>\"#])", r"\\\1", text).replace("\n", "\\n")
+    return re.sub(r"([\\/.*+?()\[\]{}|^$])", r"\\\1", text).replace("\n", "\\n")

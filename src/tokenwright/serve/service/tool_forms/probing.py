@@ -1,8 +1,8 @@
 """Finds what a chat template does with tools, from what it prints for a call that is known.
 
 The form of calls is the one whose reader reads this very call from the template's text. A template that declares tools
-but prints no calls is taken at its word: the form whose marks all stand in what it says. Everything else that a template
-lacks is written for it (conversation.py).
+but prints no calls is taken at its word: the form whose marks all stand in what it says. Everything else that a
+template lacks is written for it (supplement.py).
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from os.path import commonprefix
 from typing import Any, Literal
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.service.tool_forms.families import FORMS, HERMES
 from tokenwright.serve.service.tool_forms.form import ToolForm
+from tokenwright.serve.service.tool_forms.known_forms import FORMS, HERMES
 from tokenwright.serve.service.tool_forms.reading import FormReader
 from tokenwright.serve.service.types import Answer, Delta, Tool
 
@@ -71,7 +70,7 @@ def probed(render: Render, source: str) -> TemplateTools:
     for text_arguments, (identities, identity) in product((False, True), _IDENTITIES.items()):
         messages = [_USER, _called(identity, text_arguments)]
         text = _try(render, messages, tools)
-        form = _form_of(text[len(commonprefix((before, text))) :])
+        form = _form_of(_after(before, text))
         if form is not None:
             result = {"role": "tool", "tool_call_id": identity, "name": _NAME, "content": _RESULT}
             results = _RESULT in _try(render, [*messages, result], tools)
@@ -79,6 +78,12 @@ def probed(render: Render, source: str) -> TemplateTools:
     if declares:
         return TemplateTools(_named(before, source), True, system=system)
     return TemplateTools(system=system)
+
+
+def _after(before: str, text: str) -> str:
+    """What a text has beyond its common beginning with another one."""
+    same = next((at for at, pair in enumerate(zip(before, text, strict=False)) if pair[0] != pair[1]), None)
+    return text[min(len(before), len(text)) if same is None else same :]
 
 
 def _called(identity: str, text_arguments: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tokenwright.serve.service.tool_forms.lark import LarkRules
-from tokenwright.serve.service.tool_forms.schemas import Kind, kind_of, named_values, parameters_of
+from tokenwright.serve.service.tool_forms.parameters import Kind, kind_of, named_values, parameters_of
 from tokenwright.serve.service.tool_forms.source import Cut, NoCall, Source, Steps
 from tokenwright.serve.service.types import Tool
 
@@ -282,9 +282,8 @@ class TaggedCall:
         if marks := tuple(filter(None, kinds)):
             yield from source.space()
             kind = kinds[(yield from source.expect(*marks))]
-        if self.pad:
-            if (yield from source.begins(self.pad)) is not None:
-                source.take(len(self.pad))
+        if self.pad and (yield from source.begins(self.pad)) is not None:
+            source.take(len(self.pad))
         shuts = (self.pad + self.value_shut, self.value_shut) if self.pad else (self.value_shut,)
         if kind == "text":
             sink.arguments('"')
@@ -310,7 +309,7 @@ class TaggedCall:
         parts = [head]
         listed = parameters_of(tool.parameters)
         if listed is None:
-            key = lark.until(self.key_shut, "/[^<>\"]+/")
+            key = lark.until(self.key_shut, '/[^<>"]+/')
             value = lark.until(self.value_shut)
             mark = self._marked(lark, "either")
             parts.append(f"({lark.space()} {lark.literal(self.key_open)} {key} {mark} {value})*")

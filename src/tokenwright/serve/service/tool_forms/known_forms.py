@@ -1,4 +1,4 @@
-"""The forms of the families of models, each as its own texts. A form that shares marks stands before more general ones."""
+"""The forms of the families of models, as data. Of forms that fit a template equally well the first is taken."""
 
 from __future__ import annotations
 
@@ -118,9 +118,7 @@ OLMO = ToolForm("olmo", "<function_calls>\n", PythonCall(), "\n</function_calls>
 FUNCTIONARY = ToolForm("functionary", "<function=", NamedCall(">"), "</function>")
 FUNCTIONARY_TO = ToolForm("functionary-to", ">>>", NamedCall("\n"), spoken="all")
 FUNCTOOLS = ToolForm("functools", "functools", JsonCall(), **_LIST)  # Firefunction
-INTERN = ToolForm(
-    "intern", "<|action_start|><|plugin|>\n", JsonCall(arguments="parameters"), "<|action_end|>"
-)
+INTERN = ToolForm("intern", "<|action_start|><|plugin|>\n", JsonCall(arguments="parameters"), "<|action_end|>")
 LONGCAT = ToolForm("longcat", "<longcat_tool_call>\n", JsonCall(), "\n</longcat_tool_call>")
 TAGGED_NAME = ToolForm(  # HY 3
     "tagged-name",

@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tokenwright.serve.service.conversation import nine_letters
 from tokenwright.serve.service.tool_forms.form import ToolForm
 from tokenwright.serve.service.tool_forms.probing import TemplateTools, declared
 from tokenwright.serve.service.types import Tool
 
 Message = Mapping[str, Any]
-_NINE = 9
 
 
 def instructions(form: ToolForm, tools: Iterable[Tool]) -> str:
@@ -60,8 +60,8 @@ def _renamed(call: Mapping[str, Any], facts: TemplateTools, renamed: dict[str, s
     function, identity = call["function"], str(call.get("id", ""))
     if facts.identities == "named":
         identity = f"functions.{function['name']}:{len(renamed)}"
-    elif facts.identities == "nine" and not (len(identity) == _NINE and identity.isalnum()):
-        identity = f"call{len(renamed):05d}"
+    elif facts.identities == "nine":
+        identity = nine_letters(identity)
     renamed[str(call.get("id", ""))] = identity
     if facts.text_arguments and not isinstance(function["arguments"], str):
         function = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
@@ -75,11 +75,13 @@ def _answering(found: list[Message], message: Message, facts: TemplateTools, ren
         found.append({**message, "tool_call_id": renamed.get(identity, identity)})
         return
     name = message.get("name", "")
-    text = f"<tool_response>\n{json.dumps({'name': name, 'content': message['content']}, ensure_ascii=False)}\n</tool_response>"
-    if found and found[-1].get("results"):
-        found[-1] = {**found[-1], "content": f"{found[-1]['content']}\n{text}"}
+    told = json.dumps({"name": name, "content": message["content"]}, ensure_ascii=False)
+    text = f"<tool_response>\n{told}\n</tool_response>"
+    before = str(found[-1].get("content", "")) if found else ""
+    if before.startswith("<tool_response>") and found[-1]["role"] == "user":  # several results are one message
+        found[-1] = {"role": "user", "content": f"{before}\n{text}"}
     else:
-        found.append({"role": "user", "content": text, "results": True})
+        found.append({"role": "user", "content": text})
 
 
 def _instructed(messages: Sequence[Message], text: str, system: bool) -> list[Message]:
