@@ -9,7 +9,8 @@ import pytest
 
 from tests.serve.talking import HANGS_S, TEMPLATE, Talker, make_talker, talking
 from tokenwright.serve.service.output_parser import ThinkTags
-from tokenwright.serve.service.thinking import ThinkingBudget, closing, switches_of, variables_of
+from tokenwright.serve.service.thinking import ThoughtGate, TokenMasks, closing, switches_of, variables_of
+from tokenwright.text.control import ControlTokens
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
 CHAT, RESPOND, MESSAGE = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -75,13 +76,23 @@ def test_without_a_budget_the_thoughts_go_on(talker: Talker) -> None:
 
 
 class Letters:
-    """A tokenizer whose tokens are letters."""
+    """A tokenizer whose tokens are letters; marks: special tokens, by their letters."""
+
+    def __init__(self, marks: dict[str, str] | None = None) -> None:
+        self.marks = marks or {}
+        self.control = ControlTokens({name: ord(letter) for letter, name in self.marks.items()})
+        self.special_ids = frozenset(self.control.ids.values())
 
     def token_text(self, token: int) -> str:
-        return chr(token)
+        return self.marks.get(chr(token), chr(token))
+
+    def token_bytes(self, token: int) -> bytes | None:
+        return None if chr(token) in self.marks else chr(token).encode()
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         assert not add_special
+        for letter, name in self.marks.items():
+            text = text.replace(name, letter)
         return list(map(ord, text))
 
 
@@ -105,10 +116,15 @@ class Nothing:
         other.read = self.read
         return other
 
-    accepting = False
+    accepting, answering = False, True
 
 
-def written(budget: ThinkingBudget, text: str) -> str:
+def gate(inner: Any, opened: bool, most: int | None, letters: Any = None, **tags: str) -> ThoughtGate:
+    letters = letters or Letters()
+    return ThoughtGate(inner, ThinkTags(opened=opened, **tags), letters, TokenMasks(letters, 128, [0]), most)
+
+
+def written(budget: ThoughtGate, text: str) -> str:
     """What is written by a model that wants to write this text, until the text is over."""
     found, at = "", 0
     while at < len(text):
@@ -125,32 +141,50 @@ def written(budget: ThinkingBudget, text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("opened", "most", "text", "wanted"),
+    ("opened", "most", "text", "wanted", "answer"),
     [
-        (True, 3, "abcdef", "abc\n</think>\n\ndef"),
-        (True, 0, "abc", "\n</think>\n\nabc"),
-        (True, 20, "ab</think>cd", "ab</think>cd"),
-        (False, 2, "<think>abcd", "<think>ab\n</think>\n\ncd"),
-        (False, 2, " \n<think>abcd", " \n<think>ab\n</think>\n\ncd"),
-        (False, 2, "abcdef<think>gh", "abcdef<think>gh"),
-        (False, 2, "<thin king", "<thin king"),
+        (True, 3, "abcdef", "abc\n</think>\n\ndef", "def"),
+        (True, 0, "abc", "\n</think>\n\nabc", "abc"),
+        (True, 20, "ab</think>\ncd", "ab</think>\ncd", "cd"),
+        (True, None, "a%b</think>cd", "a%b</think>cd", "cd"),
+        (False, 2, "<think>abcd", "<think>ab\n</think>\n\ncd", "cd"),
+        (False, 2, " \n<think>abcd", " \n<think>ab\n</think>\n\ncd", "cd"),
+        (False, 2, "abcdef<think>gh", "abcdef<think>gh", "abcdef<think>gh"),
+        (False, 2, "<thin king", "<thin king", "<thin king"),
     ],
 )
-def test_the_end_tag_is_forced_after_so_many_tokens(opened: bool, most: int, text: str, wanted: str) -> None:
-    letters: Any = Letters()
-    assert written(ThinkingBudget(None, most, ThinkTags(opened=opened), letters, 128), text) == wanted
-    inner: Any = Nothing("%")
-    budget = ThinkingBudget(inner, most, ThinkTags(opened=opened), letters, 128)
-    assert written(budget.fork(), text) == wanted
-    assert (inner.read, budget.accepting) == ("", False)
-    assert written(budget, f"{text}!x") == f"{wanted}!"
-    assert inner.read == f"{wanted}!"
+def test_a_budget_ends_the_thoughts_and_a_grammar_begins_behind_them(
+    opened: bool, most: int | None, text: str, wanted: str, answer: str
+) -> None:
+    assert written(gate(None, opened, most), text) == wanted
+    inner = Nothing("%")
+    held = gate(inner, opened, most)
+    assert written(held.fork(), text) == wanted
+    assert inner.read == "", "a fork has its own state"
+    assert written(held, f"{text}!x") == f"{wanted}!"
+    assert held.answering and not held.accepting
+    state: Any = held._inner
+    assert state.read == f"{answer}!"
 
 
-def test_an_end_tag_that_may_not_be_written_is_not_forced() -> None:
-    letters: Any = Letters()
-    inner: Any = Nothing("\n")
-    assert written(ThinkingBudget(inner, 2, ThinkTags(opened=True), letters, 128), "abcd") == "abcd"
+MARKS = {"S": "<t>", "E": "</t>"}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("SabEcd", "cd"), ("Sa</t>bEcd", "cd"), ("ab", "ab"), ("SE\n\nc", "c")], ids=str
+)
+def test_think_tags_that_are_special_tokens_may_be_written_and_never_spelled(text: str, shown: str) -> None:
+    """The grammar allows neither tag; the gate does, at the start, and no end of the text inside the thoughts."""
+    letters = Letters(MARKS)
+    inner = Nothing("S")
+    held = gate(inner, False, None, letters, start="<t>", end="</t>")
+    for at, letter in enumerate(text):
+        mask = held.mask()
+        assert int(mask[ord(letter) // 32]) >> ord(letter) % 32 & 1, text[:at]
+        held.advance(ord(letter))
+        assert bool(int(held.mask()[0]) & 1) == held.answering, "an end token ends no thoughts"
+    state: Any = held._inner
+    assert state.read == shown
 
 
 def test_the_switches_of_a_template_are_those_that_it_asks_for() -> None:

@@ -183,7 +183,7 @@ class Chunks:
         return f"{self._head}],{dumps(more)[1:]}\n\n"
 
     def chat(self, delta: Delta, tokens: Tokens, first: bool) -> str:
-        """The chunks of one delta of a chat; `first`: of its choice. None has two fields: many clients read only one."""
+        """The chunks of one delta of a chat; `first`: of its choice. None has two fields: some clients read one."""
         lines = []
         if first:
             lines.append(self.chat_choice(delta.choice, '{"role":"assistant","content":""}'))

@@ -169,13 +169,8 @@ class ThoughtGate:
         return done
 
     def _next_of_start(self) -> tuple[int, ...]:
-        """The next token of the start tag, if the text so far is the beginning of it."""
-        spelled = ""
-        for token in self._start:
-            if spelled == self._seen.lstrip():
-                return (token,)
-            spelled += self._tokenizer.token_text(token)
-        return ()
+        """The start tag, where it is one token and may come; a tag that is spelled could begin the answer as well."""
+        return self._start if len(self._start) == 1 and not self._seen.strip() else ()
 
     def _think(self, token: int, piece: str) -> None:
         self._seen += piece

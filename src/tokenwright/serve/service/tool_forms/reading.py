@@ -114,7 +114,10 @@ class FormReader:
             yield from self._one_call()
             yield from source.space()
             first = form.call.first if form.many else ""
-            found = yield from source.begins(*filter(None, (sep, trail, close, first)))
+            marks = tuple(filter(None, (sep, trail, close, first)))
+            found = yield from source.begins(*marks)
+            if found is None and source.ended and any(mark.startswith(source.text) for mark in marks):
+                raise Cut
             if found is None and form.many and not first and not sep and source.text:
                 continue  # calls in lines of their own
             if found is None or found == close:

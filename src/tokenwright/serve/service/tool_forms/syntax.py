@@ -248,7 +248,11 @@ class TaggedCall:
             yield from source.space()
             found = yield from source.begins(self.key_open, *filter(None, (end,)))
             if found != self.key_open:
-                if found is None and source.ended and (not source.text or end.startswith(source.text)):
+                if (
+                    found is None
+                    and source.ended
+                    and any(mark.startswith(source.text) for mark in (self.key_open, end))
+                ):
                     raise Cut
                 break
             source.take(len(found))
