@@ -86,8 +86,8 @@ class Preprocessor:
         facts = probed(self._printed, self._source) if template is not None else None
         self._tools = None if facts is None else ModelTools(facts, named, tuple(llm.loaded.eos_ids))
         self._channels = uses_channels(self._source, named)
-        marks = () if self._think_tags is None else (self._think_tags.start, self._think_tags.end)
-        marks = MARKS if self._channels else marks
+        tags = self._think_tags
+        marks = MARKS if self._channels else () if tags is None else (tags.start, tags.end)
         steering = {name: named[name] for name in marks if name in named}
         steering |= {} if self._tools is None or self._channels else self._tools.marks
         self._marks: Mapping[int, str] = {at: name for name, at in steering.items()}

@@ -17,7 +17,7 @@ from tokenwright.engine import Grammar
 from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.service.output_parser import stand_ins
 from tokenwright.serve.service.tool_forms.lark import LarkRules
-from tokenwright.serve.service.tool_forms.source import Cut, Source, Steps
+from tokenwright.serve.service.tool_forms.source import Cut, Steps, TextSource
 from tokenwright.serve.service.types import Delta, Tool, ToolCallDelta, ToolMode
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
@@ -42,7 +42,7 @@ class ChannelReader:
         self._marks = {token: stands[mark] for token, mark in marks.items()}
         self._stand = {mark: stands.get(mark, mark) for mark in MARKS}
         self._shown = shown  # reasoning apart from the text
-        self._source, self._delta = Source(), Delta(0)
+        self._source, self._delta = TextSource(), Delta(0)
         self._thinking = False
         self._index = -1
         self._steps = self._read()

@@ -57,7 +57,8 @@ class ToolForm:
         def changed(part: Any) -> Any:
             return replace(part, **{field.name: replaced(getattr(part, field.name)) for field in fields(part)})
 
-        return replace(changed(self), call=changed(self.call))
+        form: ToolForm = changed(self)
+        return replace(form, call=changed(self.call))
 
     def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """The text of calls, each a name and its arguments."""
@@ -84,7 +85,7 @@ class ToolForm:
         Raises RequestError for a schema that cannot be written as JSON.
         """
         lark = LarkRules(special or {}, ends, symbols=answer is not None and not self.open)
-        calls = [lark.fresh("call", self.call.rule(tool, lark, self.close)) for tool in tools]
+        calls = [lark.fresh("call", self.call.rule(tool, lark)) for tool in tools]
         lark.add("call", " | ".join(calls))
         if choice != "auto":
             start = self._sections(lark, parallel, "" if opened else lark.literal(self.open.rstrip()))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from tokenwright.serve.service.tool_forms.form import ToolForm
-from tokenwright.serve.service.tool_forms.syntax import JsonCall, NamedCall, PythonCall, TaggedCall
+from typing import Any
 
-_LIST = {"lead": "[", "sep": ", ", "trail": "]", "many": True}
+from tokenwright.serve.service.tool_forms.form import ToolForm
+from tokenwright.serve.service.tool_forms.json_calls import JsonCall, NamedCall
+from tokenwright.serve.service.tool_forms.python_calls import PythonCall
+from tokenwright.serve.service.tool_forms.tagged_calls import TaggedCall
+
+_LIST: dict[str, Any] = {"lead": "[", "sep": ", ", "trail": "]", "many": True}
 
 HERMES = ToolForm("hermes", "<tool_call>\n", JsonCall(), "\n</tool_call>")  # Qwen, SmolLM3, Granite 4, Ernie and others
 LLAMA = ToolForm("llama", "", JsonCall(arguments="parameters"), tag="<|python_tag|>", sep="; ")

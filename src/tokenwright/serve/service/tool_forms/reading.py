@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.service.tool_forms.form import ToolForm
-from tokenwright.serve.service.tool_forms.source import Cut, NoCall, Source, Steps
+from tokenwright.serve.service.tool_forms.source import Cut, NoCall, Steps, TextSource
 from tokenwright.serve.service.types import Delta, Tool, ToolCallDelta
 
 
@@ -21,7 +21,7 @@ class FormReader:
     def __init__(self, form: ToolForm, tools: Sequence[Tool], opened: bool = False) -> None:
         self._form = form
         self._schemas = {tool.name: tool.parameters for tool in tools}
-        self._source = Source()
+        self._source = TextSource()
         self._delta = Delta(0)
         self._index = -1
         self._name = ""

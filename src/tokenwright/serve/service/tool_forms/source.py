@@ -26,7 +26,7 @@ class NoCall(Exception):
     """The text is not what the form says."""
 
 
-class Source:
+class TextSource:
     """The text that has come and is not read yet. raw: what was read since `record`. ended: nothing more will come."""
 
     def __init__(self) -> None:
