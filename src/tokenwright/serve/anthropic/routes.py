@@ -271,16 +271,15 @@ def message_of(identity: str, model: str, answer: Answer | None, counts: TokenCo
 
 
 def content_of(answer: Answer) -> list[dict[str, Any]]:
-    """The blocks of an answer, without a call that its end has cut off."""
+    """The blocks of an answer. A call that its end has cut off has the arguments that are whole."""
     blocks: list[dict[str, Any]] = []
     if answer.reasoning:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
     if answer.text:
         blocks.append({"type": "text", "text": answer.text})
     return blocks + [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments_of(call)}
         for call in answer.tool_calls
-        if (arguments := arguments_of(call)) is not None
     ]
 
 

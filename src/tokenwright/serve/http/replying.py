@@ -16,7 +16,7 @@ from tokenwright.serve.http.api import RefusedRequest, about, unless_gone
 from tokenwright.serve.http.reply_text import LONG, Json, dumps, server_timing, timings_of, written
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.tools import read_json, unenforced
+from tokenwright.serve.service.tools import read_begun, read_json, unenforced
 from tokenwright.serve.service.types import (
     Answer,
     Delta,
@@ -111,13 +111,13 @@ def _joined(chunks: Iterable[bytes]) -> bytes:
     return b"".join(chunks)
 
 
-def arguments_of(call: ToolCall) -> Json | None:
-    """The arguments of a call; None if the text ended before they were complete."""
+def arguments_of(call: ToolCall) -> Json:
+    """The arguments of a call; where the text's end has cut it off, those that are whole."""
     try:
         found = read_json(call.arguments)
     except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+        found = read_begun(call.arguments)
+    return found if isinstance(found, dict) else {}
 
 
 def said(request: Request, generation: Generation) -> Json:

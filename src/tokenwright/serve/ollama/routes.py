@@ -324,11 +324,7 @@ class Lines:
         content: dict[str, Any] = {"content" if self.chat else "response": text}
         if thinking:
             content["thinking"] = thinking
-        called = [
-            {"id": call.id, "function": {"name": call.name, "arguments": arguments}}
-            for call in calls
-            if (arguments := arguments_of(call)) is not None  # else the text's end has cut it off
-        ]
+        called = [{"id": call.id, "function": {"name": call.name, "arguments": arguments_of(call)}} for call in calls]
         if called:
             content["tool_calls"] = called
         body = {"message": {"role": "assistant", **content}} if self.chat else content

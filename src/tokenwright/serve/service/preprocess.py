@@ -14,7 +14,7 @@ from tokenwright.errors import ContextError, RequestError
 from tokenwright.serve.service.conversation import TemplateMessages, without_oldest
 from tokenwright.serve.service.output_parser import NewReader, PlainReader, SortingReader, ThinkTags, tags_of
 from tokenwright.serve.service.thinking import ThoughtGate, TokenMasks, closing, switches_of, variables_of
-from tokenwright.serve.service.tool_forms.channels import CHANNEL, LAST, MARKS, ChannelReader, uses_channels
+from tokenwright.serve.service.tool_forms.channels import CHANNEL, CHANNELS, LAST, MARKS, ChannelReader, uses_channels
 from tokenwright.serve.service.tool_forms.probing import probed
 from tokenwright.serve.service.tools import ModelTools, callable_tools
 from tokenwright.serve.service.types import PRIORITIES, GenerationRequest
@@ -83,9 +83,10 @@ class Preprocessor:
         self._adapted = TemplateMessages(self._source)
         control, special = llm.tokenizer.control.ids, llm.tokenizer.special_ids
         named = {name: at for name, at in control.items() if at in special}
-        facts = probed(self._printed, self._source) if template is not None else None
-        self._tools = None if facts is None else ModelTools(facts, named, tuple(llm.loaded.eos_ids))
         self._channels = uses_channels(self._source, named)
+        form = CHANNELS if self._channels else None
+        facts = probed(self._printed, self._source, form) if template is not None else None
+        self._tools = None if facts is None else ModelTools(facts, named, tuple(llm.loaded.eos_ids))
         tags = self._think_tags
         marks = MARKS if self._channels else () if tags is None else (tags.start, tags.end)
         steering = {name: named[name] for name in marks if name in named}

@@ -105,7 +105,7 @@ class ThoughtGate:
             return None
         if self._state == "thinks":
             return self._masks.going_on
-        if self._state == "after":
+        if self._state == "after" and len(self._seen) < _MOST_SPACE:
             return self._inner.mask() | self._masks.spaces
         if self._state == "begins":
             allowed = self._masks.of(()) if self._answer is None else self._answer.mask()

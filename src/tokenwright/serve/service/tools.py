@@ -7,6 +7,7 @@ arguments as far as a grammar can; an answer that must follow a schema as well i
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -96,6 +97,36 @@ def read_json(text: str) -> Any:
     Raises ValueError for text that is not JSON, RecursionError for one that is nested too deeply.
     """
     return json.loads(text, parse_float=_finite, parse_constant=_refuse)
+
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
+
+
+def read_begun(text: str) -> Any:
+    """The value that a text of JSON begins, where it was cut off: without what is not whole at its end; None: nothing.
+
+    >>> read_begun('{"city": "Oslo", "days": 1')
+    {'city': 'Oslo'}
+    """
+    closing: list[str] = []
+    whole, key = "", False
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        if token in "{[":
+            closing.append("}" if token == "{" else "]")
+            key = token == "{"
+        elif token in "}]" and closing:
+            closing.pop()
+        elif token in ",:":
+            key = token == "," and bool(closing) and closing[-1] == "}"
+            continue
+        elif key or (token[0] != '"' and match.end() == len(text)):
+            continue  # the name of a field, or a number that may go on
+        whole = text[: match.end()] + "".join(reversed(closing))
+    try:
+        return read_json(whole)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _finite(number: str) -> float:

@@ -9,13 +9,14 @@ Analysis is reasoning; a message to a function is a call; all others are text.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 
 from tokenwright.engine import Grammar
 from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.service.output_parser import stand_ins
+from tokenwright.serve.service.tool_forms.form import ToolForm
+from tokenwright.serve.service.tool_forms.json_calls import NamedCall
 from tokenwright.serve.service.tool_forms.lark import LarkRules
 from tokenwright.serve.service.tool_forms.source import Cut, Steps, TextSource
 from tokenwright.serve.service.types import Delta, Tool, ToolCallDelta, ToolMode
@@ -132,7 +133,8 @@ def channel_grammar(
         f"{lark.literal(LAST)} {lark.text() if answer is None else lark.add('answer', answer)} {_closed(lark, RETURN)}"
     )
     last = [*([] if choice == "required" else [final]), *(calls if choice != "none" else [])]
-    return Grammar.lark(lark.written(f"before* ({' | '.join(last)})"), special=lark.special)
+    before = "before?" if choice == "required" else "before*"  # else a model could put the call off for ever
+    return Grammar.lark(lark.written(f"{before} ({' | '.join(last)})"), special=lark.special)
 
 
 def _closed(lark: LarkRules, mark: str) -> str:
@@ -149,7 +151,5 @@ def _call(tool: Tool, lark: LarkRules) -> str:
     )
 
 
-def written_call(name: str, arguments: Mapping[str, object]) -> str:
-    """A call as a model writes it, after the start of its message."""
-    text = json.dumps(arguments, ensure_ascii=False)
-    return f"{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}{text}{CALL}"
+# How calls are written for a template that prints none; ChannelReader reads them, and others.
+CHANNELS = ToolForm("channels", f"{CHANNEL}commentary to=functions.", NamedCall(f" {CONSTRAIN}json{MESSAGE}"), CALL)

@@ -61,8 +61,11 @@ def declared(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": about}
 
 
-def probed(render: Render, source: str) -> TemplateTools:
-    """What the template of this source does with tools; `render` renders messages and tools, or raises RequestError."""
+def probed(render: Render, source: str, known: ToolForm | None = None) -> TemplateTools:
+    """What the template of this source does with tools; `render` renders messages and tools, or raises RequestError.
+
+    known: the form, where it is found otherwise.
+    """
     tools = [declared(PROBE)]
     before = _try(render, [_USER], tools)
     system = _SYSTEM in _try(render, [{"role": "system", "content": _SYSTEM}, _USER], None)
@@ -70,14 +73,15 @@ def probed(render: Render, source: str) -> TemplateTools:
     for text_arguments, (identities, identity) in product((False, True), _IDENTITIES.items()):
         messages = [_USER, _called(identity, text_arguments)]
         text = _try(render, messages, tools)
-        form = _form_of(_after(before, text))
+        said = _after(before, text)
+        form = _form_of(said) if known is None else known if _NAME in said and _VALUE in said else None
         if form is not None:
             result = {"role": "tool", "tool_call_id": identity, "name": _NAME, "content": _RESULT}
             results = _RESULT in _try(render, [*messages, result], tools)
             return TemplateTools(form, declares, True, text_arguments, identities, results, system)
     if declares:
-        return TemplateTools(_named(before, source), True, system=system)
-    return TemplateTools(system=system)
+        return TemplateTools(known or _named(before, source), True, system=system)
+    return TemplateTools(known or GENERIC, system=system)
 
 
 def _after(before: str, text: str) -> str:
