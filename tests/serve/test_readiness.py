@@ -78,7 +78,9 @@ def test_requests_wait_for_the_model_in_a_bounded_queue(model: Any, monkeypatch:
         until(lambda: len(crowd.answers) == 3)
         assert {answer.status_code for answer in crowd.answers} == {429}
         assert all(int(answer.headers["retry-after"]) >= 1 for answer in crowd.answers)
-        assert httpx.get(f"{url}/health").json()["status"] == "loading"
+        health, ready = (httpx.get(f"{url}/{name}") for name in ("health", "ready"))
+        assert (health.status_code, health.json()["status"], health.json()["progress"]) == (200, "loading", 0.0)
+        assert (ready.status_code, ready.json()["status"]) == (503, "loading")
         go_on.set()
         assert crowd.statuses() == [200] * (1 + QUEUE) + [429] * 3
     assert len(made) == 1

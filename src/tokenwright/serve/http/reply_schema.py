@@ -48,11 +48,12 @@ class TokenLogprob(TopLogprobReply):
 
 
 class Health(Reply):
-    """The reply of /health. reason: why it is not well."""
+    """The reply of /health. reason: why it makes no tokens. progress: the share of the model that is read."""
 
     status: str
     version: str = absent()
     reason: str = absent()
+    progress: float = absent()
 
 
 class Ready(Reply):

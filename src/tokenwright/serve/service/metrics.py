@@ -5,13 +5,22 @@ No label has a value that a client chooses. Nothing is recorded per token.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+import tokenwright
 from tokenwright.serve.service.types import NotReady, Problem, Timings, TokenCounts
 
 if TYPE_CHECKING:
@@ -26,7 +35,9 @@ class Metrics:
     """The metrics of one server, in a registry of its own."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series beside each, which nothing asks for
         self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         self._ended = Counter("tokenwright_requests", "Requests that ended", ["outcome"], registry=registry)
         self._refused = Counter("tokenwright_rejections", "Requests that were refused", ["reason"], registry=registry)
         self._ignored = Counter("tokenwright_ignored_fields", "Unknown fields of bodies, left out", registry=registry)
@@ -88,15 +99,25 @@ class _Gauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         service = self._service
+        yield _info("build", "The program", version=tokenwright.__version__, python=platform.python_version())
         yield _gauge("requests_waiting", "Requests in the queue before the engine", service.admission.waiting)
         yield _gauge("requests_running", "Requests in the engine", service.running)
         try:
-            pool = service.host.llm.engine.pool
+            llm = service.host.llm
         except NotReady:
             return
+        labels = {"served": service.names[0], "model": service.host.name, "context": str(llm.context)}
+        yield _info("model", "The model that is served", **labels, weight_bytes=str(llm.weight_bytes))
+        pool = llm.engine.pool
         yield _gauge("pages", "Pages of the KV cache", pool.pages)
         yield _gauge("pages_cached", "Pages without a request, whose K and V can be found again", pool.cached)
+        used = 1 - pool.available / pool.pages if pool.pages else 0.0
+        yield _gauge("kv_usage_ratio", "The share of the KV cache that requests hold", used)
         yield _gauge("pages_available", "Pages that requests can take, cached ones included", pool.available)
+
+
+def _info(name: str, about: str, **labels: str) -> InfoMetricFamily:
+    return InfoMetricFamily(f"tokenwright_{name}", about, value=labels)
 
 
 def _gauge(name: str, about: str, value: float) -> GaugeMetricFamily:

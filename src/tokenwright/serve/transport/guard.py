@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.http.api import About, close_reason
+from tokenwright.serve.http.api import About, ClientGone, close_reason
 from tokenwright.serve.service.quota import Quota
 from tokenwright.serve.service.types import Caller, Problem
 
@@ -199,7 +199,9 @@ class Guard:
             return Problem(431, "size", f"the headers are more than {MOST_HEADERS}, or {MOST_HEADER_BYTES} bytes")
         hosts = _headers(scope, b"host")
         known = self.policy.hosts
-        if len(hosts) != 1 or (known is not None and hosts[0] not in known):
+        if not hosts and scope["http_version"] == "1.0":  # no browser, so no page of another name
+            hosts = [""]
+        elif len(hosts) != 1 or (known is not None and hosts[0] not in known):
             names = ", ".join(sorted(known or ())) or "one name"
             return Problem(403, "forbidden", f"this server answers as {names} only; open one of these")
         if origins := _headers(scope, b"origin"):
@@ -237,6 +239,8 @@ class Guard:
                 await self.app(scope, body.receive, send)
             else:
                 await self._refuse(scope, receive, send, problem)
+        except ClientGone:  # before its whole body has come: there is nothing to answer, and nobody to read it
+            return
         finally:
             self.bodies.remove(body.key, body.size)
 
@@ -283,7 +287,7 @@ class _Body:
         self._said = int(said[:20]) if said is not None and said.isdecimal() else 0
 
     async def read(self) -> Problem | None:
-        """Read it whole; returns why it is refused."""
+        """Read it whole; returns why it is refused. Raises ClientGone."""
         try:
             async with asyncio.timeout(BODY_S):
                 return await self._read([])
@@ -299,6 +303,8 @@ class _Body:
                 why = f"requests of {guard.bodies.used:,} bytes in all are being answered; try again in a second"
                 return Problem(429, "busy", why, retry_after_s=1)
             message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
             parts.append(message.get("body", b""))
             self.size += len(parts[-1])
             guard.bodies.add(self.key, len(parts[-1]))
