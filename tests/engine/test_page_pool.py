@@ -147,7 +147,7 @@ class PoolMachine(RuleBasedStateMachine):
         return next(at for at in reversed(cuts) if self.is_there(text, at))
 
     def tails_of(self, text, named):
-        """What named texts left behind full pages that the text has, too: a row may end there and read nothing of it."""
+        """What named texts left behind full pages that the text has, too. A row there may read nothing of it."""
         for salt, left in named:
             before = (len(left) - 1) // self.size * self.size
             if salt == text.salt and list(left[:before]) == text.tokens[:before]:
