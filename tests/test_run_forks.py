@@ -65,6 +65,21 @@ def test_a_fork_writes_what_a_run_of_its_own_would(llm, step, ended):
     assert pool.available == pool.pages
 
 
+def test_a_fork_that_is_closed_before_its_first_step_leaves_its_parents_pages_found_by_their_text():
+    """Another text then takes nearly all pages; the parent's text is gone on from as if there had been no fork."""
+    greedy = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
+    with LLM("stories", trace=True, page_size=8, pages=12) as llm:
+        with llm.run("Once upon a time", **greedy) as parent:
+            right = written(parent, 40)
+        with llm.run("Once upon a time", **greedy) as parent:
+            written(parent, 20)
+            llm.fork(parent, 9).close()
+            settled(llm).scheduler.check()
+        llm.generate([[100 + 7 * k for k in range(86)]], temperature=0.0, max_tokens=2)
+        with llm.fork(parent, 18) as again:
+            assert written(again, 40) == right
+
+
 def test_a_rewind_keeps_the_token_and_may_change_the_settings(llm):
     with llm.run(PROMPT, **DRAWN) as parent:
         before = written(parent, 10)
