@@ -18,7 +18,7 @@ import pytest
 from tests.engines import held
 from tests.serve.live import HANGS, Live, live, make_chat_model, settled
 from tokenwright.serve.app import Served
-from tokenwright.serve.service import generation, service
+from tokenwright.serve.service import generation, health
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.transport.guard import AT_ONCE, Throttle
@@ -130,13 +130,13 @@ def test_a_whole_text_does_not_wake_its_reader_at_each_step(server: Live, monkey
 
 
 def test_health_answers_during_a_long_step(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "FRESH_S", 0.0)
-    monkeypatch.setattr(service, "PROBE_S", 1.0)
+    monkeypatch.setattr(health, "FRESH_S", 0.0)
+    monkeypatch.setattr(health, "PROBE_S", 1.0)
     assert httpx2.post(f"{server.url}/v1/completions", json=ASKED, timeout=HANGS).status_code == 200
     with held(server.llm):
-        server.service._token_at = time.monotonic()
+        server.service._health.token_at = time.monotonic()
         assert httpx2.get(f"{server.url}/health", timeout=HANGS).status_code == 200
-        server.service._token_at = time.monotonic() - 1.0
+        server.service._health.token_at = time.monotonic() - 1.0
         assert httpx2.get(f"{server.url}/health", timeout=HANGS).status_code == 503, "it makes no token at all"
     assert httpx2.get(f"{server.url}/health", timeout=HANGS).status_code == 200
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -104,8 +104,7 @@ def chat(
     if system is not None:
         talk = talk.with_system(system)
     with opt.opened(model, quiet=quiet, max_sequences=1, **engine) as llm:
-        session = Session(llm, talk, chosen, quiet=quiet, plain=plain)
-        session.markup, session.shift = markup, shift
+        session = Session(llm, talk, chosen, ChatOptions(markup, shift, quiet, plain))
         session.files |= {file.resolve() for file in (load, save) if file is not None}
         session.open(greet=question is None)
         with interruptible(ends=False), exits_when_asked():
@@ -142,6 +141,16 @@ def _save(talk: Conversation, path: Path, quiet: bool) -> None:
             remark(f"{counted(talk)} saved to {path}")
 
 
+@dataclass
+class ChatOptions:
+    """What a conversation was started with, as its help says; `shift` can be changed in it."""
+
+    markup: bool = False
+    shift: bool = False
+    quiet: bool = False
+    plain: bool = False
+
+
 class Session:
     """A conversation in a terminal or a pipe.
 
@@ -150,18 +159,16 @@ class Session:
     is read. stopped: when the last Ctrl-C came (time.monotonic), or 0; another one in a row leaves.
     """
 
-    def __init__(
-        self, llm: LLM, talk: Conversation, chosen: dict[str, Any], *, quiet: bool = False, plain: bool = False
-    ) -> None:
+    def __init__(self, llm: LLM, talk: Conversation, chosen: dict[str, Any], options: ChatOptions) -> None:
         self.llm = llm
         self.talk = talk
         self.chosen, self.params = chosen, llm.sampling(**chosen)
-        self.markup = self.shift = self.ended = False
+        self.options = options
+        self.ended = False
         self.files: set[Path] = set()
         self.failure = 0
         self.stopped = 0.0
         self.reader = InputReader()
-        self._quiet, self._plain = quiet, plain
         self._repeated = 0  # how often the last question was answered again
         self._commands = ChatCommands(self)
 
@@ -169,7 +176,7 @@ class Session:
         """Print the opening remarks. Raises RequestError for a model without a chat template."""
         unknown = self.render(self.talk, "Hello").unknown
         show_anything()
-        if self._quiet:
+        if self.options.quiet:
             return
         if unknown:
             remark(
@@ -225,7 +232,7 @@ class Session:
     def render(self, talk: Conversation, question: str | None = None) -> Rendered:
         """The prompt of a conversation, and of one more question."""
         more = [] if question is None else [{"role": "user", "content": question}]
-        return self.llm.template.render([*talk.messages, *more], markup=self.markup, answers=talk.answers)
+        return self.llm.template.render([*talk.messages, *more], markup=self.options.markup, answers=talk.answers)
 
     def ask(self, question: str, talk: Conversation | None = None, *, again: bool = False) -> None:
         """Answer a question and add both to the conversation; `talk`: to another one, which takes its place.
@@ -242,10 +249,10 @@ class Session:
         computed_again = max(0, min(talk.held, earlier) - done.usage.reused_tokens)
         held = done.usage.prompt_tokens + max(0, len(done.token_ids) - 1)
         self.talk = talk.with_turn(question, answer_text(done, self.llm.tokenizer), done.token_ids, held)
-        if not self._quiet:
+        if not self.options.quiet:
             remark(turn_line(done, computed_again))
         if done.finish_reason == "context":
-            cure = "the next message forgets the oldest turns" if self.shift else FULL
+            cure = "the next message forgets the oldest turns" if self.options.shift else FULL
             remark(f"the context of {self.llm.context:,} tokens is full, so the answer ends here: {cure}")
 
     def _fitted(self, talk: Conversation, question: str) -> tuple[Conversation, Rendered]:
@@ -255,11 +262,11 @@ class Session:
         """
         rendered, context, forgotten = self.render(talk, question), self.llm.context, 0
         room = context - min(self.params.max_tokens, context // 2)
-        while self.shift and len(rendered.ids) > room and (shorter := talk.without_first_turn()) is not None:
+        while self.options.shift and len(rendered.ids) > room and (shorter := talk.without_first_turn()) is not None:
             talk, rendered, forgotten = shorter, self.render(shorter, question), forgotten + 1
         if len(rendered.ids) >= context:
             raise RequestError(self._too_long(len(rendered.ids), context))
-        if forgotten and not self._quiet:
+        if forgotten and not self.options.quiet:
             remark(f"the context is full: {forgotten} of the oldest turns forgotten")
         return talk, rendered
 
@@ -290,14 +297,14 @@ class Session:
         from tokenwright.cli.chat_answer import MarkdownAnswer, PlainAnswer
 
         console = Console()
-        if self._plain or not sys.stdout.isatty() or console.is_dumb_terminal:
+        if self.options.plain or not sys.stdout.isatty() or console.is_dumb_terminal:
             return PlainAnswer()
         return MarkdownAnswer(console)
 
     def _too_long(self, tokens: int, context: int) -> str:
         return (
             f"with this message the conversation is {tokens:,} tokens long, and the model's context is {context:,}; "
-            f"it was not added: say it shorter{'' if self.shift else f', or {FULL}'}"
+            f"it was not added: say it shorter{'' if self.options.shift else f', or {FULL}'}"
         )
 
 

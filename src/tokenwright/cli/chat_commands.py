@@ -116,8 +116,8 @@ class ChatCommands:
     def _shift(self, text: str) -> None:
         if text not in ("", "on", "off"):
             raise RequestError(f"/shift takes on or off, not {text[:40]!r}")
-        self._session.shift = text == "on" if text else not self._session.shift
-        does = "forgets the oldest turns" if self._session.shift else "ends the answer"
+        self._session.options.shift = text == "on" if text else not self._session.options.shift
+        does = "forgets the oldest turns" if self._session.options.shift else "ends the answer"
         remark(f"a full context {does}")
 
     def _save(self, text: str) -> None:
