@@ -19,11 +19,11 @@ from tests.models.published_files import write
 from tests.serve.live import live
 from tokenwright import LLM
 from tokenwright.backends.layout import unpacked
-from tokenwright.backends.native.kernels import find_kernels
+from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.checkpoints.packing.weight_cache import WeightCache
-from tokenwright.cli.serve import adapters_of
+from tokenwright.cli.commands.serve import adapters_of
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.formats import WeightFormat
 from tokenwright.serve.app import Served

@@ -11,8 +11,8 @@ import pytest
 
 from tests.models.fixtures import make_checkpoint
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.cli.conversation import load as load_conversation
-from tokenwright.cli.settings import of_serve
+from tokenwright.cli.chat.conversation import load as load_conversation
+from tokenwright.cli.options.defaults import of_serve
 from tokenwright.environment import Environment
 from tokenwright.errors import TokenwrightError
 from tokenwright.planner.find import find

@@ -10,9 +10,9 @@ from typer import Argument, Option
 
 from tokenwright.checkpoints.files.local import local_folder
 from tokenwright.checkpoints.packing.target import check_target
-from tokenwright.cli import options as opt
-from tokenwright.cli.interrupt import interruptible
-from tokenwright.cli.output import bar, remark, write
+from tokenwright.cli.options import shared as opt
+from tokenwright.cli.terminal.interrupt import interruptible
+from tokenwright.cli.terminal.output import bar, remark, write
 from tokenwright.errors import RequestError
 from tokenwright.formats import WeightFormat
 from tokenwright.units import binary

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tokenwright.bench import machine_load
-from tokenwright.cli import options as opt
-from tokenwright.cli.chart_file import Force, Out, check_chart_file, save_chart
-from tokenwright.cli.output import show_anything, write, write_json
-from tokenwright.cli.race_report import (
+from tokenwright.cli.options import shared as opt
+from tokenwright.cli.reports.chart_file import Force, Out, check_chart_file, save_chart
+from tokenwright.cli.reports.race_report import (
     CACHED,
     KV,
     NAIVE,
@@ -35,6 +34,7 @@ from tokenwright.cli.race_report import (
     picture,
     report,
 )
+from tokenwright.cli.terminal.output import show_anything, write, write_json
 from tokenwright.config import EngineConfig
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.formats import KVFormat
@@ -121,7 +121,7 @@ def race(
 
 def _compared(llm: LLM, cached: Completion, prompt: str, params: SamplingParams) -> RaceSums:
     """Run both lanes again, step by step over the same ids, and compare their logits: as the explorer's race does."""
-    from tokenwright.bench.race import Race
+    from tokenwright.bench.lanes import Race
 
     with Race(llm, prompt, replace(params, max_tokens=len(cached.token_ids))) as raced:
         *_, last = raced

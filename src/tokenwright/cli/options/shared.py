@@ -19,8 +19,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from tokenwright.checkpoints.files.local import local_folder
-from tokenwright.cli import settings
-from tokenwright.cli.output import console, remark
+from tokenwright.cli.options import defaults as settings
+from tokenwright.cli.terminal.output import console, remark
 from tokenwright.config import EngineConfig
 from tokenwright.errors import RequestError
 from tokenwright.formats import DTYPE_BYTES, KVFormat, WeightFormat
@@ -315,7 +315,7 @@ def loader(
 
     def load(report: Callable[[int, int], None]) -> LLM:
         from tokenwright.backends.device import compute_with, leave_a_core
-        from tokenwright.backends.native.kernels import find_kernels
+        from tokenwright.backends.native.native_kernels import find_kernels
         from tokenwright.llm.llm import LLM
 
         if threads is not None:

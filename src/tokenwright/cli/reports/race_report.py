@@ -12,8 +12,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from tokenwright.bench.machine_load import told
-from tokenwright.cli.chart import Line, Picture
-from tokenwright.cli.statistics import rate, seconds
+from tokenwright.cli.reports.chart import Line, Picture
+from tokenwright.cli.reports.statistics import rate, seconds
 from tokenwright.units import binary
 
 if TYPE_CHECKING:

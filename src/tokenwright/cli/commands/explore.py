@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from typer import Option
 
 from tokenwright.checkpoints.files.local import local_folder
-from tokenwright.cli import options as opt
-from tokenwright.cli.output import remark, show_anything
+from tokenwright.cli.options import shared as opt
+from tokenwright.cli.terminal.output import remark, show_anything
 from tokenwright.errors import RequestError
 from tokenwright.importing import uncollected_imports
 
@@ -101,7 +101,7 @@ def _check_places(tty: bool, terminal: dict[str, object], page: dict[str, object
 
 def _in_terminal(name: str, prompt: str, asked: dict[str, Any], **engine: Any) -> None:
     """Run a prompt in the terminal. Raises the errors of LLM and of its requests."""
-    from tokenwright.cli.explore_tty import explore_tty
+    from tokenwright.cli.terminal.explore_tty import explore_tty
 
     show_anything()
     with opt.opened(name, trace=True, **engine) as llm:

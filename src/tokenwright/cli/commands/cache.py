@@ -14,8 +14,8 @@ from typing import Annotated
 
 from typer import Option
 
-from tokenwright.cli import options as opt
-from tokenwright.cli.output import show_anything, write, write_json
+from tokenwright.cli.options import shared as opt
+from tokenwright.cli.terminal.output import show_anything, write, write_json
 from tokenwright.environment import Environment
 from tokenwright.errors import CheckpointError
 from tokenwright.units import binary

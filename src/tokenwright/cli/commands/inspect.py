@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenwright.checkpoints.files.local import local_folder
-from tokenwright.cli import options as opt
-from tokenwright.cli.output import show_anything, write, write_json
+from tokenwright.cli.options import shared as opt
+from tokenwright.cli.terminal.output import show_anything, write, write_json
 from tokenwright.config import ModelConfig, NoScaling, Rope, RopeScaling
 from tokenwright.formats import WeightFormat
 from tokenwright.models.graph import Graph

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tokenwright.cli import options as opt
-from tokenwright.cli.interrupt import INTERRUPTED, interruptible
-from tokenwright.cli.output import console, remark, show_anything, write, write_json
-from tokenwright.cli.sampling import SEVERAL, sampled
-from tokenwright.cli.statistics import facts, facts_line, memory_line, phases_line
-from tokenwright.cli.tree import picture
+from tokenwright.cli.options import shared as opt
+from tokenwright.cli.options.sampling import SEVERAL, sampled
+from tokenwright.cli.reports.statistics import facts, facts_line, memory_line, phases_line
+from tokenwright.cli.reports.tree import picture
+from tokenwright.cli.terminal.interrupt import INTERRUPTED, interruptible
+from tokenwright.cli.terminal.output import console, remark, show_anything, write, write_json
 from tokenwright.errors import RequestError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Annotated, Any, get_type_hints
 
 from typer import Option
 
-from tokenwright.cli import settings
-from tokenwright.cli.options import Seed, given
+from tokenwright.cli.options import defaults as settings
+from tokenwright.cli.options.shared import Seed, given
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import DRAWING, Grammar, SamplingParams
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from tokenwright.cli.options import OUTPUT
+from tokenwright.cli.options.shared import OUTPUT
 from tokenwright.errors import RequestError
 
 if TYPE_CHECKING:
-    from tokenwright.cli.chart import Picture
+    from tokenwright.cli.reports.chart import Picture
 
 FORMATS = (".svg", ".png")
 
@@ -57,7 +57,7 @@ def png(picture: Picture) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from tokenwright.cli.chart import smooth, top
+    from tokenwright.cli.reports.chart import smooth, top
 
     figure = Figure(figsize=(9, 5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)

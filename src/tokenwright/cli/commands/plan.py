@@ -8,11 +8,11 @@ from typing import Annotated
 from typer import Argument, Option
 
 from tokenwright.checkpoints.files.local import local_config
-from tokenwright.cli import options as opt
-from tokenwright.cli.chart_file import Force, check_chart_file
-from tokenwright.cli.output import show_anything, write, write_json
-from tokenwright.cli.plan_chart import picture
-from tokenwright.cli.plan_page import page
+from tokenwright.cli.options import shared as opt
+from tokenwright.cli.reports.chart_file import Force, check_chart_file
+from tokenwright.cli.reports.plan_chart import picture
+from tokenwright.cli.reports.plan_page import page
+from tokenwright.cli.terminal.output import show_anything, write, write_json
 from tokenwright.errors import RequestError
 from tokenwright.units import read_bytes, read_count, read_rate, read_tokens
 

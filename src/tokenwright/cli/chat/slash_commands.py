@@ -7,13 +7,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenwright.cli.chat_settings import changed, listed
-from tokenwright.cli.conversation import counted, load, save
-from tokenwright.cli.output import remark, write
+from tokenwright.cli.chat.changed_options import changed, listed
+from tokenwright.cli.chat.conversation import counted, load, save
+from tokenwright.cli.terminal.output import remark, write
 from tokenwright.errors import RequestError
 
 if TYPE_CHECKING:
-    from tokenwright.cli.chat import Session
+    from tokenwright.cli.chat.session import Session
 
 HELP = """\
 /help             these lines

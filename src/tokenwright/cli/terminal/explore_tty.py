@@ -20,10 +20,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tokenwright.cli.interrupt import interruptible, undone_if_killed
-from tokenwright.cli.output import write
-from tokenwright.cli.plan_page import flop
-from tokenwright.cli.statistics import seconds
+from tokenwright.cli.reports.plan_page import flop
+from tokenwright.cli.reports.statistics import seconds
+from tokenwright.cli.terminal.interrupt import interruptible, undone_if_killed
+from tokenwright.cli.terminal.output import write
 from tokenwright.units import binary
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from tokenwright.checkpoints.files.local import local_folder
-from tokenwright.cli import options as opt
-from tokenwright.cli.output import remark
-from tokenwright.cli.settings import of_serve
+from tokenwright.cli.options import shared as opt
+from tokenwright.cli.options.defaults import of_serve
+from tokenwright.cli.terminal.output import remark
 from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 from tokenwright.importing import uncollected_imports

@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.segment import Segment
 
-from tokenwright.cli.output import write
+from tokenwright.cli.terminal.output import write
 
 PAUSE = 0.08  # seconds between two drawings of the growing block
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from tokenwright.cli.chart import BOTTOM, HEIGHT, LEFT, RIGHT, STYLE, TOP, WIDTH, ticks
-from tokenwright.cli.plan_page import binary
+from tokenwright.cli.reports.chart import BOTTOM, HEIGHT, LEFT, RIGHT, STYLE, TOP, WIDTH, ticks
+from tokenwright.cli.reports.plan_page import binary
 
 if TYPE_CHECKING:
     from tokenwright.planner import Plan

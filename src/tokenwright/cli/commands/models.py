@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from tokenwright.cli import options as opt
-from tokenwright.cli.cache import Kept
-from tokenwright.cli.chat_input import InputReader
-from tokenwright.cli.output import remark, show_anything, write, write_json
+from tokenwright.cli.chat.input_reader import InputReader
+from tokenwright.cli.commands.cache import Kept
+from tokenwright.cli.options import shared as opt
+from tokenwright.cli.terminal.output import remark, show_anything, write, write_json
 from tokenwright.errors import CheckpointError, RequestError, TokenwrightError
 from tokenwright.units import binary
 

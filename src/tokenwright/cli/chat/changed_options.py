@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, get_args, get_origin
 
-from tokenwright.cli.sampling import COMMON, chosen_from
+from tokenwright.cli.options.sampling import COMMON, chosen_from
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import NoReturn
 
-from tokenwright.cli.interrupt import since_interrupt
-from tokenwright.cli.output import write
+from tokenwright.cli.terminal.interrupt import since_interrupt
+from tokenwright.cli.terminal.output import write
 from tokenwright.errors import RequestError
 
 QUOTES = '"""'
