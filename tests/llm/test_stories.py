@@ -12,7 +12,7 @@ from tokenwright import LLM, SamplingParams
 from tokenwright.checkpoints.folder import Checkpoint
 
 HOME = Path(tokenwright.__file__).parent / "stories"
-GOLDEN = Path(__file__).parent / "golden" / "stories.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "stories.json"
 PROMPTS = ["The next day is bright", "Once upon a time", "The capital of France is", "def add(a, b):"]
 
 
