@@ -22,7 +22,7 @@ from tokenwright.serve.http.reply_text import Json, written
 from tokenwright.serve.http.replying import check_model
 from tokenwright.serve.openai.bodies import MOST_INPUTS
 from tokenwright.serve.openai.embeddings import embedded, tokens_of
-from tokenwright.serve.openai.reply_schema import Reranked, Scored
+from tokenwright.serve.openai.reply_schema import Reranked, ScoreReply
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.service.multi_prompt import gathered
@@ -178,7 +178,7 @@ def add(app: FastAPI, service: Service) -> None:
     api = RelevanceApi(service)
     for paths, handler, body, reply in (
         (RERANK, api.rerank, RerankBody, Reranked),
-        (SCORE, api.score, ScoreBody, Scored),
+        (SCORE, api.score, ScoreBody, ScoreReply),
     ):
         for path in paths:
             app.add_api_route(

@@ -16,7 +16,7 @@ FRESH_S = 1.0  # a token that was made within this time proves it without a ques
 SOON_S = 0.2  # so long does a proof that is that old wait for a new one
 
 
-class Health:
+class EngineHealth:
     """Watches the deliveries of an engine. submit: hands a request to it. token_at: when it last made a token."""
 
     def __init__(self, submit: Callable[[Request], Awaitable[RequestHandle]]) -> None:

@@ -19,7 +19,7 @@ from tokenwright.engine import Failed, Finished, FinishReason, Request
 from tokenwright.engine.loop import AsyncListener, Delivery, RequestHandle
 from tokenwright.serve.service.admission import Admission, AdmissionSlot
 from tokenwright.serve.service.generation import Generation
-from tokenwright.serve.service.health import Health
+from tokenwright.serve.service.health import EngineHealth
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import ModelHost
 from tokenwright.serve.service.opening import Opened, Opening
@@ -74,7 +74,7 @@ class Service:
         self._threads = ThreadPoolExecutor(self.limits.threads, "tokenwright requests")
         # Requests that wait for the model: at most as many as the queue takes, and one that would be in the engine.
         self._opening = Opening(self._open, Quota(1 + self.limits.queue, self.limits.keys))
-        self._health = Health(self._probe)
+        self._health = EngineHealth(self._probe)
         self._stopped = False
 
     @property
@@ -215,7 +215,7 @@ class Service:
     async def healthy(self) -> None:
         """Prove that a token can be made. Raises NotReady while the model loads, EngineError if the engine makes none.
 
-        See `Health.prove`.
+        See `EngineHealth.prove`.
         """
         self.host.llm.check()
         await self._health.prove()
