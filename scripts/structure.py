@@ -28,6 +28,8 @@ ROLES: dict[str, str] = {
 PANELS = ("trace/messages", "serve/explorer")
 SHOWN = ("cli/commands", "decode/sampler.py")
 
+ROUND = 100  # lines, in the table of docs/structure.md
+
 Trees = Mapping[str, ast.Module]
 
 
@@ -152,3 +154,22 @@ def import_circles(trees: Trees) -> list[list[str]]:
         if start in reached[start]
     }
     return [list(circle) for circle in sorted(found)]
+
+
+def rooms(package: Path = PACKAGE) -> dict[str, tuple[int, int]]:
+    """By room, its files and their lines; the package's top is "."."""
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for path in package.rglob("*.py"):
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        found[path.parent.relative_to(package).as_posix()].append(lines)
+    return {room: (len(each), sum(each)) for room, each in sorted(found.items())}
+
+
+def table(package: Path = PACKAGE) -> Iterator[str]:
+    """The rows of the rooms in docs/structure.md."""
+    for room, (files, lines) in rooms(package).items():
+        yield f"|{room}|{files}|{max(ROUND, round(lines, -2)):,}|"
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))

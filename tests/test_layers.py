@@ -1,6 +1,7 @@
 """Imports go downwards, in the order of docs/structure.md; names, folders and classes are as scripts/size counts."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -181,6 +182,20 @@ def test_rooms_are_small(trees: dict[str, ast.Module]) -> None:
 
 def test_no_modules_import_each_other_when_they_are_loaded(trees: dict[str, ast.Module]) -> None:
     assert STRUCTURE.import_circles(trees) == []
+
+
+def test_the_listing_of_the_rooms_is_true() -> None:
+    """Every room stands in it; its files and lines are right within a fifth, so that not every change changes it."""
+    page = (STRUCTURE.PACKAGE.parents[1] / "docs" / "structure.md").read_text(encoding="utf-8")
+    listed = {
+        room: (int(files), int(lines.replace(",", "")))
+        for room, files, lines in re.findall(r"^\|([\w./]+)\|(\d+)\|([\d,]+)\|$", page, re.MULTILINE)
+    }
+    found = STRUCTURE.rooms()
+    assert listed.keys() == found.keys(), "scripts/structure.py prints the rows"
+    for room, (files, lines) in found.items():
+        assert abs(listed[room][0] - files) <= max(1, files / 5), room
+        assert abs(listed[room][1] - lines) <= max(2 * STRUCTURE.ROUND, lines / 5), room
 
 
 def planted(**sources: str) -> dict[str, ast.Module]:
