@@ -123,5 +123,5 @@ def test_the_document_declares_every_reply(talker: Talker) -> None:
                 error = operation["responses"][str(status)]
                 assert path.startswith(("/health", "/ready", "/metrics")) or "$ref" in str(error), (path, status)
     stored = {"DeletedResponse", "InputItems", "InputTokens"}  # checked by test_stored_responses.py
-    stored |= {"Infilled", "Reranked", "Scored"}  # by test_infill.py and test_relevance.py
+    stored |= {"Infilled", "Reranked", "ScoreReply"}  # by test_infill.py and test_relevance.py
     assert declared == stored | {reply.__name__ for _, _, reply in ASKED} | {reply.__name__ for _, reply in GOT}

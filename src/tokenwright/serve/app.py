@@ -23,7 +23,7 @@ from tokenwright.serve.explorer import routes as explore
 from tokenwright.serve.explorer.explorer import Explorer, RunGone
 from tokenwright.serve.http.api import Api, Direct, HeadRequests, add_errors, add_schemas, api_of, handlers_of
 from tokenwright.serve.ollama import routes as ollama
-from tokenwright.serve.openai import embeddings, infill, relevance, responses, tokenize
+from tokenwright.serve.openai import embeddings, infill, rerank, responses, tokenize
 from tokenwright.serve.openai import routes as openai
 from tokenwright.serve.openai.stored_responses import StoredResponses
 from tokenwright.serve.service.metrics import Metrics
@@ -130,7 +130,7 @@ def make_app(
     model_list.add(app, service)
     embeddings.add(app, service)
     responses.add(app, service, StoredResponses(served.stored_bytes))
-    for other in (relevance, infill, anthropic, ollama):
+    for other in (rerank, infill, anthropic, ollama):
         other.add(app, service)
     tokenize.add(app, service)
     explore.add(app, explorer)
