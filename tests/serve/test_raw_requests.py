@@ -27,8 +27,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/show": {},
     "/tokenize": {"prompt": "Hello"},
     "/detokenize": {"tokens": [1]},
-    **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), {"query": "a", "documents": ["b"]}),
-    **dict.fromkeys(("/v1/score", "/score"), {"text_1": "a", "text_2": "b"}),
+    **{path: {"query": "a", "documents": ["b"]} for path in ("/v1/rerank", "/v2/rerank", "/rerank")},
+    **{path: {"text_1": "a", "text_2": "b"} for path in ("/v1/score", "/score")},
 }
 STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate")
 ASKED = [(path, False) for path in BODIES] + [(path, True) for path in STREAMED]
