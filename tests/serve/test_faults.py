@@ -18,7 +18,8 @@ from fastapi.testclient import TestClient
 from tests.serve.conftest import HOST
 from tests.serve.talking import HANGS_S, Talker, make_talker, talking, until
 from tokenwright import LLM
-from tokenwright.checkpoints import reading, safetensors
+from tokenwright.checkpoints import tensor_reader
+from tokenwright.checkpoints.files import safetensors
 from tokenwright.engine import prefix_index
 from tokenwright.engine.page_pool import Group, PagePool
 from tokenwright.engine.prefix_index import PrefixIndex
@@ -61,7 +62,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> type[Disk]:
     class Own(Disk):
         reached = threading.Event()
 
-    for reader in safetensors, reading:
+    for reader in safetensors, tensor_reader:
         monkeypatch.setattr(reader, "open_regular", lambda file: io.BufferedReader(Own(file)))
     return Own
 
