@@ -90,7 +90,8 @@ def test_41_a_network_disk_that_hangs_while_the_model_is_loaded(model: Path, dis
             assert disk.reached.wait(HANGS_S)
             for _ in range(3):  # the server answers meanwhile
                 answer = client.get("/health")
-                assert (answer.status_code, answer.json()["status"]) == (503, "loading")
+                assert (answer.status_code, answer.json()["status"]) == (200, "loading")
+                assert client.get("/ready").status_code == 503
                 assert client.get("/v1/models").status_code == 200
         finally:
             disk.mended.set()
