@@ -5,14 +5,14 @@ No label has a value that a client chooses. Nothing is recorded per token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tokenwright.serve.service.types import NotReady, Problem, Timings, TokenCounts
+from tokenwright.serve.service.types import Problem, Timings, TokenCounts
 
 if TYPE_CHECKING:
     from tokenwright.serve.service.service import Service
@@ -43,9 +43,9 @@ class Metrics:
             registry=registry,
         )
 
-    def watch(self, service: Service) -> None:
-        """Read the service's gauges from now on."""
-        self.registry.register(_Gauges(service))
+    def watch(self, services: Callable[[], Sequence[Service]]) -> None:
+        """Read the gauges of the services that there are, summed up, from now on."""
+        self.registry.register(_Gauges(services))
 
     def ended(self, outcome: str, counts: TokenCounts, timings: Timings) -> None:
         """A request has left the engine. outcome: "finished", "cancelled" or "failed"."""
@@ -76,22 +76,23 @@ def _seconds(name: str, about: str, registry: CollectorRegistry) -> Histogram:
 
 
 class _Gauges(Collector):
-    """What the service and the engine hold at this moment."""
+    """What the services and their engines hold at this moment."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, services: Callable[[], Sequence[Service]]) -> None:
+        self._services = services
 
     def collect(self) -> Iterator[Metric]:
-        service = self._service
-        yield _gauge("requests_waiting", "Requests in the queue before the engine", service.admission.waiting)
-        yield _gauge("requests_running", "Requests in the engine", service.running)
-        try:
-            pool = service.host.llm.engine.pool
-        except NotReady:
+        services = self._services()
+        waiting, running = sum(one.admission.waiting for one in services), sum(one.running for one in services)
+        yield _gauge("requests_waiting", "Requests in the queue before the engine", waiting)
+        yield _gauge("requests_running", "Requests in the engine", running)
+        pools = [one.host.llm.engine.pool for one in services if one.host.loading.phase == "ready"]
+        if not pools:
             return
-        yield _gauge("pages", "Pages of the KV cache", pool.pages)
-        yield _gauge("pages_cached", "Pages without a request, whose K and V can be found again", pool.cached)
-        yield _gauge("pages_available", "Pages that requests can take, cached ones included", pool.available)
+        cached, available = sum(pool.cached for pool in pools), sum(pool.available for pool in pools)
+        yield _gauge("pages", "Pages of the KV cache", sum(pool.pages for pool in pools))
+        yield _gauge("pages_cached", "Pages without a request, whose K and V can be found again", cached)
+        yield _gauge("pages_available", "Pages that requests can take, cached ones included", available)
 
 
 def _gauge(name: str, about: str, value: float) -> GaugeMetricFamily:

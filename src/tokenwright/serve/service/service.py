@@ -24,7 +24,16 @@ from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import ModelHost
 from tokenwright.serve.service.preprocess import Prepared, Preprocessor, check
 from tokenwright.serve.service.quota import Quota
-from tokenwright.serve.service.types import ENDING, GenerationRequest, Late, NotReady, Problem, problem_of
+from tokenwright.serve.service.types import (
+    ENDING,
+    Caller,
+    GenerationRequest,
+    Late,
+    ListedModel,
+    NotReady,
+    Problem,
+    problem_of,
+)
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
@@ -85,6 +94,21 @@ class Service:
         # Requests that wait for the model: at most as many as the queue takes, and one that would be in the engine.
         self.arriving = Quota(1 + self.limits.queue, self.limits.keys)
         self._stopped = False
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the model cannot be read, which ends the server."""
+        return self.host.failure
+
+    def listed(self, caller: Caller) -> list[ListedModel]:  # noqa: ARG002  (keys name models where there are several)
+        """The names of the model."""
+        context = self.host.llm.context if self.ready else None
+        return [ListedModel(name, self.host.name, context) for name in self.names]
+
+    @property
+    def pending(self) -> int:
+        """Requests that have not ended."""
+        return self.running + self.admission.waiting
 
     @property
     def ready(self) -> bool:
