@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.serve.live import HANGS
 from tokenwright import LLM
+from tokenwright.errors import RequestError
 from tokenwright.planner import plan
 from tokenwright.serve.app import Served
 from tokenwright.serve.fleet import Fleet, ManySource
@@ -41,7 +42,11 @@ class Many:
         sources = [source(name) for name in models]
         most = limit or self.size(sources[0]) * 3 // 2
         policy = Policy.of([address], keys)
-        app = make_many_app(sources, source, most, policy, page, Served())
+        try:
+            app = make_many_app(sources, source, most, policy, page, Served())
+        except RequestError:
+            listener.close()
+            raise
         self.fleet: Fleet = app.state.service
         self.server = Server(app, 5.0, lambda _: None)
         self.loop = asyncio.new_event_loop()

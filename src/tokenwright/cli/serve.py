@@ -176,7 +176,8 @@ def serve(
 ) -> None:
     """Serve models over HTTP: OpenAI's API and others, so that existing clients work unchanged.
 
-    Several models are loaded when a request asks for one. The server accepts connections from this machine alone, unless --host says otherwise. Ctrl-C stops it.
+    Several models are loaded when a request asks for one. The server accepts connections from this machine alone,
+    unless --host says otherwise. Ctrl-C stops it.
     """
     given = locals() | {"lora": [str(folder) for folder in lora or ()]}
     engine = opt.of_engine(given, but=("revision", "lora"))

@@ -40,15 +40,16 @@ def fetch(name: str, revision: str | None = None, *, progress: bool = False) -> 
     from tokenwright.checkpoints.files import hub
     from tokenwright.checkpoints.files.hub_gguf import download_gguf, read_gguf_name
     from tokenwright.checkpoints.files.suggest import nearest
-    from tokenwright.checkpoints.folder import Checkpoint, check_config
+
+    if not (read_gguf_name(name) or hub.is_hub_name(name)):
+        near = nearest(name)
+        hint = f"did you mean {near}?" if near is not None and hub.is_hub_name(near) else FORMS
+        raise RequestError(f"{name[:200]} is not a model on the hub; {hint}")
+    from tokenwright.checkpoints.folder import Checkpoint, check_config  # with torch, for a name that can be right
 
     if read_gguf_name(name):
         place = download_gguf(name, revision, progress, again=True)
         return Present(name, "hub", str(place), Checkpoint.open(place).nbytes, True, checked(place))
-    if not hub.is_hub_name(name):
-        near = nearest(name)
-        hint = f"did you mean {near}?" if near is not None and hub.is_hub_name(near) else FORMS
-        raise RequestError(f"{name[:200]} is not a model on the hub; {hint}")
     place = hub.download(name, revision, progress, check_config, again=True)
     return Present(name, "hub", str(place), size_of(place), True, checked(place))
 

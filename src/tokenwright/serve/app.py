@@ -112,7 +112,6 @@ def make_app(
             await asyncio.to_thread(served.spans.close)
 
     app = new_app(lifespan=lifespan)
-    app.state.service = service
     handlers = add_routes(app, explorer, service, metrics, page)
     app.add_middleware(Guard, policy=policy, answer=refusing(metrics), queued=frozenset(handlers), full=service.full)
     # The outermost: it gives the request its id.
@@ -136,6 +135,7 @@ def add_routes(
     app: FastAPI, explorer: Explorer, service: Service, metrics: Metrics, page: Path | None
 ) -> Mapping[str, Callable[[Request], Awaitable[Response]]]:
     """Add all routes of one model, and what answers their errors; the handlers of those whose requests wait."""
+    app.state.service = service
     answer = add_errors(app, APIS, (RunGone,), metrics.refused)
     operations.add(app, service, metrics)
     openai.add(app, service)

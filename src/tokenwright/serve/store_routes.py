@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 import tokenwright
-from tokenwright.errors import EngineError, RequestError, TokenwrightError
+from tokenwright.errors import CheckpointError, EngineError, RequestError, TokenwrightError
 from tokenwright.serve.fleet import Fleet
 from tokenwright.serve.http.api import RefusedRequest, about, answers, body_of, takes
 from tokenwright.serve.http.fields import Body, Name, Refused
@@ -210,7 +210,10 @@ def _unrestricted(request: Request) -> None:
 async def _fetched(fleet: Fleet, name: str) -> None:
     from tokenwright.llm import store
 
-    await asyncio.to_thread(store.fetch, name)
+    try:
+        await asyncio.to_thread(store.fetch, name)
+    except CheckpointError as error:  # the client's name, or the hub's fault
+        raise RefusedRequest(Problem(400, "invalid", str(error), "model")) from None
     fleet.add(name)
 
 

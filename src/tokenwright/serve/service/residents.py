@@ -13,6 +13,7 @@ Belongs to one event loop. It knows nothing of apps: `Opened` is what a model is
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -24,6 +25,8 @@ from tokenwright.serve.service.types import ENDING, Busy, NotReady, no_model
 from tokenwright.units import binary
 
 State = Literal["absent", "loading", "ready", "leaving"]
+log = logging.getLogger(__name__)
+
 TAG = ":latest"  # which Ollama's clients put behind a name
 
 
@@ -229,9 +232,11 @@ class Residents:
             entry.failure = ""
         except Exception as error:
             await self._free(entry)
-            entry.failure = str(error)
-            known = error if isinstance(error, TokenwrightError) else None
-            why = str(known) if known is not None else "a fault of ours; the server's log says more"
+            why = str(error)
+            if not isinstance(error, TokenwrightError):
+                log.exception("the model %s could not be read", entry.name)
+                why = "a fault of ours; the server's log says more"
+            entry.failure = why
             told = NotReady(f"the model {entry.name} could not be read: {why}")
             self._fail([one for one in self._waiting if one.entry is entry], told)
         finally:
