@@ -108,8 +108,8 @@ class Checkpoint:
         dtype = _dtype_of(one for name, one in stored.items() if name in wanted and one.dtype in DTYPES)
         stamps = {file: stamp(file) for file in {one.file for one in stored.values()}}
         forms = as_stored(graph, sources, stored) if joined else {}
-        config, more = replace(config, dtype=dtype), {"skipped": skipped, "pooling": read_pooling(folder)}
-        return cls(folder, config, graph, generation, sources, stored, stamps, as_stored=forms, **more)
+        found = (replace(config, dtype=dtype), graph, generation, sources, stored, stamps)
+        return cls(folder, *found, as_stored=forms, skipped=skipped, pooling=read_pooling(folder))
 
     @classmethod
     def _open_gguf(cls, file: Path) -> "Checkpoint":

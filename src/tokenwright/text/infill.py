@@ -80,7 +80,8 @@ class Infill:
 
     def _parts(self, form: InfillForm, prefix: str, suffix: str) -> list[str | int]:
         known = self._tokenizer.control.ids
-        before, after = [known[form.prefix], prefix], [known[form.suffix], suffix]
+        before: list[str | int] = [known[form.prefix], prefix]
+        after: list[str | int] = [known[form.suffix], suffix]
         middle = [known[form.middle]] if form.middle else []
         return [*after, *before, *middle] if form.suffix_first else [*before, *after, *middle]
 
