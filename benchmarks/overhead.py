@@ -237,8 +237,8 @@ def real(llm: LLM, streams: int, context: int, rounds: int) -> Point:
     params = SamplingParams(temperature=0.0, max_tokens=written(rounds), ignore_eos=True)
     size = llm.config.vocab_size
     prompts = [[5 + (stream + place) % (size - 5) for place in range(context)] for stream in range(streams)]
-    requests = [llm._requests.build(prompt, params, salt=str(number)) for number, prompt in enumerate(prompts)]
-    return started("real", llm._open_loop(), requests, context, rounds)
+    requests = [llm.prepare(prompt, params, salt=str(number)) for number, prompt in enumerate(prompts)]
+    return started("real", llm.llm_engine.loop, requests, context, rounds)
 
 
 def growth(points: Sequence[Point]) -> tuple[float, float]:

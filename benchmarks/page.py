@@ -31,7 +31,7 @@ from playwright.sync_api import Page, sync_playwright
 from tests.browser.conftest import FLAGS, Explored, executable, load, serving
 from tests.browser.test_labels import long_trace
 from tests.browser.test_size import packed
-from tokenwright.web_page import page_folder
+from tokenwright.llm.web_page import page_folder
 
 VISITS = 5
 SIZE = {"width": 1280, "height": 720}

@@ -45,14 +45,14 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Literal
 
-import bits_models
+import random_model
 
 from tokenwright import LLM, SamplingParams
 
 Way = Literal["generate", "stream", "whole", "astream"]
-LEAST = bits_models.CONFIGS["mistral"] | {
+LEAST = random_model.CONFIG | {
     "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 1,
-    "num_key_value_heads": 1, "max_position_embeddings": 4096, "sliding_window": None,
+    "num_key_value_heads": 1, "max_position_embeddings": 4096,
 }  # fmt: skip
 
 
@@ -266,7 +266,7 @@ def prepared(cases: Sequence[str], root: Path, folder: Path) -> dict[str, str]:
     from tokenwright.bench import shapes
 
     models = {"stories": "stories", "least": str(folder / "least")}
-    bits_models.write_model(folder / "least", LEAST)
+    random_model.write_model(folder / "least", LEAST)
     for model in {CASES[case].model for case in cases} - models.keys():
         models[model] = str(shapes.ready(model, root))
     return models

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import bits_models
+import random_model
 from http_client import Address, Reply, ask
 
 NAME = "tiny"  # of the model
 CONTEXT = 2048
-MODEL = bits_models.CONFIGS["mistral"] | {"max_position_embeddings": CONTEXT, "sliding_window": None}
+MODEL = random_model.CONFIG | {"max_position_embeddings": CONTEXT}
 TEMPLATE = """\
 {%- for m in messages %}<s>{{ m.role }}
 {{ m.content }}
@@ -29,7 +29,7 @@ SHARED = " ".join(WORDS[at % len(WORDS)] for at in range(40))  # how half of the
 
 def write_model(folder: Path) -> Path:
     """Write a small random model that chats, with a context of CONTEXT tokens; a token of it is a byte."""
-    bits_models.write_model(folder, MODEL)
+    random_model.write_model(folder, MODEL)
     (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     return folder
 

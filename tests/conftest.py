@@ -1,7 +1,7 @@
-"""For all tests: one thread for torch, no time limits, and what they measured told at the end by `ledgers`.
+"""For all tests: one thread for torch, no time limits, and the tests that coverage watches (tests/tracing.py).
 
-The models are small: on a busy machine threads would mostly wait for each other. How many examples a property test
-draws is a profile's matter (tests/profiles.py). Under pytest-xdist (scripts/test) a file stays on one worker.
+The models are small: on a busy machine threads would mostly wait for each other. tests/profiles.py sets how many
+examples a property test draws.
 """
 
 from collections.abc import Generator
@@ -10,21 +10,13 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from tests import order, profiles, tracing
-from tests.ledgers import pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown
-
-__all__ = ["pytest_sessionfinish", "pytest_terminal_summary", "pytest_testnodedown"]
+from tests import profiles, tracing
 
 torch.set_num_threads(1)
 profiles.register()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(order.Clock())
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: order.place(item.path.as_posix()))
     tracing.choose(items)
 
 

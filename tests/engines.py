@@ -11,14 +11,14 @@ from tokenwright.engine import Engine
 
 def settled(llm: LLM) -> Engine[Any]:
     """The engine once it has read all messages sent until now: cancelled requests have ended."""
-    return llm._open_loop().call(lambda engine: engine)
+    return llm.llm_engine.loop.call(lambda engine: engine)
 
 
 @contextmanager
 def held(llm: LLM) -> Iterator[None]:
     """No step begins meanwhile; requests that are submitted join the same step afterwards."""
     go_on = threading.Event()
-    llm._open_loop().post(lambda _: go_on.wait() and None)
+    llm.llm_engine.loop.post(lambda _: go_on.wait() and None)
     try:
         yield
     finally:

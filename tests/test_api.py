@@ -98,7 +98,7 @@ def test_many_prompts_in_an_event_loop(llm):
     async def cancelled() -> None:
         with held(llm):
             task = asyncio.create_task(llm.agenerate(PROMPTS, GREEDY))
-            while not llm._async_streams._receivers:
+            while not llm.llm_engine.streams._receivers:
                 await asyncio.sleep(0.001)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):

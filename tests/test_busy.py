@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tokenwright.bench import limits, machine_load
-from tokenwright.bench.limits import Rate
+from tokenwright.bench.limits import Probe, Rate
 from tokenwright.bench.machine_load import ProcessorTimes, disagreement, load_between, quietly, read_times
 from tokenwright.bench.model_speed import Turn, doubtful
 
@@ -59,7 +59,7 @@ def turns(*shares: float) -> list[Turn]:
 
 def test_a_share_above_the_limit_is_doubted() -> None:
     assert doubtful(turns(0.7, 1.04)) == ""
-    assert doubtful(turns(32.11, 32.11)) == "it reached 3211% of its limit"
+    assert doubtful(turns(32.11, 32.11)) == "the model reached 3211% of the limit"
     assert doubtful([Turn(10.0, 20.0, 0.5, "memory"), Turn(30.0, 60.0, 0.5, "memory")]).startswith("its rounds differ")
 
 
@@ -86,5 +86,16 @@ def test_it_gives_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_threads_that_are_slower_than_one_are_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_load, "read_times", lambda: None)
     rates = iter((80.0, 100.0, 190.0, 100.0, *(80.0, 100.0) * 3))  # all threads, one thread; again
-    assert limits._rate(lambda seconds: next(rates), 0.0) == Rate(190.0, 100.0)
-    assert limits._rate(lambda seconds: next(rates), 0.0).busy == limits.SLOWER
+    probe = Probe(lambda seconds: next(rates))
+    assert limits._rate(probe, 0.0) == Rate(190.0, 100.0)
+    assert limits._rate(probe, 0.0).busy == limits.SLOWER
+
+
+def test_a_limit_that_other_software_beats_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_load, "read_times", lambda: None)
+    assert limits._rate(Probe(lambda seconds: 100.0, "numpy's product", lambda seconds: 104.0), 0.0).busy == ""
+    doubted = limits._rate(Probe(lambda seconds: 100.0, "numpy's product", lambda seconds: 600.0), 0.0)
+    assert doubted == Rate(100.0, 100.0, "numpy's product reached 600% of the limit")
+    assert machine_load.verdict(doubted.busy) == "busy or wrong"
+    assert machine_load.told(doubted.busy).startswith("busy or wrong: numpy's product reached 600% of the limit.")
+    assert machine_load.verdict("the host took 20% of the processors' time") == "the machine was busy"

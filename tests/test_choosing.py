@@ -310,17 +310,31 @@ def test_a_search_that_only_scores_its_prompt_has_a_reason(llm):
     assert done.prompt_logprobs == one(llm, temperature=0, max_tokens=0, prompt_logprobs=1).prompt_logprobs
 
 
+@pytest.mark.parametrize("token_budget", [3, 7, 512])
+def test_the_logprobs_of_a_searchs_prompt_are_those_of_any_request(llm, token_budget):
+    """However the prompt is cut: whoever writes the first token in the same step scores it by the same totals."""
+    right = one(llm, temperature=0, max_tokens=2, prompt_logprobs=2)
+    with LLM("stories", token_budget=token_budget) as other:
+        for params in ({"beams": 3}, {"temperature": 0.0}):
+            done = one(other, max_tokens=2, prompt_logprobs=2, **params)
+            assert done.prompt_logprobs == right.prompt_logprobs
+            assert done.prompt_top_logprobs == right.prompt_top_logprobs
+
+
 def test_the_time_that_a_grammar_takes_to_compile_counts(llm, monkeypatch):
     clock = itertools.count(10.0, 100.0)  # each look at it is 100 seconds after the one before
     monkeypatch.setattr("tokenwright.llm.input_processor.time", SimpleNamespace(monotonic=lambda: next(clock)))
     compiled = llm.loaded.vocabulary.grammars(llm.eos_ids)
     monkeypatch.setattr(compiled, "compile", lambda *_, **__: next(clock) and None)
-    stop_checker = llm._requests._stop_checker(SamplingParams(grammar=Grammar.choice(["yes"]), max_seconds=5.0), [])
+    stop_checker = llm.llm_engine.inputs._stop_checker(
+        SamplingParams(grammar=Grammar.choice(["yes"]), max_seconds=5.0), []
+    )
     assert stop_checker.deadline == 15.0
 
 
 def test_a_suggested_least_length_gives_way_to_the_length_that_is_asked(llm, monkeypatch):
-    monkeypatch.setattr(llm.loaded, "generation", replace(llm.generation, min_tokens=9))
+    facts = llm.loaded.facts
+    monkeypatch.setattr(llm.loaded, "facts", replace(facts, generation=replace(facts.generation, min_tokens=9)))
     assert llm.sampling().min_tokens == 9
     assert llm.sampling(max_tokens=4).min_tokens == 4
     for wrong in ("many", -1, math.inf):

@@ -57,7 +57,7 @@ def test_what_a_text_gets_depends_on_that_text_alone(llama, weights):
             found: list[np.ndarray] = []
             embedding = threading.Thread(target=lambda: found.append(llm.embed(TEXTS)))
             embedding.start()
-            while llm._open_loop()._mailbox.qsize() < 3:
+            while llm.llm_engine.loop._mailbox.qsize() < 3:
                 time.sleep(0.001)
         embedding.join()
         beside = [list(stream) for stream in streams]
@@ -93,7 +93,7 @@ def test_a_cancelled_task_frees_its_pages(llama):
         async def cancelled() -> None:
             with held(llm):
                 task = asyncio.create_task(llm.aembed(TEXTS))
-                while not llm._async_streams._receivers:
+                while not llm.llm_engine.streams._receivers:
                     await asyncio.sleep(0.001)
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
@@ -148,7 +148,7 @@ def test_a_preempted_text_reports_each_row_once(swaps):
     rows = [event for event in events if isinstance(event, HiddenAdded)]
     assert [event.start for event in rows] == [0, 5, 10]
     assert [row for event in rows for row in event.rows] == [list(tokens[: n + 1]) for n in range(13)]
-    assert sequence.forwarded == (13 if swaps else 18)
+    assert sequence.counts.forwarded == (13 if swaps else 18)
     assert isinstance(events[-1], Finished)
     assert not any(isinstance(event, Failed) for event in events)
 
@@ -162,7 +162,7 @@ def test_a_text_to_embed_uses_no_cached_pages():
     sequence = engine.submit(Request(tuple(range(13)), SamplingParams(max_tokens=0), hidden=True))
     while engine.busy:
         engine.step()
-    assert (sequence.forwarded, sequence.reused) == (13, 0)
+    assert (sequence.counts.forwarded, sequence.counts.reused) == (13, 0)
 
 
 def test_a_chunk_to_embed_needs_no_logits(llama):

@@ -200,7 +200,9 @@ def test_pages_are_sized_by_the_memory_that_is_granted(folder: Path) -> None:
             with LLM(folder, kv_memory=memory, max_sequences=4, **options) as llm:  # type: ignore[arg-type]
                 assert llm.kv_memory <= memory
                 taken = sum(
-                    tensor.nbytes for group in range(len(llm._store.groups)) for tensor in llm._store.tensors(group)
+                    tensor.nbytes
+                    for group in range(len(llm.llm_engine.store.groups))
+                    for tensor in llm.llm_engine.store.tensors(group)
                 )
                 assert taken == llm.kv_memory, "what is told is what was taken"
     with pytest.raises(CapacityError, match=r"grant it more memory \(kv_memory\)"):

@@ -100,7 +100,7 @@ def test_seeds(llm):
 
 def test_end_tokens_end_unless_ignored(llm):
     free = llm.generate("the", GREEDY)[0]
-    llm._requests.eos_ids = frozenset({free.token_ids[2]})
+    llm.llm_engine.inputs.eos_ids = frozenset({free.token_ids[2]})
     first = free.token_ids.index(free.token_ids[2])
     ended = llm.generate("the", SamplingParams(temperature=0.0))[0]
     assert ended.finish_reason == "eos"
@@ -275,7 +275,7 @@ def test_astream_prepares_what_takes_time_in_another_thread(llm, monkeypatch):
     grammar = replace(GREEDY, grammar=Grammar.regex("[a-z ]+"), ignore_eos=False, max_tokens=4)
     requests = [("the", GREEDY), ("the " * 150, GREEDY), ("the", grammar)]
     right = [llm.generate(*request)[0].token_ids for request in requests]
-    build, threads = llm._requests.build, []
+    build, threads = llm.llm_engine.inputs.build, []
 
     def watched(*args, **options):
         threads.append(threading.current_thread() is threading.main_thread())
@@ -287,7 +287,7 @@ def test_astream_prepares_what_takes_time_in_another_thread(llm, monkeypatch):
     async def run():
         return [await read(*request) for request in requests]
 
-    monkeypatch.setattr(llm._requests, "build", watched)
+    monkeypatch.setattr(llm.llm_engine.inputs, "build", watched)
     assert asyncio.run(run()) == right
     assert threads == [True, False, False]
 
@@ -523,7 +523,7 @@ def test_a_closed_model_says_so(folder):
 def test_closing_frees_weights_and_cache(folder):
     with LLM(folder, pages=8, trace=True) as llm:
         llm.generate("the", GREEDY)
-        kept = [weakref.ref(each) for each in (llm.loaded, llm.loaded.decoder, llm._store)]
+        kept = [weakref.ref(each) for each in (llm.loaded, llm.loaded.decoder, llm.llm_engine.store)]
     gc.collect()
     assert [reference() for reference in kept] == [None] * 3
     for use in (lambda: llm.eos_ids, lambda: llm.sampling(), lambda: llm.check_length("the"), lambda: llm.run("the")):
@@ -570,7 +570,7 @@ def test_streams_outlive_the_name_of_their_model(folder):
 
 def test_an_llm_that_is_dropped_ends_its_thread(folder):
     llm = LLM(folder, pages=64)
-    thread = llm._open_loop()._thread
+    thread = llm.llm_engine.loop._thread
     del llm
     gc.collect()
     thread.join(60)

@@ -50,7 +50,7 @@ def test_a_fork_writes_what_a_run_of_its_own_would(llm, step, ended):
         assert (use.pages, use.shared, theirs.shared) == (pages, pages, pages)
         assert use.shared_bytes == pages * 16 * llm.costs.bytes_per_token
     text = written(child, 12)
-    assert child.frames[0].start == child.sequence.reused
+    assert child.frames[0].start == child.sequence.counts.reused
     assert child.frames[0].start == (20 + step if not ended else child.frames[0].start) >= 16
     expected, logits = alone(llm, PROMPT, [*before[20 : 20 + step], forced], 12)
     assert text == expected

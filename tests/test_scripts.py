@@ -1,4 +1,4 @@
-"""What the scripts decide: when kernels are checked anew, and when the package is installed anew."""
+"""The scripts: when kernels are checked and the package is installed anew, spills, and which words are counted."""
 
 import importlib.machinery
 import importlib.util
@@ -115,3 +115,76 @@ def test_kernels_that_change_while_they_are_compiled_are_compiled_again(
         install.install_for_tests()
     assert kernel.stat().st_mtime > 1
     assert not (tmp_path / "stamp").exists()
+
+
+WORDY = '''"""What a module begins with.
+
+Whoever reads on: only the first line counts.
+"""
+
+class Public:
+    """A pool. Of its pages none is free."""
+
+    def method(self) -> None:
+        """Those of a text; it tells of itself, so many, alone, to who waits."""
+
+    def _private(self) -> None:
+        """What nobody sees."""
+
+def plain() -> None:
+    """The client who waits for a page; `alone` is a name. What is it? It stays."""
+'''
+
+
+def test_words_are_counted_in_first_lines_and_public_docstrings(tmp_path: Path) -> None:
+    module = tmp_path / "wordy.py"
+    module.write_text(WORDY)
+    found = [(line, form.partition(":")[0]) for _, line, form in script("style").of_module(module)]
+    assert [line for line, _ in found] == [1, 6, *[9] * 5]
+    assert len({form for _, form in found}) == len(found)
+
+
+def test_long_sentences_are_counted_in_prose_only(tmp_path: Path) -> None:
+    page, words = tmp_path / "page.md", " word" * 30
+    page.write_text(
+        f"One{words}. Two{words}.\n\n- A{words}\n- b{words}\n\n```\n{words}{words}\n```\n\nA{words}\n{words}.\n"
+    )
+    assert [(line, wrong[:22]) for _, line, wrong in script("style").of_page(page)] == [(10, "a sentence of 61 words")]
+
+
+def test_the_documents_have_short_sentences() -> None:
+    style = script("style")
+    assert [f"{path.name}:{line}: {wrong}" for path, line, wrong in style.places("docs")] == []
+
+
+def loop(*body: str, start: int = 16) -> str:
+    """The disassembly of a loop over eight products and some more instructions."""
+    texts = ["vfmadd231ps %ymm1,%ymm0,%ymm2"] * 8 + list(body)
+    lines = [f"{start + at:8x}:\t{text}" for at, text in enumerate([*texts, f"jne    {start:x} <kernel+0x10>"])]
+    return "\n".join(lines)
+
+
+SPILLS = ["vmovaps %ymm2,0x40(%rsp)"] * 11
+
+
+def test_accesses_to_the_stack_in_inner_loops_are_counted() -> None:
+    registers = script("registers")
+    text = "0000 <tw::avx2::kernel(int)>:\n" + loop("vmovaps 0x20(%rbp),%ymm3", "mov 0x8(%rsp),%rax")
+    assert registers.loops(text) == [registers.Loop("tw::avx2::kernel(int)", 8, 1)]
+    around = "0000 <kernel>:\n       1:\tvmovaps %ymm2,0x40(%rsp)\n" + loop() + "\n      ff:\tjne    1 <kernel+0x1>"
+    assert registers.loops(around) == [registers.Loop("kernel", 8, 0)]  # not those of a loop around it
+    assert registers.loops("0000 <tw::avx2::gated(int)>:\n" + loop(*SPILLS)) == []
+    arm = "0000 <kernel>:\n" + loop("ldr q3, [sp, #16]", "fmla v0.4s, v1.4s, v2.4s").replace("jne ", "b.ne")
+    assert registers.loops(arm) == [registers.Loop("kernel", 9, 1)]
+
+
+def test_a_loop_that_spills_is_told_and_so_are_many_that_spill_a_little() -> None:
+    registers = script("registers")
+    clean = registers.Loop("clean", 1000, 0)
+    [bad] = registers.loops("0000 <void tw::avx2::kernel<4>(int)>:\n" + loop(*SPILLS))
+    told = ["11 accesses to the stack for 8 products in tw::avx2::kernel<4>"]
+    assert registers.excesses("avx2", [clean, bad]) == told
+    assert registers.excesses("avx2", [registers.Loop("some", 100, 20)]) == []
+    assert registers.excesses("avx2", [registers.Loop("some", 100, 40)]) == [
+        "40 accesses to the stack for 100 products in all inner loops"
+    ]

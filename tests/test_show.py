@@ -61,7 +61,7 @@ def test_what_cannot_be_shown_is_refused(llm: LLM, tmp_path: Path, monkeypatch: 
     page = tokenwright.show(run)
     with pytest.raises(RequestError, match="cannot be written to"):
         page.save(tmp_path / "none" / "run.html")
-    monkeypatch.setattr("tokenwright.web_page.page_folder", lambda: tmp_path)
+    monkeypatch.setattr("tokenwright.llm.web_page.page_folder", lambda: tmp_path)
     with pytest.raises(RequestError, match="no page that plays alone"):
         run._repr_html_()
     run.close()

@@ -21,9 +21,9 @@ from playwright.sync_api import Page, sync_playwright
 
 from tokenwright import LLM
 from tokenwright.backends.device import leave_a_core
+from tokenwright.llm.web_page import page_folder
 from tokenwright.serve.app import make_app
 from tokenwright.serve.explorer.explorer import Explorer
-from tokenwright.web_page import page_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 8329

@@ -1,8 +1,8 @@
 // Calls the kernels of a library and prints what they come to, to compare two processors: scripts/aarch64.
 //
-//   check LIBRARY        a line for each result: its name, and its numbers; whole ones after '=', others after '~'
+//   check LIBRARY [ISA]  a line for each result: its name, and its numbers; whole ones after '=', others after '~'
 //
-// Inputs come from a generator in whole numbers, so that they are the same everywhere. The instruction set is `portable`.
+// Inputs come from a generator in whole numbers, so that they are the same everywhere. ISA is `portable` by default.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -200,12 +200,17 @@ void attention(const Kernels* k) {
 }  // namespace
 
 int main(int count, char** words) {
-  library = count == 2 ? dlopen(words[1], RTLD_NOW) : nullptr;
+  library = count == 2 || count == 3 ? dlopen(words[1], RTLD_NOW) : nullptr;
   if (!library) {
-    fprintf(stderr, "usage: check LIBRARY; %s\n", count == 2 ? dlerror() : "one library");
+    fprintf(stderr, "usage: check LIBRARY [ISA]; %s\n", count < 2 || count > 3 ? "one library" : dlerror());
     return 2;
   }
-  const Kernels* k = found<const Kernels*(const char*)>("tw_kernels")("portable");
+  const char* isa = count == 3 ? words[2] : "portable";
+  const Kernels* k = found<const Kernels*(const char*)>("tw_kernels")(isa);
+  if (!k) {
+    fprintf(stderr, "this processor, or the library, has no %s\n", isa);
+    return 2;
+  }
   workspace = found<Workspace*()>("tw_workspace_new")();
   linears(k);
   linears_of_blocks(k);

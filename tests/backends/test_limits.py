@@ -1,14 +1,18 @@
 """The native limits do the work that is counted: all bytes are read, and as many multiplications made as are told."""
 
+import platform
+
 import numpy as np
 import pytest
 import torch
 
 from tests.backends.native import KERNELS, each_isa, threads
 from tokenwright.backends.native.kernels import NativeKernels
+from tokenwright.bench.bandwidth import best_seconds
 
 PIECE = 1 << 16  # the fewest bytes that a thread takes at a time
 SIZES = (4, 255, 256, 1000, PIECE, 3 * PIECE + 512, 11 * PIECE + 77)
+PORTABLE = (16 if platform.machine() == "aarch64" else 12, 4)  # independent sums, lanes
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
 
 
@@ -20,14 +24,14 @@ def reads_all(kernels: NativeKernels, buffer: torch.Tensor) -> bool:
     """Whether the sum is that of its 32-bit words, and of the bytes behind the last one."""
     data, whole = buffer.numpy(), buffer.nbytes // 4 * 4
     total = int(data[:whole].view(np.uint32).sum(dtype=np.uint64)) + int(data[whole:].sum(dtype=np.uint64))
-    return kernels.read(buffer) == total % 2**32
+    return all(kernels.read(buffer, ahead) == total % 2**32 for ahead in (0, 4096))
 
 
 def right_count(kernels: NativeKernels, form: str, rounds: int) -> bool:
-    """Some rows by blocks of 16 outputs, four inputs at a time in integers; on AMX four products of tiles."""
+    """Some independent sums of a register, four products a lane in integers; on AMX four products of tiles."""
     integer = form.startswith("int")
-    rows_by_blocks = {"portable": 2, "avx2": 4}.get(kernels.isa, 8 * 2)
-    each = rows_by_blocks * 16 * (4 if integer else 1)
+    sums, lanes = {"portable": PORTABLE, "avx2": (12, 8)}.get(kernels.isa, (16, 16))
+    each = sums * lanes * (4 if integer else 1)
     if kernels.isa == "amx" and (integer or form == "bfloat16"):
         each = 4 * 16 * 16 * (64 if integer else 32)
     return kernels.multiply(form, rounds) == rounds * each * torch.get_num_threads()
@@ -36,8 +40,8 @@ def right_count(kernels: NativeKernels, form: str, rounds: int) -> bool:
 class Forgetful(NativeKernels):
     """Leaves out the last line, and counts a round too many."""
 
-    def read(self, buffer: torch.Tensor) -> int:
-        return super().read(buffer[:-64])
+    def read(self, buffer: torch.Tensor, ahead: int = 0) -> int:
+        return super().read(buffer[:-64], ahead)
 
     def multiply(self, form: str, rounds: int) -> int:
         return super().multiply(form, rounds + 1)
@@ -56,6 +60,22 @@ def test_multiplications_are_as_many_as_are_told(isa: str, form: str) -> None:
     for count in (1, 2):
         with threads(count):
             assert all(right_count(KERNELS[isa], form, rounds) for rounds in (0, 1, 1000))
+
+
+def best_rate(kernels: NativeKernels, form: str) -> float:
+    rounds = 100_000
+    return kernels.multiply(form, rounds) / min(
+        best_seconds(lambda: kernels.multiply(form, rounds), 0) for _ in range(9)
+    )
+
+
+@each_isa
+def test_no_product_is_optimised_away(isa: str) -> None:
+    """VNNI makes four times as many products of bytes as of floats, AMX thirty times; an empty loop makes more."""
+    with threads(1):
+        floats = best_rate(KERNELS[isa], "float32")
+        most = 100 if isa == "amx" else 10
+        assert all(best_rate(KERNELS[isa], form) < most * floats for form in ("int8", "int4"))
 
 
 @each_isa

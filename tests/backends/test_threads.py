@@ -96,7 +96,7 @@ def test_torch_computes_alone_beside_native_kernels(kernels: str, monkeypatch: p
         "    for count in (3, 2):\n"
         "        torch.set_num_threads(count)\n"
         "        llm.generate('Once', max_tokens=1)\n"
-        "        print(*llm._open_loop().call(seen), *seen(), end=' ')\n"
+        "        print(*llm.llm_engine.loop.call(seen), *seen(), end=' ')\n"
         "        other = threading.Thread(target=lambda: print(torch.get_num_threads()))\n"
         "        other.start()\n"
         "        other.join()\n"

@@ -35,7 +35,7 @@ def test_all_limits_are_measured_and_the_threads_are_as_before(kind: str) -> Non
     every = [found.memory, found.cache, *found.multiplications.values()]
     assert all(rate.all_threads > 0 and rate.one_thread > 0 for rate in every)
     assert tuple(found.multiplications) == FORMATS
-    assert told == [(done, 5) for done in range(1, 6)]
+    assert told == [(done, 6) for done in range(1, 7)]
 
 
 @pytest.mark.usefixtures("quick")

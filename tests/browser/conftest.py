@@ -24,10 +24,10 @@ import uvicorn
 from playwright.sync_api import sync_playwright
 
 from tokenwright import LLM
+from tokenwright.llm.web_page import page_folder
 from tokenwright.serve.app import make_app
 from tokenwright.serve.explorer.explorer import Explorer
 from tokenwright.serve.transport.guard import Policy
-from tokenwright.web_page import page_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = (

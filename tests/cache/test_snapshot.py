@@ -22,6 +22,7 @@ from tests.profiles import share
 from tokenwright.cache import snapshot
 from tokenwright.cache.snapshot import Snapshot, load, save
 from tokenwright.errors import CacheFileError
+from tokenwright.regular_file import open_regular
 
 ABOUT = {"weights": "w" * 64, "kv format": "int8 #12345678"}
 SHAPES = [
@@ -113,23 +114,52 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def rewritten(file: Path, change: object) -> None:
-    """The file with other metadata, its checksum made right again: what an enemy can write."""
+def rewritten(file: Path, change: object, separators: tuple[str, str] = (",", ":"), name: str = "sha256") -> None:
+    """The file with other metadata, its checksum made right again: what an enemy can write.
+
+    `name` is how the checksum's key is spelled, which JSON can do in several ways.
+    """
     data = file.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     change(header)  # type: ignore[operator]
     header["__metadata__"]["sha256"] = "0" * 64
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = json.dumps(header, separators=separators).replace('"sha256"', f'"{name}"').encode()
     blank = struct.pack("<Q", len(text)) + text + data[8 + length :]
     file.write_bytes(blank)
     digits = snapshot._digest(file)
-    file.write_bytes(blank.replace(b'"sha256":"' + b"0" * 64, b'"sha256":"' + digits.encode()))
+    file.write_bytes(blank.replace(b"0" * 64, digits.encode(), 1))
 
 
 def test_a_rewritten_file_with_a_right_checksum_is_read(file: Path) -> None:
     rewritten(file, lambda header: None)
     assert same(made(), load(file, ABOUT, SHAPES))
+
+
+@pytest.mark.parametrize("separators", [(", ", ": "), (",\n", " :\t"), (",", ": ")])
+def test_a_header_with_spaces_is_read_or_refused(file: Path, separators: tuple[str, str]) -> None:
+    rewritten(file, lambda header: None, separators)
+    assert same(made(), load(file, ABOUT, SHAPES))
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    refused(file, "damaged")
+
+
+def test_a_checksum_whose_name_is_spelled_otherwise_is_refused(file: Path) -> None:
+    rewritten(file, lambda header: None, name="\\u0073ha256")
+    refused(file, "not one that Tokenwright wrote")
+
+
+def test_an_endless_offset_is_refused(file: Path) -> None:
+    rewritten(file, lambda header: header["tokens"].update(data_offsets=[0, float("inf")]))
+    refused(file, "not a cache file")
+
+
+def test_tokens_that_are_no_ids_are_refused(file: Path) -> None:
+    rewritten(file, lambda header: header["tokens"].update(dtype="F64"))
+    refused(file, "not one that Tokenwright wrote")
+    rewritten(file, lambda header: header["tokens"].update(dtype="I64", shape=[1, *header["tokens"]["shape"]]))
+    refused(file, "not one that Tokenwright wrote")
 
 
 @pytest.mark.parametrize(
@@ -143,6 +173,7 @@ def test_a_rewritten_file_with_a_right_checksum_is_read(file: Path) -> None:
         ("pages", "[[0, 1, -1], [2]]", "not one that Tokenwright wrote"),
         ("pages", "[[0, 1], [2]]", "not one that Tokenwright wrote"),
         ("pages", "[[0, 1, 2]]", "not one that Tokenwright wrote"),
+        ("pages", "[[0, 1, 1e999], [2]]", "not one that Tokenwright wrote"),
         ("pages", "nothing", "not one that Tokenwright wrote"),
         ("pages", "[" * 100_000, "not one that Tokenwright wrote"),
         ("about", "[]", "not one that Tokenwright wrote"),
@@ -225,16 +256,17 @@ def test_a_disk_that_fails_while_the_file_is_read_is_told(file: Path, monkeypatc
         def readinto(self, _: object) -> int:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(snapshot, "open", lambda place, *_, **more: Disk(place, **more), raising=False)
+    monkeypatch.setattr(snapshot, "open_regular", lambda path, **_: Disk(path))
     refused(file, os.strerror(errno.EIO))
 
 
 def test_a_file_that_is_deleted_while_it_is_read_is_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def opened(place: int, mode: str, **more: bool) -> io.BufferedReader:
-        file.unlink()
-        return io.BufferedReader(io.FileIO(place, mode, **more))
+    def opened(path: Path, *, links: bool) -> io.BufferedReader:
+        stream = open_regular(path, links=links)
+        path.unlink()
+        return stream
 
-    monkeypatch.setattr(snapshot, "open", opened, raising=False)
+    monkeypatch.setattr(snapshot, "open_regular", opened)
     assert same(made(), load(file, ABOUT, SHAPES))
     assert not file.exists()
 

@@ -11,8 +11,8 @@ import numpy
 import pytest
 import torch
 
-from benchmarks.lora import write_adapter
 from tests.checkpoints.test_gguf import CHANGES
+from tests.models.adapters import write_adapter
 from tests.models.fixtures import make_checkpoint, write_json
 from tokenwright import LLM
 from tokenwright.backends.layout import unpacked

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.lora import write_adapter
 from tests.cli.conftest import Run
+from tests.models.adapters import write_adapter
 from tests.models.fixtures import make_checkpoint
 from tests.models.published_files import write
 from tokenwright import LLM

@@ -32,7 +32,7 @@ def test_json(run: Run, model: Path) -> None:
     assert (found["model"], found["weights"]) == (str(model), "int8")
     limits = found["limits"]
     assert limits["kind"] == ("torch" if found["kernels"] == "reference" else "native")
-    assert limits["multiplications"].keys() == {"float32", "bfloat16", "int8"}
+    assert limits["multiplications"].keys() == {"float32", "bfloat16", "int8", "int4"}
     every = [limits["memory"], limits["cache"], *limits["multiplications"].values()]
     assert all(rate["all_threads"] > 0 and rate["one_thread"] > 0 for rate in every)
     assert found["measures"].keys() == MEASURES.keys()

@@ -94,5 +94,5 @@ def test_without_a_page_it_says_what_is_missing(refused: Refused, monkeypatch: p
     def missing() -> Path:
         raise RequestError("there is no web page in this installation: no Node")
 
-    monkeypatch.setattr("tokenwright.web_page.page_folder", missing)
+    monkeypatch.setattr("tokenwright.llm.web_page.page_folder", missing)
     assert "no web page in this installation" in refused("explore", "--no-browser")

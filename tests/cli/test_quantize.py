@@ -107,11 +107,11 @@ def test_the_model_is_an_argument_or_an_option(run: Run, model: Path, tmp_path: 
 def test_what_a_killed_one_left_is_removed_by_the_next_to_the_same_place(run: Run, model: Path, tmp_path: Path) -> None:
     code = f"""
 import os, signal, sys
-from tokenwright.checkpoints import quantize
+from tokenwright.checkpoints.packing import folder_writer
 def killed(file, *_):
     file.write_bytes(bytes(10_000))
     os.kill(os.getpid(), signal.SIGKILL)
-quantize.write_weights = killed
+folder_writer.write_weights = killed
 sys.argv = ["tokenwright", "quantize", {str(model)!r}, {str(tmp_path / "q")!r}]
 from tokenwright.cli import main
 main()

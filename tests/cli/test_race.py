@@ -1,9 +1,6 @@
 """`race`: the same tokens several times, and the work of every lane against the closed formulas."""
 
 import json
-import runpy
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import replace
@@ -316,38 +313,6 @@ def test_refused_by_the_model(
     refused: Callable[..., str], model: Path, tmp_path: Path, prompt: str, options: tuple[object, ...], message: str
 ) -> None:
     assert message in refused("race", prompt, "--model", model, "--out", tmp_path / "race.svg", *options)
-
-
-GROWTH = Path(__file__).parents[2] / "benchmarks" / "growth.py"
-
-
-def test_growth_finds_the_prices_that_made_the_totals() -> None:
-    growth = runpy.run_path(str(GROWTH))
-    prices = {"once": 0.5, "sum of t": 2e-3, "sum of t^2": 1e-6, "T": 0.0}
-    points = []
-    for t in (25, 50, 100, 200, 400):
-        total = sum(prices[name] * value for name, value in growth["terms"]("naive by steps", 16, t).items())
-        tokens = forward_tokens(16, t, cache=False)
-        points.append(growth["Point"]("naive", t, [total, total * 9, total / 9], tokens, tokens, 1))
-    fit = growth["fitted"]("naive by steps", points, 16)
-    assert fit.coefficients == pytest.approx(prices, rel=1e-6, abs=1e-9)
-    assert fit.r2 == pytest.approx(1)
-    assert fit.worst == pytest.approx(0, abs=1e-6)
-    for shares in zip(*fit.shares.values(), strict=True):
-        assert sum(shares) == pytest.approx(1)
-
-
-@pytest.mark.slow
-def test_growth_runs(model: Path, tmp_path: Path) -> None:
-    options = ["--tokens", *"23579", "--rounds", "1", "--prompt", "the sun", "--out", tmp_path]
-    done = subprocess.run([sys.executable, GROWTH, model, *options], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("  =  ") == 10
-    record = json.loads((tmp_path / "growth.json").read_text(encoding="utf-8"))
-    assert record["exact"] is True
-    for slopes in record["exponents"].values():
-        assert slopes["forward tokens, counted"] == slopes["forward tokens, formula"]
-    assert "<svg" in (tmp_path / "growth.svg").read_text(encoding="utf-8")
 
 
 def test_the_logits_of_both_lanes_are_compared_when_asked_for(race: Race, found: Race) -> None:

@@ -19,6 +19,7 @@ from tokenwright.engine import (
     Sequence,
     SwapSpace,
 )
+from tokenwright.engine.groups import group_for
 from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.engine.scripted import ScriptedModel
 
@@ -155,7 +156,10 @@ def request(*prompt, most=4, **options):
 def sequence_of(*tokens, identity=0, asked=None, limit=1000, tables=(), choices=(0,), stop_checker=None):
     """A sequence outside any engine, for chunks made by hand; `asked`: its request."""
     checker, hashes = stop_checker or NoStopChecker(), PrefixHashes(b"", 1)
-    return Sequence(identity, asked or Request(tokens), limit, list(tokens), tables, hashes, checker, choices)
+    request = asked or Request(tokens)
+    sequence = Sequence(identity, request, list(tokens), tables, hashes, checker, choices, group_for(request, limit))
+    sequence.group.add(sequence)
+    return sequence
 
 
 def drain(engine):

@@ -287,7 +287,7 @@ def test_a_prompt_is_computed_once_for_all_its_texts_and_its_pages_are_shared():
     assert {tuple(one.tables[0].items()) for one in forks} == {tuple(sequence.tables[0].items())}
     drain(engine)
     assert engine.runner.forwarded == 20 + 6 * 3
-    assert [one.forwarded + one.reused for one in (sequence, *forks)] == [23] * 6
+    assert [one.counts.forwarded + one.counts.reused for one in (sequence, *forks)] == [23] * 6
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 3])
@@ -506,10 +506,10 @@ def test_beams_that_were_put_off_wait_until_there_is_room_for_all_of_them(share,
     assert engine.pool.reserve(others, 0, 4 * (32 - pages), 4 * (32 - pages))
     for _ in range(3):
         engine.step()
-    assert sequence.state is State.WAITING and sequence.preemptions == 1
+    assert sequence.state is State.WAITING and sequence.counts.preemptions == 1
     engine.pool.release(others)
     drain(engine)
-    assert sequence.preemptions == 1
+    assert sequence.counts.preemptions == 1
 
 
 def test_what_beams_have_in_common_is_counted_in_the_part_of_the_text_that_a_group_keeps():

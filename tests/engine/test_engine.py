@@ -49,7 +49,7 @@ def test_counted_work_is_the_closed_formula(n, t, budget):
         engine, model = scripted_engine(up, token_budget=budget)
         sequence = engine.submit(request(*range(n), most=t, cache=cache))
         drain(engine)
-        assert sequence.forwarded == model.forwarded == formula
+        assert sequence.counts.forwarded == model.forwarded == formula
 
 
 def test_a_long_prompt_is_cut_to_the_budget_and_others_go_on_beside_it():
@@ -66,8 +66,8 @@ def test_the_youngest_gives_way_and_nothing_is_lost(swap):
     engine, _ = build(6, page_size=2, token_budget=32, script=up, swap=swap)
     sequences = [engine.submit(request(10 * i, 10 * i + 1, most=8)) for i in range(1, 4)]
     drain(engine)
-    assert sequences[0].preemptions == 0
-    assert sum(sequence.preemptions for sequence in sequences) > 0
+    assert sequences[0].counts.preemptions == 0
+    assert sum(sequence.counts.preemptions for sequence in sequences) > 0
     for sequence in sequences:
         first = sequence.tokens[0]
         assert sequence.tokens == list(range(first, first + 10))
@@ -84,7 +84,7 @@ def test_a_pool_far_too_small_for_all_thrashes_nobody():
         engine.step()
     assert [len(sequence.tokens) for sequence in sequences] == [n + t for n, t in shapes]
     assert all(sequence.tokens == list(range(len(sequence.tokens))) for sequence in sequences)
-    assert max(sequence.preemptions for sequence in sequences) <= 4
+    assert max(sequence.counts.preemptions for sequence in sequences) <= 4
     assert model.forwarded < 1.5 * sum(n + t - 1 for n, t in shapes), "most of the work is done once"
 
 
@@ -97,7 +97,7 @@ def test_short_prompts_that_all_grow_at_once_put_nobody_off_more_than_four_times
     while engine.busy:
         engine.step()
     assert [len(sequence.tokens) for sequence in sequences] == [202 + i % 200 for i in range(64)]
-    assert max(sequence.preemptions for sequence in sequences) == MAX_PREEMPTIONS
+    assert max(sequence.counts.preemptions for sequence in sequences) == MAX_PREEMPTIONS
 
 
 def test_what_cannot_be_served_is_refused_with_the_reason():
@@ -216,10 +216,10 @@ def test_draft_tokens_that_are_not_accepted_are_not_computed(window, accepted, l
     assert (sequence.computed, sequence.pending) == (start + accepted, 1)
     drain(engine)
     assert list(sequence.tokens) == list(range(length + 12))
-    assert sequence.forwarded == len(sequence.tokens) - 1 + 5 - accepted
+    assert sequence.counts.forwarded == len(sequence.tokens) - 1 + 5 - accepted
     again = engine.submit(request(*sequence.tokens, most=1))
     drain(engine)
-    assert again.reused == length + 11, "accepted ones are cached"
+    assert again.counts.reused == length + 11, "accepted ones are cached"
 
 
 def test_a_guard_that_fails_fails_its_own_request_alone():
@@ -303,7 +303,7 @@ def test_a_paused_request_computes_nothing_and_goes_on_where_it_was():
     engine.resume(sequence.id)
     drain(engine)
     assert list(sequence.written) == [4, 5, 6, 7]
-    assert sequence.forwarded == 3 + 4 - 1, "a pause costs nothing"
+    assert sequence.counts.forwarded == 3 + 4 - 1, "a pause costs nothing"
 
 
 def drain_paused(engine):
@@ -324,7 +324,7 @@ def test_a_paused_request_keeps_its_pages_until_somebody_needs_them():
     large = engine.submit(request(*range(50, 59), most=7))
     while large.state is not State.FINISHED:
         engine.step()
-    assert (paused.pages, paused.preemptions) == (0, 1), "the other came first"
+    assert (paused.pages, paused.counts.preemptions) == (0, 1), "the other came first"
     engine.resume(paused.id)
     drain(engine)
     assert list(paused.written) == list(range(8, 16))
@@ -338,7 +338,7 @@ def test_one_that_grows_takes_the_pages_of_a_paused_one_before_its_own():
     growing = engine.submit(request(1, 2, most=11))
     while growing.state is not State.FINISHED:
         engine.step()
-    assert (growing.preemptions, paused.preemptions) == (0, 1)
+    assert (growing.counts.preemptions, paused.counts.preemptions) == (0, 1)
     engine.resume(paused.id)
     drain(engine)
     assert list(paused.written) == list(range(7, 15))

@@ -222,7 +222,7 @@ def test_without_the_cache_from_the_next_step_on(loop):
     handle.use_cache(False)
     handle.resume()
     assert tokens(handle) == list(range(3, 9))
-    assert handle.sequence.forwarded == sum(range(2, 8))
+    assert handle.sequence.counts.forwarded == sum(range(2, 8))
 
 
 def test_a_failing_engine_ends_every_request_and_says_so_to_whoever_asks(loop, caplog):

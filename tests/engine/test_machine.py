@@ -87,7 +87,19 @@ def requests(prompts, salts):
 
 
 ACTIONS = ["abort", "step_that_fails", "row_that_fails", "interrupt"]
-TOYS = ["fork", "fork", "pause", "pause", "pause_all", "pause_all", "resume_all", "use_cache", "preempt"]
+TOYS = [
+    "fork",
+    "fork",
+    "fork",
+    "fork",
+    "pause",
+    "pause",
+    "pause_all",
+    "pause_all",
+    "resume_all",
+    "use_cache",
+    "preempt",
+]
 
 
 class RecordedIndex(PrefixIndex):
@@ -182,21 +194,30 @@ class Machine(RuleBasedStateMachine):
             steps -= 1
 
     def fork(self, data):
-        if self.scheduler.sequences:
-            parent = data.draw(st.sampled_from(sorted(self.scheduler.sequences)))
-            salts = 3 * [self.requests[parent].salt] + [*SALTS]
-            shared = data.draw(st.integers(0, len(self.texts[parent])))
-            if shared == len(self.texts[parent]):
-                request = data.draw(requests(st.just(self.texts[parent]), salts))
-                child = self.accepted(request, lambda: self.engine.fork(parent, request))
-            else:  # from an earlier place, with another token
-                text = [*self.texts[parent][:shared], data.draw(st.integers(0, 3))]
-                request = data.draw(requests(st.just(text), salts))
-                request = replace(request, parent=self.live[parent], shared=shared)
-                child = self.accepted(request, lambda: self.engine.submit(request))
-            if child is not None:
-                self.toyed |= {parent, child.id}
-                self.family |= {parent, child.id}
+        """Fork some at any place of their text; half of the forks end before their first step."""
+        for closes in data.draw(st.lists(st.booleans(), min_size=1, max_size=4)):
+            child = self.fork_one(data) if self.scheduler.sequences else None
+            if child is not None and closes:
+                self.books_balance()
+                self.close(child.id)
+
+    def fork_one(self, data):
+        run = [one.id for one in running(self.engine)]  # these have pages for it
+        parent = data.draw(st.sampled_from(3 * sorted(run) + sorted(self.scheduler.sequences)))
+        salts = 3 * [self.requests[parent].salt] + [*SALTS]
+        shared = data.draw(st.integers(0, len(self.texts[parent])))
+        if shared == len(self.texts[parent]):
+            request = data.draw(requests(st.just(self.texts[parent]), salts))
+            child = self.accepted(request, lambda: self.engine.fork(parent, request))
+        else:  # from an earlier place, with another token
+            text = [*self.texts[parent][:shared], data.draw(st.integers(0, 3))]
+            request = data.draw(requests(st.just(text), salts))
+            request = replace(request, parent=self.live[parent], shared=shared)
+            child = self.accepted(request, lambda: self.engine.submit(request))
+        if child is not None:
+            self.toyed |= {parent, child.id}
+            self.family |= {parent, child.id}
+        return child
 
     def accepted(self, request, submit):
         try:
@@ -217,8 +238,8 @@ class Machine(RuleBasedStateMachine):
 
     def step(self):
         oldest = next((sequence for sequence in running(self.engine) if not sequence.paused), None)
-        before = None if oldest is None else (oldest.forwarded, len(oldest.tokens))
-        reused = {identity: (one.reused, one.swapped, one.computed) for identity, one in self.live.items()}
+        before = None if oldest is None else (oldest.counts.forwarded, len(oldest.tokens))
+        reused = {identity: (one.counts.reused, one.swapped, one.computed) for identity, one in self.live.items()}
         steps = len(self.model.steps)
         events = self.engine.step()
         assert events or len(self.model.steps) > steps, "who is busy gets on"
@@ -226,13 +247,13 @@ class Machine(RuleBasedStateMachine):
         self.remember(self.model.steps[steps:])
         self.hear(events)
         if oldest is not None and oldest.id in self.live:  # it has not ended
-            assert (oldest.forwarded, len(oldest.tokens)) > before, "the oldest always advances"
+            assert (oldest.counts.forwarded, len(oldest.tokens)) > before, "the oldest always advances"
 
     def check_reused(self, before):
         """What was not computed was found: where it was swapped out, or where a text of the same salt has left it."""
         for identity, (reused, swapped, computed) in before.items():
             sequence, request = self.live[identity], self.requests[identity]
-            more = sequence.reused - reused
+            more = sequence.counts.reused - reused
             if more and swapped is not None:
                 assert more == computed
             elif more:
@@ -279,7 +300,7 @@ class Machine(RuleBasedStateMachine):
 
     def peek(self) -> Step:
         """What the next step will compute. Scheduling twice without a commit names the same chunks."""
-        reused = {identity: (one.reused, one.swapped, one.computed) for identity, one in self.live.items()}
+        reused = {identity: (one.counts.reused, one.swapped, one.computed) for identity, one in self.live.items()}
         step = self.scheduler.schedule()
         self.check_reused(reused)
         assert self.scheduler.schedule() == step
@@ -287,11 +308,13 @@ class Machine(RuleBasedStateMachine):
 
     def abort(self, data):
         if self.live:
-            identity = data.draw(st.sampled_from(sorted(self.live)))
-            ends_anyway = identity not in self.scheduler.sequences
-            events = self.engine.abort(identity)
-            assert events == ([] if ends_anyway else [Finished(identity, FinishReason.ABORTED)])
-            self.hear(events)
+            self.close(data.draw(st.sampled_from(sorted(self.live))))
+
+    def close(self, identity):
+        ends_anyway = identity not in self.scheduler.sequences
+        events = self.engine.abort(identity)
+        assert events == ([] if ends_anyway else [Finished(identity, FinishReason.ABORTED)])
+        self.hear(events)
 
     def pause(self, data):
         if self.live:
@@ -373,15 +396,17 @@ class Machine(RuleBasedStateMachine):
             if request.prompt_logprobs_from is not None:
                 right = self.right_scores(request.prompt).items()
                 assert self.scores[identity] == {at: score for at, score in right if at >= request.prompt_logprobs_from}
-            if not sequence.preemptions and identity not in self.toyed and written:
+            if not sequence.counts.preemptions and identity not in self.toyed and written:
                 self.check_counts(sequence)
 
     def check_counts(self, sequence):
         n, t = len(sequence.request.prompt), len(sequence.tokens)
         if sequence.request.cache:
-            assert sequence.forwarded + sequence.reused == t - 1, "each token but the last is computed once or found"
+            assert sequence.counts.forwarded + sequence.counts.reused == t - 1, (
+                "each token but the last is computed once or found"
+            )
         else:
-            assert (sequence.forwarded, sequence.reused) == (sum(range(n, t)), 0)
+            assert (sequence.counts.forwarded, sequence.counts.reused) == (sum(range(n, t)), 0)
 
     def right_scores(self, prompt):
         guesses = [mixed(seen(self.window, prompt[:end])) for end in range(1, len(prompt))]
@@ -397,8 +422,13 @@ class Machine(RuleBasedStateMachine):
         self.check_order()
         for identity, sequence in self.scheduler.sequences.items():
             assert sequence.tokens == self.texts[identity]
-            assert sequence.preemptions <= MAX_PREEMPTIONS or identity in self.toyed
-            assert not sequence.reused or sequence.preemptions or identity in self.family or sequence.request.share
+            assert sequence.counts.preemptions <= MAX_PREEMPTIONS or identity in self.toyed
+            assert (
+                not sequence.counts.reused
+                or sequence.counts.preemptions
+                or identity in self.family
+                or sequence.request.share
+            )
 
     def check_tables(self):
         """Who holds which page: what a row reads, no more than a window needs, and only of texts it may share."""
@@ -413,8 +443,9 @@ class Machine(RuleBasedStateMachine):
                     if page in pool.hashes:
                         end = (place + 1) * self.pool.page_size
                         mine, (origin, text) = tuple(sequence.tokens[:end]), self.prefixes.texts[pool.hashes[page]]
-                        if sequence.id in self.family and sequence.computed < end:  # the rest is copied when it writes
-                            mine, text = mine[: sequence.computed], text[: sequence.computed]
+                        if sequence.id in self.family:  # another text filled the page, or a fork ended within it
+                            known = min(sequence.computed, len(text))
+                            mine, text = mine[:known], text[:known]
                         assert (origin, text) == (root, mine)
                         assert sequence.shares or sequence.id in self.family, "it shares nothing"
         for several in holders.values():
@@ -470,7 +501,7 @@ class Machine(RuleBasedStateMachine):
         sequence = self.accepted(request, lambda: self.engine.submit(request))
         while self.engine.busy:
             self.step()
-        return sequence.reused
+        return sequence.counts.reused
 
 
 Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)

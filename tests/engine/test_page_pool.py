@@ -68,6 +68,8 @@ turns = st.lists(
                 "go",
                 "go",
                 "fork",
+                "fork_and_end",
+                "fork_and_end",
                 "swap_out",
                 "swap_in",
                 "swap_in",
@@ -224,7 +226,15 @@ class PoolMachine(RuleBasedStateMachine):
                     self.let_go[number][old[place]] = (self.clock, order * place)
 
     def fork(self, text, tokens, way):
-        if text.swapped is None and len(self.texts) < 6:
+        """Fork a text where it is, or at an earlier place whose pages it still has."""
+        cut = max(0, text.computed - tokens)
+        if text.swapped is not None or len(self.texts) >= 6:
+            return
+        if way != 0 and self.pool.covers(text.tables, cut):
+            own = [*text.tokens[:cut], tokens, *COMMON[way or 0][:tokens]]
+            tables = self.pool.fork(text.tables, cut)
+            self.texts.append(Text(own, text.salt, tables, self.prefixes.hashes(text.salt), cut))
+        else:
             tables, hashes = self.pool.fork(text.tables), text.hashes.fork()
             child = Text(list(text.tokens), text.salt, tables, hashes, text.computed)
             held = max((page + 1 for table in tables for page in table), default=0)
@@ -232,6 +242,13 @@ class PoolMachine(RuleBasedStateMachine):
             del child.hashes.hashes[len(child.tokens) // self.size :]
             child.tokens += COMMON[way or 0][:tokens]
             self.texts.append(child)
+
+    def fork_and_end(self, text, tokens, way):
+        """A fork that ends before it has computed anything, as does any text: its tail is cached."""
+        texts = list(self.texts)
+        self.fork(text, tokens, way)
+        for child in self.texts[len(texts) :]:
+            self.release(child, tokens, None)
 
     def swap_out(self, text, tokens, way):
         if text.swapped is not None:
@@ -276,13 +293,17 @@ class PoolMachine(RuleBasedStateMachine):
 
     def cache_tail(self, text):
         page, length = divmod(text.computed, self.size)
+        before = [dict(table) for table in text.tables]
         self.prefixes.cache_tail(text.tables, text.hashes, text.tokens, text.computed)
         if length:
             name = text.hashes.hash(text.tokens, page, text.computed)
             meaning = self.name(text, page, text.computed)
             assert self.meaning.setdefault(name, meaning) == meaning, "one name for two texts"
-            for pool, table, named in zip(self.pool.group_pools, text.tables, self.named, strict=True):
-                if page in table:
+            for pool, old, table, named in zip(self.pool.group_pools, before, text.tables, self.named, strict=True):
+                names = [other for other, page_of in named.items() if page_of == old.get(page)]
+                if names not in ([], [meaning]):
+                    assert table[page] == old[page], "a page keeps the name that it has"
+                elif page in table:
                     assert table[page] == pool.index[name], "there is one page of a name"
                     named[meaning] = table[page]
 
@@ -592,6 +613,22 @@ def test_a_tail_that_two_texts_have_left_is_one_and_is_forgotten_once():
     leave(pool, list(range(20, 20 + 9 * SIZE)))
     assert found(pool, [*LEFT, 1]) == 0
     assert not pool.group_pools[0].tails
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+@pytest.mark.parametrize("second", [1, 2])
+def test_a_page_keeps_the_hash_under_which_it_was_cached_first(first, second):
+    """Two texts share a page and end in it at different places; or one of them has filled it."""
+    pool = tailed()
+    prefixes, tables = PrefixIndex(pool), pool.tables()
+    hashes = prefixes.hashes()
+    assert pool.reserve(tables, 0, 3, 3)
+    forks = [pool.fork(tables, length) for length in (first, second)]
+    for fork, length in zip(forks, (first, second), strict=True):
+        prefixes.cache_pages(fork, hashes, [7, 8, 9], 0, length)
+        prefixes.cache_tail(fork, hashes, [7, 8, 9], length)
+        pool.check([tables, *forks])
+    assert prefixes.match_prefix(hashes, [7, 8, 9, 1]) == first
 
 
 @pytest.mark.parametrize("room", [0, 1])

@@ -41,14 +41,14 @@ def test_a_common_beginning_is_computed_and_kept_once(budget):
         engine.scheduler.check()
         most = max(most, used(engine))
     assert most == 512 // 16 + 64, "the beginning once, and a page of its own for each"
-    assert sum(sequence.forwarded for sequence in sequences) == 512 + 64 * (10 + 6 - 1)
-    assert [sequence.reused for sequence in sequences] == [0] + 63 * [512]
+    assert sum(sequence.counts.forwarded for sequence in sequences) == 512 + 64 * (10 + 6 - 1)
+    assert [sequence.counts.reused for sequence in sequences] == [0] + 63 * [512]
     alone, _ = build(500, page_size=16, token_budget=budget, max_sequences=64)
     unshared = run(alone, *[request(*one.prompt, most=6, share=False) for one in requests])
     assert [one.tokens for one in sequences] == [one.tokens for one in unshared] == [naive(one) for one in requests]
-    assert sum(sequence.forwarded for sequence in unshared) == 64 * (512 + 10 + 6 - 1)
+    assert sum(sequence.counts.forwarded for sequence in unshared) == 64 * (512 + 10 + 6 - 1)
     (late,) = run(engine, request(*text(512), 99, most=6))
-    assert (late.reused, late.forwarded) == (512, 6), "what all have left is still there"
+    assert (late.counts.reused, late.counts.forwarded) == (512, 6), "what all have left is still there"
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 7])
@@ -57,8 +57,8 @@ def test_a_prompt_that_was_there_before_costs_a_page_at_most_and_a_token_at_leas
     for n in range(1, 4 * page_size + 2):
         engine, _ = build(group(30, window), page_size=page_size)
         _, again = run(engine, request(*text(n), most=3))[0], run(engine, request(*text(n), most=3))[0]
-        assert 1 <= n - again.reused <= page_size
-        assert again.forwarded + again.reused == len(again.tokens) - 1
+        assert 1 <= n - again.counts.reused <= page_size
+        assert again.counts.forwarded + again.counts.reused == len(again.tokens) - 1
         assert again.tokens == naive(again.request, window)
 
 
@@ -69,7 +69,7 @@ def test_a_hit_is_as_long_as_what_is_common(page_size):
         engine, _ = build(30, page_size=page_size)
         other = text(n)[:common] + [90] * (n - common)
         first, second = run(engine, request(*text(n)))[0], run(engine, request(*other))[0]
-        assert second.reused == min(common, n - 1) // page_size * page_size
+        assert second.counts.reused == min(common, n - 1) // page_size * page_size
         assert [first.tokens, second.tokens] == [naive(first.request), naive(second.request)]
 
 
@@ -78,7 +78,7 @@ def test_the_written_text_is_found_like_the_prompt():
     engine, _ = build(30)
     (first,) = run(engine, request(*text(6), most=11))
     (second,) = run(engine, request(*first.tokens, 1, 2, most=3))
-    assert (len(first.tokens), second.reused) == (17, 16)
+    assert (len(first.tokens), second.counts.reused) == (17, 16)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_hit_needs_what_a_row_reads_and_no_more(window, found):
         if pages:
             run(engine, request(*text(4 * pages, 50), most=1, share=False))  # uses up so many of them
         (again,) = run(engine, request(*text(32), most=1))
-        assert (again.reused, again.tokens) == (reused, naive(again.request, window))
+        assert (again.counts.reused, again.tokens) == (reused, naive(again.request, window))
 
 
 def test_a_hit_needs_the_sinks_too():
@@ -108,7 +108,7 @@ def test_a_hit_needs_the_sinks_too():
     pool.cached.move_to_end(next(reversed(pool.cached)), last=False)  # the page with the sinks
     run(engine, request(1, most=1, share=False))
     (again,) = run(engine, request(*text(32), most=1))
-    assert (again.reused, again.tokens) == (0, naive(again.request, WITH_SINKS))
+    assert (again.counts.reused, again.tokens) == (0, naive(again.request, WITH_SINKS))
 
 
 def test_a_hit_needs_every_group():
@@ -118,7 +118,7 @@ def test_a_hit_needs_every_group():
         run(engine, request(*text(32), most=1))
         run(engine, request(*text(32, 50), most=1, share=False))
         (again,) = run(engine, request(*text(32), most=1))
-        assert (again.reused, again.tokens) == (reused, naive(again.request))
+        assert (again.counts.reused, again.tokens) == (reused, naive(again.request))
 
 
 def test_what_was_let_go_longest_ago_is_forgotten_first():
@@ -127,8 +127,8 @@ def test_what_was_let_go_longest_ago_is_forgotten_first():
         run(engine, request(*text(12, first), most=1))
     run(engine, request(*text(12, 1), most=1))  # seen again: now the second is the oldest
     run(engine, request(*text(12, 4), most=1))
-    assert [run(engine, request(*text(12, first), most=1))[0].reused for first in (1, 3, 4)] == [8, 8, 8]
-    assert run(engine, request(*text(12, 2), most=1))[0].reused == 0
+    assert [run(engine, request(*text(12, first), most=1))[0].counts.reused for first in (1, 3, 4)] == [8, 8, 8]
+    assert run(engine, request(*text(12, 2), most=1))[0].counts.reused == 0
 
 
 @pytest.mark.parametrize("window", [AttentionWindow(), WINDOW, WITH_SINKS], ids=["full", "window", "sinks"])
@@ -142,7 +142,7 @@ def test_one_that_was_put_off_finds_its_pages_again(window):
     engine.scheduler.check()
     assert (sequence.computed, sequence.pages, sequence.swapped) == (0, 0, None)
     drain(engine)
-    assert (sequence.reused, sequence.forwarded) == (12, 20 + 2), "all but the page that was not full"
+    assert (sequence.counts.reused, sequence.counts.forwarded) == (12, 20 + 2), "all but the page that was not full"
     assert sequence.tokens == naive(sequence.request, window)
     assert model.moved == 0
 
@@ -159,7 +159,7 @@ def test_one_that_was_swapped_out_computes_nothing_twice(window, share):
     engine.scheduler.check()
     assert (sequence.computed, sequence.pages, engine.scheduler.kv.swap.used) == (14, 0, held)
     run(engine, request(*text(30, 50), most=1))  # stands behind it
-    assert (sequence.reused, sequence.forwarded) == (14, 20)
+    assert (sequence.counts.reused, sequence.counts.forwarded) == (14, 20)
     assert sequence.tokens == naive(sequence.request, window)
     assert (model.moved, engine.scheduler.kv.swap.used) == (2 * held, 0)
 
@@ -196,15 +196,15 @@ def test_a_page_is_left_once_it_is_full(computed):
     engine.scheduler.preempt(sequence.group)
     assert engine.pool.cached == computed // 4
     drain(engine)
-    assert (sequence.reused, sequence.tokens) == (computed // 4 * 4, naive(sequence.request))
+    assert (sequence.counts.reused, sequence.tokens) == (computed // 4 * 4, naive(sequence.request))
 
 
 def test_salts_keep_texts_apart():
     engine, _ = build(40, max_sequences=8)
     salts = [b"", b"a", b"a", b"b"]
     sequences = run(engine, *[request(*text(12), 5, salt=salt) for salt in salts])
-    assert [sequence.reused for sequence in sequences] == [0, 0, 12, 0]
-    assert sum(sequence.forwarded for sequence in sequences) == 3 * (12 + 4) + 4
+    assert [sequence.counts.reused for sequence in sequences] == [0, 0, 12, 0]
+    assert sum(sequence.counts.forwarded for sequence in sequences) == 3 * (12 + 4) + 4
 
 
 def test_who_does_not_share_neither_takes_nor_leaves():
@@ -213,7 +213,7 @@ def test_who_does_not_share_neither_takes_nor_leaves():
     assert engine.pool.cached == 0
     (first,) = run(engine, request(*text(12), 5))
     (after,) = run(engine, request(*text(12), 5, share=False))
-    assert [one.reused for one in (alone, first, after)] == [0, 0, 0]
+    assert [one.counts.reused for one in (alone, first, after)] == [0, 0, 0]
 
 
 def test_the_naive_loop_neither_takes_nor_leaves():
@@ -224,7 +224,7 @@ def test_the_naive_loop_neither_takes_nor_leaves():
     before = model.forwarded
     (again,) = run(engine, request(*text(12), most=3, cache=False))
     assert first.tokens == again.tokens == naive(again.request)
-    assert (again.reused, model.forwarded - before) == (0, 12 + 13 + 14)
+    assert (again.counts.reused, model.forwarded - before) == (0, 12 + 13 + 14)
 
 
 def test_the_cache_switched_off_leaves_what_others_hold():
@@ -232,7 +232,7 @@ def test_the_cache_switched_off_leaves_what_others_hold():
     engine, _ = build(40)
     one, two = [engine.submit(request(*text(12), 5, most=6)) for _ in range(2)]
     heard(engine.step()), heard(engine.step())
-    assert two.reused == 12
+    assert two.counts.reused == 12
     engine.use_cache(two.id, False)
     heard(engine.step())
     engine.use_cache(two.id, True)
@@ -244,8 +244,8 @@ def test_a_prompt_to_be_scored_is_computed_whole_and_left_to_others():
     engine, _ = build(40)
     run(engine, request(*text(12), 5, most=1))
     (scored,) = run(engine, request(*text(16), 5, most=1, prompt_logprobs_from=1))
-    assert (scored.reused, scored.forwarded) == (0, 17)
-    assert run(engine, request(*text(16), 6, most=1))[0].reused == 16
+    assert (scored.counts.reused, scored.counts.forwarded) == (0, 17)
+    assert run(engine, request(*text(16), 6, most=1))[0].counts.reused == 16
     engine.submit(request(*text(17), most=3, prompt_logprobs_from=1))
     assert len([event for event in drain(engine) if isinstance(event, Token)]) == 3
 
@@ -256,7 +256,7 @@ def test_two_equal_prompts_in_one_batch_are_computed_once():
     heard(engine.step())
     assert (one.computed, two.state) == (33, State.WAITING), "the second waits for what the first computes"
     drain(engine)
-    assert (one.forwarded, two.forwarded, two.reused) == (36, 4, 32)
+    assert (one.counts.forwarded, two.counts.forwarded, two.counts.reused) == (36, 4, 32)
     assert one.tokens == two.tokens == naive(one.request)
 
 
@@ -278,7 +278,10 @@ def test_what_failed_is_not_waited_for_and_not_found(whole):
     assert engine.pool.cached == 0, "it leaves nothing"
     model.breaks, model.faulty = False, set()
     drain(engine)
-    assert [(two.reused, two.forwarded), (three.reused, three.forwarded)] == [(0, 36), (32, 4)]
+    assert [(two.counts.reused, two.counts.forwarded), (three.counts.reused, three.counts.forwarded)] == [
+        (0, 36),
+        (32, 4),
+    ]
     assert two.tokens == three.tokens == naive(two.request)
 
 
@@ -292,7 +295,7 @@ def test_a_fault_leaves_what_was_computed_before_it(whole):
     assert isinstance(event.error, Planted)
     model.breaks, model.faulty = False, set()
     (again,) = run(engine, request(*text(33), most=4))
-    assert (again.reused, again.tokens) == (16, naive(again.request))
+    assert (again.counts.reused, again.tokens) == (16, naive(again.request))
 
 
 def fork_after(steps, *groups, **options):
@@ -320,8 +323,8 @@ def test_a_fork_goes_on_where_its_parent_is_and_copies_one_page_a_group(steps):
     drain(engine)
     partial = computed % 4 != 0
     assert sorted(number for number, _, _ in model.copies) == ([0, 1, 2] if partial else []), "one is left to itself"
-    assert child.forwarded + child.reused == len(child.tokens) - 1 and child.reused == computed
-    assert parent.forwarded == len(parent.tokens) - 1
+    assert child.counts.forwarded + child.counts.reused == len(child.tokens) - 1 and child.counts.reused == computed
+    assert parent.counts.forwarded == len(parent.tokens) - 1
     assert child.tokens[: len(parent.tokens)] == parent.tokens[: len(child.tokens)], "the script is the same"
 
 
@@ -373,7 +376,7 @@ def test_a_fork_of_one_that_waits_is_queued(swap):
     assert (child.state, bool(parent.swapped)) == (State.WAITING, bool(swap))
     drain(engine)
     assert [parent.tokens, child.tokens] == [naive(parent.request), naive(child.request)]
-    assert child.reused == 8, "it finds what its parent has left"
+    assert child.counts.reused == 8, "it finds what its parent has left"
 
 
 @pytest.mark.parametrize(
@@ -386,7 +389,7 @@ def test_a_fork_that_may_not_have_the_pages_is_queued(options):
     child = child_of(engine, parent, most=2, **options)
     assert (child.state, child.pages) == (State.WAITING, 0)
     drain(engine)
-    assert child.reused == 0
+    assert child.counts.reused == 0
     assert [parent.tokens, child.tokens] == [naive(parent.request), naive(child.request)]
 
 
@@ -411,23 +414,41 @@ def test_an_earlier_fork_goes_on_with_its_own_token_on_the_same_pages(shared, en
     child = engine.submit(request(*own, most=6, parent=parent, shared=shared))
     if not ended:
         assert child.state is State.RUNNING
-        assert child.computed == child.reused == min(shared, parent.computed)
+        assert child.computed == child.counts.reused == min(shared, parent.computed)
         pages = -(-child.computed // 4)
         assert dict(child.tables[0]) == {page: table[page] for page in range(pages)}
         assert engine.pool.shared(child.tables) == engine.pool.shared(parent.tables) == [pages]
     heard(engine.step())
     engine.scheduler.check()
     if not ended:
-        assert engine.pool.shared(child.tables) == [child.reused // 4], "the page that is not full was copied"
+        assert engine.pool.shared(child.tables) == [child.counts.reused // 4], "the page that is not full was copied"
         full = range(shared // 4)
         assert [parent.tables[0][page] for page in full] == [table[page] for page in full], "the parent stays there"
     drain(engine)
     assert child.tokens == naive(child.request) and child.tokens[: len(own)] == list(own)
     assert ended or parent.tokens == naive(parent.request)
-    assert child.forwarded + child.reused == len(child.tokens) - 1
+    assert child.counts.forwarded + child.counts.reused == len(child.tokens) - 1
     most = min(shared, 18)  # the text's last token is never computed
-    assert child.reused in ({most - most % 4, most} if ended else {most})
+    assert child.counts.reused in ({most - most % 4, most} if ended else {most})
     assert len(model.copies) <= 1
+
+
+@pytest.mark.parametrize("ends", ["fork first", "parent first"])
+@pytest.mark.parametrize("shared", range(1, 20))
+def test_an_earlier_fork_that_never_stepped_leaves_its_parents_page_its_hash(shared, ends):
+    """Whoever goes on from these pages later reads the parent's text there, and no other that was put into them."""
+    engine, _, parent = fork_after(10)
+    child = engine.submit(request(*parent.tokens[:shared], 88, most=6, parent=parent, shared=shared))
+    assert child.state is State.RUNNING and child.computed == min(shared, 18)
+    hashes = dict(engine.pool.group_pools[0].hashes)
+    for gone in (child, parent) if ends == "fork first" else (parent, child):
+        engine.abort(gone.id)
+        engine.scheduler.check()
+        assert hashes.items() <= engine.pool.group_pools[0].hashes.items()
+    run(engine, request(*text(70, 50), most=1))  # takes nearly all pages
+    for prefix in range(1, 20):
+        (again,) = run(engine, request(*parent.tokens[:prefix], most=3))
+        assert again.tokens == naive(again.request)
 
 
 def test_a_fork_from_before_the_window_is_computed_again():
@@ -518,10 +539,10 @@ def test_a_paused_text_is_not_put_off_for_one_that_needs_its_pages_and_more():
     assert engine.pool.available == 0
     late = engine.submit(request(*text(12), 90, 91, most=3))
     heard(engine.step())
-    assert (late.preemptions, paused.preemptions) == (0, 0)
+    assert (late.counts.preemptions, paused.counts.preemptions) == (0, 0)
     while late.state is not State.FINISHED:
         heard(engine.step())
-    assert (running.state, late.reused) == (State.FINISHED, 12)
+    assert (running.state, late.counts.reused) == (State.FINISHED, 12)
 
 
 def test_without_swap_space_nothing_is_swapped():
@@ -565,8 +586,8 @@ def test_a_pool_hardly_larger_than_the_longest_text_serves_all(shape, common, sw
     engine.scheduler.check()
     assert [one.tokens for one in sequences] == [naive(one, attention_windows[0]) for one in requests]
     assert list(firsts) == sorted(firsts), "first tokens come in the order of arrival"
-    assert max(one.preemptions for one in sequences) <= MAX_PREEMPTIONS
+    assert max(one.counts.preemptions for one in sequences) <= MAX_PREEMPTIONS
     assert (engine.pool.available, engine.scheduler.kv.swap.used) == (engine.pool.pages, 0)
-    undisturbed = [one for one in sequences if not one.preemptions]
-    assert all(one.forwarded + one.reused == len(one.tokens) - 1 for one in undisturbed)
-    assert not common or sum(one.reused for one in undisturbed) > 0
+    undisturbed = [one for one in sequences if not one.counts.preemptions]
+    assert all(one.counts.forwarded + one.counts.reused == len(one.tokens) - 1 for one in undisturbed)
+    assert not common or sum(one.counts.reused for one in undisturbed) > 0

@@ -11,7 +11,7 @@ fp32.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from tests.ledgers import Ledger, opened, share
 from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import CPU, DEVICE, Recorder, Subject, prompt_of
 from tokenwright.backends import Kernels, ReferenceKernels
@@ -196,7 +195,7 @@ class Case:
             bench = self.bench(forced={0: forced} if forced else None)
             text = bench.engine.submit(self.request(prompt, cache=False))
             bench.run()
-            assert text.forwarded == sum(range(len(prompt), len(text.tokens)))
+            assert text.counts.forwarded == sum(range(len(prompt), len(text.tokens)))
             _NAIVE[key] = Seen(bench.rows(text), list(text.tokens))
         return _NAIVE[key]
 
@@ -232,52 +231,17 @@ class Seen:
         return Seen({place: row for place, row in self.rows.items() if place < length - 1}, self.tokens[:length])
 
 
-@dataclass
-class Compared:
-    """How much was compared."""
-
-    texts: int = 0
-    rows: int = 0
-    equal: int = 0  # rows that are equal to the bit
-    worst: float = 0.0
-
-
-class Matrix(Ledger[Compared]):
-    """By kernels and way of running."""
-
-    title = "the cache against the naive loop"
-
-    def lines(self) -> Iterator[str]:
-        yield f"{'kernels':<11}{'way of running':<42}{'texts':>7}{'rows':>9}{'equal to the bit':>18}{'worst':>10}"
-        for (kernels, way), one in sorted(self.items()):
-            equal = share(one.equal, one.rows)
-            yield f"{kernels:<11}{way:<42}{one.texts:>7}{one.rows:>9}{equal:>18}{one.worst:>10.1e}"
-        texts, rows = sum(one.texts for one in self.values()), sum(one.rows for one in self.values())
-        yield (
-            f"{texts} texts and {rows} rows of logits; every two meet of {len({way for _, way in self})} ways, "
-            f"{len(KINDS)} kinds, {len(FORMATS) + 1} cache formats, {len(SAMPLINGS)} samplings and, with native "
-            f"kernels, {len(WEIGHTS)} weight formats"
-        )
-
-
-LEDGER = opened(Matrix())
-
-
 def compare(case: Case, way: str, seen: Seen, oracle: Seen) -> None:
     """The same tokens, and wherever both have them the same rows of logits: to the bit with native kernels."""
-    kernels = "reference" if case.weights == "reference" else "native"
-    ledger = LEDGER.setdefault((kernels, way), Compared())
     shared = sorted(seen.rows.keys() & oracle.rows.keys())
     assert shared == sorted(oracle.rows), "the last rows of the text are there to be compared"
     worst = max(float((seen.rows[place] - oracle.rows[place]).abs().max()) for place in shared)
     equal = sum(torch.equal(seen.rows[place], oracle.rows[place]) for place in shared)
-    ledger.texts += 1
-    ledger.rows += len(shared)
-    ledger.equal += equal
-    ledger.worst = max(ledger.worst, worst)
-    assert worst <= TOLERANCE, f"a logit differs by {worst:.1e}"
-    if kernels == "native":
-        assert equal == len(shared), f"{len(shared) - equal} of {len(shared)} rows differ, by {worst:.1e} at most"
+    assert worst <= TOLERANCE, f"{way}: a logit differs by {worst:.1e}"
+    if case.weights != "reference":
+        assert equal == len(shared), (
+            f"{way}: {len(shared) - equal} of {len(shared)} rows differ, by {worst:.1e} at most"
+        )
     assert list(seen.tokens) == list(oracle.tokens)
 
 

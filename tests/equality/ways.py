@@ -54,8 +54,8 @@ def prefix(case: Case, folder: Path) -> None:
             bench.run()
             text = bench.engine.submit(case.request(salt=salt, most=FEW))
             bench.run()
-            assert text.reused == min(cut, PROMPT - 1) // page_size * page_size, "what is shared is not computed"
-            assert text.forwarded + text.reused == len(text.tokens) - 1
+            assert text.counts.reused == min(cut, PROMPT - 1) // page_size * page_size, "what is shared is not computed"
+            assert text.counts.forwarded + text.counts.reused == len(text.tokens) - 1
             compare(case, "a prefix found, at every cut", Seen(bench.rows(text), text.tokens), oracle.first(FEW))
             assert donor.state is State.FINISHED
 
@@ -71,7 +71,7 @@ def given_up(case: Case, folder: Path) -> None:
         bench.engine.abort(donor.id)
         text = bench.engine.submit(case.request())
         bench.run()
-        assert text.reused == 7 * steps, "its last page is found, though it is not full"
+        assert text.counts.reused == 7 * steps, "its last page is found, though it is not full"
         compare(case, "after one that was given up half-way", Seen(bench.rows(text), text.tokens), case.naive())
 
 
@@ -87,8 +87,8 @@ def preempted(case: Case, folder: Path) -> None:
                 bench.scheduler.preempt(group)  # noqa: B023
 
         bench.run(put_off)
-        assert text.preemptions == NEW - 1
-        assert bool(text.reused) is share
+        assert text.counts.preemptions == NEW - 1
+        assert bool(text.counts.reused) is share
         compare(case, "put off at every step, computed again", Seen(bench.rows(text), text.tokens), case.naive())
 
 
@@ -106,7 +106,7 @@ def swapped(case: Case, folder: Path) -> None:
                 tensor.copy_(tensor.roll(1, 1))
 
     bench.run(put_off)
-    assert text.forwarded == len(text.tokens) - 1, "nothing was computed twice"
+    assert text.counts.forwarded == len(text.tokens) - 1, "nothing was computed twice"
     compare(case, "put off at every step, swapped", Seen(bench.rows(text), text.tokens), case.naive())
     compare(
         case, "put off at every step, swapped", Seen(bench.rows(other), other.tokens), case.naive(prompt_of(33, seed=3))
@@ -123,7 +123,7 @@ def saved(case: Case, folder: Path) -> None:
         assert spared == (len(first.tokens) - 1) // page_size * page_size
         text = bench.engine.submit(case.request(first.tokens[:-3]))
         bench.run()
-        assert text.reused == min(spared, len(first.tokens) - 4) // page_size * page_size
+        assert text.counts.reused == min(spared, len(first.tokens) - 4) // page_size * page_size
         compare(case, "saved and restored", Seen(bench.rows(text), text.tokens), case.naive(first.tokens[:-3]))
 
 
@@ -144,8 +144,8 @@ def forked(case: Case, folder: Path) -> None:
         grandchild = bench.engine.fork(child.id, case.request(child.tokens))
         bench.engine.resume(child.id)
         bench.run()
-        assert child.reused == PROMPT + LATE - 1
-        assert grandchild.reused == PROMPT + LATE + 2
+        assert child.counts.reused == PROMPT + LATE - 1
+        assert grandchild.counts.reused == PROMPT + LATE + 2
         compare(case, "forked", Seen(bench.rows(parent), parent.tokens), case.naive())
         for text in (child, grandchild):
             oracle = case.naive(text.request.prompt, forced=bench.sampler.forced[text.id])
@@ -170,7 +170,7 @@ def held(case: Case, folder: Path) -> None:
             compare(
                 case, "held and resumed", Seen(bench.rows(other), other.tokens), case.naive(prompt_of(PROMPT, seed=4))
             )
-            assert text.preemptions == 1, "there was no room for both"
+            assert text.counts.preemptions == 1, "there was no room for both"
     bench.engine.resume(text.id)
     bench.run()
     compare(case, "held and resumed", Seen(bench.rows(text), text.tokens), case.naive())

@@ -234,7 +234,7 @@ def test_the_masses_are_those_of_the_replayed_rows(llm):
     with llm.run(ids[:1], SamplingParams(temperature=0, max_tokens=1)) as run:
         run.step()
         rows = [
-            llm._loop.call(lambda _, n=n: run._replay.reference(ids[: n + 1], len(ids), 4, 1))
+            llm.inspect(lambda _, n=n: run._recording.replay.reference(ids[: n + 1], len(ids), 4, 1))
             for n in range(1, len(ids))
         ]
     previous = sum(row[-2] for row in rows) / len(rows)

@@ -22,7 +22,6 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tests.ledgers import Ledger, opened, share
 from tests.models.fixtures import VOCAB, make_checkpoint
 from tokenwright.backends import Kernels, ReferenceKernels
 from tokenwright.backends.layout import Weights
@@ -198,90 +197,3 @@ def write(engine: Engine[torch.Tensor], requests: Sequence[Request]) -> list[Tex
                 raise event.error
         engine.scheduler.check()
     return texts
-
-
-@dataclass
-class Tally:
-    """What the searches of one model were compared in. `early`: texts that an end token ended."""
-
-    cases: int = 0
-    qualified: int = 0
-    hypotheses: int = 0
-    early: int = 0
-    worst: float = 0.0
-
-
-class Tallies(Ledger[Tally]):
-    """Of beam search, by kind."""
-
-    title = "transformers' beam search as the oracle"
-
-    def lines(self) -> Iterator[str]:
-        for kind, tally in self.items():
-            yield (
-                f"{kind:<14}{tally.cases:>5} cases, {share(tally.qualified, tally.cases, '.1%')} qualify; "
-                f"{tally.hypotheses} texts, {share(tally.early, tally.hypotheses, '.1%')} ended early; scores differ "
-                f"by {tally.worst:.1e} at most"
-            )
-
-
-@dataclass
-class Figures:
-    """What was compared, for the summary at the end of the run."""
-
-    texts: int = 0
-    rows: int = 0  # rows of logits
-    picks: int = 0  # tokens written
-    qualified: int = 0  # tokens whose margin obliges us
-    prefill: float = 0.0  # the worst difference at a prompt's rows
-    decode: float = 0.0  # and at the cached steps'
-
-
-class Families(Ledger[Figures]):
-    """By kernels and kind."""
-
-    title = "transformers as the oracle, fp32"
-
-    def lines(self) -> Iterator[str]:
-        yield (
-            f"{'kernels':<11}{'kind':<14}{'texts':>7}{'rows':>9}{'worst, prefill':>16}{'worst, cached':>15}"
-            f"   margin > {MARGIN:g}"
-        )
-        for (kernels, kind), one in sorted(self.items()):
-            yield (
-                f"{kernels:<11}{kind:<14}{one.texts:>7}{one.rows:>9}{one.prefill:>16.1e}{one.decode:>15.1e}"
-                f"{share(one.qualified, one.picks):>12}"
-            )
-        picks, qualified = (sum(getattr(one, name) for one in self.values()) for name in ("picks", "qualified"))
-        yield f"{picks} greedy tokens compared, of which {share(qualified, picks)} qualify"
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """What one dtype did to one kind, in standard deviations of the oracle's logits."""
-
-    largest: float
-    rms: float
-    their_rms: float  # of transformers in the same dtype
-    agree: float  # share of rows whose highest logit is the oracle's
-
-
-class Roundings(Ledger[Rounding]):
-    """By dtype and kind, each of which is computed once."""
-
-    title = "transformers in fp32 as the oracle, worst of all kinds"
-
-    def lines(self) -> Iterator[str]:
-        for dtype in sorted({dtype for dtype, _ in self}):
-            ones = [one for (its, _), one in self.items() if its == dtype]
-            yield (
-                f"{dtype:<9} {len(ones)} kinds: largest {max(one.largest for one in ones):.3f}, rms "
-                f"{max(one.rms for one in ones):.4f} of the logits' deviation (rms at most "
-                f"{max(one.rms / one.their_rms for one in ones):.2f} of transformers' own in {dtype}), "
-                f"highest logit agrees in {min(one.agree for one in ones):.0%}"
-            )
-
-
-LEDGER = opened(Families())
-ROUNDING = opened(Roundings())
-TALLIES = opened(Tallies())

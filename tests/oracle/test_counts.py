@@ -146,8 +146,8 @@ def test_cached_naive_batched_and_preempted_write_the_same(
         assert alone(subject, uncached(request)) == expected
         assert list(text.written) == expected
         work = (cached_work if request.cache else naive_work)(len(request.prompt), request.params.max_tokens)
-        assert text.forwarded + text.reused >= work
-        assert text.preemptions or text.forwarded + text.reused == work
+        assert text.counts.forwarded + text.counts.reused >= work
+        assert text.counts.preemptions or text.counts.forwarded + text.counts.reused == work
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -156,7 +156,7 @@ def test_a_pool_too_small_for_all_changes_no_text(kind: str) -> None:
     params = [SamplingParams(temperature=0.0, max_tokens=40), SamplingParams(temperature=0.9, seed=3, max_tokens=40)]
     requests = [Request(prompt_of(20 + i), params[i % 2]) for i in range(6)]
     texts = together(subject, requests, page_size=4, pages=40, token_budget=32)
-    assert sum(text.preemptions for text in texts) >= 3
+    assert sum(text.counts.preemptions for text in texts) >= 3
     assert [list(text.written) for text in texts] == [alone(subject, request) for request in requests]
 
 

@@ -4,8 +4,7 @@ With the reference kernels and with native ones, whose weights are kept in float
 
 The oracle is teacher-forced: it computes our own text, prompt and greedy continuation, in one causal pass, and
 each row of logits that our sampler was given is compared with its row. Once for each kind the oracle also writes
-by itself, step by step over its own cache. The conftest prints the worst differences and the share of tokens
-that qualify for the greedy comparison.
+by itself, step by step over its own cache.
 
 That the fixtures' logits are wide and their attention peaked is held in tests/models/test_fixtures.py.
 """
@@ -17,10 +16,8 @@ import torch
 
 from tests.models.fixtures import KINDS, VARIANTS
 from tests.oracle.harness import (
-    LEDGER,
     MARGIN,
     TOLERANCE,
-    Figures,
     Recorder,
     Subject,
     greedy,
@@ -72,22 +69,14 @@ def compare_one(subject: Subject, name: str, kernels: Kernels, length: int, page
     [text] = write(engine, [greedy(prompt_of(length), STEPS + 1, prompt_logprobs=every_row)])
     rows = sampler.rows[text.id]
     assert sorted(rows) == list(range(0 if every_row else length - 1, limit - 1))
-    assert text.forwarded == limit - 1
+    assert text.counts.forwarded == limit - 1
 
     theirs = subject.logits(text.tokens[:-1], limit)
-    worst = {place: float((row - theirs[place]).abs().max()) for place, row in rows.items()}
-    figures = LEDGER.setdefault((name, subject.kind), Figures())
-    figures.texts += 1
-    figures.rows += len(rows)
-    figures.prefill = max([figures.prefill, *(worst[place] for place in worst if place < length)])
-    figures.decode = max([figures.decode, *(worst[place] for place in worst if place >= length)])
-    assert max(worst.values()) <= TOLERANCE
+    assert max(float((row - theirs[place]).abs().max()) for place, row in rows.items()) <= TOLERANCE
 
     highest, runner_up = theirs[length - 1 :].topk(2).values.unbind(-1)
     obliges = highest - runner_up > MARGIN
     agrees = torch.tensor(text.written) == theirs[length - 1 :].argmax(-1)
-    figures.picks += len(obliges)
-    figures.qualified += int(obliges.sum())
     assert agrees[obliges].all()
     assert obliges.double().mean() >= 0.9, "the comparison of greedy tokens would say too little"
 

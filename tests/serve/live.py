@@ -82,7 +82,7 @@ class Live:
 
     def at_rest(self) -> Engine[Any]:
         """The engine between two steps, once it has read all messages."""
-        return self.llm._open_loop().call(lambda engine: engine)
+        return self.llm.llm_engine.loop.call(lambda engine: engine)
 
     def stop(self) -> None:
         self.server.should_exit = True

@@ -2,10 +2,11 @@
 
 import json
 import re
+import textwrap
 from pathlib import Path
 
 from tokenwright.serve.anthropic import bodies as anthropic_schema
-from tokenwright.serve.http.fields import Body, Refused, refusals
+from tokenwright.serve.http.fields import Body, Refused, accepted, refusals
 from tokenwright.serve.ollama import bodies as ollama_schema
 from tokenwright.serve.openai import bodies as openai_schema
 from tokenwright.serve.openai import responses_bodies
@@ -23,17 +24,17 @@ BODIES: dict[str, tuple[type[Body], ...]] = {
 }
 
 
-def accepted(refusal: Refused) -> str:
-    """The values that a refused field may have."""
+def neutral(refusal: Refused) -> str:
+    """The values that a refused field may have besides those that ask for nothing in any API."""
     return ", ".join(f"`{json.dumps(value)}`" for value in refusal.neutral[:3]) + (", ..." * (len(refusal.neutral) > 3))
 
 
 def table(bodies: tuple[type[Body], ...]) -> str:
     """The refused fields of an API, in the order of their names; the fields without effect below."""
-    rows = {(name, accepted(why), why.why) for body in bodies for name, why in refusals(body)}
+    rows = {(name, neutral(why), why.why) for body in bodies for name, why in refusals(body)}
     lines = [f"| `{name}` | {values} | {why} |" for name, values, why in sorted(rows)]
-    inert = sorted({name for body in bodies for name in body.without_effect})
-    last = f"\n\nChecked, but without effect: {', '.join(f'`{name}`' for name in inert)}." if inert else ""
+    inert = sorted({name for body in bodies for name in (*body.without_effect, *accepted(body))})
+    last = "\n\nAccepted, without effect:\n\n```\n" + textwrap.fill(" ".join(inert), 118) + "\n```" if inert else ""
     return "\n".join(["| Field | But accepted | Why |", "|---|---|---|", *lines]) + last
 
 

@@ -9,6 +9,7 @@ import time
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fastapi.testclient import TestClient
@@ -475,7 +476,7 @@ def test_the_lease_begins_when_a_run_is_held_and_anew_when_somebody_looks(server
     card = explorer.begin(NewRun(prompt="abc", max_tokens=9))
     explorer.runs.remove(card.run)
     now = [1000.0]
-    monkeypatch.setattr(player_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(player_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     run = explorer.llm.run("abc", SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True))
     player = Player(run, card, lease_s=100)
     now[0] += 60
@@ -485,6 +486,16 @@ def test_the_lease_begins_when_a_run_is_held_and_anew_when_somebody_looks(server
     player.close()
     player.join()
     assert (player.phase, player.state().reason) == ("expired", "aborted")
+
+
+def test_closing_waits_for_the_threads_of_runs_that_were_removed(server, monkeypatch):
+    _, explorer = server
+    player = explorer.runs.get(explorer.begin(NewRun(prompt="abc", max_tokens=9)).run)
+    end = player.run.close
+    monkeypatch.setattr(player.run, "close", lambda: (time.sleep(0.3), end()))
+    assert explorer.runs.remove(player.card.run)
+    explorer.runs.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == f"run {player.card.run}"]
 
 
 def test_closing_does_not_wait_for_a_model_that_is_still_being_read():
@@ -708,6 +719,12 @@ ROUTES = [
     ("POST", "/api/show"),
     ("GET", "/api/tags"),
     ("GET", "/api/version"),
+    ("POST", "/v1/responses/input_tokens"),
+    ("GET", "/v1/responses/x"),
+    ("POST", "/v1/responses/x/cancel"),
+    ("DELETE", "/v1/responses/x"),
+    ("GET", "/v1/responses/x/input_items"),
+    *(("POST", path) for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/infill")),
 ]
 
 

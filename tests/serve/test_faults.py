@@ -18,6 +18,7 @@ from fastapi.testclient import TestClient
 from tests.serve.conftest import HOST
 from tests.serve.talking import HANGS_S, Talker, make_talker, talking, until
 from tokenwright import LLM
+from tokenwright.checkpoints import reading, safetensors
 from tokenwright.engine import prefix_index
 from tokenwright.engine.page_pool import Group, PagePool
 from tokenwright.engine.prefix_index import PrefixIndex
@@ -56,17 +57,12 @@ class Disk(io.FileIO):
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> type[Disk]:
     """All safetensors files are on this disk now."""
-    original = Path.open
 
     class Own(Disk):
         reached = threading.Event()
 
-    def opened(self: Path, mode: str = "r", *args: Any, **more: Any) -> Any:
-        if self.suffix != ".safetensors" or mode != "rb":
-            return original(self, mode, *args, **more)
-        return io.BufferedReader(Own(self))
-
-    monkeypatch.setattr(Path, "open", opened)
+    for reader in safetensors, reading:
+        monkeypatch.setattr(reader, "open_regular", lambda file: io.BufferedReader(Own(file)))
     return Own
 
 

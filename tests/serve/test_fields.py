@@ -1,4 +1,4 @@
-"""Each field that the official clients can send is implemented, without effect, or refused by name."""
+"""Each field that the official clients can send is implemented, harmless, or refused by name."""
 
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
@@ -15,7 +15,7 @@ from openai.types.responses import response_create_params, response_input_item_p
 from pydantic import BaseModel, Field, ValidationError
 
 from tokenwright.serve.anthropic import bodies as anthropic_schema
-from tokenwright.serve.http.fields import Body, Refused, Share, complaint, refusals
+from tokenwright.serve.http.fields import Body, Reading, Refused, Share, accepted, complaint, mistyped, refusals
 from tokenwright.serve.ollama import bodies as ollama_schema
 from tokenwright.serve.openai import bodies as openai_schema
 from tokenwright.serve.openai import responses_bodies
@@ -62,7 +62,6 @@ BODIES: list[tuple[type[Body], Any]] = [
     (anthropic_schema.AutoChoice, anthropic_types.ToolChoiceAutoParam),
     (anthropic_schema.ToolChoice, anthropic_types.ToolChoiceToolParam),
     (anthropic_schema.OutputConfig, anthropic_types.OutputConfigParam),
-    (anthropic_schema.CacheControl, anthropic_types.CacheControlEphemeralParam),
     (ollama_schema.Generate, ollama_types.GenerateRequest),
     (ollama_schema.Chat, ollama_types.ChatRequest),
     (ollama_schema.Options, ollama_types.Options),
@@ -99,19 +98,23 @@ def published(theirs: Any) -> set[str]:
 @pytest.mark.parametrize(("ours", "theirs"), BODIES, ids=lambda one: one.__name__)
 def test_every_published_field_is_implemented_or_refused(ours: type[Body], theirs: Any) -> None:
     implemented = {field.alias or name for name, field in ours.model_fields.items()}
-    assert not implemented & ours.refused.keys()
+    assert not implemented & (ours.refused.keys() | set(ours.harmless))
+    assert not ours.refused.keys() & set(ours.harmless)
     assert set(ours.without_effect) <= implemented
-    assert published(theirs) <= implemented | ours.refused.keys()
+    assert published(theirs) <= implemented | ours.refused.keys() | set(ours.harmless)
 
 
 class Inner(Body):
     refused: ClassVar = {"inside": Refused("use another")}
+    harmless = ("mark",)
 
     text: str
 
 
 class Outer(Body):
-    refused: ClassVar = {"store": Refused("nothing is stored", (False,))}
+    refused: ClassVar = {"store": Refused("nothing is stored", ("no",))}
+    harmless = ("label",)
+    off: ClassVar = {"number": (-1,)}
 
     number: int = 1
     share: Share = 1.0
@@ -124,13 +127,12 @@ class Outer(Body):
     ("body", "param", "message"),
     [
         ({"store": True}, "store", "store is not supported: nothing is stored"),
-        ({"store": 0}, "store", "store is not supported: nothing is stored"),  # 0 is not False
         ({"sotre": False}, "sotre", "sotre: this API has no such field; remove it"),
         ({"nubmer": 1}, "nubmer", "nubmer: this API has no such field; did you mean number?"),
         (
             {"parts": [{"text": "a", "txet": "b"}]},
             "parts.0.txet",
-            "parts.0.txet: this API has no such field; did you mean text?",
+            "parts.0.txet: this API has no such field; remove it",
         ),
         ({"number": True}, "number", "number must be a whole number, not true"),
         ({"number": 1.0}, "number", "number must be a whole number, not 1.0"),
@@ -158,12 +160,46 @@ def test_what_is_wrong_is_said_by_name(body: Any, param: str | None, message: st
 
 
 def test_values_that_ask_for_nothing_are_accepted() -> None:
-    body = Outer.model_validate({"store": False, "number": None, "parts": [{"text": "a", "inside": None}]})
-    assert (body.number, body.parts) == (1, [Inner(text="a")])
+    for off in (False, 0, -1, "", [], {}, None, "no"):
+        body = Outer.model_validate(
+            {"store": off, "number": -1, "parts": [{"text": "a", "inside": None if off == "no" else off}]}
+        )
+        assert (body.number, body.parts) == (1, [Inner(text="a")])
+    body = Outer.model_validate({"label": {"any": [1]}, "parts": [{"text": "a", "mark": 5}]})
+    assert body.parts == [Inner(text="a")]
+
+
+def test_unknown_fields_are_named_wherever_they_stand() -> None:
+    reading = Reading()
+    Outer.model_validate({"new": 1, "parts": [{"text": "a", "newer\n": True}], "label": 2}, context=reading)
+    assert list(reading.ignored) == ["new", "newer?"]
+    with pytest.raises(ValidationError):
+        Outer.model_validate({"new": 1}, context=Reading(strict=True))
+    for n in range(100):
+        reading.ignore(f"field_{n}")
+    assert len(reading.ignored) == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("temprature", "temperature"),
+        ("temperatrue", "temperature"),
+        ("temperaturee", "temperature"),
+        ("temperarure", "temperature"),
+        ("top_a", ""),  # other engines' sampler, not top_p
+        ("temp", ""),
+        ("temperature", ""),
+    ],
+)
+def test_a_typing_error_is_one_letter(name: str, near: str) -> None:
+    assert mistyped(name, ["temperature", "top_p", "n"]) == near
 
 
 def test_the_schema_says_what_is_accepted() -> None:
     schema = Outer.model_json_schema()["properties"]
-    assert schema["store"]["enum"] == [None, False]
+    assert schema["store"]["enum"] == [None, False, 0, 0.0, -1, "", [], {}, "no"]
+    assert "additionalProperties" not in Outer.model_json_schema()
+    assert set(accepted(Outer)) == {"label", "parts.mark"}
     assert {"type": "null"} in schema["number"]["anyOf"]
     assert dict(refusals(Outer)) == {"store": Outer.refused["store"], "parts.inside": Inner.refused["inside"]}

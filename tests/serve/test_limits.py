@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from tests.serve.live import HANGS, Live, live, make_chat_model, settled
 from tokenwright.serve.app import Served
 from tokenwright.serve.explorer.viewer import COMMAND
-from tokenwright.serve.http import replying
+from tokenwright.serve.http import reply_text, replying
 from tokenwright.serve.http.reply_schema import Reply
 from tokenwright.serve.http.reply_text import dumps, dumps_in_parts
 from tokenwright.serve.ollama.bodies import Chat
@@ -343,7 +343,7 @@ def test_a_long_reply_says_the_same(
         return text(tokens, token)
 
     short = asked()
-    for module in (replies, openai, replying):
+    for module in (reply_text, openai, replying):
         monkeypatch.setattr(module, "LONG", 0)
     long = asked()
     assert long[1] == short[1]

@@ -1,4 +1,4 @@
-"""Load and faults at a small size: pages, texts and replies, at any speed. One server process for all."""
+"""Load and faults at a small size: pages, texts and replies, at any speed. Two server processes, as one is ended."""
 
 import asyncio
 import sys
@@ -32,12 +32,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return traffic.write_model(tmp_path_factory.mktemp("load") / "model")
 
 
+def started(model: Path) -> Server:
+    return Server(model, {"pages": PAGES, "max_sequences": 8}, {"max_queue": 40, "drain_timeout": 600.0})
+
+
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[Server]:
-    with Server(model, {"pages": PAGES, "max_sequences": 8}, {"max_queue": 40, "drain_timeout": 600.0}) as running:
+    with started(model) as running:
         yield running
-        if running.process.poll() is None:
-            assert running.rest_s() is not None
+        assert running.rest_s() is not None
 
 
 def names(report: Report) -> set[str]:
@@ -110,8 +113,8 @@ def test_a_text_that_cannot_fit_is_refused_unread(model: Path, monkeypatch: pyte
             preparer.prepare(wanted)
 
 
-def test_sigterm_loses_no_accepted_reply(server: Server) -> None:
-    """The last one: it ends the server."""
+def test_sigterm_loses_no_accepted_reply(model: Path) -> None:
     report = Report("stop")
-    asyncio.run(parts.stop(server, report, 4 * SCALE))
+    with started(model) as ended:
+        asyncio.run(parts.stop(ended, report, 4 * SCALE))
     assert not report.broken

@@ -69,7 +69,7 @@ def test_the_model_that_a_body_names_answers(server: Many, models: dict[str, Pat
         assert text(complete(server, name)) == texts[name]
         assert server.states() == {one: "ready" if one == name else "absent" for one in "ab"}
     assert complete(server, "c").status_code == 404
-    assert complete(server, "a", max_tokens=-1).status_code == 400
+    assert complete(server, "a", temperature=9).status_code == 400
 
 
 def test_random_requests_lose_none(server: Many) -> None:
@@ -110,6 +110,15 @@ def test_a_stream_holds_its_model_to_its_end(server: Many) -> None:
         assert "data: [DONE]" in list(lines)
     other.join()
     assert len(waits) == 1
+
+
+def test_stored_responses_outlive_their_model(server: Many) -> None:
+    body = {"model": "a", "input": "the", "max_output_tokens": 4, "store": True}
+    reply = httpx.post(f"{server.url}/v1/responses", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    complete(server, "b")
+    assert server.states()["a"] == "absent"
+    assert httpx.get(f"{server.url}/v1/responses/{reply.json()['id']}").json()["output"] == reply.json()["output"]
 
 
 def test_lists_health_and_metrics(server: Many) -> None:

@@ -9,9 +9,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tokenwright.errors import RequestError
+from tokenwright.llm.web_page import build_notes, page_folder
 from tokenwright.serve.app import make_app
 from tokenwright.serve.explorer.explorer import Explorer
-from tokenwright.web_page import build_notes, page_folder
 
 
 def built(folder: Path, age: float = 0) -> Path:

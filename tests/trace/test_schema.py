@@ -93,7 +93,7 @@ def test_the_layout_is_what_the_page_reads():
 
 
 def test_the_bytes_of_a_long_texts_step_are_those_of_the_docs():
-    """24 layers and 2,048 tokens, as the table in docs/explorer.md counts them: a number of heads adds nothing."""
+    """24 layers and 2,048 tokens, section by section: a number of heads adds nothing."""
     layers, tokens, text = 24, 2048, " wonderfully"
     frame = replace(
         example(),

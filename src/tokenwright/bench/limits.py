@@ -1,9 +1,12 @@
 """The limits of this machine, by a clock: bytes read per second, and multiplications per second.
 
-The native kernels measure them with their own instructions. Without these, torch does: a sum reads, and a product of
-square matrices multiplies, in float32 for int8 as well, since the reference kernels decode quantised weights.
+The native library measures them with loops that hold nothing but a kernel's instructions. Without it, torch does: a
+sum reads, and a product of square matrices multiplies, in float32 for int8 and int4 as well, since the reference
+kernels decode quantised weights. The library's limits are held against software that is not ours, a plain read by torch
+and numpy's product: what those beat is no limit.
 """
 
+import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 
-from tokenwright.backends.native.kernels import NativeKernels, find_kernels
+from tokenwright.backends.native.kernels import NativeKernels, find_kernels, usable
 from tokenwright.bench import machine_load
 from tokenwright.bench.bandwidth import BandwidthProbe, best_seconds, beyond_caches, cache_sizes
 
@@ -26,7 +30,7 @@ MATRICES: Mapping[str, str] = {  # weight format: the format whose rate bounds i
     "int8": "int8",
     "int6": "int8",
     "int5": "int8",
-    "int4": "int8",
+    "int4": "int4",
 }
 FORMATS = tuple(dict.fromkeys(MATRICES.values()))
 TURN = 0.02  # seconds for each limit, where `Bound` measures it again after a repetition
@@ -162,25 +166,55 @@ def measure_limits(seconds: float = 0.3, report: Report | None = None) -> Machin
     return MachineLimits(kind, torch.get_num_threads(), rates["memory"], rates.get("cache"), inside, products)
 
 
-def _rate(per_second: Callable[[float], float], seconds: float) -> Rate:
-    """The rate with all threads and with one, measured again while the machine is busy."""
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Measures a limit for given seconds, with torch's threads; and software that must not beat it, if there is any."""
 
-    def measure() -> Rate:
-        every = per_second(seconds)
+    per_second: Callable[[float], float]
+    rival: str = ""
+    rival_per_second: Callable[[float], float] | None = None
+
+
+def _rate(probe: Probe, seconds: float) -> Rate:
+    """The rate with all threads and with one, measured again while the machine is busy or the rival is faster."""
+
+    def measure() -> tuple[Rate, float]:
+        every = probe.per_second(seconds)
+        rival = 0.0 if probe.rival_per_second is None else probe.rival_per_second(seconds)
         with threads(1):
-            return Rate(every, per_second(seconds))
+            return Rate(every, probe.per_second(seconds)), rival
 
-    rate, reason = machine_load.quietly(
-        measure, lambda rate: SLOWER if rate.all_threads < SLOWEST * rate.one_thread else ""
-    )
+    def doubt(found: tuple[Rate, float]) -> str:
+        rate, rival = found
+        slower = SLOWER if rate.all_threads < SLOWEST * rate.one_thread else ""
+        return machine_load.beaten(probe.rival, rival / rate.all_threads) or slower
+
+    (rate, _), reason = machine_load.quietly(measure, doubt)
     return replace(rate, busy=reason)
 
 
-def _probe(name: str) -> Callable[[float], float]:
-    """The function that measures the limit `name` for given seconds, with torch's threads."""
+def _probe(name: str) -> Probe:
+    """The probe of the limit `name`. Without native kernels torch is the probe, and nothing is held against it."""
+    native = find_kernels()
+    if name == "float32" and native is not None and native.isa == usable(native.library)[0]:
+        return Probe(Multiplier(name).per_second, "numpy's product", _numpy_per_second)
     if name in FORMATS:
-        return Multiplier(name).per_second
-    return BandwidthProbe(cache_bytes() if name == "cache" else beyond_caches(CPU), CPU).bytes_per_second
+        return Probe(Multiplier(name).per_second)
+    reader = BandwidthProbe(cache_bytes() if name == "cache" else beyond_caches(CPU), CPU)
+    if name == "memory" and native is not None:
+        return Probe(reader.bytes_per_second, "a plain read", reader.plain_bytes_per_second)
+    return Probe(reader.bytes_per_second)
+
+
+def _numpy_per_second(seconds: float) -> float:
+    """Multiplications of numpy's product of square float32 matrices; of torch's number of threads, if that is smaller.
+
+    numpy multiplies on all processors of the process, whatever torch's number of threads.
+    """
+    square = np.ones((_SIDE, _SIDE), np.float32)
+    product = np.empty_like(square)
+    part = min(1.0, torch.get_num_threads() / (os.cpu_count() or 1))
+    return part * _SIDE**3 / best_seconds(partial(np.matmul, square, square, out=product), seconds)
 
 
 def cache_bytes() -> int:

@@ -15,10 +15,12 @@ from statistics import quantiles
 from typing import TypeVar
 
 BUSY = "the machine was busy"
+WRONG = "busy or wrong"  # of a figure that beats its limit, and of a limit that other software beats
 STEAL, OTHERS = 0.05, 0.15  # shares of the processors' time above which the machine was busy
 SPREAD = 1.5  # ratio of the upper to the lower quartile of repeated measurements above which they do not agree
 IMPOSSIBLE = 1.05  # a share of a limit above it is none
 ATTEMPTS = 3
+_OF_LIMIT = "of the limit"
 SHORTEST = 0.2  # seconds of the processors' time; the system counts in hundredths
 
 T = TypeVar("T")
@@ -67,12 +69,22 @@ def load_between(before: ProcessorTimes | None, after: ProcessorTimes | None) ->
     return ""
 
 
+def beaten(what: str, share: float) -> str:
+    """That `what` reached more than its limit, in words; '' if it did not."""
+    return f"{what} reached {share:.0%} {_OF_LIMIT}" if share > IMPOSSIBLE else ""
+
+
+def verdict(*reasons: str) -> str:
+    """BUSY, or WRONG where a limit was beaten."""
+    return WRONG if any(_OF_LIMIT in reason for reason in reasons) else BUSY
+
+
 def told(*reasons: str) -> str:
     """What to say of figures that were measured while the machine was busy; '' if there is no reason to."""
     kinds = {re.sub(r"[\d.]+", "", reason): reason for reason in reversed(reasons) if reason}
     if not kinds:
         return ""
-    return f"{BUSY}: {'; '.join([*kinds.values()][::-1][:2])}. Run it again when nothing else runs."
+    return f"{verdict(*reasons)}: {'; '.join([*kinds.values()][::-1][:2])}. Run it again when nothing else runs."
 
 
 def disagreement(values: Sequence[float]) -> str:

@@ -3,7 +3,7 @@
 A decode step reads all weights but lookup tables, and the K and V of every stream; a prefill step multiplies all
 weights with every token. The limit is the longer of the two times, as if they overlapped. `Benchmark` measures it again
 after every repetition, and the share is the median of the pairs: a temporary slowdown of the machine affects both. What
-was measured while the machine was busy is measured again (`machine_load.py`).
+was measured while the machine was busy is measured again (`busy.py`).
 """
 
 from collections.abc import Sequence
@@ -148,6 +148,4 @@ class Benchmark:
 def doubtful(turns: Sequence[Turn]) -> str:
     """Why repetitions of a measure cannot be right, in words; '' if they can."""
     share = median(turn.share for turn in turns)
-    if share > machine_load.IMPOSSIBLE:
-        return f"it reached {share:.0%} of its limit"
-    return machine_load.disagreement([turn.value for turn in turns])
+    return machine_load.beaten("the model", share) or machine_load.disagreement([turn.value for turn in turns])

@@ -9,6 +9,7 @@ disk and renames it: a process that is killed before the rename leaves the old f
 import errno
 import json
 import os
+import re
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +25,14 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save_file
 
 from tokenwright.errors import CacheFileError
+from tokenwright.regular_file import kind_of, open_regular
 
 FORMAT, VERSION = "tokenwright-kv", "1"
 Pages = Sequence[Sequence[int]]  # page numbers in the text, for each group
 Contents = Sequence[Sequence[torch.Tensor]]  # K and V of these pages, for each group
 
 _NO_DIGEST = "0" * 64
+_BEFORE_DIGEST = re.compile(rb'"sha256"\s*:\s*"')
 _LARGEST_HEADER = 100_000_000  # bytes, safetensors' own limit
 _BLOCK = 1 << 22  # bytes hashed at a time
 
@@ -99,10 +102,11 @@ def load(path: Path, about: Mapping[str, str], shapes: Contents) -> Snapshot:
         tensors = load_tensors(bytes(data))
         pages = [[int(page) for page in row] for row in json.loads(metadata["pages"])]
         contents = [[tensors[f"{g}.{i}"] for i in range(len(parts))] for g, parts in enumerate(shapes)]
-        snapshot = Snapshot(tuple(tensors["tokens"].tolist()), pages, contents)
-    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
+        tokens = tensors["tokens"]
+        snapshot = Snapshot(tuple(tokens.tolist()), pages, contents)
+    except (SafetensorError, KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise _strange(path) from error
-    if not _fits(snapshot, shapes):
+    if tokens.dtype != torch.int64 or tokens.dim() != 1 or not _fits(snapshot, shapes):
         raise _strange(path)
     return snapshot
 
@@ -137,7 +141,7 @@ def check_place(path: Path) -> None:
     except OSError as error:
         raise CacheFileError(f"the cache cannot be saved to {path}: {error.strerror}") from error
     if not stat.S_ISREG(mode):
-        raise CacheFileError(f"{path} is {_kind(mode)}, not a file; give another name")
+        raise CacheFileError(f"{path} is {kind_of(mode)}, not a file; give another name")
 
 
 def _check_folder(path: Path) -> None:
@@ -145,11 +149,6 @@ def _check_folder(path: Path) -> None:
         raise CacheFileError(f"the cache cannot be saved to {path}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
         raise CacheFileError(f"the cache cannot be saved to {path}: the folder {path.parent} cannot be written to")
-
-
-def _kind(mode: int) -> str:
-    kinds = {stat.S_ISLNK: "a symbolic link", stat.S_ISDIR: "a folder"}
-    return next((words for test, words in kinds.items() if test(mode)), "a device or a pipe")
 
 
 def _drafts(path: Path) -> str:
@@ -195,32 +194,27 @@ def _digest(path: Path) -> str:
 
 
 def _digest_place(header: bytes | bytearray) -> int:
-    """The offset of the checksum's digits in a header."""
-    mark = b'"sha256":"'
-    return header.index(mark) + len(mark)
+    """The offset of the checksum's digits in a header. Raises ValueError if its key is not spelled as `save` does."""
+    found = _BEFORE_DIGEST.search(header)
+    if found is None:
+        raise ValueError("the header has no checksum")
+    return found.end()
 
 
 def _read(path: Path) -> bytearray:
     """The whole content of a regular file. Raises CacheFileError for anything else."""
     try:
-        place = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe without a writer must not block
+        with open_regular(path, links=False) as file:
+            data = bytearray(os.fstat(file.fileno()).st_size)
+            if file.readinto(data) != len(data):
+                raise CacheFileError(f"{path} became shorter while it was read; try again")
     except OSError as error:
         words = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
         raise CacheFileError(f"the cache file {path} cannot be read: {words}") from error
+    except MemoryError as error:
+        raise CacheFileError(f"the cache file {path} cannot be read: it is larger than the free memory") from error
     except ValueError as error:
         raise CacheFileError("the name of a cache file cannot hold a NUL character") from error
-    try:
-        status = os.fstat(place)
-        if not stat.S_ISREG(status.st_mode):
-            raise CacheFileError(f"{path} is {_kind(status.st_mode)}, not a cache file; give another name")
-        data = bytearray(status.st_size)
-        with open(place, "rb", closefd=False) as file:
-            if file.readinto(data) != status.st_size:
-                raise CacheFileError(f"{path} became shorter while it was read; try again")
-    except (OSError, MemoryError) as error:
-        raise CacheFileError(f"the cache file {path} cannot be read: {error}") from error
-    finally:
-        os.close(place)
     return data
 
 
@@ -239,7 +233,7 @@ def _metadata(path: Path, data: bytearray) -> tuple[dict[str, str], int]:
         end = max(one["data_offsets"][1] for name, one in content.items() if name != "__metadata__")
         missing = 8 + length + int(end) - len(data)
         known = metadata["format"] == FORMAT
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise foreign from error
     if not known:
         raise foreign
@@ -251,7 +245,10 @@ def _metadata(path: Path, data: bytearray) -> tuple[dict[str, str], int]:
     if missing > 0:
         raise CacheFileError(f"{path} is truncated: {missing:,} bytes are missing at its end; delete it")
     _check_words(path, metadata)
-    return metadata, 8 + _digest_place(header)
+    try:
+        return metadata, 8 + _digest_place(header)
+    except ValueError as error:
+        raise _strange(path) from error
 
 
 def _check_words(path: Path, metadata: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ from hashlib import sha256
 from tokenwright.cache import LayerSpec
 from tokenwright.checkpoints.folder import Checkpoint, stamp
 from tokenwright.errors import CheckpointError
+from tokenwright.regular_file import open_regular, read_regular
 
 _BLOCK = 1 << 22  # bytes read at a time
 
@@ -45,7 +46,7 @@ def _weights(checkpoint: Checkpoint) -> str:
         for name in dict.fromkeys(source.name for source in checkpoint.sources.values()):
             one = checkpoint.stored[name]
             digest.update(f"{name} {one.dtype} {one.shape} ".encode())
-            with one.file.open("rb") as file:
+            with open_regular(one.file) as file:
                 file.seek(one.start)
                 for at in range(0, one.nbytes, _BLOCK):
                     digest.update(file.read(min(_BLOCK, one.nbytes - at)))
@@ -62,11 +63,11 @@ def _tokenizer(checkpoint: Checkpoint) -> str:
     folder = checkpoint.path
     if folder.is_file():  # GGUF: the header has the tokenizer
         header = min((one.start for one in checkpoint.stored.values() if one.file == folder), default=-1)
-        with folder.open("rb") as file:
+        with open_regular(folder) as file:
             return sha256(file.read(header)).hexdigest()
     names = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json")
     there = [name for name in names if (folder / name).is_file()]
-    return _digest(" ".join(f"{name} {sha256((folder / name).read_bytes()).hexdigest()}" for name in there))
+    return _digest(" ".join(f"{name} {sha256(read_regular(folder / name)).hexdigest()}" for name in there))
 
 
 def _digest(text: str) -> str:

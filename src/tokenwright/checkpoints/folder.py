@@ -78,7 +78,7 @@ class Checkpoint:
         `progress` shows download bars on stderr. Raises CheckpointError with the reason and a remedy.
         """
         folder = _locate(name_or_path, revision, progress)
-        if folder.is_file():
+        if not folder.is_dir():
             return cls._open_gguf(folder)
         if not (folder / "config.json").exists() and (files := sorted(folder.glob("*.gguf"))):
             raise CheckpointError(f"{folder} has no config.json, but {files[0].name}; give that file itself")

@@ -26,6 +26,7 @@ from tokenwright.checkpoints.files.safetensors import Stored, read_header_and_me
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.formats import DType, WeightFormat
 from tokenwright.models.graph import Graph
+from tokenwright.regular_file import open_regular
 
 if TYPE_CHECKING:
     from tokenwright.checkpoints.folder import Report
@@ -161,7 +162,7 @@ def _read(one: Stored, tensor: torch.Tensor, name: str, expected: int) -> int:
     """Read a stored tensor into `tensor` and verify its checksum; returns the number of bytes."""
     memory, total = _bytes_of(tensor), 0
     try:
-        with one.file.open("rb", buffering=0) as stream:
+        with open_regular(one.file) as stream:
             stream.seek(one.start)
             for at in range(0, len(memory), _PIECE):
                 piece = memory[at : at + _PIECE]

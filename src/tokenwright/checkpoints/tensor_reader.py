@@ -15,6 +15,7 @@ from tokenwright.checkpoints.gguf.header import BLOCKS
 from tokenwright.checkpoints.quantised.published import Compound
 from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.formats import DType, WeightFormat
+from tokenwright.regular_file import open_regular
 
 DTYPES: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # of tensors that are numbers
 _OF_PARTS = {
@@ -101,7 +102,7 @@ def piece_of(raw: torch.Tensor, source: TensorSource) -> torch.Tensor:
 def opened(file: Path) -> Iterator[BufferedReader]:
     """A file to read. Raises CheckpointError if it cannot be opened, or a disk fails while it is read."""
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             yield stream
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from tokenwright.bench.machine_load import BUSY, told
+from tokenwright.bench.machine_load import told, verdict
 from tokenwright.cli import options as opt
 from tokenwright.cli.output import bar, remark, show_anything, write, write_json
 from tokenwright.errors import RequestError
@@ -143,7 +143,7 @@ def _by(limits: MachineLimits) -> str:
 
 def _speeds(rate: Rate, unit: str) -> tuple[str, str]:
     if rate.busy:
-        return BUSY, ""
+        return verdict(rate.busy), ""
     return f"{rate.all_threads / 1e9:,.1f} {unit}/s", f"{rate.one_thread / 1e9:,.1f} {unit}/s"
 
 
@@ -154,7 +154,7 @@ def _near(figure: Figure) -> tuple[str, ...]:
         "first": f"first token after {figure.prompt}",
     }
     if figure.busy:
-        return names.get(figure.name, f"{figure.streams} streams"), BUSY, "", "", ""
+        return names.get(figure.name, f"{figure.streams} streams"), verdict(figure.busy), "", "", ""
     value, limit = (f"{one:,.1f} {figure.unit}" for one in (figure.value, figure.limit))
     name = names.get(figure.name, f"{figure.streams} streams")
     return name, value, limit, f"{figure.share:.0%}", f"of {'reading' if figure.bound == 'memory' else 'multiplying'}"

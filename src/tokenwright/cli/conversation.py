@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenwright.errors import RequestError
+from tokenwright.regular_file import read_regular
 
 if TYPE_CHECKING:
     from tokenwright.llm.outputs import Completion
@@ -97,7 +98,7 @@ def load(path: Path) -> Conversation:
     from tokenwright.text.messages import check_messages
 
     try:
-        messages = json.loads(path.read_bytes())
+        messages = json.loads(read_regular(path))
     except OSError as error:
         raise RequestError(f"the conversation cannot be read from {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

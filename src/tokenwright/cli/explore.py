@@ -68,8 +68,8 @@ def explore(
         asked = opt.given(max_tokens=60 if new_tokens is None else new_tokens, seed=seed)
         _in_terminal(name, PROMPT if prompt is None else prompt, asked, **engine)
         return
+    from tokenwright.llm.web_page import page_folder
     from tokenwright.serve.transport.sockets import listen
-    from tokenwright.web_page import page_folder
 
     local_folder(name, revision)  # refuses what is neither here nor a name on the hub
     page = page_folder()  # before the model is loaded: without a page there is nothing to open

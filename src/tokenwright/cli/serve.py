@@ -112,6 +112,10 @@ MaxQueue = Annotated[
     int | None, Option(help="Requests that may wait; later ones are answered by 429.", rich_help_panel=SERVER)
 ]
 MaxBody = Annotated[int | None, Option(help="Bytes of a request's body at most.", rich_help_panel=SERVER)]
+StoredResponses = Annotated[
+    int | None,
+    Option(help="Bytes of responses kept for previous_response_id; 0 keeps none.", rich_help_panel=SERVER),
+]
 RequestTimeout = Annotated[
     float | None,
     Option(help="Seconds that a request may take, waiting included; 0: no limit.", rich_help_panel=SERVER),
@@ -129,6 +133,10 @@ DrainTimeout = Annotated[
 ]
 Timings = Annotated[
     bool | None, Option("--timings", help="Say in every reply where the time went.", rich_help_panel=SERVER)
+]
+StrictFields = Annotated[
+    bool | None,
+    Option("--strict-fields", help="Refuse unknown fields of requests.", rich_help_panel=SERVER),
 ]
 AccessLog = Annotated[
     bool | None,
@@ -155,10 +163,12 @@ def serve(
     adapter: Adapter = None,
     max_queue: MaxQueue = None,
     max_body: MaxBody = None,
+    stored_responses: StoredResponses = None,
     request_timeout: RequestTimeout = None,
     reader_timeout: ReaderTimeout = None,
     drain_timeout: DrainTimeout = None,
     timings: Timings = None,
+    strict_fields: StrictFields = None,
     access_log: AccessLog = None,
     explorer: Explorer = None,
     revision: opt.Revision = None,
@@ -301,13 +311,13 @@ def _listen(what: str, build: Callable[[Policy, Path | None, Served], FastAPI], 
 
     listener = listen(settings.host, (settings.port,))  # clients may connect now; what follows takes time
     with uncollected_imports():
+        from tokenwright.llm.web_page import page_folder
         from tokenwright.serve.app import Served
         from tokenwright.serve.service.service import ServiceLimits
         from tokenwright.serve.transport.access_log import log_access
         from tokenwright.serve.transport.guard import Policy, read_keys
         from tokenwright.serve.transport.server import Server
         from tokenwright.serve.transport.telemetry import spans_of
-        from tokenwright.web_page import page_folder
 
     spans = spans_of(Environment.read().otel)
     keys = list(settings.api_key)
@@ -324,7 +334,16 @@ def _listen(what: str, build: Callable[[Policy, Path | None, Served], FastAPI], 
         deadline_s=settings.request_timeout or None,
         reader_s=settings.reader_timeout or None,
     )
-    app = build(policy, page, Served((), limits, settings.timings, spans, alone=True))
+    served = Served(
+        (),
+        limits,
+        settings.timings,
+        spans,
+        alone=True,
+        strict_fields=settings.strict_fields,
+        stored_bytes=settings.stored_responses,
+    )
+    app = build(policy, page, served)
     if settings.access_log:
         log_access(logging.StreamHandler())
     at = f"http://{_in_url(settings.host)}:{port}"

@@ -16,6 +16,7 @@ from typing import Any
 
 from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
+from tokenwright.regular_file import open_regular
 from tokenwright.serve.settings import Settings
 
 SERVE = "serve"  # the table of the server's settings
@@ -65,7 +66,7 @@ def of_serve(environment: Environment | None = None) -> Mapping[str, Any]:
 def _content(environment: Environment) -> dict[str, Any]:
     file = environment.settings
     try:
-        with file.expanduser().open("rb") as stream:
+        with open_regular(file.expanduser()) as stream:
             return tomllib.load(stream)
     except (FileNotFoundError, NotADirectoryError, RuntimeError) as error:  # RuntimeError: the home is unknown
         if environment.settings_named:

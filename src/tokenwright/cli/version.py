@@ -5,7 +5,7 @@ import platform
 from collections.abc import Iterable
 
 import tokenwright
-from tokenwright.web_page import build_notes, why_no_page
+from tokenwright.llm.web_page import build_notes, why_no_page
 
 
 def version_text(folders: Iterable[str] = tokenwright.__path__) -> str:

@@ -157,6 +157,7 @@ def score(chunk: Chunk, logits: torch.Tensor, totals: ListLike[float] = ()) -> P
     return PromptLogprobs(chunk.sequence.id, chunk.start + 1, logprobs, tops)
 
 
+_Beam = tuple[Chunk, torch.Tensor, tuple[float, ...]]  # its logits [n, V], and their `log_totals` [n], if known
 Observe = Callable[[Chunk, torch.Tensor, torch.Tensor | None], None]
 
 
@@ -177,7 +178,7 @@ class TorchSampler:
         The results of beam searches come after all others; for their chunks `observe` gets None as probabilities.
         """
         results: list[Result] = []
-        searches: dict[int, list[tuple[Chunk, torch.Tensor]]] = {}  # by id() of the search
+        searches: dict[int, list[_Beam]] = {}  # by id() of the search
         everything = output.logits.cpu()
         values = everything.numpy()  # the same [rows, V]
         pairs = list(zip(step.chunks, output.rows, strict=True))
@@ -193,7 +194,7 @@ class TorchSampler:
                 results.append(_hidden(chunk, output.hidden, rows))
             elif picks and search is not None:
                 beams = searches.setdefault(id(search), [])
-                beams.append((chunk, everything[rows.start : rows.stop]))
+                beams.append((chunk, everything[rows.start : rows.stop], output.log_totals[rows.start : rows.stop]))
             elif not unsound.isdisjoint(rows):
                 results.append(Fault(chunk.sequence.id, _unsound()))
             else:
@@ -298,15 +299,15 @@ def exhausted() -> EngineError:
     )
 
 
-def _searched(beams: list[tuple[Chunk, torch.Tensor]], observe: Observe) -> list[Result]:
-    """The results of one beam search, from the chunks of all its beams, each with its logits [n, V]."""
-    if not all(_sound(logits) for _, logits in beams):
-        return [Fault(chunk.sequence.id, _unsound()) for chunk, _ in beams]
-    results: list[Result] = [score(chunk, logits) for chunk, logits in beams if chunk.logits_needed is ALL]
+def _searched(beams: list[_Beam], observe: Observe) -> list[Result]:
+    """The results of one beam search, from the chunks of all its beams."""
+    if not all(_sound(logits) for _, logits, _ in beams):
+        return [Fault(chunk.sequence.id, _unsound()) for chunk, _, _ in beams]
+    results: list[Result] = [score(*beam) for beam in beams if beam[0].logits_needed is ALL]
     try:
-        results += beams[0][0].request.search.pick([(chunk, logits[-1]) for chunk, logits in beams])
+        results += beams[0][0].request.search.pick([(chunk, logits[-1]) for chunk, logits, _ in beams])
     except Exception as error:  # from the beams' stop checkers, which are the client's
-        return [Fault(chunk.sequence.id, error) for chunk, _ in beams]
-    for chunk, logits in beams:
+        return [Fault(chunk.sequence.id, error) for chunk, _, _ in beams]
+    for chunk, logits, _ in beams:
         observe(chunk, logits[-1], None)
     return results

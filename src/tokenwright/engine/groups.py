@@ -8,22 +8,29 @@ searches could wait for each other's pages for ever.
 from collections.abc import Callable, Iterable, Iterator
 
 from tokenwright.engine.page_pool import PagePool
-from tokenwright.engine.request import Sequence
+from tokenwright.engine.request import Request, Sequence
 
 
 class SequenceGroup:
     """One sequence that advances on its own, or (BeamGroup) several that advance together.
 
-    pause_at: tokens at which the group is paused; None: never.
+    limit: the most tokens of each. cache: whether their K and V are kept between steps. pause_at: tokens at which the
+    group is paused; None: never. width: the most sequences that it comes to.
     """
 
-    __slots__ = ("pause_at", "sequences", "width")
+    __slots__ = ("cache", "limit", "pause_at", "sequences", "width")
 
-    def __init__(self, sequence: Sequence, pause_at: int | None = None) -> None:
-        self.sequences = [sequence]
-        self.width = sequence.request.width  # the most sequences that it comes to
+    def __init__(self, limit: int, *, cache: bool = True, pause_at: int | None = None, width: int = 1) -> None:
+        self.sequences: list[Sequence] = []
+        self.limit = limit
+        self.cache = cache
         self.pause_at = pause_at
-        sequence.group = self
+        self.width = width
+
+    def add(self, sequence: Sequence, after: Sequence | None = None) -> None:
+        """Take in a sequence that was made for this group: at its end, or right behind another one."""
+        at = len(self.sequences) if after is None else self.sequences.index(after) + 1
+        self.sequences.insert(at, sequence)
 
     @property
     def first(self) -> Sequence:
@@ -59,9 +66,9 @@ class SequenceGroup:
                 yield beam, length
                 budget -= length
 
-    def fork(self, child: Sequence, after: Sequence) -> "SequenceGroup":  # noqa: ARG002
-        """The group of a sequence that goes on from one of this group: one of its own."""
-        return SequenceGroup(child, self.pause_at)
+    def branch(self) -> "SequenceGroup":
+        """The group of a sequence that goes on from one of this group: one of its own, still empty."""
+        return SequenceGroup(self.limit, cache=self.cache, pause_at=self.pause_at, width=self.width)
 
 
 class BeamGroup(SequenceGroup):
@@ -69,16 +76,15 @@ class BeamGroup(SequenceGroup):
 
     __slots__ = ()
 
-    def fork(self, child: Sequence, after: Sequence) -> SequenceGroup:
-        """The child joins the group, behind `after`."""
-        self.sequences.insert(self.sequences.index(after) + 1, child)
-        child.group = self
+    def branch(self) -> SequenceGroup:
+        """This group: the beams of a search stay together."""
         return self
 
 
-def group_of(sequence: Sequence) -> SequenceGroup:
-    """A group for a sequence that is not forked from another."""
-    return BeamGroup(sequence) if sequence.request.width > 1 else SequenceGroup(sequence)
+def group_for(request: Request, limit: int) -> SequenceGroup:
+    """An empty group for the first sequence of a request. limit: the most tokens that one of it can have."""
+    made = BeamGroup if request.width > 1 else SequenceGroup
+    return made(limit, cache=request.cache, width=request.width)
 
 
 def pages_of(pool: PagePool, sequence: Sequence, count: int, tokens: int, chunk: int) -> list[int]:

@@ -30,9 +30,9 @@ class KVManager:
         """Put a sequence that has no pages on those of its first `cached` tokens."""
         self.prefixes.attach_prefix(sequence.tables, sequence.prefix_hashes, sequence.tokens, cached)
         sequence.computed = cached
-        sequence.reused += cached
-        if not sequence.preemptions:
-            sequence.prefix_hit = cached
+        sequence.counts.reused += cached
+        if not sequence.counts.preemptions:
+            sequence.counts.prefix_hit = cached
 
     def attach_cached(self, sequence: Sequence) -> None:
         self.attach(sequence, self.cached_prefix(sequence))
@@ -71,7 +71,7 @@ class KVManager:
         child.tables = self.pool.fork(parent.tables, computed)
         if len(parent.tokens) == shared:  # else its pages from there on have other hashes
             child.prefix_hashes = parent.prefix_hashes.fork()
-        child.computed = child.reused = computed
+        child.computed = child.counts.reused = computed
         return True
 
     def swap_out(self, sequence: Sequence) -> None:
@@ -87,7 +87,7 @@ class KVManager:
             self.drop(sequence)
             return False
         sequence.swapped = None
-        sequence.reused += sequence.computed
+        sequence.counts.reused += sequence.computed
         return True
 
     def drop(self, sequence: Sequence) -> None:

@@ -366,7 +366,7 @@ class EngineLoop:
         events = self.engine.step()
         if self._starting:
             for handle in self._starting:
-                if handle.sequence.forwarded:
+                if handle.sequence.counts.forwarded:
                     handle.started = began
             self._starting = [handle for handle in self._starting if handle.started is None and not handle.ended]
         if self._end_step is not None:

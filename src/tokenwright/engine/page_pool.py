@@ -48,7 +48,8 @@ class GroupPool:
     whole: the layers keep all positions, in one part.
     free: a stack, so that the page freed last is allocated first, while it is in the processor's cache.
     cached: the page released longest ago first, which is evicted first.
-    hashes: of pages with cached contents, in use or not; index: the inverse.
+    hashes: of pages with cached contents, in use or not; index: the inverse. A page keeps its hash until it is evicted:
+    whoever writes to it has it evicted, or writes to a copy.
     tails: for each hash, the lengths of the partly filled pages that follow it, counted; tail_of: the hash that a
     tail's own hash follows, and the tail's length.
     """
@@ -97,6 +98,7 @@ class GroupPool:
 
     def cache_page(self, page: int, page_hash: bytes) -> int:
         """Make the contents of a page found by a hash. If another page has it already, return that one instead."""
+        assert self.hashes.get(page, page_hash) == page_hash, "a page has one hash until it is evicted"
         known = self.index.setdefault(page_hash, page)
         if known == page:
             self.hashes[page] = page_hash
@@ -106,7 +108,12 @@ class GroupPool:
         return known
 
     def cache_tail(self, page: int, page_hash: bytes, before: bytes, length: int) -> int:
-        """`cache_page` for a page of which `length` slots are filled, behind the page with the hash `before`."""
+        """`cache_page` for a page of which `length` slots are filled, behind the page with the hash `before`.
+
+        A page that is cached under another hash keeps that: a fork from an earlier place ends inside its parent's page.
+        """
+        if self.hashes.get(page, page_hash) != page_hash:
+            return page
         if page_hash not in self.index:
             self.tail_of[page_hash] = before, length
             self.tails.setdefault(before, Counter())[length] += 1
@@ -289,9 +296,17 @@ class PagePool:
             pool.clear(table)
 
     def fork(self, tables: PageTables, tokens: int | None = None) -> PageTables:
-        """Tables with the same pages, or those of the first `tokens`; who writes to one first gets a copy of it."""
-        end = None if tokens is None else -(-tokens // self.page_size)
-        forks = [table.copy() if end is None else table.head(end) for table in tables]
+        """Tables with the same pages, or those that a row behind the first `tokens` reads, all of which they have.
+
+        Whoever writes to one first gets a copy of it.
+        """
+        if tokens is None:
+            forks = [table.copy() for table in tables]
+        else:
+            forks = [
+                PageTable({page: table[page] for span in spans for page in span})
+                for table, spans in zip(tables, self._read_behind(tokens), strict=True)
+            ]
         for pool, table, fork in zip(self.group_pools, tables, forks, strict=True):
             for page in fork.values():
                 pool.incref(page)
@@ -307,10 +322,14 @@ class PagePool:
         """Whether the tables have every page that a row behind `computed` tokens reads of them."""
         return all(
             page in table
-            for group, table in zip(self.groups, tables, strict=True)
-            for span in group.window.pages(computed, computed, self.page_size)
+            for table, spans in zip(tables, self._read_behind(computed), strict=True)
+            for span in spans
             for page in span
         )
+
+    def _read_behind(self, computed: int) -> list[list[range]]:
+        """The pages of each group that a row behind `computed` tokens reads of them."""
+        return [group.window.pages(computed, computed, self.page_size) for group in self.groups]
 
     def writable(self, tables: PageTables, computed: int) -> bool:
         """Whether a sequence may write to all the pages that its tables call reserved behind `computed` tokens."""

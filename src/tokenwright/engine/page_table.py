@@ -36,10 +36,6 @@ class PageTable(MutableMapping[int, int]):
         other.pages, other._count = self.pages[:], self._count
         return other
 
-    def head(self, end: int) -> "PageTable":
-        """A table with the pages before page `end` of the sequence."""
-        return PageTable({page: found for page, found in self.items() if page < end})
-
     def __getitem__(self, page: int) -> int:
         if 0 <= page < len(self.pages) and (found := self.pages[page]) >= 0:
             return found

@@ -146,6 +146,23 @@ class State(StrEnum):
     FINISHED = "finished"
 
 
+@dataclass(slots=True)
+class SequenceCounts:
+    """What was done for a sequence so far.
+
+    forwarded: tokens sent through the layers, recomputation included. reused: tokens not sent through them, because
+    their K and V were found. prefix_hit: of these, tokens of the prompt that were cached when it was first admitted.
+    logprobs, hidden: prompt tokens whose log-probability and whose hidden states were reported.
+    """
+
+    forwarded: int = 0
+    reused: int = 0
+    prefix_hit: int = 0
+    preemptions: int = 0
+    logprobs: int = 0
+    hidden: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A text in the engine. Owned and changed by the scheduler alone.
@@ -162,24 +179,27 @@ class Sequence:
 
     id: int
     request: Request
-    limit: int  # the most tokens it can have: prompt + max_tokens, or the context
     tokens: list[int]
     tables: PageTables
     prefix_hashes: PrefixHashes
     stop_checker: StopChecker
     choices: tuple[int, ...]  # numbers of the texts that go on from it
-    group: "SequenceGroup" = field(init=False)  # which sets it
+    group: "SequenceGroup"
     computed: int = 0
     swapped: SwappedPages | None = None
-    cache: bool = True  # as in the request, until it is switched
     state: State = State.WAITING
-    logprobs_reported: int = 0  # prompt tokens whose log-probability was reported
-    hidden_reported: int = 0  # prompt tokens whose hidden states were reported
-    forwarded: int = 0  # tokens sent through the layers for it, recomputation included
-    reused: int = 0  # tokens not sent through them, because their K and V were found
-    prefix_hit: int = 0  # of these, the tokens of the prompt that were cached when it was first admitted
-    preemptions: int = 0
+    counts: SequenceCounts = field(default_factory=SequenceCounts)
     sampler_logprob: float = 0.0  # the sum of the sampler's log-probabilities of the tokens written so far
+
+    @property
+    def limit(self) -> int:
+        """The most tokens it can have: prompt + max_tokens, or the context."""
+        return self.group.limit
+
+    @property
+    def cache(self) -> bool:
+        """Whether its K and V are kept between steps; as in the request, until its group's is switched."""
+        return self.group.cache
 
     @property
     def pages(self) -> int:
@@ -204,7 +224,7 @@ class Sequence:
     @property
     def next_logprob(self) -> int:
         """The position of the next prompt token whose log-probability is to be reported."""
-        return max(1, self.request.prompt_logprobs_from or 1) + self.logprobs_reported
+        return max(1, self.request.prompt_logprobs_from or 1) + self.counts.logprobs
 
     @property
     def needs_logprobs(self) -> bool:
@@ -214,14 +234,14 @@ class Sequence:
     @property
     def needs_rows(self) -> bool:
         """Whether rows of known tokens are still to be reported: it must be computed even if it writes nothing."""
-        return self.needs_logprobs or (self.request.hidden and self.hidden_reported < len(self.request.prompt))
+        return self.needs_logprobs or (self.request.hidden and self.counts.hidden < len(self.request.prompt))
 
     @property
     def skippable(self) -> int:
         """The most tokens that need not be computed if their K and V are found: the rows of the others are needed."""
         last = len(self.tokens) - 1
         if self.request.hidden:
-            return min(last, self.hidden_reported)
+            return min(last, self.counts.hidden)
         return min(last, self.next_logprob - 1) if self.needs_logprobs else last
 
     @property
@@ -234,18 +254,20 @@ class Sequence:
         return self.tokens[len(self.request.prompt) :]
 
     def fork(self, identity: int, tables: PageTables, choice: int) -> "Sequence":
-        """A sequence that goes on from the same text, as the text number `choice`; nothing of it is computed."""
+        """A sequence that goes on from the same text, as the text number `choice`; nothing of it is computed.
+
+        Its group is that of a branch of this one's; it is not added to it yet.
+        """
         return Sequence(
             id=identity,
             request=self.request,
-            limit=self.limit,
             tokens=list(self.tokens),
             tables=tables,
             prefix_hashes=self.prefix_hashes.fork(),
             stop_checker=self.stop_checker.fork(),
             choices=(choice,),
-            cache=self.cache,
-            logprobs_reported=self.logprobs_reported,
+            group=self.group.branch(),
+            counts=SequenceCounts(logprobs=self.counts.logprobs),
             sampler_logprob=self.sampler_logprob,
         )
 

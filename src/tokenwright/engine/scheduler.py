@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListLike
 from itertools import count
 
-from tokenwright.engine.groups import SequenceGroup, group_of, pages_of
+from tokenwright.engine.groups import SequenceGroup, group_for, pages_of
 from tokenwright.engine.kv_manager import KVManager
 from tokenwright.engine.page_pool import PagePool
 from tokenwright.engine.prefix_index import PrefixIndex
@@ -84,15 +84,14 @@ class Scheduler:
         sequence = Sequence(
             id=next(self.ids),
             request=request,
-            limit=limit,
             tokens=list(request.prompt),
             tables=self.pool.tables(),
             prefix_hashes=self.kv.prefixes.hashes(request.salt),
             stop_checker=request.stop_checker,
             choices=tuple(range(request.params.choices)),
-            cache=request.cache,
+            group=group_for(request, limit),
         )
-        group_of(sequence)
+        sequence.group.add(sequence)
         return sequence
 
     def max_pages(self, sequence: Sequence) -> list[int]:
@@ -129,8 +128,11 @@ class Scheduler:
 
     def use_cache(self, identity: int, cache: bool) -> None:
         """Let a sequence and its group keep their K and V from now on; or drop them, now and after each token."""
-        for sequence in self.sequences[identity].group.sequences if identity in self.sequences else ():
-            sequence.cache = cache
+        if identity not in self.sequences:
+            return
+        group = self.sequences[identity].group
+        group.cache = cache
+        for sequence in group.sequences:
             if not cache:  # its pages may be others', too, and are written to again from now on
                 self.kv.drop(sequence)
 
@@ -206,7 +208,7 @@ class Scheduler:
         for chunk in step.chunks:
             sequence, start, stop = chunk.sequence, chunk.start, chunk.stop
             sequence.computed = stop
-            sequence.forwarded += stop - start
+            sequence.counts.forwarded += stop - start
             if stop > len(sequence.tokens):  # draft tokens, which `_write` accepts or not
                 stop = len(sequence.tokens)
             if start // size != stop // size and sequence.id not in faulty:  # it has filled a page
@@ -254,7 +256,8 @@ class Scheduler:
         child = parent.fork(next(self.ids), self.pool.tables(), choice)
         self.sequences[child.id] = child
         events.append(Forked(child.id, parent.id, child))
-        group = parent.group.fork(child, after)
+        group = child.group
+        group.add(child, after if group is parent.group else None)
         if group is not parent.group:
             if self._slots(group) > self.max_sequences:
                 self.waiting.append(group)
@@ -312,7 +315,7 @@ class Scheduler:
         paused = [other for other in self.running if other.paused]
         if not self.kv.prefixes.can_admit(*text, [one.tables for other in paused for one in other.sequences]):
             return None
-        fragile = sequence.preemptions >= MAX_PREEMPTIONS
+        fragile = sequence.counts.preemptions >= MAX_PREEMPTIONS
         if fragile and not self.pool.fits([self.max_pages(one.first) for one in (*self._active(), group)]):
             return None  # one that runs, which is older, could preempt it once more
         while paused and (fragile or not self.kv.prefixes.can_admit(*text)):
@@ -338,7 +341,7 @@ class Scheduler:
         for sequence in group.sequences[::-1]:
             if sequence.swapped is None:
                 self.kv.drop(sequence)
-            sequence.preemptions += 1
+            sequence.counts.preemptions += 1
             sequence.state = State.WAITING
         self.waiting.appendleft(group)
 

@@ -226,14 +226,14 @@ class HiddenAdded:
 def reported(sequence: Sequence, found: PromptLogprobs | HiddenStates) -> list["Event"]:
     """The event of what is new in a result about known tokens: a preempted sequence reports each of them once."""
     if isinstance(found, HiddenStates):
-        at = sequence.hidden_reported
+        at = sequence.counts.hidden
         rows = found.rows[max(0, at - found.start) :]
-        sequence.hidden_reported += len(rows)
+        sequence.counts.hidden += len(rows)
         return [HiddenAdded(sequence.id, at, rows)] if len(rows) else []
     at = sequence.next_logprob
     known = max(0, at - found.start)
     fresh = found.logprobs[known:]
-    sequence.logprobs_reported += len(fresh)
+    sequence.counts.logprobs += len(fresh)
     return [PromptLogprobsAdded(sequence.id, at, fresh, found.tops[known:])] if fresh else []
 
 

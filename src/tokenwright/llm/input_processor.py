@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
@@ -29,6 +29,22 @@ _ELSEWHERE = {  # what other libraries call ours
     "stop_token_ids": "stop_ids", "stream": "the method stream, or chat_stream",
 }  # fmt: skip
 QUICK_PROMPT = 512  # characters or ids: tokenised in less time than another thread needs to answer
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """How a request uses the cache and the weights.
+
+    cache=False: the naive loop. salt: requests share cached pages only with those of the same salt. adapter: the name
+    of the adapter to compute it with, whose pages no other request shares; None: the model as it is.
+    """
+
+    cache: bool = True
+    salt: str = ""
+    adapter: str | None = None
+
+
+NO_OPTIONS = RequestOptions()
 
 
 class InputProcessor:
@@ -116,24 +132,20 @@ class InputProcessor:
         prompt: Prompt,
         params: SamplingParams,
         *,
-        cache: bool = True,
+        options: RequestOptions = NO_OPTIONS,
         prompt_logprobs_from: int | None = None,
         written: Sequence[int] = (),
         share: bool = True,
-        salt: str = "",
-        adapter: str | None = None,
     ) -> Request:
         """Build a request; draws a seed if it needs one. `written`: tokens already generated after the prompt.
-
-        adapter: the name of the adapter to compute it with, whose pages no other request shares.
 
         prompt_logprobs_from: first position of the prompt logprobs; None: none but those that `params` requests.
         share=False: neither use cached pages nor cache the request's own. Raises RequestError.
         """
-        check_bool("cache", cache)
+        check_bool("cache", options.cache)
         ids, more = self.ids(prompt), self.ids(written)
-        number = self._loaded.number(adapter)
-        _check_salt(salt)
+        number = self._loaded.number(options.adapter)
+        _check_salt(options.salt)
         if params.seed is None and not params.greedy and params.beams == 1 and params.max_tokens > 0:
             params = replace(params, seed=secrets.randbits(63))
         if params.prompt_logprobs is not None:
@@ -148,7 +160,7 @@ class InputProcessor:
             prompt=(*ids, *more),
             params=params,
             stop_checker=stop_checker if search is None else search,
-            cache=cache,
+            cache=options.cache,
             prompt_logprobs_from=prompt_logprobs_from,
             share=share,
             constraints=constraints,
@@ -157,7 +169,44 @@ class InputProcessor:
             adapter=number,
             continued=len(more),
         )
-        return replace(request, salt=self.salt(request.limit(self._context), salt, adapter))
+        return replace(request, salt=self.salt(request.limit(self._context), options.salt, options.adapter))
+
+    def streamed(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
+        """`build` for a stream. Raises RequestError for parameters whose texts are known only at the end."""
+        if params.beams > 1 or params.choices > params.n:
+            raise RequestError(
+                "best_of and beam search know their texts at the end alone; use generate instead of stream"
+            )
+        return self.build(prompt, params, options=options)
+
+    def batch(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams | None] | None,
+        sampling: Mapping[str, Any],
+        options: RequestOptions,
+        adapter: str | Sequence[str | None] | None,
+    ) -> list[Request]:
+        """The requests of several prompts. `params`, `adapter`: one for all or one per prompt."""
+        texts = prompts_of(prompts)
+        if params is None or not isinstance(params, Sequence):
+            each = [self.params(params, sampling)] * len(texts)
+        else:
+            each = [self.params(one, sampling) for one in params]
+        if len(each) != len(texts):
+            raise RequestError(
+                f"{len(texts)} prompts came with {len(each)} sampling params; give one for all or one each"
+            )
+        if isinstance(adapter, Sequence) and not isinstance(adapter, str):
+            adapters = list(adapter)
+        else:
+            adapters = [adapter] * len(texts)
+        if len(adapters) != len(texts):
+            raise RequestError(f"{len(texts)} prompts came with {len(adapters)} adapters; give one for all or one each")
+        return [
+            self.build(text, its, options=replace(options, adapter=name))
+            for text, its, name in zip(texts, each, adapters, strict=True)
+        ]
 
     def constraints(self, params: SamplingParams) -> TokenConstraints:
         """The token constraints of `params`. Raises RequestError for ids and words that the model lacks."""

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
-from tokenwright.checks import check_bool, check_whole, folders
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenwright.checkpoints.files.pooling import Pooling
+from tokenwright.checks import check_bool, folders
 from tokenwright.config import EngineConfig
-from tokenwright.engine import Request, SamplingParams
+from tokenwright.engine import SamplingParams
 from tokenwright.engine.loop import Inbox
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.formats import KVFormat, WeightFormat
-from tokenwright.llm.engine import specs_of
-from tokenwright.llm.input_processor import Prompt, prompts_of
+from tokenwright.llm import scoring
+from tokenwright.llm.engine import LLMEngine, specs_of
+from tokenwright.llm.engine_view import EngineView
+from tokenwright.llm.input_processor import Prompt, RequestOptions
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.output_processor import OutputProcessor
 from tokenwright.llm.outputs import Completion, Piece
-from tokenwright.llm.scoring import ScoringModel
 from tokenwright.llm.streams import Stream
 from tokenwright.progress import progress_bar
 from tokenwright.text import Message, Rendered
@@ -30,11 +33,11 @@ from tokenwright.text.messages import check_messages
 from tokenwright.units import read_bytes
 
 if TYPE_CHECKING:
-    from tokenwright.llm.run import Run, Start
+    from tokenwright.llm.run import Run
     from tokenwright.trace.summary import StepSums
 
 
-class LLM(ScoringModel):
+class LLM(EngineView):
     """A model with its tokenizer and KV cache. Thread-safe; the engine batches the requests of all threads.
 
     model: a folder, a hub name such as "Qwen/Qwen3-0.6B" (`revision` selects a branch, tag or commit), or "stories",
@@ -109,7 +112,7 @@ class LLM(ScoringModel):
                 "revision, device, dtype, weights, report, trace, lora and adapters say how a model is loaded, and "
                 "this one is; leave them out"
             )
-        super().__init__(model, options)
+        super().__init__(LLMEngine(model, options))
 
     def stream(
         self,
@@ -136,11 +139,10 @@ class LLM(ScoringModel):
 
         Raises RequestError, ContextError or CapacityError immediately for a request that cannot be served.
         """
-        inbox = Inbox()
-        [handle] = self._submit(
-            [self._streamed(prompt, self._requests.params(params, sampling), cache, salt, adapter)], inbox
-        )
-        return Stream(handle, inbox, self._transcript(handle), owner=self)
+        engine, inbox = self.llm_engine, Inbox()
+        its, options = engine.inputs.params(params, sampling), RequestOptions(cache, salt, adapter)
+        [handle] = engine.submit([engine.inputs.streamed(prompt, its, options)], inbox)
+        return Stream(handle, inbox, engine.transcript(handle), owner=engine)
 
     async def astream(
         self,
@@ -156,21 +158,15 @@ class LLM(ScoringModel):
 
         A long prompt is tokenised, and a grammar compiled, in another thread.
         """
-        its = self._requests.params(params, sampling)
-        prepare = partial(self._streamed, prompt, its, cache, salt, adapter)
-        request = prepare() if self._requests.quick(prompt, its) else await self._prepared(prepare)
-        [handle] = self._submit([request], self._async_streams.listener())
-        with self._async_streams.open(handle, self._transcript(handle)) as stream:
+        engine, inputs = self.llm_engine, self.llm_engine.inputs
+        its = inputs.params(params, sampling)
+        prepare = partial(inputs.streamed, prompt, its, RequestOptions(cache, salt, adapter))
+        request = prepare() if inputs.quick(prompt, its) else await engine.in_thread(prepare)
+        [handle] = engine.submit([request], engine.streams.listener())
+        with engine.streams.open(handle, engine.transcript(handle)) as stream:
             while (pieces := await stream.pieces()) is not None:
                 for piece in pieces:
                     yield piece
-
-    def _streamed(self, prompt: Prompt, params: SamplingParams, cache: bool, salt: str, adapter: str | None) -> Request:
-        if params.beams > 1 or params.choices > params.n:
-            raise RequestError(
-                "best_of and beam search know their texts at the end alone; use generate instead of stream"
-            )
-        return self._requests.build(prompt, params, cache=cache, salt=salt, adapter=adapter)
 
     def generate(
         self,
@@ -189,11 +185,12 @@ class LLM(ScoringModel):
         the same errors. progress: show a bar on stderr. Raises EngineError if a prompt failed in the engine; it has the
         completions of the others.
         """
-        requests = self._batch(prompts, params, cache, salt, adapter, sampling)
+        engine = self.llm_engine
+        requests = engine.inputs.batch(prompts, params, sampling, RequestOptions(cache, salt), adapter)
         if not progress:
-            return _completions(self._finish(requests))
+            return _completions(engine.finish(requests))
         with progress_bar(len(requests)) as report:
-            return _completions(self._finish(requests, at_end=False, report=report))
+            return _completions(engine.finish(requests, at_end=False, report=report))
 
     async def agenerate(
         self,
@@ -206,37 +203,9 @@ class LLM(ScoringModel):
         **sampling: Any,
     ) -> list[Completion]:
         """`generate` for asyncio. A task that is cancelled cancels its requests."""
-        prepare = partial(self._batch, prompts, params, cache, salt, adapter, sampling)
-        return _completions(await self._afinish(await self._prepared(prepare)))
-
-    def _batch(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams | None] | None,
-        cache: bool,
-        salt: str,
-        adapter: str | Sequence[str | None] | None,
-        sampling: Mapping[str, Any],
-    ) -> list[Request]:
-        texts = prompts_of(prompts)
-        if params is None or not isinstance(params, Sequence):
-            each = [self._requests.params(params, sampling)] * len(texts)
-        else:
-            each = [self._requests.params(one, sampling) for one in params]
-        if len(each) != len(texts):
-            raise RequestError(
-                f"{len(texts)} prompts came with {len(each)} sampling params; give one for all or one each"
-            )
-        if isinstance(adapter, Sequence) and not isinstance(adapter, str):
-            adapters = list(adapter)
-        else:
-            adapters = [adapter] * len(texts)
-        if len(adapters) != len(texts):
-            raise RequestError(f"{len(texts)} prompts came with {len(adapters)} adapters; give one for all or one each")
-        return [
-            self._requests.build(text, its, cache=cache, salt=salt, adapter=name)
-            for text, its, name in zip(texts, each, adapters, strict=True)
-        ]
+        engine, options = self.llm_engine, RequestOptions(cache, salt)
+        requests = partial(engine.inputs.batch, prompts, params, sampling, options, adapter)
+        return _completions(await engine.afinish(await engine.in_thread(requests)))
 
     def render(self, messages: Sequence[Message], markup: bool = False) -> Rendered:
         """The prompt of a conversation: its text, for display, and its ids. A message has "role" and "content".
@@ -247,7 +216,7 @@ class LLM(ScoringModel):
         check_bool("markup", markup)
         template, checked = self.template, check_messages(messages)
         for message in checked:
-            self._requests.check_length(message["content"])
+            self.check_length(message["content"])
         return template.render(checked, markup=markup)
 
     def chat(
@@ -290,7 +259,7 @@ class LLM(ScoringModel):
         **sampling: Any,
     ) -> Completion:
         """`chat` for asyncio."""
-        rendered = await self._prepared(partial(self.render, messages, markup))
+        rendered = await self.llm_engine.in_thread(partial(self.render, messages, markup))
         [completion] = await self.agenerate([rendered.ids], params, salt=salt, adapter=adapter, **sampling)
         return completion
 
@@ -305,7 +274,7 @@ class LLM(ScoringModel):
         **sampling: Any,
     ) -> AsyncGenerator[Piece, None]:
         """`chat_stream` for asyncio."""
-        rendered = await self._prepared(partial(self.render, messages, markup))
+        rendered = await self.llm_engine.in_thread(partial(self.render, messages, markup))
         async with aclosing(self.astream(rendered.ids, params, salt=salt, adapter=adapter, **sampling)) as pieces:
             async for piece in pieces:
                 yield piece
@@ -330,14 +299,18 @@ class LLM(ScoringModel):
         run's frames, for the summary. sampling: as in `stream`. Raises RequestError if this LLM was opened without
         trace=True, for a layer or head out of range, for earlier frames of another text, and as `stream` does.
         """
-        check_whole("first_step", first_step)
-        params = self._of_one_text(params, sampling)
-        from tokenwright.llm.run import Start
+        from tokenwright.llm.run_start import start_run  # here: it loads the trace
 
-        ids, salt = self._requests.ids(prompt), secrets.token_hex(8)  # it finds no page of another text
-        request = self._requests.build(ids, params, cache=cache, written=written, salt=salt)
-        params = replace(params, seed=request.params.seed)
-        return self._run(request, Start(tuple(ids), params, salt, (layer, head), first_step, tuple(earlier)))
+        return start_run(
+            self.llm_engine,
+            prompt,
+            self.llm_engine.inputs.params(params, sampling),
+            cache=cache,
+            written=written,
+            watched=(layer, head),
+            first_step=first_step,
+            earlier=earlier,
+        )
 
     def fork(self, run: Run, step: int, token: int | None = None, **sampling: Any) -> Run:
         """Go on from an earlier step of a run, which itself stays as it is: a run of its own, on the same pages.
@@ -348,47 +321,54 @@ class LLM(ScoringModel):
         the run's; max_tokens counts from the prompt. Raises RequestError for a step that does not exist or chose no
         token, for a text that would end at once, and for a run of another LLM; and as `run` does.
         """
-        params = self._of_one_text(run.start.params, sampling)
-        if not run.computed_by(self._open_loop()):
-            raise RequestError("this run is another LLM's; fork it with the LLM that made it")
-        from tokenwright.llm.run import Start
+        from tokenwright.llm.run_start import fork_run
 
-        start, context = run.start, run.context(step)
-        last = run.tokens[context] if token is None else token
-        written = self._requests.ids([*run.tokens[len(start.prompt) : context], last])
-        if len(written) >= params.max_tokens:
-            raise RequestError(f"max_tokens is {params.max_tokens}, which step {step + 1} reaches; raise it")
-        request = self._requests.build(start.prompt, params, cache=run.cache, written=written, salt=start.salt)
-        if request.stop_checker.stopped is not None or (last in self.eos_ids and not params.ignore_eos):
-            raise RequestError(f"the text ends with the token {last} at step {step + 1}; take another token or step")
-        request = replace(request, parent=run.sequence, shared=context)
-        params = replace(params, seed=request.params.seed)
-        return self._run(request, Start(start.prompt, params, start.salt, run.watched, step + 1))
+        return fork_run(self.llm_engine, run, step, token, sampling)
 
-    def _of_one_text(self, params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:
-        """The parameters of a run. Raises RequestError for several texts, and if this LLM records nothing."""
-        its = self._requests.params(params, sampling)
-        if max(its.choices, its.beams) > 1 or its.mirostat:  # a fork of a run does not know Mirostat's state
-            raise RequestError("a run follows one text from any step; leave n, best_of, beams and mirostat out")
-        if self._recorder is None:
-            raise RequestError('this LLM records nothing; open it with LLM(..., trace=True), or use "stream"')
-        return its
+    @overload
+    def score(self, prompt: Prompt) -> NDArray[np.float64]: ...
 
-    def _run(self, request: Request, start: Start) -> Run:
-        from tokenwright.llm.run import Run
-        from tokenwright.llm.run_trace import trace_of
+    @overload
+    def score(self, prompt: Prompt, continuations: Sequence[Prompt]) -> list[NDArray[np.float64]]: ...
 
-        recorder, replay = self._recorder, self._replay
-        assert recorder is not None and replay is not None, "a traced LLM has both"
-        inbox = Inbox()
-        [handle] = self._submit([request], inbox, paused=True)
-        try:
-            run = Run(self._open_loop(), handle, inbox, self._transcript(handle), recorder, replay, start)
-        except RequestError:
-            handle.cancel()
-            raise
-        run.describe, run.constraints = partial(trace_of, self), self._requests.constraints
-        return run
+    def score(
+        self, prompt: Prompt, continuations: Sequence[Prompt] | None = None
+    ) -> NDArray[np.float64] | list[NDArray[np.float64]]:
+        """The model's log-probability (natural) of each token of the prompt after the first, [tokens - 1].
+
+        With continuations: for each of them the log-probabilities [n] of its n tokens after the prompt; they share the
+        prompt's pages. Raises RequestError, EngineError.
+        """
+        return scoring.score(self.llm_engine, prompt, continuations)
+
+    def embed(
+        self, texts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None, normalize: bool | None = None
+    ) -> NDArray[np.float32]:
+        """The embedding of each text: its tokens' hidden states after the final norm, pooled, [texts, width].
+
+        Computed in one batch; what a text gets does not depend on the others. A text is tokenised as a prompt is, with
+        its special tokens.
+        pooling: their "mean", the "last" or the "first" of them; None: as the checkpoint's files say, else the mean.
+        normalize: scale the rows to unit length; None: as the files say, else not.
+
+        Raises RequestError for a text without tokens, ContextError or CapacityError for one that is too long,
+        EngineError if one failed in the engine.
+        """
+        return scoring.embed(self.llm_engine, texts, pooling, normalize)
+
+    async def aembed(
+        self, texts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None, normalize: bool | None = None
+    ) -> NDArray[np.float32]:
+        """`embed` for asyncio."""
+        return await scoring.aembed(self.llm_engine, texts, pooling, normalize)
+
+    def rerank(self, query: str, documents: Sequence[str], *, instruction: str = "") -> NDArray[np.float64]:
+        """How relevant each document is to the query, [documents], computed in one batch.
+
+        A reranker that answers yes or no gives the probability of yes; any other model the cosine of the embeddings.
+        instruction: what the query asks for, for models that were trained with one. Raises the errors of `embed`.
+        """
+        return scoring.rerank(self.llm_engine, query, documents, instruction)
 
 
 def _completions(written: Sequence[OutputProcessor]) -> list[Completion]:

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -22,17 +23,20 @@ from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.backends.torch.ops import lacking
 from tokenwright.cache import TORCH_DTYPES
+from tokenwright.checkpoints.files.generation_config import GenerationDefaults
+from tokenwright.checkpoints.files.pooling import PoolingConfig
 from tokenwright.checkpoints.folder import Checkpoint, Report
 from tokenwright.checkpoints.lora import Adapter
 from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.checkpoints.packing.weight_cache import WeightCache
 from tokenwright.checks import check_bool, shown
+from tokenwright.config import ModelConfig
 from tokenwright.engine.loop import FORKED
 from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
 from tokenwright.llm.token_constraints import Vocabulary
 from tokenwright.models.graph import Graph
-from tokenwright.text import ChatTemplate
+from tokenwright.text import ChatTemplate, Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +54,32 @@ class _Owner:
             raise EngineError(FORKED)
 
 
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a loaded model is: plain values, without its weights.
+
+    name: the model as it was given. weights: the storage format of its matrices. kernels: the instruction set of the
+    native ones, or "reference".
+    """
+
+    name: str
+    config: ModelConfig
+    graph: Graph
+    generation: GenerationDefaults
+    pooling: PoolingConfig
+    tokenizer: Tokenizer
+    device: torch.device
+    dtype: DType
+    weights: WeightFormat
+    kernels: str
+
+
 class LoadedModel:
     """A model in memory, with its tokenizer. It does not change while engines use it.
 
     The options and errors are those of `LLM`; EngineError in a process that was forked after a model was loaded.
     check: called with the graph and the dtype before the weights are read, to raise for options that the model does not
-    support. `name`: the model as it was given. `traced`: whether engines over it record runs (trace). `adapters`:
-    those kept beside the weights, by name.
+    support. `traced`: whether engines over it record runs (trace). `adapters`: those kept beside the weights, by name.
     """
 
     def __init__(
@@ -76,34 +99,79 @@ class LoadedModel:
         _Owner.check()
         check_bool("trace", trace)
         _check_adapters(adapters)
-        self.name = str(model)
-        self.device = resolve_device(device)
+        place = resolve_device(device)
         self.checkpoint = Checkpoint.open(model, revision, progress=report is not None).merged(lora)
         self.adapters = {name: _beside(self.checkpoint, name, folder) for name, folder in adapters.items()}
-        self.config, self.graph = self.checkpoint.config, self.checkpoint.graph
-        self.generation, self.pooling = self.checkpoint.generation, self.checkpoint.pooling
-        native = find_kernels() if self.device.type == "cpu" else None
-        self.dtype: DType = resolve_dtype(dtype, self.config.dtype, self.device, native is not None)
+        config = self.checkpoint.config
+        native = find_kernels() if place.type == "cpu" else None
+        kind: DType = resolve_dtype(dtype, config.dtype, place, native is not None)
         if check is not None:
-            check(self.graph, self.dtype)
+            check(self.checkpoint.graph, kind)
         form = WeightFormat.parse(str(weights))
-        if self.device.type != "cpu":
-            form = form.resolved(self.dtype)  # blocks are computed on the CPU alone
+        if place.type != "cpu":
+            form = form.resolved(kind)  # blocks are computed on the CPU alone
         self.copies = self.checkpoint.kept(form)  # matrices whose blocks are copied from a GGUF file
-        self.weights = self.checkpoint.main_format(form, self.dtype)
-        for row in self.checkpoint.held(form, self.dtype):
+        self.facts = ModelFacts(
+            name=str(model),
+            config=config,
+            graph=self.checkpoint.graph,
+            generation=self.checkpoint.generation,
+            pooling=self.checkpoint.pooling,
+            tokenizer=self.checkpoint.tokenizer(),
+            device=place,
+            dtype=kind,
+            weights=self.checkpoint.main_format(form, kind),
+            kernels="reference" if native is None else native.isa,
+        )
+        for row in self.checkpoint.held(form, kind):
             log.log(logging.WARNING if row.converted else logging.INFO, "%s: %s", self.name, row)
-        self.kernels = "reference" if native is None else native.isa
-        self.tokenizer = self.checkpoint.tokenizer()
         self.template = None if self.tokenizer.chat_template is None else ChatTemplate(self.tokenizer)
         if self.template is not None:
             self.template.start()  # parallel to reading the weights; the first request needs its end tokens
-        self.vocabulary = Vocabulary(self.tokenizer, self.config.vocab_size)
+        self.vocabulary = Vocabulary(self.tokenizer, config.vocab_size)
         self.traced = trace
         numbered = {self.number(name): adapter.updates for name, adapter in self.adapters.items()}
-        self.decoder = make_decoder(self.checkpoint, form, self.dtype, self.device, native, report, numbered)
+        self.decoder = make_decoder(self.checkpoint, form, kind, place, native, report, numbered)
         self._users = 0
         self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """The model as it was given."""
+        return self.facts.name
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.facts.config
+
+    @property
+    def graph(self) -> Graph:
+        return self.facts.graph
+
+    @property
+    def generation(self) -> GenerationDefaults:
+        return self.facts.generation
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.facts.tokenizer
+
+    @property
+    def device(self) -> torch.device:
+        return self.facts.device
+
+    @property
+    def dtype(self) -> DType:
+        return self.facts.dtype
+
+    @property
+    def weights(self) -> WeightFormat:
+        """The storage format of the matrices."""
+        return self.facts.weights
+
+    @property
+    def kernels(self) -> str:
+        return self.facts.kernels
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:

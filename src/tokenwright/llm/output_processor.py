@@ -232,15 +232,15 @@ class OutputProcessor:
     def _usage(self, text: ChoiceText, tokens: int) -> Usage:
         handle, sequence = self.handle, text.sequence
         prompt, search = len(handle.request.prompt), self._search is not None
-        forwarded = sum(one.forwarded for one in self._sequences) if search else sequence.forwarded
+        forwarded = sum(one.counts.forwarded for one in self._sequences) if search else sequence.counts.forwarded
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=tokens,
             forward_tokens=forwarded,
             layer_tokens=forwarded * self._layers,
-            reused_tokens=sequence.reused,
+            reused_tokens=sequence.counts.reused,
             kv_bytes=self._kv_bytes(prompt + tokens - 1 if search else sequence.computed) if sequence.cache else 0,
-            preemptions=sequence.preemptions,
+            preemptions=sequence.counts.preemptions,
             seed=handle.request.params.seed,
             queue_s=0.0 if handle.started is None else handle.started - handle.submitted,
             token_s=tuple(text.times),

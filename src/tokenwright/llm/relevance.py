@@ -42,7 +42,7 @@ class Relevance:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._tokenizer = loaded.tokenizer
-        self._prompts: Mapping[str, str] = loaded.pooling.prompts
+        self._prompts: Mapping[str, str] = loaded.facts.pooling.prompts
         self.answers = _answers(loaded)
 
     def asked(self, query: str, document: str, instruction: str = "") -> Answered:
@@ -82,10 +82,10 @@ def cosines(query: NDArray[np.float32], documents: NDArray[np.float32]) -> NDArr
 def _answers(loaded: LoadedModel) -> tuple[int, int] | None:
     """The ids of yes and no. Raises CheckpointError for files that name ids beyond the vocabulary."""
     tokenizer = loaded.tokenizer
-    if loaded.pooling.answers is not None:
-        if max(loaded.pooling.answers) >= loaded.config.vocab_size:
+    if loaded.facts.pooling.answers is not None:
+        if max(loaded.facts.pooling.answers) >= loaded.config.vocab_size:
             raise CheckpointError(f"{loaded.name}: the ids of its LogitScore are beyond the vocabulary")
-        return loaded.pooling.answers
+        return loaded.facts.pooling.answers
     named = "rerank" in Path(loaded.name).name.lower()
     if not (named or RULE in (tokenizer.chat_template or "")) or not tokenizer.control.ids.keys() >= set(MARKS):
         return None

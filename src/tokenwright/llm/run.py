@@ -14,17 +14,18 @@ import torch
 
 from tokenwright.checks import check_bool, is_whole, shown
 from tokenwright.decode.logits_processors import adjusted
-from tokenwright.engine import Engine, FinishReason, PagePool, SamplingParams, Sequence, TokenConstraints
-from tokenwright.engine.loop import EngineLoop, Inbox, RequestHandle
+from tokenwright.engine import Engine, FinishReason, PagePool, Request, SamplingParams, Sequence
+from tokenwright.engine.loop import Inbox
 from tokenwright.errors import RequestError
-from tokenwright.llm.output_processor import OutputProcessor
+from tokenwright.llm.engine import LLMEngine, Recording
 from tokenwright.llm.outputs import Completion
+from tokenwright.llm.run_trace import trace_of
+from tokenwright.llm.web_page import alone, framed
 from tokenwright.trace.messages.schema import AttentionRow, HeadMasses, StepFrame, Summary
-from tokenwright.trace.recorder import Recorder, Watch
+from tokenwright.trace.recorder import Watch
 from tokenwright.trace.replay import AttentionReplay, ReplayedText
 from tokenwright.trace.rows import coded, masses
 from tokenwright.trace.summary import StepSums, summarise
-from tokenwright.web_page import alone, framed
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,37 +69,49 @@ MOST_ROWS = 64 * 2**20  # bytes of attention rows that a run keeps; `attention` 
 FRAME_BYTES = 5000  # about the size of one frame without its row
 
 
-class Run:
-    """One recorded text. `frames`: one for each step so far; `first_step`: the number of the first step."""
+class FrameLog:
+    """The frames of a run: all of them, but attention rows of the last ones only, MOST_ROWS bytes in all."""
 
-    def __init__(
-        self,
-        loop: EngineLoop,
-        handle: RequestHandle,
-        inbox: Inbox,
-        transcript: OutputProcessor,
-        recorder: Recorder,
-        replay: AttentionReplay,
-        start: Start,
-    ) -> None:
-        self._loop = loop
-        self._handle = handle
-        self._inbox = inbox
-        self._transcript = transcript
-        self._recorder = recorder
-        self._replay = replay
-        self._cache = handle.sequence.cache
-        self.start = start
-        # Set by the LLM that made this run: its trace, and the token constraints of parameters.
-        self.describe: Callable[[Run], dict[str, Any]] | None = None
-        self.constraints: Callable[[SamplingParams], TokenConstraints] | None = None
-        self.first_step = start.first_step
+    def __init__(self) -> None:
         self.frames: list[StepFrame] = []
-        self._read = self._let = len(handle.sequence.tokens)  # of the text: as far as it was read, and may be written
-        self._rows = self._stripped = 0  # bytes of all rows kept, and number of frames without their row
-        self._watch = Watch(handle.sequence, handle.submitted, start.watched, start.first_step, self._seen())
-        self.watch(*start.watched)
-        recorder.watch(self._watch)
+        self.row_bytes = 0
+        self._stripped = 0  # frames without their row
+
+    def add(self, fresh: list[StepFrame]) -> None:
+        """Append complete frames, as other threads read the list; remove the oldest rows beyond MOST_ROWS bytes."""
+        self.frames += fresh
+        self.row_bytes += sum(len(frame.attention.codes) for frame in fresh if frame.attention)
+        while self.row_bytes > MOST_ROWS and self._stripped < len(self.frames):
+            frame = self.frames[self._stripped]
+            self.row_bytes -= len(frame.attention.codes) if frame.attention else 0
+            self.frames[self._stripped] = replace(frame, attention=None)
+            self._stripped += 1
+
+
+class Run:
+    """One recorded text. `frames`: one for each step so far; `first_step`: the number of the first step.
+
+    engine: one that records; it computes the run, and so owns its pages. Raises RequestError for a layer or head that
+    the model lacks, and for earlier steps of another text.
+    """
+
+    def __init__(self, engine: LLMEngine, recording: Recording, request: Request, start: Start) -> None:
+        self.engine = engine
+        self.start = start
+        self._recording = recording
+        self._inbox = Inbox()
+        [self._handle] = engine.submit([request], self._inbox, paused=True)
+        self._transcript = engine.transcript(self._handle)
+        self._log = FrameLog()
+        self._cache = self._handle.sequence.cache
+        self._read = self._let = len(self.sequence.tokens)  # of the text: as far as it was read, and may be written
+        try:
+            self._watch = Watch(self.sequence, self._handle.submitted, start.watched, start.first_step, self._seen())
+            self.watch(*start.watched)
+        except RequestError:
+            self._handle.cancel()
+            raise
+        recording.recorder.watch(self._watch)
 
     def _seen(self) -> int:
         """Tokens of the text that earlier steps computed. Raises RequestError for steps that are not of this text."""
@@ -107,14 +120,20 @@ class Run:
             raise RequestError("earlier: these are not the steps before first_step of this text; send those of the run")
         return seen
 
-    def computed_by(self, loop: EngineLoop) -> bool:
-        """Whether this engine loop computes the run, and so owns its pages."""
-        return self._loop is loop
+    @property
+    def first_step(self) -> int:
+        """The number of the first frame."""
+        return self.start.first_step
+
+    @property
+    def frames(self) -> list[StepFrame]:
+        """The frames so far."""
+        return self._log.frames
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """The ids of the whole text so far, prompt included."""
-        return tuple(self._handle.sequence.tokens)
+        return tuple(self.sequence.tokens)
 
     @property
     def cache(self) -> bool:
@@ -130,12 +149,12 @@ class Run:
     @property
     def nbytes(self) -> int:
         """The approximate bytes of its frames."""
-        return self._rows + self._watch.held.nbytes + FRAME_BYTES * len(self.frames)
+        return self._log.row_bytes + self._watch.held.nbytes + FRAME_BYTES * len(self.frames)
 
     def fits_beside(self, others: Iterable["Run"]) -> bool:
         """Whether the KV cache can hold this run and the others at their maximum lengths."""
-        scheduler = self._loop.engine.scheduler
-        return scheduler.pool.fits([scheduler.max_pages(run._handle.sequence) for run in (self, *others)])
+        scheduler = self.engine.loop.engine.scheduler
+        return scheduler.pool.fits([scheduler.max_pages(run.sequence) for run in (self, *others)])
 
     @property
     def ended(self) -> bool:
@@ -174,11 +193,9 @@ class Run:
             text = self._next_text()
         finally:
             if self._transcript.ended:
-                self._recorder.unwatch(self._watch)
+                self._recording.recorder.unwatch(self._watch)
             fresh = self._fresh(text)
-            self.frames += fresh  # only complete frames: other threads read the list
-            self._rows += sum(len(frame.attention.codes) for frame in fresh if frame.attention)
-            self._strip()
+            self._log.add(fresh)
         return fresh
 
     def _fresh(self, text: str) -> list[StepFrame]:
@@ -200,14 +217,6 @@ class Run:
                 return "".join(piece.text for piece in pieces)
         self._transcript.check()
         return ""
-
-    def _strip(self) -> None:
-        """Remove the oldest attention rows while all exceed MOST_ROWS bytes."""
-        while self._rows > MOST_ROWS and self._stripped < len(self.frames):
-            frame = self.frames[self._stripped]
-            self._rows -= len(frame.attention.codes) if frame.attention else 0
-            self.frames[self._stripped] = replace(frame, attention=None)
-            self._stripped += 1
 
     def frame(self, step: int) -> StepFrame:
         """The frame of a step. Raises RequestError if the run has none of that number."""
@@ -251,12 +260,11 @@ class Run:
 
         Raises RequestError for a grammar, whose bans are not kept, and for ids and words that the model lacks.
         """
-        assert self.constraints is not None, "an LLM makes runs"
         request = self._handle.request
         chosen = params or request.params
         if chosen.grammar is not None:
             raise RequestError("the bans of a grammar are not kept with a step; give params without a grammar")
-        text, constraints = self.tokens[: self.context(step)], self.constraints(chosen)
+        text, constraints = self.tokens[: self.context(step)], self.engine.inputs.constraints(chosen)
         return adjusted(self.logits(step), text, request.prompt_length, chosen, constraints)
 
     def attention(self, step: int, layer: int, head: int) -> AttentionRow:
@@ -271,19 +279,19 @@ class Run:
         self.check(layer, head)
         frame = self.frame(step)
         tokens = self.tokens[: frame.start + frame.length]
-        limit = self._handle.sequence.limit
-        return self._loop.call(lambda _: self._replay.reference(tokens, limit, layer, head))
+        limit, replay = self.sequence.limit, self._recording.replay
+        return self.engine.inspect(lambda _: replay.reference(tokens, limit, layer, head))
 
     def heads(self, step: int) -> HeadMasses:
         """What every head of every layer did at a step's last token: from the cache, as `attention`.
 
         Raises RequestError for a step that does not exist.
         """
-        return masses(self._replayed(step, self._replay.rows), step)
+        return masses(self._replayed(step, self._recording.replay.rows), step)
 
     def _weights(self, step: int, layer: int, head: int) -> torch.Tensor:
         self.check(layer, head)
-        return self._replayed(step, lambda text, position: self._replay.row(text, position, layer, head))
+        return self._replayed(step, lambda text, position: self._recording.replay.row(text, position, layer, head))
 
     def _replayed(self, step: int, read: Callable[[ReplayedText, int], torch.Tensor]) -> torch.Tensor:
         """Call `read` with the text, in its cache or in a recomputed one, and the position of the step's last token."""
@@ -300,33 +308,33 @@ class Run:
 
         The text is in its cache, or in a recomputed one where its pages were freed.
         """
-        sequence = self._handle.sequence
+        sequence, store, replay = self.sequence, self.engine.store, self._recording.replay
 
-        def between_steps(engine: Engine[Any]) -> T:  # noqa: ARG001  (`call` only keeps the engine between steps)
-            text = ReplayedText(self.tokens, sequence.limit, self._recorder.runner.store, sequence.tables)
+        def between_steps(engine: Engine[Any]) -> T:  # noqa: ARG001  (`inspect` only keeps it between steps)
+            text = ReplayedText(self.tokens, sequence.limit, store, sequence.tables)
             if sequence.computed < position + rows or not text.holds(position, rows):
-                text = self._replay.rebuilt(self.tokens, sequence.limit)
-            return read(self._replay, text)
+                text = replay.rebuilt(self.tokens, sequence.limit)
+            return read(replay, text)
 
-        return self._loop.call(between_steps)
+        return self.engine.inspect(between_steps)
 
     def check(self, layer: int, head: int) -> None:
         """Raises RequestError for a layer or head that the model lacks."""
-        config = self._replay.config
+        config = self.engine.facts.config
         for name, value, count in (("layer", layer, config.layers), ("head", head, config.heads)):
             if not is_whole(value) or not 0 <= value < count:
                 raise RequestError(f"{name} must be from 0 to {count - 1}, not {shown(value)}")
 
     def pages(self, others: Iterable["Run"] = ()) -> list[PageUse]:
         """The pages of this run and of others on the same engine, now."""
-        sequences = [run._handle.sequence for run in (self, *others)]
-        store = self._recorder.runner.store
+        sequences = [run.sequence for run in (self, *others)]
+        store = self.engine.store
         sizes = [group.page_bytes(store.page_size) for group in store.groups]
 
         def between_steps(engine: Engine[Any]) -> list[PageUse]:
             return [_page_use(engine.pool, sequence, sizes) for sequence in sequences]
 
-        return self._loop.call(between_steps)
+        return self.engine.inspect(between_steps)
 
     @property
     def steps(self) -> list[StepSums]:
@@ -336,7 +344,7 @@ class Run:
     @property
     def summary(self) -> Summary | None:
         """The steps so far in figures; None before the first token."""
-        return summarise(self.steps, self._replay.config.layers)
+        return summarise(self.steps, self.engine.facts.config.layers)
 
     @property
     def completion(self) -> Completion:
@@ -345,8 +353,7 @@ class Run:
 
     def trace(self) -> dict[str, Any]:
         """The steps so far as the values of a trace file, which the explorer's page plays."""
-        assert self.describe is not None, "an LLM makes runs"
-        return self.describe(self)
+        return trace_of(self.engine, self)
 
     def _repr_html_(self) -> str:
         """The run in a notebook: the explorer's page, which plays it. Raises RequestError where the page is missing."""
@@ -354,7 +361,7 @@ class Run:
 
     def close(self) -> None:
         """End the text and free its pages. The frames remain."""
-        self._recorder.unwatch(self._watch)
+        self._recording.recorder.unwatch(self._watch)
         self._handle.cancel()
         self._transcript.abort()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenwright.checks import check_whole
 from tokenwright.errors import RequestError
 from tokenwright.llm.run import Run
-from tokenwright.web_page import HEIGHT, alone, framed
+from tokenwright.llm.web_page import HEIGHT, alone, framed
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,15 +2,18 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from tokenwright.engine.loop import AsyncListener, Delivery, Inbox, RequestHandle
 from tokenwright.llm.output_processor import OutputProcessor
 from tokenwright.llm.outputs import Completion, Piece
+
+T = TypeVar("T")
 
 
 class Stream:
@@ -64,7 +67,7 @@ class AsyncStream:
 
     def __init__(
         self, receivers: "dict[RequestHandle, AsyncStream]", handle: RequestHandle, transcript: OutputProcessor
-    ):
+    ) -> None:
         self._receivers = receivers
         self._handle = handle
         self._transcript = transcript
@@ -102,9 +105,13 @@ class AsyncStream:
 
 
 class AsyncStreams:
-    """The asyncio side of one engine: a listener for each event loop, which wakes the tasks that await deliveries."""
+    """The asyncio side of one engine: a listener for each event loop, which wakes the tasks that await deliveries.
+
+    It owns the thread in which their prompts are tokenised.
+    """
 
     def __init__(self) -> None:
+        self._preparing = ThreadPoolExecutor(1, "tokenwright requests")
         self._listeners: WeakKeyDictionary[Any, AsyncListener] = WeakKeyDictionary()
         self._receivers: dict[RequestHandle, AsyncStream] = {}
 
@@ -115,6 +122,14 @@ class AsyncStreams:
         if found is None:
             found = self._listeners[event_loop] = AsyncListener(event_loop, self._receive)
         return found
+
+    async def in_thread(self, prepare: Callable[[], T]) -> T:
+        """`prepare()`, called in the streams' own thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
+
+    def close(self) -> None:
+        """End the thread; what waits for it is cancelled."""
+        self._preparing.shutdown(wait=False, cancel_futures=True)
 
     def open(self, handle: RequestHandle, transcript: OutputProcessor) -> AsyncStream:
         """The stream of a request whose listener is `listener()`. Open it before the event loop runs again."""

@@ -25,6 +25,7 @@ from tokenwright.serve.http.api import Api, Direct, HeadRequests, add_errors, ad
 from tokenwright.serve.ollama import routes as ollama
 from tokenwright.serve.openai import embeddings, infill, relevance, responses, tokenize
 from tokenwright.serve.openai import routes as openai
+from tokenwright.serve.openai.stored_responses import StoredResponses
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import collect_at_rest
 from tokenwright.serve.service.service import Service, ServiceLimits
@@ -42,7 +43,8 @@ class Served:
 
     adapters: the names of those that the model is opened with; each is served as a model of its own.
     spans: makes OpenTelemetry's spans of the requests. alone: the process serves this model to its end and does nothing
-    else, so the server decides when garbage is collected.
+    else, so the server decides when garbage is collected. strict_fields: unknown fields of bodies are refused.
+    stored_bytes: of JSON that responses may take that are kept for later requests.
     """
 
     names: Sequence[str] = ()
@@ -51,6 +53,8 @@ class Served:
     spans: Spans | None = None
     alone: bool = False
     adapters: Sequence[str] = ()
+    strict_fields: bool = False
+    stored_bytes: int = 64 * 2**20
 
 
 PAGES = {"chat": "chat.html"}  # pages by the paths that people type
@@ -112,11 +116,21 @@ def make_app(
             await asyncio.to_thread(served.spans.close)
 
     app = new_app(lifespan=lifespan)
-    handlers = add_routes(app, explorer, service, metrics, page)
+    handlers = add_routes(app, explorer, service, metrics, page, StoredResponses(served.stored_bytes))
     app.add_middleware(Guard, policy=policy, answer=refusing(metrics), queued=frozenset(handlers), full=service.full)
-    # The outermost: it gives the request its id.
-    app.add_middleware(AccessLog, timings=served.timings, spans=served.spans)
+    add_access_log(app, served, metrics)
     return app
+
+
+def add_access_log(app: FastAPI, served: Served, metrics: Metrics) -> None:
+    """Add the outermost middleware, which gives each request its id."""
+    app.add_middleware(
+        AccessLog,
+        timings=served.timings,
+        spans=served.spans,
+        strict=served.strict_fields,
+        ignored=metrics.ignored,
+    )
 
 
 def new_app(**options: Any) -> FastAPI:
@@ -132,7 +146,7 @@ def new_app(**options: Any) -> FastAPI:
 
 
 def add_routes(
-    app: FastAPI, explorer: Explorer, service: Service, metrics: Metrics, page: Path | None
+    app: FastAPI, explorer: Explorer, service: Service, metrics: Metrics, page: Path | None, stored: StoredResponses
 ) -> Mapping[str, Callable[[Request], Awaitable[Response]]]:
     """Add all routes of one model, and what answers their errors; the handlers of those whose requests wait."""
     app.state.service = service
@@ -141,7 +155,8 @@ def add_routes(
     openai.add(app, service)
     model_list.add(app, service)
     embeddings.add(app, service)
-    for other in (relevance, infill, responses, anthropic, ollama):
+    responses.add(app, service, stored)
+    for other in (relevance, infill, anthropic, ollama):
         other.add(app, service)
     tokenize.add(app, service)
     explore.add(app, explorer)

@@ -12,6 +12,7 @@ from pathlib import Path
 from tokenwright.serve.app import add_routes, new_app
 from tokenwright.serve.explorer.explorer import Explorer
 from tokenwright.serve.http.api import RefusedRequest
+from tokenwright.serve.openai.stored_responses import StoredResponses
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import Load
 from tokenwright.serve.service.residents import Entry, Residents
@@ -31,11 +32,19 @@ class ManySource:
 class LoadedApp:
     """A model with its app, from the moment at which it begins to be loaded."""
 
-    def __init__(self, entry: Entry, load: Load, limits: ServiceLimits, metrics: Metrics, page: Path | None) -> None:
+    def __init__(
+        self,
+        entry: Entry,
+        load: Load,
+        limits: ServiceLimits,
+        metrics: Metrics,
+        page: Path | None,
+        stored: StoredResponses,
+    ) -> None:
         self.explorer = Explorer(entry.name, load)
         self.service = Service(self.explorer.host, entry.names, limits, metrics)
         self.app = new_app()
-        add_routes(self.app, self.explorer, self.service, metrics, page)
+        add_routes(self.app, self.explorer, self.service, metrics, page, stored)
         self.explorer.start()
 
     async def settled(self) -> None:

@@ -27,14 +27,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenwright.errors import RequestError
 from tokenwright.serve import model_list, store_routes
-from tokenwright.serve.app import APIS, Page, Served, new_app, refusing
+from tokenwright.serve.app import APIS, Page, Served, add_access_log, new_app, refusing
 from tokenwright.serve.fleet import Fleet, LoadedApp, ManySource
 from tokenwright.serve.http.api import LARGE, HeadRequests, about, add_errors, add_schemas, unless_gone
+from tokenwright.serve.openai.stored_responses import StoredResponses
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import Load, collect_at_rest
 from tokenwright.serve.service.residents import Entry, Residents
 from tokenwright.serve.service.service import ServiceLimits
-from tokenwright.serve.transport.access_log import AccessLog
 from tokenwright.serve.transport.guard import Guard, Policy
 
 QUEUED = frozenset[str]().union(*(api.queued for api in APIS))  # paths whose requests wait
@@ -79,11 +79,10 @@ class Switch:
             await self._asked(scope, receive, send)
 
     async def _looked(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The page, and what it reads: of the first model, if it is there; looking at it does not hold it."""
-        entries = self._fleet.residents.entries
-        opened = entries[0].opened if entries else None
-        there = isinstance(opened, LoadedApp) and about(Request(scope, receive)).caller.may_use(*entries[0].names)
-        await (opened.app if there and isinstance(opened, LoadedApp) else self._front)(scope, receive, send)
+        """The page, what it reads, and stored responses: of the first model that is there, which this does not hold."""
+        allowed = self._fleet.allowed(about(Request(scope, receive)).caller)
+        there = next((one.opened for one in allowed if isinstance(one.opened, LoadedApp)), None)
+        await (self._front if there is None else there.app)(scope, receive, send)
 
     async def _asked(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
@@ -165,8 +164,10 @@ def make_many_app(
     metrics = Metrics()
     limits = replace(served.limits or ServiceLimits(), keys=max(1, len(policy.keys)))
 
+    stored = StoredResponses(served.stored_bytes)  # of all models: they outlive one that leaves
+
     def open_(entry: Entry, load: Load) -> LoadedApp:
-        return LoadedApp(entry, load, limits, metrics, page)
+        return LoadedApp(entry, load, limits, metrics, page, stored)
 
     residents = Residents((), limit, limits.queue)
     fleet = Fleet(residents, make, open_)
@@ -202,5 +203,5 @@ def make_many_app(
     app.add_middleware(HeadRequests, routes=own)
     app.add_middleware(Switch, own=own, fleet=fleet, answer=answer)
     app.add_middleware(Guard, policy=policy, answer=refusing(metrics), queued=QUEUED, full=fleet.full)
-    app.add_middleware(AccessLog, timings=served.timings, spans=served.spans)
+    add_access_log(app, served, metrics)
     return app

@@ -17,6 +17,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from tokenwright.errors import CheckpointError, TokenwrightError, fetch_again
+from tokenwright.regular_file import read_regular_text
 from tokenwright.text.bpe import byte_level
 from tokenwright.text.sentencepiece import SentencePieceModel, build, read_model
 
@@ -92,12 +93,12 @@ def _read_library(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.T
     """The library's tokenizer, and the SentencePiece model that it is made of, if it is."""
     names = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
     whole, pieces, vocab, merges = (folder / name for name in names)
-    if whole.is_file():
+    if whole.exists():
         return tokenizers.Tokenizer.from_str(_read_text(whole)), None
-    if pieces.is_file():
+    if pieces.exists():
         model = read_model(pieces)
         return build(model), model
-    if not (vocab.is_file() and merges.is_file()):
+    if not (vocab.exists() and merges.exists()):
         raise CheckpointError(
             f"{folder} has no tokenizer.json, tokenizer.model, nor vocab.json and merges.txt; copy the tokenizer's "
             "files into the model's folder"
@@ -175,7 +176,7 @@ def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """The template in chat_template.jinja, or else the config's; of several named templates "default", or the first."""
     file = folder / "chat_template.jinja"
-    if file.is_file():
+    if file.exists():
         return _read_text(file)
     value = config.get("chat_template")
     if isinstance(value, list):
@@ -186,7 +187,7 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 def _read_text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; {fetch_again(path)}") from error
     if text.startswith("version https://git-lfs"):
@@ -196,7 +197,7 @@ def _read_text(path: Path) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if the file is missing."""
-    if not path.is_file():
+    if not path.exists():
         return {}
     try:
         value = json.loads(_read_text(path))

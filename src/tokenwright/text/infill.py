@@ -82,7 +82,7 @@ class Infill:
         known = self._tokenizer.control.ids
         before: list[str | int] = [known[form.prefix], prefix]
         after: list[str | int] = [known[form.suffix], suffix]
-        middle = [known[form.middle]] if form.middle else []
+        middle: list[str | int] = [known[form.middle]] if form.middle else []
         return [*after, *before, *middle] if form.suffix_first else [*before, *after, *middle]
 
     def _others(self, form: InfillForm, files: Sequence[tuple[str, str]]) -> list[str | int]:

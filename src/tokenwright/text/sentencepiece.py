@@ -16,6 +16,7 @@ import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 
 from tokenwright.errors import CheckpointError, fetch_again
+from tokenwright.regular_file import read_regular
 from tokenwright.text.bpe import sentencepiece, spaces_restored, with_added
 
 _LARGEST = 1 << 28  # bytes of a file; a vocabulary of 256,000 pieces takes some 4 MiB
@@ -54,7 +55,7 @@ def read_model(file: Path) -> SentencePieceModel:
     try:
         if file.stat().st_size > _LARGEST:
             raise CheckpointError(f"{file} is too large for a tokenizer; {fetch_again(file)}")
-        data = file.read_bytes()
+        data = read_regular(file)
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
     try:

@@ -49,10 +49,10 @@ def _sequence(known: Known) -> PoolSequence:
         text=known.text,
         tokens=len(sequence.tokens),
         computed=sequence.computed if sequence.pages or sequence.swapped else 0,
-        forwarded=sequence.forwarded,
-        reused=sequence.reused,
+        forwarded=sequence.counts.forwarded,
+        reused=sequence.counts.reused,
         pages=sequence.pages,
-        preemptions=sequence.preemptions,
+        preemptions=sequence.counts.preemptions,
     )
 
 

@@ -164,16 +164,18 @@ class NativeKernels:
         )
         return bad
 
-    def read(self, buffer: torch.Tensor) -> int:
+    def read(self, buffer: torch.Tensor, ahead: int = 0) -> int:
         """Read every byte of a contiguous buffer once and write nothing: measures the read bandwidth.
 
-        Returns the sum of its 32-bit words modulo 2^32; bytes after the last whole 256 are added one by one.
+        ahead: the distance in bytes of a prefetch; 0: none. Returns the sum of its 32-bit words modulo 2^32; bytes
+        after the last whole 256 are added one by one.
         """
-        total: int = self.library.tw_read(self.handle, lib.address(buffer), buffer.nbytes, kernel_threads.count)
+        place, count = lib.address(buffer), kernel_threads.count
+        total: int = self.library.tw_read(self.handle, place, buffer.nbytes, ahead, count)
         return total % (1 << 32)
 
     def multiply(self, form: str, rounds: int) -> int:
-        """Multiply and add as linear layers do, with operands in registers: measures the peak compute rate.
+        """Multiply and add with operands in registers: measures the peak compute rate of a format's instructions.
 
         form: the weights' format: float32, bfloat16, float16, int8 or int4. rounds: per thread. Returns the number of
         multiplications of all threads; with the additions, the operations are twice that.

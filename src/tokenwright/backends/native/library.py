@@ -297,7 +297,7 @@ _FUNCTIONS = {
     "tw_route": ("", "pnppp"),
     "tw_summarise": ("n", "kwnnpppn"),
     "tw_pack": ("n", "kpnpnnnn"),
-    "tw_read": ("n", "kpnn"),
+    "tw_read": ("n", "kpnnn"),
     "tw_multiply": ("n", "knnn"),
 }
 _TYPES = {"k": c_void_p, "w": c_void_p, "p": c_void_p, "s": c_char_p, "n": c_int64, "d": c_double, "": None}

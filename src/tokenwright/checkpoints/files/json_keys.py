@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenwright.checks import MAX_TOKENS, is_whole
 from tokenwright.errors import CheckpointError, fetch_again
+from tokenwright.regular_file import read_regular_text
 
 LFS_POINTER = "version https://git-lfs"  # the first bytes of a pointer file
 _LARGEST_JSON = 64 << 20  # bytes; an index over thousands of shards has a few MiB
@@ -26,7 +27,7 @@ def read_json(file: Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"{file} has {size:,} bytes, too many for a JSON file of a model; {fetch_again(file)}"
             )
-        text = file.read_text(encoding="utf-8")
+        text = read_regular_text(file)
         if text.startswith(LFS_POINTER):
             raise CheckpointError(f"{file} is a git-lfs pointer, not the file; run `git lfs pull` in its folder")
         content = json.loads(text)

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 from tokenwright.checkpoints.files.json_keys import LFS_POINTER, shown
 from tokenwright.errors import CheckpointError, fetch_again
+from tokenwright.regular_file import open_regular
 
 _LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
 _MOST_DIMENSIONS = 8
@@ -61,7 +62,7 @@ def read_header_and_metadata(file: Path, again: str | None = None) -> tuple[dict
 
 
 def _read(file: Path) -> tuple[dict[str, Stored], dict[str, str]]:
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         size = file.stat().st_size
         text = _header_text(stream, size, file)
     start = 8 + len(text)

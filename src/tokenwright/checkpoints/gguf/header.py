@@ -18,6 +18,7 @@ import numpy
 from tokenwright.checkpoints.files.json_keys import LFS_POINTER, shown
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.errors import CheckpointError, fetch_again
+from tokenwright.regular_file import open_regular
 
 SUFFIX = ".gguf"
 ALIGNMENT = "general.alignment"
@@ -105,7 +106,7 @@ class _Reader:
 def read_gguf(file: Path) -> Header:
     """The header of a GGUF file. Raises CheckpointError if it is missing, unreadable, damaged or of another kind."""
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             return _read(stream, file.stat().st_size, file)
     except FileNotFoundError:
         raise CheckpointError(f"{file} is missing; give the GGUF file of a model") from None

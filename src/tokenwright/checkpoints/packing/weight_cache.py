@@ -24,6 +24,7 @@ from tokenwright.checkpoints.packed_file import VERSION, read_weights, write_wei
 from tokenwright.environment import Environment
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import WeightFormat
+from tokenwright.regular_file import open_regular, read_regular
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +127,7 @@ def digest_of(file: Path) -> str:
     """blake2b over the digests of a file's blocks, computed by several threads. Raises CheckpointError."""
 
     def piece(at: int) -> bytes:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             stream.seek(at)
             return blake2b(stream.read(_PIECE)).digest()
 
@@ -149,7 +150,7 @@ def _stamp(file: Path) -> list[Any]:
 
 def _remembered(memory: Path) -> Mapping[str, Any]:
     try:
-        known = json.loads(memory.read_text(encoding="utf-8"))
+        known = json.loads(read_regular(memory))
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}

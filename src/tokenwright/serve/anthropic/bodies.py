@@ -2,15 +2,15 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.serve.http.fields import (
     MOST_ITEMS,
-    MOST_NAME,
     MOST_PARTS,
     MOST_TOOLS,
     Body,
+    CallId,
     Name,
     Object,
     Refused,
@@ -21,55 +21,67 @@ from tokenwright.serve.http.fields import (
     many,
 )
 
-_CITATIONS = Refused("answers are plain text", ([],))
-_TOOLSETS = Refused("tools are in no sets")
-
-
-class CacheControl(Body):
-    """Accepted: every prefix is cached, marked or not."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] = "5m"
+CACHED = ("cache_control",)  # every prefix is cached, marked or not
 
 
 class TextBlock(Body):
-    refused = {"citations": _CITATIONS}
+    harmless = (*CACHED, "citations")
 
     type: Literal["text"]
     text: Text
-    cache_control: CacheControl | None = None
 
 
 class ThinkingBlock(Body):
     """The reasoning of an earlier answer. signature: any; it is not checked."""
+
+    harmless = CACHED
 
     type: Literal["thinking"]
     thinking: Text
     signature: Text = ""
 
 
+class RedactedBlock(Body):
+    """Reasoning that only its provider can read; it is left out."""
+
+    harmless = CACHED
+
+    type: Literal["redacted_thinking"]
+    data: Text = ""
+
+
 class ToolUseBlock(Body):
-    refused = {"caller": Refused("only the model calls tools", ({"type": "direct"},)), "toolset_name": _TOOLSETS}
+    harmless = (*CACHED, "caller", "toolset_name")
 
     type: Literal["tool_use"]
-    id: Name
+    id: CallId
     name: ToolName
     input: Object
-    cache_control: CacheControl | None = None
+
+
+class ToolReference(Body):
+    """A tool that a search found; its definition is among the tools."""
+
+    harmless = CACHED
+
+    type: Literal["tool_reference"]
+    tool_name: Text = ""
+
+
+ResultBlock = Annotated[TextBlock | ToolReference, Field(discriminator="type")]
 
 
 class ToolResultBlock(Body):
-    refused = {"toolset_name": _TOOLSETS}
+    harmless = (*CACHED, "toolset_name")
 
     type: Literal["tool_result"]
-    tool_use_id: Name
-    content: Text | Annotated[list[TextBlock], many(MOST_PARTS)] = ""
+    tool_use_id: CallId
+    content: Text | Annotated[list[ResultBlock], many(MOST_PARTS)] = ""
     is_error: bool = False
-    cache_control: CacheControl | None = None
 
 
 UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
-AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
+AssistantBlock = Annotated[TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock, Field(discriminator="type")]
 
 
 class AnthropicUserMessage(Body):
@@ -95,21 +107,32 @@ Message = Annotated[
 
 
 class AnthropicTool(Body):
-    """A function of the client. Its input always follows its schema, whatever `strict` says."""
+    """A function of the client. strict: a schema that cannot be enforced whole is refused."""
 
-    refused = {
-        "allowed_callers": Refused("only the model calls tools", (["direct"],)),
-        "defer_loading": Refused("all tools are in the prompt", (False,)),
-        "eager_input_streaming": Refused("inputs are streamed as they are written", (True, False)),
-        "input_examples": Refused("put examples into the description", ([],)),
-    }
+    harmless = (*CACHED, "allowed_callers", "defer_loading", "eager_input_streaming", "input_examples")
 
     type: Literal["custom"] = "custom"
     name: ToolName
     description: Text = ""
     input_schema: Object
-    strict: bool = True
-    cache_control: CacheControl | None = None
+    strict: bool = False
+
+
+class HostedTool(BaseModel):
+    """A tool that Anthropic's own servers run; it is left out, and named in X-Tokenwright-Ignored."""
+
+    type: Text
+    name: Text = ""
+
+
+def _tool_type(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "function" if kind in (None, "custom") else "hosted"
+
+
+AnyTool = Annotated[
+    Annotated[AnthropicTool, Tag("function")] | Annotated[HostedTool, Tag("hosted")], Discriminator(_tool_type)
+]
 
 
 class AutoChoice(Body):
@@ -142,11 +165,21 @@ class ThinkingOn(Body):
     display: Literal["summarized", "omitted"] = "summarized"
 
 
+class ThinkingWithin(Body):
+    """The model reasons if it can. budget_tokens: named in X-Tokenwright-Ignored, as reasoning has no limit here."""
+
+    type: Literal["enabled"]
+    budget_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    display: Literal["summarized", "omitted"] = "summarized"
+
+
 class ThinkingOff(Body):
+    harmless = ("budget_tokens", "display")
+
     type: Literal["disabled"]
 
 
-Thinking = Annotated[ThinkingOn | ThinkingOff, Field(discriminator="type")]
+Thinking = Annotated[ThinkingOn | ThinkingWithin | ThinkingOff, Field(discriminator="type")]
 
 
 class OutputFormat(Body):
@@ -155,47 +188,68 @@ class OutputFormat(Body):
 
 
 class OutputConfig(Body):
-    refused = {
-        "effort": Refused("models here have no levels of effort; use thinking"),
-        "task_budget": Refused("use max_tokens"),
-    }
+    harmless = ("task_budget",)
 
     format: OutputFormat | None = None
+    effort: Text | None = None
 
 
-class Metadata(Body):
-    user_id: Annotated[str, Field(max_length=MOST_NAME)] | None = None
+class ThinkingTurns(Body):
+    type: Literal["thinking_turns"]
+    value: Annotated[int, Field(ge=1)]
+
+
+class ClearThinking(Body):
+    """Leave reasoning out of the conversation, but for the newest answers that have some."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"] | ThinkingTurns = ThinkingTurns(type="thinking_turns", value=1)
+
+
+class OtherEdit(BaseModel):
+    """An edit that is not made here; it is named in X-Tokenwright-Ignored."""
+
+    type: Text
+
+
+def _edit_type(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "thinking" if kind == "clear_thinking_20251015" else "other"
+
+
+Edit = Annotated[
+    Annotated[ClearThinking, Tag("thinking")] | Annotated[OtherEdit, Tag("other")], Discriminator(_edit_type)
+]
+
+
+class ContextManagement(Body):
+    edits: Annotated[list[Edit], many(MOST_PARTS)] = []
 
 
 class AnthropicPrompted(Body):
     """What both routes have."""
 
     refused = {
-        "betas": Refused("there are no beta features here", ([],)),
-        "billing_policy": Refused("nothing is billed"),
         "compaction": Refused("the client edits its conversation"),
         "container": Refused("this server runs no code"),
-        "context_management": Refused("the client edits its conversation", ({"edits": []},)),
-        "diagnostics": Refused("usage has the tokens that were cached"),
-        "fallback_credit_token": Refused("there is no other model"),
-        "fallbacks": Refused("there is no other model", ([],)),
-        "inference_geo": Refused("the model runs where this server runs"),
-        "mcp_servers": Refused("this server calls no tools itself", ([],)),
-        "output_format": Refused("use output_config.format"),
-        "speed": Refused("there is one speed", ("standard",)),
+        "mcp_servers": Refused("this server calls no tools itself"),
         "thread": Refused("nothing is stored; send the whole conversation in messages"),
-        "user_profile_id": Refused("use metadata.user_id"),
-        "workspace_id": Refused("there are no workspaces"),
     }
+    harmless = (
+        *(*CACHED, "betas", "billing_policy", "diagnostics", "fallback_credit_token", "fallbacks", "inference_geo"),
+        *("metadata", "service_tier", "speed", "user_profile_id", "workspace_id"),
+    )
+    off = {"model": ("",)}
 
-    model: Name
+    model: Name | None = None
     messages: Annotated[list[Message], many(MOST_ITEMS, 1)]
     system: Text | Annotated[list[TextBlock], many(MOST_PARTS)] = ""
-    tools: Annotated[list[AnthropicTool], many(MOST_TOOLS)] = []
+    tools: Annotated[list[AnyTool], many(MOST_TOOLS)] = []
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    cache_control: CacheControl | None = None
+    output_format: OutputFormat | None = None
+    context_management: ContextManagement | None = None
 
 
 class CountTokens(AnthropicPrompted):
@@ -205,7 +259,7 @@ class CountTokens(AnthropicPrompted):
 class Messages(AnthropicPrompted):
     """POST /v1/messages. max_tokens 0 fills the prefix cache and writes nothing."""
 
-    without_effect = ("metadata", "service_tier")
+    off = {"model": ("",), "top_k": (-1,), "top_p": (-1, 0)}
 
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)]
     stream: bool = False
@@ -213,5 +267,3 @@ class Messages(AnthropicPrompted):
     top_k: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     top_p: Share | None = None
     stop_sequences: Stops = []
-    metadata: Metadata = Metadata()
-    service_tier: Literal["auto", "standard_only"] = "auto"

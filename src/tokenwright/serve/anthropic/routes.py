@@ -13,26 +13,42 @@ from fastapi.responses import JSONResponse
 
 from tokenwright.engine import FinishReason
 from tokenwright.errors import RequestError
-from tokenwright.sampling_params import Grammar
 from tokenwright.serve.anthropic.bodies import (
     AnthropicAssistantMessage,
     AnthropicPrompted,
     AnthropicSystemMessage,
+    AnthropicTool,
     AnthropicUserMessage,
     AnyChoice,
+    ClearThinking,
     CountTokens,
+    HostedTool,
     Messages,
     NoChoice,
+    OtherEdit,
     TextBlock,
     ThinkingBlock,
+    ThinkingOff,
     ThinkingOn,
+    ThinkingWithin,
     ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
 )
 from tokenwright.serve.anthropic.reply_schema import AnthropicError, AnthropicMessage, CountedTokens
 from tokenwright.serve.http.api import EVENTS, Api, about, answers, body_of, off_loop, takes, unless_gone
-from tokenwright.serve.http.replying import answered, arguments_of, check_model, event, events_of, said, started, whole
+from tokenwright.serve.http.replying import (
+    answered,
+    arguments_of,
+    check_model,
+    event,
+    events_of,
+    note_unenforced,
+    said,
+    schema_grammar,
+    started,
+    whole,
+)
 from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.ids import new_hex
@@ -92,25 +108,26 @@ def add(app: FastAPI, service: Service) -> None:
     )
     async def messages(request: Request) -> Response:
         body = await body_of(request, Messages)
-        check_model(request, service, body.model)
+        model = check_model(request, service, body.model)
+        note_left_out(request, body)
+        prompt = await off_loop(request, lambda: prompt_of(body))
+        note_unenforced(request, prompt["tools"])
         wanted = GenerationRequest(
-            **await off_loop(request, lambda: prompt_of(body)),
-            overrides=overrides_of(body),
+            **prompt,
+            overrides=overrides_of(request, body),
             caller=about(request).caller,
             request_id=about(request).request_id,
             streamed=body.stream,
-            model=body.model,
+            model=model,
         )
-        shown = not (isinstance(body.thinking, ThinkingOn) and body.thinking.display == "omitted")
+        shown = not (isinstance(body.thinking, ThinkingOn | ThinkingWithin) and body.thinking.display == "omitted")
         if not body.stream:
             generation, answer = await answered(request, service, wanted)
             answer.reasoning = answer.reasoning if shown else ""
             identity = new_identity()
-            return await whole(
-                request, lambda: message_of(identity, body.model, answer, generation.counts()), generation
-            )
+            return await whole(request, lambda: message_of(identity, model, answer, generation.counts()), generation)
         generation = await started(request, service, wanted)
-        events = Events(new_identity(), body.model, shown)
+        events = Events(new_identity(), model, shown)
         return Streamed(_stream(request, generation, events), generation.cancel)
 
     counted = answers(CountedTokens)
@@ -144,13 +161,16 @@ def _encoded(one: Event) -> bytes:
     return event(one["type"], one)
 
 
-def overrides_of(body: Messages) -> dict[str, Any]:
+def overrides_of(request: Request, body: Messages) -> dict[str, Any]:
     """The sampling parameters of a request."""
     found: dict[str, Any] = {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
     if body.stop_sequences:
         found["stop"] = body.stop_sequences
-    if body.output_config is not None and body.output_config.format is not None:
-        found["grammar"] = Grammar.json_schema(body.output_config.format.schema_)
+    form = body.output_format
+    if form is None and body.output_config is not None:
+        form = body.output_config.format
+    if form is not None:
+        found["grammar"] = schema_grammar(request, form.schema_, False, "output_config.format.schema")
     return found
 
 
@@ -163,11 +183,14 @@ def prompt_of(body: AnthropicPrompted) -> dict[str, Any]:
             f"messages.{len(body.messages) - 1}: an answer goes on from text alone, and this last message has a "
             f"{what} block; send the user's next message behind it"
         )
+    tools = [tool for tool in body.tools if isinstance(tool, AnthropicTool)]
+    effort = body.output_config and body.output_config.effort
     return {
         "messages": messages,
-        "tools": [Tool(tool.name, tool.description, tool.input_schema) for tool in body.tools],
-        **choice_of(choice),
-        "thinking": None if body.thinking is None else isinstance(body.thinking, ThinkingOn),
+        "tools": [Tool(tool.name, tool.description, tool.input_schema, tool.strict) for tool in tools],
+        **choice_of(None if body.tools and not tools else choice),  # hosted tools are left out
+        "thinking": None if body.thinking is None else not isinstance(body.thinking, ThinkingOff),
+        "variables": {"reasoning_effort": effort} if effort else {},
         "continue_last": isinstance(last, AnthropicAssistantMessage),
         "parallel_tool_calls": not getattr(choice, "disable_parallel_tool_use", False),
     }
@@ -200,7 +223,30 @@ def conversation(body: AnthropicPrompted) -> list[dict[str, Any]]:
                 found.append(_from_assistant(message, names))
             case AnthropicSystemMessage():
                 found.append({"role": "system", "content": text_of(message.content)})
+    for edit in body.context_management.edits if body.context_management else ():
+        if isinstance(edit, ClearThinking) and edit.keep != "all":
+            clear_thinking(found, edit.keep.value)
     return found
+
+
+def clear_thinking(messages: Iterable[dict[str, Any]], keep: int) -> None:
+    """Leave reasoning out of all answers but the newest `keep` that have some."""
+    thinking = [message for message in messages if "reasoning_content" in message]
+    for message in thinking[: len(thinking) - keep]:
+        del message["reasoning_content"]
+
+
+def note_left_out(request: Request, body: Messages) -> None:
+    """Name what the answer is made without: tools and edits of Anthropic's servers, and the budget of reasoning."""
+    reading = about(request).reading
+    for tool in body.tools:
+        if isinstance(tool, HostedTool):
+            reading.ignore(f"tools.{tool.type}")
+    for edit in body.context_management.edits if body.context_management else ():
+        if isinstance(edit, OtherEdit):
+            reading.ignore(f"context_management.{edit.type}")
+    if isinstance(body.thinking, ThinkingWithin) and body.thinking.budget_tokens:
+        reading.ignore("thinking.budget_tokens")
 
 
 def text_of(content: str | Iterable[object]) -> str:

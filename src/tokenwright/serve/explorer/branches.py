@@ -48,7 +48,7 @@ def tree(family: list[tuple[str, Player]]) -> Branches:
                 kv_bytes=use.nbytes,
                 shared=use.shared,
                 saved_bytes=use.shared_bytes,
-                reused=player.run.sequence.reused,
+                reused=player.run.sequence.counts.reused,
             )
         )
     return Branches(tuple(found))

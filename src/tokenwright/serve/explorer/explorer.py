@@ -124,7 +124,7 @@ class Explorer:
     def model(self) -> ModelCard:
         from tokenwright.llm.run_trace import model_card
 
-        return model_card(self.llm, self.name)
+        return model_card(self.llm.llm_engine, self.name)
 
     def begin(self, wanted: NewRun) -> RunCard:
         """A new run, paused before its first step.
@@ -167,17 +167,17 @@ class Explorer:
         """Add a new run; `prompt` is its text."""
         from tokenwright.llm.run_trace import run_card
 
-        card = replace(run_card(self.llm, run, self.name, prompt), run=new_identity(), parent=parent)
+        card = replace(run_card(self.llm.llm_engine, run, self.name, prompt), run=new_identity(), parent=parent)
         self.runs.add(run, card)
         return card
 
     def looks(self, ids: Iterable[int]) -> tuple[TokenCard, ...]:
         from tokenwright.llm.run_trace import token_cards
 
-        return token_cards(self.llm, ids)
+        return token_cards(self.llm.tokenizer, ids)
 
     def trace(self, player: Player) -> dict[str, Any]:
         """A run as the content of a trace file."""
         from tokenwright.llm.run_trace import trace_values
 
-        return trace_values(self.llm, player.card, player.state(), player.run.frames)
+        return trace_values(self.llm.llm_engine, player.card, player.state(), player.run.frames)

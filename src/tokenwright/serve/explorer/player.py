@@ -70,6 +70,11 @@ class Player:
         return self.phase in ("paused", "running") and not self._commands.closed
 
     @property
+    def alive(self) -> bool:
+        """Whether the run's thread has not ended."""
+        return self._thread.is_alive()
+
+    @property
     def viewed(self) -> bool:
         """Whether the run has a viewer."""
         return bool(self._viewers)
@@ -214,6 +219,7 @@ class Runs:
     def __init__(self) -> None:
         self._players: dict[str, Player] = {}
         self._guests: list[Run] = []  # runs without a player
+        self._dropped: list[Player] = []  # whose threads have perhaps not ended yet
         self._lock = threading.Lock()
 
     def add(self, run: Run, card: RunCard) -> Player:
@@ -274,7 +280,12 @@ class Runs:
         """Drop the oldest ended runs while they exceed MOST_KEPT or their frames MOST_BYTES."""
         ended = [(identity, player.run.nbytes) for identity, player in self._players.items() if not player.live]
         while len(ended) > MOST_KEPT or sum(size for _, size in ended) > MOST_BYTES:
-            del self._players[ended.pop(0)[0]]
+            self._drop(ended.pop(0)[0])
+
+    def _drop(self, identity: str) -> Player | None:
+        player = self._players.pop(identity, None)
+        self._dropped = [one for one in (*self._dropped, player) if one is not None and one.alive]
+        return player
 
     def get(self, identity: str) -> Player | None:
         return self._players.get(identity)
@@ -282,15 +293,15 @@ class Runs:
     def remove(self, identity: str) -> bool:
         """End and drop a run; returns whether it existed."""
         with self._lock:
-            player = self._players.pop(identity, None)
+            player = self._drop(identity)
         if player is not None:
             player.close()
         return player is not None
 
     def close(self) -> None:
-        """End all runs, and wait for their threads."""
+        """End all runs, and wait for their threads, also for those of runs that were removed."""
         with self._lock:
-            players, self._players = list(self._players.values()), {}
+            players, self._players = [*self._players.values(), *self._dropped], {}
         for player in players:
             player.close()
         for player in players:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenwright.checks import shown
 from tokenwright.errors import TokenwrightError
-from tokenwright.serve.http.fields import complaint, complaint_of_parameters
+from tokenwright.serve.http.fields import Reading, complaint, complaint_of_parameters
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.types import NOBODY, Caller, Kind, Problem, ServerError, Timings, problem_of
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 class About:
     """What the middlewares know of a request: in scope["tokenwright"]. timed: the reply says where the time went.
 
-    large: a thread reads its body.
+    large: a thread reads its body. reading: how it is read, and the fields that were ignored.
 
     generations: those that the service has started for this request. The properties sum up their state so far: timings
     (with tokens), finishes, and asked, the time at which the service took the first, in seconds of time.perf_counter.
@@ -50,6 +50,7 @@ class About:
     caller: Caller = NOBODY
     model: str = ""
     large: bool = False
+    reading: Reading = field(default_factory=Reading)
     generations: list[Generation] = field(default_factory=list)
 
     async def started(self, starting: Awaitable[Generation]) -> Generation:
@@ -137,7 +138,8 @@ async def body_of(request: Request, model: type[B], *, any_type: bool = False) -
         )
     raw = b"".join([part async for part in request.stream()])  # `request.body` would keep it while the request waits
     about(request).large = len(raw) > LARGE
-    return await off_loop(request, lambda: _parsed(raw, model))
+    reading = about(request).reading
+    return await off_loop(request, lambda: _parsed(raw, model, reading))
 
 
 async def off_loop(request: Request, work: Callable[[], T]) -> T:
@@ -154,14 +156,14 @@ def reads(model: type[B]) -> Any:
     return Depends(read)
 
 
-def _parsed(raw: bytes, model: type[B]) -> B:
+def _parsed(raw: bytes, model: type[B], reading: Reading) -> B:
     try:
         data = json.loads(raw, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise RefusedRequest(Problem(400, "invalid", f"the body is not JSON: {reason}")) from None
     try:
-        return model.model_validate(data)
+        return model.model_validate(data, context=reading)
     except ValidationError as error:
         found = complaint(error, data)
         raise RefusedRequest(Problem(400, "invalid", found.message, found.param)) from None
@@ -170,8 +172,14 @@ def _parsed(raw: bytes, model: type[B]) -> B:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of a body. Raises ValueError for one that has a key twice, which readers understand differently."""
+    """An object of a body.
+
+    Raises ValueError for one that has a key twice, which readers understand differently, and for a key that is no text.
+    """
     found = dict(pairs)
+    for name in found:
+        if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise ValueError(f"the name {shown(name)} has half of a surrogate pair, which is no character")
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)

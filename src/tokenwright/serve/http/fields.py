@@ -1,18 +1,20 @@
-"""Request bodies of the published APIs: every field is implemented, without effect, or refused by name.
+"""Request bodies of the published APIs: every field is implemented, harmless, ignored and named, or refused.
 
-A body is a strict pydantic model: it has the fields that are implemented, and lists the others of its API in `refused`
-(with what to do instead, and the values that ask for nothing) and `without_effect`. A field that the API does not have
-is refused as well. null means that a field is absent. The errors, the OpenAPI schema and the tables of the
+A body is a strict pydantic model: it has the fields that are implemented. Of the other fields that clients are known to
+send, `harmless` are accepted with any value, because the answer would be the same, and `refused` would change it, so
+they come with the reason and with the values that ask for nothing. Any other field is ignored, and named in the reply's
+header X-Tokenwright-Ignored; but a typing error of an implemented one is refused with a suggestion, and
+`--strict-fields` refuses all. null means that a field is absent. The errors, the OpenAPI schema and the tables of the
 documentation all come from these declarations.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from tokenwright.checks import MAX_TOKENS, shown
@@ -49,7 +51,8 @@ def names(most: int) -> Any:
 
 Text = Annotated[str, Field(max_length=MOST_TEXT)]
 Name = Annotated[str, Field(min_length=1, max_length=MOST_NAME)]
-ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+CallId = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]  # of a tool call, as the client kept it
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/-]{1,256}$")]
 StopText = Annotated[str, Field(min_length=1, max_length=MOST_STOP)]
 Stops = Annotated[list[StopText], many(MOST_STOPS)]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
@@ -61,80 +64,137 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]  # 
 Object = Annotated[dict[str, Any], names(MOST_NAMES), Field(max_length=MOST_NAMES)]  # a schema, or arguments
 
 
+OFF: tuple[object, ...] = (None, False, 0, 0.0, -1, "", [], {})  # values of a field that ask for nothing, in any API
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """A field of a published API that is not implemented. why: what to do instead, as the end of a sentence.
 
-    neutral: the values that ask for nothing, which are accepted; null always is.
+    neutral: the values that ask for nothing besides `OFF`. switch: false asks for something too.
     """
 
     why: str
     neutral: tuple[object, ...] = ()
+    switch: bool = False
+
+    @property
+    def values(self) -> tuple[object, ...]:
+        """The values that are accepted."""
+        off = (None,) if self.switch else OFF
+        return (*off, *(one for one in self.neutral if not any(one is other for other in off)))
 
     def accepts(self, value: object) -> bool:
-        return any(type(value) is type(one) and value == one for one in (None, *self.neutral))
+        return any(type(value) is type(one) and value == one for one in self.values)
+
+
+@dataclass(slots=True)
+class Reading:
+    """How a body is read, as pydantic's context. strict: refuse unknown fields; `ignored`: those that were met."""
+
+    strict: bool = False
+    ignored: dict[str, None] = field(default_factory=dict)  # in their order
+
+    def ignore(self, name: str) -> None:
+        """Note a field that is left out. Its name is the client's: what no header can hold is left out of it."""
+        if len(self.ignored) < MOST_IGNORED:
+            self.ignored.setdefault(_NO_NAME.sub("?", name[:MOST_IGNORED_NAME]))
 
 
 class Body(BaseModel):
-    """An object of a request: strict types, and no field that is accepted and ignored but those of `without_effect`."""
+    """An object of a request, with strict types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
     refused: ClassVar[Mapping[str, Refused]] = {}
+    harmless: ClassVar[tuple[str, ...]] = ()  # fields that are accepted with any value, and change nothing
     without_effect: ClassVar[tuple[str, ...]] = ()  # fields that are checked, and change nothing
+    off: ClassVar[Mapping[str, tuple[object, ...]]] = {}  # values of implemented fields that count as absent
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, data: object) -> object:
-        """The implemented fields that are not null. Raises PydanticCustomError for a refused one."""
+    def _known(cls, data: object, info: ValidationInfo) -> object:
+        """The implemented fields that ask for something. Raises PydanticCustomError for a refused one."""
         if not isinstance(data, dict):
             return data
-        for name in data.keys() & cls.refused.keys():
+        reading = info.context if isinstance(info.context, Reading) else Reading(strict=True)
+        known, found = _fields(cls), {}
+        for name in sorted(data.keys() & cls.refused.keys()):
             refusal = cls.refused[name]
             if not refusal.accepts(data[name]):
                 context = {"field": name, "value": shown(data[name]), "why": refusal.why}
                 raise PydanticCustomError("refused", "{field} is not supported: {why}", context)
-        known = _fields(cls)
         for name, value in data.items():
-            if name not in known and name not in cls.refused and value is not None:
-                near = get_close_matches(name, known, 1, 0.75) if len(name) <= MOST_NAME else []
-                context = {"field": name, "near": near[0] if near else ""}
-                raise PydanticCustomError("unknown", "there is no field {field}", context)
-        return {name: value for name, value in data.items() if value is not None and name not in cls.refused}
+            if name in known:
+                if value is not None and value not in cls.off.get(name, ()):
+                    found[name] = value
+            elif name not in cls.refused and name not in cls.harmless and value is not None:
+                if (near := mistyped(name, known)) or reading.strict:
+                    raise PydanticCustomError("unknown", "there is no field {field}", {"field": name, "near": near})
+                reading.ignore(name)
+        return found
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> dict[str, Any]:
-        """The schema as it is checked: null where a field may be absent, and the neutral values of refused fields.
-
-        An unknown field that is null counts as absent too, because some clients send all fields that they know.
-        """
+        """The schema as it is checked: null where a field may be absent, and the neutral values of refused fields."""
         schema: dict[str, Any] = handler.resolve_ref_schema(handler(core))
-        schema["additionalProperties"] = {"type": "null"}
+        schema.pop("additionalProperties", None)  # unknown fields are ignored
         required = schema.get("required", ())
         for name, one in schema.get("properties", {}).items():
             if name not in required:
-                schema["properties"][name] = {"anyOf": [one, {"type": "null"}]}
+                off = [{"enum": list(cls.off[name])}] if name in cls.off else []
+                schema["properties"][name] = {"anyOf": [one, {"type": "null"}, *off]}
+        for name in cls.harmless:
+            schema.setdefault("properties", {})[name] = {"description": "Accepted, without effect."}
         for name, refusal in cls.refused.items():
             schema.setdefault("properties", {})[name] = {
-                "enum": [None, *refusal.neutral],
+                "enum": list(refusal.values),
                 "description": f"Not supported: {refusal.why}.",
             }
         return schema
 
 
+MOST_IGNORED, MOST_IGNORED_NAME = 32, 64  # names of a header, and characters of one
+_NO_NAME = re.compile(r"[^\w.-]", re.ASCII)
+LEAST_MISTYPED = 6  # letters of a name of which one that is nearly the same is a typing error
+
+
+def mistyped(name: str, known: Iterable[str]) -> str:
+    """The known name of which `name` is a typing error: one letter too many, too few, wrong, or two exchanged.
+
+    Short names differ by a letter and mean something else, such as top_a and top_p. '' if there is none.
+    """
+    return next((one for one in sorted(known) if len(one) >= LEAST_MISTYPED and _one_letter(name, one)), "")
+
+
+def _one_letter(a: str, b: str) -> bool:
+    start = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    x, y = a[start:], b[start:]
+    exchanged = x[:2] == y[1::-1] and x[2:] == y[2:]
+    return a != b and (x[1:] == y[1:] or x[1:] == y or x == y[1:] or exchanged)
+
+
 @cache
 def _fields(body: type[Body]) -> frozenset[str]:
     """The names of a body's fields in JSON."""
-    return frozenset(field.alias or name for name, field in body.model_fields.items())
+    return frozenset(one.alias or name for name, one in body.model_fields.items())
 
 
 def refusals(body: type[Body], before: str = "") -> Iterator[tuple[str, Refused]]:
     """All refused fields of a body and of the objects in it, with their paths ("tools.strict")."""
     for name, refusal in body.refused.items():
         yield f"{before}{name}", refusal
-    for name, field in body.model_fields.items():
-        for part in _bodies(field.annotation):
-            yield from refusals(part, f"{before}{field.alias or name}.")
+    for name, one in body.model_fields.items():
+        for part in _bodies(one.annotation):
+            yield from refusals(part, f"{before}{one.alias or name}.")
+
+
+def accepted(body: type[Body], before: str = "") -> Iterator[str]:
+    """All harmless fields of a body and of the objects in it, with their paths."""
+    yield from (f"{before}{name}" for name in body.harmless)
+    for name, one in body.model_fields.items():
+        for part in _bodies(one.annotation):
+            yield from accepted(part, f"{before}{one.alias or name}.")
 
 
 def _bodies(annotation: object) -> Iterator[type[Body]]:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from fastapi import Request, Response
 
+from tokenwright.decode.schemas import enforceable
 from tokenwright.errors import TokenwrightError
-from tokenwright.serve.http.api import about, unless_gone
+from tokenwright.sampling_params import Grammar
+from tokenwright.serve.http.api import RefusedRequest, about, unless_gone
 from tokenwright.serve.http.reply_text import LONG, Json, dumps, server_timing, timings_of, written
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.tools import read_json
+from tokenwright.serve.service.tools import read_json, unenforced
 from tokenwright.serve.service.types import (
     Answer,
     Delta,
     GenerationRequest,
     NotReady,
     Problem,
+    Tool,
     ToolCall,
     no_model,
     problem_of,
@@ -28,11 +32,33 @@ from tokenwright.serve.service.types import (
 log = logging.getLogger(__name__)
 
 
-def check_model(request: Request, service: Service, name: str) -> None:
-    """Raises Missing for a model that this server does not have."""
+def check_model(request: Request, service: Service, name: str | None) -> str:
+    """The model that is asked for; None: the first. Raises Missing for one that this server does not have."""
+    name = service.names[0] if name is None else name
     about(request).model = name
     if name not in service.names:
         raise no_model(name, service.names)
+    return name
+
+
+def note_unenforced(request: Request, tools: Sequence[Tool]) -> None:
+    """Name the keywords of the tools' schemas that the answer need not follow."""
+    for place in unenforced(tools):
+        about(request).reading.ignore(place)
+
+
+def schema_grammar(request: Request, schema: Mapping[str, Any], strict: bool, where: str) -> Grammar:
+    """A grammar of JSON that follows a schema as far as it can be enforced; the rest is named in the reply.
+
+    Raises RefusedRequest where the client asked for strictness and not all can be, RequestError for a wrong schema.
+    """
+    found, places = enforceable(schema)
+    if places and strict:
+        why = f"{where} is strict, and {places[0]} cannot be enforced here; leave it out, or set strict to false"
+        raise RefusedRequest(Problem(400, "invalid", why, where))
+    for place in places:
+        about(request).reading.ignore(f"schema.{place.rpartition('.')[2]}")
+    return Grammar.json_schema(found)
 
 
 async def started(request: Request, service: Service, wanted: GenerationRequest) -> Generation:

@@ -1,6 +1,7 @@
 """The bodies of Ollama's API: POST /api/generate, /api/chat, /api/embed, /api/embeddings and /api/show."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -9,6 +10,7 @@ from tokenwright.serve.http.fields import (
     MOST_ITEMS,
     MOST_TOOLS,
     Body,
+    CallId,
     Name,
     Object,
     Refused,
@@ -21,7 +23,6 @@ from tokenwright.serve.http.fields import (
 )
 from tokenwright.serve.http.samplers import Samplers
 
-_LOADED = "the server's command line says how the model is loaded"
 _NO_IMAGES = Refused("models here read text", ([],))
 MOST_LOGPROBS = 20  # as in Ollama
 MOST_TEXTS = 2_048  # of one request for embeddings
@@ -39,16 +40,26 @@ class Options(Samplers):
     """
 
     refused = {
-        **{name: Refused(_LOADED) for name in ("num_batch", "num_gpu", "main_gpu", "num_thread")},
-        **{
-            name: Refused(_LOADED, (False,))
-            for name in ("numa", "low_vram", "logits_all", "vocab_only", "use_mlock", "embedding_only")
-        },
-        "f16_kv": Refused(_LOADED),
-        "use_mmap": Refused(_LOADED, (True,)),
-        "num_keep": Refused("a text is never cut in the middle", (0,)),
         "tfs_z": Refused("use min_p or typical_p", (1, 1.0)),
-        "penalize_newline": Refused("penalties treat all tokens alike", (True,)),
+    }
+    harmless = (
+        *(
+            "embedding_only",
+            "f16_kv",
+            "logits_all",
+            "low_vram",
+            "main_gpu",
+            "num_batch",
+        ),
+        *("num_gpu", "num_gqa", "num_keep", "num_thread", "numa", "penalize_newline", "rope_frequency_base"),
+        *("rope_frequency_scale", "use_mlock", "use_mmap", "vocab_only"),
+    )
+    off = {
+        "num_ctx": (0, -1),
+        "temperature": (-1,),
+        "repeat_penalty": (0, -1),
+        **dict.fromkeys(("top_p", "min_p", "typical_p"), (-1,)),
+        "stop": ("", []),
     }
 
     num_ctx: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
@@ -86,10 +97,8 @@ class OllamaPrompted(Body):
     refused. think: whether the model reasons first; it does at any level.
     """
 
-    refused = {
-        "truncate": Refused("a prompt is never cut", (False,)),
-        "shift": Refused("a text is never cut", (False,)),
-    }
+    harmless: ClassVar[tuple[str, ...]] = ("shift", "truncate")  # a text that does not fit is refused
+    off: ClassVar[Mapping[str, tuple[object, ...]]] = {"think": ("",), "options": ("", [])}
     without_effect = ("keep_alive",)
 
     model: Name
@@ -109,7 +118,6 @@ class Generate(OllamaPrompted):
     """
 
     refused = {
-        **OllamaPrompted.refused,
         "context": Refused("use /api/chat for conversations", ([],)),
         "images": _NO_IMAGES,
         "template": Refused("the model has its own chat template; use raw for another", ("",)),
@@ -123,7 +131,7 @@ class Generate(OllamaPrompted):
 
 
 class Called(Body):
-    refused = {"index": Refused("calls are in the order of the list", tuple(range(MOST_TOOLS)))}
+    harmless = ("index",)
 
     name: ToolName
     arguments: Object = {}
@@ -131,7 +139,7 @@ class Called(Body):
 
 
 class OllamaToolCall(Body):
-    id: Name | None = None
+    id: CallId | None = None
     type: Literal["function"] = "function"
     function: Called
 
@@ -140,13 +148,14 @@ class OllamaMessage(Body):
     """thinking: the reasoning of an earlier answer. tool_name, tool_call_id: the call that a tool's message answers."""
 
     refused = {"images": _NO_IMAGES}
+    harmless = ("name",)
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Text = ""
     thinking: Text = ""
     tool_calls: Annotated[list[OllamaToolCall], many(MOST_TOOLS)] = []
     tool_name: ToolName | None = None
-    tool_call_id: Name | None = None
+    tool_call_id: CallId | None = None
 
 
 class OllamaFunction(Body):
@@ -168,9 +177,9 @@ class Chat(OllamaPrompted):
 
 
 class Embedded(Body):
-    """What /api/embed and /api/embeddings have in common."""
+    """The fields of /api/embed and /api/embeddings. A text that does not fit is refused, whatever `truncate` says."""
 
-    refused = {"options": Refused("an embedding has no options", ({},))}
+    harmless = ("options", "stream", "truncate")
     without_effect = ("keep_alive",)
 
     model: Name
@@ -181,8 +190,6 @@ class OllamaEmbed(Embedded):
     """POST /api/embed."""
 
     refused = {
-        **Embedded.refused,
-        "truncate": Refused("a text is never cut", (False,)),
         "dimensions": Refused("vectors have the width of the model"),
     }
 

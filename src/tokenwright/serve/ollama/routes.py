@@ -20,10 +20,19 @@ import tokenwright
 from tokenwright.checks import shown
 from tokenwright.errors import RequestError
 from tokenwright.llm.outputs import Piece
-from tokenwright.sampling_params import Grammar
 from tokenwright.serve.http.api import Api, about, answers, body_of, off_loop, takes
 from tokenwright.serve.http.reply_text import dumps
-from tokenwright.serve.http.replying import answered, arguments_of, check_model, events_of, said, started, whole
+from tokenwright.serve.http.replying import (
+    answered,
+    arguments_of,
+    check_model,
+    events_of,
+    note_unenforced,
+    said,
+    schema_grammar,
+    started,
+    whole,
+)
 from tokenwright.serve.http.samplers import samplers_of
 from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.ollama import reply_schema as replies
@@ -93,7 +102,7 @@ def add(app: FastAPI, service: Service) -> None:
     )
     async def chat(request: Request) -> Response:
         body = await body_of(request, Chat, any_type=True)
-        prompt = await off_loop(request, lambda: {"messages": chat_messages(body), "tools": tools_of(body)})
+        prompt = await off_loop(request, lambda: chat_prompt(body))
         return await _reply(request, service, body, prompt)
 
     @app.post("/api/embed", openapi_extra=takes(OllamaEmbed), responses=answers(replies.OllamaVectors), tags=["Ollama"])
@@ -170,9 +179,10 @@ async def _reply(request: Request, service: Service, body: Chat | Generate, prom
     if not (body.messages if isinstance(body, Chat) else body.prompt or body.suffix):
         await service.opened()
         return Response(dumps(lines.loaded()), media_type="application/json")
+    note_unenforced(request, prompt.get("tools", ()))
     wanted = GenerationRequest(
         **prompt,
-        overrides=overrides_of(body),
+        overrides=overrides_of(request, body),
         json_object=body.format == "json",
         thinking=None if body.think is None else body.think is not False,
         context=body.options.num_ctx,
@@ -207,7 +217,7 @@ def _encoded(line: Line) -> bytes:
     return f"{dumps(line)}\n".encode()
 
 
-def overrides_of(body: OllamaPrompted) -> dict[str, Any]:
+def overrides_of(request: Request, body: OllamaPrompted) -> dict[str, Any]:
     """The sampling parameters of a request. Raises RequestError for a schema that cannot be written."""
     options = body.options
     names = ("temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty")
@@ -221,7 +231,7 @@ def overrides_of(body: OllamaPrompted) -> dict[str, Any]:
         **samplers_of(options),
     }
     if isinstance(body.format, Mapping):
-        found["grammar"] = Grammar.json_schema(body.format)
+        found["grammar"] = schema_grammar(request, body.format, False, "format")
     if body.logprobs:
         found["logprobs"] = body.top_logprobs
     elif body.top_logprobs:
@@ -239,15 +249,11 @@ def _repetition(options: Options) -> dict[str, Any]:
 
 
 def check_keep_alive(body: OllamaPrompted | Embedded) -> None:
-    """Raises RequestError for a request to unload the model, and for a string that Go would not read as a duration."""
+    """Raises RequestError for a string that Go would not read as a duration. The model stays loaded, whatever it is."""
     given = body.keep_alive
-    if isinstance(given, str):
-        if _DURATION.fullmatch(given) is None:
-            why = f'a number of seconds, or a duration such as "1h30m", not {shown(given)}'
-            raise RequestError(f"keep_alive must be {why}")
-        given = float(re.search("[1-9]", given) is not None)
-    if given == 0:
-        raise RequestError("keep_alive 0 is not supported: the model stays loaded as long as the server runs")
+    if isinstance(given, str) and _DURATION.fullmatch(given) is None:
+        why = f'a number of seconds, or a duration such as "1h30m", not {shown(given)}'
+        raise RequestError(f"keep_alive must be {why}")
 
 
 _DURATION = re.compile(r"[+-]?(0|((\d+\.?\d*|\.\d+)(ns|us|[µμ]s|ms|s|m|h))+)", re.ASCII)
@@ -267,6 +273,13 @@ def generate_prompt(body: Generate) -> dict[str, Any]:
         return {"prompt": body.prompt}
     system = [{"role": "system", "content": body.system}] if body.system else []
     return {"messages": [*system, {"role": "user", "content": body.prompt}]}
+
+
+def chat_prompt(body: Chat) -> dict[str, Any]:
+    """The prompt of /api/chat. An answer goes on from a last message that is the assistant's and text."""
+    last = body.messages[-1] if body.messages else None
+    goes_on = last is not None and last.role == "assistant" and bool(last.content) and not last.tool_calls
+    return {"messages": chat_messages(body), "tools": tools_of(body), "continue_last": goes_on}
 
 
 def chat_messages(body: Chat) -> list[dict[str, Any]]:

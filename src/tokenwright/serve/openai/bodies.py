@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field
@@ -11,10 +12,11 @@ from tokenwright.sampling_params import MOST_CHOICES, MOST_LOGPROBS
 from tokenwright.serve.http.fields import (
     MOST_ITEMS,
     MOST_PARTS,
+    MOST_TEXT,
     MOST_TOOLS,
     Body,
+    CallId,
     Effort,
-    Metadata,
     Name,
     Object,
     Refused,
@@ -40,9 +42,10 @@ IdText = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[dict[IdText, Annotated[float, Field(ge=-100, le=100)]], names(4096), Field(max_length=4096)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Seconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
+Choices = Annotated[list[Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]], many(4096, 1)]
+Pattern = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
 
-_STORED = Refused("nothing is stored here", (False,))
-_TIER = Refused("there is one tier", ("auto", "default"))
+_BEAMS = Refused("beam search is in the Python API and on the command line; use best_of here")
 _CUSTOM = Refused("functions are the only tools")
 _TEXT_ALONE = Refused("models here read text")
 
@@ -50,15 +53,47 @@ _TEXT_ALONE = Refused("models here read text")
 class StreamOptions(Body):
     """What a stream also says. include_usage: one more chunk with the usage."""
 
-    refused: ClassVar = {"include_obfuscation": Refused("chunks are sent as they are", (False,))}
+    harmless = ("include_obfuscation",)
 
     include_usage: bool = False
 
 
-class Sampling(Samplers):
-    """Fields that completions and chats have in common; those after `user`, and the `Samplers`, are extensions."""
+class StructuredOutputs(Body):
+    """The form of the whole text, as vLLM writes it: one of these."""
 
-    model: Name
+    harmless = ("disable_additional_properties", "disable_any_whitespace", "disable_fallback", "whitespace_pattern")
+
+    choice: Choices | None = None
+    regex: Pattern | None = None
+    grammar: Pattern | None = None
+    json_: Object | Pattern | None = Field(None, alias="json")
+    json_object: bool = False
+
+
+class Sampling(Samplers):
+    """Fields that completions and chats have in common; many, the `Samplers` too, are extensions.
+
+    model: may be left out where the server has one. choice, regex, grammar (Lark, or llama.cpp's GBNF) and
+    structured_outputs, by these names and by vLLM's older ones: the form of the whole text.
+    """
+
+    refused: ClassVar[Mapping[str, Refused]] = dict.fromkeys(("beams", "num_beams", "use_beam_search"), _BEAMS)
+    harmless: ClassVar[tuple[str, ...]] = (
+        *("cache_prompt", "id_slot", "keep_alive", "metadata", "num_batch", "num_gpu", "num_thread", "request_id"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "prediction", "safety_identifier"),
+        *("samplers", "service_tier", "skip_special_tokens", "slot_id", "spaces_between_special_tokens", "store"),
+        *("user", "verbosity"),
+    )
+    off: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **dict.fromkeys(("top_k", "max_tokens", "max_completion_tokens", "truncate_prompt_tokens"), (-1,)),
+        **dict.fromkeys(("top_p", "typical_p", "repetition_penalty", "timeout_s"), (-1, 0)),
+        **{name: ("", [], {}) for name in ("stop", "guided_choice", "choice", "guided_regex", "regex", "grammar")},
+        "guided_grammar": ("",),
+        "model": ("",),
+        "n": (0,),
+    }
+
+    model: Name | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
@@ -69,7 +104,6 @@ class Sampling(Samplers):
     logit_bias: Bias | None = None
     seed: Seed | None = None
     stop: StopText | Stops | None = None
-    user: Text | None = None
     top_k: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     min_p: Share | None = None
     typical_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
@@ -82,12 +116,19 @@ class Sampling(Samplers):
     timeout_s: Seconds | None = None
     truncate_prompt_tokens: Tokens | None = None
     return_timings: bool = False
+    choice: Choices | None = None
+    guided_choice: Choices | None = None
+    regex: Pattern | None = None
+    guided_regex: Pattern | None = None
+    grammar: Pattern | None = None
+    guided_grammar: Pattern | None = None
+    guided_json: Object | Pattern | None = None
+    json_schema: Object | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class CompletionBody(Sampling):
     """POST /v1/completions. suffix: what follows the text; a model that was trained for it fills the gap."""
-
-    without_effect = ("user",)
 
     suffix: Text | None = None
     prompt: Text | Ids | Annotated[list[Text], many(MOST_BATCH, 1)] | Annotated[list[Ids], many(MOST_BATCH, 1)]
@@ -104,8 +145,8 @@ class TextPart(Body):
         "file": _TEXT_ALONE,
         "image_url": _TEXT_ALONE,
         "input_audio": _TEXT_ALONE,
-        "prompt_cache_breakpoint": Refused("every prefix is cached"),
     }
+    harmless = ("cache_control", "prompt_cache_breakpoint")
 
     type: Literal["text"]
     text: Text
@@ -114,27 +155,32 @@ class TextPart(Body):
 class RefusalPart(Body):
     """A part of an assistant's message that was a refusal; it is read as text."""
 
+    harmless = ("cache_control",)
+
     type: Literal["refusal"]
     refusal: Text
 
 
-Parts = Annotated[list[TextPart], many(MOST_PARTS, 1)]
-AnswerParts = Annotated[list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]], many(MOST_PARTS, 1)]
+Parts = Annotated[list[TextPart], many(MOST_PARTS)]
+AnswerParts = Annotated[list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]], many(MOST_PARTS)]
 
 
 class CalledFunction(Body):
-    """The function of a call. arguments: JSON text of an object."""
+    """The function of a call. arguments: JSON text of an object; any other text is handed on as it is."""
+
+    harmless = ("parsed_arguments",)
 
     name: ToolName
-    arguments: Text
+    arguments: Text = ""
 
 
 class CalledTool(Body):
     """A call in an assistant's message."""
 
     refused: ClassVar = {"custom": _CUSTOM}
+    harmless = ("cache_control", "extra_content", "index", "provider_specific_fields")
 
-    id: Name
+    id: CallId
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -142,32 +188,35 @@ class CalledTool(Body):
 class SystemMessage(Body):
     """What the model is told beforehand."""
 
-    refused: ClassVar = {"name": Refused("templates know roles, not names")}
+    harmless = ("cache_control",)
 
     role: Literal["system", "developer"]
     content: Text | Parts
+    name: Text | None = None
 
 
 class UserMessage(Body):
     """What the user says, in text."""
 
-    refused: ClassVar = {"name": Refused("templates know roles, not names")}
+    harmless = ("cache_control",)
 
     role: Literal["user"]
     content: Text | Parts
+    name: Text | None = None
 
 
 class AssistantMessage(Body):
     """What the model said before; its content may be missing beside tool calls."""
 
     refused: ClassVar = {
-        "name": Refused("templates know roles, not names"),
-        "audio": Refused("there is text alone"),
+        "audio": Refused("there is only text"),
         "function_call": Refused("use tool_calls"),
-        "annotations": Refused("there are none", ([],)),
     }
+    harmless = ("annotations", "cache_control", "id", "parsed", "provider_specific_fields", "reasoning_details")
 
     role: Literal["assistant"]
+    name: Text | None = None
+    reasoning: Text | None = None
     content: Text | AnswerParts | None = None
     refusal: Text | None = None
     reasoning_content: Text | None = None
@@ -177,9 +226,11 @@ class AssistantMessage(Body):
 class ToolMessage(Body):
     """What a tool answered."""
 
+    harmless = ("cache_control", "status", "artifact", "is_error")
+
     role: Literal["tool"]
     content: Text | Parts
-    tool_call_id: Name
+    tool_call_id: CallId
     name: ToolName | None = None
 
 
@@ -190,7 +241,9 @@ AnyMessage = Annotated[
 
 
 class Function(Body):
-    """A function that the model may call. strict changes nothing: arguments always follow their schema."""
+    """A function that the model may call. strict: a schema that cannot be enforced whole is refused."""
+
+    harmless = ("cache_control", "defer_loading", "returns", "response")
 
     name: ToolName
     description: Text | None = None
@@ -202,6 +255,7 @@ class FunctionTool(Body):
     """A tool; functions are the only ones."""
 
     refused: ClassVar = {"custom": _CUSTOM}
+    harmless = ("cache_control", "defer_loading")
 
     type: Literal["function"]
     function: Function
@@ -240,12 +294,12 @@ Choice = Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
 
 
 class JsonSchema(Body):
-    """A named schema of the answer; strict changes nothing: the answer always follows it."""
+    """A schema of the answer. strict: it is refused where it cannot be enforced whole."""
 
-    name: Name
+    harmless = ("name", "description")
+
     schema_: Object = Field(alias="schema")
-    description: Text | None = None
-    strict: bool | None = None
+    strict: bool | Literal["true", "false"] = False  # LM Studio writes it as text
 
 
 class TextFormat(Body):
@@ -255,70 +309,74 @@ class TextFormat(Body):
 
 
 class ObjectFormat(Body):
-    """Any JSON object."""
+    """Any JSON object; with a schema, as llama.cpp and Together write it, one that follows it."""
 
     type: Literal["json_object"]
+    schema_: Object | None = Field(None, alias="schema")
 
 
 class SchemaFormat(Body):
     """JSON that follows a schema."""
 
     type: Literal["json_schema"]
-    json_schema: JsonSchema
+    json_schema: JsonSchema | None = None
+    schema_: Object | None = Field(None, alias="schema")  # as llama.cpp writes it
 
 
-class ChatTemplateVariables(Body):
-    """The variables of the chat template that a request may set."""
+class RegexFormat(Body):
+    """Text that a regular expression matches, as Together writes it."""
 
-    enable_thinking: bool | None = None
+    type: Literal["regex"]
+    pattern: Pattern
+
+
+class GrammarFormat(Body):
+    """Text of a grammar, as Fireworks and vLLM write it."""
+
+    type: Literal["grammar"]
+    grammar: Pattern
+
+
+AnyFormat = TextFormat | ObjectFormat | SchemaFormat | RegexFormat | GrammarFormat
 
 
 class ChatBody(Sampling):
     """POST /v1/chat/completions. reasoning_effort none: no reasoning; any other: the model reasons, if it can."""
 
     refused: ClassVar = {
-        "audio": Refused("there is text alone"),
-        "modalities": Refused("there is text alone", (["text"],)),
+        **Sampling.refused,
+        "audio": Refused("there is only text"),
+        "modalities": Refused("there is only text", (["text"],)),
         "function_call": Refused("use tool_choice", ("none", "auto")),
         "functions": Refused("use tools"),
         "moderation": Refused("nothing is moderated here"),
-        "prediction": Refused("send it in a message"),
-        "prompt_cache_options": Refused("prefixes are always cached, for as long as there is room"),
-        "prompt_cache_retention": Refused("prefixes are cached as long as there is room", ("in_memory", "in-memory")),
-        "service_tier": _TIER,
-        "store": _STORED,
-        "verbosity": Refused("say it in a message", ("medium",)),
         "web_search_options": Refused("the server opens no connections"),
         "chat_template": Refused("the model's own template is used"),
     }
-    without_effect = ("metadata", "prompt_cache_key", "safety_identifier", "user")
-
     messages: Annotated[list[AnyMessage], many(MOST_ITEMS, 1)]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    response_format: Annotated[AnyFormat, Field(discriminator="type")] | None = None
     tools: Annotated[list[FunctionTool], many(MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | Choice | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: Effort | None = None
-    metadata: Metadata | None = None
-    safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
-    chat_template_kwargs: ChatTemplateVariables | None = None
+    chat_template_kwargs: Object | None = None
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
 
 
 class EmbeddingBody(Body):
     """POST /v1/embeddings."""
 
     refused: ClassVar = {"dimensions": Refused("vectors have the width of the model")}
-    without_effect = ("user",)
+    harmless = ("keep_alive", "user")
 
-    model: Name
+    model: Name | None = None
     input: Text | Ids | Annotated[list[Text], many(MOST_INPUTS, 1)] | Annotated[list[Ids], many(MOST_INPUTS, 1)]
     encoding_format: Literal["float", "base64"] = "float"
-    user: Text | None = None
     truncate_prompt_tokens: Tokens | None = None
     return_timings: bool = False
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tokenwright.serve.http.api import About, about, answers, body_of, takes, unless_gone
 from tokenwright.serve.http.reply_text import Json, server_timing, timings_of, written
+from tokenwright.serve.http.replying import check_model
 from tokenwright.serve.openai.bodies import EmbeddingBody
 from tokenwright.serve.openai.replies import cut
 from tokenwright.serve.openai.reply_schema import EmbeddingList
@@ -71,7 +72,7 @@ async def _embedded(
         await generation.answers()
     finally:
         generation.cancel()
-    vector = generation.embedding(service.host.llm.loaded.pooling.pooling)
+    vector = generation.embedding(service.host.llm.loaded.facts.pooling.pooling)
     return generation, vector / max(float(np.linalg.norm(vector)), 1e-12)
 
 
@@ -86,8 +87,9 @@ class Embeddings:
         body = await body_of(request, EmbeddingBody)
         given = body.input
         inputs = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
-        found = await embedded(request, self.service, body.model, inputs, body.truncate_prompt_tokens)
-        tokens, pooling = tokens_of(found), self.service.host.llm.loaded.pooling.pooling
+        model = check_model(request, self.service, body.model)
+        found = await embedded(request, self.service, model, inputs, body.truncate_prompt_tokens)
+        tokens, pooling = tokens_of(found), self.service.host.llm.loaded.facts.pooling.pooling
 
         def reply() -> Json:
             data = [
@@ -97,7 +99,7 @@ class Embeddings:
             truncated = sum(generation.counts().truncated for generation, _ in found)
             usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
             usage |= {"prompt_tokens_details": cut(truncated)} if truncated else {}
-            return {"object": "list", "data": data, "model": body.model, "pooling": pooling, "usage": usage}
+            return {"object": "list", "data": data, "model": model, "pooling": pooling, "usage": usage}
 
         return await vectors(request, found, reply, body.return_timings)
 

@@ -277,6 +277,16 @@ class OutputReasoning(Reply):
     status: ItemStatus
     summary: Annotated[list[Json], Field(max_length=0)]
     content: list[ResponseReasoning]
+    encrypted_content: str = absent()
+
+
+class OutputCustomCall(Reply):
+    id: str
+    type: Literal["custom_tool_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
 
 
 class OutputCall(Reply):
@@ -305,6 +315,27 @@ class ResponseUsage(Reply):
     total_tokens: int
 
 
+class DeletedResponse(Reply):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItems(Reply):
+    """The items of a stored response's own input."""
+
+    object: Literal["list"]
+    data: list[Json]
+    first_id: str | None
+    last_id: str | None
+    has_more: Literal[False]
+
+
+class InputTokens(Reply):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class Response(Reply):
     """The reply of /v1/responses. What a request says comes back as it was read."""
 
@@ -315,7 +346,9 @@ class Response(Reply):
     status: ItemStatus
     error: None
     incomplete_details: Incomplete | None
-    output: list[Annotated[OutputMessage | OutputReasoning | OutputCall, Field(discriminator="type")]]
+    output: list[
+        Annotated[OutputMessage | OutputReasoning | OutputCall | OutputCustomCall, Field(discriminator="type")]
+    ]
     usage: ResponseUsage
     model: str
     background: Literal[False]
@@ -325,12 +358,12 @@ class Response(Reply):
     max_tool_calls: None
     metadata: dict[str, str]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
     prompt_cache_key: str | None
     reasoning: dict[Literal["effort", "summary"], str | None]
     safety_identifier: str | None
     service_tier: Literal["default"]
-    store: Literal[False]
+    store: bool
     temperature: float
     text: Json
     tool_choice: str | Json

@@ -1,31 +1,46 @@
 """OpenAI's Responses API over the service: a translation of its body, response and events, no more.
 
 A response's output is a reasoning item, a message and function_call items, in the order in which the model wrote them.
-Nothing is stored: a later request sends these items again in its input.
+Responses are kept for a while (stored_responses.py), so that a later request can go on from one.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Iterable, Iterator
+import base64
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 
 from tokenwright.checks import shown
 from tokenwright.errors import RequestError
 from tokenwright.llm.outputs import Piece
-from tokenwright.sampling_params import Grammar
-from tokenwright.serve.http.api import EVENTS, about, answers, body_of, off_loop, takes
+from tokenwright.serve.http.api import EVENTS, RefusedRequest, about, answers, body_of, off_loop, takes, unless_gone
 from tokenwright.serve.http.reply_text import dumps_in_parts
-from tokenwright.serve.http.replying import answered, check_model, event, events_of, said, started, whole
+from tokenwright.serve.http.replying import (
+    answered,
+    check_model,
+    event,
+    events_of,
+    note_unenforced,
+    said,
+    schema_grammar,
+    started,
+    whole,
+)
 from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.openai import reply_schema
 from tokenwright.serve.openai.replies import Tokens
 from tokenwright.serve.openai.responses_bodies import (
     Create,
+    CustomCall,
+    CustomOutput,
+    CustomTool,
     FunctionCall,
     FunctionOutput,
+    HostedItem,
+    HostedResponseTool,
     InputText,
     JsonObject,
     NamedChoice,
@@ -33,10 +48,12 @@ from tokenwright.serve.openai.responses_bodies import (
     Reasoning,
     RefusalPart,
     ResponseAllowedChoice,
+    ResponseFunctionTool,
     ResponseJsonSchema,
     ResponseMessage,
 )
-from tokenwright.serve.openai.responses_output import Envelope, Event, ResponseOutput
+from tokenwright.serve.openai.responses_output import Envelope, Event, ResponseOutput, functions_of
+from tokenwright.serve.openai.stored_responses import Stored, StoredResponses, answer_of, read_arguments
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Answer, Delta, GenerationRequest, Problem, Tool, ToolCallDelta, ToolMode
@@ -44,47 +61,148 @@ from tokenwright.serve.service.types import Answer, Delta, GenerationRequest, Pr
 WITH_LOGPROBS = "message.output_text.logprobs"
 
 
-def add(app: FastAPI, service: Service) -> None:
-    """Add the routes."""
+class Responses:
+    """The handlers. stored: the responses that are kept for later requests."""
 
-    @app.post(
-        "/v1/responses",
-        openapi_extra=takes(Create),
-        responses=answers(reply_schema.Response, stream=EVENTS),
-        tags=["OpenAI"],
-    )
-    async def create(request: Request) -> Response:
+    def __init__(self, service: Service, stored: StoredResponses) -> None:
+        self.service = service
+        self.stored = stored
+
+    async def create(self, request: Request) -> Response:
+        """Answer an input, which may go on from an earlier response."""
         body = await body_of(request, Create)
-        check_model(request, service, body.model)
+        model = check_model(request, self.service, body.model)
+        note_left_out(request, body)
+        prompt = await self._prompt(request, body)
+        note_unenforced(request, prompt["tools"])
         wanted = GenerationRequest(
-            **await off_loop(request, lambda: prompt_of(body)),
-            overrides=overrides_of(body),
+            **prompt,
+            overrides=overrides_of(request, body),
             caller=about(request).caller,
             request_id=about(request).request_id,
             streamed=body.stream,
-            model=body.model,
+            model=model,
         )
 
         def render(tokens: Iterable[Piece]) -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = Tokens(service.host.llm.tokenizer).chat(list(tokens))["content"]
+            found: list[dict[str, Any]] = Tokens(self.service.host.llm.tokenizer).chat(list(tokens))["content"]
             return found
 
+        def keep(response: dict[str, Any]) -> None:
+            if body.store:
+                messages = [*prompt["messages"], answer_of(response["output"])]
+                self.stored.add(about(request).caller.key, response, items_of(body), messages)
+
         if not body.stream:
-            generation, answer = await answered(request, service, wanted)
-            output = ResponseOutput(Envelope(body, body.model, generation.params), render)
+            generation, answer = await answered(request, self.service, wanted)
+            output = ResponseOutput(Envelope(body, model, generation.params), render)
 
             def reply() -> dict[str, Any]:
                 for _ in output.take(as_delta(answer)):
                     pass
                 return output.response(generation.counts())
 
-            return await whole(request, reply, generation)
-        generation = await started(request, service, wanted)
-        output = ResponseOutput(Envelope(body, body.model, generation.params), render)
-        return Streamed(_stream(request, generation, output), generation.cancel)
+            found = await off_loop(request, reply)
+            keep(found)
+            return await whole(request, lambda: found, generation)
+        generation = await started(request, self.service, wanted)
+        output = ResponseOutput(Envelope(body, model, generation.params), render)
+        return Streamed(_stream(request, generation, output, keep), generation.cancel)
+
+    async def _prompt(self, request: Request, body: Create) -> dict[str, Any]:
+        before: list[dict[str, Any]] = []
+        if body.previous_response_id is not None:
+            before = self._stored(request, body.previous_response_id, "previous_response_id").messages
+            if body.instructions is not None:  # those of earlier requests are not carried over
+                before = [message for message in before if message["role"] not in ("system", "developer")]
+        return await off_loop(request, lambda: prompt_of(body, before))
+
+    def _stored(self, request: Request, identity: str, param: str | None = None) -> Stored:
+        found = self.stored.get(about(request).caller.key, identity)
+        if found is None:
+            why = f"there is no response {shown(identity)} here: it was not stored, or is forgotten; send its input"
+            raise RefusedRequest(Problem(404, "missing", why, param))
+        return found
+
+    async def count(self, request: Request) -> JSONResponse:
+        """The tokens of an input."""
+        body = await body_of(request, Create)
+        check_model(request, self.service, body.model)
+        wanted = GenerationRequest(**await self._prompt(request, body), caller=about(request).caller)
+        tokens = await unless_gone(request, self.service.count(wanted))
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
+
+    async def retrieve(self, request: Request, identity: str) -> JSONResponse:
+        """A stored response."""
+        return JSONResponse(self._stored(request, identity).response)
+
+    async def delete(self, request: Request, identity: str) -> JSONResponse:
+        """Forget a stored response."""
+        self._stored(request, identity)
+        self.stored.remove(about(request).caller.key, identity)
+        return JSONResponse({"id": identity, "object": "response", "deleted": True})
+
+    async def input_items(self, request: Request, identity: str) -> JSONResponse:
+        """The items of a stored response's input."""
+        items = self._stored(request, identity).items
+        ends = {"first_id": items[0].get("id"), "last_id": items[-1].get("id")} if items else dict.fromkeys(_ENDS)
+        return JSONResponse({"object": "list", "data": items, **ends, "has_more": False})
 
 
-async def _stream(request: Request, generation: Generation, output: ResponseOutput) -> AsyncIterator[bytes]:
+_ENDS = ("first_id", "last_id")
+
+
+def add(app: FastAPI, service: Service, stored: StoredResponses) -> None:
+    """Add the routes."""
+    handlers = Responses(service, stored)
+    found, path = reply_schema, "/v1/responses"
+    for method, place, handler, reply in (
+        ("POST", path, handlers.create, answers(found.Response, stream=EVENTS)),
+        ("POST", f"{path}/input_tokens", handlers.count, answers(found.InputTokens)),
+        ("GET", f"{path}/{{identity}}", handlers.retrieve, answers(found.Response)),
+        ("POST", f"{path}/{{identity}}/cancel", handlers.retrieve, answers(found.Response)),  # nothing runs unread
+        ("DELETE", f"{path}/{{identity}}", handlers.delete, answers(found.DeletedResponse)),
+        ("GET", f"{path}/{{identity}}/input_items", handlers.input_items, answers(found.InputItems)),
+    ):
+        takes_body = takes(Create) if method == "POST" and "{" not in place else None
+        app.add_api_route(
+            place,
+            handler,
+            methods=[method],
+            openapi_extra=takes_body,
+            responses=reply,
+            response_model=None,
+            tags=["OpenAI"],
+        )
+
+
+def note_left_out(request: Request, body: Create) -> None:
+    """Name the tools and the items of OpenAI's servers, which the answer is made without.
+
+    Raises RefusedRequest where they are the only tools: the answer would need them.
+    """
+    reading = about(request).reading
+    hosted = [tool.type for tool in body.tools if isinstance(tool, HostedResponseTool)]
+    if hosted and len(hosted) == len(body.tools):
+        why = f"tools: this server runs no tools itself, and there is only {', '.join(hosted)[:200]}; leave it out"
+        raise RefusedRequest(Problem(400, "invalid", why, "tools"))
+    for kind in hosted:
+        reading.ignore(f"tools.{kind}")
+    for item in body.input if not isinstance(body.input, str) else ():
+        if isinstance(item, HostedItem):
+            reading.ignore(f"input.{item.type}")
+
+
+def items_of(body: Create) -> list[dict[str, Any]]:
+    """The items of a request's input, as they came."""
+    if isinstance(body.input, str):
+        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": body.input}]}]
+    return [item.model_dump(exclude_none=True) for item in body.input]
+
+
+async def _stream(
+    request: Request, generation: Generation, output: ResponseOutput, keep: Callable[[dict[str, Any]], None]
+) -> AsyncIterator[bytes]:
     yield b"".join(map(_encoded, output.start()))
 
     def take(delta: Delta) -> Iterator[bytes]:
@@ -92,6 +210,7 @@ async def _stream(request: Request, generation: Generation, output: ResponseOutp
 
     def end(_: Delta) -> Iterator[bytes]:
         last = output.end(generation.counts())
+        keep(last["response"])
         last["response"] |= said(request, generation)
         yield event(last["type"], last, dumps_in_parts)
 
@@ -112,7 +231,7 @@ def as_delta(answer: Answer) -> Delta:
     return Delta(answer.choice, answer.text, answer.reasoning, calls, answer.tokens, answer.finish, answer.reason)
 
 
-def overrides_of(body: Create) -> dict[str, Any]:
+def overrides_of(request: Request, body: Create) -> dict[str, Any]:
     """The sampling parameters of a request. Raises RequestError for a schema that cannot be written."""
     found: dict[str, Any] = {
         "max_tokens": body.max_output_tokens,
@@ -120,7 +239,8 @@ def overrides_of(body: Create) -> dict[str, Any]:
         "top_p": body.top_p,
     }
     if isinstance(body.text.format, ResponseJsonSchema):
-        found["grammar"] = Grammar.json_schema(body.text.format.schema_)
+        strict = "strict" in body.text.format.model_fields_set and body.text.format.strict
+        found["grammar"] = schema_grammar(request, body.text.format.schema_, strict, "text.format.schema")
     if wants_logprobs(body):
         found["logprobs"] = body.top_logprobs
     elif body.top_logprobs:
@@ -132,16 +252,29 @@ def wants_logprobs(body: Create) -> bool:
     return WITH_LOGPROBS in body.include
 
 
-def prompt_of(body: Create) -> dict[str, Any]:
-    """The fields of a Wanted that make its prompt."""
+def prompt_of(body: Create, before: list[dict[str, Any]]) -> dict[str, Any]:
+    """The fields of a GenerationRequest that make its prompt. before: the messages of earlier requests."""
+    effort = None if body.reasoning is None else body.reasoning.effort
     return {
-        "messages": conversation(body),
-        "tools": [Tool(tool.name, tool.description, tool.parameters) for tool in body.tools],
+        "messages": conversation(body, before),
+        "tools": [declared(tool) for tool in functions_of(body.tools)],
+        "variables": {"reasoning_effort": effort} if effort not in (None, "none") else {},
         **choice_of(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "thinking": thinking_of(body),
         "json_object": isinstance(body.text.format, JsonObject),
     }
+
+
+def declared(tool: ResponseFunctionTool | CustomTool) -> Tool:
+    """A tool as the service knows it. A custom tool is a function of one text, whose format the model is told."""
+    if isinstance(tool, ResponseFunctionTool):
+        strict = "strict" in tool.model_fields_set and tool.strict
+        return Tool(tool.name, tool.description, tool.parameters, strict)
+    form = tool.format.get("definition")
+    about = tool.description if not form else f"{tool.description}\n\nThe input follows this grammar:\n{form}"
+    text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    return Tool(tool.name, about.strip(), text | {"additionalProperties": False})
 
 
 def choice_of(choice: ToolMode | NamedChoice | ResponseAllowedChoice) -> dict[str, Any]:
@@ -161,15 +294,17 @@ def thinking_of(body: Create) -> bool | None:
     return None if effort is None else effort != "none"
 
 
-def conversation(body: Create) -> list[dict[str, Any]]:
+def conversation(body: Create, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages of a request as the service reads them. Raises RequestError for an output without its call."""
     found: list[dict[str, Any]] = []
     if body.instructions is not None:
         found.append({"role": "system", "content": body.instructions})
+    found += before
     if isinstance(body.input, str):
         return [*found, {"role": "user", "content": body.input}]
     turn = _Turn(found)
-    names: dict[str, str] = {}  # of the functions, by the id of their call
+    calls = [call for message in before for call in message.get("tool_calls", ())]
+    names: dict[str, str] = {call["id"]: call["function"]["name"] for call in calls}  # by the id of their call
     for at, item in enumerate(body.input):
         match item:
             case ResponseMessage(role="assistant"):
@@ -177,12 +312,11 @@ def conversation(body: Create) -> list[dict[str, Any]]:
             case ResponseMessage():
                 turn.add({"role": item.role, "content": text_of(item.content)})
             case Reasoning():
-                texts = [part.text for part in item.content] or [part.text for part in item.summary]
-                turn.thinks("\n".join(texts))
-            case FunctionCall():
+                turn.thinks(thoughts_of(item))
+            case FunctionCall() | CustomCall():
                 names[item.call_id] = item.name
-                turn.calls(item, at)
-            case FunctionOutput():
+                turn.calls(item)
+            case FunctionOutput() | CustomOutput():
                 if item.call_id not in names:
                     raise RequestError(f"input.{at}.call_id: no function_call before it has the id {item.call_id!r}")
                 about = {"tool_call_id": item.call_id, "name": names[item.call_id]}
@@ -190,15 +324,15 @@ def conversation(body: Create) -> list[dict[str, Any]]:
     return found
 
 
-def arguments_of(item: FunctionCall, at: int) -> dict[str, Any]:
-    """The arguments of an earlier call. Raises RequestError for anything but the JSON text of an object."""
-    try:
-        found = json.loads(item.arguments)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise RequestError(f"input.{at}.arguments: it must be a JSON object as text, not {shown(item.arguments)}")
-    return found
+def thoughts_of(item: Reasoning) -> str:
+    """The text of earlier reasoning; that of another server's encrypted_content cannot be read, and is left out."""
+    texts = [part.text for part in item.content] or [part.text for part in item.summary]
+    if not texts and item.encrypted_content:
+        try:
+            return base64.b64decode(item.encrypted_content, validate=True).decode()
+        except ValueError:
+            return ""
+    return "\n".join(texts)
 
 
 class _Turn:
@@ -221,8 +355,9 @@ class _Turn:
             self._own = None  # a second message
         self._answer()["content"] = text
 
-    def calls(self, item: FunctionCall, at: int) -> None:
-        function = {"name": item.name, "arguments": arguments_of(item, at)}
+    def calls(self, item: FunctionCall | CustomCall) -> None:
+        arguments = {"input": item.input} if isinstance(item, CustomCall) else read_arguments(item.arguments)
+        function = {"name": item.name, "arguments": arguments}
         self._answer().setdefault("tool_calls", []).append(
             {"id": item.call_id, "type": "function", "function": function}
         )

@@ -1,8 +1,8 @@
-"""The body of OpenAI's Responses API: POST /v1/responses. Answers are not stored."""
+"""The body of OpenAI's Responses API: POST /v1/responses."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.serve.http.fields import (
@@ -10,6 +10,7 @@ from tokenwright.serve.http.fields import (
     MOST_PARTS,
     MOST_TOOLS,
     Body,
+    CallId,
     Effort,
     Metadata,
     Name,
@@ -22,16 +23,11 @@ from tokenwright.serve.http.fields import (
 )
 
 MOST_LOGPROBS = 20  # as OpenAI's
-_STATELESS = "answers are not stored here; send the whole conversation in input"
-_CALLER = Refused("only the model calls functions", ({"type": "direct"},))
-_NAMESPACE = Refused("functions have one name")
-_NO_SERVER_TOOLS = "this server calls no tools itself"
-
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputText(Body):
-    refused = {"prompt_cache_breakpoint": Refused("every prefix is cached")}
+    harmless = ("cache_control", "prompt_cache_breakpoint")
 
     type: Literal["input_text"]
     text: Text
@@ -40,13 +36,10 @@ class InputText(Body):
 class OutputText(Body):
     """A part of an earlier answer, as it was returned."""
 
-    refused = {
-        "annotations": Refused("answers here have none", ([],)),
-    }
+    harmless = ("annotations", "logprobs", "parsed")
 
     type: Literal["output_text"]
     text: Text
-    logprobs: list[Any] = []
 
 
 class RefusalPart(Body):
@@ -61,7 +54,7 @@ InputParts = Annotated[list[InputText], many(MOST_PARTS)]
 class ResponseMessage(Body):
     """A message, or an answer as it was returned."""
 
-    refused = {"phase": Refused("answers have one phase", ("final_answer", "commentary"))}
+    harmless = ("name", "phase")
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -71,14 +64,10 @@ class ResponseMessage(Body):
 
 
 class FunctionCall(Body):
-    refused = {
-        "async": Refused("the client runs its functions when it wants", (False,)),
-        "caller": _CALLER,
-        "namespace": _NAMESPACE,
-    }
+    harmless = ("async", "caller", "namespace", "parsed_arguments")
 
     type: Literal["function_call"]
-    call_id: Name
+    call_id: CallId
     name: ToolName
     arguments: Text
     id: Name | None = None
@@ -86,10 +75,33 @@ class FunctionCall(Body):
 
 
 class FunctionOutput(Body):
-    refused = {"caller": _CALLER, "name": Refused("its call has the name"), "namespace": _NAMESPACE}
+    harmless = ("caller", "name", "namespace")
 
     type: Literal["function_call_output"]
-    call_id: Name
+    call_id: CallId
+    output: Text | InputParts
+    id: Name | None = None
+    status: Status | None = None
+
+
+class CustomCall(Body):
+    """A call of a tool whose input is any text."""
+
+    harmless = ("caller", "namespace")
+
+    type: Literal["custom_tool_call"]
+    call_id: CallId
+    name: ToolName
+    input: Text
+    id: Name | None = None
+    status: Status | None = None
+
+
+class CustomOutput(Body):
+    harmless = ("caller", "name", "namespace")
+
+    type: Literal["custom_tool_call_output"]
+    call_id: CallId
     output: Text | InputParts
     id: Name | None = None
     status: Status | None = None
@@ -106,42 +118,50 @@ class SummaryText(Body):
 
 
 class Reasoning(Body):
-    """The reasoning before an earlier answer, as it was returned."""
-
-    refused = {"encrypted_content": Refused("reasoning here is plain text", ("",))}
+    """The reasoning before an earlier answer, as it was returned: its text, or encrypted_content."""
 
     type: Literal["reasoning"]
+    encrypted_content: Text | None = None
     id: Name | None = None
     summary: Annotated[list[SummaryText], many(MOST_PARTS)] = []
     content: Annotated[list[ReasoningText], many(MOST_PARTS)] = []
     status: Status | None = None
 
 
+class HostedItem(BaseModel):
+    """An item of a tool that OpenAI's servers run, or of a type that is unknown; it is left out, and named."""
+
+    type: Text
+
+
+_KNOWN_ITEMS = (
+    *("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning"),
+)
+_REFUSED_ITEMS = ("item_reference", "compaction")  # what they stand for is not here
+
+
 def _item_type(value: object) -> object:
     """A message may leave its type out."""
-    if isinstance(value, dict):
-        return value.get("type", "message")
-    return getattr(value, "type", None)
+    kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if kind in (*_KNOWN_ITEMS, *_REFUSED_ITEMS) or not isinstance(kind, str) else "hosted"
 
 
 Item = Annotated[
     Annotated[ResponseMessage, Tag("message")]
     | Annotated[FunctionCall, Tag("function_call")]
     | Annotated[FunctionOutput, Tag("function_call_output")]
-    | Annotated[Reasoning, Tag("reasoning")],
+    | Annotated[CustomCall, Tag("custom_tool_call")]
+    | Annotated[CustomOutput, Tag("custom_tool_call_output")]
+    | Annotated[Reasoning, Tag("reasoning")]
+    | Annotated[HostedItem, Tag("hosted")],
     Discriminator(_item_type),
 ]
 
 
 class ResponseFunctionTool(Body):
-    """A function of the client. Its arguments always follow its schema, whatever `strict` says."""
+    """A function of the client. strict: a schema that cannot be enforced whole is refused."""
 
-    refused = {
-        "defer_loading": Refused("all functions are in the prompt", (False,)),
-        "allowed_callers": Refused("only the model calls functions", (["direct"],)),
-        "async": Refused("the client runs its functions when it wants", (False,)),
-        "output_schema": Refused("results are text for the model"),
-    }
+    harmless = ("allowed_callers", "async", "defer_loading", "output_schema")
 
     type: Literal["function"]
     name: ToolName
@@ -150,8 +170,50 @@ class ResponseFunctionTool(Body):
     strict: bool = True
 
 
+class CustomTool(Body):
+    """A tool of the client whose input is any text. The model is told its format; nothing enforces it."""
+
+    harmless = ("defer_loading",)
+
+    type: Literal["custom"]
+    name: ToolName
+    description: Text = ""
+    format: Object = {"type": "text"}
+
+
+class Namespace(Body):
+    """Tools under one name; they are used as if they stood beside it."""
+
+    type: Literal["namespace"]
+    name: ToolName
+    description: Text = ""
+    tools: Annotated[list[Annotated[ResponseFunctionTool | CustomTool, Field(discriminator="type")]], many(MOST_TOOLS)]
+
+
+class HostedResponseTool(BaseModel):
+    """A tool that OpenAI's servers run; it is left out, and named in X-Tokenwright-Ignored."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Text
+
+
+def _tool_type(value: object) -> object:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if kind in ("function", "custom", "namespace") or not isinstance(kind, str) else "hosted"
+
+
+AnyTool = Annotated[
+    Annotated[ResponseFunctionTool, Tag("function")]
+    | Annotated[CustomTool, Tag("custom")]
+    | Annotated[Namespace, Tag("namespace")]
+    | Annotated[HostedResponseTool, Tag("hosted")],
+    Discriminator(_tool_type),
+]
+
+
 class NamedChoice(Body):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: ToolName
 
 
@@ -182,7 +244,7 @@ class ResponseJsonSchema(Body):
 
 
 class TextConfig(Body):
-    refused = {"verbosity": Refused("models here have no such setting; say it in the prompt", ("medium",))}
+    harmless = ("verbosity",)
 
     format: Annotated[PlainFormat | JsonObject | ResponseJsonSchema, Field(discriminator="type")] = PlainFormat(
         type="text"
@@ -192,52 +254,43 @@ class TextConfig(Body):
 class ReasoningConfig(Body):
     """effort none: no reasoning; any other: the model reasons, if it can."""
 
-    refused = {
-        "summary": Refused("reasoning is returned whole"),
-        "generate_summary": Refused("reasoning is returned whole"),
-        "context": Refused("templates keep the reasoning that their model was trained with", ("auto",)),
-        "mode": Refused("models here have no modes", ("standard",)),
-    }
+    harmless = ("context", "enabled", "exclude", "generate_summary", "max_tokens", "mode", "summary")
 
     effort: Effort | None = None
 
 
 class ResponseStreamOptions(Body):
-    refused = {"include_obfuscation": Refused("events carry no padding", (False,))}
+    harmless = ("include_obfuscation",)
 
 
 class Create(Body):
-    """POST /v1/responses."""
+    """POST /v1/responses. truncation: an input is never cut; one that does not fit is refused."""
 
     refused = {
-        "access_programs": Refused("there are none"),
-        "background_options": Refused("ask with stream instead"),
+        "background": Refused("ask with stream instead"),
+        "conversation": Refused("conversations are not stored; use previous_response_id, or send it in input"),
         "image": Refused("models here read text"),
-        "background": Refused("ask with stream instead", (False,)),
-        "context_management": Refused("the client edits its conversation", ([],)),
-        "conversation": Refused(_STATELESS),
-        "max_tool_calls": Refused(_NO_SERVER_TOOLS),
-        "moderation": Refused("nothing is moderated here"),
-        "previous_response_id": Refused(_STATELESS),
         "prompt": Refused("there are no stored prompts; send input"),
-        "prompt_cache_options": Refused("every prefix is cached"),
-        "prompt_cache_retention": Refused("pages stay cached until others need them", ("in_memory", "in-memory")),
-        "store": Refused(_STATELESS, (False,)),
-        "truncation": Refused("an input is never cut", ("disabled",)),
-        "service_tier": Refused("there is one tier", ("auto", "default")),
     }
+    harmless = (
+        *("access_programs", "background_options", "client_metadata", "context_management", "max_tool_calls"),
+        *("moderation", "prompt_cache_options", "prompt_cache_retention", "service_tier", "truncation"),
+    )
     without_effect = ("metadata", "prompt_cache_key", "safety_identifier", "user")
+    off = {"model": ("",), "max_output_tokens": (-1, 0), "top_p": (-1, 0)}
 
-    model: Name
-    input: Text | Annotated[list[Item], many(MOST_ITEMS, 1)]
+    model: Name | None = None
+    input: Text | Annotated[list[Item], many(MOST_ITEMS)] = ""
     instructions: Text | None = None
-    include: Annotated[list[Literal["message.output_text.logprobs"]], many(16)] = []
+    include: Annotated[list[Text], many(64)] = []
+    store: bool = True
+    previous_response_id: Name | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     metadata: Metadata = {}
     parallel_tool_calls: bool = True
-    prompt_cache_key: Name | None = None
+    prompt_cache_key: Text | None = None
     reasoning: ReasoningConfig | None = None
-    safety_identifier: Name | None = None
+    safety_identifier: Text | None = None
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
@@ -246,7 +299,7 @@ class Create(Body):
         Literal["auto", "none", "required"]
         | Annotated[NamedChoice | ResponseAllowedChoice, Field(discriminator="type")]
     ) = "auto"
-    tools: Annotated[list[ResponseFunctionTool], many(MOST_TOOLS)] = []
+    tools: Annotated[list[AnyTool], many(MOST_TOOLS)] = []
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
     top_p: Share | None = None
-    user: Name | None = None
+    user: Text | None = None

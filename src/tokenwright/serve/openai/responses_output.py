@@ -6,21 +6,32 @@ them. Each item has its events from output_item.added to output_item.done; all e
 
 from __future__ import annotations
 
+import base64
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from tokenwright.llm.outputs import Piece
 from tokenwright.sampling_params import SamplingParams
-from tokenwright.serve.openai.responses_bodies import Create
+from tokenwright.serve.openai.responses_bodies import (
+    AnyTool,
+    Create,
+    CustomTool,
+    HostedResponseTool,
+    Namespace,
+    ResponseFunctionTool,
+)
 from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.service.types import Delta, TokenCounts, ToolCallDelta
 
-Kind = Literal["reasoning", "message", "function_call"]
+Kind = Literal["reasoning", "message", "function_call", "custom_tool_call"]
 Event = dict[str, Any]
 Render = Callable[[Iterable[Piece]], list[dict[str, Any]]]  # tokens -> their logprobs as this API writes them
 
-_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
+_CALLS = ("function_call", "custom_tool_call")
+ENCRYPTED = "reasoning.encrypted_content"  # of `include`: reasoning as one opaque text, for the next request
 _PARTS = {"reasoning": "reasoning_text", "message": "output_text"}
 
 
@@ -35,6 +46,8 @@ class Envelope:
         choice = body.tool_choice
         self.identity = new_identity("resp")
         self._created = time.time()
+        self.encrypted = ENCRYPTED in body.include
+        self.custom = {tool.name for tool in functions_of(body.tools) if isinstance(tool, CustomTool)}
         self._about = {
             "object": "response",
             "background": False,
@@ -45,12 +58,12 @@ class Envelope:
             "metadata": body.metadata,
             "model": model,
             "parallel_tool_calls": body.parallel_tool_calls,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
             "prompt_cache_key": body.prompt_cache_key,
             "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
-            "store": False,
+            "store": body.store,
             "temperature": params.temperature,
             "text": {"format": body.text.format.model_dump(by_alias=True), "verbosity": "medium"},
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
@@ -78,6 +91,23 @@ class Envelope:
         }
 
 
+def functions_of(tools: Iterable[AnyTool]) -> Iterator[ResponseFunctionTool | CustomTool]:
+    """The tools of a request that its client runs, those in namespaces included."""
+    for tool in tools:
+        if isinstance(tool, Namespace):
+            yield from tool.tools
+        elif not isinstance(tool, HostedResponseTool):
+            yield tool
+
+
+def input_of(arguments: str) -> str:
+    """The input of a custom tool's call; what was written of it, if the text ended before it was complete."""
+    try:
+        return str(json.loads(arguments)["input"])
+    except (ValueError, KeyError, TypeError):
+        return arguments
+
+
 def usage_of(counts: TokenCounts) -> dict[str, Any]:
     return {
         "input_tokens": counts.prompt,
@@ -102,6 +132,7 @@ class ResponseOutput:
         self._open = False  # the last item is being written
         self._cut = False  # the text became too long
         self._tokens: list[Piece] = []  # of text that is held back
+        self._written = ""  # the arguments of the open call of a custom tool
 
     def start(self) -> Iterator[Event]:
         """The events before anything is written."""
@@ -159,8 +190,14 @@ class ResponseOutput:
 
     def _add_call(self, call: ToolCallDelta) -> Iterator[Event]:
         if call.id is not None:
-            yield from self._begin("function_call", call_id=call.id, name=call.name, arguments="")
-        if call.arguments:
+            self._written = ""
+            if call.name in self._envelope.custom:
+                yield from self._begin("custom_tool_call", call_id=call.id, name=call.name, input="")
+            else:
+                yield from self._begin("function_call", call_id=call.id, name=call.name, arguments="")
+        if call.arguments and self._items[-1]["type"] == "custom_tool_call":
+            self._written += call.arguments  # the JSON around the input
+        elif call.arguments:
             self._items[-1]["arguments"] += call.arguments
             yield self._event("response.function_call_arguments.delta", **self._place(), delta=call.arguments)
 
@@ -173,7 +210,7 @@ class ResponseOutput:
         self._items.append(item)
         self._open = True
         yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
-        if kind != "function_call":
+        if kind not in _CALLS:
             part: dict[str, Any] = {"type": _PARTS[kind], "text": ""} | (
                 {"annotations": [], "logprobs": []} if kind == "message" else {}
             )
@@ -188,11 +225,17 @@ class ResponseOutput:
         if item["type"] == "function_call":
             done = {"name": item["name"], "arguments": item["arguments"]}
             yield self._event("response.function_call_arguments.done", **self._place(), **done)
+        elif item["type"] == "custom_tool_call":
+            item["input"] = input_of(self._written)
+            yield self._event("response.custom_tool_call_input.delta", **self._place(), delta=item["input"])
+            yield self._event("response.custom_tool_call_input.done", **self._place(), input=item["input"])
         else:
             part, place = item["content"][0], self._place(part=True)
             done = {name: part[name] for name in ("text", "logprobs") if name in part}
             yield self._event(f"response.{part['type']}.done", **place, **done)
             yield self._event("response.content_part.done", **place, part=part)
+            if item["type"] == "reasoning" and self._envelope.encrypted:
+                item["encrypted_content"] = base64.b64encode(part["text"].encode()).decode()
         item["status"] = "incomplete" if self._cut else "completed"
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
 

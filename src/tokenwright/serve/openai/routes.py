@@ -63,8 +63,7 @@ class OpenAI:
         """Answer a conversation."""
         body = await body_of(request, ChatBody)
         wanted = await off_loop(request, lambda: chat_wanted(self.service, request, body))
-        names = Names("chat.completion", body.model)
-        about(request).model = body.model
+        names = Names("chat.completion", wanted.model)
         if body.stream:
             generation = await started(request, self.service, wanted)
             return Streamed(self._chat_lines(request, body, generation, names), generation.cancel)
@@ -88,8 +87,7 @@ class OpenAI:
         """Continue one prompt or several."""
         body = await body_of(request, CompletionBody)
         each = completion_wanted(self.service, request, body)
-        names = Names("text_completion", body.model)
-        about(request).model = body.model
+        names = Names("text_completion", each[0].model)
         if body.stream:
             several = Several(lambda wanted: about(request).started(self.service.start(wanted)), each)
             await unless_gone(request, several.start())

@@ -11,9 +11,9 @@ from fastapi.responses import JSONResponse
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.errors import RequestError
 from tokenwright.serve.http.api import about, answers, body_of, takes, unless_gone
-from tokenwright.serve.http.fields import MOST_ITEMS, MOST_TOOLS, Body, Name, Refused, Text, many
+from tokenwright.serve.http.fields import MOST_ITEMS, MOST_TOOLS, Body, Name, Object, Refused, Text, many
 from tokenwright.serve.http.replying import check_model
-from tokenwright.serve.openai.bodies import AnyMessage, ChatTemplateVariables, FunctionTool, Id
+from tokenwright.serve.openai.bodies import AnyMessage, FunctionTool, Id
 from tokenwright.serve.openai.generation_request import messages_of, tools_of
 from tokenwright.serve.openai.reply_schema import Detokenized, DetokenizedText, TokenCards, Tokenized
 from tokenwright.serve.service.preprocess import Preprocessor, check
@@ -30,7 +30,7 @@ class TokenizeBody(Body):
     """
 
     refused: ClassVar = {
-        "add_generation_prompt": Refused("the tokens are those of a request, and it asks for an answer", (True,)),
+        "add_generation_prompt": Refused("a request asks for an answer", (True,), switch=True),
         "chat_template": Refused("the model's own template is used"),
         "continue_final_message": Refused("the tokens are those of a request, and it asks for a new message", (False,)),
     }
@@ -40,7 +40,7 @@ class TokenizeBody(Body):
     messages: Annotated[list[AnyMessage], many(MOST_ITEMS, 1)] | None = None
     text: Text | None = None
     tools: Annotated[list[FunctionTool], many(MOST_TOOLS)] | None = None
-    chat_template_kwargs: ChatTemplateVariables | None = None
+    chat_template_kwargs: Object | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
 
@@ -86,14 +86,14 @@ class Texts:
             prompt=prompt,
             messages=None if body.messages is None else messages_of(body.messages),
             tools=tools_of(body.tools or ()),
-            thinking=None if variables is None else variables.enable_thinking,
+            variables=variables or {},
         )
         check(wanted)
         ids = preparer.prompt(wanted, add_special=body.add_special_tokens is not False)[0]
         if body.text is not None:
             from tokenwright.llm.run_trace import token_cards  # it loads torch, as the model does
 
-            return {"tokens": [asdict(card) for card in token_cards(self.service.host.llm, ids)]}
+            return {"tokens": [asdict(card) for card in token_cards(self.service.host.llm.tokenizer, ids)]}
         llm = self.service.host.llm
         found: dict[str, Any] = {"count": len(ids), "max_model_len": llm.context, "tokens": list(ids)}
         strings = [llm.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None

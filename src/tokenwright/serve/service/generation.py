@@ -178,7 +178,7 @@ class Generation:
         return TokenCounts(
             prompt=len(self.prompt_ids),
             completion=self._written,
-            cached=self._handle.sequence.prefix_hit,
+            cached=self._handle.sequence.counts.prefix_hit,
             reasoning=sum(reader.reasoning_tokens for reader in self._readers.values()),
             truncated=self._prepared.truncated,
         )
@@ -206,7 +206,7 @@ class Generation:
 
     @property
     def preemptions(self) -> int:
-        return self._handle.sequence.preemptions
+        return self._handle.sequence.counts.preemptions
 
     def _take(self) -> list[Delta]:
         """The deltas of all deliveries that are here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,11 @@ if TYPE_CHECKING:  # torch is loaded with the model, not with the server
 
 _SLOW = ("grammar", "logit_bias", "stop", "stop_ids", "dry_multiplier")  # each may be long
 MOST_LOGPROBS = 2**20  # of one reply, of all its texts and of the prompt
+_SWITCHES = ("enable_thinking", "thinking")  # variables by which templates switch reasoning
+_OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")  # no request sets them as variables
+_SYSTEM = ("system", "developer")
+# Lines of system prompts that change with each request and mean nothing to a model: the billing line of Claude Code.
+VOLATILE = re.compile(r"^x-anthropic-billing-header:[^\n]*(?:\n|\Z)", re.MULTILINE)
 ANY_OBJECT = Grammar.json_schema({"type": "object"})
 
 
@@ -140,7 +146,7 @@ class Preprocessor:
         if wanted.prompt is not None:
             return self._ids(wanted.prompt, add_special), wanted.prompt if isinstance(wanted.prompt, str) else ""
         assert wanted.messages is not None, "`check` has seen to it"
-        variables = self._variables(wanted.thinking)
+        variables = self._variables(wanted)
         tools = None if self._tools(wanted) is None else [_declared(tool) for tool in wanted.tools]
         messages = self._known(wanted.messages)
         if wanted.continue_last:
@@ -156,12 +162,14 @@ class Preprocessor:
     def _known(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """The messages as the template knows them: a developer is the system, where it has no role of that name.
 
-        Templates leave out what they do not know. Raises RequestError for tool calls that the template would leave out.
-        Their results need no check of their own: each follows its call.
+        Lines that change with each request are left out, for they would undo the prefix cache. Templates leave out what
+        they do not know. Raises RequestError for tool calls that the template would leave out. Their results need no
+        check of their own: each follows its call.
         """
         for at, message in enumerate(messages):
             if message.get("tool_calls") and "tool_calls" not in self._source:
                 raise RequestError(f"messages.{at}: this model's chat template has no form for calls of tools")
+        messages = [{**one, "content": steady(one["content"])} if one["role"] in _SYSTEM else one for one in messages]
         if "developer" in self._source:
             return messages
         return [{**one, "role": "system"} if one["role"] == "developer" else one for one in messages]
@@ -175,15 +183,14 @@ class Preprocessor:
                 if isinstance(text, str):
                     self._llm.check_length(text)
 
-    def _variables(self, thinking: bool | None) -> dict[str, bool]:
-        """The template's variables. Raises RequestError where it cannot do what is asked."""
-        if thinking is None:
-            return {}
-        if thinking and not self._thinks:
-            raise RequestError("this model does not reason: its chat template has no think tags; ask for none")
-        if self._thinks and not thinking and "enable_thinking" not in self._source:
-            raise RequestError("this model always reasons: its chat template has no enable_thinking to switch it off")
-        return {"enable_thinking": thinking}
+    def _variables(self, wanted: GenerationRequest) -> dict[str, Any]:
+        """The template's variables. A model that cannot reason, or cannot help it, answers as it does."""
+        found = {name: value for name, value in wanted.variables.items() if name not in _OWN_VARIABLES}
+        if wanted.thinking is not None:
+            for name in _SWITCHES:
+                if re.search(rf"\b{name}\b", self._source):
+                    found.setdefault(name, wanted.thinking)
+        return found
 
     def _ids(self, prompt: str | Sequence[int], add_special: bool) -> list[int]:
         """The token ids of a prompt. Raises RequestError."""
@@ -192,7 +199,7 @@ class Preprocessor:
         return self._llm.tokenizer.encode(prompt, add_special=add_special)
 
     def _continued(
-        self, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, bool]
+        self, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
     ) -> tuple[Sequence[int], str]:
         """The prompt up to the end of the last message's text."""
         template, last = self._llm.template, str(messages[-1].get("content") or "").rstrip()
@@ -254,6 +261,11 @@ class Preprocessor:
         marks, opened = self._marks, self._forces_mark(wanted)
         called = _callable(wanted)
         return lambda: SortingReader(tags, None if tools is None else tools.reader(called, opened, marks), marks)
+
+
+def steady(content: Any) -> Any:
+    """A system message's text without the lines that change with each request (`VOLATILE`)."""
+    return VOLATILE.sub("", content) if isinstance(content, str) else content
 
 
 def _check_logprobs(params: SamplingParams, prompt: int, together: int) -> None:

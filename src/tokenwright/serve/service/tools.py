@@ -17,7 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenwright.decode.grammar import json_rule
+from tokenwright.decode.schemas import enforceable
 from tokenwright.engine import Grammar
+from tokenwright.errors import RequestError
 from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.service.output_parser import CallReader, held_back, stand_ins
 from tokenwright.serve.service.types import Delta, Tool, ToolCallDelta, ToolMode
@@ -86,7 +88,7 @@ class ToolFormat:
         """
         head = f'{{"name": {json.dumps(tool.name)}, "{self.key}": '
         symbols = _SYMBOLS.findall(head) if beside_json else [head]
-        return f"call_{number}: {' '.join(map(json.dumps, symbols))} {json_rule(tool.parameters)} {json.dumps('}')}\n"
+        return f"call_{number}: {' '.join(map(json.dumps, symbols))} {json_rule(enforced(tool))} {json.dumps('}')}\n"
 
     def _calls(self, parallel: bool, special: Mapping[str, int], given: bool = False) -> str:
         """An answer that is calls alone. given: the first mark is not part of it."""
@@ -141,6 +143,23 @@ def tool_format(template: str) -> ToolFormat | None:
     if "[TOOL_CALLS]" in template:
         return MISTRAL
     return LLAMA if '"parameters"' in template else None
+
+
+def enforced(tool: Tool) -> dict[str, Any]:
+    """The schema that a tool's arguments follow. Raises RequestError where it is strict and cannot be enforced."""
+    schema, places = enforceable(tool.parameters)
+    if places and tool.strict:
+        raise RequestError(
+            f"tools: {tool.name} is strict, and {places[0]} of its parameters cannot be enforced here; leave it out or "
+            "set strict to false"
+        )
+    return schema
+
+
+def unenforced(tools: Sequence[Tool]) -> list[str]:
+    """The keywords of the tools' schemas that are not enforced, such as "tools.search.uniqueItems"."""
+    places = ((tool.name, place) for tool in tools for place in enforceable(tool.parameters)[1])
+    return [f"tools.{name}.{place.rpartition('.')[2]}" for name, place in places]
 
 
 class _Scan:

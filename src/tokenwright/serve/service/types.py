@@ -62,11 +62,15 @@ class ListedModel:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. parameters: the JSON schema of its arguments, an object."""
+    """A function that the model may call. parameters: the JSON schema of its arguments, an object.
+
+    strict: a schema that cannot be enforced whole is refused; otherwise what can be is.
+    """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +89,18 @@ class GenerationRequest:
     prompt: text, or token ids. gap: the prompt is a text that stands before a gap, which the answer fills.
     messages: a conversation, each message with "role" (system, developer, user, assistant
         or tool) and "content" (text, or None beside tool calls); an assistant's may have "tool_calls", a list of
-        {"id", "type": "function", "function": {"name", "arguments": an object}}, and "reasoning_content"; a tool's has
-        the "tool_call_id" and the "name" of a call before it.
+        {"id", "type": "function", "function": {"name", "arguments": an object, or text that is none}}, and
+        "reasoning_content"; a tool's has the "tool_call_id" and the "name" of a call before it. Others may have a
+        "name", for templates that print it.
     overrides: fields of SamplingParams; None keeps the checkpoint's default. Without max_tokens, a conversation and a
         prompt may go on to the end of the context.
     tools: functions that the model may call. tool_choice: whether it may, must not or must call any. allowed_tools: the
         names of those that it may call; None: all. parallel_tool_calls: whether it may call several in one answer.
     json_object: the answer is any JSON object. (For a schema or another grammar set overrides["grammar"].)
     context: the most tokens of prompt and answer together, where that is less than the model's context.
-    thinking: the template's variable enable_thinking; None leaves it to the template. reasoning: split the text
-        between the model's own think tags off as reasoning.
+    thinking: whether the model reasons first, where its template can say so; None leaves it to the template.
+        variables: further variables of the template. reasoning: split the text between the model's own think tags off
+        as reasoning.
     continue_last: the last message is the assistant's and text alone, and the answer goes on from it.
     deadline_s: seconds from now on, waiting included. priority: one of PRIORITIES, among requests of the same key.
     truncate_prompt_tokens: keep only so many last tokens of a longer prompt; without it a prompt is never cut.
@@ -117,6 +123,7 @@ class GenerationRequest:
     json_object: bool = False
     context: int | None = None
     thinking: bool | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
     reasoning: bool = True
     continue_last: bool = False
     caller: Caller = NOBODY

@@ -27,11 +27,7 @@ TW_INLINE void with_scheme(const Matrix& m, const Run& run) {
   if constexpr (FORMAT != INT6) run(Scheme<32, PLAIN>{});
 }
 
-TW_INLINE I load_line(const uint8_t* x) {
-  I r;
-  memcpy(&r, x, LINE);
-  return r;
-}
+TW_INLINE I load_line(const uint8_t* x) { return load_bits(x); }
 
 // The codes of the inputs 4 four, ... 4 four + 3 of a slab, as they are stored.
 template <int64_t FORMAT>
@@ -51,8 +47,8 @@ template <int64_t GROUP, int SCALES>
 struct ScaleReader {
   static constexpr int64_t fields = SCALES & MINIMA ? 2 : 1, groups = 64 / GROUP;
   const uint8_t *block, *at;  // the scales of the block, and of the current slab's first group
+  const uint8_t* super;       // the scales, and behind them the minima, of the current super-block
   int64_t shift, bytes;       // log2 of the slabs of a super-block, and its bytes
-  F scale, minimum;           // of the current super-block
 
   __attribute__((always_inline)) void begin(const Matrix& m, int64_t index, int64_t slabs) {
     shift = SCALES & SUPER ? __builtin_ctzll((uint64_t)m.super) - 6 : 0;
@@ -60,19 +56,16 @@ struct ScaleReader {
     block = (const uint8_t*)m.scales + index * (slabs >> shift) * bytes;
   }
   __attribute__((always_inline)) void to(int64_t slab) {
-    at = block + (slab >> shift) * bytes;
-    if (!(SCALES & SUPER)) return;
-    scale = load_f16((const uint16_t*)at);
-    if (SCALES & MINIMA) minimum = load_f16((const uint16_t*)(at + 32));
-    at += 32 * fields + (slab & ((1 << shift) - 1)) * groups * fields * LANES;
+    super = at = block + (slab >> shift) * bytes;
+    if (SCALES & SUPER) at += 32 * fields + (slab & ((1 << shift) - 1)) * groups * fields * LANES;
   }
   __attribute__((always_inline)) F scale_of(int64_t group) const {
     if (!(SCALES & SUPER)) return load_f16((const uint16_t*)(at + group * fields * 32));
-    return scale * to_float(load_i8((const int8_t*)(at + group * fields * LANES)));
+    return load_f16((const uint16_t*)super) * to_float(load_i8((const int8_t*)(at + group * fields * LANES)));
   }
   __attribute__((always_inline)) F minimum_of(int64_t group) const {
     if (!(SCALES & SUPER)) return load_f16((const uint16_t*)(at + group * fields * 32 + 32));
-    return minimum * to_float(load_i8((const int8_t*)(at + group * fields * LANES + LANES)));
+    return load_f16((const uint16_t*)(super + 32)) * to_float(load_i8((const int8_t*)(at + group * fields * LANES + LANES)));
   }
 };
 

@@ -134,9 +134,7 @@ TW_INLINE void scale_group(F (&acc)[TILE_ROWS], const int32_t* totals, F scale, 
   const float *x_scales = rows.scales + at, *x_minima = (const float*)rows.sums + at;
 #pragma GCC unroll 16
   for (int r = 0; r < TILE_ROWS; r++) {
-    I total;
-    memcpy(&total, totals + r * LANES, 64);
-    acc[r] = fma(to_float(total), scale * all(x_scales[r]), acc[r]);
+    acc[r] = fma(to_float(load_bits(totals + r * LANES)), scale * all(x_scales[r]), acc[r]);
     if (SCALES & MINIMA) acc[r] = fma(minimum, all(x_minima[r]), acc[r]);
   }
 }

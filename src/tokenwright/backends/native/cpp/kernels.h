@@ -112,9 +112,10 @@ struct Kernels {
   // -sum(exp(x - total) (x - total)) of n numbers: the entropy of logits whose logsumexp is `total`.
   double (*entropy)(int64_t n, const float* x, double total);
 
-  // For measuring limits. read: reads all bytes and returns the sum of their words. multiply: multiplies at the peak
-  // rate of a format's kernels and returns the number of multiplications.
-  uint64_t (*read)(const void* data, int64_t bytes);
+  // For measuring limits. read: reads all bytes, with a prefetch `ahead` bytes before each line (0: none), and returns the
+  // sum of their words. multiply: multiplies at the peak rate of a format's instructions and returns the number of
+  // multiplications.
+  uint64_t (*read)(const void* data, int64_t bytes, int64_t ahead);
   int64_t (*multiply)(int64_t format, int64_t rounds);
 };
 

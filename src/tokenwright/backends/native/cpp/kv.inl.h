@@ -45,7 +45,7 @@ TW_INLINE float largest_magnitude(F x) {
   const int32_t bits = _mm512_reduce_max_epi32((__m512i)magnitudes.p[0]);
 #else
   int32_t each[16], bits = 0;
-  memcpy(each, &magnitudes, 64);
+  store_bits(each, magnitudes);
   for (int i = 0; i < 16; i++) bits = bits > each[i] ? bits : each[i];
 #endif
   float r;

@@ -87,17 +87,20 @@ struct Run {
   int64_t step;
 };
 
-TW_INLINE F from_f16(I w) {  // of the low 16 bits of each lane
-#if defined(__AVX512F__)
-  F r;
-  r.p[0] = (FPart)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)w.p[0]));
-  return r;
+#if !defined(__AVX512F__)
+// Of two registers: their first or last numbers in turn, and the numbers at even or odd places of both.
+#if defined(__AVX2__)
+TW_INLINE FPart first_in_turn(FPart a, FPart b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
+TW_INLINE FPart last_in_turn(FPart a, FPart b) { return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
+TW_INLINE FPart even_numbers(FPart a, FPart b) { return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14); }
+TW_INLINE FPart odd_numbers(FPart a, FPart b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15); }
 #else
-  uint16_t halves[16];
-  store_16(halves, w);
-  return load_f16(halves);
+TW_INLINE FPart first_in_turn(FPart a, FPart b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
+TW_INLINE FPart last_in_turn(FPart a, FPart b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
+TW_INLINE FPart even_numbers(FPart a, FPart b) { return __builtin_shufflevector(a, b, 0, 2, 4, 6); }
+TW_INLINE FPart odd_numbers(FPart a, FPart b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7); }
 #endif
-}
+#endif
 
 // interleave: from vectors of the even and the odd numbers to the first and the last sixteen. take_apart: the inverse.
 TW_INLINE void interleave(F& even, F& odd) {
@@ -107,15 +110,15 @@ TW_INLINE void interleave(F& even, F& odd) {
   even.p[0] = (FPart)_mm512_permutex2var_ps(a, low, b);
   odd.p[0] = (FPart)_mm512_permutex2var_ps(a, _mm512_or_si512(low, _mm512_set1_epi32(8)), b);
 #else
-  float numbers[32], of_even[16], of_odd[16];
-  store(of_even, even);
-  store(of_odd, odd);
-  for (int i = 0; i < 16; i++) {
-    numbers[2 * i] = of_even[i];
-    numbers[2 * i + 1] = of_odd[i];
+  FPart both[2 * PARTS];
+  TW_PARTS {
+    both[2 * i] = first_in_turn(even.p[i], odd.p[i]);
+    both[2 * i + 1] = last_in_turn(even.p[i], odd.p[i]);
   }
-  even = load(numbers);
-  odd = load(numbers + 16);
+  TW_PARTS {
+    even.p[i] = both[i];
+    odd.p[i] = both[PARTS + i];
+  }
 #endif
 }
 TW_INLINE void take_apart(F& first, F& second) {
@@ -125,17 +128,39 @@ TW_INLINE void take_apart(F& first, F& second) {
   first.p[0] = (FPart)_mm512_permutex2var_ps(a, even, b);
   second.p[0] = (FPart)_mm512_permutex2var_ps(a, _mm512_or_si512(even, _mm512_set1_epi32(1)), b);
 #else
-  float numbers[32], of_even[16], of_odd[16];
-  store(numbers, first);
-  store(numbers + 16, second);
-  for (int i = 0; i < 16; i++) {
-    of_even[i] = numbers[2 * i];
-    of_odd[i] = numbers[2 * i + 1];
+  FPart both[2 * PARTS];
+  TW_PARTS {
+    both[i] = first.p[i];
+    both[PARTS + i] = second.p[i];
   }
-  first = load(of_even);
-  second = load(of_odd);
+  TW_PARTS {
+    first.p[i] = even_numbers(both[2 * i], both[2 * i + 1]);
+    second.p[i] = odd_numbers(both[2 * i], both[2 * i + 1]);
+  }
 #endif
 }
+
+#if !defined(__AVX512F__)
+// The steps of a transposition within each 128 bits: of two rows the first or last two numbers in turn, and of two such
+// pairs the first or last halves. A register of 256 bits has a row in its lower and the fourth row behind it in its upper
+// half.
+#if defined(__AVX2__)
+TW_INLINE IPart transposed_row(const uint8_t* row, const uint8_t* fourth) {
+  const __m128i low = _mm_loadu_si128((const __m128i*)row), high = _mm_loadu_si128((const __m128i*)fourth);
+  return (IPart)_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+}
+TW_INLINE IPart low_pairs(IPart a, IPart b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13); }
+TW_INLINE IPart high_pairs(IPart a, IPart b) { return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15); }
+TW_INLINE IPart low_halves(IPart a, IPart b) { return __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13); }
+TW_INLINE IPart high_halves(IPart a, IPart b) { return __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15); }
+#else
+TW_INLINE IPart transposed_row(const uint8_t* row, const uint8_t*) { return load_part<IPart>(row); }
+TW_INLINE IPart low_pairs(IPart a, IPart b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
+TW_INLINE IPart high_pairs(IPart a, IPart b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
+TW_INLINE IPart low_halves(IPart a, IPart b) { return __builtin_shufflevector(a, b, 0, 1, 4, 5); }
+TW_INLINE IPart high_halves(IPart a, IPart b) { return __builtin_shufflevector(a, b, 2, 3, 6, 7); }
+#endif
+#endif
 
 // Transposes sixteen bytes of sixteen rows: lane r of x[i] holds bytes [4 i, 4 i + 4) of row r.
 TW_INLINE void transpose(Run rows, I (&x)[4]) {
@@ -160,20 +185,18 @@ TW_INLINE void transpose(Run rows, I (&x)[4]) {
   x[2].p[0] = (IPart)_mm512_unpacklo_epi64(b, d);
   x[3].p[0] = (IPart)_mm512_unpackhi_epi64(b, d);
 #else
-  typedef int32_t Four __attribute__((vector_size(16)));
-  int32_t out[4][16];
-  for (int i = 0; i < 16; i += 4) {
-    Four row[4];
-    for (int k = 0; k < 4; k++) memcpy(&row[k], rows.at + (i + k) * rows.step, 16);
-    const Four ab = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5);
-    const Four cd = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5);
-    const Four ef = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7);
-    const Four gh = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
-    const Four r[4] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
-                       __builtin_shufflevector(ef, gh, 0, 1, 4, 5), __builtin_shufflevector(ef, gh, 2, 3, 6, 7)};
-    for (int k = 0; k < 4; k++) memcpy(&out[k][i], &r[k], 16);
+  TW_PARTS {
+    IPart row[4];
+    const uint8_t* at = rows.at + i * WIDTH * rows.step;
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; k++) row[k] = transposed_row(at + k * rows.step, at + (k + 4) * rows.step);
+    const IPart ab = low_pairs(row[0], row[1]), cd = low_pairs(row[2], row[3]);
+    const IPart ef = high_pairs(row[0], row[1]), gh = high_pairs(row[2], row[3]);
+    x[0].p[i] = low_halves(ab, cd);
+    x[1].p[i] = high_halves(ab, cd);
+    x[2].p[i] = low_halves(ef, gh);
+    x[3].p[i] = high_halves(ef, gh);
   }
-  memcpy(x, out, sizeof out);
 #endif
 }
 
@@ -188,16 +211,17 @@ TW_INLINE I two_scales(const uint16_t* scales, const Block& block, int64_t lane,
   } else {
     for (int i = 0; i < 16; i++) memcpy(&x[i], scales + block.places[lane + i] * groups, 4);
   }
-#if defined(__AVX512F__)  // assembled in registers: a wide load after narrow stores would stall on store forwarding
-  I r;
+  I r;  // assembled in registers: a wide load after narrow stores would stall on store forwarding
+#if defined(__AVX512F__)
   r.p[0] = (IPart)_mm512_setr_epi32(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9], x[10], x[11], x[12],
                                     x[13], x[14], x[15]);
-  return r;
+#elif defined(__AVX2__)
+  r.p[0] = (IPart)_mm256_setr_epi32(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]);
+  r.p[1] = (IPart)_mm256_setr_epi32(x[8], x[9], x[10], x[11], x[12], x[13], x[14], x[15]);
 #else
-  I r;
-  memcpy(&r, x, 64);
-  return r;
+  TW_PARTS r.p[i] = IPart{x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]};
 #endif
+  return r;
 }
 
 // Loads the scales of a block of a tensor: scales[group * 64 + lane].

@@ -22,29 +22,15 @@ TW_INLINE I signed_nibbles(I x) {
   return x;
 }
 
-// Decodes four bytes of sixteen rows to lines.
+// Line `k` of four bytes of sixteen rows. One at a time: all of them would not fit in registers.
 template <int64_t FORMAT>
-TW_INLINE void spread(I x, F (&lines)[lines_in_four_bytes(FORMAT)]) {
-  if constexpr (FORMAT == F32) lines[0] = bits_to_float(x);
-  if constexpr (FORMAT == BF16) {
-    lines[0] = bits_to_float(x << 16);
-    lines[1] = bits_to_float(x & all(-65536));
-  }
-  if constexpr (FORMAT == F16) {
-    lines[0] = from_f16(x & all(0xffff));
-    lines[1] = from_f16((x >> 16) & all(0xffff));
-  }
-  if constexpr (FORMAT == FP8)
-    for (int i = 0; i < 4; i++) lines[i] = from_fp8((x >> 8 * i) & all(0xff));
-  if constexpr (FORMAT == INT8) {
-    lines[0] = bits_to_float(right16(left16(x, 8), 8));
-    lines[1] = bits_to_float(right16(x, 8));
-  }
-  if constexpr (FORMAT == INT4) {
-    x = signed_nibbles(x);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) lines[i] = bits_to_float(right16(left16(x, 12 - 4 * i), 12));
-  }
+TW_INLINE F line_of(I x, int k) {
+  if constexpr (FORMAT == F32) return bits_to_float(x);
+  if constexpr (FORMAT == BF16) return bits_to_float(k ? x & all(-65536) : x << 16);
+  if constexpr (FORMAT == F16) return from_f16((k ? x >> 16 : x) & all(0xffff));
+  if constexpr (FORMAT == FP8) return from_fp8((x >> 8 * k) & all(0xff));
+  if constexpr (FORMAT == INT8) return bits_to_float(right16(k ? x : left16(x, 8), 8));
+  return bits_to_float(right16(left16(signed_nibbles(x), 12 - 4 * k), 12));
 }
 
 // Copies sixteen rows of keys, from a lane on, to contiguous memory in `copies`, each padded with zeros to a multiple
@@ -76,9 +62,8 @@ static void decode_keys_of(const Block& block, int64_t size, float* keys, void* 
       block.ahead->k.after(16 * 16);
 #pragma GCC unroll 4
       for (int64_t i = 0; i < 4; i++) {
-        F lines[count];
-        spread<FORMAT>(x[i], lines);
-        for (int64_t k = 0; k < count; k++, to += BLOCK) store(to, lines[k]);
+#pragma GCC unroll 4
+        for (int k = 0; k < count; k++, to += BLOCK) store(to, line_of<FORMAT>(x[i], k));
       }
     }
   }

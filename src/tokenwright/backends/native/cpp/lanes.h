@@ -11,6 +11,8 @@
 #include <immintrin.h>
 #elif defined(__SSE2__)
 #include <emmintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #ifndef TW_ISA
@@ -48,29 +50,85 @@ struct I {  // int32
 
 #define TW_PARTS _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++)
 
-TW_INLINE F load(const float* x) {
-  F r;
-  memcpy(&r, x, 64);
+// Memory is read and written part by part. Where memcpy copies a whole F or I, or the index of a part or lane is not
+// known at compile time, GCC keeps the struct, and every sum that it meets, in memory instead of registers.
+template <typename Part>
+TW_INLINE Part load_part(const void* x) {
+  Part r;
+  memcpy(&r, x, sizeof r);
   return r;
 }
-TW_INLINE void store(float* x, F v) { memcpy(x, &v, 64); }
+template <typename Part>
+TW_INLINE void store_part(void* x, Part v) {
+  memcpy(x, &v, sizeof v);
+}
+TW_INLINE F load(const float* x) {
+  F r;
+  TW_PARTS r.p[i] = load_part<FPart>(x + i * WIDTH);
+  return r;
+}
+TW_INLINE void store(float* x, F v) { TW_PARTS store_part(x + i * WIDTH, v.p[i]); }
+TW_INLINE I load_bits(const void* x) {  // 64 bytes
+  I r;
+  TW_PARTS r.p[i] = load_part<IPart>((const char*)x + 4 * i * WIDTH);
+  return r;
+}
+TW_INLINE void store_bits(void* x, I v) { TW_PARTS store_part((char*)x + 4 * i * WIDTH, v.p[i]); }
+#if defined(__AVX512F__)
+#elif defined(__AVX2__)
+TW_INLINE __m256i first_lanes(int64_t n) {  // -1 in the first n lanes of eight; n may be negative or above eight
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32((int32_t)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#else
+// Of a part, its first n lanes; n may be negative or above four. Not by memcpy of a variable length: no register outlives
+// a call, so sums that are stored after a loop would be in memory within it.
+TW_INLINE FPart load_first(const float* x, int64_t n) {
+  if (n >= 4) return load_part<FPart>(x);
+  return FPart{n > 0 ? x[0] : 0.0f, n > 1 ? x[1] : 0.0f, n > 2 ? x[2] : 0.0f, 0.0f};
+}
+TW_INLINE void store_first(float* x, FPart v, int64_t n) {
+  if (n >= 4) return store_part(x, v);
+  if (n > 0) x[0] = v[0];
+  if (n > 1) x[1] = v[1];
+  if (n > 2) x[2] = v[2];
+}
+#endif
 TW_INLINE F load(const float* x, int64_t n) {  // the first n <= 16 lanes; the others are zeros
 #if defined(__AVX512F__)
   F r;
   r.p[0] = (FPart)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), x);
-#else
-  if (n == 16) return load(x);
-  F r = {};
-  memcpy(&r, x, 4 * n);
-#endif
   return r;
+#elif defined(__AVX2__)
+  F r;
+  TW_PARTS r.p[i] = (FPart)_mm256_maskload_ps(x + 8 * i, first_lanes(n - 8 * i));
+  return r;
+#else
+  F r;
+  TW_PARTS r.p[i] = load_first(x + 4 * i, n - 4 * i);
+  return r;
+#endif
 }
 TW_INLINE void store(float* x, F v, int64_t n) {  // the first n <= 16 lanes
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(x, (__mmask16)((1u << n) - 1), (__m512)v.p[0]);
+#elif defined(__AVX2__)
+  TW_PARTS _mm256_maskstore_ps(x + 8 * i, first_lanes(n - 8 * i), (__m256)v.p[i]);
 #else
-  if (n == 16) return store(x, v);
-  memcpy(x, &v, 4 * n);
+  TW_PARTS store_first(x + 4 * i, v.p[i], n - 4 * i);
+#endif
+}
+
+// Has a vector computed here and held in registers. Without it compilers collect the products of a long unrolled sum
+// before they add them up, and run out of registers.
+TW_INLINE void settle(I& a) {
+#if defined(__AVX512F__)
+  TW_PARTS __asm__ volatile("" : "+v"(a.p[i]));
+#elif defined(__SSE2__)
+  TW_PARTS __asm__ volatile("" : "+x"(a.p[i]));
+#elif defined(__aarch64__)
+  TW_PARTS __asm__ volatile("" : "+w"(a.p[i]));
+#else
+  (void)a;
 #endif
 }
 
@@ -104,6 +162,7 @@ TW_BINARY(I, -)
 TW_BINARY(I, *)
 TW_BINARY(I, &)
 TW_BINARY(I, |)
+TW_BINARY(I, ^)
 #undef TW_BINARY
 
 TW_INLINE I operator<<(I a, int n) {
@@ -133,12 +192,12 @@ TW_INLINE F smaller(F a, F b) {
 }
 TW_INLINE F bits_to_float(I a) {
   F r;
-  memcpy(&r, &a, 64);
+  TW_PARTS r.p[i] = (FPart)a.p[i];
   return r;
 }
 TW_INLINE I float_to_bits(F a) {
   I r;
-  memcpy(&r, &a, 64);
+  TW_PARTS r.p[i] = (IPart)a.p[i];
   return r;
 }
 TW_INLINE F magnitude(F a) { return bits_to_float(float_to_bits(a) & all(0x7fffffff)); }
@@ -150,6 +209,12 @@ TW_INLINE I dot16(I total, I a, I b) {
   TW_PARTS total.p[i] += (IPart)_mm256_madd_epi16((__m256i)a.p[i], (__m256i)b.p[i]);
 #elif defined(__SSE2__)
   TW_PARTS total.p[i] += (IPart)_mm_madd_epi16((__m128i)a.p[i], (__m128i)b.p[i]);
+#elif defined(__aarch64__)
+  TW_PARTS {
+    const int16x8_t x = (int16x8_t)a.p[i], y = (int16x8_t)b.p[i];
+    const int32x4_t products = vmull_s16(vget_low_s16(x), vget_low_s16(y));
+    total.p[i] += (IPart)vpaddq_s32(products, vmull_high_s16(x, y));
+  }
 #else
   TW_PARTS total.p[i] += (a.p[i] << 16 >> 16) * (b.p[i] << 16 >> 16) + (a.p[i] >> 16) * (b.p[i] >> 16);
 #endif
@@ -202,22 +267,22 @@ TW_INLINE I nearest(F a) {
 TW_INLINE float sum(F a) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)a.p[0]);
+#else
+  float x[8];
+  TW_PARTS if (i < PARTS / 2) store_part(x + i * WIDTH, a.p[i] + a.p[i + PARTS / 2]);
+  return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 #endif
-  float x[16];
-  store(x, a);
-  for (int n = 8; n; n /= 2)
-    for (int i = 0; i < n; i++) x[i] += x[i + n];
-  return x[0];
 }
 TW_INLINE float largest(F a) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)a.p[0]);
-#endif
-  float x[16];
-  store(x, a);
-  for (int n = 8; n; n /= 2)
+#else
+  float x[8];
+  TW_PARTS if (i < PARTS / 2) store_part(x + i * WIDTH, a.p[i] > a.p[i + PARTS / 2] ? a.p[i] : a.p[i + PARTS / 2]);
+  for (int n = 4; n; n /= 2)
     for (int i = 0; i < n; i++) x[i] = x[i] > x[i + n] ? x[i] : x[i + n];
   return x[0];
+#endif
 }
 
 // Sixteen numbers of another format, widened to fp32.
@@ -229,37 +294,46 @@ TW_INLINE F load_bf16(const uint16_t* x) {
   TW_PARTS r.p[i] = (FPart)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(x + 8 * i))), 16);
 #else
   TW_PARTS {
-    HPart h;
-    memcpy(&h, x + i * WIDTH, sizeof h);
-    UPart w = __builtin_convertvector(h, UPart) << 16;
-    memcpy(&r.p[i], &w, sizeof w);
+    r.p[i] = (FPart)(__builtin_convertvector(load_part<HPart>(x + i * WIDTH), UPart) << 16);
+  }
+#endif
+  return r;
+}
+TW_INLINE F from_f16(I w) {  // of the low 16 bits of each lane; the others must be zeros
+  F r;
+#if defined(__AVX512F__)
+  r.p[0] = (FPart)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)w.p[0]));
+#elif defined(__AVX2__)
+  TW_PARTS {
+    const __m256i halves = _mm256_packus_epi32((__m256i)w.p[i], (__m256i)w.p[i]);
+    r.p[i] = (FPart)_mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 8)));
+  }
+#else
+  TW_PARTS {
+    const UPart u = (UPart)w.p[i], rest = (u & 0x7fff) << 13;
+    // 2^112 is the difference of the exponent biases; the product is correct for subnormals too
+    UPart out = (UPart)((FPart)rest * 5.192296858534828e33f);
+    out |= (UPart)(rest >= (0x7c00u << 13)) & 0x7f800000u;  // infinities and NaN
+    out |= (u & 0x8000) << 16;
+    r.p[i] = (FPart)out;
   }
 #endif
   return r;
 }
 TW_INLINE F load_f16(const uint16_t* x) {
-  F r;
 #if defined(__AVX512F__)
+  F r;
   r.p[0] = (FPart)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)x));
-#elif defined(__AVX2__)
-  TW_PARTS r.p[i] = (FPart)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(x + 8 * i)));
-#else
-  TW_PARTS {
-    HPart h;
-    memcpy(&h, x + i * WIDTH, sizeof h);
-    UPart w = __builtin_convertvector(h, UPart);
-    UPart rest = (w & 0x7fff) << 13;
-    FPart f;
-    memcpy(&f, &rest, sizeof f);
-    f *= 5.192296858534828e33f;  // 2^112, the difference of the exponent biases; correct for subnormals too
-    UPart out;
-    memcpy(&out, &f, sizeof f);
-    out |= (UPart)(rest >= (0x7c00u << 13)) & 0x7f800000u;  // infinities and NaN
-    out |= (w & 0x8000) << 16;
-    memcpy(&r.p[i], &out, sizeof out);
-  }
-#endif
   return r;
+#elif defined(__AVX2__)
+  F r;
+  TW_PARTS r.p[i] = (FPart)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(x + 8 * i)));
+  return r;
+#else
+  I w;
+  TW_PARTS w.p[i] = (IPart)__builtin_convertvector(load_part<HPart>(x + i * WIDTH), UPart);
+  return from_f16(w);
+#endif
 }
 TW_INLINE I load_i8(const int8_t* x) {  // intrinsics here and below: compilers generate slower code without them
   I r;
@@ -268,11 +342,7 @@ TW_INLINE I load_i8(const int8_t* x) {  // intrinsics here and below: compilers 
 #elif defined(__AVX2__)
   TW_PARTS r.p[i] = (IPart)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(x + 8 * i)));
 #else
-  TW_PARTS {
-    CPart c;
-    memcpy(&c, x + i * WIDTH, sizeof c);
-    r.p[i] = __builtin_convertvector(c, IPart);
-  }
+  TW_PARTS r.p[i] = __builtin_convertvector(load_part<CPart>(x + i * WIDTH), IPart);
 #endif
   return r;
 }
@@ -283,11 +353,7 @@ TW_INLINE I load_u8(const uint8_t* x) {
 #elif defined(__AVX2__)
   TW_PARTS r.p[i] = (IPart)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(x + 8 * i)));
 #else
-  TW_PARTS {
-    BPart c;
-    memcpy(&c, x + i * WIDTH, sizeof c);
-    r.p[i] = __builtin_convertvector(c, IPart);
-  }
+  TW_PARTS r.p[i] = __builtin_convertvector(load_part<BPart>(x + i * WIDTH), IPart);
 #endif
   return r;
 }
@@ -295,22 +361,34 @@ TW_INLINE I load_u8(const uint8_t* x) {
 TW_INLINE void store_16(uint16_t* x, I a) {
 #if defined(__AVX512F__)
   _mm256_storeu_si256((__m256i*)x, _mm512_cvtepi32_epi16((__m512i)a.p[0]));
+#elif defined(__AVX2__)
+  a = a & all(0xffff);
+  const __m256i halves = _mm256_packus_epi32((__m256i)a.p[0], (__m256i)a.p[1]);
+  _mm256_storeu_si256((__m256i*)x, _mm256_permute4x64_epi64(halves, 0xd8));
+#elif defined(__SSE2__)
+  a = a << 16 >> 16;  // within the range of the signed packing below
+  for (int i = 0; i < 4; i += 2)
+    _mm_storeu_si128((__m128i*)(x + 4 * i), _mm_packs_epi32((__m128i)a.p[i], (__m128i)a.p[i + 1]));
 #else
-  TW_PARTS {
-    const HPart h = __builtin_convertvector((UPart)a.p[i], HPart);
-    memcpy(x + i * WIDTH, &h, sizeof h);
-  }
+  TW_PARTS store_part(x + i * WIDTH, __builtin_convertvector((UPart)a.p[i], HPart));
 #endif
 }
 // Stores the low 8 bits of each lane.
 TW_INLINE void store_8(uint8_t* x, I a) {
 #if defined(__AVX512F__)
   _mm_storeu_si128((__m128i*)x, _mm512_cvtepi32_epi8((__m512i)a.p[0]));
+#elif defined(__SSE2__)
+  a = a & all(0xff);
+#if defined(__AVX2__)
+  const __m256i halves = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)a.p[0], (__m256i)a.p[1]), 0xd8);
+  const __m128i low = _mm256_castsi256_si128(halves), high = _mm256_extracti128_si256(halves, 1);
 #else
-  TW_PARTS {
-    const BPart b = __builtin_convertvector(a.p[i], BPart);
-    memcpy(x + i * WIDTH, &b, sizeof b);
-  }
+  const __m128i low = _mm_packs_epi32((__m128i)a.p[0], (__m128i)a.p[1]);
+  const __m128i high = _mm_packs_epi32((__m128i)a.p[2], (__m128i)a.p[3]);
+#endif
+  _mm_storeu_si128((__m128i*)x, _mm_packus_epi16(low, high));
+#else
+  TW_PARTS store_part(x + i * WIDTH, __builtin_convertvector(a.p[i], BPart));
 #endif
 }
 // Stores as bfloat16, rounded to nearest, ties to even; NaN stays NaN.

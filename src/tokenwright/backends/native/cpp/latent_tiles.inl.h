@@ -34,8 +34,8 @@ static void split_queries(const Tile& tile, const QueryRows& rows) {
       halves(load(at), high[0], low[0]);
       halves(load(at + tile.beside), high[1], low[1]);
       const I highs = ((high[0] >> 16) & all(0xffff)) | high[1], lows = low[0] | low[1] << 16;
-      memcpy(rows.pairs + d / 2 * tile.beside + query, &highs, 64);
-      memcpy(rows.low + d / 2 * tile.beside + query, &lows, 64);
+      store_bits(rows.pairs + d / 2 * tile.beside + query, highs);
+      store_bits(rows.low + d / 2 * tile.beside + query, lows);
     }
 }
 

@@ -158,21 +158,21 @@ TW_EXPORT int64_t tw_summarise(const Kernels* k, Workspace* workspace, int64_t n
                         [&](Workspace& w) { summarise(*k, w, n, vocab, logits, best, log_total, threads); });
 }
 
-// Reads every byte once, by all threads. Returns the sum of the words.
-TW_EXPORT uint64_t tw_read(const Kernels* k, const void* data, int64_t bytes, int64_t threads) {
+// Reads every byte once, by all threads, with a prefetch `ahead` bytes before each line. Returns the sum of the words.
+TW_EXPORT uint64_t tw_read(const Kernels* k, const void* data, int64_t bytes, int64_t ahead, int64_t threads) {
   struct Job {
     const Kernels* k;
     const char* data;
-    int64_t bytes;
+    int64_t bytes, ahead;
     std::atomic<uint64_t> total{0};
-  } job{k, (const char*)data, bytes};
+  } job{k, (const char*)data, bytes, ahead};
   run_on_threads(
       threads,
       [](void* context, Team& team, int64_t) {
         Job& j = *(Job*)context;
         const int64_t piece = std::clamp<int64_t>(j.bytes / (8 * team.size()) / 64 * 64, 1 << 16, 1 << 20);
         team.share(j.bytes, piece,
-                   [&](int64_t first, int64_t last) { j.total += j.k->read(j.data + first, last - first); });
+                   [&](int64_t first, int64_t last) { j.total += j.k->read(j.data + first, last - first, j.ahead); });
       },
       &job);
   return job.total;

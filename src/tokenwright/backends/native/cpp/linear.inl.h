@@ -8,13 +8,16 @@
 namespace tw {
 namespace TW_ISA {
 
-// Rows and blocks that a kernel holds in registers, and the most rows that read the weights only once.
+// Rows and blocks that a kernel holds in registers, the most rows that read the weights only once, and how many rows of
+// integers and of floats are interleaved.
 #if defined(__AVX512F__)
-constexpr int MOST_ROWS = 8, MOST_FLOAT_ROWS = 12, BLOCKS = 2, FEW_ROWS = 16, SIDE_BY_SIDE = 4;
+constexpr int MOST_ROWS = 8, MOST_FLOAT_ROWS = 12, BLOCKS = 2, FEW_ROWS = 16, SIDE_BY_SIDE = 4, FLOATS_SIDE_BY_SIDE = 4;
 #elif defined(__AVX2__)
-constexpr int MOST_ROWS = 4, MOST_FLOAT_ROWS = 4, BLOCKS = 1, FEW_ROWS = 4, SIDE_BY_SIDE = 1;
+constexpr int MOST_ROWS = 4, MOST_FLOAT_ROWS = 6, BLOCKS = 1, FEW_ROWS = 4, SIDE_BY_SIDE = 4, FLOATS_SIDE_BY_SIDE = 1;
+#elif defined(__aarch64__)
+constexpr int MOST_ROWS = 4, MOST_FLOAT_ROWS = 4, BLOCKS = 1, FEW_ROWS = 4, SIDE_BY_SIDE = 4, FLOATS_SIDE_BY_SIDE = 1;
 #else
-constexpr int MOST_ROWS = 2, MOST_FLOAT_ROWS = 2, BLOCKS = 1, FEW_ROWS = 2, SIDE_BY_SIDE = 1;
+constexpr int MOST_ROWS = 2, MOST_FLOAT_ROWS = 2, BLOCKS = 1, FEW_ROWS = 2, SIDE_BY_SIDE = 1, FLOATS_SIDE_BY_SIDE = 1;
 #endif
 
 constexpr int64_t AHEAD = 4096;        // prefetch distance in bytes of a block's weights
@@ -77,14 +80,13 @@ TW_INLINE void end(const Work& work, F (&acc)[R][B]) {
   }
 }
 
-// One half of each lane of a line as fp32: the inputs 2 i (which = 0) or 2 i + 1 (which = 1).
+// The weights of a line as fp32: of a format of 16 bits the inputs 2 i (which = 0) or 2 i + 1 (which = 1).
 template <int64_t FORMAT>
-TW_INLINE F half(I line, int which) {
+TW_INLINE F weights_of(const uint8_t* at, int which) {
+  const I line = load_line(at);
+  if (FORMAT == F32) return bits_to_float(line);
   if (FORMAT == BF16) return bits_to_float(which ? line & all((int32_t)0xffff0000) : line << 16);
-  uint16_t each[32], picked[16];
-  memcpy(each, &line, LINE);
-  for (int i = 0; i < 16; i++) picked[i] = each[2 * i + which];
-  return load_f16(picked);
+  return from_f16((which ? line >> 16 : line) & all(0xffff));
 }
 
 // The pointers to a kernel's R rows: one for each TOGETHER interleaved rows, or one per row.
@@ -110,6 +112,10 @@ struct RowPointers {
   }
 };
 
+// Hides from the compiler where the weights are, so that it loads a line twice that it needs twice: a kernel of many rows
+// needs the register in which it would wait.
+TW_INLINE void hide(const uint8_t*& weights) { __asm__ volatile("" : "+r"(weights)); }
+
 template <int64_t FORMAT, int R, int B, int TOGETHER>
 static void float_kernel(const Work& work) {
   constexpr int64_t per_line = FORMAT == F32 ? 1 : 2;
@@ -121,26 +127,23 @@ static void float_kernel(const Work& work) {
   begin<R, B>(work, acc);
   const int64_t lines = work.slabs * (Slab<FORMAT>::bytes / LINE);
   for (int64_t i = 0; i < lines; i++) {
-    F weights[B][per_line];
+    const uint8_t* at = w + i * LINE;
 #pragma GCC unroll 4
-    for (int b = 0; b < B; b++) {
-      const uint8_t* at = w + b * run + i * LINE;
-      if (work.ahead) __builtin_prefetch(at + work.ahead);
-      if (FORMAT == F32) {
-        weights[b][0] = bits_to_float(load_line(at));
-      } else {
-        weights[b][0] = half<FORMAT>(load_line(at), 0);
-        weights[b][per_line - 1] = half<FORMAT>(load_line(at), 1);
-      }
-    }
+    for (int b = 0; b < B; b++)
+      if (work.ahead) __builtin_prefetch(at + b * run + work.ahead);
 #pragma GCC unroll 2
-    for (int k = 0; k < per_line; k++)
+    for (int k = 0; k < per_line; k++) {
+      if (R > 4) hide(at);
+      F weights[B];
+#pragma GCC unroll 4
+      for (int b = 0; b < B; b++) weights[b] = weights_of<FORMAT>(at + b * run, k);
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) {
         const F value = all(x.get(r, i * per_line + k));
 #pragma GCC unroll 4
-        for (int b = 0; b < B; b++) acc[r][b] = fma(weights[b][k], value, acc[r][b]);
+        for (int b = 0; b < B; b++) acc[r][b] = fma(weights[b], value, acc[r][b]);
       }
+    }
   }
   end<R, B>(work, acc);
 }
@@ -152,6 +155,19 @@ TW_INLINE int32_t offset(int64_t format) {
 #endif
   return format == INT8 ? -128 : format == INT4 ? -8 : format == INT5 ? -16 : -32;
 }
+
+// How many products of `dot` a sum of it may hold, and from it the sum of 32 bits. On AVX2 the sums of 4-bit codes have
+// 16 bits: eight times two products of at most 15 * 127.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int64_t dots_together(int64_t format) { return format == INT4 ? 8 : 1; }
+TW_INLINE I widened(I pairs) {
+  TW_PARTS pairs.p[i] = (IPart)_mm256_madd_epi16((__m256i)pairs.p[i], _mm256_set1_epi16(1));
+  return pairs;
+}
+#else
+constexpr int64_t dots_together(int64_t) { return 1; }
+TW_INLINE I widened(I sums) { return sums; }
+#endif
 
 // acc[lane] += the sum of four codes of the lane times four of x; exact.
 template <int64_t FORMAT>
@@ -169,25 +185,36 @@ TW_INLINE I dot(I acc, I codes, int32_t four) {
     } else {
       pairs = _mm256_maddubs_epi16((__m256i)codes.p[i], x);
     }
-    acc.p[i] = acc.p[i] + (IPart)_mm256_madd_epi16(pairs, ones);
+    if (FORMAT == INT4)
+      acc.p[i] = (IPart)_mm256_add_epi16((__m256i)acc.p[i], pairs);
+    else
+      acc.p[i] = acc.p[i] + (IPart)_mm256_madd_epi16(pairs, ones);
+  }
+#elif defined(__aarch64__)
+  const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four));
+  TW_PARTS {
+    const int8x16_t code = veorq_s8((int8x16_t)codes.p[i], vdupq_n_s8(FORMAT == INT8 ? -128 : 0));
+    const int16x8_t low = vmull_s8(vget_low_s8(code), vget_low_s8(x));
+    acc.p[i] = (IPart)vpadalq_s16((int32x4_t)acc.p[i], vpaddq_s16(low, vmull_high_s8(code, x)));
+  }
+#elif defined(__SSE2__)
+  const __m128i x = _mm_set1_epi32(four), x_even = _mm_srai_epi16(_mm_slli_epi16(x, 8), 8), x_odd = _mm_srai_epi16(x, 8);
+  TW_PARTS {
+    const __m128i code = _mm_xor_si128((__m128i)codes.p[i], _mm_set1_epi8((char)(FORMAT == INT8 ? 0x80 : 0)));
+    const __m128i even = _mm_srai_epi16(_mm_slli_epi16(code, 8), 8), odd = _mm_srai_epi16(code, 8);
+    acc.p[i] += (IPart)_mm_madd_epi16(even, x_even) + (IPart)_mm_madd_epi16(odd, x_odd);
   }
 #else
-  int8_t x[4];
-  uint8_t each[64];
-  int32_t sums[16];
-  memcpy(x, &four, 4);
-  memcpy(each, &codes, 64);
-  memcpy(sums, &acc, 64);
-  for (int i = 0; i < 16; i++)
-    for (int k = 0; k < 4; k++) sums[i] += ((int32_t)each[4 * i + k] - (FORMAT == INT8 ? 128 : 0)) * x[k];
-  memcpy(&acc, sums, 64);
+  const I x = all(four), code = FORMAT == INT8 ? codes ^ all((int32_t)0x80808080) : codes;
+  acc = dot16(acc, right16(left16(code, 8), 8), right16(left16(x, 8), 8));
+  acc = dot16(acc, right16(code, 8), right16(x, 8));
 #endif
   return acc;
 }
 
 template <int64_t FORMAT, int64_t GROUP, int SCALES, int R, int B, int TOGETHER>
 static void integer_kernel(const Work& work) {
-  constexpr int64_t groups = 64 / GROUP, fours = GROUP / 4;
+  constexpr int64_t groups = 64 / GROUP, fours = GROUP / 4, together = dots_together(FORMAT);
   const int64_t run = work.all_slabs * Slab<FORMAT>::bytes;
   const uint8_t* w = (const uint8_t*)work.matrix.codes + work.block * run + work.slab * Slab<FORMAT>::bytes;
   ScaleReader<GROUP, SCALES> scales[B];
@@ -206,27 +233,44 @@ static void integer_kernel(const Work& work) {
     for (int b = 0; b < B; b++) scales[b].to(work.slab + s);
 #pragma GCC unroll 4
     for (int g = 0; g < groups; g++) {
+      const uint8_t* slab = w + s * Slab<FORMAT>::bytes;
+      if (R > 2) hide(slab);
+      const auto start = [&](int r) __attribute__((always_inline)) {
+        return SCALES & MINIMA ? I{} : all(x_sums.get(r, s * groups + g));
+      };
       I sums[R][B];
 #pragma GCC unroll 16
-      for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int b = 0; b < B; b++) sums[r][b] = SCALES & MINIMA ? I{} : all(x_sums.get(r, s * groups + g));
+      for (int first = 0; first < fours; first += together) {
+        I some[R][B];
 #pragma GCC unroll 16
-      for (int q = 0; q < fours; q++) {
-        const int64_t four = g * fours + q;  // the index in the slab
-        I codes[B];
+        for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int b = 0; b < B; b++) {
-          const uint8_t* at = w + b * run + s * Slab<FORMAT>::bytes;
-          if (work.ahead && four < Slab<FORMAT>::bytes / LINE) __builtin_prefetch(at + four * LINE + work.ahead);
-          codes[b] = codes_of<FORMAT>(at, four);
+          for (int b = 0; b < B; b++) some[r][b] = together > 1 ? I{} : first ? sums[r][b] : start(r);
+#pragma GCC unroll 16
+        for (int q = first; q < first + together; q++) {
+          const int64_t four = g * fours + q;  // the index in the slab
+          I codes[B];
+#pragma GCC unroll 4
+          for (int b = 0; b < B; b++) {
+            const uint8_t* at = slab + b * run;
+            if (work.ahead && four < Slab<FORMAT>::bytes / LINE) __builtin_prefetch(at + four * LINE + work.ahead);
+            codes[b] = codes_of<FORMAT>(at, four);
+          }
+#pragma GCC unroll 16
+          for (int r = 0; r < R; r++) {
+            const int32_t values = x.get(r, s * 16 + four);
+#pragma GCC unroll 4
+            for (int b = 0; b < B; b++) {
+              some[r][b] = dot<FORMAT>(some[r][b], codes[b], values);
+              settle(some[r][b]);
+            }
+          }
         }
 #pragma GCC unroll 16
-        for (int r = 0; r < R; r++) {
-          const int32_t values = x.get(r, s * 16 + four);
+        for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-          for (int b = 0; b < B; b++) sums[r][b] = dot<FORMAT>(sums[r][b], codes[b], values);
-        }
+          for (int b = 0; b < B; b++)
+            sums[r][b] = together > 1 ? (first ? sums[r][b] : start(r)) + widened(some[r][b]) : some[r][b];
       }
 #pragma GCC unroll 4
       for (int b = 0; b < B; b++) {
@@ -251,7 +295,8 @@ TW_INLINE void kernel(const Work& work) {
 }
 
 // How many rows are interleaved: enough that a kernel's pointers fit in registers.
-static int64_t together(int64_t, int64_t rows) { return rows > 4 ? SIDE_BY_SIDE : 1; }
+constexpr int side_by_side_of(int64_t format) { return quantised(format) ? SIDE_BY_SIDE : FLOATS_SIDE_BY_SIDE; }
+static int64_t together(int64_t format, int64_t rows) { return rows > 4 ? side_by_side_of(format) : 1; }
 
 // Whether a kernel of `rows` rows prefetches its weights. AMD's processors read a plain stream of codes faster by
 // themselves, as long as its multiplications are few; the fifth and sixth bits of codes are not read in order.
@@ -269,7 +314,7 @@ static int64_t ahead_of() {
 // bound the kernel.
 template <int64_t FORMAT, int64_t GROUP, int SCALES, int R>
 static void in_one_go(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
-  constexpr int side_by_side = R > 4 ? SIDE_BY_SIDE : 1, B = quantised(FORMAT) || R <= 2 ? 1 : BLOCKS;
+  constexpr int side_by_side = R > 4 ? side_by_side_of(FORMAT) : 1, B = quantised(FORMAT) || R <= 2 ? 1 : BLOCKS;
   const int64_t slabs = slabs_of(m), ahead = ahead_of<FORMAT, R>();
   for (int64_t block = first; block < last;) {
     const Work work{m, rows, 0, rows.rows, block, 0, slabs, slabs, nullptr, 0, true, true, out, ahead};
@@ -281,20 +326,28 @@ static void in_one_go(const Matrix& m, const QuantisedRows& rows, int64_t first,
   }
 }
 
-// Many rows: the weights of a pair of blocks over a chunk of inputs stay in the cache, and all rows use them in turn.
+// How many rows the next of the kernels takes that take up to `most` rows: `most`, 8 or 4. Twice 4 are faster than 6 and 2.
+constexpr int64_t rows_of_kernel(int64_t most, int64_t left) {
+  if (left <= 4 || (most == 6 && (left == 7 || left == 8))) return most < 4 ? most : 4;
+  return most > 8 && left <= 8 ? 8 : most;
+}
+
+// Many rows: the weights of a pair of blocks over a chunk of inputs stay in the cache, and all rows use them in turn. The
+// first rows prefetch the weights after them, `next` bytes away.
 template <int64_t FORMAT, int64_t GROUP, int SCALES, int B>
-static void past_rows(Work work, int64_t top, int64_t bottom, float* sums) {
-  constexpr int most = quantised(FORMAT) ? MOST_ROWS : MOST_FLOAT_ROWS;
+static void past_rows(Work work, int64_t top, int64_t bottom, float* sums, int64_t next) {
+  constexpr int most = quantised(FORMAT) ? MOST_ROWS : MOST_FLOAT_ROWS, beside = side_by_side_of(FORMAT);
   for (work.row = top; work.row < bottom; work.row += work.live) {
-    const int64_t left = bottom - work.row;
-    work.live = left < most ? left : most;
+    const int64_t left = bottom - work.row, rows = rows_of_kernel(most, left);
+    work.live = left < rows ? left : rows;
     work.sums = sums + (work.row - top) * work.sums_stride;
-    if (most > 8 && left <= 8 && left > 4)
-      kernel<FORMAT, GROUP, SCALES, (most > 8 ? 8 : most), B, SIDE_BY_SIDE>(work);
-    else if (most > 4 && left <= 4)
-      kernel<FORMAT, GROUP, SCALES, (most > 4 ? 4 : most), B, SIDE_BY_SIDE>(work);
+    work.ahead = work.row ? 0 : next;
+    if (most > 8 && rows == 8)
+      kernel<FORMAT, GROUP, SCALES, (most > 8 ? 8 : most), B, beside>(work);
+    else if (most > 4 && rows == 4)
+      kernel<FORMAT, GROUP, SCALES, (most > 4 ? 4 : most), B, beside>(work);
     else
-      kernel<FORMAT, GROUP, SCALES, most, B, SIDE_BY_SIDE>(work);
+      kernel<FORMAT, GROUP, SCALES, most, B, beside>(work);
   }
 }
 
@@ -305,7 +358,7 @@ template <int64_t FORMAT, int64_t GROUP, int SCALES>
 static void in_chunks(const Matrix& m, const QuantisedRows& rows, int64_t first, int64_t last, const Out& out) {
   constexpr int64_t number = quantised(FORMAT) ? 1 : 4;  // bytes of one input in a row
   constexpr int64_t chunk = CHUNK_BYTES / number / Slab<FORMAT>::inputs / (quantised(FORMAT) ? 2 : 1);
-  const int64_t slabs = slabs_of(m);
+  const int64_t slabs = slabs_of(m), run = slabs * Slab<FORMAT>::bytes;
   for (int64_t group = first; group < last; group += SUPER_BLOCKS)
     for (int64_t top = 0; top < rows.rows; top += SUPER_ROWS)
       for (int64_t slab = 0; slab < slabs; slab += chunk) {
@@ -316,11 +369,13 @@ static void in_chunks(const Matrix& m, const QuantisedRows& rows, int64_t first,
           const Work work{m,    rows, 0, 0, block, slab, some, slabs, nullptr, SUPER_BLOCKS * LANES, slab == 0,
                           slab + chunk >= slabs, out, 0};
           float* kept = chunk_sums + (block - group) * LANES;
-          if (block + BLOCKS <= end)
-            past_rows<FORMAT, GROUP, SCALES, BLOCKS>(work, top, bottom, kept);
+          const int64_t step = block + BLOCKS <= end ? BLOCKS : 1;
+          const int64_t next = block + step < end ? step * run : chunk * Slab<FORMAT>::bytes - (block - group) * run;
+          if (step == BLOCKS)
+            past_rows<FORMAT, GROUP, SCALES, BLOCKS>(work, top, bottom, kept, next);
           else
-            past_rows<FORMAT, GROUP, SCALES, 1>(work, top, bottom, kept);
-          block += block + BLOCKS <= end ? BLOCKS : 1;
+            past_rows<FORMAT, GROUP, SCALES, 1>(work, top, bottom, kept, next);
+          block += step;
         }
       }
 }
@@ -339,7 +394,7 @@ static void in_short_chunks(const Matrix& m, const QuantisedRows& rows, int64_t 
         const int64_t next = block + 1 < end ? run : chunk * Slab<FORMAT>::bytes - (end - 1 - group) * run;
         const Work work{m,     rows, 0, rows.rows, block, slab, some, slabs, sums[block - group], LANES, slab == 0,
                         slab + chunk >= slabs, out,  next};
-        kernel<FORMAT, GROUP, SCALES, 16, 1, SIDE_BY_SIDE>(work);
+        kernel<FORMAT, GROUP, SCALES, 16, 1, side_by_side_of(FORMAT)>(work);
       }
     }
 }

@@ -55,10 +55,10 @@ TW_INLINE void transpose_16x16(F (&x)[16]) {
   }
 #else
   float from[16][16], to[16][16];
-  memcpy(from, x, sizeof from);
+  for (int i = 0; i < 16; i++) store(from[i], x[i]);
   for (int i = 0; i < 16; i++)
     for (int j = 0; j < 16; j++) to[i][j] = from[j][i];
-  memcpy(x, to, sizeof to);
+  for (int i = 0; i < 16; i++) x[i] = load(to[i]);
 #endif
 }
 
@@ -91,7 +91,11 @@ TW_INLINE I to_f16(F x) {
 #elif defined(__AVX2__)
   TW_PARTS r.p[i] = (IPart)_mm256_cvtepu16_epi32(_mm256_cvtps_ph((__m256)x.p[i], _MM_FROUND_TO_NEAREST_INT));
 #else
-  TW_PARTS for (int k = 0; k < WIDTH; k++) r.p[i][k] = to_f16(x.p[i][k]);
+  float each[16];
+  int32_t halves[16];
+  store(each, x);
+  for (int i = 0; i < 16; i++) halves[i] = to_f16(each[i]);
+  r = load_bits(halves);
 #endif
   return r;
 }
@@ -99,9 +103,7 @@ TW_INLINE I to_f16(F x) {
 // Rounds a scale to float16; returns its bits and sets `scale` to the rounded value.
 TW_INLINE I round_scale(F& scale) {
   const I kept = to_f16(scale);
-  uint16_t halves[16];
-  for (int i = 0; i < 16; i++) halves[i] = (uint16_t)kept.p[i / WIDTH][i % WIDTH];
-  scale = load_f16(halves);
+  scale = from_f16(kept);
   return kept;
 }
 
@@ -218,8 +220,10 @@ TW_INLINE void store_lanes(uint8_t* to, const void* from, int64_t first, int64_t
 }
 
 TW_INLINE int64_t lanes_total(I x, int64_t first, int64_t last) {
+  int32_t each[16];
+  store_bits(each, x);
   int64_t total = 0;
-  for (int64_t i = first; i < last; i++) total += x.p[i / WIDTH][i % WIDTH];
+  for (int64_t i = first; i < last; i++) total += each[i];
   return total;
 }
 
@@ -241,7 +245,7 @@ static int64_t pack_block(const Matrix& m, int64_t block, const BlockRows& rows)
       store_lanes(codes, lines + line, rows.first, rows.last, 4);
     for (int64_t g = 0; g < groups; g++, scales += LANES) {
       uint16_t halves[16];
-      for (int i = 0; i < 16; i++) halves[i] = (uint16_t)kept[g].p[i / WIDTH][i % WIDTH];
+      store_16(halves, kept[g]);
       store_lanes((uint8_t*)scales, halves, rows.first, rows.last, 2);
     }
   }

@@ -152,7 +152,7 @@ static void turn_rows(const void* rows, int64_t bytes, int64_t beside, void* to)
   for (int64_t i = 0; i < bytes; i += 16) {
     I x[4];
     transpose({(const uint8_t*)rows + i, bytes}, x);
-    for (int64_t k = 0; k < 4; k++) memcpy((uint8_t*)to + (i / 4 + k) * beside * 4, &x[k], 64);
+    for (int64_t k = 0; k < 4; k++) store_bits((uint8_t*)to + (i / 4 + k) * beside * 4, x[k]);
   }
 }
 

@@ -80,17 +80,18 @@ struct StoredScores {
       take_keys<V>(block, rows, x);
 #pragma GCC unroll 4
       for (int j = 0; j < 4; j++) {
-        F keys[V][lines];
 #pragma GCC unroll 2
-        for (int v = 0; v < V; v++) spread<FORMAT>(x[v][j], keys[v]);
+        for (int k = 0; k < lines; k++, q += tile.beside) {
+          F keys[V];
 #pragma GCC unroll 2
-        for (int k = 0; k < lines; k++, q += tile.beside)
+          for (int v = 0; v < V; v++) keys[v] = line_of<FORMAT>(x[v][j], k);
 #pragma GCC unroll 16
           for (int i = 0; i < N; i++) {
             const F number = all(q[i]);
 #pragma GCC unroll 2
-            for (int v = 0; v < V; v++) total[i][v] = fma(number, keys[v][k], total[i][v]);
+            for (int v = 0; v < V; v++) total[i][v] = fma(number, keys[v], total[i][v]);
           }
+        }
       }
     }
 #pragma GCC unroll 16
@@ -187,17 +188,21 @@ struct StoredCodeScores {
         take_keys<V>(block, rows, x);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) {
-          F keys[V][lines];
-#pragma GCC unroll 2
-          for (int v = 0; v < V; v++) spread<FORMAT>(x[v][j], keys[v]);
 #pragma GCC unroll 4
-          for (int k = 0; k < lines; k++, pairs += tile.beside)
+          for (int k = 0; k < lines; k++, pairs += tile.beside) {
+            I keys[V];
+#pragma GCC unroll 2
+            for (int v = 0; v < V; v++) keys[v] = float_to_bits(line_of<FORMAT>(x[v][j], k));
 #pragma GCC unroll 8
             for (int i = 0; i < N; i++) {
               const I pair = all(pairs[i]);
 #pragma GCC unroll 2
-              for (int v = 0; v < V; v++) total[i][v] = dot16(total[i][v], pair, float_to_bits(keys[v][k]));
+              for (int v = 0; v < V; v++) {
+                total[i][v] = dot16(total[i][v], pair, keys[v]);
+                settle(total[i][v]);
+              }
             }
+          }
         }
       }
 #pragma GCC unroll 8

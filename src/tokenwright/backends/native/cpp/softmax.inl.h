@@ -11,8 +11,7 @@ namespace TW_ISA {
 // x in the lanes of [low, high), `other` elsewhere; the vector's first lane is `lane`.
 TW_INLINE F only(F x, int64_t lane, Stretch read, float other) {
   static const int32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  I number;
-  memcpy(&number, numbers, 64);
+  const I number = load_bits(numbers);
   const I low = all((int32_t)(read.low - lane)), high = all((int32_t)(read.high - lane));
   const F instead = all(other);
   TW_PARTS x.p[i] = (number.p[i] >= low.p[i]) & (number.p[i] < high.p[i]) ? x.p[i] : instead.p[i];

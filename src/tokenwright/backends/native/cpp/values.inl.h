@@ -57,12 +57,9 @@ struct StoredValues {
     constexpr int pairs = FORMAT == BF16 ? V / 2 : 0;
 #pragma GCC unroll 2
     for (int v = 0; v < 2 * pairs; v += 2) {
-      F both[2];
-      I x;
-      memcpy(&x, at + bytes_of(16 * v), 64);
-      spread<BF16>(x, both);
-      value[v] = both[0];
-      value[v + 1] = both[1];
+      const I both = load_bits(at + bytes_of(16 * v));
+      value[v] = line_of<BF16>(both, 0);
+      value[v + 1] = line_of<BF16>(both, 1);
     }
 #pragma GCC unroll 4
     for (int v = 2 * pairs; v < V; v++) value[v] = load_numbers<FORMAT>(at + bytes_of(16 * v));
@@ -214,7 +211,8 @@ struct CodeMix {
             pair_values<FORMAT>(a, b, x);
             block.ahead->v.after(2 * of_group);
           } else {
-            memcpy(x, a, sizeof x);
+            x[0] = load_bits(a);
+            x[1] = load_bits(a + 64);
           }
 #pragma GCC unroll 8
           for (int i = 0; i < N; i++) {

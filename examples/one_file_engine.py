@@ -1,0 +1,400 @@
+"""An inference engine for language models in one file: torch, the standard library, and two readers of files.
+
+    python examples/one_file_engine.py "Once upon a time" "One day, a cat" --temperature 0.7 --seed 4
+
+It is a loop of four lines, `Engine.step`:
+
+    chunks = scheduler.schedule()             # which tokens of which sequences to compute now
+    logits = model(chunks, cache)             # compute them; their K and V land in the cache
+    tokens = pick(chunks, logits)             # choose the next token of every sequence that has caught up
+    ended = scheduler.commit(chunks, tokens)  # append the tokens, cache full pages, release ended sequences
+
+The parts, in the order of the file:
+
+    Sequence   a text: its tokens, how many of them are computed, and its page table
+    Pool       the pages: which are free, cached or in use, and the hashes by which cached pages are found
+    Scheduler  continuous batching, chunked prefill, preemption
+    Llama      the model, which writes and reads K and V through page tables
+    sample     from logits to a token, by a random number that depends on seed and position only
+
+K and V of a token depend on the tokens up to it and on no later one, so they are computed once and kept. Their memory
+is divided into pages, alike in every layer. A page table lists the pages of a sequence in the order of its positions.
+Sequences that begin with the same tokens share the pages of that prefix:
+
+    page tables, with pages of 4 tokens                   the pool
+    A  Once upon a time|, there was a|little girl         page 0  free
+           page 4           page 2       page 5           page 1  cached, of a sequence that has ended
+                                                          page 2  in use by A
+    B  Once upon a time| in a land                        page 3  in use by B
+           page 4           page 3                        page 4  in use by both, found by hash("Once upon a time")
+                                                          page 5  in use by A, not full: without a hash
+"""
+
+import argparse
+import json
+import math
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import takewhile
+from pathlib import Path
+from struct import pack
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+
+class Sampling(NamedTuple):
+    """How to choose tokens, and how many. Temperature 0: the most probable one; top_p 1: none is left out."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    max_tokens: int = 128
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A text. Prompt and completion are one list of tokens; those that are not computed yet are pending."""
+
+    tokens: list[int]
+    sampling: Sampling
+    limit: int  # number of tokens at which it ends
+    computed: int = 0  # number of its first tokens whose K and V are in the cache
+    pages: list[int] = field(default_factory=list)  # the page table: entry n is for the positions from n * page_size on
+    hashes: list[bytes] = field(default_factory=list)  # of its full pages, computed when they are needed
+
+    def page_hashes(self, count: int, page_size: int) -> list[bytes]:
+        """The hashes of the first `count` pages. Each covers the one before, as K and V depend on the whole prefix."""
+        for start in range(len(self.hashes) * page_size, count * page_size, page_size):
+            before = self.hashes[-1] if self.hashes else b""
+            tokens = pack(f"<{page_size}I", *self.tokens[start : start + page_size])
+            self.hashes.append(sha256(before + tokens).digest())
+        return self.hashes[:count]
+
+
+class Chunk(NamedTuple):
+    """The tokens [start, stop) of a sequence, computed in one step."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+
+
+class Pool:
+    """The page numbers, and the state of each page. It knows no tensors and no sequences.
+
+    in use   in `refcounts`: the number of page tables that have the page
+    cached   in `available`, with a hash: no table has it, but a sequence with the same prefix will find it
+    free     in `available`, without a hash
+    """
+
+    def __init__(self, pages: int, page_size: int) -> None:
+        self.pages, self.page_size = pages, page_size
+        self.available = OrderedDict.fromkeys(range(pages))  # in the order of allocation: free, then cached by age
+        self.refcounts: Counter[int] = Counter()
+        self.hash_of: dict[int, bytes] = {}
+        self.page_of: dict[bytes, int] = {}  # the inverse
+        self.evictions = 0
+
+    def allocate(self) -> int:
+        """Take a page to write to. If none is free, evict the cached page that was released first."""
+        page, _ = self.available.popitem(last=False)
+        if page in self.hash_of:
+            del self.page_of[self.hash_of.pop(page)]
+            self.evictions += 1
+        self.refcounts[page] = 1
+        return page
+
+    def attach(self, hashes: Iterable[bytes]) -> list[int]:
+        """A page table of the longest prefix whose pages have these hashes, be they cached or in use."""
+        pages = [self.page_of[page_hash] for page_hash in takewhile(self.page_of.__contains__, hashes)]
+        for page in pages:
+            self.available.pop(page, None)
+            self.refcounts[page] += 1
+        return pages
+
+    def cache(self, page: int, page_hash: bytes) -> None:
+        """Let other sequences find a page by its hash. It is full, so it will not be written to again."""
+        if page_hash not in self.page_of:  # another sequence may have computed the same tokens
+            self.hash_of[page], self.page_of[page_hash] = page_hash, page
+
+    def release(self, pages: list[int]) -> None:
+        """Empty a page table, the last page first, so that the end of a text is evicted before its beginning."""
+        while pages:
+            page = pages.pop()
+            self.refcounts[page] -= 1
+            if not self.refcounts[page]:
+                del self.refcounts[page]
+                self.available[page] = None
+                self.available.move_to_end(page, last=page in self.hash_of)
+
+    def check(self, tables: Iterable[list[int]]) -> None:
+        """Prove that free + cached + in use = all pages, and that a page has one hash and a hash one page."""
+        used = Counter(page for table in tables for page in table)
+        assert used == self.refcounts, "a refcount is not the number of tables with that page"
+        assert sorted([*self.available, *used]) == list(range(self.pages)), "a page is lost, or in two places"
+        assert {page: page_hash for page_hash, page in self.page_of.items()} == self.hash_of, (
+            "a page has two hashes, or a hash two pages"
+        )
+
+
+class Scheduler:
+    """Chooses the tokens of each step. There is no prefill phase and no decode phase: every sequence computes its
+    pending tokens, a prompt in chunks and then one token at a time, and all share one token budget.
+
+    When pages run out, the youngest sequence is preempted: it gives up its pages and waits. So the oldest always ends.
+    """
+
+    def __init__(self, pool: Pool, token_budget: int, end_ids: Iterable[int]) -> None:
+        self.pool, self.token_budget, self.end_ids = pool, token_budget, frozenset(end_ids)
+        self.running: list[Sequence] = []  # the oldest first
+        self.waiting: deque[Sequence] = deque()  # younger than the running ones, and without pages
+        self.reused = self.preemptions = 0
+
+    def schedule(self) -> list[Chunk]:
+        """The chunks of the next step: one for each running sequence, then for as many more as can be admitted."""
+        chunks, budget = list[Chunk](), self.token_budget
+        while budget and (sequence := self._at(len(chunks))):
+            stop = min(len(sequence.tokens), sequence.computed + budget)
+            if not self._reserve(sequence, stop):
+                break
+            chunks.append(Chunk(sequence, sequence.computed, stop))
+            budget -= stop - sequence.computed
+        return chunks
+
+    def _at(self, place: int) -> Sequence | None:
+        """The running sequence at a place. Behind the last one, the first waiting sequence is admitted if it fits."""
+        if place == len(self.running) and self.waiting:
+            self._admit(self.waiting[0])
+        return self.running[place] if place < len(self.running) else None
+
+    def _admit(self, sequence: Sequence) -> None:
+        """Let a sequence run if there are pages for its tokens, beyond the pages of its cached prefix."""
+        size = self.pool.page_size
+        full = (len(sequence.tokens) - 1) // size  # the last token is always computed, for its logits
+        sequence.pages = self.pool.attach(sequence.page_hashes(full, size))
+        if math.ceil(len(sequence.tokens) / size) - len(sequence.pages) > len(self.pool.available):
+            self.pool.release(sequence.pages)
+        else:
+            sequence.computed = len(sequence.pages) * size
+            self.reused += sequence.computed
+            self.running.append(self.waiting.popleft())
+
+    def _reserve(self, sequence: Sequence, stop: int) -> bool:
+        """Allocate pages up to `stop`, and preempt younger sequences for them. False: it was the youngest itself."""
+        while len(sequence.pages) * self.pool.page_size < stop:
+            if self.pool.available:
+                sequence.pages.append(self.pool.allocate())
+            elif self._preempt() is sequence:
+                return False
+        return True
+
+    def _preempt(self) -> Sequence:
+        """Take the pages of the youngest sequence. It keeps its tokens; K and V are found again or recomputed."""
+        sequence = self.running.pop()
+        self.pool.release(sequence.pages)
+        sequence.computed = 0
+        self.waiting.appendleft(sequence)
+        self.preemptions += 1
+        return sequence
+
+    def commit(self, chunks: list[Chunk], tokens: list[int | None]) -> list[Sequence]:
+        """Append the tokens, cache the pages that are full now, and release the sequences that end: the result."""
+        ended, size = [], self.pool.page_size
+        for (sequence, start, stop), token in zip(chunks, tokens, strict=True):
+            hashes = sequence.page_hashes(stop // size, size)
+            for n in range(start // size, stop // size):
+                self.pool.cache(sequence.pages[n], hashes[n])
+            sequence.computed = stop
+            if token is not None:
+                sequence.tokens.append(token)
+            if token in self.end_ids or len(sequence.tokens) == sequence.limit:
+                self.running.remove(sequence)
+                self.pool.release(sequence.pages)
+                ended.append(sequence)
+        return ended
+
+    def check(self) -> None:
+        """Prove the invariants. Tests call it after every step."""
+        size = self.pool.page_size
+        self.pool.check(sequence.pages for sequence in (*self.running, *self.waiting))
+        assert not any(sequence.pages or sequence.computed for sequence in self.waiting), "a waiting sequence has pages"
+        for sequence in self.running:
+            assert sequence.computed <= len(sequence.pages) * size, "a computed token has no page"
+            for page in sequence.pages[sequence.computed // size :]:
+                private = self.pool.refcounts[page] == 1 and page not in self.pool.hash_of
+                assert private, "a page that will be written to is shared or cached"
+
+
+class Batch:
+    """The chunks of a step as tensors: T tokens, one chunk after another."""
+
+    def __init__(self, chunks: list[Chunk], page_size: int) -> None:
+        self.ids = torch.tensor([token for s, start, stop in chunks for token in s.tokens[start:stop]])  # [T]
+        self.positions = torch.cat([torch.arange(start, stop) for _, start, stop in chunks])  # [T]
+        tables = [torch.tensor(s.pages)[:, None] * page_size + torch.arange(page_size) for s, _, _ in chunks]
+        self.contexts = [table.flatten()[:stop] for table, (_, _, stop) in zip(tables, chunks, strict=True)]  # to read
+        self.lengths = [stop - start for _, start, stop in chunks]
+        self.slots = torch.cat([at[-n:] for at, n in zip(self.contexts, self.lengths, strict=True)])  # [T], to write
+        self.ends = torch.tensor(self.lengths).cumsum(0) - 1  # the row of each chunk's last token
+
+
+class Llama:
+    """The weights of a checkpoint, by name, and the forward pass: H query heads, G KV heads, D numbers a head."""
+
+    def __init__(self, folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        if config["model_type"] != "llama":
+            raise ValueError(f"the model in {folder} is of type {config['model_type']}; this file computes llama only")
+        self.layers = [f"layers.{n}" for n in range(config["num_hidden_layers"])]
+        heads, ends = config["num_attention_heads"], config["eos_token_id"]
+        self.kv_heads = config.get("num_key_value_heads") or heads
+        self.head_size = config.get("head_dim") or config["hidden_size"] // heads
+        self.context, self.eps = config["max_position_embeddings"], config["rms_norm_eps"]
+        self.end_ids: list[int] = ends if isinstance(ends, list) else [ends]
+        self.frequencies = frequencies(config, self.head_size)
+        tensors = [item for file in folder.glob("*.safetensors") for item in load_file(file).items()]
+        self.weights = {name.removeprefix("model.").removesuffix(".weight"): x.float() for name, x in tensors}
+        self.weights.setdefault("lm_head", self.weights["embed_tokens"])  # "tied": one matrix for both
+
+    def __call__(self, batch: Batch, cache: Tensor) -> Tensor:
+        """The logits after the last token of each chunk: [chunks, V]."""
+        angles = batch.positions[:, None] * self.frequencies  # [T, D / 2]
+        x = self.weights["embed_tokens"][batch.ids]  # [T, width]
+        for layer, kv in zip(self.layers, cache, strict=True):  # kv [2, slots, G, D]
+            x = x + self.attention(f"{layer}.self_attn", self.norm(f"{layer}.input_layernorm", x), angles, batch, kv)
+            x = x + self.mlp(f"{layer}.mlp", self.norm(f"{layer}.post_attention_layernorm", x))
+        return self.linear("lm_head", self.norm("norm", x[batch.ends]))
+
+    def attention(self, name: str, x: Tensor, angles: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+        q, k, v = (self.linear(f"{name}.{part}_proj", x).unflatten(1, (-1, self.head_size)) for part in "qkv")
+        q, k = rotate(q, angles), rotate(k, angles)  # q [T, H, D], k and v [T, G, D]
+        kv[:, batch.slots] = torch.stack((k, v))  # before they are read: a token attends to itself as well
+        out = [attend(rows, *kv[:, at]) for rows, at in zip(q.split(batch.lengths), batch.contexts, strict=True)]
+        return self.linear(f"{name}.o_proj", torch.cat(out).flatten(1))  # [T, width]
+
+    def mlp(self, name: str, x: Tensor) -> Tensor:
+        gate = F.silu(self.linear(f"{name}.gate_proj", x))
+        return self.linear(f"{name}.down_proj", gate * self.linear(f"{name}.up_proj", x))
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        return F.linear(x, self.weights[name], self.weights.get(f"{name}.bias"))
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.weights[name], self.eps)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q k / sqrt(D)) v, [n, H, D]: q [n, H, D] of the last n tokens of a context, k and v [context, G, D]."""
+    causal = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))  # the last row sees everything
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, heads, tokens, D]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=causal, enable_gqa=True)[0].transpose(0, 1)
+
+
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotate each pair (i, i + D / 2) of x [T, heads, D] by its angle [T, D / 2] (RoPE, arXiv 2104.09864)."""
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]  # [T, 1, D / 2]
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+
+
+def frequencies(config: dict[str, Any], head_size: int) -> Tensor:
+    """The angle of each pair from one position to the next, in radians: [D / 2]."""
+    rope = config | (config.get("rope_parameters") or config.get("rope_scaling") or {})
+    angles = rope.get("rope_theta", 10000.0) ** (-torch.arange(0, head_size, 2) / head_size)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return angles
+    if kind != "llama3":
+        raise ValueError(f"rope_scaling is {kind}; this file knows default and llama3 only")
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    rotations = rope["original_max_position_embeddings"] * angles / math.tau  # in the context of pretraining
+    kept = ((rotations - low) / (high - low)).clamp(0, 1)  # share of the original angle; the rest is divided by factor
+    return angles * (kept + (1 - kept) / rope["factor"])
+
+
+def sample(logits: Tensor, how: Sampling, number: float) -> int:
+    """The inverse CDF, in the order of ids: the token of logits [V] on which a number from [0, 1) falls."""
+    if how.temperature == 0:
+        return int(logits.argmax())
+    chances = (logits.double() / how.temperature).softmax(-1)
+    if how.top_p < 1:  # keep the most probable ids until their sum reaches top_p
+        highest, ids = chances.sort(descending=True, stable=True)
+        chances[ids[highest.cumsum(0) - highest >= how.top_p]] = 0
+    ends = chances.cumsum(0)
+    return int(torch.searchsorted(ends, number * ends[-1], right=True))
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number from [0, 1) without a generator's state: Philox 4x64 ("Parallel random numbers: as easy as 1, 2, 3")."""
+    mask = 2**64 - 1
+    (a, b, c, d), (k, m) = (position + 1, 0, 0, 0), (seed, 0)
+    for _ in range(10):
+        left, right = a * 0xD2E7470EE14C6C93, c * 0xCA5A826395121157  # of 128 bits
+        a, b, c, d = right >> 64 ^ b ^ k, right & mask, left >> 64 ^ d ^ m, left & mask
+        k, m = (k + 0x9E3779B97F4A7C15) & mask, (m + 0xBB67AE8584CAA73B) & mask
+    return (a >> 11) * 2.0**-53
+
+
+def pick(chunks: list[Chunk], logits: Tensor) -> list[int | None]:
+    """The next token of each chunk's sequence, from logits [chunks, V]; None where tokens of it are still pending."""
+    return [
+        sample(row, s.sampling, uniform(s.sampling.seed, stop)) if stop == len(s.tokens) else None
+        for (s, _, stop), row in zip(chunks, logits, strict=True)
+    ]
+
+
+class Engine:
+    """The loop, over a model and the memory for K and V."""
+
+    def __init__(self, model: Llama, *, pages: int = 256, page_size: int = 16, token_budget: int = 256) -> None:
+        self.model, self.pool = model, Pool(pages, page_size)
+        self.scheduler = Scheduler(self.pool, token_budget, model.end_ids)
+        self.cache = torch.zeros(len(model.layers), 2, pages * page_size, model.kv_heads, model.head_size)  # K and V
+
+    def add(self, prompt: list[int], sampling: Sampling) -> Sequence:
+        """Queue a prompt, at any time between two steps. Raises ValueError if it can never run."""
+        limit = min(len(prompt) + sampling.max_tokens, self.model.context)
+        room = self.pool.pages * self.pool.page_size
+        if not 0 < len(prompt) < limit <= room:
+            raise ValueError(f"cannot continue {len(prompt)} tokens up to {limit}; the cache has room for {room}")
+        self.scheduler.waiting.append(Sequence([*prompt], sampling, limit))
+        return self.scheduler.waiting[-1]
+
+    @torch.inference_mode()
+    def step(self) -> list[Sequence]:
+        """Compute one step; returns the sequences that ended."""
+        chunks = self.scheduler.schedule()
+        logits = self.model(Batch(chunks, self.pool.page_size), self.cache)
+        tokens = pick(chunks, logits)
+        return self.scheduler.commit(chunks, tokens)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Continue all prompts at once, by a folder with a Llama model.")
+    parser.add_argument("prompts", nargs="*", default=["Once upon a time"])
+    parser.add_argument("--model", type=Path, default=Path(__file__).parents[1] / "src/tokenwright/stories")
+    options = {"temperature": 0.7, "top-p": 0.95, "seed": 0, "max-tokens": 200, "pages": 256, "threads": 1}
+    for name, default in options.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{default} if not given")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)  # a small model is fastest with one
+    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
+    engine = Engine(Llama(args.model), pages=args.pages)
+    scheduler, how = engine.scheduler, Sampling(args.temperature, args.top_p, args.seed, args.max_tokens)
+    for prompt in args.prompts:
+        engine.add(tokenizer.encode(prompt).ids, how)
+    while scheduler.running or scheduler.waiting:
+        for sequence in engine.step():
+            print(tokenizer.decode(sequence.tokens), end="\n\n", flush=True)
+    print(f"{scheduler.reused} tokens reused, {scheduler.preemptions} preemptions, {engine.pool.evictions} evictions")
+
+
+if __name__ == "__main__":
+    main()

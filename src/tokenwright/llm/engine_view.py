@@ -1,0 +1,223 @@
+"""The engine of an LLM as its owner shows it: facts of the model and of the cache, and the engine's own methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import torch
+
+from tokenwright.backends.runner import Model
+from tokenwright.cache import LayerSpec
+from tokenwright.checkpoints.files.generation_config import GenerationDefaults
+from tokenwright.config import EngineConfig, ModelConfig
+from tokenwright.engine import Engine, Request
+from tokenwright.engine.loop import Listener, RequestHandle
+from tokenwright.formats import DType, WeightFormat
+from tokenwright.llm.engine import LLMEngine
+from tokenwright.llm.input_processor import Prompt, RequestOptions
+from tokenwright.llm.model import LoadedModel
+from tokenwright.llm.output_processor import OutputProcessor
+from tokenwright.llm.relevance import Relevance
+from tokenwright.models.cost import CostModel
+from tokenwright.models.graph import Graph
+from tokenwright.sampling_params import SamplingParams
+from tokenwright.text import ChatTemplate, Tokenizer
+
+T = TypeVar("T")
+
+
+class EngineView:
+    """Has an engine and shows it; it computes nothing and keeps nothing else. llm_engine: the engine."""
+
+    def __init__(self, llm_engine: LLMEngine) -> None:
+        self.llm_engine = llm_engine
+
+    def __repr__(self) -> str:
+        about = str(self.llm_engine)
+        return f"<{type(self).__name__}{', ' if about == 'closed' else ' '}{about}>"
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model in memory, over which another LLM can open an engine of its own."""
+        return self.llm_engine.loaded
+
+    @property
+    def options(self) -> EngineConfig:
+        """The engine's options."""
+        return self.llm_engine.options
+
+    @property
+    def config(self) -> ModelConfig:
+        """The facts of the model's architecture."""
+        return self.llm_engine.facts.config
+
+    @property
+    def graph(self) -> Graph:
+        """The model as a list of ops over named weights."""
+        return self.llm_engine.facts.graph
+
+    @property
+    def generation(self) -> GenerationDefaults:
+        """The checkpoint's defaults for generation."""
+        return self.llm_engine.facts.generation
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.llm_engine.facts.tokenizer
+
+    @property
+    def device(self) -> str:
+        """The device that computes, such as cpu or cuda:0."""
+        return str(self.llm_engine.facts.device)
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of the computation."""
+        return self.llm_engine.facts.dtype
+
+    @property
+    def weights(self) -> WeightFormat:
+        """The storage format of the matrices."""
+        return self.llm_engine.facts.weights
+
+    @property
+    def kernels(self) -> str:
+        """The instruction set of the native kernels, or "reference"."""
+        return self.llm_engine.facts.kernels
+
+    @property
+    def specs(self) -> tuple[LayerSpec, ...]:
+        """What each layer keeps in the cache."""
+        return self.llm_engine.specs
+
+    @property
+    def context(self) -> int:
+        """The most tokens of one text."""
+        return self.llm_engine.context
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in memory."""
+        return self.llm_engine.weight_bytes
+
+    @property
+    def kv_format(self) -> str:
+        """The storage format of K and V, and the attention window, for display."""
+        return self.llm_engine.kv_format
+
+    @property
+    def kv_memory(self) -> int:
+        """Bytes of the whole KV memory."""
+        return self.llm_engine.kv_memory
+
+    def kv_bytes(self, tokens: int) -> int:
+        """Bytes of K and V in the cache for a text of `tokens` tokens."""
+        return self.llm_engine.kv_bytes(tokens)
+
+    @property
+    def model(self) -> Model:
+        """The model as a function: `logits, cache = model(tokens, cache)`."""
+        return self.llm_engine.model
+
+    @property
+    def engine(self) -> Engine[torch.Tensor]:
+        """The engine, for inspection while it is idle: the engine thread changes it at any other time."""
+        return self.llm_engine.loop.engine
+
+    @property
+    def costs(self) -> CostModel:
+        """The cost of steps of this model with this cache, derived from shapes."""
+        return self.llm_engine.costs
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The tokens that end a text: those of the generation config, the tokenizer and the chat template."""
+        return self.llm_engine.inputs.eos_ids
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The model's chat template. Raises RequestError if it has none."""
+        _ = self.llm_engine.loop  # raises for a closed engine
+        return self.loaded.template or ChatTemplate(self.tokenizer)
+
+    def sampling(self, **overrides: object) -> SamplingParams:
+        """The checkpoint's sampling defaults, updated with `overrides`; None overrides nothing.
+
+        With beams > 1 it leaves out defaults for drawing, as beam search draws nothing. Raises RequestError.
+        """
+        return self.llm_engine.inputs.sampling(**overrides)
+
+    def save_cache(self, path: str | Path, tokens: Prompt) -> int:
+        """Save a text's cached pages to a file; returns the number of tokens, from the text's start, that it covers.
+
+        Below one page it writes no file and returns 0. Raises CacheFileError if the file cannot be written; an existing
+        file is then unchanged.
+        """
+        return self.llm_engine.save_cache(path, tokens)
+
+    def load_cache(self, path: str | Path) -> int:
+        """Load a file of `save_cache` into the prefix index, so that texts with the same prefix reuse its pages.
+
+        Returns the number of tokens of that prefix. Raises CacheFileError for a file that is damaged or was saved with
+        another model or KV format, CapacityError if the cache has too few free pages.
+        """
+        return self.llm_engine.load_cache(path)
+
+    def check_length(self, text: str) -> None:
+        """Raises RequestError for a text that by its length cannot fit the context, before it is tokenised."""
+        self.llm_engine.inputs.check_length(text)
+
+    def prepare(self, prompt: Prompt, params: SamplingParams, *, salt: str = "", adapter: str | None = None) -> Request:
+        """A request for `submit`: the prompt tokenised, the grammar compiled. Takes time. Raises RequestError."""
+        return self.llm_engine.inputs.build(prompt, params, options=RequestOptions(salt=salt, adapter=adapter))
+
+    def prepare_embedding(self, text: Prompt) -> Request:
+        """A request for `submit` whose transcript has the text's hidden states. Takes time. Raises RequestError."""
+        self.llm_engine.check_pooling()
+        return self.llm_engine.inputs.embedding(text)
+
+    @property
+    def relevance(self) -> Relevance:
+        """The form in which this model compares texts."""
+        return self.llm_engine.relevance
+
+    def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[RequestHandle]:
+        """Hand requests to the engine, whose thread calls `listener` with their events; `transcript` reads them.
+
+        `paused` ones compute nothing until their handles let them. Raises ContextError or CapacityError for one that
+        cannot be served, EngineError where the engine has ended.
+        """
+        return self.llm_engine.submit(requests, listener, paused=paused)
+
+    def transcript(self, handle: RequestHandle) -> OutputProcessor:
+        """The assembler of a submitted request's texts, from its deliveries."""
+        return self.llm_engine.transcript(handle)
+
+    def inspect(self, function: Callable[[Engine[torch.Tensor]], T]) -> T:
+        """`function(engine)`, called by the engine thread between two steps; it must leave the engine as it is.
+
+        Raises what it raises, and EngineError if the engine has ended.
+        """
+        return self.llm_engine.inspect(function)
+
+    def check(self) -> None:
+        """Raises EngineError if the engine has failed, or the LLM is closed."""
+        self.llm_engine.check()
+
+    def longest(self) -> int:
+        """The most tokens of one text, prompt included: the context, or what the KV cache holds if that is less."""
+        return self.llm_engine.longest()
+
+    def close(self) -> None:
+        """Free the memory. Unfinished requests fail; the LLM cannot be used afterwards."""
+        self.llm_engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
