@@ -1,14 +1,14 @@
-"""`tokenwright serve`: an HTTP server for one model, with the APIs that existing clients speak."""
+"""`tokenwright serve`: an HTTP server for one model or several, with the APIs that existing clients speak."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Argument, Option
 
 from tokenwright.checkpoints.files.local import local_folder
 from tokenwright.cli.options import shared as opt
@@ -18,12 +18,47 @@ from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 from tokenwright.importing import uncollected_imports
 from tokenwright.serve.settings import Settings, read_settings
+from tokenwright.units import read_bytes
 
 if TYPE_CHECKING:
-    from tokenwright.llm.llm import LLM
+    from fastapi import FastAPI
 
+    from tokenwright.llm.llm import LLM
+    from tokenwright.serve.app import Served
+    from tokenwright.serve.fleet import ManySource
+    from tokenwright.serve.transport.guard import Policy
+
+MOST_KV = 4 * 2**30  # bytes of each model's cache where nothing is said
 SERVER = "Server"
 
+Named = Annotated[
+    list[str] | None,
+    Argument(
+        metavar="[MODEL]...",
+        help="A Hugging Face name, a folder, a GGUF file, or stories, the model inside; several are loaded on demand.",
+        show_default=False,
+        autocompletion=opt.model_names,
+    ),
+]
+Models = Annotated[
+    list[str] | None,
+    Option(
+        "--model",
+        "-m",
+        help="A model, or NAME=MODEL to serve it as NAME (several: repeat it).",
+        rich_help_panel=opt.MODEL,
+        show_default=False,
+        autocompletion=opt.model_names,
+    ),
+]
+Memory = Annotated[
+    str | None,
+    Option(
+        help="Memory for all models together, such as 16GB: the longest unused one leaves when another needs it. "
+        "By default seven eighths of what is free.",
+        rich_help_panel=SERVER,
+    ),
+]
 Config = Annotated[
     Path | None,
     Option(
@@ -113,8 +148,9 @@ Explorer = Annotated[
 
 
 def serve(
-    named: opt.ModelName = None,
-    model: opt.Model = None,
+    named: Named = None,
+    model: Models = None,
+    memory: Memory = None,
     config: Config = None,
     host: Host = None,
     port: Port = None,
@@ -148,15 +184,20 @@ def serve(
     page_size: opt.PageSize = 16,
     token_budget: opt.TokenBudget = 512,
 ) -> None:
-    """Serve the model over HTTP: OpenAI's API and others, so that existing clients work unchanged.
+    """Serve models over HTTP: OpenAI's API and others, so that existing clients work unchanged.
 
-    The server accepts connections from this machine alone, unless --host says otherwise. Ctrl-C stops it.
+    Several models are loaded when a request asks for one. The server accepts connections from this machine alone,
+    unless --host says otherwise. Ctrl-C stops it.
     """
     given = locals() | {"lora": [str(folder) for folder in lora or ()]}
     engine = opt.of_engine(given, but=("revision", "lora"))
     flags = {one.name: given[one.name] for one in fields(Settings)}
-    chosen = opt.the_model(named, model)
+    models = models_of(named or (), model or ())
     settings = read_settings(config, Environment.read().defaults, flags, of_serve())
+    if len(models) > 1 or settings.memory or models[0].named:
+        serve_many(models, engine, settings)
+        return
+    chosen = models[0].source
     adapters = adapters_of(settings.adapter, settings.served_model_name or (chosen,))
     engine |= {"revision": settings.revision or None}
     engine |= {"lora": [Path(one) for one in settings.lora]} if settings.lora else {}
@@ -179,6 +220,70 @@ def adapters_of(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A model of the command line. named: it was given its name."""
+
+    name: str
+    source: str
+    named: bool
+
+
+def models_of(arguments: Sequence[str], options: Sequence[str]) -> list[NamedModel]:
+    """The models to serve, by default the one of the user's settings. Raises RequestError for a name given twice."""
+    found: list[NamedModel] = []
+    for text in dict.fromkeys((*arguments, *options)):
+        name, equals, source = text.partition("=")
+        named = bool(equals and name and source) and not Path(text).exists()
+        found.append(NamedModel(name, source, True) if named else NamedModel(text, text, False))
+    found = found or [NamedModel(chosen := opt.the_model(None, None), chosen, False)]
+    names = [one.name for one in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise RequestError(f"two models are called {twice[:200]}; give each a name of its own, as NAME=MODEL")
+    return found
+
+
+def serve_many(models: Sequence[NamedModel], engine: dict[str, Any], settings: Settings) -> None:
+    """Serve several models, which are loaded on demand."""
+    for name in ("served_model_name", "adapter", "lora", "revision"):
+        if getattr(settings, name):
+            raise RequestError(f"--{name.replace('_', '-')} belongs to one model; leave it out, or serve one", name)
+    from tokenwright.backends.ram import free_ram
+
+    limit = read_bytes(settings.memory, "memory") if settings.memory else (free_ram() or 0) * 7 // 8
+    if not limit:
+        raise RequestError("this system does not report its free memory; give --memory, such as 16GB", "memory")
+    engine = engine | {"kv_memory": engine["kv_memory"] or max(1, min(limit // 8, MOST_KV))}
+    opt.check_engine(**engine)
+    for one in models:
+        local_folder(one.source)
+
+    def source_of(name: str, source: str = "") -> ManySource:
+        from tokenwright.serve.fleet import ManySource
+
+        opened = opt.loader(source or name, trace=settings.explorer, **engine)
+        return ManySource(name, opened, lambda: needed(source or name, engine))
+
+    def build(policy: Policy, page: Path | None, served: Served) -> FastAPI:
+        from tokenwright.serve.many import make_many_app
+
+        sources = [source_of(one.name, one.source) for one in models]
+        return make_many_app(sources, source_of, limit, policy, page, served)
+
+    _listen(", ".join(one.name for one in models), build, settings)
+
+
+def needed(source: str, engine: Mapping[str, Any]) -> int:
+    """About how many bytes a model takes, from its config.json. Raises CheckpointError, RequestError."""
+    from tokenwright.planner import plan
+
+    weights, dtype = engine["weights"], engine["dtype"]
+    wanted = dtype if weights == "native" and dtype != "auto" else weights
+    given = {name: engine[name] for name in ("kv", "window", "sinks")}
+    found = plan(source, weights=wanted, batch=64, **given)
+    return found.weight_bytes + min(int(engine["kv_memory"]), found.kv_bytes_total)
+
+
 def serve_app(
     model: str, load: Callable[[Callable[[int, int], None]], LLM], settings: Settings, adapters: Sequence[str] = ()
 ) -> None:
@@ -186,14 +291,28 @@ def serve_app(
 
     adapters: the names of those that `load` opens the model with.
     """
+
+    def build(policy: Policy, page: Path | None, served: Served) -> FastAPI:
+        from tokenwright.serve.app import make_app
+        from tokenwright.serve.explorer.explorer import Explorer
+        from tokenwright.serve.service.model_host import uncollected
+
+        if policy.keys.models:
+            raise RequestError("an API key names models, and this server has one; leave the names out")
+        named = replace(served, names=settings.served_model_name, adapters=adapters)
+        return make_app(Explorer(model, uncollected(load)), policy, page, named)
+
+    _listen(model, build, settings)
+
+
+def _listen(what: str, build: Callable[[Policy, Path | None, Served], FastAPI], settings: Settings) -> None:
+    """Listen, build the app and serve until a signal ends the server."""
     from tokenwright.serve.transport.sockets import listen
 
     listener = listen(settings.host, (settings.port,))  # clients may connect now; what follows takes time
     with uncollected_imports():
         from tokenwright.llm.web_page import page_folder
-        from tokenwright.serve.app import Served, make_app
-        from tokenwright.serve.explorer.explorer import Explorer
-        from tokenwright.serve.service.model_host import uncollected
+        from tokenwright.serve.app import Served
         from tokenwright.serve.service.service import ServiceLimits
         from tokenwright.serve.transport.access_log import log_access
         from tokenwright.serve.transport.guard import Policy, read_keys
@@ -216,20 +335,19 @@ def serve_app(
         reader_s=settings.reader_timeout or None,
     )
     served = Served(
-        settings.served_model_name,
+        (),
         limits,
         settings.timings,
         spans,
         alone=True,
-        adapters=adapters,
         strict_fields=settings.strict_fields,
         stored_bytes=settings.stored_responses,
     )
+    app = build(policy, page, served)
     if settings.access_log:
         log_access(logging.StreamHandler())
-    app = make_app(Explorer(model, uncollected(load)), policy, page, served)
     at = f"http://{_in_url(settings.host)}:{port}"
-    remark(f"serving {model} at {at}/v1{'' if page is None else f', with a page at {at}'} (Ctrl-C ends it)")
+    remark(f"serving {what} at {at}/v1{'' if page is None else f', with a page at {at}'} (Ctrl-C ends it)")
     Server(app, settings.drain_timeout, remark).keep(listener)
 
 

@@ -128,6 +128,12 @@ class OllamaCard(Reply):
     modified_at: str
 
 
+class OllamaStatus(Reply):
+    """The reply of /api/pull."""
+
+    status: str
+
+
 class OllamaVersion(Reply):
     """The reply of /api/version."""
 

@@ -25,7 +25,16 @@ from tokenwright.serve.service.model_host import ModelHost
 from tokenwright.serve.service.opening import Opened, Opening
 from tokenwright.serve.service.preprocess import Prepared, Preprocessor, check
 from tokenwright.serve.service.quota import Quota
-from tokenwright.serve.service.types import ENDING, GenerationRequest, Late, NotReady, Problem, problem_of
+from tokenwright.serve.service.types import (
+    ENDING,
+    Caller,
+    GenerationRequest,
+    Late,
+    ListedModel,
+    NotReady,
+    Problem,
+    problem_of,
+)
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
@@ -81,6 +90,21 @@ class Service:
     def created(self) -> int:
         """When the server was started, in seconds of Unix time: what clients are told as the model's age."""
         return self.host.created
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the model cannot be read, which ends the server."""
+        return self.host.failure
+
+    def listed(self, caller: Caller) -> list[ListedModel]:  # noqa: ARG002  (keys name models where there are several)
+        """The names of the model."""
+        context = self.host.llm.context if self.ready else None
+        return [ListedModel(name, self.host.name, context) for name in self.names]
+
+    @property
+    def pending(self) -> int:
+        """Requests that have not ended."""
+        return self.running + self.admission.waiting
 
     @property
     def ready(self) -> bool:
