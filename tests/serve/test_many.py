@@ -15,15 +15,15 @@ import httpx
 import huggingface_hub.constants as settings
 import ollama
 import pytest
-from tokenwright.cli.commands.serve import NamedModel, models_of, needed
 
 from tests.checkpoints.test_hub import contents
 from tests.models.fake_hub import FakeHub
 from tests.models.fixtures import make_checkpoint
 from tests.serve.many import PAGES, Many, many, until
 from tokenwright import LLM
+from tokenwright.checkpoints import local_models as store
+from tokenwright.cli.commands.serve import NamedModel, models_of, needed
 from tokenwright.errors import RequestError
-from tokenwright.llm import store
 from tokenwright.serve.http.reply_schema import Health
 from tokenwright.serve.many import keep_alive
 from tokenwright.serve.ollama.reply_schema import OllamaRunning, OllamaTags

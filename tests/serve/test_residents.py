@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tokenwright.errors import CheckpointError
-from tokenwright.serve.service.residents import Entry, Residents
+from tokenwright.serve.service.residents import ResidentModel, Residents
 from tokenwright.serve.service.types import Busy, Missing, NotReady
 
 
@@ -44,12 +44,12 @@ class World:
         self.broken: set[str] = set()
         self.held = self.most = 0
 
-        def entry(name: str, size: int) -> Entry:
-            return Entry([name], lambda _: Fake(self, name, size), lambda: size)
+        def entry(name: str, size: int) -> ResidentModel:
+            return ResidentModel([name], lambda _: Fake(self, name, size), lambda: size)
 
         self.residents = Residents([entry(*one) for one in sizes.items()], limit, most)
 
-    def find(self, name: str) -> Entry:
+    def find(self, name: str) -> ResidentModel:
         return self.residents.find(name)
 
     async def use(self, name: str, seconds: float = 0.0) -> None:

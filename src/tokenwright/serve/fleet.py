@@ -15,7 +15,7 @@ from tokenwright.serve.http.api import RefusedRequest
 from tokenwright.serve.openai.stored_responses import StoredResponses
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import Load
-from tokenwright.serve.service.residents import Entry, Residents
+from tokenwright.serve.service.residents import ResidentModel, Residents
 from tokenwright.serve.service.service import Service, ServiceLimits
 from tokenwright.serve.service.types import Caller, ListedModel, NotReady, Problem
 
@@ -34,7 +34,7 @@ class LoadedApp:
 
     def __init__(
         self,
-        entry: Entry,
+        entry: ResidentModel,
         load: Load,
         limits: ServiceLimits,
         metrics: Metrics,
@@ -85,7 +85,7 @@ class Fleet:
         self._open = open_
 
     @property
-    def default(self) -> Entry:
+    def default(self) -> ResidentModel:
         """The model of requests that name none."""
         if not self.residents.entries:
             raise NotReady("this server has no model; pull one")
@@ -115,29 +115,29 @@ class Fleet:
             return None
         return Problem(429, "busy", "too many requests wait for a model; try again in 5 s", retry_after_s=5)
 
-    def add(self, name: str) -> Entry:
+    def add(self, name: str) -> ResidentModel:
         """The entry of a model on the hub or on this machine, a new one if there is none."""
         known = next((one for one in self.residents.entries if name in one.names), None)
         if known is None:
             self.residents.entries.append(known := self.entry(self._make(name)))
         return known
 
-    def entry(self, source: ManySource) -> Entry:
-        return Entry([source.name], lambda entry: self._open(entry, source.load), source.need)
+    def entry(self, source: ManySource) -> ResidentModel:
+        return ResidentModel([source.name], lambda entry: self._open(entry, source.load), source.need)
 
-    def allowed(self, caller: Caller) -> list[Entry]:
+    def allowed(self, caller: Caller) -> list[ResidentModel]:
         """The models that a key may use."""
         return [one for one in self.residents.entries if caller.may_use(*one.names)]
 
     def listed(self, caller: Caller) -> list[ListedModel]:
-        def context(entry: Entry) -> int | None:
+        def context(entry: ResidentModel) -> int | None:
             ready = isinstance(entry.opened, LoadedApp) and entry.opened.service.ready
             return entry.opened.explorer.llm.context if ready and isinstance(entry.opened, LoadedApp) else None
 
         each = [(name, entry) for entry in self.allowed(caller) for name in entry.names]
         return [ListedModel(name, entry.name, context(entry)) for name, entry in each]
 
-    def named(self, caller: Caller, name: str | None) -> Entry:
+    def named(self, caller: Caller, name: str | None) -> ResidentModel:
         """The entry of a request. Raises Missing, and RefusedRequest for a model that its key may not use."""
         entry = self.default if name is None else self.residents.find(name)
         if not caller.may_use(*entry.names):

@@ -33,7 +33,7 @@ from tokenwright.serve.http.api import LARGE, HeadRequests, about, add_errors, a
 from tokenwright.serve.openai.stored_responses import StoredResponses
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import Load, collect_at_rest
-from tokenwright.serve.service.residents import Entry, Residents
+from tokenwright.serve.service.residents import ResidentModel, Residents
 from tokenwright.serve.service.service import ServiceLimits
 from tokenwright.serve.transport.guard import Guard, Policy
 
@@ -102,7 +102,7 @@ class Switch:
         finally:
             self._fleet.residents.release(entry)
 
-    async def _read(self, request: Request) -> tuple[Entry, bytes, bool]:
+    async def _read(self, request: Request) -> tuple[ResidentModel, bytes, bool]:
         """The model that a request names, its body, and whether it only unloads the model. Raises Missing."""
         raw = await request.body()
         data = await asyncio.to_thread(_object, raw) if len(raw) > LARGE else _object(raw)
@@ -110,7 +110,7 @@ class Switch:
         entry = self._fleet.named(about(request).caller, name if isinstance(name, str) else None)
         return entry, *self._kept(request.scope["path"], entry, data, raw)
 
-    def _kept(self, path: str, entry: Entry, data: dict[str, Any], raw: bytes) -> tuple[bytes, bool]:
+    def _kept(self, path: str, entry: ResidentModel, data: dict[str, Any], raw: bytes) -> tuple[bytes, bool]:
         """The body without keep_alive, which is heeded here; and whether the request only unloads its model."""
         seconds = keep_alive(data.get("keep_alive")) if path.startswith("/api/") else None
         if seconds is None:
@@ -166,7 +166,7 @@ def make_many_app(
 
     stored = StoredResponses(served.stored_bytes)  # of all models: they outlive one that leaves
 
-    def open_(entry: Entry, load: Load) -> LoadedApp:
+    def open_(entry: ResidentModel, load: Load) -> LoadedApp:
         return LoadedApp(entry, load, limits, metrics, page, stored)
 
     residents = Residents((), limit, limits.queue)

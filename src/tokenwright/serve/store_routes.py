@@ -22,7 +22,7 @@ from tokenwright.serve.http.reply_text import Json, dumps
 from tokenwright.serve.ollama import reply_schema as replies
 from tokenwright.serve.ollama.card import NEVER, entry, loaded
 from tokenwright.serve.service.metrics import CONTENT_TYPE, Metrics
-from tokenwright.serve.service.residents import Entry
+from tokenwright.serve.service.residents import ResidentModel
 from tokenwright.serve.service.types import Problem
 from tokenwright.trace.messages.schema import Loading
 
@@ -96,7 +96,7 @@ def _add_states(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
         return Loading(phase, done, total, first.failure)  # type: ignore[arg-type]  # one of its phases
 
 
-def _state(one: Entry) -> Json:
+def _state(one: ResidentModel) -> Json:
     """A model in the reply of /health."""
     done, total = (0, 0) if one.opened is None else one.opened.progress
     found: Json = {"name": one.name, "state": one.state, "requests": one.users, "bytes": one.nbytes}
@@ -126,14 +126,14 @@ def _add_lists(app: FastAPI, fleet: Fleet) -> None:
         return JSONResponse({"models": [_tag(fleet, one, name) for one in allowed for name in one.names]})
 
 
-def _expiry(one: Entry) -> str:
+def _expiry(one: ResidentModel) -> str:
     """When a model leaves if nobody uses it."""
     if one.keep_s > 1e9:
         return NEVER
     return (datetime.now(UTC) + timedelta(seconds=one.keep_s)).isoformat().replace("+00:00", "Z")
 
 
-def _tag(fleet: Fleet, one: Entry, name: str) -> Json:
+def _tag(fleet: Fleet, one: ResidentModel, name: str) -> Json:
     """A model in Ollama's list; of one that is not in memory only what is known without reading it."""
     opened = next((app for app in fleet.apps if app is one.opened and app.service.ready), None)
     if opened is not None:
@@ -172,7 +172,7 @@ def _add_store(app: FastAPI, fleet: Fleet) -> None:
         if name in entry.names[1:]:
             entry.names.remove(name)
             return Response(status_code=200)
-        from tokenwright.llm import store
+        from tokenwright.checkpoints import local_models as store
 
         _, remove = await asyncio.to_thread(store.removal, entry.name)
         fleet.residents.entries.remove(entry)
@@ -208,7 +208,7 @@ def _unrestricted(request: Request) -> None:
 
 
 async def _fetched(fleet: Fleet, name: str) -> None:
-    from tokenwright.llm import store
+    from tokenwright.checkpoints import local_models as store
 
     try:
         await asyncio.to_thread(store.fetch, name)

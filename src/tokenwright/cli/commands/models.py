@@ -15,11 +15,11 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from tokenwright.checkpoints import local_models as store
 from tokenwright.cli.chat.input_reader import InputReader
 from tokenwright.cli.options import shared as opt
 from tokenwright.cli.terminal.output import remark, show_anything, write, write_json
 from tokenwright.errors import CheckpointError, RequestError
-from tokenwright.llm import store
 from tokenwright.units import binary
 
 HubName = Annotated[

@@ -7,7 +7,7 @@ A model that is used stays. One that must leave takes no new requests, and leave
 it wait like those for any other model that is not there. The model of the request that has waited longest is loaded
 next, and then all that wait for it go in: so no model keeps another one waiting for ever.
 
-Belongs to one event loop. It knows nothing of apps: `Opened` is what a model is when it is there.
+Belongs to one event loop. It knows nothing of apps: `LoadedResident` is what a model is when it is there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 TAG = ":latest"  # which Ollama's clients put behind a name
 
 
-class Opened(Protocol):
+class LoadedResident(Protocol):
     """A model that is being loaded, or is there."""
 
     async def settled(self) -> None:
@@ -52,7 +52,7 @@ class Opened(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class ResidentModel:
     """A model that may be asked for. names: the first is its own, the others mean the same.
 
     open: begins to load it. need: about how many bytes it will take; may read files, so it is called in a thread.
@@ -60,10 +60,10 @@ class Entry:
     """
 
     names: list[str]
-    open: Callable[[Entry], Opened]
+    open: Callable[[ResidentModel], LoadedResident]
     need: Callable[[], int]
     state: State = "absent"
-    opened: Opened | None = None
+    opened: LoadedResident | None = None
     users: int = 0
     used_at: float = 0.0
     keep_s: float = math.inf
@@ -80,14 +80,14 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
-    entry: Entry
+    entry: ResidentModel
     admitted: asyncio.Future[None]
 
 
 class Residents:
     """The models of a server. limit: bytes that those in memory may take together. most: requests that may wait."""
 
-    def __init__(self, entries: Sequence[Entry], limit: int, most: int) -> None:
+    def __init__(self, entries: Sequence[ResidentModel], limit: int, most: int) -> None:
         self.entries = list(entries)
         self.limit = limit
         self.most = most
@@ -110,7 +110,7 @@ class Residents:
         """Bytes of the models in memory."""
         return sum(entry.nbytes for entry in self.entries if entry.state in ("ready", "leaving"))
 
-    def find(self, name: str) -> Entry:
+    def find(self, name: str) -> ResidentModel:
         """The entry of a name, with or without Ollama's tag. Raises Missing."""
         for wanted in (name, name.removesuffix(TAG)):
             for entry in self.entries:
@@ -118,7 +118,7 @@ class Residents:
                     return entry
         raise no_model(name, self.names)
 
-    async def acquire(self, entry: Entry) -> Opened:
+    async def acquire(self, entry: ResidentModel) -> LoadedResident:
         """The model, for one request, which must `release` it. Waits until it is there.
 
         Raises NotReady with the reason if it cannot be read, and at the server's end; Busy where too many wait.
@@ -144,11 +144,11 @@ class Residents:
         assert entry.opened is not None, "a model that is ready is there"
         return entry.opened
 
-    def _enter(self, entry: Entry) -> None:
+    def _enter(self, entry: ResidentModel) -> None:
         entry.users += 1
         entry.idle.clear()
 
-    def release(self, entry: Entry) -> None:
+    def release(self, entry: ResidentModel) -> None:
         """A request of `acquire` has ended."""
         entry.users -= 1
         entry.used_at = time.monotonic()
@@ -158,12 +158,12 @@ class Residents:
         if entry.state == "ready" and entry.keep_s < math.inf:
             asyncio.get_running_loop().call_later(max(0.0, entry.keep_s), self._expire, entry, entry.used_at)
 
-    def warm(self, entry: Entry) -> None:
+    def warm(self, entry: ResidentModel) -> None:
         """Load a model that no request waits for."""
         if entry.state == "absent" and self._mover is None and not self.stopped:
             self._begin(entry)
 
-    async def unload(self, entry: Entry) -> None:
+    async def unload(self, entry: ResidentModel) -> None:
         """Let a model leave once its requests have ended."""
         if entry.state == "loading" and self._mover is not None:
             await asyncio.wait((self._mover,))
@@ -184,18 +184,18 @@ class Residents:
             if entry.opened is not None:
                 entry.opened.close()
 
-    def _expire(self, entry: Entry, used_at: float) -> None:
+    def _expire(self, entry: ResidentModel, used_at: float) -> None:
         if entry.state == "ready" and not entry.users and entry.used_at == used_at:
             self._leave(entry)
 
-    def _leave(self, entry: Entry) -> Awaitable[None]:
+    def _leave(self, entry: ResidentModel) -> Awaitable[None]:
         """Take no more requests for a model, and free it when the last has ended."""
         if entry.leaving is None:
             entry.state = "leaving"
             entry.leaving = asyncio.create_task(self._left(entry))
         return asyncio.shield(entry.leaving)
 
-    async def _left(self, entry: Entry) -> None:
+    async def _left(self, entry: ResidentModel) -> None:
         try:
             if entry.users:
                 await entry.idle.wait()
@@ -204,7 +204,7 @@ class Residents:
             entry.leaving = None
             self._arrange()
 
-    async def _free(self, entry: Entry) -> None:
+    async def _free(self, entry: ResidentModel) -> None:
         opened, entry.opened = entry.opened, None
         if opened is not None:
             await asyncio.to_thread(opened.close)
@@ -220,10 +220,10 @@ class Residents:
         if self._waiting and self._mover is None and not self.stopped:
             self._begin(self._waiting[0].entry)
 
-    def _begin(self, entry: Entry) -> None:
+    def _begin(self, entry: ResidentModel) -> None:
         self._mover = asyncio.create_task(self._move(entry))
 
-    async def _move(self, entry: Entry) -> None:
+    async def _move(self, entry: ResidentModel) -> None:
         """Make room for a model and load it. Those that wait for it get its error, if there is one."""
         try:
             if entry.leaving is not None:
@@ -243,7 +243,7 @@ class Residents:
             self._mover = None
             self._arrange()
 
-    async def _load(self, entry: Entry) -> None:
+    async def _load(self, entry: ResidentModel) -> None:
         need = max(entry.nbytes, await asyncio.to_thread(entry.need)) if not entry.nbytes else entry.nbytes
         if need > self.limit:
             raise NotReady(f"it needs about {binary(need)}, and all models may take {binary(self.limit)} (--memory)")
@@ -258,11 +258,11 @@ class Residents:
         entry.state = "ready"
         self.loads += 1
 
-    async def _make_room(self, entry: Entry, need: int) -> None:
+    async def _make_room(self, entry: ResidentModel, need: int) -> None:
         while (victim := self._victim(entry, need)) is not None:
             await self._leave(victim)
 
-    def _victim(self, entry: Entry, need: int) -> Entry | None:
+    def _victim(self, entry: ResidentModel, need: int) -> ResidentModel | None:
         """The model that leaves for another: one that leaves already, else the longest unused, idle ones first."""
         others = [one for one in self.entries if one is not entry and one.state in ("ready", "leaving")]
         if not others or sum(one.nbytes for one in others) + need <= self.limit:
