@@ -60,7 +60,7 @@ def check_pages(explored):
     explored.until("document.querySelectorAll('tr[data-whose=batch]').length === 0")
     pool = explored.get(f"pages?run={run}")
     [group] = pool["groups"]
-    explored.until(f"document.querySelector('[data-stat=pool_used]').dataset.value === '{group['used']}'")
+    explored.until(f"document.querySelector('[data-stat=pool_used]')?.dataset.value === '{group['used']}'")
     told(explored, "pool", group, ("used", "shared", "cached", "free", "pages", "page_bytes", "saved_bytes"))
     cells = tab.eval_on_selector_all(
         "[data-page]", "all => all.map(e => [e.dataset.page, e.dataset.refcount, e.dataset.filled].map(Number))"
@@ -106,7 +106,7 @@ def check_heads(explored):
     assert kinds == [head["kind"] for head in right["heads"]]
     for kind in right["kinds"]:
         assert int(tab.locator(f"[data-count={kind}]").inner_text()) == kinds.count(kind)
-    explored.until("document.querySelector('.matrix canvas').dataset.size === '26'")
+    explored.until("document.querySelector('.matrix canvas')?.dataset.size === '26'")
     tab.locator("[data-head='1/3']").focus()
     tab.keyboard.press("ArrowDown")
     tab.keyboard.press("ArrowLeft")
@@ -128,7 +128,7 @@ def test_calculator_lab_and_beams(explored):
     tab.get_by_label("model", exact=True).select_option("Meta-Llama-3-8B")
     tab.get_by_label("weights as").select_option("bfloat16")
     explored.until("document.querySelector('[data-stat=calc_kv_total]')?.dataset.value === String(2 ** 30)")
-    explored.until("document.querySelector('[data-stat=calc_base_flops]').dataset.value === '15009316864'")
+    explored.until("document.querySelector('[data-stat=calc_base_flops]')?.dataset.value === '15009316864'")
     wanted = {"model": "Meta-Llama-3-8B", "context": 8192, "weights": "bfloat16"}
     right = explored.post("calculate", wanted)
     told(explored, "calc", right, ("kv_per_token", "kv_per_sequence", "kv_total", "weight_bytes", "slope_flops"))
