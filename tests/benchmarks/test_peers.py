@@ -105,3 +105,22 @@ def test_what_is_converted_is_left_alone(root: Path, monkeypatch: pytest.MonkeyP
     assert calls == ["int4", "int8"]
     assert state.why_not("tiny", "int8") is None
     assert state.model("tiny", "int8").name == "tiny-int8"
+
+
+def test_avx2_alone_is_compared_with_avx2_alone() -> None:
+    names = ("ours int8", "ours-avx2 int8", "llama.cpp q8_0", "llama.cpp-avx2 q8_0")
+    turns = [turn(name, 0, decode, 5.0, []) for name, decode in zip(names, (80.0, 60.0, 50.0, 20.0), strict=True)]
+    found = [one for one in peers.ratios("tiny", turns) if one.measure == "decode"]
+    pairs = {(one.ours, one.peer, one.middle) for one in found}
+    assert pairs == {("ours int8", "llama.cpp q8_0", 1.6), ("ours-avx2 int8", "llama.cpp-avx2 q8_0", 3.0)}
+
+
+def test_our_kernels_are_limited_to_avx2_by_the_environment(tmp_path: Path) -> None:
+    one = Contender("ours-avx2", "int8", 8)
+    assert one.environment == {"TOKENWRIGHT_ISA": "avx2"}
+    assert one.command(tmp_path)[1].endswith("run_ours.py")
+    assert one.model("tiny", tmp_path) == tmp_path / "tiny"
+    other = Contender("llama.cpp-avx2", "q8_0", 8)
+    assert other.environment == Contender("ours", "int8", 8).environment == {}
+    assert other.command(tmp_path)[0].startswith(str(tmp_path / "peers" / "llama.cpp-avx2"))
+    assert other.command(tmp_path)[1].endswith("run_llama_cpp.py")
