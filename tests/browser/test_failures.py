@@ -1,6 +1,8 @@
 """What the page says and offers when something that it asked for does not happen."""
 
 import json
+import time
+from itertools import pairwise
 
 import pytest
 
@@ -20,9 +22,9 @@ class Failing:
     def gone(self, paths):
         self.explored.tab.route(paths, lambda route: route.abort())
 
-    def refused(self, paths, why, kind="bad_request"):
+    def refused(self, paths, why, kind="bad_request", status=400):
         body = json.dumps({"error": {"kind": kind, "message": why}})
-        self.explored.tab.route(paths, lambda route: route.fulfill(status=400, body=body))
+        self.explored.tab.route(paths, lambda route: route.fulfill(status=status, body=body))
 
     def mended(self, paths):
         self.explored.tab.unroute(paths)
@@ -166,3 +168,40 @@ def test_a_picture_that_was_replaced_gives_its_context_back(explored):
     assert explored.tab.evaluate("window.old.getContext('webgl2').isContextLost()")
     assert explored.renderer["kind"] == "3d", "which is no loss of the picture that is shown"
     assert explored.tab.locator(".banner").count() == 0
+
+
+def test_an_engine_that_answers_with_an_error_is_told_as_that_and_asked_less_and_less(explored, failing):
+    failing.refused("**/model", "the model is asleep", kind="engine", status=500)
+    asked = []
+    explored.tab.on("request", lambda request: request.url.endswith("/model") and asked.append(time.monotonic()))
+    explored.open("#p=")
+    explored.until_state("error")
+    said = text(explored, ".stage")
+    assert "The model is asleep." in said and "does not answer" not in said
+    while len(asked) < 4:
+        explored.tab.wait_for_timeout(200)
+    pauses = [after - before for before, after in pairwise(asked)]
+    assert pauses[-1] > 1.5 * pauses[0], "an error is not asked again several times a second"
+    failing.mended("**/model")
+    explored.until_state("empty")
+
+
+def test_escape_puts_the_end_of_a_run_away(explored):
+    explored.run(PROMPT, 3, renderer="2d", stop=1)
+    explored.press("Escape")  # there is none yet
+    explored.step()
+    explored.tab.locator(".result").wait_for()
+    explored.press("Escape")
+    explored.tab.locator(".result").wait_for(state="detached")
+    assert explored.state["state"] == "done"
+
+
+def test_a_title_of_the_lesson_has_its_size_after_another_panel(explored):
+    """Style sheets of panels are loaded as they are opened: their order must not matter."""
+    explored.run(PROMPT, 3, renderer="2d", stop=1)
+    size = "e => getComputedStyle(e).fontSize"
+    opened(explored, "Learn")
+    before = explored.tab.locator("#learn-title").evaluate(size)
+    opened(explored, "Block")
+    opened(explored, "Learn")
+    assert explored.tab.locator("#learn-title").evaluate(size) == before == "19px"

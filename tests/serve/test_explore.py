@@ -704,6 +704,8 @@ ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/embeddings"),
+    ("POST", "/infill"),
+    *(("POST", path) for path in ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score")),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/x"),
     ("POST", "/v1/responses"),

@@ -60,6 +60,8 @@ ASKED: list[tuple[str, dict[str, Any], type[Reply]]] = [
     ("/api/embed", {"input": ["a", "b"]}, ollama_replies.OllamaVectors),
     ("/api/embeddings", {"prompt": "a"}, ollama_replies.OllamaVector),
     ("/api/show", {}, ollama_replies.OllamaCard),
+    ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}, replies.Reranked),
+    ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}, replies.ScoreReply),
     ("/tokenize", {"messages": HELLO, "return_token_strs": True}, replies.Tokenized),
     ("/tokenize", {"text": "a"}, replies.TokenCards),
     ("/tokenize", {"content": "a", "with_pieces": True}, replies.TokenPieces),

@@ -5,7 +5,7 @@ import * as actions from "./actions";
 import { CAMERAS } from "./renderers/renderer";
 import { hideFirst } from "./rows";
 import * as stage from "./stage";
-import { cache, helpOpen, panelled } from "./store";
+import { cache, helpOpen, panelled, result, resultClosed } from "./store";
 
 interface Key {
   keys: string; // as the sheet shows them
@@ -46,7 +46,7 @@ const KEYS: readonly Key[] = [
   },
   {
     keys: "[ ]",
-    does: "layer below, layer above",
+    does: "layer before, layer after: up and down on the wall",
     match: is("[", "]"),
     run: (event) => actions.changeLayer(event.key === "[" ? -1 : 1),
   },
@@ -72,6 +72,12 @@ const KEYS: readonly Key[] = [
   { keys: "L", does: "the lesson", match: is("l", "L"), run: () => actions.openPanel("learn"), panel: true },
   { keys: "V", does: "3-D or 2-D", match: is("v", "V"), run: () => actions.toggleRenderer() },
   { keys: "+ −", does: "zoom", match: is("+", "=", "-"), run: (event) => stage.zoom(event.key === "-" ? 0.8 : 1.25) },
+  {
+    keys: "Esc",
+    does: "close this sheet, leave the prompt box, put away the end of a run",
+    match: (event) => event.key === "Escape" && result.value !== null,
+    run: () => (resultClosed.value = true),
+  },
   { keys: "?", does: "this sheet", match: is("?"), run: () => (helpOpen.value = !helpOpen.value) },
 ];
 

@@ -25,6 +25,7 @@ import {
   playing,
   problem,
   reachable,
+  refused,
   resultClosed,
   run,
   shown,
@@ -93,24 +94,30 @@ export function playAlone(trace: string): void {
   }
 }
 
-/** Waits until the model is there. Fails never: it asks for as long as the page is open. */
+/** Waits until the model is there. Fails never: it asks for as long as the page is open, and less often the longer
+ * nobody answers, or the longer the answer is an error. */
 async function ready(): Promise<void> {
   for (let pause = ASK; ;) {
     try {
       loading.value = await api.status();
       reachable.value = true;
-      pause = ASK;
       if (loading.value.phase === "ready") {
         setModel(await api.model());
+        refused.value = "";
         return;
       }
-    } catch {
-      reachable.value = false;
+      pause = ASK;
+    } catch (error) {
+      const answered = error instanceof api.ApiError && error.kind !== "unreachable";
+      reachable.value = answered;
+      refused.value = answered ? error.message : "";
       pause = Math.min(LONGEST_ASK, pause * 2);
     }
-    await new Promise((resolve) => setTimeout(resolve, pause));
+    await rest(pause);
   }
 }
+
+const rest = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
 
 function setModel(card: ModelCard): void {
   batch(() => {
@@ -121,7 +128,7 @@ function setModel(card: ModelCard): void {
 }
 
 async function playRecording(): Promise<void> {
-  await new Promise((resolve) => setTimeout(resolve, GLANCE));
+  await rest(GLANCE);
   if (loading.value?.phase === "ready") return;
   const answer = await fetch(api.address("recorded.json")).catch(() => null);
   if (!answer?.ok || run.value !== null) return;
@@ -219,7 +226,7 @@ async function rebuild(): Promise<void> {
     kin.add(current); // it is freed with the others, also where they were freed before
     watch(current);
   } catch (error) {
-    if (error instanceof api.ApiError && error.kind === "unreachable") return rebuild();
+    if (error instanceof api.ApiError && error.kind === "unreachable") return rest(ASK).then(rebuild);
     player.pause();
     report(error);
   }

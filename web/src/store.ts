@@ -11,6 +11,7 @@ import type { Loading, ModelCard, StepFrame, Summary } from "./schema";
 /** What the engine's side is doing, seen from the page. */
 export const loading = signal<Loading | null>(null); // the last answer to /status; null: none yet
 export const reachable = signal(true);
+export const refused = signal(""); // why the engine cannot say what it has, although it answers; empty: it can
 export const model = signal<ModelCard | null>(null); // of the live engine
 export const asking = signal(false); // a run has been asked for and is not there yet
 
@@ -105,14 +106,14 @@ export const pageState = computed<PageState>(() => {
   if (current === null || current.origin === "recorded") {
     if (!reachable.value) return "disconnected";
     if (asking.value) return "tokenizing";
-    if (loading.value?.phase === "failed" || obstacle.value !== null) return "error";
+    if (refused.value !== "" || loading.value?.phase === "failed" || obstacle.value !== null) return "error";
     if (loading.value === null) return "boot";
     if (loading.value.phase === "loading" || model.value === null) return "loading-model";
     return "empty";
   }
   if (asking.value) return "tokenizing";
   if (link.value === "broken" || !reachable.value) return "disconnected";
-  if (obstacle.value !== null) return "error";
+  if (refused.value !== "" || obstacle.value !== null) return "error";
   const { state, throttled } = current.state.value;
   if (state === "failed") return "error";
   if (current.ended) return "done";

@@ -47,8 +47,8 @@ export function tell(current: Run, step: StepFrame, at: Moment, watched: { layer
   const input = quoted(current.tokens[all - 1]?.text ?? "");
   const texts: Record<Moment, string> = {
     pass: `${input} goes through the ${layers} and reads the cache of ${plural(step.start, "earlier token")}.`,
-    work: `To find the next token, “?”, only the newest one, ${input}, goes through the ${layers}. The ${count(step.start)} before it are not computed again.`,
-    look: `To find “?”, ${input} reads the cache in each layer: the keys and values of all earlier tokens. The beams end at what head ${watched.head} of layer ${watched.layer} reads, as wide as its weight.`,
+    work: `To find the next token, only the newest one, ${input}, goes through the ${layers}. The ${count(step.start)} before it are not computed again.`,
+    look: `To find the next token, ${input} reads the cache in each layer: the keys and values of all earlier tokens. The beams end at what head ${watched.head} of layer ${watched.layer} reads, as wide as its weight.`,
     write: `The result is a probability for every possible token. One is drawn: ${written}.`,
     rest: `${input} went through the ${layers}, read the cache of ${plural(step.start, "earlier token")}, and ${written} was written.`,
   };

@@ -54,12 +54,6 @@ export function Help() {
               <dd>{does}</dd>
             </div>
           ))}
-          <div>
-            <dt>
-              <kbd>Esc</kbd>
-            </dt>
-            <dd>close this sheet, leave the prompt box</dd>
-          </div>
         </dl>
         <p class="under">
           On the stage: drag turns, Shift and drag moves, the wheel zooms. With the stage focused by Tab, arrow keys

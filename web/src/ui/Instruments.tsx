@@ -118,6 +118,12 @@ export function Compute() {
           </tr>
         </tbody>
       </table>
+      {step !== null && step.flops !== step.flops_derived && (
+        <p class="sentence-note flops-note">
+          More FLOPs are counted than the formula has: where several tokens go through together, attention also computes
+          the half that the causal mask then hides.
+        </p>
+      )}
     </Instrument>
   );
 }
@@ -177,7 +183,7 @@ export function KvCache() {
             />
           </Pair>
         )}
-        <Pair name="pages">
+        <Pair name={off ? "scratch pages" : "pages"}>
           <Figure
             value={pages}
             source="derived"

@@ -78,15 +78,15 @@ function Bars({ step, token }: { step: StepFrame; token: number }) {
   const chosen = step.candidates.find((candidate) => candidate.token === token);
   if (!shown.some((candidate) => candidate.token === token))
     shown.splice(room - 1, 1, chosen ?? { token, logprob: step.logprob ?? -Infinity, sampled: step.sampled ?? 0 });
-  const most = Math.max(...step.candidates.map((c) => Math.max(Math.exp(c.logprob), c.sampled)), 1e-9);
   return (
     <>
       <p class="bars-key" aria-hidden="true">
-        <span class="swatch outline" /> of the model <span class="swatch fill" /> after temperature and cuts
+        <span class="swatch outline" /> the model’s <span class="swatch fill" /> after temperature and cuts
+        <span class="bars-whole">full width 100 %</span>
       </p>
       <ol class="bars">
         {shown.map((candidate) => (
-          <Bar key={candidate.token} step={step.step} candidate={candidate} most={most} chosen={candidate.token === token} />
+          <Bar key={candidate.token} step={step.step} candidate={candidate} chosen={candidate.token === token} />
         ))}
       </ol>
       {step.candidates.length > LISTED && (
@@ -101,11 +101,10 @@ function Bars({ step, token }: { step: StepFrame; token: number }) {
 interface BarProps {
   step: number;
   candidate: Candidate;
-  most: number;
   chosen: boolean;
 }
 
-function Bar({ step, candidate, most, chosen }: BarProps) {
+function Bar({ step, candidate, chosen }: BarProps) {
   const p = Math.exp(candidate.logprob);
   const text = run.value?.named(candidate.token).text ?? "";
   const cut = candidate.sampled === 0;
@@ -137,11 +136,14 @@ function Bar({ step, candidate, most, chosen }: BarProps) {
         {marked(text)}
       </span>
       <span class="bar-track" aria-hidden="true">
-        <span class="bar-fill" style={{ width: `${(candidate.sampled / most) * 100}%` }} />
-        <span class="bar-outline" style={{ width: `${(p / most) * 100}%` }} />
+        <span class="bar-fill" style={{ width: `${candidate.sampled * 100}%` }} />
+        <span class="bar-outline" style={{ width: `${p * 100}%` }} />
+      </span>
+      <span class="bar-value of-model" aria-hidden="true">
+        {percent(p)}
       </span>
       <span class="bar-value" aria-hidden="true">
-        {percent(p)}
+        {cut ? "cut" : percent(candidate.sampled)}
       </span>
     </li>
   );

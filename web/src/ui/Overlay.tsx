@@ -10,7 +10,7 @@ import * as form from "../form";
 import { plural, sentence } from "../format";
 import { lanes } from "../lanes";
 import * as session from "../session";
-import { alone, embedded, last, link, loading, model, pageState, problem, reachable, rendererNote, retryAt, run } from "../store";
+import { alone, embedded, last, link, loading, model, pageState, problem, reachable, refused, rendererNote, retryAt, run } from "../store";
 import { loaded } from "../words";
 import { Icon } from "./icons";
 
@@ -172,6 +172,12 @@ function Failure() {
     return (
       <Say title="The model could not be loaded" tone="bad" text={sentence(loading.value.message)}>
         <OpenTrace />
+      </Say>
+    );
+  if (refused.value !== "")
+    return (
+      <Say title="The engine answers with an error" tone="bad" text={`${sentence(refused.value)} The page asks again in some seconds.`}>
+        {run.value === null && <OpenTrace />}
       </Say>
     );
   const state = run.value?.state.value;

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer
 from tokenwright.serve.http.reply_text import dumps_in_parts
-from tokenwright.trace.export import chrome_trace
+from tokenwright.trace.chrome_trace import chrome_trace
 
 
 def add(app: FastAPI, explorer: Explorer) -> None:

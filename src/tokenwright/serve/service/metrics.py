@@ -6,7 +6,7 @@ No label has a value that a client chooses. Nothing is recorded per token.
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import (
@@ -21,7 +21,7 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 import tokenwright
-from tokenwright.serve.service.types import NotReady, Problem, Timings, TokenCounts
+from tokenwright.serve.service.types import Problem, Timings, TokenCounts
 
 if TYPE_CHECKING:
     from tokenwright.serve.service.service import Service
@@ -57,9 +57,9 @@ class Metrics:
             registry=registry,
         )
 
-    def watch(self, service: Service) -> None:
-        """Read the service's gauges from now on."""
-        self.registry.register(_Gauges(service))
+    def watch(self, services: Callable[[], Sequence[Service]]) -> None:
+        """Read the gauges of the services that there are, summed up, from now on."""
+        self.registry.register(_Gauges(services))
 
     def ended(self, outcome: str, counts: TokenCounts, timings: Timings) -> None:
         """A request has left the engine. outcome: "finished", "cancelled" or "failed"."""
@@ -94,28 +94,39 @@ def _seconds(name: str, about: str, registry: CollectorRegistry) -> Histogram:
 
 
 class _Gauges(Collector):
-    """What the service and the engine hold at this moment."""
+    """What the services and their engines hold at this moment."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, services: Callable[[], Sequence[Service]]) -> None:
+        self._services = services
 
     def collect(self) -> Iterator[Metric]:
-        service = self._service
+        services = self._services()
         yield _info("build", "The program", version=tokenwright.__version__, python=platform.python_version())
-        yield _gauge("requests_waiting", "Requests in the queue before the engine", service.admission.waiting)
-        yield _gauge("requests_running", "Requests in the engine", service.running)
-        try:
-            llm = service.host.llm
-        except NotReady:
+        waiting, running = sum(one.admission.waiting for one in services), sum(one.running for one in services)
+        yield _gauge("requests_waiting", "Requests in the queue before the engine", waiting)
+        yield _gauge("requests_running", "Requests in the engine", running)
+        ready = [one for one in services if one.host.loading.phase == "ready"]
+        if not ready:
             return
-        labels = {"served": service.names[0], "model": service.host.name, "context": str(llm.context)}
-        yield _info("model", "The model that is served", **labels, weight_bytes=str(llm.weight_bytes))
-        pool = llm.engine.pool
-        yield _gauge("pages", "Pages of the KV cache", pool.pages)
-        yield _gauge("pages_cached", "Pages without a request, whose K and V can be found again", pool.cached)
-        used = 1 - pool.available / pool.pages if pool.pages else 0.0
+        yield _models(ready)
+        pools = [one.host.llm.engine.pool for one in ready]
+        pages, available = sum(pool.pages for pool in pools), sum(pool.available for pool in pools)
+        cached = sum(pool.cached for pool in pools)
+        yield _gauge("pages", "Pages of the KV cache", pages)
+        yield _gauge("pages_cached", "Pages without a request, whose K and V can be found again", cached)
+        used = 1 - available / pages if pages else 0.0
         yield _gauge("kv_usage_ratio", "The share of the KV cache that requests hold", used)
-        yield _gauge("pages_available", "Pages that requests can take, cached ones included", pool.available)
+        yield _gauge("pages_available", "Pages that requests can take, cached ones included", available)
+
+
+def _models(services: Sequence[Service]) -> InfoMetricFamily:
+    """What is served: a sample for each model."""
+    found = InfoMetricFamily("tokenwright_model", "The model that is served", labels=("served", "model"))
+    for service in services:
+        llm = service.host.llm
+        about = {"context": str(llm.context), "weight_bytes": str(llm.weight_bytes)}
+        found.add_metric((service.names[0], service.host.name), about)
+    return found
 
 
 def _info(name: str, about: str, **labels: str) -> InfoMetricFamily:

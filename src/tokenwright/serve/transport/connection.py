@@ -85,10 +85,10 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
     """Closes itself where headers do not arrive within HEADERS_S, are too long, or a client reads nothing any more, and
     where the clients of all connections together leave too much unread."""
 
-    parser: Any  # httptools'
     _headers_timer: asyncio.TimerHandle | None = None
     _reading_timer: asyncio.TimerHandle | None = None
     _peer_timer: asyncio.TimerHandle | None = None
+    parser: Any  # httptools' or h11's
     _cycles: list[Any]  # uvicorn's, of the request under way and of those that came behind it
     _slow: UnreadConnections
     _data = b""  # that is being read

@@ -81,19 +81,31 @@ class Throttle:
 
 
 class ApiKeys:
-    """The API keys of a server, as hashes; without keys none is demanded. Raises RequestError for one that is none."""
+    """The API keys of a server, as hashes; without keys none is demanded. Raises RequestError for one that is none.
+
+    A key may be followed by the names of the models that it may use: "KEY model,model".
+    """
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._callers: list[tuple[bytes, Caller]] = []
-        for key in dict.fromkeys(keys):
+        for line in dict.fromkeys(keys):
+            key, _, models = line.partition(" ")
             if len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key:
                 raise RequestError("an API key must be at least 8 visible ASCII characters; take one from a generator")
             digest = _digest(key)
             salt = hashlib.sha256(b"tokenwright prefix salt " + digest).hexdigest()
-            self._callers.append((digest, Caller(f"key-{digest.hex()[:8]}", salt)))
+            named = frozenset(name for name in models.replace(",", " ").split() if name)
+            self._callers.append((digest, Caller(f"key-{digest.hex()[:8]}", salt, named)))
+        if len({digest for digest, _ in self._callers}) < len(self._callers):
+            raise RequestError("an API key is given twice, with other models; write it once, with all of them")
 
     def __len__(self) -> int:
         return len(self._callers)
+
+    @property
+    def models(self) -> frozenset[str]:
+        """The models that keys name."""
+        return frozenset(name for _, caller in self._callers for name in caller.models)
 
     def caller(self, key: str | None) -> Caller | None:
         """The caller of a key; None: it is none of ours. Compares with all keys in constant time."""
@@ -109,7 +121,9 @@ def _digest(key: str) -> bytes:
 
 
 def read_keys(path: Path) -> list[str]:
-    """The keys of a file: one a line; empty lines and those that begin with # are comments. Raises RequestError."""
+    """The keys of a file: one a line, perhaps with the models that it may use; empty lines and those that begin with #
+    are comments. Raises RequestError.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
