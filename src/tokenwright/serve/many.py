@@ -29,7 +29,8 @@ from tokenwright.errors import RequestError
 from tokenwright.serve import model_list, store_routes
 from tokenwright.serve.app import APIS, Page, Served, add_access_log, new_app, refusing
 from tokenwright.serve.fleet import Fleet, LoadedApp, ManySource
-from tokenwright.serve.http.api import LARGE, HeadRequests, about, add_errors, add_schemas, unless_gone
+from tokenwright.serve.http.api import LARGE, about, add_errors, add_schemas, unless_gone
+from tokenwright.serve.http.dispatch import HeadRequests
 from tokenwright.serve.openai.stored_responses import StoredResponses
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import Load, collect_at_rest
