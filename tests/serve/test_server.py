@@ -275,6 +275,7 @@ def test_the_time_that_a_reader_has_is_that_of_all_its_pauses(server: Live, monk
 def test_a_full_queue_answers_at_once_and_serves_what_it_took(model: Path) -> None:
     answers: list[httpx2.Response] = []
     with live(model, served=Served(["tiny"], ServiceLimits(queue=4)), pages=256, max_sequences=1) as server:
+        post(server, CHAT | {"max_tokens": 1}).raise_for_status()  # the model is open
         fill_queue(server, answers)
     assert [answer.status_code for answer in answers] == [200] * (1 + AHEAD + 4)
 

@@ -37,9 +37,14 @@ def hermes(name: str, arguments: str) -> str:
 
 
 def read(
-    text: str, cuts: tuple[int, ...], tags: ThinkTags | None, form: ToolForm | None, opened: bool = False
+    text: str,
+    cuts: tuple[int, ...],
+    tags: ThinkTags | None,
+    form: ToolForm | None,
+    opened: bool = False,
+    cut: bool = False,
 ) -> Answer:
-    """What a reader makes of a text that comes in pieces."""
+    """What a reader makes of a text that comes in pieces. cut: its length ends it."""
     calls = None if form is None else FormReader(form, TOOLS, opened)
     reader, answer = SortingReader(tags, calls, {}), Answer(0)
     for start, stop in pairwise((0, *cuts, len(text))):
@@ -47,20 +52,22 @@ def read(
         reader.push(text[start:stop], 7, delta)
         answer.add(delta)
     delta = Delta(0)
-    reader.finish(delta)
+    reader.finish(delta, cut)
     answer.add(delta)
     assert reader.called == bool(answer.tool_calls)
     return answer
 
 
-def everywhere(text: str, tags: ThinkTags | None, form: ToolForm | None, opened: bool = False) -> Answer:
-    """The same answer wherever the text is cut."""
-    whole = read(text, (), tags, form, opened)
+def everywhere(
+    text: str, tags: ThinkTags | None, form: ToolForm | None, opened: bool = False, cut: bool = False
+) -> Answer:
+    """The same answer wherever the text is parted."""
+    whole = read(text, (), tags, form, opened, cut)
     ids = [call.id for call in whole.tool_calls]
     assert len(set(ids)) == len(ids)
     every = [(cut,) for cut in range(1, len(text))]
     for cuts in [*every, tuple(range(1, len(text)))]:
-        part = read(text, cuts, tags, form, opened)
+        part = read(text, cuts, tags, form, opened, cut)
         assert (part.text, part.reasoning) == (whole.text, whole.reasoning), cuts
         assert [(c.name, c.arguments) for c in part.tool_calls] == [(c.name, c.arguments) for c in whole.tool_calls], (
             cuts
@@ -138,7 +145,7 @@ WRITTEN = 'Yes.<tool_call>\n{"name": "clock", "arguments": {"a": 1}}\n</tool_cal
 @pytest.mark.parametrize("stop", range(len("Yes.<tool_call>"), len(WRITTEN)))
 def test_a_call_that_is_cut_leaves_no_markup(stop: int) -> None:
     """Whole and in pieces: no call while it has no name, and then one whose arguments are not complete."""
-    answer = everywhere(WRITTEN[:stop], None, HERMES)
+    answer = everywhere(WRITTEN[:stop], None, HERMES, cut=True)
     assert answer.text == "Yes."
     named = WRITTEN[:stop].find('clock"') > 0
     assert [call.name for call in answer.tool_calls] == ["clock"] * named
