@@ -8,8 +8,10 @@ from tokenwright.serve.anthropic import bodies as anthropic_schema
 from tokenwright.serve.http.fields import Body, Refused, drops, refusals
 from tokenwright.serve.ollama import bodies as ollama_schema
 from tokenwright.serve.openai import bodies as openai_schema
-from tokenwright.serve.openai import responses_bodies
+from tokenwright.serve.openai.responses import bodies as responses_bodies
 
+ROW = 24  # names in a row
+MANY = 2  # places of a field that are named one by one
 PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
 BODIES: dict[str, tuple[type[Body], ...]] = {
     "completions, chats and embeddings": (
@@ -23,29 +25,35 @@ BODIES: dict[str, tuple[type[Body], ...]] = {
 }
 
 
+def batched(names: list[str], size: int) -> list[list[str]]:
+    return [names[at : at + size] for at in range(0, len(names), size)]
+
+
 def accepted(refusal: Refused) -> str:
     """The values that a refused field may have."""
     return ", ".join(f"`{json.dumps(value)}`" for value in refusal.neutral[:3]) + (", ..." * (len(refusal.neutral) > 3))
 
 
 def table(bodies: tuple[type[Body], ...]) -> str:
-    """The refused fields of an API and the harmless ones, each in the order of their names."""
+    """The refused fields of an API and the harmless ones, in the order of their names; `*`: in many places."""
     rows = {(name, accepted(why), why.why) for body in bodies for name, why in refusals(body)}
     lines = [f"| `{name}` | {values} | {why} |" for name, values, why in sorted(rows)]
-    inert: dict[str, set[str]] = {}
+    places: dict[str, set[str]] = {}
     for body in bodies:
-        for name, why in drops(body):
-            inert.setdefault(why, set()).add(f"`{name}`")
-    harmless = [f"| {', '.join(sorted(names))} | {why} |" for why, names in sorted(inert.items())]
+        for name, _ in drops(body):
+            places.setdefault(name.rpartition(".")[2], set()).add(name)
+    harmless = sorted(
+        f"`{name}`" for leaf, names in places.items() for name in ([f"*.{leaf}"] if len(names) > MANY else names)
+    )
     return "\n".join(
         [
             "| Refused | But accepted | Instead |",
             "|---|---|---|",
             *lines,
             "",
-            "| Without effect | Because |",
-            "|---|---|",
-            *harmless,
+            "| Without effect |",
+            "|---|",
+            *(f"| {', '.join(row)} |" for row in batched(harmless, ROW)),
         ]
     )
 

@@ -9,7 +9,7 @@ from tests.serve.talking import HANGS_S, Talker, make_talker, talking
 from tokenwright.serve.anthropic.bodies import Messages
 from tokenwright.serve.anthropic.context_edits import CLEARED, edited
 from tokenwright.serve.http.api import About
-from tokenwright.serve.service.conversation import (
+from tokenwright.serve.service.template_messages import (
     TemplateMessages,
     nine_letters,
     without_oldest,
@@ -185,7 +185,7 @@ def edits(*given: dict[str, Any]) -> list[dict[str, Any]]:
         call = {"type": "tool_use", "id": f"c{n}", "name": ("a", "b", "a")[n], "input": {"n": n}}
         result = {"type": "tool_result", "tool_use_id": f"c{n}", "content": f"result {n}"}
         messages += [{"role": "assistant", "content": [thought, call]}, {"role": "user", "content": [result]}]
-    from tokenwright.serve.anthropic.conversation import conversation
+    from tokenwright.serve.anthropic.turns import conversation
 
     body = Messages.model_validate(
         {"messages": messages, "max_tokens": 1, "context_management": {"edits": list(given)}}

@@ -19,7 +19,8 @@ from tokenwright.serve.http.complaints import complaint
 from tokenwright.serve.http.fields import Body, Reading, Refused, Share, drops, refusals, rule, typed
 from tokenwright.serve.ollama import bodies as ollama_schema
 from tokenwright.serve.openai import bodies as openai_schema
-from tokenwright.serve.openai import message_bodies, responses_bodies
+from tokenwright.serve.openai import message_bodies
+from tokenwright.serve.openai.responses import bodies as responses_bodies
 
 BODIES: list[tuple[type[Body], Any]] = [
     (openai_schema.CompletionBody, completion_create_params.CompletionCreateParamsBase),

@@ -9,8 +9,8 @@ from typing import Any
 from tokenwright.llm.outputs import Piece
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.serve.anthropic.routes import Events
-from tokenwright.serve.openai.responses_bodies import Create
-from tokenwright.serve.openai.responses_output import Envelope, ResponseOutput
+from tokenwright.serve.openai.responses.bodies import Create
+from tokenwright.serve.openai.responses.output_items import Envelope, ResponseOutput
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.output_parser import SortingReader
 from tokenwright.serve.service.tool_forms.known_forms import HERMES

@@ -11,8 +11,8 @@ from tokenwright.serve.http.api import STATUSES
 from tokenwright.serve.http.reply_schema import Health, Ready, Reply
 from tokenwright.serve.ollama import reply_schema as ollama_replies
 from tokenwright.serve.openai import reply_schema as replies
-from tokenwright.serve.openai import responses_reply_schema as stored
 from tokenwright.serve.openai.bodies import Problems
+from tokenwright.serve.openai.responses import reply_schema as stored
 
 HELLO = [{"role": "user", "content": "Hello"}]
 CHAT = {"messages": HELLO, "max_tokens": 4}

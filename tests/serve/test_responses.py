@@ -14,8 +14,8 @@ from tests.engines import held
 from tests.serve.talking import LONG, SCHEMA, Talker, aborted, until, valid
 from tokenwright import SamplingParams
 from tokenwright.llm.outputs import Piece
-from tokenwright.serve.openai.responses_bodies import Create
-from tokenwright.serve.openai.responses_output import Envelope, ResponseOutput
+from tokenwright.serve.openai.responses.bodies import Create
+from tokenwright.serve.openai.responses.output_items import Envelope, ResponseOutput
 from tokenwright.serve.service.types import Delta, TokenCounts
 
 HELLO = "Hello, how are you?"

@@ -10,8 +10,8 @@ import pytest
 from tests.engines import held
 from tests.serve.talking import Talker, make_talker, talking, until
 from tokenwright.serve.app import Served
-from tokenwright.serve.openai import stored_responses
-from tokenwright.serve.openai.stored_responses import StoredResponse, StoredResponses
+from tokenwright.serve.openai.responses import stored as stored_responses
+from tokenwright.serve.openai.responses.stored import StoredResponse, StoredResponses
 
 ASKED: dict[str, Any] = {"model": "tiny", "temperature": 0.0, "max_output_tokens": 4}
 KEYS = ("a key of one", "a key of two")

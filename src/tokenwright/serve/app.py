@@ -24,9 +24,10 @@ from tokenwright.serve.explorer.explorer import Explorer, RunGone
 from tokenwright.serve.http.api import Api, add_errors, add_schemas, api_of
 from tokenwright.serve.http.dispatch import Direct, HeadRequests, handlers_of
 from tokenwright.serve.ollama import routes as ollama
-from tokenwright.serve.openai import embeddings, infill, llama_cpp, rerank, responses, tokenize
+from tokenwright.serve.openai import embeddings, infill, llama_cpp, rerank, tokenize
 from tokenwright.serve.openai import routes as openai
-from tokenwright.serve.openai.stored_responses import MOST_BYTES, StoredResponses
+from tokenwright.serve.openai.responses import routes as responses
+from tokenwright.serve.openai.responses.stored import MOST_BYTES, StoredResponses
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import collect_at_rest
 from tokenwright.serve.service.service import Service, ServiceLimits

@@ -31,7 +31,7 @@ from tokenwright.serve.app import APIS, Page, Served, add_access_log, new_app, r
 from tokenwright.serve.fleet import Fleet, LoadedApp, ManySource
 from tokenwright.serve.http.api import LARGE, about, add_errors, add_schemas, unless_gone
 from tokenwright.serve.http.dispatch import HeadRequests
-from tokenwright.serve.openai.stored_responses import StoredResponses
+from tokenwright.serve.openai.responses.stored import StoredResponses
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import Load, collect_at_rest
 from tokenwright.serve.service.residents import ResidentModel, Residents

@@ -24,8 +24,8 @@ from tokenwright.serve.anthropic.bodies import (
     ToolChoice,
 )
 from tokenwright.serve.anthropic.context_edits import edited
-from tokenwright.serve.anthropic.conversation import conversation
 from tokenwright.serve.anthropic.reply_schema import AnthropicError, AnthropicMessage, CountedTokens
+from tokenwright.serve.anthropic.turns import conversation
 from tokenwright.serve.http.api import (
     EVENTS,
     Api,
@@ -38,6 +38,7 @@ from tokenwright.serve.http.api import (
     unless_gone,
 )
 from tokenwright.serve.http.hosted import leave_out
+from tokenwright.serve.http.reasoning_options import Thinking
 from tokenwright.serve.http.replying import (
     answered,
     arguments_of,
@@ -51,7 +52,6 @@ from tokenwright.serve.http.replying import (
     whole,
 )
 from tokenwright.serve.http.sse import Streamed
-from tokenwright.serve.http.thinking import Thinking
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.service.service import Service

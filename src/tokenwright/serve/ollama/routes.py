@@ -17,6 +17,7 @@ import tokenwright
 from tokenwright.errors import RequestError
 from tokenwright.llm.outputs import Piece
 from tokenwright.serve.http.api import Api, about, answers, body_of, off_loop, takes
+from tokenwright.serve.http.reasoning_options import Thinking
 from tokenwright.serve.http.reply_text import dumps
 from tokenwright.serve.http.replying import (
     answered,
@@ -31,7 +32,6 @@ from tokenwright.serve.http.replying import (
 )
 from tokenwright.serve.http.samplers import samplers_of
 from tokenwright.serve.http.sse import Streamed
-from tokenwright.serve.http.thinking import Thinking
 from tokenwright.serve.ollama import reply_schema as replies
 from tokenwright.serve.ollama.bodies import (
     Chat,

@@ -10,9 +10,9 @@ from fastapi import Request
 
 from tokenwright.serve.http.api import RefusedRequest, about
 from tokenwright.serve.http.hosted import leave_out
+from tokenwright.serve.http.reasoning_options import Thinking
 from tokenwright.serve.http.replying import check_model, note_unenforced
 from tokenwright.serve.http.samplers import samplers_of
-from tokenwright.serve.http.thinking import Thinking
 from tokenwright.serve.openai.answer_form import form_of
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only

@@ -12,8 +12,8 @@ from tokenwright.checks import MAX_TOKENS
 from tokenwright.errors import RequestError
 from tokenwright.serve.http.api import about, answers, body_of, takes, unless_gone
 from tokenwright.serve.http.fields import MOST_ITEMS, MOST_TOOLS, Body, ModelName, Refused, Text, many, others
+from tokenwright.serve.http.reasoning_options import Thinking
 from tokenwright.serve.http.replying import check_model
-from tokenwright.serve.http.thinking import Thinking
 from tokenwright.serve.openai.bodies import Id
 from tokenwright.serve.openai.generation_request import messages_of, tools_of
 from tokenwright.serve.openai.message_bodies import AnyMessage, FunctionTool, Variables

@@ -11,8 +11,8 @@ from tokenwright.decode import TextStopChecker
 from tokenwright.decode.grammar import schema_rule
 from tokenwright.engine import Grammar, Request, SamplingParams
 from tokenwright.errors import ContextError, RequestError
-from tokenwright.serve.service.conversation import TemplateMessages, without_oldest
 from tokenwright.serve.service.output_parser import NewReader, PlainReader, SortingReader, ThinkTags, tags_of
+from tokenwright.serve.service.template_messages import TemplateMessages, without_oldest
 from tokenwright.serve.service.thinking import ThoughtGate, TokenMasks, closing, switches_of, variables_of
 from tokenwright.serve.service.tool_forms.channels import CHANNEL, CHANNELS, LAST, MARKS, ChannelReader, uses_channels
 from tokenwright.serve.service.tool_forms.probing import probed

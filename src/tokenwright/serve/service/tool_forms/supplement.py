@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tokenwright.serve.service.conversation import nine_letters
+from tokenwright.serve.service.template_messages import nine_letters
 from tokenwright.serve.service.tool_forms.form import ToolForm
 from tokenwright.serve.service.tool_forms.probing import TemplateTools, declared
 from tokenwright.serve.service.types import Tool

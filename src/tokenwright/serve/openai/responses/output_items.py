@@ -13,8 +13,8 @@ from typing import Any, Literal
 from tokenwright.llm.outputs import Piece
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.serve.openai.custom_tools import CustomCalls
-from tokenwright.serve.openai.responses_bodies import Create
-from tokenwright.serve.openai.responses_input import Tools, sealed
+from tokenwright.serve.openai.responses.bodies import Create
+from tokenwright.serve.openai.responses.input_items import Tools, sealed
 from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.service.types import Delta, TokenCounts, ToolCallDelta
 
@@ -106,7 +106,6 @@ class ResponseOutput:
     """
 
     def __init__(self, envelope: Envelope, render: Render, tools: Tools | None = None, *, sealed: bool = False) -> None:
-        self.identity = envelope.identity
         self._tools = tools or Tools()
         self._customs = CustomCalls(self._tools.customs)
         self._sealed = sealed
@@ -119,6 +118,11 @@ class ResponseOutput:
         self._part = ""  # the name of the index of its part
         self._cut = False  # the text became too long
         self._tokens: list[Piece] = []  # of text that is held back
+
+    @property
+    def identity(self) -> str:
+        """The id of the response."""
+        return self._envelope.identity
 
     def start(self) -> Iterator[Event]:
         """The events before anything is written."""

@@ -17,7 +17,7 @@ from tokenwright.serve.http.hosted import leave_out
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
 from tokenwright.serve.openai.generation_request import read_arguments
 from tokenwright.serve.openai.message_bodies import RefusalPart
-from tokenwright.serve.openai.responses_bodies import (
+from tokenwright.serve.openai.responses.bodies import (
     CustomCall,
     FunctionCall,
     FunctionOutput,

@@ -25,6 +25,7 @@ from tokenwright.serve.http.api import (
     takes,
     unless_gone,
 )
+from tokenwright.serve.http.reasoning_options import Thinking
 from tokenwright.serve.http.reply_text import dumps_in_parts
 from tokenwright.serve.http.replying import (
     answered,
@@ -38,10 +39,9 @@ from tokenwright.serve.http.replying import (
     whole,
 )
 from tokenwright.serve.http.sse import Streamed
-from tokenwright.serve.http.thinking import Thinking
-from tokenwright.serve.openai import responses_reply_schema
 from tokenwright.serve.openai.replies import Tokens
-from tokenwright.serve.openai.responses_bodies import (
+from tokenwright.serve.openai.responses import reply_schema
+from tokenwright.serve.openai.responses.bodies import (
     Create,
     InputTokens,
     Item,
@@ -53,9 +53,9 @@ from tokenwright.serve.openai.responses_bodies import (
     ResponseMessage,
     ResponsePrompted,
 )
-from tokenwright.serve.openai.responses_input import Tools, conversation, tools_of
-from tokenwright.serve.openai.responses_output import PREFIXES, Envelope, Event, ResponseOutput, new_identity
-from tokenwright.serve.openai.stored_responses import StoredResponse, StoredResponses
+from tokenwright.serve.openai.responses.input_items import Tools, conversation, tools_of
+from tokenwright.serve.openai.responses.output_items import PREFIXES, Envelope, Event, ResponseOutput, new_identity
+from tokenwright.serve.openai.responses.stored import StoredResponse, StoredResponses
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Answer, Delta, GenerationRequest, Problem, ToolCallDelta, ToolMode
@@ -255,24 +255,24 @@ def add(app: FastAPI, service: Service, stored: StoredResponses) -> None:
     """Add the routes."""
     api = Responses(service, stored)
     one = "/v1/responses/{response_id}"
-    replied = answers(responses_reply_schema.Response)
+    replied = answers(reply_schema.Response)
     routes: list[tuple[str, str, Any, dict[str, Any]]] = [
         (
             "POST",
             "/v1/responses",
             api.create,
-            {"openapi_extra": takes(Create), "responses": answers(responses_reply_schema.Response, stream=EVENTS)},
+            {"openapi_extra": takes(Create), "responses": answers(reply_schema.Response, stream=EVENTS)},
         ),
         (
             "POST",
             "/v1/responses/input_tokens",
             api.input_tokens,
-            {"openapi_extra": takes(InputTokens), "responses": answers(responses_reply_schema.ResponseTokens)},
+            {"openapi_extra": takes(InputTokens), "responses": answers(reply_schema.ResponseTokens)},
         ),
         ("GET", one, api.retrieve, {"responses": replied}),
-        ("DELETE", one, api.delete, {"responses": answers(responses_reply_schema.DeletedResponse)}),
-        ("POST", f"{one}/cancel", api.cancel, {"responses": answers(responses_reply_schema.CancelledResponse)}),
-        ("GET", f"{one}/input_items", api.input_items, {"responses": answers(responses_reply_schema.ResponseItems)}),
+        ("DELETE", one, api.delete, {"responses": answers(reply_schema.DeletedResponse)}),
+        ("POST", f"{one}/cancel", api.cancel, {"responses": answers(reply_schema.CancelledResponse)}),
+        ("GET", f"{one}/input_items", api.input_items, {"responses": answers(reply_schema.ResponseItems)}),
     ]
     for method, path, handler, more in routes:
         app.add_api_route(path, handler, methods=[method], response_model=None, tags=["OpenAI"], **more)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenwright.serve.http.reply_text import dumps
-from tokenwright.serve.openai.responses_bodies import HostedItem, Item, ItemReference, ResponsePrompted
+from tokenwright.serve.openai.responses.bodies import HostedItem, Item, ItemReference, ResponsePrompted
 from tokenwright.serve.service.generation import Generation
 
 KEPT_S = 86_400.0  # seconds from a response to its end here
