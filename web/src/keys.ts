@@ -5,7 +5,7 @@ import * as actions from "./actions";
 import { CAMERAS } from "./renderers/renderer";
 import { hideFirst } from "./rows";
 import * as stage from "./stage";
-import { cache, helpOpen, panelled, result, resultClosed } from "./store";
+import { helpOpen, panelled, result, resultClosed } from "./store";
 
 interface Key {
   keys: string; // as the sheet shows them
@@ -37,7 +37,7 @@ const KEYS: readonly Key[] = [
   },
   { keys: "Home", does: "the first step", match: is("Home"), run: () => actions.first() },
   { keys: "End", does: "the newest step", match: is("End"), run: () => actions.end() },
-  { keys: "N", does: "KV cache on or off", match: is("n", "N"), run: () => actions.setCache(!cache.value) },
+  { keys: "N", does: "KV cache on or off", match: is("n", "N"), run: () => actions.toggleCache() },
   {
     keys: "1 – 5",
     does: "camera: iso, top, side, head, follow",

@@ -5,7 +5,7 @@
 import { effect, signal, untracked } from "@preact/signals";
 import { chosenCell } from "./cell";
 import * as clock from "./clock";
-import { lanes } from "./lanes";
+import { lanes, leave } from "./lanes";
 import { createCanvasRenderer } from "./renderers/canvas2d";
 import type { Renderer, RendererStats, Scene } from "./renderers/renderer";
 import type { Entry } from "./renderers/roles";
@@ -40,6 +40,7 @@ let making = 0; // the renderer being made; an older one is thrown away
 export const stats = (): RendererStats | null => renderer?.stats() ?? null;
 export const frames = (): number => pictures;
 export const orthographic = (): boolean => renderer?.orthographic ?? false;
+export const wall = () => renderer?.wall() ?? null;
 export const words = () => renderer?.words() ?? [];
 /** ms of this program in the last picture, without the GPU. */
 export const drawTime = (): number => spent;
@@ -92,7 +93,7 @@ export function renderOnce(): void {
 
 /** The canvas with the shown step at rest on it, drawn in this turn; null where there is none. */
 export function drawn(): HTMLCanvasElement | null {
-  lanes.value = null; // the picture and its figures are of the run
+  leave(); // the picture and its figures are of the run
   renderOnce();
   return canvas;
 }

@@ -31,7 +31,7 @@ from tokenwright.trace.messages import (
     schema,
     times,
 )
-from tokenwright.trace.messages.schema import MESSAGES, PARTS, VERSION, StepFrame, Trace
+from tokenwright.trace.messages.schema import MESSAGES, PARTS, VERSION, Half, StepFrame, Trace
 from tokenwright.trace.messages.wire import Source, Wire, wires
 
 # Beside the schema: what single panels of the page exchange with the server.
@@ -111,6 +111,7 @@ def _core() -> str:
         "  text: string;",
         "}",
         "",
+        *_interface(Half),
         *_interface(Trace),
         "/** What a number is: where it comes from, its unit, a short name, and what it means. */",
         "export interface About {",

@@ -21,11 +21,13 @@ export function Text() {
   return (
     <section class="text" aria-label="Text">
       <div class="text-head">
-        <h2>Text</h2>
+        <h2 class="sr">Text</h2>
         <Readout />
       </div>
+      {lanes.value !== null && <RaceText />}
       <div
         class="flow"
+        hidden={lanes.value !== null}
         ref={root}
         role="listbox"
         aria-label="Tokens of the text"
@@ -36,23 +38,26 @@ export function Text() {
   );
 }
 
-/** One line about the token under the pointer or the keyboard; at rest what the shade means. */
+/** What each lane of the race has written. */
+function RaceText() {
+  const { cached, uncached } = lanes.value ?? {};
+  return (
+    <dl class="race-text">
+      <dt>with cache</dt>
+      <dd data-lane="cached">{cached?.text}</dd>
+      <dt>without</dt>
+      <dd data-lane="uncached">{uncached?.text}</dd>
+    </dl>
+  );
+}
+
+/** One line about the token under the pointer or the keyboard; at rest nothing. */
 function Readout() {
   const current = run.value;
   const position = hovered.value;
-  if (lanes.value !== null) return <p class="readout">the text of the paused run; the stage shows the race</p>;
-  if (current === null) return <p class="readout" />;
+  if (current === null || lanes.value !== null) return <p class="readout" />;
   const token = position === null ? undefined : current.tokens[position];
-  if (position === null || token === undefined || position >= length.value) {
-    const attended = row.value;
-    return (
-      <p class="readout">
-        {attended
-          ? `shaded by what layer ${attended.layer}, head ${attended.head} read`
-          : "point at a token to see its place and weight"}
-      </p>
-    );
-  }
+  if (position === null || token === undefined || position >= length.value) return <p class="readout" />;
   const code = row.value?.codes[position];
   return (
     <p class="readout">
