@@ -32,7 +32,7 @@ import torch
 
 from benchmarks.quality import COLOURS, canvas, save, table
 from tokenwright.backends.native import library as lib
-from tokenwright.backends.native.kernels import ChunkArray, NativeKernels, find_kernels, kv_layer, matrix
+from tokenwright.backends.native.native_kernels import ChunkArray, NativeKernels, find_kernels, kv_layer, matrix
 from tokenwright.backends.packed import LANES, Packed, packed_sizes
 from tokenwright.bench.bandwidth import best_seconds, beyond_caches
 from tokenwright.bench.limits import CPU, TURN, Bound, StepWork, processor, threads

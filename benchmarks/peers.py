@@ -17,6 +17,9 @@ A measurement is repeated until it has taken a second (at most ten times); a tur
 the output gives the medians of the rounds. A ratio compares two turns of one round, and has its lowest and highest. For
 an engine that cannot run here the output gives the reason. Every engine has the same number of threads and CPUs; run
 nothing else meanwhile.
+
+`ours-avx2` and `llama.cpp-avx2` use AVX2 alone, as on most people's processors, and are compared with one another; the
+other peers have no setting for it that works.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ from tokenwright.bench.measures import MEASURES, repeated, warm_up
 
 HERE = Path(__file__).parent
 OURS, REFERENCE = "ours", "transformers"
+AVX2 = "-avx2"  # ends the name of an engine that uses AVX2 alone
 OUR_FORMATS = {"bf16": 16, "int8": 8, "int4": 4}
 STREAMS = max(measure.streams for measure in MEASURES.values())
 LENGTH = max(measure.prompt + measure.tokens for measure in MEASURES.values())
@@ -59,20 +63,29 @@ class Contender:
     def name(self) -> str:
         return f"{self.engine} {self.format}"
 
+    @property
+    def ours(self) -> bool:
+        return self.engine.removesuffix(AVX2) == OURS
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of its process, in addition to ours."""
+        return {"TOKENWRIGHT_ISA": "avx2"} if self.engine == OURS + AVX2 else {}
+
     def command(self, root: Path) -> list[str]:
         """The command that starts the adapter in the engine's own environment."""
-        python = sys.executable if self.engine == OURS else str(State.read(root, self.engine).python())
-        return [python, str(HERE / "adapters" / f"run_{self.engine.replace('.', '_')}.py")]
+        python = sys.executable if self.ours else str(State.read(root, self.engine).python())
+        return [python, str(HERE / "adapters" / f"run_{self.engine.removesuffix(AVX2).replace('.', '_')}.py")]
 
     def model(self, shape: str, root: Path) -> Path:
-        return root / shape if self.engine == OURS else State.read(root, self.engine).model(shape, self.format)
+        return root / shape if self.ours else State.read(root, self.engine).model(shape, self.format)
 
     def why_not(self, shape: str, root: Path) -> str | None:
-        return None if self.engine == OURS else State.read(root, self.engine).why_not(shape, self.format)
+        return None if self.ours else State.read(root, self.engine).why_not(shape, self.format)
 
 
 CONTENDERS = (
-    *(Contender(OURS, form, bits) for form, bits in OUR_FORMATS.items()),
+    *(Contender(engine, form, bits) for engine in (OURS, OURS + AVX2) for form, bits in OUR_FORMATS.items()),
     *(Contender(engine, form, bits) for engine, peer in PEERS.items() for form, bits in peer.formats.items()),
 )
 
@@ -99,7 +112,7 @@ class Process:
 
     def __init__(self, contender: Contender, root: Path, threads: int, log: Path) -> None:
         self._log = log.open("w", encoding="utf-8")
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **contender.environment}
         self._process = subprocess.Popen(
             contender.command(root),
             stdin=subprocess.PIPE,
@@ -245,16 +258,16 @@ class Ratio:
 
 
 def ratios(shape: str, turns: list[Turn]) -> list[Ratio]:
-    """Each of our formats against the best peer at equal bits, and against the best at any."""
+    """Each of our formats against the best peer at equal bits, and against the best at any; those of AVX2 apart."""
     found = by_contender(turns)
-    bits = {one.name: one.bits for one in CONTENDERS}
-    ours = [name for name in found if name.startswith(f"{OURS} ")]
-    peers = [name for name in found if name not in ours]
+    able = [one for one in CONTENDERS if one.name in found]
     compared = []
-    for mine in ours:
+    for one in (one for one in able if one.ours):
+        rivals = [peer for peer in able if not peer.ours and peer.engine.endswith(AVX2) == one.engine.endswith(AVX2)]
+        mine, peers = one.name, [peer.name for peer in rivals]
+        equal = [peer.name for peer in rivals if peer.bits == one.bits]
         for name in MEASURES:
-            equal = [peer for peer in peers if bits[peer] == bits[mine]]
-            for among, others in ((f"the best peer at {bits[mine]} bits", equal), ("the best peer", peers)):
+            for among, others in ((f"the best peer at {one.bits} bits", equal), ("the best peer", peers)):
                 if others:
                     best = max(others, key=lambda peer: speed(name, found[peer]))
                     compared.append(ratio(shape, name, found[mine], found[best], among))

@@ -4,9 +4,9 @@
 
 Each peer has its own virtual environment, ROOT/peers/PEER/venv, since their dependencies conflict; pip installs the
 packages by name. It compiles llama.cpp, which needs a compiler and many minutes on two cores; the script prefers clang,
-because a build by g++ 12 crashes on processors with AMX. Existing environments and models stay unchanged. The script
-prints each failure with the last line of its log and stores it in ROOT/peers/PEER/setup.json, from which `peers.py`
-reports it. The logs are in ROOT/peers/PEER.
+because a build by g++ 12 crashes on processors with AMX. `llama.cpp-avx2` is compiled for AVX2 alone. Existing
+environments and models stay unchanged. The script prints each failure with the last line of its log and stores it in
+ROOT/peers/PEER/setup.json, from which `peers.py` reports it. The logs are in ROOT/peers/PEER.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import venv
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tokenwright.bench import shapes
@@ -31,6 +31,7 @@ TORCH = next(line for line in CONSTRAINTS.read_text(encoding="utf-8").splitlines
 VERSIONS = "versions.txt"  # lists the packages of a peer's environment
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")  # they need torch's CUDA build, and are imported if installed
 BUILD = {"CMAKE_BUILD_PARALLEL_LEVEL": "2", "CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}  # llama.cpp without images
+AVX2_BUILD = {**BUILD, "CMAKE_ARGS": f"{BUILD['CMAKE_ARGS']} -DGGML_NATIVE=OFF"}  # ggml's own choice is then AVX2
 if shutil.which("clang++"):  # g++ 12 drops stores that AMX tile loads read back: the build crashes with AMX
     BUILD |= {"CC": "clang", "CXX": "clang++", "CMAKE_ARGS": "-DLLAVA_BUILD=OFF -DGGML_OPENMP=OFF"}
 
@@ -41,13 +42,14 @@ class Peer:
 
     formats: its weight formats, with the bits per weight. convert: the command that converts a model, from the
     environment's `bin`, the checkpoint, the format and the target; None: the engine reads the checkpoint itself.
-    unwanted: dependencies that are uninstalled again.
+    unwanted: dependencies that are uninstalled again. build: the environment variables of pip and of the conversion.
     """
 
     packages: tuple[str, ...]
     formats: Mapping[str, int]
     convert: Callable[[Path, Path, str, Path], Sequence[str | Path]] | None = None
     unwanted: tuple[str, ...] = ()
+    build: Mapping[str, str] = field(default_factory=dict)
 
 
 def to_gguf(bin_: Path, model: Path, form: str, target: Path) -> Sequence[str | Path]:
@@ -65,8 +67,10 @@ def to_onnx(bin_: Path, model: Path, form: str, target: Path) -> Sequence[str | 
     return (*builder, "-i", model, "-o", target, "-p", form, "-e", "cpu", "-c", target.parent)
 
 
+LLAMA = Peer(("llama-cpp-python[server]==0.3.36", "gguf"), {"bf16": 16, "q8_0": 8, "q4_0": 4}, to_gguf, build=BUILD)
 PEERS: Mapping[str, Peer] = {
-    "llama.cpp": Peer(("llama-cpp-python[server]==0.3.36", "gguf"), {"bf16": 16, "q8_0": 8, "q4_0": 4}, to_gguf),
+    "llama.cpp": LLAMA,
+    "llama.cpp-avx2": replace(LLAMA, build=AVX2_BUILD),
     "openvino": Peer(
         ("openvino-genai==2026.4.1.0", "optimum-intel", "nncf", TORCH),
         {"fp16": 16, "int8": 8, "int4": 4},
@@ -120,10 +124,10 @@ class State:
         print(f"{self.folder.name}: {what}: {why or 'ready'}", flush=True)
 
 
-def run(command: Sequence[str | Path], log: Path) -> str | None:
+def run(command: Sequence[str | Path], log: Path, build: Mapping[str, str]) -> str | None:
     """Run a command with its output in `log`. Returns the last line if it failed."""
     with log.open("w", encoding="utf-8") as out:
-        environment = {**BUILD, **os.environ}  # variables that the user set take precedence
+        environment = {**build, **os.environ}  # variables that the user set take precedence
         code = subprocess.call(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
     if code == 0:
         return None
@@ -141,11 +145,16 @@ def install(state: State, peer: Peer) -> None:
     pip = (state.python(), "-m", "pip", "--disable-pip-version-check")
     torch = state.folder / "constraints.txt"
     torch.write_text(TORCH + "\n", encoding="utf-8")
-    why = run(("nice", *pip, "install", "-c", torch, *peer.packages), state.folder / "install.log")
+    # pip caches what it builds by name and version alone: of two builds it would install the first twice.
+    why = run(
+        ("nice", *pip, "install", "--no-cache-dir", "-c", torch, *peer.packages),
+        state.folder / "install.log",
+        peer.build,
+    )
     if why is None and peer.unwanted:
-        why = run((*pip, "uninstall", "-y", *peer.unwanted), state.folder / "uninstall.log")
+        why = run((*pip, "uninstall", "-y", *peer.unwanted), state.folder / "uninstall.log", peer.build)
     if why is None:
-        why = run((*pip, "freeze"), versions)
+        why = run((*pip, "freeze"), versions, peer.build)
     state.done("install", why)
 
 
@@ -160,7 +169,9 @@ def convert(state: State, peer: Peer, shape: str, root: Path) -> None:
             continue
         with tempfile.TemporaryDirectory(dir=state.folder) as unfinished:
             made = Path(unfinished) / target.name
-            why = run(peer.convert(state.python().parent, model, form, made), state.folder / f"{target.name}.log")
+            why = run(
+                peer.convert(state.python().parent, model, form, made), state.folder / f"{target.name}.log", peer.build
+            )
             if why is None:
                 made.rename(target)
         state.done(target.name, why)

@@ -177,8 +177,8 @@ def raise_files_limit() -> None:
 
 def serve(asked: Mapping[str, Any]) -> None:
     """Serve a model until a signal ends it."""
-    from tokenwright.cli.options import loader
-    from tokenwright.cli.serve import serve_app
+    from tokenwright.cli.commands.serve import serve_app
+    from tokenwright.cli.options.shared import loader
     from tokenwright.serve.settings import Settings
 
     load = loader(asked["model"], threads=asked["threads"], **asked["llm"])

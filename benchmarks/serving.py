@@ -91,7 +91,7 @@ class Direct:
 def direct(asked: Mapping[str, Any]) -> None:
     """The main function of `Direct`'s process."""
     from tokenwright import SamplingParams
-    from tokenwright.cli.options import loader
+    from tokenwright.cli.options.shared import loader
 
     with loader(asked["model"], **asked["llm"])(lambda *_: None) as llm:
         for line in sys.stdin:

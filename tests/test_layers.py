@@ -1,6 +1,7 @@
-"""Imports go one way, downwards: the order of docs/structure.md, held by reading every import."""
+"""Imports go downwards, in the order of docs/structure.md; names, folders and classes are as scripts/size counts."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import tokenwright
+from tests.test_scripts import script
 
 PACKAGE = Path(tokenwright.__file__).parent
+STRUCTURE = script("structure.py")
 
 # From the bottom up. A room may import rooms of lower rows and itself; those of one row do not meet.
 ROWS = (
@@ -159,3 +162,67 @@ def test_public_names_are_there_and_few() -> None:
         assert getattr(tokenwright, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         tokenwright.nothing  # noqa: B018
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    return STRUCTURE.parsed(PACKAGE)  # type: ignore[no-any-return]
+
+
+def test_names_mean_one_thing(trees: dict[str, ast.Module]) -> None:
+    assert STRUCTURE.class_names_twice(trees) == {}
+    assert STRUCTURE.file_names_twice(trees) == {}
+
+
+def test_rooms_are_small(trees: dict[str, ast.Module]) -> None:
+    assert STRUCTURE.crowded_folders(trees) == {}
+    assert len(STRUCTURE.loose_modules(trees)) <= STRUCTURE.LOOSE
+    assert [wide for wide in STRUCTURE.widths(trees) if wide[0] > STRUCTURE.WIDE] == []
+
+
+def test_no_modules_import_each_other_when_they_are_loaded(trees: dict[str, ast.Module]) -> None:
+    assert STRUCTURE.import_circles(trees) == []
+
+
+def test_the_listing_of_the_rooms_is_true() -> None:
+    """Every room stands in it; its files and lines are right within a fifth, so that not every change changes it."""
+    page = (STRUCTURE.PACKAGE.parents[1] / "docs" / "structure.md").read_text(encoding="utf-8")
+    listed = {
+        room: (int(files), int(lines.replace(",", "")))
+        for room, files, lines in re.findall(r"^\|([\w./]+)\|(\d+)\|([\d,]+)\|$", page, re.MULTILINE)
+    }
+    found = STRUCTURE.rooms()
+    assert listed.keys() == found.keys(), "scripts/structure.py prints the rows"
+    for room, (files, lines) in found.items():
+        assert abs(listed[room][0] - files) <= max(1, files / 5), room
+        assert abs(listed[room][1] - lines) <= max(2 * STRUCTURE.ROUND, lines / 5), room
+
+
+def planted(**sources: str) -> dict[str, ast.Module]:
+    """A package: sources by their paths, with __ for the slash."""
+    return {f"{name.replace('__', '/')}.py": ast.parse(source) for name, source in sources.items()}
+
+
+def test_planted_names_are_found() -> None:
+    trees = planted(a__x="class One: ...", b__x="class One: ...", b__routes="", a__routes="")
+    assert STRUCTURE.class_names_twice(trees) == {"One": ["a/x.py", "b/x.py"]}
+    assert STRUCTURE.file_names_twice(trees) == {"x.py": ["a/x.py", "b/x.py"]}
+    panels = planted(trace__messages__race="", serve__explorer__race="", cli__commands__race="")
+    assert STRUCTURE.file_names_twice(panels) == {}
+    assert list(STRUCTURE.file_names_twice(panels | planted(bench__race=""))) == ["race.py"]
+
+
+def test_a_planted_crowd_and_a_wide_class_are_found() -> None:
+    assert STRUCTURE.crowded_folders(f"a/{at}.py" for at in range(19)) == {("a", ".py"): 19}
+    names = "\n".join(f"        self.a{at} = {at}" for at in range(13))
+    wide = f"class Wide:\n    def __init__(self):\n{names}"
+    fields = "\n".join(f"    a{at}: int = {at}" for at in range(13))
+    values = f"@dataclass(frozen=True)\nclass Values:\n{fields}\n    def total(self): ..."
+    assert STRUCTURE.widths(planted(a=wide, b=values)) == [(13, "a.py:Wide")]
+
+
+def test_a_planted_circle_is_found_and_those_of_types_and_of_functions_are_not() -> None:
+    one = "from tokenwright.b import two\nfrom tokenwright import c"
+    two = "if TYPE_CHECKING:\n    import tokenwright.c\nelse:\n    from tokenwright.a import one"
+    late = "def late():\n    import tokenwright.a"
+    assert STRUCTURE.import_circles(planted(a=one, b=two, c=late)) == [["tokenwright.a", "tokenwright.b"]]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from tokenwright.backends.native.kernels import NativeKernels, usable
 from tokenwright.backends.native.library import find, load
+from tokenwright.backends.native.native_kernels import NativeKernels, usable
 from tokenwright.backends.packed import Packed
 from tokenwright.bench import limits
 from tokenwright.formats import FILE_FORMATS, WeightFormat

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.backends.native import KERNELS, each_isa, threads
-from tokenwright.backends.native.kernels import NativeKernels
+from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.bench.bandwidth import best_seconds
 
 PIECE = 1 << 16  # the fewest bytes that a thread takes at a time

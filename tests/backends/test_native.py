@@ -23,7 +23,7 @@ from tests.backends.native import (
 )
 from tests.profiles import examples
 from tokenwright.backends import Dense, ReferenceKernels
-from tokenwright.backends.native.kernels import find_kernels, usable
+from tokenwright.backends.native.native_kernels import find_kernels, usable
 from tokenwright.backends.packed import Packed
 from tokenwright.errors import RequestError
 from tokenwright.formats import WeightFormat
@@ -354,7 +354,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """`find_kernels` as at the first call."""
     monkeypatch.delenv("TOKENWRIGHT_ISA", raising=False)
     monkeypatch.delenv("TOKENWRIGHT_KERNELS", raising=False)
-    monkeypatch.setattr("tokenwright.backends.native.kernels.find_kernels", find_kernels.__wrapped__)
+    monkeypatch.setattr("tokenwright.backends.native.native_kernels.find_kernels", find_kernels.__wrapped__)
 
 
 @each_isa
@@ -382,7 +382,7 @@ def test_without_a_library_the_reference_computes(
     fresh: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One warning that says what to install; but who asks for native kernels is refused."""
-    monkeypatch.setattr("tokenwright.backends.native.kernels.lib.find", lambda: None)
+    monkeypatch.setattr("tokenwright.backends.native.native_kernels.lib.find", lambda: None)
     assert find_kernels.__wrapped__() is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "install a C++ compiler" in caplog.text

@@ -15,7 +15,7 @@ from tests.backends.native import KERNELS, each_isa, noise, threads
 from tests.profiles import examples
 from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.native import library as lib
-from tokenwright.backends.native.kernels import ChunkArray, kv_layer
+from tokenwright.backends.native.native_kernels import ChunkArray, kv_layer
 from tokenwright.backends.protocol import Scored as Scoring
 from tokenwright.cache import ChunkRows, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tests.backends.native import OF_FILES, blocks
 from tokenwright.backends import Dense, ReferenceKernels
-from tokenwright.backends.native.kernels import find_kernels, usable
 from tokenwright.backends.native.library import find, load
+from tokenwright.backends.native.native_kernels import find_kernels, usable
 from tokenwright.backends.packed import DIVISORS, LANES, Packed, packed_sizes
-from tokenwright.backends.torch import kernels as reference
+from tokenwright.backends.torch import reference_kernels as reference
 from tokenwright.errors import RequestError
 from tokenwright.formats import WeightFormat
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.backends.native import KERNELS, WEIGHTS, needs_native, noise, packed, threads
-from tokenwright.backends.native.kernels import NativeKernels, matrix
+from tokenwright.backends.native.native_kernels import NativeKernels, matrix
 from tokenwright.bench import limits
 from tokenwright.errors import CapacityError
 

@@ -232,7 +232,7 @@ def test_a_long_chunk_is_computed_in_blocks_of_rows(most: int, monkeypatch: pyte
     q, sink_q = noise(13, 4, 4, seed=2), noise(13, 4, 4, seed=3)
     chunks = [store.chunk_rows([table.pages], range(13), 3)]
     whole = KERNELS.attention(q, store.view(0), chunks, Scoring(0.5), sink_q)
-    monkeypatch.setattr("tokenwright.backends.torch.kernels.MOST_WEIGHTS", most)
+    monkeypatch.setattr("tokenwright.backends.torch.reference_kernels.MOST_WEIGHTS", most)
     torch.testing.assert_close(KERNELS.attention(q, store.view(0), chunks, Scoring(0.5), sink_q), whole)
 
 

@@ -20,7 +20,7 @@ from peers import Turn
 from benchmarks import kernels
 from tests.backends.native import needs_native
 from tokenwright.backends import Dense, ReferenceKernels
-from tokenwright.backends.native.kernels import NativeKernels, find_kernels
+from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels
 from tokenwright.bench.limits import Bound, Least, StepWork
 from tokenwright.formats import WeightFormat
 

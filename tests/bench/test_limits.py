@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.backends.native import needs_native
-from tokenwright.backends.native.kernels import find_kernels
+from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.bench import limits
 from tokenwright.bench.bandwidth import BandwidthProbe
 from tokenwright.bench.limits import FORMATS, Bound, Least, Multiplier, StepWork, cache_bytes, measure_limits

@@ -1,6 +1,7 @@
 """The panels that look inside: what they show is the server's answer, what is chosen there is shown on the stage."""
 
 import json
+import time
 
 from tests.browser.looks import findings
 
@@ -33,6 +34,12 @@ def test_pages_blocks_and_heads(explored):
     check_heads(explored)
 
 
+def ended_late(route):
+    """The batch ends after the page has looked at the pool: it looks again."""
+    time.sleep(0.5)
+    route.continue_()
+
+
 def check_pages(explored):
     tab = explored.tab
     opened(explored, "Pages")
@@ -46,10 +53,14 @@ def check_pages(explored):
     explored.until("document.querySelectorAll('tr[data-whose=batch]').length === 3")
     reused = [int(cell.inner_text()) for cell in tab.locator("tr[data-whose=batch] [data-reused]").all()]
     assert reused == [0, 32, 32], "the second and the third find the two pages that the first has computed"
-    tab.get_by_role("button", name="End the batch").click()
+    tab.route("**/batches/*", ended_late)
+    with tab.expect_response(lambda response: response.request.method == "DELETE"):
+        tab.get_by_role("button", name="End the batch").click()
+    tab.unroute("**/batches/*")
     explored.until("document.querySelectorAll('tr[data-whose=batch]').length === 0")
     pool = explored.get(f"pages?run={run}")
     [group] = pool["groups"]
+    explored.until(f"document.querySelector('[data-stat=pool_used]')?.dataset.value === '{group['used']}'")
     told(explored, "pool", group, ("used", "shared", "cached", "free", "pages", "page_bytes", "saved_bytes"))
     cells = tab.eval_on_selector_all(
         "[data-page]", "all => all.map(e => [e.dataset.page, e.dataset.refcount, e.dataset.filled].map(Number))"
@@ -95,7 +106,7 @@ def check_heads(explored):
     assert kinds == [head["kind"] for head in right["heads"]]
     for kind in right["kinds"]:
         assert int(tab.locator(f"[data-count={kind}]").inner_text()) == kinds.count(kind)
-    explored.until("document.querySelector('.matrix canvas').dataset.size === '26'")
+    explored.until("document.querySelector('.matrix canvas')?.dataset.size === '26'")
     tab.locator("[data-head='1/3']").focus()
     tab.keyboard.press("ArrowDown")
     tab.keyboard.press("ArrowLeft")
@@ -117,7 +128,7 @@ def test_calculator_lab_and_beams(explored):
     tab.get_by_label("model", exact=True).select_option("Meta-Llama-3-8B")
     tab.get_by_label("weights as").select_option("bfloat16")
     explored.until("document.querySelector('[data-stat=calc_kv_total]')?.dataset.value === String(2 ** 30)")
-    explored.until("document.querySelector('[data-stat=calc_base_flops]').dataset.value === '15009316864'")
+    explored.until("document.querySelector('[data-stat=calc_base_flops]')?.dataset.value === '15009316864'")
     wanted = {"model": "Meta-Llama-3-8B", "context": 8192, "weights": "bfloat16"}
     right = explored.post("calculate", wanted)
     told(explored, "calc", right, ("kv_per_token", "kv_per_sequence", "kv_total", "weight_bytes", "slope_flops"))

@@ -23,7 +23,7 @@ Terminal = tuple[Callable[..., str], Callable[[str], None], "subprocess.Popen[by
 SLOWLY = """
 import signal, time
 signal.signal(signal.SIGINT, signal.SIG_DFL)
-from tokenwright.cli.chat_input import keep_from_threads
+from tokenwright.cli.chat.input_reader import keep_from_threads
 keep_from_threads()
 from tokenwright.backends.runner import ModelRunner
 forward = ModelRunner.forward

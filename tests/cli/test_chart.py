@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from tokenwright.cli.chart import TOP, Line, _apart, chart, smooth, ticks
+from tokenwright.cli.reports.chart import TOP, Line, _apart, chart, smooth, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 

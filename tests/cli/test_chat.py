@@ -15,8 +15,8 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.terminal import SLOWLY, terminal
-from tokenwright.cli.conversation import Conversation, save
-from tokenwright.cli.conversation import load as loaded
+from tokenwright.cli.chat.conversation import Conversation, save
+from tokenwright.cli.chat.conversation import load as loaded
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.streams import Stream

@@ -12,8 +12,8 @@ from typer.main import get_command
 from tests.cli.conftest import Run
 from tests.cli.test_chat import APPENDS, GREEDY, turns, with_template
 from tokenwright.cli import app
-from tokenwright.cli.chat_settings import NAMES, changed, listed
-from tokenwright.cli.sampling import COMMON
+from tokenwright.cli.chat.changed_options import NAMES, changed, listed
+from tokenwright.cli.options.sampling import COMMON
 from tokenwright.errors import RequestError
 from tokenwright.llm.llm import LLM
 from tokenwright.sampling_params import Grammar, SamplingParams
@@ -113,7 +113,7 @@ def test_options_change_in_the_session(chat: Run, talker: Path) -> None:
 
 
 def test_every_sampling_option_can_be_set_and_unset() -> None:
-    values = {"bool": ["on"], "int": ["3"], "float": ["1.0"], "logit_bias": ["5:1.5", "7:2"], "regex": ["a+"]}
+    values = {"bool": ["on"], "int": ["2"], "float": ["1.0"], "logit_bias": ["5:1.5", "7:2"], "regex": ["a+"]}
     values |= {"json_schema": ['{"type": "object"}'], "lark": ['start: "a"']}
     typed = {one.name: one.opts for one in get_command(app).commands["chat"].params if one.name in COMMON}  # type: ignore[attr-defined]
     assert {key: f"--{name}" in typed[key] for name, key in NAMES.items()} == dict.fromkeys(COMMON, True)

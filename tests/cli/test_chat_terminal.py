@@ -11,8 +11,8 @@ from rich.console import Console
 
 from tests.cli.terminal import terminal, wait_for_input
 from tests.cli.test_chat import APPENDS, with_template
-from tokenwright.cli.chat_answer import MarkdownAnswer, complete_blocks
-from tokenwright.cli.chat_input import InputReader, Typed
+from tokenwright.cli.chat.answer_view import MarkdownAnswer, complete_blocks
+from tokenwright.cli.chat.input_reader import InputReader, Typed
 from tokenwright.errors import RequestError
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.text import kinds
 from tests.text.templates import KINDS, TEMPLATES
-from tokenwright.cli.conversation import Conversation, answer_text
+from tokenwright.cli.chat.conversation import Conversation, answer_text
 from tokenwright.errors import RequestError
 from tokenwright.text import ChatTemplate
 

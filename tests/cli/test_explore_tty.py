@@ -15,8 +15,8 @@ import pytest
 
 from tests.cli.conftest import Run
 from tokenwright import LLM
-from tokenwright.cli.explore_tty import AGAIN, EMPTY, FRESH, KEPT, cell, line
-from tokenwright.cli.interrupt import INTERRUPTED
+from tokenwright.cli.terminal.explore_tty import AGAIN, EMPTY, FRESH, KEPT, cell, line
+from tokenwright.cli.terminal.interrupt import INTERRUPTED
 
 HANG_S = 240.0
 STEP = re.compile(r"step (\d+) \| SEQ_LEN (\d+) \| computed (\d+)")
@@ -133,8 +133,8 @@ STUCK = """
 import signal
 import time
 from rich.console import Console
-from tokenwright.cli.explore_tty import screen
-from tokenwright.cli.interrupt import interruptible
+from tokenwright.cli.terminal.explore_tty import screen
+from tokenwright.cli.terminal.interrupt import interruptible
 
 with interruptible(), screen(Console()) as live:
     signal.signal(signal.SIGINT, lambda *_: None)  # nothing that is raised, as in a native call that does not end

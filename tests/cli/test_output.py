@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from tokenwright.cli.output import (
+from tokenwright.cli.terminal.output import (
     Descriptor,
     GuardedText,
     lost_output,

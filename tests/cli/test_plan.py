@@ -14,7 +14,7 @@ from tests.cli.conftest import Run
 from tests.models.fixtures import make_config
 from tokenwright import planner
 from tokenwright.checkpoints.files.known import KNOWN
-from tokenwright.cli.plan_page import binary, decimal, flop, page, three
+from tokenwright.cli.reports.plan_page import binary, decimal, flop, page, three
 
 SVG = "{http://www.w3.org/2000/svg}"
 SPEED = ("--bandwidth", "30GB/s")

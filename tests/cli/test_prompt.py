@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenwright.cli.options import given, read_prompt
-from tokenwright.cli.statistics import seconds
+from tokenwright.cli.options.shared import given, read_prompt
+from tokenwright.cli.reports.statistics import seconds
 from tokenwright.errors import RequestError
 from tokenwright.units import binary
 
@@ -64,7 +64,7 @@ def test_standard_input(refused: Callable[..., str], prompt: tuple[str, ...]) ->
 
 
 def test_an_endless_prompt_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenwright.cli.options.MOST_PROMPT", 1 << 20)
+    monkeypatch.setattr("tokenwright.cli.options.shared.MOST_PROMPT", 1 << 20)
     with pytest.raises(RequestError, match="the prompt in /dev/zero has more than 1 MiB"):
         read_prompt(None, Path("/dev/zero"))
 

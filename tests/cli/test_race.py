@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.models.fixtures import make_checkpoint
-from tokenwright.cli.race_report import COLOURS, forward_tokens
+from tokenwright.cli.reports.race_report import COLOURS, forward_tokens
 from tokenwright.engine import SamplingParams
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.streams import Stream
@@ -279,7 +279,7 @@ def test_a_chart_is_in_the_format_of_its_name(run: Run, model: Path, tmp_path: P
 def test_charts_that_are_refused_before_a_model_is_looked_for(
     refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
 ) -> None:
-    monkeypatch.setattr("tokenwright.cli.chart_file.find_spec", lambda name: None)
+    monkeypatch.setattr("tokenwright.cli.reports.chart_file.find_spec", lambda name: None)
     (tmp_path / "taken.svg").write_text("mine")
     assert message in refused("race", "the sun", "--model", tmp_path / "nowhere", "-o", tmp_path / name)
     assert (tmp_path / "taken.svg").read_text() == "mine"

@@ -11,7 +11,8 @@ import pytest
 import typer
 
 from tests.cli.conftest import Run
-from tokenwright.cli import app, settings
+from tokenwright.cli import app
+from tokenwright.cli.options import defaults as settings
 from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 from tokenwright.serve.settings import Settings

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tokenwright.backends.native import kernels
-from tokenwright.cli.options import QUICK, loader
+from tokenwright.backends.native import native_kernels
+from tokenwright.cli.options.shared import QUICK, loader
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_core_is_left_to_a_browser_and_beside_torch_and_for_small_models(
 ) -> None:
     made = SimpleNamespace(kernels="avx2" if native else "reference", weight_bytes=weights)
     monkeypatch.setattr("tokenwright.llm.llm.LLM", lambda *_, **__: made)
-    monkeypatch.setattr(kernels, "find_kernels", lambda: object() if native else None)
+    monkeypatch.setattr(native_kernels, "find_kernels", lambda: object() if native else None)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)

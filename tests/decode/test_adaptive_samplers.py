@@ -145,8 +145,8 @@ def test_mirostat_holds_the_mean_surprise(version, tau):
         chunk = Chunk(sequence, len(sequence.tokens) - 1, len(sequence.tokens), LogitsNeeded.LAST)
         [pick] = TorchSampler().pick(Output((range(1),), logits), Step((chunk,)))
         sequence.tokens += pick.tokens
-        sequence.sampler_logprob += pick.sampler_logprobs[0]
-    assert -sequence.sampler_logprob / math.log(2) / 400 == pytest.approx(tau, abs=0.1)
+        sequence.counts.sampler_logprob += pick.sampler_logprobs[0]
+    assert -sequence.counts.sampler_logprob / math.log(2) / 400 == pytest.approx(tau, abs=0.1)
 
 
 @given(rows, st.integers(1, 2), st.floats(0.1, 9))

@@ -142,9 +142,16 @@ class PoolMachine(RuleBasedStateMachine):
 
     def longest(self, text, most, *, tails):
         """The longest beginning of which all is there that a row behind it reads, by trying."""
-        lengths = {len(tokens) for named in self.named for _, tokens in named} if tails else set()
+        lengths = {len(left) for named in self.named for left in self.tails_of(text, named)} if tails else set()
         cuts = [at for at in range(most + 1) if at % self.size == 0 or at in lengths]
         return next(at for at in reversed(cuts) if self.is_there(text, at))
+
+    def tails_of(self, text, named):
+        """What named texts left behind full pages that the text has, too. A row there may read nothing of it."""
+        for salt, left in named:
+            before = (len(left) - 1) // self.size * self.size
+            if salt == text.salt and list(left[:before]) == text.tokens[:before]:
+                yield left
 
     def is_there(self, text, at):
         return all(

@@ -22,7 +22,7 @@ import torch
 from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import CPU, DEVICE, Recorder, Subject, prompt_of
 from tokenwright.backends import Kernels, ReferenceKernels
-from tokenwright.backends.native.kernels import find_kernels
+from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.runner import ModelRunner
 from tokenwright.backends.torch.decoder import Decoder

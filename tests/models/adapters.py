@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tokenwright.checkpoints.families import family_of
+from tokenwright.checkpoints.families.registry import family_of
 from tokenwright.checkpoints.folder import Checkpoint
 
 

@@ -1,13 +1,15 @@
 """As much of the Hugging Face hub's protocol as huggingface_hub needs to fetch a model, served on this machine.
 
 `FakeHub(repositories)` serves {owner/name: {branch: {file: bytes}}} and remembers the requests. A name in
-`gated` answers as a gated model does without a token; `broken[name]` is the status of its files of weights.
+`gated` answers as a gated model does without a token; `broken[name]` is the status of its files of weights. Of a name
+in `stalling` only half of the weights come: then `stalled` is set, and the rest waits for `go_on`.
 """
 
 import hashlib
 import json
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from types import TracebackType
 from typing import ClassVar
 from urllib.parse import unquote, urlsplit
@@ -24,6 +26,8 @@ class FakeHub:
         self.repositories = repositories
         self.gated: set[str] = set()
         self.broken: dict[str, int] = {}
+        self.stalling: set[str] = set()
+        self.stalled, self.go_on = Event(), Event()
         self.requests: list[str] = []  # "GET /path"
         self.tokens: list[str] = []
 
@@ -112,16 +116,23 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             data = files[path]
             headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": commit}
-            self._send(200, headers | {"Content-Type": "application/octet-stream"}, data)
+            stalls = name in self.hub.stalling and path.endswith(".safetensors") and self.command == "GET"
+            self._send(200, headers | {"Content-Type": "application/octet-stream"}, data, stalls=stalls)
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         self._send(status, {"X-Error-Code": code, "X-Error-Message": message} if code else {}, b"{}")
 
-    def _send(self, status: int, headers: dict[str, str], body: bytes) -> None:
+    def _send(self, status: int, headers: dict[str, str], body: bytes, *, stalls: bool = False) -> None:
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command == "GET":
+        if stalls:
+            self.wfile.write(body[: len(body) // 2])
+            self.hub.stalled.set()
+            self.hub.go_on.wait()
+            with suppress(OSError):  # the client was killed
+                self.wfile.write(body[len(body) // 2 :])
+        elif self.command == "GET":
             self.wfile.write(body)

@@ -29,7 +29,7 @@ from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import MLP, Attention, Graph
 from tokenwright.models.taps import Site
 
-ROOM = Path(registry.__file__).parent.parent
+ROOM = Path(registry.__file__).parents[2]
 FAMILY, OP, TORCH = "checkpoints/families/registry.py", "models/graph.py", "backends/torch/ops.py"
 NATIVE = ("backends/native/cpp/step.h", "step.cpp", "library.py", "compile.py")  # struct, function, mirror, compiler
 GREEDY = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)

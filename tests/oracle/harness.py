@@ -25,7 +25,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from tests.models.fixtures import VOCAB, make_checkpoint
 from tokenwright.backends import Kernels, ReferenceKernels
 from tokenwright.backends.layout import Weights
-from tokenwright.backends.native.kernels import NativeKernels
+from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.runner import Model, ModelRunner
 from tokenwright.backends.torch.decoder import Decoder

@@ -26,7 +26,7 @@ from tests.oracle.harness import (
     write,
 )
 from tokenwright.backends import Kernels, ReferenceKernels
-from tokenwright.backends.native.kernels import find_kernels
+from tokenwright.backends.native.native_kernels import find_kernels
 
 STEPS = 64
 PROMPTS = (1, 17, 300)

@@ -58,7 +58,7 @@ def test_a_response_calls_an_allowed_tool_and_says_what_was_asked(client: OpenAI
 def test_the_grammar_has_the_allowed_tools_alone(talker: Talker, mode: str) -> None:
     tools = [Tool(name, "", SCHEMA) for name in NAMES]
     wanted = GenerationRequest(messages=HELLO, tools=tools, tool_choice=mode, allowed_tools=["mail"])
-    prepared = talker.service._preparer.prepare(wanted)
+    prepared = talker.service._opening.opened.preparer.prepare(wanted)
     grammar = prepared.request.params.grammar.text
     assert "mail" in grammar and "weather" not in grammar and "clock" not in grammar
     assert all(name in prepared.text for name in NAMES)

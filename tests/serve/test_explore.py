@@ -25,6 +25,7 @@ from tokenwright.serve.explorer import viewer as viewer_module
 from tokenwright.serve.explorer.explorer import Explorer, NewRun
 from tokenwright.serve.explorer.player import Player
 from tokenwright.serve.explorer.viewer import SAMPLE, WINDOW
+from tokenwright.serve.openai import routes as openai
 from tokenwright.serve.transport.guard import MOST_BODY
 from tokenwright.trace.frame_codec import as_json, decode_weights, from_json
 
@@ -703,6 +704,8 @@ ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/embeddings"),
+    ("POST", "/infill"),
+    *(("POST", path) for path in ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score")),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/x"),
     ("POST", "/v1/responses"),
@@ -752,7 +755,7 @@ def test_other_hosts_and_origins_are_turned_away(server, headers):
         error = answer.json()["error"]
         if path.startswith("/api/"):  # the Ollama API tells an error in words alone
             assert error.startswith("this server answers as" if "host" in headers else "pages of other origins"), error
-        elif path.startswith(("/v1/", "/v2/", "/tokenize", "/detokenize", "/rerank", "/score", "/infill")):
+        elif path.startswith(openai.API.prefixes):
             assert error["type"] == "permission_error", path
         else:
             assert error["kind"] == "forbidden", path

@@ -18,7 +18,8 @@ from fastapi.testclient import TestClient
 from tests.serve.conftest import HOST
 from tests.serve.talking import HANGS_S, Talker, make_talker, talking, until
 from tokenwright import LLM
-from tokenwright.checkpoints import reading, safetensors
+from tokenwright.checkpoints import tensor_reader
+from tokenwright.checkpoints.files import safetensors
 from tokenwright.engine import prefix_index
 from tokenwright.engine.page_pool import Group, PagePool
 from tokenwright.engine.prefix_index import PrefixIndex
@@ -61,7 +62,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> type[Disk]:
     class Own(Disk):
         reached = threading.Event()
 
-    for reader in safetensors, reading:
+    for reader in safetensors, tensor_reader:
         monkeypatch.setattr(reader, "open_regular", lambda file: io.BufferedReader(Own(file)))
     return Own
 
@@ -89,7 +90,8 @@ def test_41_a_network_disk_that_hangs_while_the_model_is_loaded(model: Path, dis
             assert disk.reached.wait(HANGS_S)
             for _ in range(3):  # the server answers meanwhile
                 answer = client.get("/health")
-                assert (answer.status_code, answer.json()["status"]) == (503, "loading")
+                assert (answer.status_code, answer.json()["status"]) == (200, "loading")
+                assert client.get("/ready").status_code == 503
                 assert client.get("/v1/models").status_code == 200
         finally:
             disk.mended.set()

@@ -13,7 +13,7 @@ from tests.serve.talking import HANGS_S, PAGES, Talker, make_talker, running, ta
 from tokenwright import LLM
 from tokenwright.serve.app import Served, make_app
 from tokenwright.serve.explorer.explorer import Explorer
-from tokenwright.serve.service import service
+from tokenwright.serve.service import health
 from tokenwright.serve.service.preprocess import Preprocessor
 from tokenwright.serve.service.service import ServiceLimits
 from tokenwright.serve.transport.guard import Policy
@@ -78,7 +78,9 @@ def test_requests_wait_for_the_model_in_a_bounded_queue(model: Any, monkeypatch:
         until(lambda: len(crowd.answers) == 3)
         assert {answer.status_code for answer in crowd.answers} == {429}
         assert all(int(answer.headers["retry-after"]) >= 1 for answer in crowd.answers)
-        assert httpx.get(f"{url}/health").json()["status"] == "loading"
+        health, ready = (httpx.get(f"{url}/{name}") for name in ("health", "ready"))
+        assert (health.status_code, health.json()["status"], health.json()["progress"]) == (200, "loading", 0.0)
+        assert (ready.status_code, ready.json()["status"]) == (503, "loading")
         go_on.set()
         assert crowd.statuses() == [200] * (1 + QUEUE) + [429] * 3
     assert len(made) == 1
@@ -87,7 +89,7 @@ def test_requests_wait_for_the_model_in_a_bounded_queue(model: Any, monkeypatch:
 def test_requests_that_wait_for_the_model_are_told_that_the_server_ends(model: Any) -> None:
     with loading(model, threading.Event()) as (url, asked):
         crowd = Crowd(url, 2)
-        until(lambda: asked.arriving.used == 2)
+        until(lambda: asked._opening.waiting.used == 2)
         asked.stop()
         assert crowd.statuses() == [503, 503]
         assert all("shutting down" in answer.text for answer in crowd.answers)
@@ -118,7 +120,7 @@ def talker(model: Any) -> Iterator[Talker]:
 
 def test_health_fails_where_every_token_does(talker: Talker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that fails is no proof of a token."""
-    monkeypatch.setattr(service, "FRESH_S", 0.0)
+    monkeypatch.setattr(health, "FRESH_S", 0.0)
     with httpx.Client(base_url=talker.url, timeout=HANGS_S) as http:
         assert http.get("/health").status_code == 200
         runner = talker.llm.engine.runner
@@ -152,7 +154,8 @@ def test_a_request_that_is_being_prepared_when_the_server_ends_is_told(
     monkeypatch.setattr(Preprocessor, "prepare", slow)
     crowd = Crowd(talker.url, 1)
     assert begun.wait(HANGS_S)
-    asyncio.run_coroutine_threadsafe(stopped(talker.service), talker.service._listener._event_loop()).result(HANGS_S)
+    listener = talker.service._opening.opened.listener
+    asyncio.run_coroutine_threadsafe(stopped(talker.service), listener._event_loop()).result(HANGS_S)
     go_on.set()
     assert crowd.statuses() == [503]
     assert "shutting down" in crowd.answers[0].text

@@ -9,7 +9,7 @@ import pytest
 
 from tests.relevance import make_reranker, write_modules
 from tests.serve.live import Live, live, make_chat_model, settled
-from tokenwright.serve.openai.reply_schema import Reranked, Scored
+from tokenwright.serve.openai.reply_schema import Reranked, ScoreReply
 
 DOCUMENTS = ["the sun", "a moon", "the other one and the sea"]
 
@@ -58,7 +58,7 @@ def test_an_instruction_changes_the_scores(server: Live) -> None:
 def test_scores_of_pairs(server: Live, path: str) -> None:
     one_to_all = ask(server, path, model="tiny", text_1="sun", text_2=DOCUMENTS)
     assert one_to_all.status_code == 200, one_to_all.text
-    found = Scored.model_validate(one_to_all.json())
+    found = ScoreReply.model_validate(one_to_all.json())
     assert [one.score for one in found.data] == pytest.approx(list(server.llm.rerank("sun", DOCUMENTS)), abs=1e-6)
     pairs = ask(server, path, model="tiny", text_1=["moon", "sun"], text_2=DOCUMENTS[1:]).json()
     assert pairs["data"][1]["score"] == pytest.approx(found.data[2].score)

@@ -55,6 +55,8 @@ ASKED: list[tuple[str, dict[str, Any], type[Reply]]] = [
     ("/api/embed", {"input": ["a", "b"]}, ollama_replies.OllamaVectors),
     ("/api/embeddings", {"prompt": "a"}, ollama_replies.OllamaVector),
     ("/api/show", {}, ollama_replies.OllamaCard),
+    ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}, replies.Reranked),
+    ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}, replies.ScoreReply),
     ("/tokenize", {"messages": HELLO, "return_token_strs": True}, replies.Tokenized),
     ("/tokenize", {"text": "a"}, replies.TokenCards),
     ("/detokenize", {"tokens": [1]}, replies.Detokenized),
@@ -123,5 +125,5 @@ def test_the_document_declares_every_reply(talker: Talker) -> None:
                 error = operation["responses"][str(status)]
                 assert path.startswith(("/health", "/ready", "/metrics")) or "$ref" in str(error), (path, status)
     stored = {"DeletedResponse", "InputItems", "InputTokens"}  # checked by test_stored_responses.py
-    stored |= {"Infilled", "Reranked", "Scored"}  # by test_infill.py and test_relevance.py
+    stored |= {"Infilled"}  # by test_infill.py
     assert declared == stored | {reply.__name__ for _, _, reply in ASKED} | {reply.__name__ for _, reply in GOT}

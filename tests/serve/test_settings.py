@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from tokenwright import RequestError
 from tokenwright.cli import app
-from tokenwright.cli.serve import _hosts
+from tokenwright.cli.commands.serve import _hosts
 from tokenwright.environment import Environment
 from tokenwright.serve.settings import PREFIX, Settings, read_settings
 
@@ -83,8 +83,8 @@ def test_how_the_model_is_opened_may_stand_in_a_file_and_in_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: dict[str, Any] = {}
-    monkeypatch.setattr("tokenwright.cli.options.loader", lambda _, **options: opened.update(options))
-    monkeypatch.setattr(sys.modules["tokenwright.cli.serve"], "serve_app", lambda *_: None)
+    monkeypatch.setattr("tokenwright.cli.options.shared.loader", lambda _, **options: opened.update(options))
+    monkeypatch.setattr(sys.modules["tokenwright.cli.commands.serve"], "serve_app", lambda *_: None)
     file = tmp_path / "server.toml"
     file.write_text('revision = "main"\nexplorer = true\nadapter = ["a=A", "b=B"]\nlora = "L"\n', encoding="utf-8")
     variables = {"WINDOW": "64", "SINKS": "4", "PAGE_SIZE": "32", "TOKEN_BUDGET": "256", "REVISION": "v2"}

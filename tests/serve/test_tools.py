@@ -130,6 +130,20 @@ def test_calls_are_found_wherever_the_text_is_cut(form: ToolFormat, text: str, s
     assert all(len(call.id) == form.id_length for call in answer.tool_calls)
 
 
+WRITTEN = 'Yes.<tool_call>\n{"name": "clock", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("stop", range(len("Yes.<tool_call>"), len(WRITTEN)))
+def test_a_call_that_is_cut_leaves_no_markup(stop: int) -> None:
+    """Whole and in pieces: no call while it has no name, and then one whose arguments are not complete."""
+    answer = everywhere(WRITTEN[:stop], None, HERMES)
+    assert answer.text == "Yes."
+    named = WRITTEN[:stop].find('clock"') > 0
+    assert [call.name for call in answer.tool_calls] == ["clock"] * named
+    if named:
+        assert '{"a": 1}'.startswith(answer.tool_calls[0].arguments)
+
+
 @pytest.mark.parametrize("spelled", ['[TOOL_CALLS][{"name": "\\q", "arguments": {"a": 1}}]', BOTH, "</think>"])
 def test_a_mark_that_is_a_special_token_is_none_where_it_is_spelled_out(spelled: str) -> None:
     """The grammar leaves the spelled form free, so what follows it may be no call at all."""

@@ -9,7 +9,7 @@ from tests.models.fixtures import make_checkpoint
 from tests.vocabulary import add_tokens
 from tokenwright.errors import RequestError
 from tokenwright.text import Tokenizer
-from tokenwright.text.infill import FORMS, REPOSITORY, SNIPPET, Infill
+from tokenwright.text.fill_in_middle import FORMS, REPOSITORY, SNIPPET, Infill
 
 PREFIX, SUFFIX = "def f(a", "):\n    return a <|fim_middle|>"
 FILES = (("a.py", "x = 1\n"), ("b.py", "y"))

@@ -285,6 +285,10 @@ def test_an_eos_that_is_no_text_is_refused(tmp_path: Path, value: Any) -> None:
     [
         ("one", "one"),
         ([{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}], "d"),
+        (
+            [{"name": "default", "template": "d\n"}, {"name": "tool_use", "template": "t\n"}],
+            "{% if tools %}t{% else %}d{% endif %}",
+        ),
         ([{"name": "tool", "template": "t"}], "t"),
         ([], None),
         (None, None),

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from tokenwright.backends.device import free_memory, resolve_device
-from tokenwright.backends.native.kernels import find_kernels
+from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.packed import aligned_bytes
 from tokenwright.bench import machine_load
 

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from tokenwright.backends.native.kernels import NativeKernels, find_kernels, usable
+from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels, usable
 from tokenwright.bench import machine_load
 from tokenwright.bench.bandwidth import BandwidthProbe, best_seconds, beyond_caches, cache_sizes
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from tokenwright.bench.race import LaneStep
+from tokenwright.bench.lanes import LaneStep
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.run import Run
 from tokenwright.trace.messages.schema import Summary

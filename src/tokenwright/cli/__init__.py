@@ -13,20 +13,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tokenwright.cli import interrupt, output, settings
-from tokenwright.cli.bench import bench
-from tokenwright.cli.cache import cache
-from tokenwright.cli.chat import chat
-from tokenwright.cli.explore import explore
-from tokenwright.cli.generate import generate
-from tokenwright.cli.helping import Command, PlainFlags, help_of
-from tokenwright.cli.inspect import inspect
-from tokenwright.cli.models import models, pull, rm
-from tokenwright.cli.naming import options_of, spoken
-from tokenwright.cli.plan import plan
-from tokenwright.cli.quantize import quantize
-from tokenwright.cli.race import race
-from tokenwright.cli.serve import serve
+from tokenwright.cli.commands.bench import bench
+from tokenwright.cli.commands.cache import cache
+from tokenwright.cli.commands.chat import chat
+from tokenwright.cli.commands.explore import explore
+from tokenwright.cli.commands.generate import generate
+from tokenwright.cli.commands.inspect import inspect
+from tokenwright.cli.commands.models import models, pull, rm
+from tokenwright.cli.commands.plan import plan
+from tokenwright.cli.commands.quantize import quantize
+from tokenwright.cli.commands.race import race
+from tokenwright.cli.commands.serve import serve
+from tokenwright.cli.options import defaults as settings
+from tokenwright.cli.options.naming import options_of, spoken
+from tokenwright.cli.terminal import interrupt, output
+from tokenwright.cli.terminal.helping import Command, PlainFlags, help_of
 from tokenwright.cli.version import version_text
 from tokenwright.environment import Environment
 from tokenwright.errors import EngineError, TokenwrightError

@@ -78,7 +78,9 @@ def of_choice(
 def _bound(sequence: Sequence) -> float:
     """The `mirostat_bound` of a sequence's next token."""
     params, count = sequence.request.params, len(sequence.tokens) - len(sequence.request.prompt)
-    return mirostat_bound(params.mirostat_tau, params.mirostat_eta, -sequence.sampler_logprob / math.log(2.0), count)
+    return mirostat_bound(
+        params.mirostat_tau, params.mirostat_eta, -sequence.counts.sampler_logprob / math.log(2.0), count
+    )
 
 
 def choose(

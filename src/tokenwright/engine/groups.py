@@ -12,7 +12,7 @@ from tokenwright.engine.request import Request, Sequence
 
 
 class SequenceGroup:
-    """One sequence that advances on its own, or (BeamGroup) several that advance together.
+    """One sequence that advances on its own, or (BeamSequences) several that advance together.
 
     limit: the most tokens of each. cache: whether their K and V are kept between steps. pause_at: tokens at which the
     group is paused; None: never. width: the most sequences that it comes to.
@@ -71,7 +71,7 @@ class SequenceGroup:
         return SequenceGroup(self.limit, cache=self.cache, pause_at=self.pause_at, width=self.width)
 
 
-class BeamGroup(SequenceGroup):
+class BeamSequences(SequenceGroup):
     """The beams of a search, in the order of their choices."""
 
     __slots__ = ()
@@ -83,7 +83,7 @@ class BeamGroup(SequenceGroup):
 
 def group_for(request: Request, limit: int) -> SequenceGroup:
     """An empty group for the first sequence of a request. limit: the most tokens that one of it can have."""
-    made = BeamGroup if request.width > 1 else SequenceGroup
+    made = BeamSequences if request.width > 1 else SequenceGroup
     return made(limit, cache=request.cache, width=request.width)
 
 

@@ -153,6 +153,7 @@ class SequenceCounts:
     forwarded: tokens sent through the layers, recomputation included. reused: tokens not sent through them, because
     their K and V were found. prefix_hit: of these, tokens of the prompt that were cached when it was first admitted.
     logprobs, hidden: prompt tokens whose log-probability and whose hidden states were reported.
+    sampler_logprob: the sum of the sampler's log-probabilities of the tokens written so far.
     """
 
     forwarded: int = 0
@@ -161,6 +162,7 @@ class SequenceCounts:
     preemptions: int = 0
     logprobs: int = 0
     hidden: int = 0
+    sampler_logprob: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -189,7 +191,6 @@ class Sequence:
     swapped: SwappedPages | None = None
     state: State = State.WAITING
     counts: SequenceCounts = field(default_factory=SequenceCounts)
-    sampler_logprob: float = 0.0  # the sum of the sampler's log-probabilities of the tokens written so far
 
     @property
     def limit(self) -> int:
@@ -267,8 +268,7 @@ class Sequence:
             stop_checker=self.stop_checker.fork(),
             choices=(choice,),
             group=self.group.branch(),
-            counts=SequenceCounts(logprobs=self.counts.logprobs),
-            sampler_logprob=self.sampler_logprob,
+            counts=SequenceCounts(logprobs=self.counts.logprobs, sampler_logprob=self.counts.sampler_logprob),
         )
 
     def exhausted(self) -> FinishReason | None:

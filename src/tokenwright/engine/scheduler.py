@@ -274,7 +274,7 @@ class Scheduler:
             for n in range(len(pick.tokens)):  # nearly always one, for which zip takes twice as long
                 token = pick.tokens[n]
                 sequence.tokens.append(token)
-                sequence.sampler_logprob += pick.sampler_logprobs[n]
+                sequence.counts.sampler_logprob += pick.sampler_logprobs[n]
                 event = Token(sequence.id, token, pick.logprobs[n], pick.sampler_logprobs[n], pick.tops[n])
                 events.append(event)
                 reason = checker.advance(token)

@@ -18,7 +18,7 @@ from tokenwright.backends.device import resolve_device, resolve_dtype
 from tokenwright.backends.kv_sizing import refuse_weights
 from tokenwright.backends.layout import weight_bytes
 from tokenwright.backends.native.compile import compiles
-from tokenwright.backends.native.kernels import NativeKernels, find_kernels
+from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.backends.torch.ops import lacking

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
@@ -23,7 +23,7 @@ from tokenwright.serve.explorer import routes as explore
 from tokenwright.serve.explorer.explorer import Explorer, RunGone
 from tokenwright.serve.http.api import Api, Direct, HeadRequests, add_errors, add_schemas, api_of, handlers_of
 from tokenwright.serve.ollama import routes as ollama
-from tokenwright.serve.openai import embeddings, infill, relevance, responses, tokenize
+from tokenwright.serve.openai import embeddings, infill, rerank, responses, tokenize
 from tokenwright.serve.openai import routes as openai
 from tokenwright.serve.openai.stored_responses import StoredResponses
 from tokenwright.serve.service.metrics import Metrics
@@ -99,7 +99,7 @@ def make_app(
     names = (*(served.names or (explorer.name,)), *served.adapters)
     limits = replace(served.limits or ServiceLimits(), keys=max(1, len(policy.keys)))
     service = Service(explorer.host, names, limits, metrics)
-    metrics.watch(service)
+    metrics.watch(lambda: [service])
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -115,39 +115,15 @@ def make_app(
         if served.spans is not None:
             await asyncio.to_thread(served.spans.close)
 
-    app = FastAPI(
-        title="Tokenwright",
-        version=tokenwright.__version__,
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # `Spans` makes ours
-    )
-    app.state.service = service
-    answer = add_errors(app, APIS, (RunGone,), metrics.refused)
-    operations.add(app, service, metrics)
-    openai.add(app, service)
-    model_list.add(app, service)
-    embeddings.add(app, service)
-    responses.add(app, service, StoredResponses(served.stored_bytes))
-    for other in (relevance, infill, anthropic, ollama):
-        other.add(app, service)
-    tokenize.add(app, service)
-    explore.add(app, explorer)
-    add_schemas(app, APIS)
-    if page is not None:
-        app.mount("/", Page(page, app))
+    app = new_app(lifespan=lifespan)
+    handlers = add_routes(app, explorer, service, metrics, page, StoredResponses(served.stored_bytes))
+    app.add_middleware(Guard, policy=policy, answer=refusing(metrics), queued=frozenset(handlers), full=service.full)
+    add_access_log(app, served, metrics)
+    return app
 
-    def refused(scope: Scope, problem: Problem, request_id: str) -> App:
-        metrics.refused(problem)
-        body: dict[str, Any] = api_of(APIS, scope).error(problem, request_id)
-        return JSONResponse(body, problem.status, problem.headers)
 
-    handlers = handlers_of(app, APIS)
-    app.add_middleware(HeadRequests, routes=app.routes)
-    app.add_middleware(Direct, handlers=handlers, answer=answer)
-    app.add_middleware(Guard, policy=policy, answer=refused, queued=frozenset(handlers), full=service.full)
-    # The outermost: it gives the request its id.
+def add_access_log(app: FastAPI, served: Served, metrics: Metrics) -> None:
+    """Add the outermost middleware, which gives each request its id."""
     app.add_middleware(
         AccessLog,
         timings=served.timings,
@@ -155,4 +131,51 @@ def make_app(
         strict=served.strict_fields,
         ignored=metrics.ignored,
     )
-    return app
+
+
+def new_app(**options: Any) -> FastAPI:
+    """An app without routes."""
+    return FastAPI(
+        title="Tokenwright",
+        version=tokenwright.__version__,
+        docs_url=None,
+        redoc_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # `Spans` makes ours
+        **options,
+    )
+
+
+def add_routes(
+    app: FastAPI, explorer: Explorer, service: Service, metrics: Metrics, page: Path | None, stored: StoredResponses
+) -> Mapping[str, Callable[[Request], Awaitable[Response]]]:
+    """Add all routes of one model, and what answers their errors; the handlers of those whose requests wait."""
+    app.state.service = service
+    answer = add_errors(app, APIS, (RunGone,), metrics.refused)
+    operations.add(app, service, metrics)
+    openai.add(app, service)
+    model_list.add(app, service)
+    embeddings.add(app, service)
+    responses.add(app, service, stored)
+    for other in (rerank, infill, anthropic, ollama):
+        other.add(app, service)
+    tokenize.add(app, service)
+    explore.add(app, explorer)
+    add_schemas(app, APIS)
+    if page is not None:
+        app.mount("/", Page(page, app))
+
+    handlers = handlers_of(app, APIS)
+    app.add_middleware(HeadRequests, routes=app.routes)
+    app.add_middleware(Direct, handlers=handlers, answer=answer)
+    return handlers
+
+
+def refusing(metrics: Metrics) -> Callable[[Scope, Problem, str], App]:
+    """What makes the guard's answers: errors in the shape of the API whose path it is."""
+
+    def refused(scope: Scope, problem: Problem, request_id: str) -> App:
+        metrics.refused(problem)
+        body: dict[str, Any] = api_of(APIS, scope).error(problem, request_id)
+        return JSONResponse(body, problem.status, problem.headers)
+
+    return refused

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Protocol
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -14,28 +15,38 @@ from fastapi.responses import JSONResponse
 from tokenwright.errors import RequestError
 from tokenwright.serve.anthropic.reply_schema import AnthropicModel, AnthropicModels
 from tokenwright.serve.anthropic.routes import HEADER
-from tokenwright.serve.http.api import answers
+from tokenwright.serve.http.api import about, answers
 from tokenwright.serve.http.reply_text import Json
 from tokenwright.serve.openai.reply_schema import ModelEntry, ModelList
-from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import no_model
+from tokenwright.serve.service.types import Caller, ListedModel, no_model
 
 MOST = 1000  # names on one page, and
 USUAL = 20  # as many where nothing is said
 
 
-def add(app: FastAPI, service: Service) -> None:
+class Catalogue(Protocol):
+    """What has the names of a server's models. created: when it began, in seconds since 1970."""
+
+    @property
+    def created(self) -> int: ...
+
+    def listed(self, caller: Caller) -> list[ListedModel]: ...
+
+
+def add(app: FastAPI, models_of: Catalogue) -> None:
     """Add the routes."""
+    created = models_of.created
 
     @app.get(
         "/v1/models", response_model=None, responses=answers(ModelList, AnthropicModels), tags=["OpenAI", "Anthropic"]
     )
     async def models(request: Request) -> JSONResponse:
-        """The names of the model."""
+        """The names of the models."""
+        listed = {one.name: one for one in models_of.listed(about(request).caller)}
         if not _anthropic(request):
-            return JSONResponse({"object": "list", "data": [_openai_card(service, name) for name in service.names]})
-        names, more = page_of(service.names, request.query_params)
-        cards = [_anthropic_card(service, name) for name in names]
+            return JSONResponse({"object": "list", "data": [_openai_card(one, created) for one in listed.values()]})
+        names, more = page_of(list(listed), request.query_params)
+        cards = [_anthropic_card(listed[name], created) for name in names]
         ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
         return JSONResponse({"data": cards, "has_more": more, **ends})
 
@@ -46,27 +57,26 @@ def add(app: FastAPI, service: Service) -> None:
         tags=["OpenAI", "Anthropic"],
     )
     async def model(request: Request, name: str) -> JSONResponse:
-        """One name of the model."""
-        if name not in service.names:
-            raise no_model(name, service.names)
-        return JSONResponse((_anthropic_card if _anthropic(request) else _openai_card)(service, name))
+        """One name of a model."""
+        listed = {one.name: one for one in models_of.listed(about(request).caller)}
+        if name not in listed:
+            raise no_model(name, list(listed))
+        return JSONResponse((_anthropic_card if _anthropic(request) else _openai_card)(listed[name], created))
 
 
 def _anthropic(request: Request) -> bool:
     return HEADER in request.headers
 
 
-def _openai_card(service: Service, name: str) -> Json:
-    found: Json = {"id": name, "object": "model", "created": service.created, "owned_by": "tokenwright"}
-    found["root"] = service.host.name
-    return found | ({"max_model_len": service.host.llm.context} if service.ready else {})
+def _openai_card(one: ListedModel, created: int) -> Json:
+    found: Json = {"id": one.name, "object": "model", "created": created, "owned_by": "tokenwright", "root": one.root}
+    return found | ({} if one.context is None else {"max_model_len": one.context})
 
 
-def _anthropic_card(service: Service, name: str) -> Json:
-    created = datetime.fromtimestamp(service.created, UTC).isoformat().replace("+00:00", "Z")
-    found: Json = {"type": "model", "id": name, "display_name": name, "created_at": created, "lifecycle": "active"}
-    context = service.host.llm.context if service.ready else None
-    return found | {"max_input_tokens": context, "max_tokens": context}
+def _anthropic_card(one: ListedModel, created: int) -> Json:
+    since = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
+    found: Json = {"type": "model", "id": one.name, "display_name": one.name, "created_at": since}
+    return found | {"lifecycle": "active", "max_input_tokens": one.context, "max_tokens": one.context}
 
 
 def page_of(names: Sequence[str], query: Mapping[str, str]) -> tuple[Sequence[str], bool]:

@@ -28,13 +28,21 @@ def add(app: FastAPI, service: Service, metrics: Metrics) -> None:
 
     @app.get("/health", responses=_states(Health), tags=["Operations"], response_model=None)
     async def health() -> JSONResponse:
-        """Whether the engine makes tokens: a busy one shows it by those it makes, an idle one makes one more."""
+        """Whether the engine makes tokens: a busy one shows it by those it makes, an idle one makes one more.
+
+        A server whose model is still being read is well, and says how far that is; /ready says whether it takes
+        requests.
+        """
         try:
             await service.healthy()
         except EngineError as error:
             return JSONResponse({"status": "failed", "reason": str(error)}, 503)
         except NotReady as error:
-            return JSONResponse({"status": service.host.loading.phase, "reason": str(error)}, 503)
+            loading = service.host.loading
+            told = {"status": loading.phase, "reason": str(error)}
+            if loading.phase != "loading":
+                return JSONResponse(told, 503)
+            return JSONResponse(told | {"progress": loading.done / loading.total if loading.total else 0.0})
         return JSONResponse({"status": "ok", "version": tokenwright.__version__})
 
     @app.get("/ready", responses=_states(Ready), tags=["Operations"], response_model=None)

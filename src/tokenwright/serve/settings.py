@@ -48,6 +48,9 @@ class Settings:
         (), "The origin of a web page that may call it, such as https://chat.example."
     )
     served_model_name: tuple[str, ...] = _setting((), "What clients may call the model; several are possible.")
+    memory: str = _setting(
+        "", "Memory for all models together, such as 16GB; the longest unused one leaves when another needs it."
+    )
     revision: str = _setting("", "A branch, tag or commit of a Hugging Face model.")
     lora: tuple[str, ...] = _setting((), "A folder with a LoRA adapter, merged into the weights; several are possible.")
     adapter: tuple[str, ...] = _setting(

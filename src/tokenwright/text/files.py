@@ -174,7 +174,10 @@ def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The template in chat_template.jinja, or else the config's; of several named templates "default", or the first."""
+    """The template in chat_template.jinja, or else the config's.
+
+    Of several named templates it is "default", or the first; with tools it is "tool_use", where there is one.
+    """
     file = folder / "chat_template.jinja"
     if file.exists():
         return _read_text(file)
@@ -182,6 +185,9 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     if isinstance(value, list):
         named = {item["name"]: item["template"] for item in value}
         value = named.get("default", next(iter(named.values()), None))
+        if isinstance(with_tools := named.get("tool_use"), str) and isinstance(value, str):
+            ours, other = (text.removesuffix("\n") for text in (with_tools, value))  # jinja leaves the last newline out
+            value = f"{{% if tools %}}{ours}{{% else %}}{other}{{% endif %}}"
     return value if isinstance(value, str) else None
 
 

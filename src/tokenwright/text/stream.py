@@ -91,8 +91,8 @@ class TextStream:
         skip_special: bool = True,
         include_stop: bool = False,
     ) -> None:
-        self._opening = tokenizer.bytes_table(first=True, skip_special=skip_special)
-        self._following = tokenizer.bytes_table(skip_special=skip_special)
+        # The bytes of tokens: of those that follow others, and of the first.
+        self._tables = tuple(tokenizer.bytes_table(first=first, skip_special=skip_special) for first in (False, True))
         self._include = include_stop
         self._stops = stops if isinstance(stops, StopStrings) else StopStrings(stops)
         self._pending, self._first = _tail(tokenizer, prompt, skip_special)
@@ -124,7 +124,7 @@ class TextStream:
         complete one that begins here.
         """
         assert not self._closed or self.stopped is not None, "push() after finish(): open a new TextStream"
-        piece = (self._opening if self._first else self._following)[token]
+        piece = self._tables[self._first][token]
         if piece is None or self._closed:
             return ""
         self._first = False

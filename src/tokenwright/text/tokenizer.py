@@ -7,19 +7,18 @@ a lazily computed value only when it is complete, and no call switches a flag of
 
 import json
 import logging
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import tokenizers
 
-from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.errors import RequestError
 from tokenwright.text.control import ControlTokens, written_like_a_tag
 from tokenwright.text.files import TokenizerFiles, library_errors, read_folder
 from tokenwright.text.pieces import Pieces
+from tokenwright.text.plain_tokenizer import PlainTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -46,24 +45,23 @@ class Tokenizer:
         self._library = files.library
         self._added = files.library.get_added_tokens_decoder()
         self._add_bos = files.add_bos
-        self._lock = Lock()
-        self._secret = secrets.token_hex(16)
         self._pieces = Pieces(files.library.decoder)
         both = (False, True)
         self._tables = {(first, skip): TokenBytes(partial(self._bytes, first, skip)) for first in both for skip in both}
         ids = files.library.get_vocab(with_added_tokens=True).values()
         self.vocab_size = max(ids, default=-1) + 1 if vocab_size is None else vocab_size
-        self._surplus = sum(at >= self.vocab_size for at in ids)
-        if self._surplus:
+        surplus = sum(at >= self.vocab_size for at in ids)
+        if surplus:
             log.warning(
                 "the tokenizer has %d tokens beyond the model's %d rows, such as %r: texts with one are refused",
-                self._surplus,
+                surplus,
                 self.vocab_size,
                 files.library.id_to_token(max(ids)),
             )
         self.special_ids = frozenset(at for at, one in self._added.items() if one.special and at < self.vocab_size)
         steers = {t.content: at for at, t in self._added.items() if t.special or written_like_a_tag(t.content)}
         self.control = ControlTokens(steers)
+        self._plain = PlainTokenizer(files.library, self.control)
         self.bos_id = None if files.bos is None else self._with_row(files.bos)
         self.eos_ids = tuple(at for name in files.eos if (at := self._with_row(name)) is not None)
         self.chat_template = files.chat_template
@@ -87,7 +85,7 @@ class Tokenizer:
         check_text(text)
         library = self._library
         if not parse_special:
-            library, text = self._plain, self._renamed(self._tags.split(text))
+            library, text = self._plain.library, self._plain.renamed(self._tags.split(text))
         with library_errors("the tokenizer failed on this text", RequestError):
             encoding = _encoded(library, text)
             ids = encoding.ids
@@ -118,9 +116,9 @@ class Tokenizer:
         The strings are tokenised as `encode` would tokenise the whole text; no special tokens are added. Raises
         RequestError.
         """
-        text = self._renamed(parts)
+        text = self._plain.renamed(parts)
         with library_errors("the tokenizer failed on this text", RequestError):
-            ids = _encoded(self._plain, text).ids
+            ids = _encoded(self._plain.library, text).ids
         steering = set(self.control.ids.values()) - {self._unknown}  # an unknown character is no control token
         wanted = [part for part in parts if part in steering]
         assert [token for token in ids if token in steering] == wanted, "a text brought in, or lost, a control token"
@@ -173,7 +171,7 @@ class Tokenizer:
 
     def _in_model(self, ids: list[int]) -> list[int]:
         """`ids`. Raises RequestError for one that the model has no row for."""
-        if self._surplus and (most := max(ids, default=0)) >= self.vocab_size:
+        if (most := max(ids, default=0)) >= self.vocab_size:
             raise RequestError(
                 f"the token {self._library.id_to_token(most)!r} has the id {most}, and the model has rows for "
                 f"{self.vocab_size}; leave it out, or give a model whose embedding was resized for this tokenizer"
@@ -190,11 +188,6 @@ class Tokenizer:
             return processed[1:]
         return [self.bos_id, *processed] if wanted and not added else processed
 
-    def _renamed(self, parts: Sequence[str | int]) -> str:
-        """The parts as one text for the plain tokenizer, with control tokens under their secret names."""
-        secret = self._secret
-        return "".join(part if isinstance(part, str) else f"<{secret}:{part}>" for part in parts)
-
     @cached_property
     def special_control(self) -> ControlTokens:
         """The control tokens without tags such as <think>, which answers contain and templates search for."""
@@ -205,26 +198,11 @@ class Tokenizer:
         """The control tokens that are not special."""
         return ControlTokens({name: at for name, at in self.control.ids.items() if not self._added[at].special})
 
-    @property
-    def _plain(self) -> tokenizers.Tokenizer:
-        """The tokenizer without control tokens; made on first use, since it doubles the memory."""
-        with self._lock:
-            return self._made_plain
-
     @cached_property
     def _unknown(self) -> int | None:
         """The id of characters outside the vocabulary."""
         model = json.loads(self._library.to_str())["model"]
         return model["unk_id"] if "unk_id" in model else self._library.token_to_id(model.get("unk_token") or "")
-
-    @cached_property
-    def _made_plain(self) -> tokenizers.Tokenizer:
-        names = {name: f"<{self._secret}:{at}>" for name, at in self.control.ids.items()}
-        with library_errors("a tokenizer without control tokens cannot be made", CheckpointError):
-            plain = _with_names(json.loads(self._library.to_str()), names)
-        added = {names.get(token.content, token.content): at for at, token in self._added.items()}
-        assert all(plain.token_to_id(text) == at for text, at in added.items()), "renaming moved an id"
-        return plain
 
 
 class TokenBytes(dict[int, bytes | None]):
@@ -237,28 +215,6 @@ class TokenBytes(dict[int, bytes | None]):
     def __missing__(self, token: int) -> bytes | None:
         found = self[token] = self._compute(token)
         return found
-
-
-def _with_names(state: dict[str, Any], names: Mapping[str, str]) -> tokenizers.Tokenizer:
-    """The same tokenizer with its control tokens renamed to strings that no text contains; all ids stay the same.
-
-    The library's own switch (encode_special_tokens) does not suffice: a Unigram or `ignore_merges` model still finds
-    a special token in its vocabulary.
-    """
-    for token in state["added_tokens"]:
-        if token["content"] in names:  # match it anywhere in the text, before any normalizer
-            token |= {"content": names[token["content"]], "normalized": False, "single_word": False}
-    model = state["model"]
-    vocab = model["vocab"]
-    if isinstance(vocab, dict):
-        model["vocab"] = {names.get(token, token): at for token, at in vocab.items()}
-    else:  # Unigram: a list of (token, score)
-        model["vocab"] = [[names.get(token, token), score] for token, score in vocab]
-    if "merges" in model:
-        model["merges"] = [(a, b) for a, b in model["merges"] if names.keys().isdisjoint((a, b, a + b))]
-    if model.get("unk_token") is not None:
-        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
-    return tokenizers.Tokenizer.from_str(json.dumps(state))
 
 
 def _keeps_length(state: Mapping[str, Any]) -> bool:

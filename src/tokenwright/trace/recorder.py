@@ -23,7 +23,7 @@ from tokenwright.engine import Chunk, Output, Pick, Result, Sequence, Step
 from tokenwright.models.cost import CostModel
 from tokenwright.trace.held_logits import HeldLogits
 from tokenwright.trace.messages.schema import StepFrame
-from tokenwright.trace.step_record import Choice, Recorded, StepTimes
+from tokenwright.trace.step_record import Choice, ChunkFacts, Recorded, StepTimes
 
 
 class WatchedRunner(Protocol):
@@ -153,7 +153,7 @@ class Recorder:
         self, draft: _Draft, choice: Choice | None, output: Output[torch.Tensor], observed: Observed
     ) -> Recorded:
         watch, chunk = draft.watch, draft.chunk
-        recorded = Recorded(
+        facts = ChunkFacts(
             position=chunk.start,
             length=chunk.stop - chunk.start,
             rows=len(output.rows[draft.index]),
@@ -161,11 +161,13 @@ class Recorder:
             text=len(watch.sequence.tokens),
             cache=watch.sequence.cache,
             pages=tuple(map(len, chunk.tables)),
-            page_bytes=self._page_bytes,
-            block_row=self._row_flop[0],
-            head_row=self._row_flop[1],
             index=draft.index,
             alone=len(output.logits) == 1,
+        )
+        recorded = Recorded(
+            chunk=facts,
+            page_bytes=self._page_bytes,
+            row_flop=self._row_flop,
             row=draft.row,
             choice=choice,
             observed=observed,

@@ -45,9 +45,9 @@ class StepTimes:
     recording: float
 
 
-@dataclass(slots=True)
-class Recorded:
-    """One step of a watched sequence. position: of its first token. rows: of logits."""
+@dataclass(frozen=True, slots=True)
+class ChunkFacts:
+    """What a step computed of one sequence. position: of its first token. rows: of logits."""
 
     position: int
     length: int
@@ -56,11 +56,17 @@ class Recorded:
     text: int  # tokens of the text before the step's own
     cache: bool
     pages: tuple[int, ...]  # in use, of each group
-    page_bytes: tuple[int, ...]  # of one page of each group
-    block_row: int  # FLOP per row in all layers
-    head_row: int  # and in the head
     index: int  # of the chunk in the step
     alone: bool  # whether the step computed no other logits
+
+
+@dataclass(slots=True)
+class Recorded:
+    """One step of a watched sequence."""
+
+    chunk: ChunkFacts
+    page_bytes: tuple[int, ...]  # of one page of each group
+    row_flop: tuple[int, int]  # FLOP per row in all layers, and in the head
     row: Watched | None
     choice: Choice | None
     observed: Observed
@@ -72,32 +78,33 @@ class Recorded:
 
         text: what can be shown, if the step chose a token. To be called once: what it takes is a part of `recording`.
         """
-        began, observed, index, choice = time.perf_counter(), self.observed, self.index, self.choice
+        began, observed, chunk, choice = time.perf_counter(), self.observed, self.chunk, self.choice
         if choice is not None:
-            self.held.add(step, choice.logits, alone=self.alone)
+            self.held.add(step, choice.logits, alone=chunk.alone)
         layers = _layers(observed)
         candidates = () if choice is None else self._candidates(choice)
         of_token = {one.token: one for one in candidates}
         token = None if choice is None else choice.pick.tokens[0]
-        stop = self.position + self.length
-        derived = self.costs.flops(self.position, self.length, self.rows)
-        resident = self.costs.kept_bytes(stop) if self.cache or self.row is None else 0
+        stop = chunk.position + chunk.length
+        derived = self.costs.flops(chunk.position, chunk.length, chunk.rows)
+        resident = self.costs.kept_bytes(stop) if chunk.cache or self.row is None else 0
+        block_row, head_row = self.row_flop
         attention, rank, drawn = self._attention(), self._rank(candidates), self._uniform()
         recording = times.recording + time.perf_counter() - began
         return StepFrame(
             step=step,
-            start=self.position,
-            length=self.length,
-            recomputed=self.recomputed,
-            seq_len=self.text if token is None else stop + 1,
-            layer_tokens=self.length * len(layers),
-            flops=self.block_row * self.length + self.head_row * self.rows + observed.attention_flop[index],
+            start=chunk.position,
+            length=chunk.length,
+            recomputed=chunk.recomputed,
+            seq_len=chunk.text if token is None else stop + 1,
+            layer_tokens=chunk.length * len(layers),
+            flops=block_row * chunk.length + head_row * chunk.rows + observed.attention_flop[chunk.index],
             flops_derived=derived,
             weight_bytes=observed.weight_bytes,
-            kv_read=observed.kv_read[index],
-            kv_written=observed.kv_written[index],
+            kv_read=observed.kv_read[chunk.index],
+            kv_written=observed.kv_written[chunk.index],
             kv_resident=resident,
-            kv_allocated=sum(map(mul, self.pages, self.page_bytes)),
+            kv_allocated=sum(map(mul, chunk.pages, self.page_bytes)),
             began_us=_us(times.began),
             step_us=_us(times.whole),
             attention_us=sum(layer.attention_us for layer in layers),
@@ -111,7 +118,7 @@ class Recorded:
             sampled=None if token is None else of_token[token].sampled,
             entropy=None if self.row is None or choice is None else self.row.entropy,
             uniform=drawn,
-            cache=self.cache,
+            cache=chunk.cache,
             layers=layers,
             candidates=candidates,
             attention=attention,
@@ -143,7 +150,7 @@ class Recorded:
         choice = self.choice
         if choice is None or choice.seed is None or choice.chances is None:
             return None
-        return uniform(choice.seed, self.position + self.length, choice.pick.choice)
+        return uniform(choice.seed, self.chunk.position + self.chunk.length, choice.pick.choice)
 
     def _attention(self) -> AttentionRow | None:
         row = self.row

@@ -32,10 +32,9 @@ const chosen = signal<number | null>(null); // the sequence whose pages are mark
 const trouble = signal("");
 
 export default function Pages() {
-  const current = run.value;
-  const id = current?.origin === "live" ? current.id.value : null;
+  const id = live();
   const step = frame.value?.step ?? -1;
-  const open = batch.value?.batch ?? null;
+  const open = beside();
   useEffect(() => {
     const timer = setTimeout(() => void look(id, open), 60);
     return () => clearTimeout(timer);
@@ -45,7 +44,7 @@ export default function Pages() {
     const timer = setInterval(() => void turn(id, open), EVERY);
     return () => clearInterval(timer);
   }, [id, open]);
-  useEffect(() => end, []); // the server ends a batch, too, that nobody asks about
+  useEffect(() => () => void end(), []); // the server ends a batch, too, that nobody asks about
   const found = pool.value.value;
   return (
     <>
@@ -62,6 +61,13 @@ export default function Pages() {
     </>
   );
 }
+
+function live(): string | null {
+  const current = run.value;
+  return current?.origin === "live" ? current.id.value : null;
+}
+
+const beside = (): string | null => batch.value?.batch ?? null;
 
 const look = (id: string | null, open: string | null): Promise<void> =>
   pool.ask(() => {
@@ -82,7 +88,7 @@ async function start(): Promise<void> {
   trouble.value = "";
   const lines = prompts.value.split("\n").filter((line) => line.trim() !== "");
   try {
-    end();
+    void end();
     batch.value = await call<BatchCard>("batches", post({ prompts: lines, max_tokens: 64 }));
     await write(1);
     playing.value = true;
@@ -101,11 +107,13 @@ async function write(tokens: number): Promise<void> {
   }
 }
 
-function end(): void {
+async function end(): Promise<void> {
   const open = batch.value;
   playing.value = false;
   batch.value = null;
-  if (open !== null) call(`batches/${open.batch}`, { method: "DELETE", keepalive: true }).catch(() => undefined);
+  if (open === null) return;
+  await call(`batches/${open.batch}`, { method: "DELETE", keepalive: true }).catch(() => undefined);
+  await look(live(), beside()); // its pages are free only now
 }
 
 function Form() {

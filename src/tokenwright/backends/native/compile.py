@@ -13,7 +13,7 @@ import torch
 from tokenwright.backends.adapters import Beside
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native import library as lib
-from tokenwright.backends.native.kernels import NativeKernels, matrix, routing_of
+from tokenwright.backends.native.native_kernels import NativeKernels, matrix, routing_of
 from tokenwright.backends.packed import Packed
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op, Parallel

@@ -20,7 +20,7 @@ from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.compile import NativeModel
-from tokenwright.backends.native.kernels import NativeKernels, Workspace, kv_layer
+from tokenwright.backends.native.native_kernels import NativeKernels, Workspace, kv_layer
 from tokenwright.backends.observation import CANDIDATES, Observed, Watched
 from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.decoder import Decoder

@@ -17,6 +17,7 @@ from tokenwright.backends.adapters import Beside
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.torch.tensor_batch import TorchBatch
 from tokenwright.cache import KVStore, KVView
+from tokenwright.config import Rope
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op, Parallel
 from tokenwright.models.latent import LatentAttention
@@ -75,10 +76,10 @@ class TorchAttention:
     """One layer's attention: project, norm, rotate, store K and V, attend, project back."""
 
     def __init__(self, op: Attention, kernels: Kernels, weights: Weights) -> None:
+        self.op: Attention | LatentAttention = op
         self.kernels = kernels
         self.layer = op.layer
         self.names: tuple[str, ...] = (op.qkv.name, op.out.name)
-        self.head_size = op.head_size
         self.heads = [op.heads, op.kv_heads, op.kv_heads]
         learned = None if op.sink_logits is None else dense(weights, f"{op.sink_logits}.weight")
         self.scoring = Scored(op.scoring.scale, op.scoring.cap, learned)
@@ -88,7 +89,6 @@ class TorchAttention:
         self.q_norm = _over_heads(op.q_norm, op.head_size, kernels, weights)
         self.k_norm = _over_heads(op.k_norm, op.head_size, kernels, weights)
         self.after = _after(op, kernels, weights)
-        self.rope = op.rotary
 
     def __call__(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
         x = x + self.added(x, state)
@@ -101,7 +101,7 @@ class TorchAttention:
         normed = self.norm(x)
         tap(Site.ATTENTION_INPUT, self.layer, normed)
         projected = state.linear(self.kernels, normed, self.qkv, self.names[0])
-        projected = projected.view(len(x), -1, self.head_size)  # [T, H + 2 G, D]
+        projected = projected.view(len(x), sum(self.heads), -1)  # [T, H + 2 G, D]
         q, k, v = torch.split(projected, self.heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
         plain = self.q_norm(q)
         q, k = self._rotated(plain, state), self._rotated(self.k_norm(k), state)
@@ -116,6 +116,11 @@ class TorchAttention:
         tap(Site.MIXED, self.layer, mixed)
         return self.after(state.linear(self.kernels, mixed.flatten(1), self.out, self.names[1]))  # [T, width]
 
+    @property
+    def rope(self) -> Rope | None:
+        """The rotation of queries and keys; None: they are not rotated."""
+        return self.op.rotary
+
     def _rotated(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
         return x if self.rope is None else self.kernels.rotate(x, state.batch.rotations[self.rope])
 
@@ -127,37 +132,37 @@ class TorchAttention:
 
 
 class TorchLatentAttention(TorchAttention):
-    """One layer's latent attention: the cache has one row for all heads, and queries meet it absorbed."""
+    """One layer's latent attention: the cache has one row for all heads, and queries meet it absorbed.
+
+    up: the matrices by head that make keys and values of the latent row.
+    """
+
+    op: LatentAttention
 
     def __init__(self, op: LatentAttention, kernels: Kernels, weights: Weights) -> None:
+        self.op = op
         self.kernels = kernels
         self.layer = op.layer
         self.scoring = Scored(op.scoring.scale, op.scoring.cap)
-        self.rope = op.rotary
-        self.sizes = [op.q_rows, op.rank, op.rope_size]
-        self.head_sizes = [op.nope_size, op.rope_size]
-        self.names = (op.down.name, "" if op.q_up is None else op.q_up.name, op.out.name)
-        self.norm = norm(op.norm, kernels, weights)
+        self.norm, self.q_norm, self.kv_norm = (norm(one, kernels, weights) for one in (op.norm, op.q_norm, op.kv_norm))
         self.down = linear(weights, op.down)
-        self.q_norm = norm(op.q_norm, kernels, weights)
         self.q_up = None if op.q_up is None else linear(weights, op.q_up)
-        self.kv_norm = norm(op.kv_norm, kernels, weights)
-        self.k_up, self.v_up = (linear(weights, one).split(op.heads) for one in (op.k_up, op.v_up))
+        self.up = [linear(weights, one).split(op.heads) for one in (op.k_up, op.v_up)]
         self.out = linear(weights, op.out)
         self.after = _after(op, kernels, weights)
 
     def added(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
         """[T, width] -> [T, width]: what the op adds to the residual stream."""
-        batch, tap, view = state.batch, state.tap, state.store.view(self.layer)
+        batch, tap, view, op = state.batch, state.tap, state.store.view(self.layer), self.op
         normed = self.norm(x)
         tap(Site.ATTENTION_INPUT, self.layer, normed)
-        projected = state.linear(self.kernels, normed, self.down, self.names[0])
-        q, latent, part = torch.split(projected, self.sizes, -1)
-        if self.q_up is not None:
-            q = state.linear(self.kernels, self.q_norm(q), self.q_up, self.names[1])
-        heads = q.reshape(len(x), -1, sum(self.head_sizes))  # [T, H, nope + rope]
-        still, turning = torch.split(heads, self.head_sizes, -1)
-        absorbed = self._by_head(still, self.k_up)  # [T, H, R]
+        projected = state.linear(self.kernels, normed, self.down, op.down.name)
+        q, latent, part = torch.split(projected, [op.q_rows, op.rank, op.rope_size], -1)
+        if self.q_up is not None and op.q_up is not None:
+            q = state.linear(self.kernels, self.q_norm(q), self.q_up, op.q_up.name)
+        heads = q.reshape(len(x), op.heads, -1)  # [T, H, nope + rope]
+        still, turning = torch.split(heads, [op.nope_size, op.rope_size], -1)
+        absorbed = self._by_head(still, self.up[0])  # [T, H, R]
         rows = torch.cat((absorbed, self._rotated(turning, state)), -1)  # [T, H, R + rope]
         tap(Site.QUERY, self.layer, rows)
         sink_part = self._rotated_for_sinks(turning, view, state)
@@ -171,8 +176,8 @@ class TorchLatentAttention(TorchAttention):
         self.kernels.store(view, batch.slots, key, latent)
         mixed = self.kernels.attention(rows, view, batch.chunks, self.scoring, sink_rows)  # [T, H, R]
         tap(Site.MIXED, self.layer, mixed)
-        values = self._by_head(mixed, self.v_up).flatten(1)  # [T, H x value]
-        return self.after(state.linear(self.kernels, values, self.out, self.names[2]))  # [T, width]
+        values = self._by_head(mixed, self.up[1]).flatten(1)  # [T, H x value]
+        return self.after(state.linear(self.kernels, values, self.out, op.out.name))  # [T, width]
 
     def _by_head(self, x: torch.Tensor, weights: Sequence[Linear]) -> torch.Tensor:
         """[T, H, in] -> [T, H, out], each head by a matrix of its own."""

@@ -14,7 +14,7 @@ import numpy
 import torch
 
 from tokenwright.backends.layout import format_of
-from tokenwright.backends.native.kernels import find_kernels
+from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.packed import LANES, Packed
 from tokenwright.checkpoints.files.atomic_write import draft_file, sweep
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults

@@ -15,7 +15,7 @@ import torch
 
 from tokenwright.backends.adapters import Update
 from tokenwright.backends.layout import Weights, empty_weights
-from tokenwright.backends.native.kernels import find_kernels
+from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.packed import LANES, Packed
 from tokenwright.checkpoints.families.family import TensorSource
 from tokenwright.checkpoints.files.hub import WEIGHTS

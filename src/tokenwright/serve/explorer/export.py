@@ -14,7 +14,7 @@ from tokenwright.serve.explorer.inside import in_parts
 from tokenwright.serve.explorer.player import Player
 from tokenwright.serve.http.api import unless_gone
 from tokenwright.serve.http.reply_text import dumps_in_parts
-from tokenwright.trace.export import chrome_trace
+from tokenwright.trace.chrome_trace import chrome_trace
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.llm.run_halves import RunHalf

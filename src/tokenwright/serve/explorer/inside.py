@@ -57,7 +57,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
 
     @app.get("/runs/{identity}/block", **HIDDEN)
     def block(identity: str, step: int, layer: int, position: int | None = None) -> BlockView:
-        from tokenwright.trace import inside  # with torch
+        from tokenwright.trace import block_view  # with torch
 
         run = watched(identity)
         last = run.last_position(step)
@@ -65,7 +65,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
         if not 0 <= at <= last:
             raise RequestError(f"position must be from 0 to {last}: later tokens are not computed at step {step + 1}")
         run.check(layer, 0)
-        return run.look(lambda replay, text: inside.block(replay, text, at, layer), at)
+        return run.look(lambda replay, text: block_view.block(replay, text, at, layer), at)
 
     @app.get("/runs/{identity}/lens", **HIDDEN)
     def lens(identity: str, step: int) -> LensCard:

@@ -42,7 +42,7 @@ class AnswerBody(Strict):
     answer: Annotated[dict[Annotated[str, Field(max_length=40)], int | float | Text], names(16)]
 
 
-class ScoreBody(Strict):
+class LossesBody(Strict):
     """POST /learn/score: the ids of a text."""
 
     ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], many(MOST_TEXT, 2)]
@@ -129,7 +129,7 @@ def add(app: FastAPI, explorer: Explorer) -> Desk:
         return await unless_gone(request, desk.do(lambda work: asked.check(work, answer)))
 
     @app.post("/learn/score", **HIDDEN)
-    async def score(request: Request, body: Annotated[ScoreBody, reads(ScoreBody)]) -> Losses:
+    async def score(request: Request, body: Annotated[LossesBody, reads(LossesBody)]) -> Losses:
         def scored(work: CheckWork) -> Losses:
             size = explorer.llm.config.vocab_size
             if max(body.ids) >= size:

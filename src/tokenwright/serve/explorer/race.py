@@ -28,7 +28,7 @@ from tokenwright.serve.service.types import Busy
 from tokenwright.trace.messages.race import RaceCard, RaceEnd, RaceStep
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
-    from tokenwright.bench.race import Race
+    from tokenwright.bench.lanes import Race
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class _Prepared:
 
 def _prepared(explorer: Explorer, body: NewRace) -> _Prepared:
     """Raises what `Explorer.begin` raises."""
-    from tokenwright.bench.race import Race
+    from tokenwright.bench.lanes import Race
 
     names = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "ignore_eos")
     params = explorer.llm.sampling(**{name: getattr(body, name) for name in names})

@@ -47,12 +47,29 @@ class TokenLogprob(TopLogprobReply):
     top_logprobs: list[TopLogprobReply]
 
 
+class ModelState(Reply):
+    """A model of a server of several. requests: in it now. reason: why it could not be read the last time."""
+
+    name: str
+    state: str
+    requests: int
+    bytes: int
+    loaded_bytes: int = absent()
+    total_bytes: int = absent()
+    reason: str = absent()
+
+
 class Health(Reply):
-    """The reply of /health. reason: why it is not well."""
+    """The reply of /health. reason: why it makes no tokens. progress: the share of the model that is read.
+
+    models: of a server of several.
+    """
 
     status: str
     version: str = absent()
     reason: str = absent()
+    progress: float = absent()
+    models: list[ModelState] = absent()
 
 
 class Ready(Reply):

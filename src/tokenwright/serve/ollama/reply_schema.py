@@ -7,17 +7,17 @@ from typing import Literal
 from tokenwright.serve.http.reply_schema import Json, Reply, TimingsReply, TokenLogprob, absent
 
 
-class OllamaFunction(Reply):
+class OllamaReplyFunction(Reply):
     name: str
     arguments: Json
 
 
 class OllamaCall(Reply):
     id: str
-    function: OllamaFunction
+    function: OllamaReplyFunction
 
 
-class OllamaMessage(Reply):
+class OllamaReplyMessage(Reply):
     role: Literal["assistant"]
     content: str
     thinking: str = absent()
@@ -47,7 +47,7 @@ class OllamaAnswer(Reply):
 class OllamaChat(OllamaAnswer):
     """The reply of /api/chat."""
 
-    message: OllamaMessage
+    message: OllamaReplyMessage
 
 
 class OllamaGenerated(OllamaAnswer):
@@ -126,6 +126,12 @@ class OllamaCard(Reply):
     model_info: dict[str, str | int]
     capabilities: list[Literal["completion", "tools", "thinking"]]
     modified_at: str
+
+
+class OllamaStatus(Reply):
+    """The reply of /api/pull."""
+
+    status: str
 
 
 class OllamaVersion(Reply):

@@ -389,8 +389,12 @@ class Lines:
     def take(self, delta: Delta) -> Iterator[Line]:
         """The lines of a delta, but for its end."""
         self._answer.add(delta)
-        if delta.text or delta.reasoning or delta.tokens:
-            yield self._line(delta.text, delta.reasoning, (), delta.tokens)
+        thoughts = delta.reasoning
+        if thoughts and delta.text:  # many clients read only one field of a line
+            yield self._line("", thoughts, (), ())
+            thoughts = ""
+        if delta.text or thoughts or delta.tokens:
+            yield self._line(delta.text, thoughts, (), delta.tokens)
         complete = len(self._answer.tool_calls) - (0 if delta.finish else 1)
         if complete > self._sent:
             ready, self._sent = self._answer.tool_calls[self._sent : complete], complete

@@ -180,8 +180,11 @@ class Chunks:
         if first:
             lines.append(self.chat_choice(delta.choice, '{"role":"assistant","content":""}'))
         parts = []
-        if delta.reasoning:
-            parts.append(f'"reasoning_content":{dumps(delta.reasoning)}')
+        thoughts = f'"reasoning_content":{dumps(delta.reasoning)}' if delta.reasoning else ""
+        if thoughts and (delta.text or delta.tool_calls):  # many clients read only one field of a chunk
+            lines.append(self.chat_choice(delta.choice, "{" + thoughts + "}"))
+        elif thoughts:
+            parts.append(thoughts)
         if delta.text:
             parts.append(f'"content":{dumps(delta.text)}')
         if delta.tool_calls:

@@ -178,7 +178,7 @@ class ScoredUsage(RerankUsage):
     completion_tokens: Literal[0]
 
 
-class Scored(Reply):
+class ScoreReply(Reply):
     """The reply of /v1/score, in the order of the pairs."""
 
     id: str

@@ -46,14 +46,14 @@ from tokenwright.serve.openai.responses_bodies import (
     NamedChoice,
     OutputText,
     Reasoning,
-    RefusalPart,
     ResponseAllowedChoice,
     ResponseFunctionTool,
     ResponseJsonSchema,
     ResponseMessage,
+    ResponsesRefusalPart,
 )
 from tokenwright.serve.openai.responses_output import Envelope, Event, ResponseOutput, functions_of
-from tokenwright.serve.openai.stored_responses import Stored, StoredResponses, answer_of, read_arguments
+from tokenwright.serve.openai.stored_responses import StoredResponse, StoredResponses, answer_of, read_arguments
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Answer, Delta, GenerationRequest, Problem, Tool, ToolCallDelta, ToolMode
@@ -117,7 +117,7 @@ class Responses:
                 before = [message for message in before if message["role"] not in ("system", "developer")]
         return await off_loop(request, lambda: prompt_of(body, before))
 
-    def _stored(self, request: Request, identity: str, param: str | None = None) -> Stored:
+    def _stored(self, request: Request, identity: str, param: str | None = None) -> StoredResponse:
         found = self.stored.get(about(request).caller.key, identity)
         if found is None:
             why = f"there is no response {shown(identity)} here: it was not stored, or is forgotten; send its input"
@@ -369,8 +369,8 @@ class _Turn:
         return self._own
 
 
-def text_of(content: str | Iterable[InputText | OutputText | RefusalPart]) -> str:
+def text_of(content: str | Iterable[InputText | OutputText | ResponsesRefusalPart]) -> str:
     """The text of a message's content."""
     if isinstance(content, str):
         return content
-    return "\n".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
+    return "\n".join(part.refusal if isinstance(part, ResponsesRefusalPart) else part.text for part in content)

@@ -42,12 +42,12 @@ class OutputText(Body):
     text: Text
 
 
-class RefusalPart(Body):
+class ResponsesRefusalPart(Body):
     type: Literal["refusal"]
     refusal: Text
 
 
-Part = Annotated[InputText | OutputText | RefusalPart, Field(discriminator="type")]
+Part = Annotated[InputText | OutputText | ResponsesRefusalPart, Field(discriminator="type")]
 InputParts = Annotated[list[InputText], many(MOST_PARTS)]
 
 

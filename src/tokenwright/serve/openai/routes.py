@@ -27,9 +27,9 @@ from tokenwright.serve.http.replying import started
 from tokenwright.serve.http.sse import DONE, Streamed
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Problems, Sampling
 from tokenwright.serve.openai.generation_request import chat_wanted, completion_wanted
-from tokenwright.serve.openai.relevance import RERANK, SCORE
 from tokenwright.serve.openai.replies import Chunks, Names, Offsets, Tokens, error_body, finish_of, message_of, usage_of
 from tokenwright.serve.openai.reply_schema import ChatCompletion, TextCompletion
+from tokenwright.serve.openai.rerank import RERANK, SCORE
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.multi_prompt import Several, gathered
 from tokenwright.serve.service.service import Service

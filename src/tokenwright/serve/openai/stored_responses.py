@@ -18,7 +18,7 @@ AGE_S = 24 * 3600.0  # after which a response is forgotten
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredResponse:
     """A response, and the conversation up to it. messages: as the service reads them, its answer included."""
 
     response: Json
@@ -34,7 +34,7 @@ class StoredResponses:
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._clock = clock
-        self._kept: OrderedDict[tuple[str, str], Stored] = OrderedDict()  # by key and id, the oldest first
+        self._kept: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()  # by key and id, the oldest first
         self.nbytes = 0
 
     def add(self, key: str, response: Json, items: list[Json], messages: list[Json]) -> None:
@@ -43,12 +43,12 @@ class StoredResponses:
         if nbytes > self._most:
             return
         self.remove(key, response["id"])
-        self._kept[key, response["id"]] = Stored(response, items, messages, nbytes, self._clock())
+        self._kept[key, response["id"]] = StoredResponse(response, items, messages, nbytes, self._clock())
         self.nbytes += nbytes
         while self.nbytes > self._most:
             self._forget(next(iter(self._kept)))
 
-    def get(self, key: str, identity: str) -> Stored | None:
+    def get(self, key: str, identity: str) -> StoredResponse | None:
         """A response of this key; None if it was never kept, or is forgotten."""
         self._expire()
         return self._kept.get((key, identity))

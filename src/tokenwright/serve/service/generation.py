@@ -32,10 +32,71 @@ _FINISH: dict[FinishReason, Finish] = {
 }
 
 
+class GenerationClock:
+    """The tokens of a request and their times. asked: when it came. times: of the first and of the last token."""
+
+    def __init__(self, asked: float) -> None:
+        self.asked = asked
+        self.written = 0
+        self.times: list[float] = []
+        self.ended: float | None = None
+
+    def add(self, delivery: Delivery) -> None:
+        """Count a step's tokens."""
+        written = self.written
+        for event in delivery.events:
+            if type(event) is Token:
+                self.written += 1
+        if self.written > written:
+            self.times[1:] = (delivery.time,)
+        if delivery.ended:
+            self.ended = delivery.time
+
+
+class ReaderPause:
+    """Pauses a request whose reader does not keep up. given_up: it was paused for too long, and was ended.
+
+    seconds: that it may be paused in all; None: no limit.
+    """
+
+    def __init__(self, handle: RequestHandle, seconds: float | None) -> None:
+        self.on = False
+        self.given_up = False
+        self._handle = handle
+        self._left_s = seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Pause the request."""
+        self.on = True
+        self._handle.pause()
+        if self._left_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._left_s, self._give_up)
+
+    def end(self) -> None:
+        """Resume it."""
+        self.on = False
+        self._handle.resume()
+        if self._left_s is not None:
+            self._left_s = self.stop()
+
+    def stop(self) -> float:
+        """Stop the time; returns the seconds that were left."""
+        timer, self._timer = self._timer, None
+        if timer is None:
+            return 0.0
+        timer.cancel()
+        return max(0.0, timer.when() - asyncio.get_running_loop().time())
+
+    def _give_up(self) -> None:
+        """Free the request's place in the engine."""
+        self.given_up = True
+        self._handle.cancel()
+
+
 class Generation:
     """One request in the engine. Iterate over it for the deltas of each step; or `await answers()` for whole texts.
 
-    prompt_ids, prompt_text: the prompt as the model reads it; params: with the defaults filled in and the seed drawn.
     asked: the time of the server's clock at which the request came. reader_s: seconds that the request may be paused in
     all for a reader that does not keep up; None: no limit.
     """
@@ -48,73 +109,52 @@ class Generation:
         asked: float,
         reader_s: float | None = None,
     ) -> None:
-        self.prompt_ids = prepared.request.prompt
-        self.prompt_text = prepared.text
-        self.params: SamplingParams = prepared.request.params
         self._prepared = prepared
         self._handle = handle
         self._transcript = transcript
-        self.asked = asked
+        self._clock = GenerationClock(asked)
         self._deliveries: deque[Delivery] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._readers: dict[int, OutputParser] = {}
         self._finished: dict[int, Finish | Literal["abort"]] = {}  # by the number of the text
-        self._written = 0
-        self._times: list[float] = []  # of the first and the last token
-        self._ended: float | None = None
-        self._paused = False
-        self._reader_s = reader_s
-        self._reader_timer: asyncio.TimerHandle | None = None  # while it is paused
-        self._given_up = False  # the reader was too slow
+        self._pause = ReaderPause(handle, reader_s)
         self._left = False
         self._whole = False  # nobody reads before the end
 
     def feed(self, delivery: Delivery) -> None:
         """Take a step's events, in the event loop."""
         self._deliveries.append(delivery)
-        written = self._written
-        for event in delivery.events:
-            if type(event) is Token:
-                self._written += 1
-        if self._written > written:
-            self._times[1:] = (delivery.time,)
-        if delivery.ended:
-            self._ended = delivery.time
+        self._clock.add(delivery)
         if self._waiter is not None and not self._waiter.done():
             if not self._whole or delivery.ended or len(self._deliveries) >= AT_ONCE:
                 self._waiter.set_result(None)
-        elif len(self._deliveries) >= MOST_UNREAD and not self._paused:
-            self._pause()
+        elif len(self._deliveries) >= MOST_UNREAD and not self._pause.on:
+            self._pause.begin()
 
-    def _pause(self) -> None:
-        self._paused = True
-        self._handle.pause()
-        if self._reader_s is not None:
-            self._reader_timer = asyncio.get_running_loop().call_later(self._reader_s, self._give_up)
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The prompt's ids, as the model reads them."""
+        return self._prepared.request.prompt
 
-    def _resume(self) -> None:
-        self._paused = False
-        self._handle.resume()
-        if self._reader_s is not None:
-            self._reader_s = self._stop_timer()
+    @property
+    def prompt_text(self) -> str:
+        """The prompt's text, as the model reads it."""
+        return self._prepared.text
 
-    def _stop_timer(self) -> float:
-        """Returns the seconds that were left."""
-        timer, self._reader_timer = self._reader_timer, None
-        if timer is None:
-            return 0.0
-        timer.cancel()
-        return max(0.0, timer.when() - asyncio.get_running_loop().time())
+    @property
+    def params(self) -> SamplingParams:
+        """The parameters, with the defaults filled in and the seed drawn."""
+        return self._prepared.request.params
 
-    def _give_up(self) -> None:
-        """The request was paused for too long: free its place in the engine."""
-        self._given_up = True
-        self._handle.cancel()
+    @property
+    def asked(self) -> float:
+        """When the request came, in seconds of the server's clock."""
+        return self._clock.asked
 
     def cancel(self) -> None:
         """End the request, in whatever state it is; its pages are free after the step under way."""
         self._left = True
-        self._stop_timer()
+        self._pause.stop()
         self._handle.cancel()
 
     @property
@@ -135,7 +175,7 @@ class Generation:
                 if self._transcript.ended:
                     self._transcript.check()
                     if self._aborted and not self._left:
-                        if self._given_up:
+                        if self._pause.given_up:
                             raise Unread
                         raise NotReady(ENDING)
                     raise StopAsyncIteration
@@ -177,7 +217,7 @@ class Generation:
         """Tokens so far."""
         return TokenCounts(
             prompt=len(self.prompt_ids),
-            completion=self._written,
+            completion=self._clock.written,
             cached=self._handle.sequence.counts.prefix_hit,
             reasoning=sum(reader.reasoning_tokens for reader in self._readers.values()),
             truncated=self._prepared.truncated,
@@ -188,7 +228,7 @@ class Generation:
         """How many log-probabilities the reply has, of the prompt and of all texts so far."""
         params, found = self.params, 0
         if params.logprobs is not None:
-            found += self._written * (1 + params.logprobs)
+            found += self._clock.written * (1 + params.logprobs)
         if params.prompt_logprobs is not None:
             found += len(self.prompt_ids) * (1 + params.prompt_logprobs)
         return found
@@ -200,8 +240,8 @@ class Generation:
     @property
     def moments(self) -> tuple[float, float, float]:
         """The times of its first step, its first token and its last; for one that has not come: its end, or now."""
-        end = self._ended or time.perf_counter()
-        first, last = (self._times[0], self._times[-1]) if self._times else (end, end)
+        clock, end = self._clock, self._clock.ended or time.perf_counter()
+        first, last = (clock.times[0], clock.times[-1]) if clock.times else (end, end)
         return self._handle.started or end, first, last
 
     @property
@@ -219,8 +259,8 @@ class Generation:
                     self._push(piece, deltas)
             if delivery.ended or any(type(event) is Finished for event in delivery.events):
                 self._end_texts(deltas, delivery.ended)
-        if self._paused:
-            self._resume()
+        if self._pause.on:
+            self._pause.end()
         return [delta for its in deltas.values() for delta in its if _says_something(delta)]
 
     def _push(self, piece: Piece, deltas: Deltas) -> None:

@@ -5,14 +5,23 @@ No label has a value that a client chooses. Nothing is recorded per token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import platform
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tokenwright.serve.service.types import NotReady, Problem, Timings, TokenCounts
+import tokenwright
+from tokenwright.serve.service.types import Problem, Timings, TokenCounts
 
 if TYPE_CHECKING:
     from tokenwright.serve.service.service import Service
@@ -26,7 +35,9 @@ class Metrics:
     """The metrics of one server, in a registry of its own."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series beside each, which nothing asks for
         self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         self._ended = Counter("tokenwright_requests", "Requests that ended", ["outcome"], registry=registry)
         self._refused = Counter("tokenwright_rejections", "Requests that were refused", ["reason"], registry=registry)
         self._ignored = Counter("tokenwright_ignored_fields", "Unknown fields of bodies, left out", registry=registry)
@@ -44,9 +55,9 @@ class Metrics:
             registry=registry,
         )
 
-    def watch(self, service: Service) -> None:
-        """Read the service's gauges from now on."""
-        self.registry.register(_Gauges(service))
+    def watch(self, services: Callable[[], Sequence[Service]]) -> None:
+        """Read the gauges of the services that there are, summed up, from now on."""
+        self.registry.register(_Gauges(services))
 
     def ended(self, outcome: str, counts: TokenCounts, timings: Timings) -> None:
         """A request has left the engine. outcome: "finished", "cancelled" or "failed"."""
@@ -81,22 +92,43 @@ def _seconds(name: str, about: str, registry: CollectorRegistry) -> Histogram:
 
 
 class _Gauges(Collector):
-    """What the service and the engine hold at this moment."""
+    """What the services and their engines hold at this moment."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, services: Callable[[], Sequence[Service]]) -> None:
+        self._services = services
 
     def collect(self) -> Iterator[Metric]:
-        service = self._service
-        yield _gauge("requests_waiting", "Requests in the queue before the engine", service.admission.waiting)
-        yield _gauge("requests_running", "Requests in the engine", service.running)
-        try:
-            pool = service.host.llm.engine.pool
-        except NotReady:
+        services = self._services()
+        yield _info("build", "The program", version=tokenwright.__version__, python=platform.python_version())
+        waiting, running = sum(one.admission.waiting for one in services), sum(one.running for one in services)
+        yield _gauge("requests_waiting", "Requests in the queue before the engine", waiting)
+        yield _gauge("requests_running", "Requests in the engine", running)
+        ready = [one for one in services if one.host.loading.phase == "ready"]
+        if not ready:
             return
-        yield _gauge("pages", "Pages of the KV cache", pool.pages)
-        yield _gauge("pages_cached", "Pages without a request, whose K and V can be found again", pool.cached)
-        yield _gauge("pages_available", "Pages that requests can take, cached ones included", pool.available)
+        yield _models(ready)
+        pools = [one.host.llm.engine.pool for one in ready]
+        pages, available = sum(pool.pages for pool in pools), sum(pool.available for pool in pools)
+        cached = sum(pool.cached for pool in pools)
+        yield _gauge("pages", "Pages of the KV cache", pages)
+        yield _gauge("pages_cached", "Pages without a request, whose K and V can be found again", cached)
+        used = 1 - available / pages if pages else 0.0
+        yield _gauge("kv_usage_ratio", "The share of the KV cache that requests hold", used)
+        yield _gauge("pages_available", "Pages that requests can take, cached ones included", available)
+
+
+def _models(services: Sequence[Service]) -> InfoMetricFamily:
+    """What is served: a sample for each model."""
+    found = InfoMetricFamily("tokenwright_model", "The model that is served", labels=("served", "model"))
+    for service in services:
+        llm = service.host.llm
+        about = {"context": str(llm.context), "weight_bytes": str(llm.weight_bytes)}
+        found.add_metric((service.names[0], service.host.name), about)
+    return found
+
+
+def _info(name: str, about: str, **labels: str) -> InfoMetricFamily:
+    return InfoMetricFamily(f"tokenwright_{name}", about, value=labels)
 
 
 def _gauge(name: str, about: str, value: float) -> GaugeMetricFamily:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -66,6 +67,7 @@ class ModelHost:
 
     def __init__(self, name: str, load: Load) -> None:
         self.name = name
+        self.created = int(time.time())
         self.loading = Loading("loading", 0, 0, "")
         self.settled = threading.Event()  # the model is ready, or cannot be read
         self.failure: Exception | None = None  # why it cannot be

@@ -71,7 +71,7 @@ class Preprocessor:
 
     def __init__(self, llm: LLM) -> None:
         from tokenwright.llm.input_processor import QUICK_PROMPT  # with torch
-        from tokenwright.text.infill import Infill
+        from tokenwright.text.fill_in_middle import Infill
 
         self._infill = Infill(llm.tokenizer)
         self._llm = llm

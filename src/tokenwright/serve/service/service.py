@@ -15,16 +15,26 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from tokenwright.engine import Failed, Finished, FinishReason, Request, SamplingParams, Token
+from tokenwright.engine import Failed, Finished, FinishReason, Request
 from tokenwright.engine.loop import AsyncListener, Delivery, RequestHandle
-from tokenwright.errors import EngineError
 from tokenwright.serve.service.admission import Admission, AdmissionSlot
 from tokenwright.serve.service.generation import Generation
+from tokenwright.serve.service.health import EngineHealth
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import ModelHost
+from tokenwright.serve.service.opening import Opened, Opening
 from tokenwright.serve.service.preprocess import Prepared, Preprocessor, check
 from tokenwright.serve.service.quota import Quota
-from tokenwright.serve.service.types import ENDING, GenerationRequest, Late, NotReady, Problem, problem_of
+from tokenwright.serve.service.types import (
+    ENDING,
+    Caller,
+    GenerationRequest,
+    Late,
+    ListedModel,
+    NotReady,
+    Problem,
+    problem_of,
+)
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
@@ -32,10 +42,6 @@ if TYPE_CHECKING:  # torch is loaded with the model, not with the server
 T = TypeVar("T")
 
 AHEAD = 8  # sequences beyond those that the engine runs at once: they are prepared while others run
-READY_S = 60.0  # a request waits so long for a model that is still being read
-PROBE_S = 20.0  # the engine is well if it has made a token within this time, or makes one now
-FRESH_S = 1.0  # a token that was made within this time proves it without a question
-SOON_S = 0.2  # so long does a proof that is that old wait for a new one
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +75,36 @@ class Service:
         self.metrics = metrics or Metrics()
         self.names = tuple(names)
         self.limits = limits or ServiceLimits()
-        self.created = int(time.time())
         self.draining = False
         self.admission = Admission(1, self.limits.queue, self.limits.keys)
         # Texts that are only read. One thread stays free for the prompts of those that generate.
         self.reading = Admission(max(1, self.limits.threads - 1), self.limits.queue, self.limits.keys)
         self._running: dict[RequestHandle, _Running] = {}
-        self._preparer: Preprocessor | None = None
-        self._listener: AsyncListener | None = None
         self._threads = ThreadPoolExecutor(self.limits.threads, "tokenwright requests")
-        self._token_at = -PROBE_S  # the last time that the engine delivered anything
-        self._probing: asyncio.Task[None] | None = None
-        self._probe_failed = False
-        self._opening: asyncio.Task[None] | None = None
         # Requests that wait for the model: at most as many as the queue takes, and one that would be in the engine.
-        self.arriving = Quota(1 + self.limits.queue, self.limits.keys)
+        self._opening = Opening(self._open, Quota(1 + self.limits.queue, self.limits.keys))
+        self._health = EngineHealth(self._probe)
         self._stopped = False
+
+    @property
+    def created(self) -> int:
+        """When the server was started, in seconds of Unix time: what clients are told as the model's age."""
+        return self.host.created
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the model cannot be read, which ends the server."""
+        return self.host.failure
+
+    def listed(self, caller: Caller) -> list[ListedModel]:  # noqa: ARG002  (keys name models where there are several)
+        """The names of the model."""
+        context = self.host.llm.context if self.ready else None
+        return [ListedModel(name, self.host.name, context) for name in self.names]
+
+    @property
+    def pending(self) -> int:
+        """Requests that have not ended."""
+        return self.running + self.admission.waiting
 
     @property
     def ready(self) -> bool:
@@ -98,38 +118,28 @@ class Service:
         """
         if self.draining and not taken:
             raise NotReady(ENDING)
-        if self._preparer is None:
-            if not taken and not self.arriving.fits(key):
-                raise self.admission.busy(self.arriving.used)
-            if self._opening is None or self._opening.done():
-                self._opening = asyncio.create_task(self._open())
-                self._opening.add_done_callback(_heard)
-            self.arriving.add(key)
-            try:
-                async with asyncio.timeout(READY_S):
-                    await asyncio.shield(self._opening)
-            except TimeoutError:
-                raise NotReady from None
-            finally:
-                self.arriving.remove(key)
+        if not self._opening.done:
+            waiting = self._opening.waiting
+            if not taken and not waiting.fits(key):
+                raise self.admission.busy(waiting.used)
+            await self._opening.wait(key)
         return self.host.llm
 
-    async def _open(self) -> None:
+    async def _open(self) -> Opened:
         """Wait for the model and make what requests of it need, once for all of them. Raises NotReady."""
         while not self.host.settled.is_set():
             await asyncio.sleep(0.01)
             if self._stopped:
                 raise NotReady(ENDING)
         llm = self.host.llm
-        self._listener = AsyncListener(asyncio.get_running_loop(), self._receive)
         self.admission.places = llm.options.max_sequences + AHEAD
-        self._preparer = await self.in_thread(lambda: Preprocessor(llm))
+        listener = AsyncListener(asyncio.get_running_loop(), self._receive)
+        return Opened(await self.in_thread(lambda: Preprocessor(llm)), listener)
 
     async def preparer(self, key: str = "", *, taken: bool = False) -> Preprocessor:
         """What renders and tokenises. Raises as `opened` does."""
         await self.opened(key, taken=taken)
-        assert self._preparer is not None, "an opened model has one"
-        return self._preparer
+        return self._opening.opened.preparer
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Run what takes time (tokenising, templates, grammars) in one of the service's threads."""
@@ -182,8 +192,9 @@ class Service:
 
     def full(self, key: str) -> Problem | None:
         """Why no request of this key can be taken now, whatever it asks for: the queue is full; None: it is not."""
-        if self.admission.full(key) or not self.arriving.fits(key):
-            return problem_of(self.admission.busy(self.arriving.used))
+        waiting = self._opening.waiting
+        if self.admission.full(key) or not waiting.fits(key):
+            return problem_of(self.admission.busy(waiting.used))
         return None
 
     async def count(self, wanted: GenerationRequest) -> int:
@@ -194,21 +205,19 @@ class Service:
         return len(ids)
 
     def _submit(self, prepared: Prepared, place: AdmissionSlot, asked: float) -> Generation:
-        assert self._listener is not None, "an opened model has one"
         llm = self.host.llm
-        [handle] = llm.submit([prepared.request], self._listener)
+        [handle] = llm.submit([prepared.request], self._opening.opened.listener)
         generation = Generation(handle, llm.transcript(handle), prepared, asked, self.limits.reader_s)
         self._running[handle] = _Running(generation, place)
         return generation
 
     def _receive(self, deliveries: list[Delivery]) -> None:
         """A step's events of all requests, in the event loop."""
-        if any(type(event) is Token for delivery in deliveries for event in delivery.events):
-            self._token_at = time.monotonic()
+        self._health.add(deliveries)
         for delivery in deliveries:
             running = self._running.get(delivery.handle)
             if running is None:  # a probe of `healthy`
-                self._probe_failed |= any(type(event) is Failed for event in delivery.events)
+                self._health.add_probe(delivery)
                 continue
             running.generation.feed(delivery)
             if delivery.ended:
@@ -230,39 +239,15 @@ class Service:
     async def healthy(self) -> None:
         """Prove that a token can be made. Raises NotReady while the model loads, EngineError if the engine makes none.
 
-        A busy engine proves it by the tokens that it makes; an idle one makes one token more. One that is in a long
-        step is well for PROBE_S seconds after its last token.
+        See `EngineHealth.prove`.
         """
-        llm = self.host.llm
-        llm.check()
-        silent_s = time.monotonic() - self._token_at
-        if silent_s < FRESH_S:
-            return
-        if self._probing is None or self._probing.done():
-            self._probing = asyncio.create_task(self._probe())
-            self._probing.add_done_callback(_heard)
-        try:
-            async with asyncio.timeout(SOON_S if silent_s < PROBE_S else None):
-                await asyncio.shield(self._probing)
-        except TimeoutError:
-            return
+        self.host.llm.check()
+        await self._health.prove()
 
-    async def _probe(self) -> None:
-        before, self._probe_failed = self._token_at, False
-        await self.opened()
-        assert self._listener is not None, "an opened model has one"
-        request = Request((0,), SamplingParams(temperature=0.0, max_tokens=1), share=False)
-        [handle] = self.host.llm.submit([request], self._listener)
-        try:
-            async with asyncio.timeout(PROBE_S):
-                while self._token_at == before:
-                    if self._probe_failed:
-                        raise EngineError("the engine has failed to make a token; its log says why")
-                    await asyncio.sleep(0.005)
-        except TimeoutError:
-            raise EngineError(f"the engine has made no token for {PROBE_S:g} s") from None
-        finally:
-            handle.cancel()
+    async def _probe(self, request: Request) -> RequestHandle:
+        llm = await self.opened()
+        [handle] = llm.submit([request], self._opening.opened.listener)
+        return handle
 
     def stop(self) -> None:
         """End every request now."""
@@ -275,12 +260,6 @@ class Service:
     def close(self) -> None:
         """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _heard(task: asyncio.Task[None]) -> None:
-    """Take a task's exception: perhaps nobody waits for it any more, and asyncio would complain."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _late(deadline_s: float | None) -> Late:

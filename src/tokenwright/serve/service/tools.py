@@ -213,6 +213,11 @@ class _CallParser:
             return text[end:]
         return text if self.phase == "done" else ""
 
+    def cut(self, delta: Delta) -> bool:
+        """The text has ended before the arguments: give the call without them. False if it has no name yet."""
+        match = _NAMED.match(self.raw)
+        return match is not None and not self._begin(match, delta) and self.phase == "arguments"
+
     def _head(self, text: str, delta: Delta) -> str:
         self.raw += text
         if match := _HEAD.match(self.raw):
@@ -256,6 +261,7 @@ class _CallParser:
             delta.tool_calls.append(part)
 
 
+_NAMED = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")[\s\S]*')
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
 
@@ -314,9 +320,14 @@ class _Calls:
 
     def finish(self, delta: Delta) -> None:
         if self._state == "call" and self._call.phase == "head":
-            self._say(self._form.mark + self._lead + self._call.raw, delta)
-        elif self._state == "open":
-            self._say(self._form.mark + self._held, delta)
+            if not self._form.mark:
+                self._say(self._lead + self._call.raw, delta)
+            elif self._call.cut(delta):
+                self._count = self._call.index + 1
+            elif self._call.phase == "bad":
+                self._say(self._form.mark + self._lead + self._call.raw, delta)
+        elif self._state == "open":  # a call of which nothing was written
+            return
         elif self._state != "after":
             self._say(self._held, delta)
 

@@ -36,13 +36,28 @@ class Caller:
     """The caller of a request. key: the name of its API key, "" without keys; requests share the engine fairly by it.
 
     salt: derived from the key by the server, so that the cached pages of different keys are never shared.
+    models: the names of those that the key may use; none: all.
     """
 
     key: str = ""
     salt: str = ""
+    models: frozenset[str] = frozenset()
+
+    def may_use(self, *names: str) -> bool:
+        """Whether the key may use the model of these names."""
+        return not self.models or not self.models.isdisjoint(names)
 
 
 NOBODY = Caller()  # where no keys are in use
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """A name in the list of a server's models. root: what the model itself is called. context: once it is loaded."""
+
+    name: str
+    root: str
+    context: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class AccessLog:
             if self.spans is not None:
                 self.spans.ended(scope, about, status or 499, began)
             if access.isEnabledFor(logging.INFO):
-                access.info("%s", _line(scope, about, status, size, time.perf_counter() - began))
+                access.info("%s", _line(scope, about, status or 499, size, time.perf_counter() - began))
 
     def _note(self, names: Iterable[str]) -> None:
         """Count the ignored fields, and log each name once."""

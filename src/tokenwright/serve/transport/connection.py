@@ -3,6 +3,9 @@
 Headers must arrive in time, nothing but a body may be long, and a client must read what it has asked for. Without these
 limits a client could hold connections, and memory for each, as long as it likes. The server notices that a client has
 closed its connection, also while it reads nothing from it.
+
+An offer to go on in another protocol than WebSocket, such as HTTP/2 (h2c), is ignored, and the request answered. A
+client of HTTP/1.0 gets no chunks: its connection ends with the reply.
 """
 
 from __future__ import annotations
@@ -22,7 +25,23 @@ MOST_UNREAD = 2**28  # bytes written for clients that have not read them, of all
 MOST_AROUND = 2**17  # bytes of a message around its body: request line, headers, trailers
 LOOK_S = 0.1  # seconds between two looks at whether a client is there from which nothing is read
 MOST_PER_BYTE = 8  # bytes around each byte of a body at most: a chunk of one has five
+FRAMING = (b"content-length", b"transfer-encoding")
 _GONE = select.POLLHUP | select.POLLERR | (select.POLLRDHUP if sys.platform == "linux" else 0)
+
+
+class _AnyLength(int):
+    """The bytes that a reply of unknown length may still have, where uvicorn counts them down to 0."""
+
+    def __lt__(self, other: int) -> bool:
+        return False
+
+    def __sub__(self, other: int) -> _AnyLength:
+        return self
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = int.__hash__
 
 
 class UnreadConnections:
@@ -69,8 +88,12 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
     _headers_timer: asyncio.TimerHandle | None = None
     _reading_timer: asyncio.TimerHandle | None = None
     _peer_timer: asyncio.TimerHandle | None = None
+    parser: Any  # httptools' or h11's
     _cycles: list[Any]  # uvicorn's, of the request under way and of those that came behind it
     _slow: UnreadConnections
+    _data = b""  # that is being read
+    _offered = False  # the message under way offers another protocol, and is not read to its end
+    _replaying = False  # the head of that message is read once more, without the offer
     _allowed = math.inf  # bytes that the message under way may have still; httptools' parser has no limit of its own
 
     def connection_made(self, transport: Any) -> None:
@@ -82,6 +105,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
     def data_received(self, data: bytes) -> None:
         before = self.cycle
         self._allowed -= len(data)
+        self._data = data
         super().data_received(data)
         if self.cycle is not before or self.transport.get_protocol() is not self:  # a request, or a WebSocket
             self._stop_timer()
@@ -94,15 +118,32 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
 
     def on_message_begin(self) -> None:
         """httptools: a message begins in the data that is being read."""
+        if self._replaying:
+            return
         self._allowed = MOST_AROUND
         super().on_message_begin()
 
+    def on_url(self, url: bytes) -> None:
+        """httptools: a part of the address."""
+        if not self._replaying:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """httptools: a header, or a trailer."""
+        if not self._replaying:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """httptools: a request."""
+        if self._replaying:
+            return
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is before:
             return  # it becomes a WebSocket
+        self._offered = self.parser.should_upgrade()
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _AnyLength()
         if before is None or before.response_complete:
             self._cycles.clear()
         self._cycles.append(self.cycle)
@@ -111,6 +152,27 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
         """httptools: a part of a body."""
         self._allowed += (1 + MOST_PER_BYTE) * len(body)
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """httptools: the end of a message. One with an offer ends at its headers, whatever its body is."""
+        if not self._offered:
+            super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """uvicorn: httptools has stopped at an offer of another protocol. Read the message on as if there were none."""
+        stopped = sys.exception()
+        if stopped is None:
+            return  # h11 reads on by itself
+        rest = self._data[stopped.args[0] :]
+        framing = [b"%s: %s\r\n" % one for one in self.headers if one[0] in FRAMING]
+        head = b"%s / HTTP/1.1\r\n%s\r\n" % (self.scope["method"].encode(), b"".join(framing))
+        self.parser = type(self.parser)(self)
+        self._offered, self._replaying = False, True
+        self.parser.feed_data(head)
+        self._replaying = False
+        if rest:
+            self._allowed += len(rest)
+            self.data_received(rest)
 
     @property
     def unread(self) -> int:

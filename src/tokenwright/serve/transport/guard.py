@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.http.api import About, close_reason
+from tokenwright.serve.http.api import About, ClientGone, close_reason
 from tokenwright.serve.service.quota import Quota
 from tokenwright.serve.service.types import Caller, Problem
 
@@ -81,19 +81,31 @@ class Throttle:
 
 
 class ApiKeys:
-    """The API keys of a server, as hashes; without keys none is demanded. Raises RequestError for one that is none."""
+    """The API keys of a server, as hashes; without keys none is demanded. Raises RequestError for one that is none.
+
+    A key may be followed by the names of the models that it may use: "KEY model,model".
+    """
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._callers: list[tuple[bytes, Caller]] = []
-        for key in dict.fromkeys(keys):
+        for line in dict.fromkeys(keys):
+            key, _, models = line.partition(" ")
             if len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key:
                 raise RequestError("an API key must be at least 8 visible ASCII characters; take one from a generator")
             digest = _digest(key)
             salt = hashlib.sha256(b"tokenwright prefix salt " + digest).hexdigest()
-            self._callers.append((digest, Caller(f"key-{digest.hex()[:8]}", salt)))
+            named = frozenset(name for name in models.replace(",", " ").split() if name)
+            self._callers.append((digest, Caller(f"key-{digest.hex()[:8]}", salt, named)))
+        if len({digest for digest, _ in self._callers}) < len(self._callers):
+            raise RequestError("an API key is given twice, with other models; write it once, with all of them")
 
     def __len__(self) -> int:
         return len(self._callers)
+
+    @property
+    def models(self) -> frozenset[str]:
+        """The models that keys name."""
+        return frozenset(name for _, caller in self._callers for name in caller.models)
 
     def caller(self, key: str | None) -> Caller | None:
         """The caller of a key; None: it is none of ours. Compares with all keys in constant time."""
@@ -109,7 +121,9 @@ def _digest(key: str) -> bytes:
 
 
 def read_keys(path: Path) -> list[str]:
-    """The keys of a file: one a line; empty lines and those that begin with # are comments. Raises RequestError."""
+    """The keys of a file: one a line, perhaps with the models that it may use; empty lines and those that begin with #
+    are comments. Raises RequestError.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -199,7 +213,9 @@ class Guard:
             return Problem(431, "size", f"the headers are more than {MOST_HEADERS}, or {MOST_HEADER_BYTES} bytes")
         hosts = _headers(scope, b"host")
         known = self.policy.hosts
-        if len(hosts) != 1 or (known is not None and hosts[0] not in known):
+        if not hosts and scope["http_version"] == "1.0":  # no browser, so no page of another name
+            hosts = [""]
+        elif len(hosts) != 1 or (known is not None and hosts[0] not in known):
             names = ", ".join(sorted(known or ())) or "one name"
             return Problem(403, "forbidden", f"this server answers as {names} only; open one of these")
         if origins := _headers(scope, b"origin"):
@@ -237,6 +253,8 @@ class Guard:
                 await self.app(scope, body.receive, send)
             else:
                 await self._refuse(scope, receive, send, problem)
+        except ClientGone:  # before its whole body has come: there is nothing to answer, and nobody to read it
+            return
         finally:
             self.bodies.remove(body.key, body.size)
 
@@ -283,7 +301,7 @@ class _Body:
         self._said = int(said[:20]) if said is not None and said.isdecimal() else 0
 
     async def read(self) -> Problem | None:
-        """Read it whole; returns why it is refused."""
+        """Read it whole; returns why it is refused. Raises ClientGone."""
         try:
             async with asyncio.timeout(BODY_S):
                 return await self._read([])
@@ -299,6 +317,8 @@ class _Body:
                 why = f"requests of {guard.bodies.used:,} bytes in all are being answered; try again in a second"
                 return Problem(429, "busy", why, retry_after_s=1)
             message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
             parts.append(message.get("body", b""))
             self.size += len(parts[-1])
             guard.bodies.add(self.key, len(parts[-1]))

@@ -11,16 +11,29 @@ import asyncio
 import socket
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from fastapi import FastAPI
 
-from tokenwright.serve.service.service import Service
 from tokenwright.serve.transport.connection import Connection
 from tokenwright.serve.transport.sockets import BACKLOG, repeated
 
 CANCELLED_S = 2  # after the drain's time: then uvicorn cancels what did not end, with a traceback
+
+
+class Drainable(Protocol):
+    """What a server asks of the service behind its app. draining: it takes no new requests."""
+
+    draining: bool
+
+    @property
+    def failure(self) -> Exception | None: ...
+
+    @property
+    def pending(self) -> int: ...
+
+    def stop(self) -> None: ...
 
 
 class Server(uvicorn.Server):
@@ -41,7 +54,7 @@ class Server(uvicorn.Server):
                 **options,
             )
         )
-        self._service: Service = app.state.service
+        self._service: Drainable = app.state.service
         self._said = said
         self._drain_s = drain_s
 
@@ -52,8 +65,8 @@ class Server(uvicorn.Server):
     def keep(self, listener: socket.socket) -> None:
         """Serve on a socket that listens, until a signal. Raises what keeps the model from being read."""
         self.run(sockets=[listener])
-        if self._service.host.failure is not None:
-            raise self._service.host.failure
+        if (failure := self._service.failure) is not None:
+            raise failure
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for what runs, and end it when its time is over."""
@@ -65,7 +78,7 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to end."""
-        return await super().on_tick(counter) or self._service.host.failure is not None
+        return await super().on_tick(counter) or self._service.failure is not None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: finish what runs; the second one: end now."""
@@ -76,7 +89,7 @@ class Server(uvicorn.Server):
             self._service.draining = True
             if not self._drain_s:
                 self._service.stop()
-            elif running := self._service.running + self._service.admission.waiting:
+            elif running := self._service.pending:
                 self._said(f"{running} request{'s' * (running > 1)} may finish; a second Ctrl-C ends what is left")
             self.should_exit = True
             return

@@ -1,0 +1,147 @@
+"""How `tokenwright chat` shows an answer while it is written: as it is, or as Markdown on a terminal.
+
+Markdown is drawn block by block. Blocks that are complete are printed once and scroll away; the one that is being
+written is drawn again as it grows, and only its last lines if it is taller than the terminal.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.segment import Segment
+
+from tokenwright.cli.terminal.output import write
+
+PAUSE = 0.08  # seconds between two drawings of the growing block
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_ITEM = re.compile(r"[-*+] |\d+[.)] ")  # of a list
+_MAYBE_ITEM = re.compile(r"[-*+]$|\d+[.)]?$")  # one more character decides
+
+
+class AnswerView(AbstractContextManager["AnswerView"], Protocol):
+    """Shows one answer. Call it with each piece of text; False: nobody reads it any more."""
+
+    def __call__(self, text: str) -> bool: ...
+
+
+class PlainAnswer(AnswerView):
+    """The text as it is, then a newline."""
+
+    def __call__(self, text: str) -> bool:
+        return write(text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        write("\n")
+
+
+class MarkdownAnswer(AnswerView):
+    """The text as Markdown on a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._growing = ""  # the block that is being written
+        self._blocks = 0  # that were printed
+        self._drawn = 0.0  # when the growing block was drawn last
+        self._live = Live(
+            console=console, transient=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+        )
+
+    def __call__(self, text: str) -> bool:
+        done, self._growing = complete_blocks(self._growing + text)
+        for block in done:
+            self._print(block)
+        now = time.monotonic()
+        if done or now - self._drawn >= PAUSE:
+            self._live.update(_Block(self._growing, tail=True), refresh=True)
+            self._drawn = now
+        return True
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        self._console.show_cursor(True)  # or a shell that takes over (Ctrl-Z) would have none
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._live.update("", refresh=True)
+        self._live.stop()
+        if self._growing.strip() or not self._blocks:
+            self._print(self._growing)
+
+    def _print(self, block: str) -> None:
+        if self._blocks:
+            self._console.print()
+        self._console.print(_Block(block))
+        self._blocks += 1
+
+
+class _Block:
+    """A Markdown block without blank lines around it, so that blocks stand apart as they do in one text.
+
+    tail: its last lines alone, as many as fit the terminal.
+    """
+
+    def __init__(self, text: str, *, tail: bool = False) -> None:
+        self._text = text
+        self._tail = tail
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(Markdown(self._text), options.update(height=None), pad=False)
+        while lines and _is_blank(lines[0]):
+            del lines[0]
+        while lines and _is_blank(lines[-1]):
+            del lines[-1]
+        for line in lines[-max(1, console.height - 2) :] if self._tail else lines:
+            yield from line
+            yield Segment.line()
+
+
+def _is_blank(line: Sequence[Segment]) -> bool:
+    return all(not segment.text.strip() and (segment.style is None or not segment.style.bgcolor) for segment in line)
+
+
+def complete_blocks(text: str) -> tuple[list[str], str]:
+    """The Markdown blocks of a growing text that nothing can change any more, and the rest.
+
+    A block ends at a blank line behind which another one begins; a list with all its items, and a fenced block with
+    its blank lines, are one block.
+
+    >>> complete_blocks("One\\ntwo\\n\\nThree")
+    (['One\\ntwo'], 'Three')
+    >>> complete_blocks("- one\\n\\n- two")
+    ([], '- one\\n\\n- two')
+    """
+    blocks: list[str] = []
+    block: list[str] = []
+    fence = ""
+    lines = text.split("\n")
+    for at, line in enumerate(lines):
+        begins = not fence and at > 0 and not lines[at - 1].strip() and any(block)
+        if begins and not _goes_on(line, block, at == len(lines) - 1):
+            blocks.append("\n".join(block).strip("\n"))
+            block = []
+        match = _FENCE.match(line)
+        if match and not fence:
+            fence = match[1]
+        elif match and match[1].startswith(fence) and not line.strip().strip(fence[0]):
+            fence = ""
+        block.append(line)
+    return blocks, "\n".join(block)
+
+
+def _goes_on(line: str, block: Sequence[str], growing: bool) -> bool:
+    """Whether a line behind a blank one is part of the block. growing: the line may become longer."""
+    if not line.strip() or line[0].isspace() or (growing and _MAYBE_ITEM.match(line)):
+        return True
+    first = next(one for one in block if one.strip())
+    return bool(_ITEM.match(line) and _ITEM.match(first))

@@ -1,0 +1,220 @@
+"""A conversation with a model: its turns, what a person types, and what Ctrl-C does."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenwright.cli.chat.changed_options import SPOKEN
+from tokenwright.cli.chat.conversation import Conversation, answer_text, counted
+from tokenwright.cli.chat.input_reader import InputReader, Typed
+from tokenwright.cli.chat.slash_commands import ChatCommands
+from tokenwright.cli.options.naming import spoken
+from tokenwright.cli.reports.statistics import ENDED, memory_line, rate, seconds
+from tokenwright.cli.terminal.output import remark, show_anything
+from tokenwright.errors import ContextError, EngineError, RequestError, TokenwrightError
+
+if TYPE_CHECKING:
+    from tokenwright.cli.chat.answer_view import AnswerView
+    from tokenwright.llm.llm import LLM
+    from tokenwright.llm.outputs import Completion
+    from tokenwright.text import Rendered
+
+FULL = (
+    "keep the conversation with /save FILE and begin anew with /reset, let it forget its oldest turns with /shift on, "
+    "or start with --window N, which goes on without end"
+)
+
+IN_A_ROW = 1.0  # seconds between two Ctrl-C of which the second leaves a conversation in a pipe
+
+
+@dataclass
+class ChatOptions:
+    """What a conversation was started with, as its help says; `shift` can be changed in it."""
+
+    markup: bool = False
+    shift: bool = False
+    quiet: bool = False
+    plain: bool = False
+
+
+class Session:
+    """A conversation in a terminal or a pipe.
+
+    chosen: the fields of SamplingParams that the user set; params: with the model's defaults. files: those that the
+    conversation may overwrite. failure: the exit code after a pipe gave a line that was refused. ended: no further line
+    is read. stopped: when the last Ctrl-C came (time.monotonic), or 0; another one in a row leaves.
+    """
+
+    def __init__(self, llm: LLM, talk: Conversation, chosen: dict[str, Any], options: ChatOptions) -> None:
+        self.llm = llm
+        self.talk = talk
+        self.chosen, self.params = chosen, llm.sampling(**chosen)
+        self.options = options
+        self.ended = False
+        self.files: set[Path] = set()
+        self.failure = 0
+        self.stopped = 0.0
+        self.reader = InputReader()
+        self._repeated = 0  # how often the last question was answered again
+        self._commands = ChatCommands(self)
+
+    def open(self, *, greet: bool = True) -> None:
+        """Print the opening remarks. Raises RequestError for a model without a chat template."""
+        unknown = self.render(self.talk, "Hello").unknown
+        show_anything()
+        if self.options.quiet:
+            return
+        if unknown:
+            remark(
+                f"note: the chat template writes {', '.join(unknown)}, which the vocabulary lacks: it is read as text"
+            )
+        if self.talk.messages and self.talk.messages != self.talk.system:
+            remark(f"{counted(self.talk)} loaded")
+        if greet and self.reader.terminal:
+            remark(memory_line(self.llm))
+            remark("/help shows the commands, Ctrl-C stops an answer, Ctrl-D leaves")
+
+    def go(self) -> None:
+        """Run one turn or command per message until the input ends."""
+        while not self.ended:
+            try:
+                typed = self.reader.read()
+                if typed is None:
+                    return
+                if self.reader.terminal:
+                    self.stopped = 0.0
+                if typed.text.strip():
+                    self._handle(typed)
+            except RequestError as error:  # of the reader
+                self._refuse(error)
+                self.ended = not self.reader.terminal
+            except KeyboardInterrupt:
+                if self._again():
+                    return
+                self.stopped = time.monotonic()
+                remark("\nCtrl-C again leaves")
+
+    def _again(self) -> bool:
+        """Whether a Ctrl-C follows another: on a terminal with no line between them, in a pipe soon after it."""
+        within = float("inf") if self.reader.terminal else IN_A_ROW
+        return self.stopped > 0 and time.monotonic() - self.stopped < within
+
+    def _handle(self, typed: Typed) -> None:
+        """Run one command or turn. A failure is printed and leaves the conversation unchanged."""
+        text = typed.text
+        try:
+            if not typed.verbatim and text.startswith("/") and not text.startswith("//"):
+                self._commands.run(text)
+            else:
+                self.ask(text.removeprefix("/") if text.startswith("//") and not typed.verbatim else text)
+        except TokenwrightError as error:
+            self._refuse(error)
+
+    def _refuse(self, error: TokenwrightError) -> None:
+        remark(f"tokenwright: {spoken(error, SPOKEN)}")
+        if not self.reader.terminal:
+            self.failure = 1 if isinstance(error, EngineError) else 2
+
+    def render(self, talk: Conversation, question: str | None = None) -> Rendered:
+        """The prompt of a conversation, and of one more question."""
+        more = [] if question is None else [{"role": "user", "content": question}]
+        return self.llm.template.render([*talk.messages, *more], markup=self.options.markup, answers=talk.answers)
+
+    def ask(self, question: str, talk: Conversation | None = None, *, again: bool = False) -> None:
+        """Answer a question and add both to the conversation; `talk`: to another one, which takes its place.
+
+        again: the last question is answered once more, with another seed. Raises TokenwrightError, and then the
+        conversation is unchanged.
+        """
+        talk, rendered = self._fitted(self.talk if talk is None else talk, question)
+        self._repeated = self._repeated + 1 if again else 0
+        earlier = _common(rendered.ids, self.render(talk, "").ids) if talk.held else 0
+        done = self._answered(rendered)
+        if done is None:
+            return
+        computed_again = max(0, min(talk.held, earlier) - done.usage.reused_tokens)
+        held = done.usage.prompt_tokens + max(0, len(done.token_ids) - 1)
+        self.talk = talk.with_turn(question, answer_text(done, self.llm.tokenizer), done.token_ids, held)
+        if not self.options.quiet:
+            remark(turn_line(done, computed_again))
+        if done.finish_reason == "context":
+            cure = "the next message forgets the oldest turns" if self.options.shift else FULL
+            remark(f"the context of {self.llm.context:,} tokens is full, so the answer ends here: {cure}")
+
+    def _fitted(self, talk: Conversation, question: str) -> tuple[Conversation, Rendered]:
+        """The conversation and the prompt of its next turn; with `shift`, without the turns that do not fit.
+
+        It keeps half of the context free at most, and as much as an answer may take at least. Raises RequestError.
+        """
+        rendered, context, forgotten = self.render(talk, question), self.llm.context, 0
+        room = context - min(self.params.max_tokens, context // 2)
+        while self.options.shift and len(rendered.ids) > room and (shorter := talk.without_first_turn()) is not None:
+            talk, rendered, forgotten = shorter, self.render(shorter, question), forgotten + 1
+        if len(rendered.ids) >= context:
+            raise RequestError(self._too_long(len(rendered.ids), context))
+        if forgotten and not self.options.quiet:
+            remark(f"the context is full: {forgotten} of the oldest turns forgotten")
+        return talk, rendered
+
+    def _answered(self, rendered: Rendered) -> Completion | None:
+        """Stream the answer; None if nobody reads it any more."""
+        params = self.params
+        if self._repeated and params.seed is not None:
+            params = replace(params, seed=params.seed + self._repeated)
+        try:
+            stream = self.llm.stream(rendered.ids, params)
+        except ContextError as error:
+            raise RequestError(self._too_long(error.tokens, error.context)) from error
+        with stream, self._answer() as show:
+            try:
+                for piece in stream:
+                    if not show(piece.text):  # stdout is closed
+                        self.ended = True
+                        return None
+            except KeyboardInterrupt:
+                if self._again():  # a pipe had the next message ready
+                    raise
+                self.stopped = time.monotonic()
+        return stream.completion
+
+    def _answer(self) -> AnswerView:
+        from rich.console import Console
+
+        from tokenwright.cli.chat.answer_view import MarkdownAnswer, PlainAnswer
+
+        console = Console()
+        if self.options.plain or not sys.stdout.isatty() or console.is_dumb_terminal:
+            return PlainAnswer()
+        return MarkdownAnswer(console)
+
+    def _too_long(self, tokens: int, context: int) -> str:
+        return (
+            f"with this message the conversation is {tokens:,} tokens long, and the model's context is {context:,}; "
+            f"it was not added: say it shorter{'' if self.options.shift else f', or {FULL}'}"
+        )
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """The number of leading ids that two prompts have in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def turn_line(done: Completion, again: int) -> str:
+    """The cost of a turn as one line; `again`: the number of earlier turns' tokens that were recomputed."""
+    usage = done.usage
+    computed = max(0, usage.prompt_tokens - usage.reused_tokens)
+    parts = [
+        f"{usage.prompt_tokens:,} prompt tokens: {usage.reused_tokens:,} reused, {computed:,} computed, "
+        f"{again:,} of them again"
+    ]
+    if usage.ttft_s is not None:
+        parts.append(f"first token after {seconds(usage.ttft_s)}")
+    if usage.tokens_per_second:
+        parts.append(f"{rate(usage.tokens_per_second)} tok/s")
+    return " · ".join([*parts, ENDED[str(done.finish_reason)]])

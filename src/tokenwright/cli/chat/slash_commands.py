@@ -1,0 +1,159 @@
+"""The commands of a conversation, such as /undo: what each does to a session, and its line of help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenwright.cli.chat.changed_options import changed, listed
+from tokenwright.cli.chat.conversation import counted, load, save
+from tokenwright.cli.terminal.output import remark, write
+from tokenwright.errors import RequestError
+
+if TYPE_CHECKING:
+    from tokenwright.cli.chat.session import Session
+
+HELP = """\
+/help             these lines
+/regenerate       answer the last question again
+/undo             remove the last question and its answer
+/edit [TEXT]      change the last question, and answer it again
+/set [NAME VALUE] change a sampling option, as in /set temperature 0.7; alone: show them
+/system [TEXT]    what the model is to know or be; without TEXT there is none any more
+/reset            forget what was said; the system message stays
+/shift [on|off]   when the context is full, forget the oldest turns
+/save [--force] FILE   write the conversation to a file (JSON)
+/load FILE        go on with a conversation from a file
+/prompt           show the prompt that the model reads, control tokens and all
+/quit             leave; so do /exit, /bye and the end of the input (Ctrl-D)
+Ctrl-C stops an answer, or drops a line that is half typed; at an empty line, twice leaves.
+\"\"\" opens and closes a message of several lines. A message that begins with a slash is written with two."""
+ALIASES = {"exit": "quit", "bye": "quit"}
+
+
+class ChatCommands:
+    """The commands of one session. They raise RequestError, and then the conversation is as it was."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._acts: dict[str, Callable[[str], None]] = {
+            "help": lambda _: remark(HELP),
+            "regenerate": self._regenerate,
+            "undo": self._undo,
+            "edit": self._edit,
+            "set": self._set,
+            "system": self._system,
+            "reset": self._reset,
+            "shift": self._shift,
+            "save": self._save,
+            "load": self._load,
+            "prompt": self._prompt,
+            "quit": self._quit,
+        }
+
+    def run(self, line: str) -> None:
+        """Run a line such as "/save talk.json". Raises RequestError for an unknown command, and a command's own."""
+        name, _, text = line[1:].partition(" ")
+        act = self._acts.get(ALIASES.get(name, name))
+        if act is None:
+            near = get_close_matches(name, [*self._acts, *ALIASES], 1)
+            hint = f", but /{near[0]}" if near else ""
+            raise RequestError(f"there is no command /{name[:40]}{hint}; /help shows all")
+        act(text.strip())
+
+    def _regenerate(self, _: str) -> None:
+        session = self._session
+        question = session.talk.last_question
+        if question is None:
+            raise RequestError("nothing was said yet, so there is nothing to answer again")
+        if session.params.greedy:
+            remark("the temperature is 0, so the answer is the same; /set temperature 0.8 lets it differ")
+        session.ask(question, session.talk.without_last_turn(), again=True)
+
+    def _undo(self, _: str) -> None:
+        session = self._session
+        question = session.talk.last_question
+        session.talk = session.talk.without_last_turn()
+        remark(f"removed {_short(question or '')} and its answer; {counted(session.talk)} left")
+
+    def _edit(self, text: str) -> None:
+        session = self._session
+        shorter, question = session.talk.without_last_turn(), session.talk.last_question or ""
+        if not text:
+            if not session.reader.terminal:
+                raise RequestError("/edit needs the new question behind it")
+            typed = session.reader.read(question)
+            text = "" if typed is None else typed.text
+        if text.strip():
+            session.ask(text, shorter)
+
+    def _set(self, text: str) -> None:
+        session = self._session
+        if not text:
+            remark(listed(session.chosen))
+            return
+        chosen, confirmed = changed(session.chosen, text)
+        session.params = session.llm.sampling(**chosen)
+        session.chosen = chosen
+        remark(confirmed)
+
+    def _system(self, text: str) -> None:
+        session = self._session
+        had = bool(session.talk.system)
+        session.talk = session.talk.with_system(text)
+        removed = "the system message is removed" if had else "there is no system message"
+        remark("the system message is set" if text else removed)
+
+    def _reset(self, _: str) -> None:
+        session = self._session
+        gone = len(session.talk.messages) - len(session.talk.system)
+        session.talk = session.talk.cleared()
+        kept = "; the system message stays" if session.talk.system else ""
+        remark(f"{gone} message{'s' if gone != 1 else ''} forgotten{kept}")
+
+    def _shift(self, text: str) -> None:
+        if text not in ("", "on", "off"):
+            raise RequestError(f"/shift takes on or off, not {text[:40]!r}")
+        self._session.options.shift = text == "on" if text else not self._session.options.shift
+        does = "forgets the oldest turns" if self._session.options.shift else "ends the answer"
+        remark(f"a full context {does}")
+
+    def _save(self, text: str) -> None:
+        session = self._session
+        force, name = text.startswith("--force "), text.removeprefix("--force ").strip()
+        path = _path(name, "save")
+        known = path.resolve() in session.files
+        if not (known or force or not path.exists() or session.reader.agrees(f"{name} exists; overwrite it?")):
+            raise RequestError(f"{name} exists and is not overwritten; give another name, or /save --force {name}")
+        save(session.talk, path)
+        session.files.add(path.resolve())
+        remark(f"{counted(session.talk)} saved to {name}")
+
+    def _load(self, name: str) -> None:
+        path = _path(name, "load")
+        self._session.talk = load(path)
+        self._session.files.add(path.resolve())
+        remark(f"{counted(self._session.talk)} loaded from {name}")
+
+    def _prompt(self, _: str) -> None:
+        talk = self._session.talk
+        if not talk.messages:
+            raise RequestError("nothing was said yet, so there is no prompt to show")
+        write(self._session.render(talk).text + "\n")
+
+    def _quit(self, _: str) -> None:
+        self._session.ended = True
+
+
+def _path(name: str, command: str) -> Path:
+    if not name or "\0" in name:
+        raise RequestError(f"/{command} needs the name of a file behind it")
+    return Path(name).expanduser()
+
+
+def _short(text: str) -> str:
+    """The beginning of a text in quotes, on one line."""
+    line = " ".join(text.split())
+    return f'"{line[:40]}..."' if len(line) > 40 else f'"{line}"'

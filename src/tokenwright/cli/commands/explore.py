@@ -1,0 +1,136 @@
+"""`tokenwright explore`: serve the explorer's page for one model, and open a browser on it."""
+
+from __future__ import annotations
+
+import threading
+import webbrowser
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from tokenwright.checkpoints.files.local import local_folder
+from tokenwright.cli.options import shared as opt
+from tokenwright.cli.terminal.output import remark, show_anything
+from tokenwright.errors import RequestError
+from tokenwright.importing import uncollected_imports
+
+USUAL_PORT = 8321
+PROMPT = "Once upon a time"  # of a run in the terminal
+
+Port = Annotated[
+    int | None,
+    Option(min=0, max=65535, help=f"The port to listen on; by default {USUAL_PORT}, or a free one where it is taken."),
+]
+Tty = Annotated[
+    bool,
+    Option(
+        "--tty", help="Show a run in this terminal instead of a page; not on a terminal, print each step as a line."
+    ),
+]
+TtyPrompt = Annotated[
+    str | None, Option("--prompt", "-p", help=f"With --tty: the text to continue; by default {PROMPT!r}.")
+]
+TtyTokens = Annotated[
+    int | None, Option("-n", "--max-tokens", help="With --tty: the most tokens to write; by default 60.")
+]
+TtySeed = Annotated[int | None, Option("--seed", help="With --tty: fixes the draws.")]
+Static = Annotated[
+    Path | None,
+    Option(
+        "--static",
+        metavar="FOLDER",
+        help="Record runs of the model, with the cache and without, and write a site of them that any file host serves.",
+    ),
+]
+NoBrowser = Annotated[bool, Option("--no-browser", help="Do not open a browser; the address is printed anyway.")]
+
+
+def explore(
+    named: opt.ModelName = None,
+    model: opt.Model = None,
+    port: Port = None,
+    no_browser: NoBrowser = False,
+    tty: Tty = False,
+    static: Static = None,
+    prompt: TtyPrompt = None,
+    new_tokens: TtyTokens = None,
+    seed: TtySeed = None,
+    revision: opt.Revision = None,
+    device: opt.Device = "auto",
+    dtype: opt.DType = "auto",
+    weights: opt.Weights = "native",
+    lora: opt.Lora = None,
+    threads: opt.ServerThreads = None,
+    kv_memory: opt.KvMemory = None,
+    page_size: opt.PageSize = 16,
+    token_budget: opt.TokenBudget = 512,
+) -> None:
+    """Trace the model in a browser: every token, every layer, the KV cache, and the cost of each step.
+
+    The server accepts connections from this machine alone. Ctrl-C stops it. With --tty it shows one run in this
+    terminal instead; with --static it writes a site and ends.
+    """
+    engine, name = opt.of_engine(locals()), opt.the_model(named, model)
+    opt.check_engine(**engine)
+    _check_places(tty, {"--prompt": prompt, "-n": new_tokens, "--seed": seed}, {"--port": port})
+    if static is not None:
+        _write_site(name, static, **engine)
+        return
+    if tty:
+        asked = opt.given(max_tokens=60 if new_tokens is None else new_tokens, seed=seed)
+        _in_terminal(name, PROMPT if prompt is None else prompt, asked, **engine)
+        return
+    from tokenwright.llm.web_page import page_folder
+    from tokenwright.serve.transport.sockets import listen
+
+    local_folder(name, revision)  # refuses what is neither here nor a name on the hub
+    page = page_folder()  # before the model is loaded: without a page there is nothing to open
+    listener = listen("127.0.0.1", (USUAL_PORT, 0) if port is None else (port,))
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    with uncollected_imports():
+        from tokenwright.serve.app import make_app
+        from tokenwright.serve.explorer.explorer import Explorer
+        from tokenwright.serve.service.model_host import uncollected
+        from tokenwright.serve.transport.server import Server
+
+    names = [address, address.replace("127.0.0.1", "localhost")]
+    names += [name.removesuffix(":80") for name in names]  # browsers omit the default port
+    app = make_app(Explorer(name, uncollected(opt.loader(name, trace=True, browser=True, **engine))), names, page)
+    taken = f"port {USUAL_PORT} is taken; " if port is None and not address.endswith(f":{USUAL_PORT}") else ""
+    remark(f"{taken}the explorer is at http://{address} (Ctrl-C ends it)")
+    if not no_browser:
+        # In a thread: a text-mode browser blocks its caller, and the server would not answer it.
+        threading.Thread(target=webbrowser.open, args=(f"http://{address}",), daemon=True).start()
+    Server(app, 0.0, remark).keep(listener)  # a page is told that it ended
+
+
+def _check_places(tty: bool, terminal: dict[str, object], page: dict[str, object]) -> None:
+    """Raises RequestError for an option of the terminal without --tty, and for one of the page with it."""
+    wrong = opt.given(**(page if tty else terminal))
+    for name in wrong:
+        raise RequestError(f"{name} is for the page; leave out --tty" if tty else f"{name} needs --tty")
+
+
+def _write_site(name: str, folder: Path, **engine: Any) -> None:
+    """Record the site of a model. Raises the errors of LLM, of its runs, and of files."""
+    from tokenwright.llm.web_page import page_folder
+    from tokenwright.serve.explorer.explorer import Explorer
+    from tokenwright.serve.explorer.site import write_site
+
+    page = page_folder()  # before the model is loaded
+    with opt.opened(name, trace=True, **engine) as llm:
+        explorer = Explorer(Path(name).name, lambda _: llm)
+        explorer.start()
+        explorer.host.settled.wait()
+        write_site(explorer, page, folder, lambda part: remark(f"recording: {part}"))
+    remark(f"the site is in {folder}; serve it with: python -m http.server -d {folder}")
+
+
+def _in_terminal(name: str, prompt: str, asked: dict[str, Any], **engine: Any) -> None:
+    """Run a prompt in the terminal. Raises the errors of LLM and of its requests."""
+    from tokenwright.cli.terminal.explore_tty import explore_tty
+
+    show_anything()
+    with opt.opened(name, trace=True, **engine) as llm:
+        explore_tty(llm, llm.run(prompt, **asked))

@@ -1,0 +1,333 @@
+"""`tokenwright generate`: continue a prompt."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tokenwright.cli.options import shared as opt
+from tokenwright.cli.options.sampling import SEVERAL, sampled
+from tokenwright.cli.reports.statistics import facts, facts_line, memory_line, phases_line
+from tokenwright.cli.reports.tree import picture
+from tokenwright.cli.terminal.interrupt import INTERRUPTED, interruptible
+from tokenwright.cli.terminal.output import console, remark, show_anything, write, write_json
+from tokenwright.errors import RequestError
+
+if TYPE_CHECKING:
+    from tokenwright.engine.step import TopLogprob
+    from tokenwright.llm.llm import LLM
+    from tokenwright.llm.outputs import Completion
+    from tokenwright.sampling_params import SamplingParams
+
+Tree = Annotated[bool, typer.Option("--tree", help="Draw what the beams have tried.", rich_help_panel=SEVERAL)]
+CacheFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Keep the KV cache here: a prompt that begins like the saved text is not read again.",
+        rich_help_panel=opt.ENGINE,
+    ),
+]
+
+
+Chat = Annotated[
+    bool, typer.Option("--chat", help="PROMPT is a message of a conversation, answered through the chat template.")
+]
+System = Annotated[
+    str | None, typer.Option("--system", "-s", help="With --chat, the system message: what the model is to know or be.")
+]
+Echo = Annotated[
+    bool, typer.Option("--echo", help="Write the prompt before its continuation.", rich_help_panel=opt.OUTPUT)
+]
+
+CUT = 4  # exit code of a text that was cut before its grammar could end
+
+
+@sampled(several=True)
+def generate(
+    prompt: opt.Prompt = None,
+    file: opt.PromptFile = None,
+    chat: Chat = False,
+    system: System = None,
+    chosen: dict[str, Any] = {"max_tokens": 128},  # noqa: B006  (the options of SamplingParams, see `sampled`)
+    tree: Tree = False,
+    model: opt.Model = None,
+    revision: opt.Revision = None,
+    device: opt.Device = "auto",
+    dtype: opt.DType = "auto",
+    weights: opt.Weights = "native",
+    lora: opt.Lora = None,
+    threads: opt.Threads = None,
+    no_cache: opt.NoCache = False,
+    kv: opt.Kv = "native",
+    kv_memory: opt.KvMemory = None,
+    window: opt.Window = None,
+    sinks: opt.Sinks = 0,
+    cache_file: CacheFile = None,
+    page_size: opt.PageSize = 16,
+    token_budget: opt.TokenBudget = 512,
+    echo: Echo = False,
+    json_: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Continue PROMPT: stream the text, then print one line with its cost.
+
+    Without PROMPT and --file a piped text is the prompt. Sampling options that are not given come from the user's
+    settings, else from the model's generation_config.json. Exit code 4: the text was cut before its grammar could end.
+    """
+    engine = opt.of_engine(locals())
+    text = opt.read_prompt(prompt, file)
+    show = Shown(echo=echo, json=json_, quiet=quiet, verbose=verbose, tree=tree)
+    several = max(chosen.get(name) or 1 for name in ("n", "best_of", "beams"))
+    _check(chosen, show, chat, system)
+    if cache_file is not None:
+        _check_cache_file(cache_file, several > 1, no_cache)
+    phases: dict[str, float] = {}
+    name = opt.the_model(None, model)
+    with opt.opened(name, quiet=quiet or json_, phases=phases, max_sequences=several, **engine) as llm:
+        there = llm.load_cache(cache_file) if cache_file is not None and os.path.lexists(cache_file) else 0
+        run = PromptRun(llm, text, llm.sampling(**chosen), phases, cache=not no_cache, system=system, chat=chat)
+        with interruptible():
+            run.show(show, name)
+            if cache_file is not None:
+                run.save(cache_file, there, show)
+    if code := run.exit_code():
+        raise typer.Exit(code)
+
+
+def _check(chosen: dict[str, Any], show: Shown, chat: bool, system: str | None) -> None:
+    """Raises RequestError for options that do not go together."""
+    if show.tree and chosen.get("beams", 1) == 1:
+        raise RequestError("--tree draws a beam search; give it --beams as well")
+    if system is not None and not chat:
+        raise RequestError("--system is a message of a conversation; give --chat as well")
+    if show.echo and (show.json or chat):
+        raise RequestError(f"--echo writes the prompt as text; leave it or {'--json' if show.json else '--chat'} out")
+    if show.quiet and show.verbose:
+        raise RequestError("--quiet writes the text alone and --verbose more than that; leave one of them out")
+
+
+def _check_cache_file(path: Path, several: bool, no_cache: bool) -> None:
+    """Raises RequestError or CacheFileError for a cache file that cannot be used or written."""
+    if several:
+        raise RequestError("--cache-file keeps the KV cache of one text; leave --choices, --best-of and --beams out")
+    if no_cache:
+        raise RequestError("--cache-file keeps the KV cache and --no-cache has none; leave one of them out")
+    from tokenwright.cache.snapshot import check_place
+
+    check_place(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is written beside the text."""
+
+    echo: bool
+    json: bool
+    quiet: bool
+    verbose: bool
+    tree: bool
+
+
+def _saved(tokens: int, path: Path) -> str:
+    if not tokens:
+        return f"nothing was saved to {path}: the text fills no page of the KV cache"
+    return f"the K and V of {tokens:,} tokens are in {path}; a prompt that begins like this text starts behind them"
+
+
+class PromptRun:
+    """One prompt's continuation. `interrupted`: Ctrl-C ended it. `unread`: stdout took no text before its end.
+
+    A single text is streamed; several texts, whose order or number is known at the end, are written at the end.
+    phases: seconds of each phase so far, to which the run adds its own. Raises the errors of `LLM.stream`.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        prompt: str,
+        params: SamplingParams,
+        phases: dict[str, float],
+        *,
+        cache: bool = True,
+        **messages: Any,
+    ) -> None:
+        self.llm = llm
+        self.prompt = prompt
+        self.params = params
+        self.phases = phases
+        self.interrupted = self.unread = False
+        self._cache = cache
+        self._asked = _asked(llm, prompt, **messages)
+        start = time.perf_counter()
+        alone = params.choices == params.beams == 1
+        self._stream = llm.stream(self._asked, params, cache=cache) if alone else None
+        phases["request_s"] = time.perf_counter() - start
+        self._done: Completion | None = None
+
+    def show(self, show: Shown, model: str) -> None:
+        """Generate, and write the text, or the JSON with the name of the model, and the remarks."""
+        if show.json:
+            self.go(lambda _: True)
+            write_json({"model": model, **self.as_json(verbose=show.verbose)})
+        else:
+            if not show.quiet:
+                remark(memory_line(self.llm))
+                if not self.prompt:
+                    remark("the prompt is empty: the model begins a text of its own")
+            self.to_stdout(show)
+            self.remarks(tree=show.tree)
+            if not (show.quiet or self.unread):
+                remark(facts_line(self.llm, self.completion))
+            if show.verbose:
+                remark(phases_line(self.completion, self.phases))
+        if self.cut and not self.interrupted:
+            reasons = " and ".join(
+                sorted({str(one.finish_reason) for one in self.completion.choices if not one.complete})
+            )
+            remark(
+                f"tokenwright: the text was cut ({reasons}) before its grammar could end; raise -n or bound its length"
+            )
+
+    def save(self, path: Path, there: int, show: Shown) -> None:
+        """Keep the KV cache at `path`, which had `there` tokens before; another text's file is left as it is."""
+        other = there and not self.completion.usage.reused_tokens
+        saved = 0 if other else self.llm.save_cache(path, self.tokens)
+        if other:
+            remark(f"{path} is left as it was: it holds {there:,} tokens of another text")
+        elif not show.quiet and not show.json:
+            remark(_saved(saved, path))
+
+    @property
+    def cut(self) -> bool:
+        """Whether a text was cut before its grammar could end."""
+        return self._ended and not all(one.complete for one in self.completion.choices)
+
+    def exit_code(self) -> int:
+        """130 after Ctrl-C, 4 for a text that was cut before its grammar could end, else 0."""
+        return INTERRUPTED if self.interrupted else CUT if self.cut and not self.unread else 0
+
+    @property
+    def _ended(self) -> bool:
+        return self._stream is not None or self._done is not None
+
+    @property
+    def tokens(self) -> list[int]:
+        """The token ids so far, the prompt's included."""
+        asked = self._asked
+        prompt = self.llm.tokenizer.encode(asked) if isinstance(asked, str) else asked
+        return [*prompt, *self.completion.token_ids]
+
+    @property
+    def completion(self) -> Completion:
+        """The completion so far."""
+        done = self._done if self._stream is None else self._stream.completion
+        assert done is not None, "several texts are there when they have ended"
+        return done
+
+    def go(self, write: Callable[[str], bool]) -> None:
+        """Stream the text to `write` until it ends, Ctrl-C is pressed or stdout is closed."""
+        if self._stream is None:
+            self._several(write)
+            return
+        with self._stream:
+            try:
+                self.unread = not all(write(piece.text) for piece in self._stream)
+            except KeyboardInterrupt:
+                self.interrupted = True
+
+    def _several(self, write: Callable[[str], bool]) -> None:
+        what = f"searching with {self.params.beams} beams" if self.params.beams > 1 else "writing"
+        with console().status(f"[dim]{what}"):
+            [self._done] = self.llm.generate([self._asked], self.params, cache=self._cache)
+        texts = self._done.choices
+        shown = [one.text if len(texts) == 1 else f"[{place}] {one.text}" for place, one in enumerate(texts, 1)]
+        self.unread = not write("\n".join(shown))
+
+    def remarks(self, *, tree: bool) -> None:
+        """Print the requested extras to stderr: the beam tree and log-probabilities."""
+        done, tokens = self.completion, self.llm.tokenizer
+        if tree:
+            for line in picture(done.tree, lambda ids: tokens.decode(ids, skip_special=False), done.ends):
+                remark(line)
+        for place, one in enumerate(done.choices if self.params.logprobs is not None else (), 1):
+            if len(done.choices) > 1:
+                remark(f"[{place}]")
+            for token, logprob, top in zip(one.token_ids, one.logprobs, one.top_logprobs, strict=True):
+                others = "  ".join(f"{tokens.token_text(other.token)!r} {other.logprob:.2f}" for other in top)
+                remark(f"{logprob:8.3f}  {tokens.token_text(token)!r:<16} {others}".rstrip())
+
+    def to_stdout(self, show: Shown) -> None:
+        """Stream the text to stdout with a final newline, after the prompt if that is asked for.
+
+        A terminal shows the prompt anyway, dimmed.
+        """
+        from rich.console import Console
+        from rich.text import Text
+
+        show_anything()
+        if show.echo:
+            write(self.prompt)
+        elif not show.quiet and sys.stdout.isatty():
+            Console().print(Text(self.prompt, style="dim"), end="", soft_wrap=True)
+        try:
+            self.go(write)
+        finally:
+            write("\n")
+
+    def as_json(self, *, verbose: bool = False) -> dict[str, Any]:
+        done = self.completion
+        texts = [self._one(one) for one in done.choices]
+        more: dict[str, Any] = {"choices": texts} if len(texts) > 1 else {}
+        if done.tree:
+            more["tree"] = [asdict(token) for token in done.tree]
+        if verbose:
+            more["phases"] = self.phases
+        return {"prompt": self.prompt, **texts[0], **more, "facts": facts(self.llm, done)}
+
+    def _one(self, one: Completion) -> dict[str, Any]:
+        record: dict[str, Any] = {
+            "text": one.text,
+            "token_ids": list(one.token_ids),
+            "finish_reason": str(one.finish_reason),
+        }
+        if one.stopped is not None:
+            record["stopped"] = one.stopped
+        if self.params.grammar is not None:
+            record["complete"] = one.complete
+        if one.score is not None:
+            record["score"] = one.score
+        if self.params.logprobs is not None:
+            text = self.llm.tokenizer.token_text
+            record["tokens"] = [text(token) for token in one.token_ids]
+            record["logprobs"] = list(one.logprobs)
+            record["sampler_logprobs"] = [_finite(value) for value in one.sampler_logprobs]
+            record["top_logprobs"] = [
+                [{"token": text(other.token), **_likely(other)} for other in top] for top in one.top_logprobs
+            ]
+        return record
+
+
+def _asked(llm: LLM, prompt: str, *, chat: bool = False, system: str | None = None) -> str | tuple[int, ...]:
+    """What the model reads: the text, or with `chat` the ids of a conversation. Raises RequestError."""
+    if not chat:
+        return prompt
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    return tuple(llm.render([*messages, {"role": "user", "content": prompt}]).ids)
+
+
+def _likely(one: TopLogprob) -> dict[str, Any]:
+    return {"token_id": one.token, "logprob": one.logprob, "sampler_logprob": _finite(one.sampler_logprob)}
+
+
+def _finite(value: float) -> float | None:
+    """None for an infinity, which JSON lacks: a filtered token has no log-probability there."""
+    return value if math.isfinite(value) else None

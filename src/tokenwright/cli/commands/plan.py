@@ -1,0 +1,144 @@
+"""`tokenwright plan`: a model's memory and the cost of its steps, from its config.json alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from tokenwright.checkpoints.files.local import local_config
+from tokenwright.cli.options import shared as opt
+from tokenwright.cli.reports.chart_file import Force, check_chart_file
+from tokenwright.cli.reports.plan_chart import picture
+from tokenwright.cli.reports.plan_page import page
+from tokenwright.cli.terminal.output import show_anything, write, write_json
+from tokenwright.errors import RequestError
+from tokenwright.units import read_bytes, read_count, read_rate, read_tokens
+
+PLANNED, MACHINE = "What to plan", "Machine"
+
+Name = Annotated[
+    str | None,
+    Argument(
+        metavar="[MODEL]",
+        help="A known name (llama-3.1-8b), a config.json, a folder, a GGUF file, a Hugging Face name, or stories.",
+        show_default=False,
+        autocompletion=opt.model_names,
+    ),
+]
+Context = Annotated[
+    str | None,
+    Option(help="Tokens of each sequence: 8192, 8k (k = 1024); else the model's own.", rich_help_panel=PLANNED),
+]
+Batch = Annotated[int, Option(help="Sequences at once.", rich_help_panel=PLANNED)]
+Kv = Annotated[
+    str,
+    Option(
+        "--kv",
+        help="How K and V are kept: native, float32, bfloat16, float16, fp8, int8, int4; or k=int8,v=int4; "
+        "first=64 after it keeps the first tokens native, native=0+-1 these layers.",
+        rich_help_panel=PLANNED,
+    ),
+]
+Weights = Annotated[
+    str,
+    Option(
+        help="How matrices are kept: native, float32, bfloat16, float16, int8, int4; or int8:32 with its group.",
+        rich_help_panel=PLANNED,
+    ),
+]
+Window = Annotated[
+    str | None,
+    Option(
+        help="Attention window in tokens, for all layers, such as 4k; pages behind it are freed.",
+        rich_help_panel=PLANNED,
+        show_default=False,
+    ),
+]
+Sinks = Annotated[
+    int, Option(help="First tokens that every token still attends to, on top of its window.", rich_help_panel=PLANNED)
+]
+Adapter = Annotated[
+    list[Path] | None,
+    Option(
+        "--adapter",
+        help="A folder with a LoRA adapter (PEFT), kept beside the weights (several: repeat it).",
+        rich_help_panel=PLANNED,
+        show_default=False,
+    ),
+]
+Memory = Annotated[
+    str | None,
+    Option(
+        help="What must hold weights and cache: 24GB, 24GiB (2^30), or here: what this process may use.",
+        rich_help_panel=MACHINE,
+    ),
+]
+Speed = Annotated[
+    str | None, Option(help="Bytes read per second: 30GB/s; else measured here.", rich_help_panel=MACHINE)
+]
+Out = Annotated[
+    Path | None,
+    Option("--out", "-o", help="Draw cache and weights over the context (SVG).", rich_help_panel=opt.OUTPUT),
+]
+
+
+def plan(
+    named: Name = None,
+    model: opt.Model = None,
+    context: Context = None,
+    batch: Batch = 1,
+    kv: Kv = "native",
+    weights: Weights = "native",
+    window: Window = None,
+    sinks: Sinks = 0,
+    adapter: Adapter = None,
+    memory: Memory = None,
+    bandwidth: Speed = None,
+    out: Out = None,
+    force: Force = False,
+    json_: opt.Json = False,
+) -> None:
+    """Calculate the memory that a model needs and the speed that it can reach, without loading it.
+
+    A dozen models are known offline; for others only config.json is read.
+    """
+    chosen = opt.the_model(named, model)
+    opt.check_engine(weights=weights, kv=kv, sinks=sinks)
+    tokens = None if context is None else read_tokens(context, "context")
+    limit = None if window is None else read_tokens(window, "window")
+    room = memory if memory in (None, "here") else read_bytes(memory, "memory")
+    rate = "measured" if bandwidth is None else read_rate(bandwidth, "bandwidth")
+    sequences = read_count(batch, "batch")
+    if out is not None:
+        check_chart_file(out, force, (".svg",))
+    local_config(chosen)  # refuses a name that nothing has
+    from tokenwright import planner
+
+    found = planner.plan(
+        chosen,
+        context=tokens,
+        batch=sequences,
+        kv=kv,
+        weights=weights,
+        window=limit,
+        sinks=sinks,
+        memory=room,
+        bandwidth=rate,
+        adapters=adapter or (),
+    )
+    if out is not None:
+        _save(out, picture(found))
+    if json_:
+        write_json({**found.facts(), **({} if out is None else {"chart": str(out)})}, indent=2)
+    else:
+        show_anything()
+        write(page(found) + "\n" + ("" if out is None else f"chart: {out}\n"))
+
+
+def _save(out: Path, drawn: str) -> None:
+    try:
+        out.write_text(drawn, encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"the chart cannot be saved to {out}: {error.strerror}; give another --out") from error

@@ -1,0 +1,229 @@
+"""`tokenwright race`: generate the same tokens with and without the KV cache, and compare the cost.
+
+All lanes run the same code over the same weights. Without the cache, every step recomputes the whole sequence. With a
+prompt of N tokens and T new ones the cached lane sends N + T - 1 tokens through the layers (the last token is never
+computed), the naive lane the sum of t for t = N .. N + T - 1. A third lane gives the cached lane's engine the same
+prompt again: the prefix cache has the R tokens of the prompt's full pages, so the lane sends R fewer. Other KV formats
+and windows run in engines of their own, and may generate other tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tokenwright.bench import machine_load
+from tokenwright.cli.options import shared as opt
+from tokenwright.cli.reports.chart_file import Force, Out, check_chart_file, save_chart
+from tokenwright.cli.reports.race_report import (
+    CACHED,
+    KV,
+    NAIVE,
+    PREFIX,
+    WINDOW,
+    LaneReport,
+    Result,
+    as_json,
+    fault,
+    picture,
+    report,
+)
+from tokenwright.cli.terminal.output import show_anything, write, write_json
+from tokenwright.config import EngineConfig
+from tokenwright.errors import ContextError, RequestError
+from tokenwright.formats import KVFormat
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from tokenwright.llm.llm import LLM
+    from tokenwright.llm.outputs import Completion
+    from tokenwright.sampling_params import SamplingParams
+    from tokenwright.trace.messages.race import RaceSums
+
+Agreement = Annotated[
+    bool,
+    typer.Option(
+        "--agreement",
+        help="Then run both lanes again, step by step over the same ids, and compare their logits.",
+        rich_help_panel=opt.OUTPUT,
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Fixes the draws of a --temperature above 0.", rich_help_panel=opt.SAMPLING)]
+WARM_UP = "warm-up"  # the salt of its texts: they share no cached pages with the race
+
+
+def race(
+    prompt: opt.Prompt = None,
+    file: opt.PromptFile = None,
+    new_tokens: opt.NewTokens = 200,
+    temperature: opt.Temperature = 0.0,
+    seed: Seed = 0,
+    model: opt.Model = "stories",
+    revision: opt.Revision = None,
+    device: opt.Device = "auto",
+    dtype: opt.DType = "auto",
+    weights: opt.Weights = "native",
+    lora: opt.Lora = None,
+    kv: opt.Kv = "native",
+    window: opt.Window = None,
+    sinks: opt.Sinks = 0,
+    page_size: opt.PageSize = 16,
+    token_budget: opt.TokenBudget = 512,
+    agreement: Agreement = False,
+    out: Out = None,
+    force: Force = False,
+    json_: opt.Json = False,
+) -> None:
+    """Generate the same tokens with the KV cache, without it and with a prefix hit, and compare the cost.
+
+    --kv adds a lane with that KV format, --window (with --sinks) one with that attention window; these may generate
+    other tokens. End tokens do not stop a lane, so all lanes run to -n. A short warm-up comes first. --out draws
+    the time of each step. --agreement compares the logits of both lanes afterwards; for that the model is opened with
+    tracing.
+    """
+    from tokenwright.sampling_params import SamplingParams
+
+    engine = opt.of_engine(locals(), but=("kv", "window", "sinks"))  # these are of lanes of their own
+    text = opt.read_prompt(prompt, file)
+    params = SamplingParams(temperature=temperature or 0.0, seed=seed, max_tokens=new_tokens, ignore_eos=True)
+    other = EngineConfig(
+        page_size=page_size, token_budget=token_budget, kv=KVFormat.parse(kv), window=window, sinks=sinks
+    )
+    if new_tokens < 1:
+        raise RequestError(f"a race needs at least one new token, not -n {new_tokens}")
+    if out is not None:
+        check_chart_file(out, force)
+    with opt.opened(model, quiet=json_, trace=agreement, **engine) as llm:
+        quantised = f", {llm.weights} weights" if llm.weights.quantised else ""
+        about = f"{model}, {llm.dtype} on {llm.device} ({llm.kernels} kernels){quantised}"
+        lanes, others = _run(llm, llm.tokenizer.encode(text), params, other, show=not json_)
+        sums = _compared(llm, lanes[0].completion, text, params) if agreement else None
+        result = Result(lanes, about, llm.config.layers, page_size, others, sums)
+    if out is not None:
+        save_chart(out, picture(result))
+    drawn = None if out is None else str(out)
+    if json_:
+        write_json({"model": model, "prompt": text, **as_json(result), **opt.given(chart=drawn)})
+    else:
+        show_anything()
+        write(report(result) + "\n" + (f"chart: {out}\n" if drawn else ""))
+    if result.faults:
+        typer.echo(f"tokenwright: {fault(result)}", err=True)
+        raise typer.Exit(1)
+
+
+def _compared(llm: LLM, cached: Completion, prompt: str, params: SamplingParams) -> RaceSums:
+    """Run both lanes again, step by step over the same ids, and compare their logits: as the explorer's race does."""
+    from tokenwright.bench.lanes import Race
+
+    with Race(llm, prompt, replace(params, max_tokens=len(cached.token_ids))) as raced:
+        *_, last = raced
+    return last.sums
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A lane before the race: its kind, its name and the LLM that runs it."""
+
+    kind: str
+    name: str
+    llm: LLM
+
+    @property
+    def cache(self) -> bool:
+        return self.kind != NAIVE
+
+    def finished(self, completion: Completion) -> LaneReport:
+        """The lane with its completion, and its work derived from shapes."""
+        usage = completion.usage
+        prompt, written = usage.prompt_tokens, usage.completion_tokens
+        cost = self.llm.costs.run(prompt, written, cache=self.cache, reused=usage.reused_tokens)
+        kept = self.llm.kv_bytes(prompt + written - 1) if self.cache else 0
+        return LaneReport(self.kind, self.name, completion, cost, kept)
+
+
+def _run(
+    llm: LLM, ids: Sequence[int], params: SamplingParams, other: EngineConfig, *, show: bool
+) -> tuple[tuple[LaneReport, ...], str]:
+    """Run all lanes on the same ids, at most to the context's end, and notice who else used the processors meanwhile.
+
+    show: draw bars if stderr is a terminal.
+    """
+    room = llm.context - len(ids)
+    if room < 0:
+        raise ContextError(len(ids), llm.context)
+    if room == 0:
+        raise RequestError(f"the prompt fills the model's context of {llm.context} tokens; shorten it by a token")
+    params = replace(params, max_tokens=min(params.max_tokens, room))
+    with ExitStack() as opened:
+        entries = _entries(llm, len(ids), params.max_tokens, other, opened)
+        for entry in entries:
+            if entry.kind != PREFIX:  # it runs in the cached lane's engine and needs that lane's cached pages
+                few = replace(params, max_tokens=min(2, params.max_tokens))
+                entry.llm.generate([ids], few, cache=entry.cache, salt=WARM_UP)
+        with _bars(max(len(entry.name) for entry in entries), show) as bars:
+            tasks = [bars.add_task(entry.name, total=params.max_tokens, pace="", start=False) for entry in entries]
+            lanes, before = [], machine_load.read_times()
+            for entry, task in zip(entries, tasks, strict=True):
+                bars.start_task(task)
+                lanes.append(entry.finished(_written(entry, ids, params, bars, task)))
+                bars.stop_task(task)
+            others = machine_load.load_between(before, machine_load.read_times())
+    return tuple(lanes), others
+
+
+def _entries(llm: LLM, prompt: int, written: int, other: EngineConfig, opened: ExitStack) -> list[Entry]:
+    """The lanes. Engines with other caches are closed with `opened`; each has pages for its own text alone."""
+    entries = [Entry(CACHED, CACHED, llm), Entry(NAIVE, NAIVE, llm)]
+    if prompt > other.page_size:  # a prompt's last token is always computed: the next token is sampled from its row
+        entries.append(Entry(PREFIX, PREFIX, llm))
+    second = partial(
+        type(llm),
+        llm.loaded,
+        page_size=other.page_size,
+        pages=-(-(prompt + written) // other.page_size),
+        token_budget=other.token_budget,
+    )
+    if other.kv != KVFormat():
+        entries.append(Entry(KV, str(other.kv), opened.enter_context(second(kv=other.kv))))
+    if other.window is not None or other.sinks:
+        name = "window" if other.window is None else f"window {other.window}"
+        name += f" + {other.sinks} sinks" if other.sinks else ""
+        engine = second(window=other.window, sinks=other.sinks)
+        entries.append(Entry(WINDOW, name, opened.enter_context(engine)))
+    return entries
+
+
+def _bars(width: int, show: bool) -> Progress:
+    """A progress bar for each lane on stderr, if `show` and if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn(f"{{task.description:>{width}}}"),
+        BarColumn(None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[pace]:>12}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not (show and console.is_terminal),
+    )
+
+
+def _written(entry: Entry, ids: Sequence[int], params: SamplingParams, bars: Progress, task: TaskID) -> Completion:
+    """Run one lane; its bar shows the milliseconds of each token. The report uses the engine's own times."""
+    before = time.perf_counter()
+    with entry.llm.stream(ids, params, cache=entry.cache) as stream:
+        for _ in stream:
+            now = time.perf_counter()
+            bars.update(task, advance=1, pace=f"{(now - before) * 1000:.1f} ms/step")
+            before = now
+    return stream.completion

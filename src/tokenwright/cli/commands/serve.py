@@ -1,0 +1,365 @@
+"""`tokenwright serve`: an HTTP server for one model or several, with the APIs that existing clients speak."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from tokenwright.checkpoints.files.local import local_folder
+from tokenwright.cli.options import shared as opt
+from tokenwright.cli.options.defaults import of_serve
+from tokenwright.cli.terminal.output import remark
+from tokenwright.environment import Environment
+from tokenwright.errors import RequestError
+from tokenwright.importing import uncollected_imports
+from tokenwright.serve.settings import Settings, read_settings
+from tokenwright.units import read_bytes
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from tokenwright.llm.llm import LLM
+    from tokenwright.serve.app import Served
+    from tokenwright.serve.fleet import ManySource
+    from tokenwright.serve.transport.guard import Policy
+
+MOST_KV = 4 * 2**30  # bytes of each model's cache where nothing is said
+SERVER = "Server"
+
+Named = Annotated[
+    list[str] | None,
+    Argument(
+        metavar="[MODEL]...",
+        help="A Hugging Face name, a folder, a GGUF file, or stories, the model inside; several are loaded on demand.",
+        show_default=False,
+        autocompletion=opt.model_names,
+    ),
+]
+Models = Annotated[
+    list[str] | None,
+    Option(
+        "--model",
+        "-m",
+        help="A model, or NAME=MODEL to serve it as NAME (several: repeat it).",
+        rich_help_panel=opt.MODEL,
+        show_default=False,
+        autocompletion=opt.model_names,
+    ),
+]
+Memory = Annotated[
+    str | None,
+    Option(
+        help="Memory for all models together, such as 16GB: the longest unused one leaves when another needs it. "
+        "By default seven eighths of what is free.",
+        rich_help_panel=SERVER,
+    ),
+]
+Config = Annotated[
+    Path | None,
+    Option(
+        "--config",
+        help="A TOML file of these settings, which wins over the table serve of your own.",
+        rich_help_panel=SERVER,
+    ),
+]
+Host = Annotated[
+    str | None,
+    Option(help="The address to listen on; any but this machine's own needs a key.", rich_help_panel=SERVER),
+]
+Port = Annotated[int | None, Option(help="The port to listen on; 0: a free one.", rich_help_panel=SERVER)]
+ApiKey = Annotated[
+    list[str] | None,
+    Option(
+        help="A key that clients must send (several: repeat it). Other users see it in the list of processes.",
+        rich_help_panel=SERVER,
+    ),
+]
+ApiKeyFile = Annotated[str | None, Option(help="A file of such keys, one a line.", rich_help_panel=SERVER)]
+NoKey = Annotated[
+    bool | None,
+    Option(
+        "--no-key",
+        help="Listen on another address without a key; on all addresses (0.0.0.0) it needs --allowed-host.",
+        rich_help_panel=SERVER,
+    ),
+]
+AllowedHost = Annotated[
+    list[str] | None,
+    Option(help="A name under which clients call the server (several: repeat it).", rich_help_panel=SERVER),
+]
+CorsOrigin = Annotated[
+    list[str] | None,
+    Option(help="The origin of a web page that may call it (several: repeat it).", rich_help_panel=SERVER),
+]
+ServedModelName = Annotated[
+    list[str] | None,
+    Option(help="What clients may call the model (several: repeat it).", rich_help_panel=SERVER),
+]
+Adapter = Annotated[
+    list[str] | None,
+    Option(
+        metavar="NAME=FOLDER",
+        help="A LoRA adapter (PEFT) beside the model, served as a model of this name (several: repeat it).",
+        rich_help_panel=SERVER,
+    ),
+]
+MaxQueue = Annotated[
+    int | None, Option(help="Requests that may wait; later ones are answered by 429.", rich_help_panel=SERVER)
+]
+MaxBody = Annotated[int | None, Option(help="Bytes of a request's body at most.", rich_help_panel=SERVER)]
+StoredResponses = Annotated[
+    int | None,
+    Option(help="Bytes of responses kept for previous_response_id; 0 keeps none.", rich_help_panel=SERVER),
+]
+RequestTimeout = Annotated[
+    float | None,
+    Option(help="Seconds that a request may take, waiting included; 0: no limit.", rich_help_panel=SERVER),
+]
+ReaderTimeout = Annotated[
+    float | None,
+    Option(
+        help="Seconds in all that a request may be paused because its client reads too slowly; 0: no limit.",
+        rich_help_panel=SERVER,
+    ),
+]
+DrainTimeout = Annotated[
+    float | None,
+    Option(help="Seconds that running requests have to finish when it is stopped.", rich_help_panel=SERVER),
+]
+Timings = Annotated[
+    bool | None, Option("--timings", help="Say in every reply where the time went.", rich_help_panel=SERVER)
+]
+StrictFields = Annotated[
+    bool | None,
+    Option("--strict-fields", help="Refuse unknown fields of requests.", rich_help_panel=SERVER),
+]
+AccessLog = Annotated[
+    bool | None,
+    Option("--access-log", help="Write a line of JSON to standard error for every request.", rich_help_panel=SERVER),
+]
+Explorer = Annotated[
+    bool | None, Option("--explorer", help="Let the page trace runs; every step is then timed.", rich_help_panel=SERVER)
+]
+
+
+def serve(
+    named: Named = None,
+    model: Models = None,
+    memory: Memory = None,
+    config: Config = None,
+    host: Host = None,
+    port: Port = None,
+    api_key: ApiKey = None,
+    api_key_file: ApiKeyFile = None,
+    no_key: NoKey = None,
+    allowed_host: AllowedHost = None,
+    cors_origin: CorsOrigin = None,
+    served_model_name: ServedModelName = None,
+    adapter: Adapter = None,
+    max_queue: MaxQueue = None,
+    max_body: MaxBody = None,
+    stored_responses: StoredResponses = None,
+    request_timeout: RequestTimeout = None,
+    reader_timeout: ReaderTimeout = None,
+    drain_timeout: DrainTimeout = None,
+    timings: Timings = None,
+    strict_fields: StrictFields = None,
+    access_log: AccessLog = None,
+    explorer: Explorer = None,
+    revision: opt.Revision = None,
+    device: opt.Device = "auto",
+    dtype: opt.DType = "auto",
+    weights: opt.Weights = "native",
+    lora: opt.Lora = None,
+    threads: opt.ServerThreads = None,
+    kv_memory: opt.KvMemory = None,
+    kv: opt.Kv = "native",
+    window: opt.Window = None,
+    sinks: opt.Sinks = 0,
+    page_size: opt.PageSize = 16,
+    token_budget: opt.TokenBudget = 512,
+) -> None:
+    """Serve models over HTTP: OpenAI's API and others, so that existing clients work unchanged.
+
+    Several models are loaded when a request asks for one. The server accepts connections from this machine alone,
+    unless --host says otherwise. Ctrl-C stops it.
+    """
+    given = locals() | {"lora": [str(folder) for folder in lora or ()]}
+    engine = opt.of_engine(given, but=("revision", "lora"))
+    flags = {one.name: given[one.name] for one in fields(Settings)}
+    models = models_of(named or (), model or ())
+    settings = read_settings(config, Environment.read().defaults, flags, of_serve())
+    if len(models) > 1 or settings.memory or models[0].named:
+        serve_many(models, engine, settings)
+        return
+    chosen = models[0].source
+    adapters = adapters_of(settings.adapter, settings.served_model_name or (chosen,))
+    engine |= {"revision": settings.revision or None}
+    engine |= {"lora": [Path(one) for one in settings.lora]} if settings.lora else {}
+    opt.check_engine(**engine)
+    local_folder(chosen, engine["revision"])  # refuses what is neither here nor a name on the hub, before it listens
+    engine |= {"adapters": adapters} if adapters else {}
+    serve_app(chosen, opt.loader(chosen, trace=settings.explorer, **engine), settings, tuple(adapters))
+
+
+def adapters_of(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
+    """The folders of --adapter by name. Raises RequestError for another form, and for a name that is `taken`."""
+    found: dict[str, str] = {}
+    for one in given:
+        name, _, folder = one.partition("=")
+        if not (name and folder):
+            raise RequestError(f"--adapter is NAME=FOLDER, not {one[:200]!r}")
+        if name in (*taken, *found):
+            raise RequestError(f"--adapter {name}: this name is taken; give each adapter a name of its own")
+        found[name] = folder
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A model of the command line. named: it was given its name."""
+
+    name: str
+    source: str
+    named: bool
+
+
+def models_of(arguments: Sequence[str], options: Sequence[str]) -> list[NamedModel]:
+    """The models to serve, by default the one of the user's settings. Raises RequestError for a name given twice."""
+    found: list[NamedModel] = []
+    for text in dict.fromkeys((*arguments, *options)):
+        name, equals, source = text.partition("=")
+        named = bool(equals and name and source) and not Path(text).exists()
+        found.append(NamedModel(name, source, True) if named else NamedModel(text, text, False))
+    found = found or [NamedModel(chosen := opt.the_model(None, None), chosen, False)]
+    names = [one.name for one in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise RequestError(f"two models are called {twice[:200]}; give each a name of its own, as NAME=MODEL")
+    return found
+
+
+def serve_many(models: Sequence[NamedModel], engine: dict[str, Any], settings: Settings) -> None:
+    """Serve several models, which are loaded on demand."""
+    for name in ("served_model_name", "adapter", "lora", "revision"):
+        if getattr(settings, name):
+            raise RequestError(f"--{name.replace('_', '-')} belongs to one model; leave it out, or serve one", name)
+    from tokenwright.backends.ram import free_ram
+
+    limit = read_bytes(settings.memory, "memory") if settings.memory else (free_ram() or 0) * 7 // 8
+    if not limit:
+        raise RequestError("this system does not report its free memory; give --memory, such as 16GB", "memory")
+    engine = engine | {"kv_memory": engine["kv_memory"] or max(1, min(limit // 8, MOST_KV))}
+    opt.check_engine(**engine)
+    for one in models:
+        local_folder(one.source)
+
+    def source_of(name: str, source: str = "") -> ManySource:
+        from tokenwright.serve.fleet import ManySource
+
+        opened = opt.loader(source or name, trace=settings.explorer, **engine)
+        return ManySource(name, opened, lambda: needed(source or name, engine))
+
+    def build(policy: Policy, page: Path | None, served: Served) -> FastAPI:
+        from tokenwright.serve.many import make_many_app
+
+        sources = [source_of(one.name, one.source) for one in models]
+        return make_many_app(sources, source_of, limit, policy, page, served)
+
+    _listen(", ".join(one.name for one in models), build, settings)
+
+
+def needed(source: str, engine: Mapping[str, Any]) -> int:
+    """About how many bytes a model takes, from its config.json. Raises CheckpointError, RequestError."""
+    from tokenwright.planner import plan
+
+    weights, dtype = engine["weights"], engine["dtype"]
+    wanted = dtype if weights == "native" and dtype != "auto" else weights
+    given = {name: engine[name] for name in ("kv", "window", "sinks")}
+    found = plan(source, weights=wanted, batch=64, **given)
+    return found.weight_bytes + min(int(engine["kv_memory"]), found.kv_bytes_total)
+
+
+def serve_app(
+    model: str, load: Callable[[Callable[[int, int], None]], LLM], settings: Settings, adapters: Sequence[str] = ()
+) -> None:
+    """Listen, load the model and serve it until a signal ends the server. Raises what keeps it from being loaded.
+
+    adapters: the names of those that `load` opens the model with.
+    """
+
+    def build(policy: Policy, page: Path | None, served: Served) -> FastAPI:
+        from tokenwright.serve.app import make_app
+        from tokenwright.serve.explorer.explorer import Explorer
+        from tokenwright.serve.service.model_host import uncollected
+
+        if policy.keys.models:
+            raise RequestError("an API key names models, and this server has one; leave the names out")
+        named = replace(served, names=settings.served_model_name, adapters=adapters)
+        return make_app(Explorer(model, uncollected(load)), policy, page, named)
+
+    _listen(model, build, settings)
+
+
+def _listen(what: str, build: Callable[[Policy, Path | None, Served], FastAPI], settings: Settings) -> None:
+    """Listen, build the app and serve until a signal ends the server."""
+    from tokenwright.serve.transport.sockets import listen
+
+    listener = listen(settings.host, (settings.port,))  # clients may connect now; what follows takes time
+    with uncollected_imports():
+        from tokenwright.llm.web_page import page_folder
+        from tokenwright.serve.app import Served
+        from tokenwright.serve.service.service import ServiceLimits
+        from tokenwright.serve.transport.access_log import log_access
+        from tokenwright.serve.transport.guard import Policy, read_keys
+        from tokenwright.serve.transport.server import Server
+        from tokenwright.serve.transport.telemetry import spans_of
+
+    spans = spans_of(Environment.read().otel)
+    keys = list(settings.api_key)
+    if settings.api_key_file:
+        keys += read_keys(Path(settings.api_key_file))
+    port = listener.getsockname()[1]
+    policy = Policy.of(_hosts(settings, port), keys, origins=frozenset(settings.cors_origin), body=settings.max_body)
+    try:
+        page = page_folder()
+    except RequestError:
+        page = None  # the APIs need none
+    limits = ServiceLimits(
+        queue=settings.max_queue,
+        deadline_s=settings.request_timeout or None,
+        reader_s=settings.reader_timeout or None,
+    )
+    served = Served(
+        (),
+        limits,
+        settings.timings,
+        spans,
+        alone=True,
+        strict_fields=settings.strict_fields,
+        stored_bytes=settings.stored_responses,
+    )
+    app = build(policy, page, served)
+    if settings.access_log:
+        log_access(logging.StreamHandler())
+    at = f"http://{_in_url(settings.host)}:{port}"
+    remark(f"serving {what} at {at}/v1{'' if page is None else f', with a page at {at}'} (Ctrl-C ends it)")
+    Server(app, settings.drain_timeout, remark).keep(listener)
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _hosts(settings: Settings, port: int) -> list[str] | None:
+    """The names that the Host header may have; None: any, as a key is demanded."""
+    if not (settings.local or settings.no_key or settings.allowed_host):
+        return None
+    names = ["127.0.0.1", "localhost", "[::1]", *settings.allowed_host]
+    if not settings.local and not settings.everywhere:
+        names.append(_in_url(settings.host))
+    return [f"{name}:{port}" for name in names] + [name for name in names if port in (80, 443) or name not in names[:3]]

@@ -1,0 +1,330 @@
+"""Options that several commands share, and helpers that read a prompt and open a model.
+
+A model is given alike in every command: `-m MODEL`, and as an argument where no argument is text. The arguments of
+`generate`, `race` and `chat` are text, so `-m` alone names the model there (docs/commands.md).
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from tokenwright.checkpoints.files.local import local_folder
+from tokenwright.cli.options import defaults as settings
+from tokenwright.cli.terminal.output import console, remark
+from tokenwright.config import EngineConfig
+from tokenwright.errors import RequestError
+from tokenwright.formats import DTYPE_BYTES, KVFormat, WeightFormat
+from tokenwright.units import binary, read_bytes
+
+if TYPE_CHECKING:
+    from tokenwright.llm.llm import LLM
+
+STORIES = "stories"
+MOST_PROMPT = 256 << 20  # bytes
+MODEL, SAMPLING, ENGINE, OUTPUT = "Model", "Sampling", "Engine", "Output"
+
+
+def model_names(incomplete: str) -> list[str]:
+    """The models that the shell offers. huggingface_hub is not imported before it asks."""
+    from tokenwright.checkpoints.files.suggest import beginning_with
+
+    return beginning_with(incomplete)
+
+
+Prompt = Annotated[
+    str | None,
+    Argument(
+        metavar="[PROMPT]", help="The text to continue; - reads it from standard input, as a pipe without it does."
+    ),
+]
+PromptFile = Annotated[
+    Path | None, Option("--file", "-f", help="Read the prompt from a file (a final newline is dropped).")
+]
+ModelName = Annotated[
+    str | None,
+    Argument(
+        metavar="[MODEL]",
+        help="A Hugging Face name, a folder, a GGUF file, or stories, the model inside.",
+        show_default=False,
+        autocompletion=model_names,
+    ),
+]
+
+NewTokens = Annotated[
+    int, Option("-n", "--max-tokens", "--new-tokens", help="The most tokens to write.", rich_help_panel=SAMPLING)
+]
+Temperature = Annotated[
+    float | None,
+    Option(help="0 takes the most probable token; higher values spread the draws.", rich_help_panel=SAMPLING),
+]
+Seed = Annotated[
+    int | None,
+    Option(help="Fixes the draws; without it a random one is used and printed.", rich_help_panel=SAMPLING),
+]
+
+Model = Annotated[
+    str | None,
+    Option(
+        "--model",
+        "-m",
+        help="A Hugging Face name, a folder, a GGUF file, or stories, the model inside, which is the default.",
+        rich_help_panel=MODEL,
+        show_default=False,
+        autocompletion=model_names,
+    ),
+]
+Revision = Annotated[str | None, Option(help="A branch, tag or commit of a Hugging Face model.", rich_help_panel=MODEL)]
+Device = Annotated[str, Option(help="auto, cpu, cuda, cuda:N or mps.", rich_help_panel=MODEL)]
+DType = Annotated[
+    str,
+    Option(
+        "--dtype",
+        help="Type of the weights, and of the K and V, that --weights and --kv leave native: auto (the checkpoint's; "
+        "float32 on a CPU without native kernels), float32, bfloat16 or float16.",
+        rich_help_panel=MODEL,
+    ),
+]
+
+Lora = Annotated[
+    list[Path] | None,
+    Option(
+        "--lora",
+        help="A folder with a LoRA adapter (PEFT), merged into the weights as they are read (several: repeat it).",
+        rich_help_panel=MODEL,
+        show_default=False,
+    ),
+]
+
+Threads = Annotated[
+    int | None, Option(min=1, max=4096, help="Threads that compute; by default one per core.", rich_help_panel=ENGINE)
+]
+ServerThreads = Annotated[
+    int | None,
+    Option(
+        min=1,
+        max=4096,
+        help="Threads that compute; by default one per core; one fewer in explore, for small models, and without "
+        "native kernels.",
+        rich_help_panel=ENGINE,
+    ),
+]
+KvMemory = Annotated[
+    str | None,
+    Option(
+        help="Memory for the KV cache, such as 2GB or 512MiB; by default an eighth of what is free, at most 4 GiB.",
+        rich_help_panel=ENGINE,
+    ),
+]
+NoCache = Annotated[bool, Option("--no-cache", help="Recompute every token at every step.", rich_help_panel=ENGINE)]
+PageSize = Annotated[int, Option(help="Token slots of a page of the KV cache.", rich_help_panel=ENGINE)]
+TokenBudget = Annotated[
+    int, Option(help="The most tokens computed in one step; a longer prompt takes several.", rich_help_panel=ENGINE)
+]
+
+Weights = Annotated[
+    str,
+    Option(
+        help="How matrices are kept: native (as --dtype says), float32, bfloat16, float16, int8, int4; or int8:32 with "
+        "its group. Quantised weights are kept in the cache folder for the next time.",
+        rich_help_panel=ENGINE,
+    ),
+]
+Kv = Annotated[
+    str,
+    Option(
+        "--kv",
+        help="How K and V are kept: native, float32, bfloat16, float16, fp8, int8, int4; or k=int8,v=int4; "
+        "first=64 after it keeps the first tokens native, native=0+-1 these layers.",
+        rich_help_panel=ENGINE,
+    ),
+]
+Window = Annotated[
+    int | None,
+    Option(help="Attention window in tokens, for all layers; pages behind it are freed.", rich_help_panel=ENGINE),
+]
+Sinks = Annotated[int, Option(help="First tokens that stay visible beyond the window.", rich_help_panel=ENGINE)]
+
+Json = Annotated[bool, Option("--json", help="Write one JSON object instead.", rich_help_panel=OUTPUT)]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Write the text only, no remarks.", rich_help_panel=OUTPUT)]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Also tell how long each phase took.", rich_help_panel=OUTPUT)]
+Chart = Annotated[Path, Option("--out", "-o", help="Where the chart goes (SVG).", rich_help_panel=OUTPUT)]
+
+
+OF_ENGINE = (  # parameters of commands that `opened` and LLM take under the same names
+    *("revision", "device", "dtype", "weights", "threads", "kv_memory", "kv", "window", "sinks"),
+    *("page_size", "token_budget", "lora"),
+)
+
+
+def of_engine(parameters: Mapping[str, Any], *, but: Sequence[str] = ()) -> dict[str, Any]:
+    """Of a command's parameters (its `locals()`) those that say how to open the model; `but`: those that do not.
+
+    Raises RequestError for a --kv-memory that is no size.
+    """
+    found = {name: parameters[name] for name in OF_ENGINE if name in parameters and name not in but}
+    if found.get("kv_memory") is not None:
+        found["kv_memory"] = read_bytes(found["kv_memory"], "kv_memory")
+    return {name: value for name, value in found.items() if not (name == "lora" and value is None)}
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that the user gave: those that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def the_model(named: str | None, option: str | None) -> str:
+    """The model: of the argument or of -m, else of the user's settings, else stories. Raises RequestError for two."""
+    if named is not None and option is not None and named != option:
+        raise RequestError(f"two models are given, {named[:200]} and -m {option[:200]}; leave one of them out")
+    chosen = option if named is None else named
+    return str(settings.read().get("model", STORIES)) if chosen is None else chosen
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """Read the prompt from the argument, a file, or stdin: for `-`, or if there is neither and stdin is no terminal.
+
+    A byte order mark at the start and one final newline of a file or of stdin are dropped. Raises RequestError if no
+    prompt or two prompts are given, if the prompt cannot be read, and if stdin is empty.
+    """
+    if prompt is not None and file is not None:
+        raise RequestError("two prompts are given; leave PROMPT or --file out")
+    if prompt is not None and prompt != "-":
+        return _decoded(prompt.encode("utf-8", "surrogateescape"), "the prompt on the command line")
+    if prompt is None and file is None and (sys.stdin is None or sys.stdin.isatty()):
+        raise RequestError('give a prompt: "TEXT" in quotes, or --file PATH, or pipe a text in')
+    where = "standard input" if file is None else str(file)
+    try:
+        data = _limited(sys.stdin.buffer, where) if file is None else _of_file(file)
+    except OSError as error:
+        raise RequestError(f"the prompt cannot be read from {where}: {error.strerror}") from error
+    except ValueError as error:  # a NUL in the name of the file, or a closed stream
+        raise RequestError(f"the prompt cannot be read from {where!r}: {error}") from error
+    if file is None and not data:
+        raise RequestError('standard input is empty: no prompt came; give one as "TEXT" or with --file PATH')
+    text = _decoded(data.removeprefix(codecs.BOM_UTF8), f"the prompt in {where}")
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _of_file(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        return _limited(stream, str(file))
+
+
+def _limited(stream: IO[bytes], where: str) -> bytes:
+    """All bytes of a stream. Raises RequestError for more than MOST_PROMPT, such as an endless device."""
+    data = stream.read(MOST_PROMPT + 1)
+    if len(data) > MOST_PROMPT:
+        raise RequestError(f"the prompt in {where} has more than {MOST_PROMPT >> 20} MiB; give a shorter one")
+    return data
+
+
+def _decoded(data: bytes, what: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{what} is not UTF-8 text (byte {error.start} is wrong)") from error
+
+
+def check_engine(
+    *, device: str = "auto", dtype: str = "auto", weights: str = "native", kv: str = "native", **options: Any
+) -> None:
+    """Check the options that need neither a model nor torch. Raises RequestError as `LLM` would."""
+    WeightFormat.parse(weights)
+    if dtype not in ("auto", *DTYPE_BYTES):
+        raise RequestError(f"dtype {dtype!r} is not known; use auto, {', '.join(DTYPE_BYTES)}", "dtype")
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", device):
+        raise RequestError(f"device {device!r} is not known; use auto, cpu, cuda, cuda:N or mps", "device")
+    names = {field.name for field in fields(EngineConfig)}
+    EngineConfig(kv=KVFormat.parse(kv), **{name: value for name, value in options.items() if name in names})
+
+
+@contextmanager
+def opened(
+    model: str | None,
+    *,
+    quiet: bool = False,
+    phases: dict[str, float] | None = None,
+    threads: int | None = None,
+    **options: Any,
+) -> Iterator[LLM]:
+    """Open the model as an LLM, with a progress bar on stderr if that is a terminal.
+
+    phases: gets the seconds of importing and of loading. threads: threads that compute, None for one per core.
+    Options that need no model are checked before torch is imported, which takes a second or two. Raises the errors of
+    LLM.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    model = the_model(None, model)
+    check_engine(**options)
+    local_folder(model, options.get("revision"))
+    shown = console()
+    visible = shown.is_terminal and not quiet
+    bar = Progress(
+        TextColumn("loading {task.description}", style="dim", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[size]}", style="dim", markup=False),
+        console=shown,
+        transient=True,
+        disable=not visible,
+    )
+    with bar:
+        task = bar.add_task(model, total=None, size="")
+        start = time.perf_counter()
+        from tokenwright.backends.device import compute_with
+        from tokenwright.llm.llm import LLM
+
+        imported = time.perf_counter()
+        if threads is not None:
+            compute_with(threads)
+
+        def report(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, size=binary(total))
+
+        llm = LLM(model, report=report if visible else None, **options)
+    if phases is not None:
+        phases |= {"imports_s": imported - start, "load_s": time.perf_counter() - imported}
+    if llm.generation.unsupported and not quiet:
+        names = ", ".join(llm.generation.unsupported)
+        remark(f"note: the model's generation_config.json also asks for {names}, which Tokenwright does not have yet")
+    with llm:
+        yield llm
+
+
+QUICK = 64 * 2**20  # bytes of weights, which are read in some 3 ms
+
+
+def loader(
+    model: str, *, threads: int | None = None, browser: bool = False, **options: Any
+) -> Callable[[Callable[[int, int], None]], LLM]:
+    """The function that loads a server's model, in a thread of the server.
+
+    threads: None for one per core, or one fewer where a browser draws on this machine, where torch computes, and for a
+    model whose weights are read in less time than the server needs for a step's tokens.
+    """
+
+    def load(report: Callable[[int, int], None]) -> LLM:
+        from tokenwright.backends.device import compute_with, leave_a_core
+        from tokenwright.backends.native.native_kernels import find_kernels
+        from tokenwright.llm.llm import LLM
+
+        if threads is not None:
+            compute_with(threads)
+        elif browser or find_kernels() is None:
+            leave_a_core()
+        llm = LLM(model, report=report, **options)
+        if threads is None and not browser and llm.kernels != "reference" and llm.weight_bytes < QUICK:
+            leave_a_core()
+        return llm
+
+    return load

@@ -1,0 +1,1 @@
+"""Figures of a run as lines, charts and JSON."""

@@ -1,0 +1,282 @@
+"""The tokens of a race's lanes and their cost: as a report, as a chart and as JSON.
+
+The engine measured the times and counted the tokens. Beside them the report shows derived figures: the tokens sent
+through the layers, by formula, and from shapes alone the FLOP and the bytes of K and V that are kept and read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from tokenwright.bench.machine_load import told
+from tokenwright.cli.reports.chart import Line, Picture
+from tokenwright.cli.reports.statistics import rate, seconds
+from tokenwright.units import binary
+
+if TYPE_CHECKING:
+    from tokenwright.llm.outputs import Completion
+    from tokenwright.models.cost import Cost
+    from tokenwright.trace.messages.race import RaceSums
+
+CACHED, NAIVE, PREFIX, KV, WINDOW = "cached", "naive", "prefix", "kv", "window"
+COLOURS = {CACHED: "#0072B2", NAIVE: "#D55E00", PREFIX: "#009E73", KV: "#CC79A7", WINDOW: "#E69F00"}
+AGREEMENT = ("compared", "equal", "divergent", "max_delta", "kl")  # of its sums
+EQUAL = (NAIVE, PREFIX)  # must generate the cached lane's tokens
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReport:
+    """One text of a race. `cost` and `kv_bytes` (of K and V at the end) are derived from shapes."""
+
+    kind: str  # a key of COLOURS
+    name: str
+    completion: Completion
+    cost: Cost
+    kv_bytes: int
+
+    @property
+    def step_s(self) -> tuple[float, ...]:
+        return self.completion.usage.step_s
+
+    @property
+    def work(self) -> tuple[int, str]:
+        """The forward tokens by formula, and the formula as text."""
+        usage = self.completion.usage
+        prompt, written, reused = usage.prompt_tokens, usage.completion_tokens, usage.reused_tokens
+        tokens = forward_tokens(prompt, written, cache=self.kind != NAIVE, reused=reused)
+        if self.kind == NAIVE:
+            return tokens, "the sum of t = N .. N + T - 1"
+        return tokens, f"N + T - 1 - R, R = {reused:,} found" if self.kind == PREFIX else "N + T - 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """All lanes after the race, the cached one first and the naive one second. `about`: model, dtype and device.
+
+    busy: who else used the processors during the race, in words, or ''. sums: of the steps whose logits were compared.
+    """
+
+    lanes: tuple[LaneReport, ...]
+    about: str
+    layers: int
+    page_size: int
+    busy: str = ""
+    sums: RaceSums | None = None
+
+    @property
+    def cached(self) -> Completion:
+        return self.lanes[0].completion
+
+    @property
+    def naive(self) -> Completion:
+        return self.lanes[1].completion
+
+    @property
+    def faults(self) -> list[LaneReport]:
+        """The lanes that must generate the cached lane's tokens and did not."""
+        return [lane for lane in self.lanes if lane.kind in EQUAL and self.parts_at(lane) is not None]
+
+    @property
+    def ratio(self) -> float:
+        """The naive lane's total time over the cached lane's."""
+        return self.naive.usage.total_s / max(self.cached.usage.total_s, 1e-9)
+
+    def parts_at(self, lane: LaneReport) -> int | None:
+        """The number (from 1) of the first token that differs from the cached lane's; None if none does."""
+        ours, theirs = self.cached.token_ids, lane.completion.token_ids
+        if ours == theirs:
+            return None
+        pairs = enumerate(zip(ours, theirs, strict=False), 1)
+        return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)) + 1)
+
+
+def forward_tokens(prompt: int, written: int, *, cache: bool, reused: int = 0) -> int:
+    """Tokens sent through the layers, by formula: `written` >= 1 after `prompt`, of which `reused` were cached."""
+    if cache:
+        return prompt + written - 1 - reused
+    return written * prompt + written * (written - 1) // 2
+
+
+def report(result: Result) -> str:
+    """The race as text, for a terminal or a file."""
+    usage = result.cached.usage
+    naive, cached = result.naive.usage.forward_tokens, usage.forward_tokens
+    return "\n".join(
+        [
+            f"N = {usage.prompt_tokens} prompt tokens, T = {usage.completion_tokens} new ones ({result.about}).",
+            *_agreement(result),
+            "",
+            *_table([("measured", "first token", "median step", "last step", "total", "tok/s"), *_times(result)], 6),
+            "",
+            *_sparks(result),
+            "",
+            *_table(
+                [("counted", "forward tokens", "layer-tokens", "K and V", "formula of the tokens"), *_counted(result)],
+                4,
+            ),
+            "",
+            *_table([("by shapes", "GFLOP", "K and V read", "K and V at the end"), *_derived(result)], 3),
+            "",
+            f"naive took {result.ratio:.2f} times as long, for {naive / cached:.1f} times the forward tokens",
+            *([told(result.busy)] if result.busy else []),
+        ]
+    )
+
+
+def _compared(sums: RaceSums) -> str:
+    """How far the logits of the cached and the naive lane agree."""
+    apart = "" if sums.divergent is None else f", the first other one at step {sums.divergent}"
+    return (
+        f"Logits of cached and naive, over the same ids: argmax equal at {sums.equal} of {sums.compared} steps{apart}; "
+        f"max |difference| {sums.max_delta or 0:.1e}, mean KL {sums.kl or 0:.1e} nat."
+    )
+
+
+def _agreement(result: Result) -> list[str]:
+    """Which lanes generated the cached lane's tokens, and at which token the others differ first."""
+    same, other = [], []
+    for lane in result.lanes[1:]:
+        at = result.parts_at(lane)
+        if at is None:
+            same.append(lane.name)
+        elif lane.kind not in EQUAL:
+            other.append(f"{lane.name} from token {at} on")
+    lines = [f"The same tokens as cached: {', '.join(same)}."] if same else []
+    lines += [f"Other tokens than cached: {', '.join(other)}."] if other else []
+    lines += [_compared(result.sums)] if result.sums else []
+    lines += [f"THE LANES WROTE DIFFERENT TOKENS: {_parted(result)}."] if result.faults else []
+    if all(lane.kind != PREFIX for lane in result.lanes):
+        prompt, needed = result.cached.usage.prompt_tokens, result.page_size + 1
+        lines.append(
+            f"No prefix lane: texts share full pages of a prompt, so it takes a prompt of {needed} tokens or more; "
+            f"this one has {prompt}."
+        )
+    return lines
+
+
+def _parted(result: Result) -> str:
+    return ", ".join(f"{lane.name} from token {result.parts_at(lane)} on" for lane in result.faults)
+
+
+def fault(result: Result) -> str:
+    """The message for lanes that must agree and do not, with advice."""
+    return (
+        f"the lanes wrote different tokens: {_parted(result)}. In 16 bits two logits can be so near that the order of "
+        "additions decides; try --dtype float32. If they part there too, it is a bug."
+    )
+
+
+def _times(result: Result) -> list[Row]:
+    rows: list[Row] = []
+    for lane in result.lanes:
+        steps, usage = lane.step_s, lane.completion.usage
+        times = [seconds(time_s) for time_s in (steps[0], median(steps), steps[-1], usage.total_s)]
+        rows.append((lane.name, *times, rate(len(steps) / usage.total_s)))
+    return rows
+
+
+def _counted(result: Result) -> list[Row]:
+    rows: list[Row] = []
+    for lane in result.lanes:
+        usage, (asked, words) = lane.completion.usage, lane.work
+        sign = "=" if usage.forward_tokens == asked else f"NOT {asked:,} ="
+        counts = (f"{usage.forward_tokens:,}", f"{usage.layer_tokens:,}", binary(usage.kv_bytes))
+        rows.append((lane.name, *counts, f"{sign} {words}"))
+    return rows
+
+
+def _derived(result: Result) -> list[Row]:
+    rows: list[Row] = []
+    for lane in result.lanes:
+        usage = lane.completion.usage
+        tokens = usage.prompt_tokens + usage.completion_tokens - 1
+        words = "nothing is kept" if lane.kind == NAIVE else f"after N + T - 1 = {tokens:,} tokens"
+        sign = "=" if usage.kv_bytes == lane.kv_bytes else f"NOT {binary(usage.kv_bytes)} ="
+        flops = f"{lane.cost.flops / 1e9:,.4g}"
+        rows.append((lane.name, flops, binary(lane.cost.kv_read), f"{sign} {binary(lane.kv_bytes)}: {words}"))
+    return rows
+
+
+def _sparks(result: Result) -> list[str]:
+    """A sparkline of each lane's steps, all scaled to one peak that ignores outliers."""
+    every = sorted(step for lane in result.lanes for step in lane.step_s)
+    peak = every[int(len(every) * 0.98)]
+    width = max(len(lane.name) for lane in result.lanes)
+    return [f"{lane.name:>{width}}  {_spark(lane.step_s, peak)}" for lane in result.lanes]
+
+
+def _table(rows: list[Row], numbers: int) -> list[str]:
+    """The rows as lines; the first `numbers` columns align right, the others are unchanged."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths[numbers:] = [0] * len(widths[numbers:])
+    return ["  ".join(map(str.rjust, row, widths)) for row in rows]
+
+
+def _spark(values: Sequence[float], peak: float, width: int = 60) -> str:
+    """A sparkline scaled to `peak`: the median of each of at most `width` equal ranges of the values."""
+    cells = min(width, len(values))
+    stretches = [values[len(values) * i // cells : len(values) * (i + 1) // cells] for i in range(cells)]
+    return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * median(stretch) / peak))] for stretch in stretches)
+
+
+def picture(result: Result) -> Picture:
+    """A chart: milliseconds per step over the step number, one line per lane."""
+    usage = result.cached.usage
+    lines = []
+    for lane in result.lanes:
+        note = f"{seconds(lane.completion.usage.total_s)} in all"
+        lines.append(Line(_label(lane), note, COLOURS[lane.kind], [step * 1000 for step in lane.step_s]))
+    one_text = all(lane.kind not in (KV, WINDOW) for lane in result.lanes)
+    return Picture(
+        "The same text with the KV cache and without it" if one_text else "The same prompt with several KV caches",
+        f"{usage.completion_tokens} tokens after a prompt of {usage.prompt_tokens} · {result.about} · "
+        f"naive takes {result.ratio:.1f}x as long",
+        lines,
+    )
+
+
+def _label(lane: LaneReport) -> str:
+    """The lane's name, shortened to fit beside the chart."""
+    return next(name for name in (lane.name, lane.name.partition(" + ")[0], lane.kind) if len(name) <= 16)
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """The race as JSON: seconds, tokens, bytes. `derived` and `formula` are calculated; the engine gave the rest."""
+    return {
+        "text": result.cached.text,
+        "token_ids": list(result.cached.token_ids),
+        "prompt_tokens": result.cached.usage.prompt_tokens,
+        "same_tokens": not result.faults,
+        "ratio": result.ratio,
+        "busy": result.busy,
+        **({} if result.sums is None else {"agreement": {name: getattr(result.sums, name) for name in AGREEMENT}}),
+        **{lane.kind: _lane_json(lane, result.parts_at(lane), result.layers) for lane in result.lanes},
+    }
+
+
+def _lane_json(lane: LaneReport, parts_at: int | None, layers: int) -> dict[str, Any]:
+    usage, (asked, words) = lane.completion.usage, lane.work
+    return {
+        "name": lane.name,
+        "parts_at": parts_at,
+        "total_s": usage.total_s,
+        "step_s": list(lane.step_s),
+        "median_step_s": median(lane.step_s),
+        "forward_tokens": usage.forward_tokens,
+        "layer_tokens": usage.layer_tokens,
+        "reused_tokens": usage.reused_tokens,
+        "kv_bytes": usage.kv_bytes,
+        "preemptions": usage.preemptions,
+        "derived": {"flops": lane.cost.flops, "kv_read_bytes": lane.cost.kv_read},
+        "formula": {
+            "forward_tokens": asked,
+            "layer_tokens": asked * layers,
+            "words": words,
+            "kv_bytes": lane.kv_bytes,
+        },
+    }

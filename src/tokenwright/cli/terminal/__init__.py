@@ -1,0 +1,1 @@
+"""Output, interrupts and help in a terminal."""

@@ -1,0 +1,145 @@
+"""The models of a server of several: where each comes from, what it is in memory, and which a request means."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenwright.serve.app import add_routes, new_app
+from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.serve.http.api import RefusedRequest
+from tokenwright.serve.openai.stored_responses import StoredResponses
+from tokenwright.serve.service.metrics import Metrics
+from tokenwright.serve.service.model_host import Load
+from tokenwright.serve.service.residents import ResidentModel, Residents
+from tokenwright.serve.service.service import Service, ServiceLimits
+from tokenwright.serve.service.types import Caller, ListedModel, NotReady, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class ManySource:
+    """Where a model comes from. load: opens it. need: about how many bytes it takes."""
+
+    name: str
+    load: Load
+    need: Callable[[], int]
+
+
+class LoadedApp:
+    """A model with its app, from the moment at which it begins to be loaded."""
+
+    def __init__(
+        self,
+        entry: ResidentModel,
+        load: Load,
+        limits: ServiceLimits,
+        metrics: Metrics,
+        page: Path | None,
+        stored: StoredResponses,
+    ) -> None:
+        self.explorer = Explorer(entry.name, load)
+        self.service = Service(self.explorer.host, entry.names, limits, metrics)
+        self.app = new_app()
+        add_routes(self.app, self.explorer, self.service, metrics, page, stored)
+        self.explorer.start()
+
+    async def settled(self) -> None:
+        host = self.explorer.host
+        while not host.settled.is_set():
+            await asyncio.sleep(0.005)
+        if host.failure is not None:
+            raise host.failure
+
+    @property
+    def nbytes(self) -> int:
+        return self.explorer.llm.weight_bytes + self.explorer.llm.kv_memory
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        return self.explorer.loading.done, self.explorer.loading.total
+
+    def stop(self) -> None:
+        self.service.stop()
+
+    def close(self) -> None:
+        self.explorer.host.settled.wait()  # a model that is being read is freed when it is there
+        self.explorer.close()
+        self.service.close()
+        gc.collect()
+
+
+class Fleet:
+    """The models of a server, as its lists, its health and its end see them."""
+
+    def __init__(
+        self, residents: Residents, make: Callable[[str], ManySource], open_: Callable[..., LoadedApp]
+    ) -> None:
+        self.residents = residents
+        self.created = int(time.time())
+        self.draining = False
+        self._make = make
+        self._open = open_
+
+    @property
+    def default(self) -> ResidentModel:
+        """The model of requests that name none."""
+        if not self.residents.entries:
+            raise NotReady("this server has no model; pull one")
+        return self.residents.entries[0]
+
+    @property
+    def failure(self) -> Exception | None:
+        """Models are loaded again when they are asked for, so none ends the server."""
+        return None
+
+    @property
+    def apps(self) -> list[LoadedApp]:
+        """The models in memory."""
+        return [one.opened for one in self.residents.entries if isinstance(one.opened, LoadedApp)]
+
+    @property
+    def pending(self) -> int:
+        return self.residents.waiting + sum(one.service.pending for one in self.apps)
+
+    def stop(self) -> None:
+        self.draining = True
+        self.residents.stop()
+
+    def full(self, key: str) -> Problem | None:  # noqa: ARG002  (each model's queue has its keys)
+        """Why no request can be taken now: too many wait for their models."""
+        if self.residents.waiting < self.residents.most:
+            return None
+        return Problem(429, "busy", "too many requests wait for a model; try again in 5 s", retry_after_s=5)
+
+    def add(self, name: str) -> ResidentModel:
+        """The entry of a model on the hub or on this machine, a new one if there is none."""
+        known = next((one for one in self.residents.entries if name in one.names), None)
+        if known is None:
+            self.residents.entries.append(known := self.entry(self._make(name)))
+        return known
+
+    def entry(self, source: ManySource) -> ResidentModel:
+        return ResidentModel([source.name], lambda entry: self._open(entry, source.load), source.need)
+
+    def allowed(self, caller: Caller) -> list[ResidentModel]:
+        """The models that a key may use."""
+        return [one for one in self.residents.entries if caller.may_use(*one.names)]
+
+    def listed(self, caller: Caller) -> list[ListedModel]:
+        def context(entry: ResidentModel) -> int | None:
+            ready = isinstance(entry.opened, LoadedApp) and entry.opened.service.ready
+            return entry.opened.explorer.llm.context if ready and isinstance(entry.opened, LoadedApp) else None
+
+        each = [(name, entry) for entry in self.allowed(caller) for name in entry.names]
+        return [ListedModel(name, entry.name, context(entry)) for name, entry in each]
+
+    def named(self, caller: Caller, name: str | None) -> ResidentModel:
+        """The entry of a request. Raises Missing, and RefusedRequest for a model that its key may not use."""
+        entry = self.default if name is None else self.residents.find(name)
+        if not caller.may_use(*entry.names):
+            raise RefusedRequest(Problem(403, "forbidden", f"this API key may not use the model {entry.name}", "model"))
+        return entry

@@ -1,0 +1,207 @@
+"""A server of several models: each has an app of its own, as if it were alone, behind a switch that reads `model`.
+
+    Guard ──► Switch ──► routes of the server: lists, health, metrics, pull, delete, copy (store_routes.py)
+                  └────► the app of the model that the body names, which is loaded first if it is not there
+
+A model's app is made when it is loaded and goes with it, so whatever it holds goes too. The page and its runs belong to
+the first model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tokenwright.errors import RequestError
+from tokenwright.serve import model_list, store_routes
+from tokenwright.serve.app import APIS, Page, Served, add_access_log, new_app, refusing
+from tokenwright.serve.fleet import Fleet, LoadedApp, ManySource
+from tokenwright.serve.http.api import LARGE, HeadRequests, about, add_errors, add_schemas, unless_gone
+from tokenwright.serve.openai.stored_responses import StoredResponses
+from tokenwright.serve.service.metrics import Metrics
+from tokenwright.serve.service.model_host import Load, collect_at_rest
+from tokenwright.serve.service.residents import ResidentModel, Residents
+from tokenwright.serve.service.service import ServiceLimits
+from tokenwright.serve.transport.guard import Guard, Policy
+
+QUEUED = frozenset[str]().union(*(api.queued for api in APIS))  # paths whose requests wait
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|[µμ]s|ms|s|m|h)")
+_DURATION = re.compile(rf"[+-]?(0|({_PART.pattern})+)")
+
+
+def keep_alive(value: object) -> float | None:
+    """The seconds of a field of Ollama's, below 0 for ever; None: it is none.
+
+    >>> keep_alive("1h30m")
+    5400.0
+    """
+    if isinstance(value, str) and _DURATION.fullmatch(value):
+        seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(value))
+        return -seconds if value.startswith("-") else seconds
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+class Switch:
+    """Passes each request to the app of its model, and those for the server's `own` routes to its app."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        own: Sequence[BaseRoute],
+        fleet: Fleet,
+        answer: Callable[[Request, Exception], Awaitable[Response]],
+    ) -> None:
+        self._front = app
+        self._own = own
+        self._fleet = fleet
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or any(route.matches(scope)[0] is not Match.NONE for route in self._own):
+            await self._front(scope, receive, send)
+        elif scope["type"] == "websocket" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self._looked(scope, receive, send)
+        else:
+            await self._asked(scope, receive, send)
+
+    async def _looked(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The page, what it reads, and stored responses: of the first model that is there, which this does not hold."""
+        allowed = self._fleet.allowed(about(Request(scope, receive)).caller)
+        there = next((one.opened for one in allowed if isinstance(one.opened, LoadedApp)), None)
+        await (self._front if there is None else there.app)(scope, receive, send)
+
+    async def _asked(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        try:
+            entry, raw, unloads = await self._read(request)
+            if unloads:
+                await self._fleet.residents.unload(entry)
+                await JSONResponse(_unloaded(scope["path"], entry.name))(scope, receive, send)
+                return
+            opened = await unless_gone(request, self._fleet.residents.acquire(entry))
+        except Exception as error:
+            await (await self._answer(request, error))(scope, receive, send)
+            return
+        assert isinstance(opened, LoadedApp), "this server opens no others"
+        try:
+            await opened.app(scope, _again(raw, receive), send)
+        finally:
+            self._fleet.residents.release(entry)
+
+    async def _read(self, request: Request) -> tuple[ResidentModel, bytes, bool]:
+        """The model that a request names, its body, and whether it only unloads the model. Raises Missing."""
+        raw = await request.body()
+        data = await asyncio.to_thread(_object, raw) if len(raw) > LARGE else _object(raw)
+        name = data.get("model", data.get("name"))
+        entry = self._fleet.named(about(request).caller, name if isinstance(name, str) else None)
+        return entry, *self._kept(request.scope["path"], entry, data, raw)
+
+    def _kept(self, path: str, entry: ResidentModel, data: dict[str, Any], raw: bytes) -> tuple[bytes, bool]:
+        """The body without keep_alive, which is heeded here; and whether the request only unloads its model."""
+        seconds = keep_alive(data.get("keep_alive")) if path.startswith("/api/") else None
+        if seconds is None:
+            return raw, False
+        entry.pinned = seconds < 0
+        entry.keep_s = math.inf if seconds < 0 else seconds
+        del data["keep_alive"]
+        empty = path in ("/api/generate", "/api/chat") and not (data.get("prompt") or data.get("messages"))
+        return json.dumps(data).encode(), seconds == 0 and empty
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    """A body's object; an empty one for what is none: the model's app says what is wrong with it."""
+    try:
+        data = json.loads(raw)
+    except (ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _unloaded(path: str, model: str) -> dict[str, Any]:
+    """Ollama's reply to a request that only unloads a model."""
+    text = {"response": ""} if path == "/api/generate" else {"message": {"role": "assistant", "content": ""}}
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {"model": model, "created_at": now, **text, "done": True, "done_reason": "unload"}
+
+
+def _again(raw: bytes, receive: Receive) -> Receive:
+    """ASGI's `receive` of a body that was read: the body once more, then what becomes of the connection."""
+    left: list[Message] = [{"type": "http.request", "body": raw, "more_body": False}]
+
+    async def once_more() -> Message:
+        return left.pop() if left else await receive()
+
+    return once_more
+
+
+def make_many_app(
+    sources: Sequence[ManySource],
+    make: Callable[[str], ManySource],
+    limit: int,
+    policy: Policy,
+    page: Path | None,
+    served: Served | None = None,
+) -> FastAPI:
+    """The app. make(name): the source of a model that is pulled while the server runs. limit: bytes of all in memory.
+
+    `app.state.service` is its fleet. Raises RequestError for a key that names a model which is not served.
+    """
+    served = served or Served()
+    metrics = Metrics()
+    limits = replace(served.limits or ServiceLimits(), keys=max(1, len(policy.keys)))
+
+    stored = StoredResponses(served.stored_bytes)  # of all models: they outlive one that leaves
+
+    def open_(entry: ResidentModel, load: Load) -> LoadedApp:
+        return LoadedApp(entry, load, limits, metrics, page, stored)
+
+    residents = Residents((), limit, limits.queue)
+    fleet = Fleet(residents, make, open_)
+    residents.entries = [fleet.entry(source) for source in sources]
+    if unknown := policy.keys.models - set(residents.names):
+        raise RequestError(
+            f"an API key names the model {min(unknown)}, which is not served: {', '.join(residents.names)}"
+        )
+    metrics.watch(lambda: [one.service for one in fleet.apps])
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        if residents.entries:
+            residents.warm(fleet.default)
+        beside = asyncio.create_task(collect_at_rest(lambda: not fleet.pending)) if served.alone else None
+        yield
+        if beside is not None:
+            beside.cancel()
+        fleet.stop()
+        await asyncio.to_thread(residents.close)
+        if served.spans is not None:
+            await asyncio.to_thread(served.spans.close)
+
+    app = new_app(lifespan=lifespan, openapi_url=None)
+    app.state.service = fleet
+    answer = add_errors(app, APIS, (), metrics.refused)
+    model_list.add(app, fleet)
+    store_routes.add(app, fleet, metrics)
+    add_schemas(app, APIS)
+    own = list(app.routes)  # without the page
+    if page is not None:
+        app.mount("/", Page(page, app))
+    app.add_middleware(HeadRequests, routes=own)
+    app.add_middleware(Switch, own=own, fleet=fleet, answer=answer)
+    app.add_middleware(Guard, policy=policy, answer=refusing(metrics), queued=QUEUED, full=fleet.full)
+    add_access_log(app, served, metrics)
+    return app

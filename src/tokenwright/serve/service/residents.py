@@ -1,0 +1,276 @@
+"""Which of a server's models are in memory: they are loaded on demand, and the longest unused one leaves.
+
+    request ──► acquire ──► ready ──────────────────────────────► its app ──► release
+                   └─► waits ──► room is made, the model is loaded ──┘
+
+A model that is used stays. One that must leave takes no new requests, and leaves when its last one ends; requests for
+it wait like those for any other model that is not there. The model of the request that has waited longest is loaded
+next, and then all that wait for it go in: so no model keeps another one waiting for ever.
+
+Belongs to one event loop. It knows nothing of apps: `LoadedResident` is what a model is when it is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from tokenwright.errors import TokenwrightError
+from tokenwright.serve.service.types import ENDING, Busy, NotReady, no_model
+from tokenwright.units import binary
+
+State = Literal["absent", "loading", "ready", "leaving"]
+log = logging.getLogger(__name__)
+
+TAG = ":latest"  # which Ollama's clients put behind a name
+
+
+class LoadedResident(Protocol):
+    """A model that is being loaded, or is there."""
+
+    async def settled(self) -> None:
+        """Wait until it is there. Raises what keeps it from being read."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its weights and its cache, once it is there."""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The bytes of weights that were read, and their total; 0: not known yet."""
+
+    def stop(self) -> None:
+        """End all its requests now."""
+
+    def close(self) -> None:
+        """Free its memory. Called in a thread."""
+
+
+@dataclass(slots=True, eq=False)
+class ResidentModel:
+    """A model that may be asked for. names: the first is its own, the others mean the same.
+
+    open: begins to load it. need: about how many bytes it will take; may read files, so it is called in a thread.
+    users: requests in it. keep_s: seconds that it stays without one; pinned: others leave before it.
+    """
+
+    names: list[str]
+    open: Callable[[ResidentModel], LoadedResident]
+    need: Callable[[], int]
+    state: State = "absent"
+    opened: LoadedResident | None = None
+    users: int = 0
+    used_at: float = 0.0
+    keep_s: float = math.inf
+    pinned: bool = False
+    nbytes: int = 0  # when it was there last
+    failure: str = ""  # why it could not be read, when that was tried last
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    leaving: asyncio.Task[None] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+@dataclass(slots=True, eq=False)
+class _Ticket:
+    entry: ResidentModel
+    admitted: asyncio.Future[None]
+
+
+class Residents:
+    """The models of a server. limit: bytes that those in memory may take together. most: requests that may wait."""
+
+    def __init__(self, entries: Sequence[ResidentModel], limit: int, most: int) -> None:
+        self.entries = list(entries)
+        self.limit = limit
+        self.most = most
+        self.loads = 0  # models that were loaded so far
+        self.stopped = False
+        self._waiting: list[_Ticket] = []
+        self._mover: asyncio.Task[None] | None = None
+
+    @property
+    def names(self) -> list[str]:
+        return [name for entry in self.entries for name in entry.names]
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a model."""
+        return len(self._waiting)
+
+    @property
+    def used(self) -> int:
+        """Bytes of the models in memory."""
+        return sum(entry.nbytes for entry in self.entries if entry.state in ("ready", "leaving"))
+
+    def find(self, name: str) -> ResidentModel:
+        """The entry of a name, with or without Ollama's tag. Raises Missing."""
+        for wanted in (name, name.removesuffix(TAG)):
+            for entry in self.entries:
+                if wanted in entry.names:
+                    return entry
+        raise no_model(name, self.names)
+
+    async def acquire(self, entry: ResidentModel) -> LoadedResident:
+        """The model, for one request, which must `release` it. Waits until it is there.
+
+        Raises NotReady with the reason if it cannot be read, and at the server's end; Busy where too many wait.
+        """
+        if self.stopped:
+            raise NotReady(ENDING)
+        if entry.state != "ready":
+            if self.waiting >= self.most:
+                raise Busy(f"{self.waiting:,} requests wait for a model already; try again in 5 s", 5)
+            ticket = _Ticket(entry, asyncio.get_running_loop().create_future())
+            self._waiting.append(ticket)
+            self._arrange()
+            try:
+                await ticket.admitted
+            except BaseException:
+                if ticket in self._waiting:
+                    self._waiting.remove(ticket)
+                elif ticket.admitted.done() and not ticket.admitted.cancelled() and not ticket.admitted.exception():
+                    self.release(entry)  # it was let in while its client went away
+                raise
+        else:
+            self._enter(entry)
+        assert entry.opened is not None, "a model that is ready is there"
+        return entry.opened
+
+    def _enter(self, entry: ResidentModel) -> None:
+        entry.users += 1
+        entry.idle.clear()
+
+    def release(self, entry: ResidentModel) -> None:
+        """A request of `acquire` has ended."""
+        entry.users -= 1
+        entry.used_at = time.monotonic()
+        if entry.users:
+            return
+        entry.idle.set()
+        if entry.state == "ready" and entry.keep_s < math.inf:
+            asyncio.get_running_loop().call_later(max(0.0, entry.keep_s), self._expire, entry, entry.used_at)
+
+    def warm(self, entry: ResidentModel) -> None:
+        """Load a model that no request waits for."""
+        if entry.state == "absent" and self._mover is None and not self.stopped:
+            self._begin(entry)
+
+    async def unload(self, entry: ResidentModel) -> None:
+        """Let a model leave once its requests have ended."""
+        if entry.state == "loading" and self._mover is not None:
+            await asyncio.wait((self._mover,))
+        if entry.state in ("ready", "leaving"):
+            await self._leave(entry)
+
+    def stop(self) -> None:
+        """End every request now."""
+        self.stopped = True
+        self._fail(self._waiting, NotReady(ENDING))
+        for entry in self.entries:
+            if entry.opened is not None:
+                entry.opened.stop()
+
+    def close(self) -> None:
+        """Free all memory, at the end."""
+        for entry in self.entries:
+            if entry.opened is not None:
+                entry.opened.close()
+
+    def _expire(self, entry: ResidentModel, used_at: float) -> None:
+        if entry.state == "ready" and not entry.users and entry.used_at == used_at:
+            self._leave(entry)
+
+    def _leave(self, entry: ResidentModel) -> Awaitable[None]:
+        """Take no more requests for a model, and free it when the last has ended."""
+        if entry.leaving is None:
+            entry.state = "leaving"
+            entry.leaving = asyncio.create_task(self._left(entry))
+        return asyncio.shield(entry.leaving)
+
+    async def _left(self, entry: ResidentModel) -> None:
+        try:
+            if entry.users:
+                await entry.idle.wait()
+            await self._free(entry)
+        finally:
+            entry.leaving = None
+            self._arrange()
+
+    async def _free(self, entry: ResidentModel) -> None:
+        opened, entry.opened = entry.opened, None
+        if opened is not None:
+            await asyncio.to_thread(opened.close)
+        entry.state = "absent"
+
+    def _arrange(self) -> None:
+        """Let in what can go in, and begin to load the model of the request that has waited longest."""
+        for ticket in [one for one in self._waiting if one.entry.state == "ready"]:
+            self._waiting.remove(ticket)
+            if not ticket.admitted.done():
+                self._enter(ticket.entry)
+                ticket.admitted.set_result(None)
+        if self._waiting and self._mover is None and not self.stopped:
+            self._begin(self._waiting[0].entry)
+
+    def _begin(self, entry: ResidentModel) -> None:
+        self._mover = asyncio.create_task(self._move(entry))
+
+    async def _move(self, entry: ResidentModel) -> None:
+        """Make room for a model and load it. Those that wait for it get its error, if there is one."""
+        try:
+            if entry.leaving is not None:
+                await asyncio.shield(entry.leaving)
+            await self._load(entry)
+            entry.failure = ""
+        except Exception as error:
+            await self._free(entry)
+            why = str(error)
+            if not isinstance(error, TokenwrightError):
+                log.exception("the model %s could not be read", entry.name)
+                why = "a fault of ours; the server's log says more"
+            entry.failure = why
+            told = NotReady(f"the model {entry.name} could not be read: {why}")
+            self._fail([one for one in self._waiting if one.entry is entry], told)
+        finally:
+            self._mover = None
+            self._arrange()
+
+    async def _load(self, entry: ResidentModel) -> None:
+        need = max(entry.nbytes, await asyncio.to_thread(entry.need)) if not entry.nbytes else entry.nbytes
+        if need > self.limit:
+            raise NotReady(f"it needs about {binary(need)}, and all models may take {binary(self.limit)} (--memory)")
+        await self._make_room(entry, need)
+        entry.state = "loading"
+        entry.opened = entry.open(entry)
+        await entry.opened.settled()
+        if self.stopped:
+            raise NotReady(ENDING)
+        entry.nbytes, entry.used_at = entry.opened.nbytes, time.monotonic()
+        await self._make_room(entry, entry.nbytes)
+        entry.state = "ready"
+        self.loads += 1
+
+    async def _make_room(self, entry: ResidentModel, need: int) -> None:
+        while (victim := self._victim(entry, need)) is not None:
+            await self._leave(victim)
+
+    def _victim(self, entry: ResidentModel, need: int) -> ResidentModel | None:
+        """The model that leaves for another: one that leaves already, else the longest unused, idle ones first."""
+        others = [one for one in self.entries if one is not entry and one.state in ("ready", "leaving")]
+        if not others or sum(one.nbytes for one in others) + need <= self.limit:
+            return None
+        return min(others, key=lambda one: (one.state == "ready", one.users > 0, one.pinned, one.used_at))
+
+    def _fail(self, tickets: Iterable[_Ticket], error: Exception) -> None:
+        for ticket in list(tickets):
+            self._waiting.remove(ticket)
+            if not ticket.admitted.done():
+                ticket.admitted.set_exception(error)

@@ -1,0 +1,235 @@
+"""The routes of a server of several models that belong to none of them: health, metrics, and Ollama's about models."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+
+import tokenwright
+from tokenwright.errors import CheckpointError, EngineError, RequestError, TokenwrightError
+from tokenwright.serve.fleet import Fleet
+from tokenwright.serve.http.api import RefusedRequest, about, answers, body_of, takes
+from tokenwright.serve.http.fields import Body, Name, Refused
+from tokenwright.serve.http.reply_schema import Health, Ready
+from tokenwright.serve.http.reply_text import Json, dumps
+from tokenwright.serve.ollama import reply_schema as replies
+from tokenwright.serve.ollama.card import NEVER, entry, loaded
+from tokenwright.serve.service.metrics import CONTENT_TYPE, Metrics
+from tokenwright.serve.service.residents import ResidentModel
+from tokenwright.serve.service.types import Problem
+from tokenwright.trace.messages.schema import Loading
+
+NDJSON = "application/x-ndjson"
+
+log = logging.getLogger(__name__)
+
+
+class Pull(Body):
+    """POST /api/pull. name: what older clients call the model."""
+
+    refused: ClassVar = {"insecure": Refused("the hub is asked over TLS alone", (False,))}
+
+    model: Name | None = None
+    name: Name | None = None
+    stream: bool = True
+
+
+class Delete(Body):
+    """DELETE /api/delete. name: what older clients call the model."""
+
+    model: Name | None = None
+    name: Name | None = None
+
+
+class Copy(Body):
+    """POST /api/copy: a further name for a model, as long as the server runs."""
+
+    source: Name
+    destination: Name
+
+
+def add(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
+    """Add the routes."""
+    _add_states(app, fleet, metrics)
+    _add_lists(app, fleet)
+    _add_store(app, fleet)
+
+
+def _add_states(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
+    @app.get("/health", responses=answers(Health), tags=["Operations"], response_model=None)
+    async def health() -> JSONResponse:
+        """Whether the models in memory make tokens, and what each model is doing."""
+        models = [_state(one) for one in fleet.residents.entries]
+        for opened in fleet.apps:
+            if opened.service.ready:
+                try:
+                    await opened.service.healthy()
+                except EngineError as error:
+                    return JSONResponse({"status": "failed", "reason": str(error), "models": models}, 503)
+        return JSONResponse({"status": "ok", "version": tokenwright.__version__, "models": models})
+
+    @app.get("/ready", responses=answers(Ready), tags=["Operations"], response_model=None)
+    async def ready() -> JSONResponse:
+        """Whether new requests are taken; those for a model that is not there wait for it."""
+        return JSONResponse({"status": "draining" if fleet.draining else "ready"}, 503 if fleet.draining else 200)
+
+    @app.get("/metrics", tags=["Operations"], response_class=PlainTextResponse)
+    async def measured() -> Response:
+        """Prometheus metrics."""
+        return Response(metrics.text(), media_type=CONTENT_TYPE)
+
+    @app.get("/status", include_in_schema=False)
+    async def status() -> Loading:
+        """How far the first model is, for the page, which has it loaded."""
+        first = fleet.default
+        fleet.residents.warm(first)
+        done, total = (0, 0) if first.opened is None else first.opened.progress
+        failed = first.state == "absent" and first.failure
+        phase = "failed" if failed else "ready" if first.state == "ready" else "loading"
+        return Loading(phase, done, total, first.failure)  # type: ignore[arg-type]  # one of its phases
+
+
+def _state(one: ResidentModel) -> Json:
+    """A model in the reply of /health."""
+    done, total = (0, 0) if one.opened is None else one.opened.progress
+    found: Json = {"name": one.name, "state": one.state, "requests": one.users, "bytes": one.nbytes}
+    found |= {"loaded_bytes": done, "total_bytes": total} if one.state == "loading" else {}
+    return found | ({"reason": one.failure} if one.failure else {})
+
+
+def _add_lists(app: FastAPI, fleet: Fleet) -> None:
+    @app.get("/api/version", responses=answers(replies.OllamaVersion), tags=["Ollama"])
+    async def version() -> JSONResponse:
+        return JSONResponse({"version": tokenwright.__version__})
+
+    @app.get("/api/ps", responses=answers(replies.OllamaRunning), tags=["Ollama"])
+    async def running(request: Request) -> JSONResponse:
+        allowed, there = fleet.allowed(about(request).caller), fleet.apps
+        found = []
+        for one in allowed:
+            opened = next((app for app in there if app is one.opened and app.service.ready), None)
+            if opened is not None:
+                card = loaded(one.name, opened.explorer.llm, opened.service.created)
+                found.append(card | {"expires_at": _expiry(one)})
+        return JSONResponse({"models": found})
+
+    @app.get("/api/tags", responses=answers(replies.OllamaTags), tags=["Ollama"])
+    async def tags(request: Request) -> JSONResponse:
+        allowed = fleet.allowed(about(request).caller)
+        return JSONResponse({"models": [_tag(fleet, one, name) for one in allowed for name in one.names]})
+
+
+def _expiry(one: ResidentModel) -> str:
+    """When a model leaves if nobody uses it."""
+    if one.keep_s > 1e9:
+        return NEVER
+    return (datetime.now(UTC) + timedelta(seconds=one.keep_s)).isoformat().replace("+00:00", "Z")
+
+
+def _tag(fleet: Fleet, one: ResidentModel, name: str) -> Json:
+    """A model in Ollama's list; of one that is not in memory only what is known without reading it."""
+    opened = next((app for app in fleet.apps if app is one.opened and app.service.ready), None)
+    if opened is not None:
+        return entry(name, opened.explorer.llm, fleet.created)
+    when = datetime.fromtimestamp(fleet.created, UTC).isoformat().replace("+00:00", "Z")
+    about_it: Json = {"parent_model": "", "format": "safetensors", "family": "", "families": []}
+    about_it |= {"parameter_size": "", "quantization_level": ""}
+    digest = hashlib.sha256(one.name.encode()).hexdigest()
+    return {"name": name, "model": name, "modified_at": when, "size": one.nbytes, "digest": digest, "details": about_it}
+
+
+def _add_store(app: FastAPI, fleet: Fleet) -> None:
+    @app.post(
+        "/api/pull",
+        openapi_extra=takes(Pull),
+        responses=answers(replies.OllamaStatus, stream=NDJSON),
+        tags=["Ollama"],
+        response_model=None,
+    )
+    async def pull(request: Request) -> Response:
+        """Download a model from the hub and serve it."""
+        body = await body_of(request, Pull, any_type=True)
+        name = _name(body)
+        _unrestricted(request)
+        if body.stream:
+            return StreamingResponse(_pulling(fleet, name), media_type=NDJSON)
+        await _fetched(fleet, name)
+        return JSONResponse({"status": "success"})
+
+    @app.delete("/api/delete", openapi_extra=takes(Delete), tags=["Ollama"], response_model=None)
+    async def delete(request: Request) -> Response:
+        """Remove a model from memory and from this machine, or one of its further names."""
+        name = _name(await body_of(request, Delete, any_type=True))
+        _unrestricted(request)
+        entry = fleet.residents.find(name)
+        if name in entry.names[1:]:
+            entry.names.remove(name)
+            return Response(status_code=200)
+        from tokenwright.checkpoints import local_models as store
+
+        _, remove = await asyncio.to_thread(store.removal, entry.name)
+        fleet.residents.entries.remove(entry)
+        await fleet.residents.unload(entry)
+        await asyncio.to_thread(remove)
+        return Response(status_code=200)
+
+    @app.post("/api/copy", openapi_extra=takes(Copy), tags=["Ollama"], response_model=None)
+    async def copy(request: Request) -> Response:
+        """Give a model a further name."""
+        body = await body_of(request, Copy, any_type=True)
+        _unrestricted(request)
+        entry = fleet.residents.find(body.source)
+        if body.destination in fleet.residents.names:
+            raise RequestError(f"destination: the name {body.destination} is taken", "destination")
+        entry.names.append(body.destination)
+        for opened in fleet.apps:
+            if opened is entry.opened:
+                opened.service.names = tuple(entry.names)
+        return Response(status_code=200)
+
+
+def _name(body: Pull | Delete) -> str:
+    if (body.model is None) == (body.name is None):
+        raise RequestError("model: give the model's name, once")
+    return body.model or body.name or ""
+
+
+def _unrestricted(request: Request) -> None:
+    """Raises RefusedRequest for a key that may use some models only: it may not change which there are."""
+    if about(request).caller.models:
+        raise RefusedRequest(Problem(403, "forbidden", "this API key may use some models, and change none"))
+
+
+async def _fetched(fleet: Fleet, name: str) -> None:
+    from tokenwright.checkpoints import local_models as store
+
+    try:
+        await asyncio.to_thread(store.fetch, name)
+    except CheckpointError as error:  # the client's name, or the hub's fault
+        raise RefusedRequest(Problem(400, "invalid", str(error), "model")) from None
+    fleet.add(name)
+
+
+async def _pulling(fleet: Fleet, name: str) -> AsyncIterator[bytes]:
+    """The lines of a pull: what is done, and its end."""
+    yield _line({"status": "pulling manifest"})
+    try:
+        await _fetched(fleet, name)
+    except TokenwrightError as error:
+        yield _line({"error": str(error)})
+    except Exception:
+        log.exception("pulling %s failed", name)
+        yield _line({"error": "the server has failed on this request; its log says more"})
+    else:
+        yield _line({"status": "success"})
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return f"{dumps(value)}\n".encode()

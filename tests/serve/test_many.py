@@ -1,0 +1,303 @@
+"""A server of several models: which one answers, what the lists say, keys, and Ollama's pull, copy and delete."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import huggingface_hub.constants as settings
+import ollama
+import pytest
+
+from tests.checkpoints.test_hub import contents
+from tests.models.fake_hub import FakeHub
+from tests.models.fixtures import make_checkpoint
+from tests.serve.many import PAGES, Many, many, until
+from tokenwright import LLM
+from tokenwright.checkpoints import local_models as store
+from tokenwright.cli.commands.serve import NamedModel, models_of, needed
+from tokenwright.errors import RequestError
+from tokenwright.serve.http.reply_schema import Health
+from tokenwright.serve.many import keep_alive
+from tokenwright.serve.ollama.reply_schema import OllamaRunning, OllamaTags
+from tokenwright.serve.openai.reply_schema import ModelList
+
+ASKED: dict[str, Any] = {"prompt": "the and", "max_tokens": 8, "temperature": 0.0}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {name: make_checkpoint(folder / name, kind).path for name, kind in (("a", "qwen2"), ("b", "llama2"))}
+
+
+@pytest.fixture(scope="module")
+def server(models: dict[str, Path]) -> Iterator[Many]:
+    """Its memory holds one of the two."""
+    with many(models) as running:
+        until(lambda: running.states()["a"] == "ready")
+        yield running
+
+
+def complete(server: Many, model: str | None, **more: Any) -> httpx.Response:
+    named = {} if model is None else {"model": model}
+    return httpx.post(f"{server.url}/v1/completions", json=ASKED | named | more, timeout=60)
+
+
+def text(reply: httpx.Response) -> str:
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["choices"][0]["text"])
+
+
+def expected(path: Path) -> str:
+    with LLM(path, pages=PAGES) as llm:
+        [one] = llm.generate("the and", llm.sampling(temperature=0.0, max_tokens=8))
+        return one.text
+
+
+def test_the_model_that_a_body_names_answers(server: Many, models: dict[str, Path]) -> None:
+    texts = {name: expected(path) for name, path in models.items()}
+    assert texts["a"] != texts["b"]
+    for name in "abba":
+        assert text(complete(server, name)) == texts[name]
+        assert server.states() == {one: "ready" if one == name else "absent" for one in "ab"}
+    assert complete(server, "c").status_code == 404
+    assert complete(server, "a", temperature=9).status_code == 400
+
+
+def test_random_requests_lose_none(server: Many) -> None:
+    """Two models under a memory that holds one."""
+    draw, before = random.Random(1), server.fleet.residents.loads
+    order = [draw.choice("ab") for _ in range(60)]
+    found: list[tuple[str, str]] = []
+
+    def work(names: list[str]) -> None:
+        found.extend((name, text(complete(server, name, stream=False))) for name in names)
+
+    threads = [threading.Thread(target=work, args=(order[at::6],)) for at in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(name for name, _ in found) == sorted(order)
+    assert len(set(found)) == 2
+    residents = server.fleet.residents
+    assert 0 < residents.loads - before < len(order)
+    assert residents.used <= residents.limit and residents.waiting == 0
+    assert all(one.users == 0 for one in residents.entries)
+
+
+def test_a_stream_holds_its_model_to_its_end(server: Many) -> None:
+    with httpx.stream(
+        "POST",
+        f"{server.url}/v1/completions",
+        json=ASKED | {"model": "a", "stream": True, "max_tokens": 300},
+        timeout=60,
+    ) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        waits: list[str] = []
+        other = threading.Thread(target=lambda: waits.append(text(complete(server, "b"))))
+        other.start()
+        until(lambda: server.fleet.residents.waiting or waits)
+        assert "data: [DONE]" in list(lines)
+    other.join()
+    assert len(waits) == 1
+
+
+def test_stored_responses_outlive_their_model(server: Many) -> None:
+    body = {"model": "a", "input": "the", "max_output_tokens": 4, "store": True}
+    reply = httpx.post(f"{server.url}/v1/responses", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    complete(server, "b")
+    assert server.states()["a"] == "absent"
+    assert httpx.get(f"{server.url}/v1/responses/{reply.json()['id']}").json()["output"] == reply.json()["output"]
+
+
+def test_lists_health_and_metrics(server: Many) -> None:
+    complete(server, "b")
+    listed = ModelList.model_validate(httpx.get(f"{server.url}/v1/models").json())
+    assert [(one.id, one.max_model_len is None) for one in listed.data] == [("a", True), ("b", False)]
+    assert httpx.get(f"{server.url}/v1/models/a").json()["id"] == "a"
+    tags = OllamaTags.model_validate(httpx.get(f"{server.url}/api/tags").json())
+    assert [one.name for one in tags.models] == ["a", "b"]
+    running = OllamaRunning.model_validate(httpx.get(f"{server.url}/api/ps").json())
+    assert [one.name for one in running.models] == ["b"]
+    health = Health.model_validate(httpx.get(f"{server.url}/health").json())
+    assert [(one.name, one.state) for one in health.models] == [("a", "absent"), ("b", "ready")]
+    assert httpx.head(f"{server.url}/health").status_code == httpx.get(f"{server.url}/ready").status_code == 200
+    assert "tokenwright_pages 64.0" in httpx.get(f"{server.url}/metrics").text
+    assert httpx.post(f"{server.url}/health").status_code == 405
+
+
+def test_the_page_has_the_first_model_loaded(server: Many) -> None:
+    complete(server, "b")
+    assert httpx.get(f"{server.url}/status").json()["phase"] == "loading"
+    until(lambda: httpx.get(f"{server.url}/status").json()["phase"] == "ready")
+    assert httpx.get(f"{server.url}/model").json()["name"] == "a"
+
+
+@pytest.fixture
+def client(server: Many) -> Iterator[ollama.Client]:
+    with ollama.Client(server.url) as made:
+        yield made
+
+
+def test_keep_alive_unloads(server: Many, client: ollama.Client) -> None:
+    client.generate("b", "the", raw=True, options={"num_predict": 2}, keep_alive="5m")
+    assert server.states()["b"] == "ready"
+    assert client.ps().models[0].expires_at is not None
+    assert client.generate("b", keep_alive=0).done_reason == "unload"
+    assert server.states()["b"] == "absent"
+    client.generate("b", "the", raw=True, options={"num_predict": 2}, keep_alive=0)
+    until(lambda: server.states()["b"] == "absent")
+    client.generate("b", "the", raw=True, options={"num_predict": 2}, keep_alive=-1)
+    assert server.fleet.residents.find("b").pinned
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"), [(0, 0.0), (-1, -1.0), ("5m", 300.0), ("1h30m", 5400.0), ("-1s", -1.0), ("0", 0.0)]
+)
+def test_durations_are_gos(value: object, seconds: float) -> None:
+    assert keep_alive(value) == seconds
+
+
+@pytest.mark.parametrize("value", ["", "5", "m", None, True, [], "five minutes"])
+def test_what_is_no_duration_is_left_to_the_api(value: object) -> None:
+    assert keep_alive(value) is None
+
+
+def test_a_copy_is_a_further_name(server: Many, client: ollama.Client) -> None:
+    client.copy("a", "mine")
+    assert text(complete(server, "mine")) == text(complete(server, "a"))
+    assert [one.model for one in client.list().models] == ["a", "mine", "b"]
+    with pytest.raises(ollama.ResponseError, match="taken"):
+        client.copy("a", "b")
+    client.delete("mine")
+    assert complete(server, "mine").status_code == 404
+    assert complete(server, "a").status_code == 200
+
+
+def test_a_model_that_is_not_of_the_hub_stays(server: Many, client: ollama.Client) -> None:
+    with pytest.raises(ollama.ResponseError, match="there is no a to remove"):
+        client.delete("a")
+    assert complete(server, "a").status_code == 200
+
+
+def test_keys_name_models(models: dict[str, Path]) -> None:
+    keys = ("key-of-everything", "key-of-b-alone b")
+    with many(models, keys=keys) as server:
+
+        def asked(key: str, path: str, **body: Any) -> httpx.Response:
+            headers = {"authorization": f"Bearer {key}"}
+            if not body:
+                return httpx.get(f"{server.url}{path}", headers=headers)
+            return httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=60)
+
+        both, one = "key-of-everything", "key-of-b-alone"
+        assert asked(both, "/v1/completions", model="a", **ASKED).status_code == 200
+        assert asked(one, "/v1/completions", model="b", **ASKED).status_code == 200
+        refused = asked(one, "/v1/completions", model="a", **ASKED)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (403, "model")
+        assert asked(one, "/v1/completions", **ASKED).status_code == 403  # the first model is a
+        assert [card["id"] for card in asked(one, "/v1/models").json()["data"]] == ["b"]
+        assert [card["name"] for card in asked(one, "/api/tags").json()["models"]] == ["b"]
+        assert asked(one, "/api/copy", source="b", destination="mine").status_code == 403
+        assert asked("another-key", "/v1/models").status_code == 401
+    with pytest.raises(RequestError, match="names the model z, which is not served"):
+        Many(models, 10**9, ("key-of-z-alone z",), None)
+
+
+@pytest.fixture
+def hub(models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with FakeHub({"maker/small": {"main": contents(models["b"])}}) as hub:
+        monkeypatch.setattr(settings, "ENDPOINT", hub.url)
+        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(settings, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(settings, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(settings, "HF_TOKEN_PATH", str(tmp_path / "token"))
+        monkeypatch.setattr(settings, "HF_HUB_OFFLINE", False)
+        yield hub
+
+
+def test_a_model_is_pulled_served_and_deleted(models: dict[str, Path], tmp_path: Path, hub: FakeHub) -> None:
+    with many({"a": models["a"]}, limit=10**8) as server, ollama.Client(server.url) as client:
+        assert complete(server, "maker/small").status_code == 404
+        assert [one.status for one in client.pull("maker/small", stream=True)] == ["pulling manifest", "success"]
+        assert client.pull("maker/small").status == "success"
+        assert text(complete(server, "maker/small")) == expected(models["b"])
+        with pytest.raises(ollama.ResponseError, match="there is no model maker/other"):
+            client.pull("maker/other")
+        with pytest.raises(ollama.ResponseError, match="is not a model on the hub"):
+            list(client.pull("llama3.2", stream=True))
+        client.delete("maker/small")
+        assert complete(server, "maker/small").status_code == 404
+        assert not list((tmp_path / "cache").rglob("model.safetensors"))
+
+
+def test_a_pull_that_is_killed_leaves_no_half_model(tmp_path: Path, hub: FakeHub) -> None:
+    """kill -9 while the weights come: nothing that is there runs, and the next pull makes it whole."""
+    hub.stalling.add("maker/small")
+    environment = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-m", "tokenwright", "pull", "maker/small"]
+    pulling = subprocess.Popen(command, env=os.environ | environment)
+    assert hub.stalled.wait(60)
+    pulling.kill()
+    pulling.wait()
+    hub.go_on.set()
+    hub.stalling.clear()
+    assert [one.runs for one in store.in_hub_cache() if one.name == "maker/small"] in ([], [False])
+    assert not list((tmp_path / "cache").rglob("model.safetensors"))
+    whole = store.fetch("maker/small")
+    assert whole.runs and [one.runs for one in store.in_hub_cache()] == [True]
+    assert LLM("maker/small", pages=PAGES).close() is None
+
+
+def test_a_model_that_is_damaged_says_so_and_the_server_goes_on(models: dict[str, Path], tmp_path: Path) -> None:
+    broken = make_checkpoint(tmp_path / "broken", "qwen2").path
+    (broken / "tokenizer.json").unlink()
+    with many({"a": models["a"], "broken": broken}, limit=10**8) as server:
+        reply = complete(server, "broken")
+        assert reply.status_code == 503 and "broken could not be read" in reply.text
+        assert complete(server, "a").status_code == 200
+        health = httpx.get(f"{server.url}/health").json()
+        assert health["models"][1]["reason"]
+
+
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "found"),
+    [
+        (["x"], [], [NamedModel("x", "x", False)]),
+        (["x"], ["x"], [NamedModel("x", "x", False)]),
+        (
+            ["x", "o/y"],
+            ["c=z"],
+            [NamedModel("x", "x", False), NamedModel("o/y", "o/y", False), NamedModel("c", "z", True)],
+        ),
+        ([], [], [NamedModel("stories", "stories", False)]),
+    ],
+)
+def test_models_of_the_command_line(arguments: list[str], options: list[str], found: list[NamedModel]) -> None:
+    assert models_of(arguments, options) == found
+
+
+def test_names_are_given_once() -> None:
+    with pytest.raises(RequestError, match="two models are called c"):
+        models_of([], ["c=a", "c=b"])
+
+
+def test_what_a_model_needs_is_about_what_it_takes(models: dict[str, Path]) -> None:
+    engine = {"weights": "native", "dtype": "auto", "kv": "native", "window": None, "sinks": 0, "kv_memory": 2**20}
+    with LLM(models["a"], kv_memory=2**20) as llm:
+        taken = llm.weight_bytes + llm.kv_memory
+    assert 0.8 * taken < needed(str(models["a"]), engine) < 1.5 * taken
