@@ -82,8 +82,8 @@ def test_a_page_plays_alone_in_a_sandbox_and_asks_nobody(explored, export, brows
     alone.settle()
     assert alone.stats() == live
     assert alone.state["ids"] == ids
-    layers, context = explored.get("model")["layers"], len(ids) - 1
-    for key, work in (("n", layers * context), ("n", layers)):  # the same step the other way, and back
+    layers, tokens = explored.get("model")["layers"], len(ids) - 1
+    for key, work in (("n", layers * tokens), ("n", layers)):  # the same step the other way, and back
         alone.press(key)
         alone.until(f"document.querySelector('[data-stat=layer_tokens]').dataset.value === '{work}'")
         assert alone.state["ids"] == ids

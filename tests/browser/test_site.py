@@ -2,6 +2,7 @@
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -24,7 +25,8 @@ class Quiet(SimpleHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def folder(server, tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
-    site.write_site(server.explorer, page_folder(), folder, print)
+    with ThreadPoolExecutor(1) as worker:  # this thread has the browser's event loop
+        worker.submit(site.write_site, server.explorer, page_folder(), folder, print).result()
     return folder
 
 

@@ -40,6 +40,7 @@ def test_every_recorded_count_is_the_engines(
     explorer: Explorer, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(site, "RUNS", [run._replace(tokens=6) for run in site.RUNS])
+    monkeypatch.setattr(site, "RACED", 6)
     folder, told = tmp_path / "site", list[str]()
     site.write_site(explorer, page, folder, told.append)
     assert told == ["Story", "Fact", "Code", "race", "beams"]

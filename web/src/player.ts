@@ -59,6 +59,12 @@ export function play(): void {
   advance();
 }
 
+/** Shows a recording from its beginning: it plays, or is held at a step. */
+export function again(stopAt: number | null): void {
+  seek(stopAt ?? -1);
+  if (stopAt === null) play();
+}
+
 export function pause(): void {
   clearTimeout(timer);
   playing.value = false;

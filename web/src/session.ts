@@ -175,8 +175,9 @@ async function playRecording(): Promise<void> {
   }
 }
 
-/** Runs what the form asks for, from its first step. */
+/** Runs what the form asks for, from its first step; a recording begins again. */
 export async function start(stopAt: number | null = null): Promise<void> {
+  if (alone.value) return player.again(stopAt);
   if (form.prompt.value !== "") await begin(() => api.createRun(form.request(cache.value, layer.value, head.value)), stopAt);
 }
 

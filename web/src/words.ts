@@ -3,7 +3,7 @@
 
 import { computed } from "@preact/signals";
 import { bytes, count, joined, ordinal, plural } from "./format";
-import { frame, last, length, link, loading, pace, pageState, playing, run, shown } from "./store";
+import { frame, last, length, link, loading, pace, pageState, playing, run, shown, site } from "./store";
 import type { Run } from "./run";
 import type { RunState, StepFrame } from "./schema";
 
@@ -20,7 +20,7 @@ export const connection = computed<{ tone: Tone; text: string }>(() => {
     case "expired":
       return { tone: "wait", text: "run released" };
     case "replay":
-      return { tone: "off", text: "replay of a file" };
+      return { tone: "off", text: site.value === null ? "replay of a file" : `a recorded run of ${run.value?.model.name}` };
     default:
       if (loading.value?.phase === "failed") return { tone: "bad", text: "no model" };
       return { tone: "good", text: "engine connected" };

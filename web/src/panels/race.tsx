@@ -22,7 +22,8 @@ const steps = signal<readonly RaceStep[]>([]);
 const end = signal<RaceEnd | null>(null);
 const failure = signal("");
 let prompt: readonly SceneToken[] = []; // of the race, as the stage shows it
-const tokens = signal(64);
+const SELDOM = 500; // ms
+const tokens = signal(160);
 const every = signal(1);
 const budget = signal(20);
 
@@ -61,6 +62,7 @@ async function start(): Promise<void> {
   const control = new AbortController();
   player.pause(); // two runs at once would slow each other
   lanes.racing.value = control;
+  arrived.length = 0;
   steps.value = [];
   card.value = end.value = null;
   failure.value = "";
@@ -99,13 +101,28 @@ interface Recording {
   messages: (RaceCard | RaceStep | RaceEnd)[];
 }
 
+const arrived: RaceStep[] = [];
+
+/** Steps are shown at the end, and now and then before it: a page that draws slows the engine on the same machine. */
 function take(message: RaceCard | RaceStep | RaceEnd): void {
-  if (message.kind === "race") card.value = message;
-  else if (message.kind === "step") steps.value = [...steps.value, message];
-  else {
+  if (message.kind === "race") {
+    arrived.length = 0;
+    card.value = message;
+  } else if (message.kind === "step") {
+    arrived.push(message);
+    if (performance.now() - told > SELDOM) tellSteps();
+  } else {
+    tellSteps();
     end.value = message;
     stage("start");
   }
+}
+
+let told = 0;
+
+function tellSteps(): void {
+  told = performance.now();
+  steps.value = [...arrived];
 }
 
 function stage(from: "start" | "end"): void {
@@ -121,6 +138,7 @@ function Controls() {
         event.preventDefault();
         if (busy) {
           lanes.stop();
+          tellSteps();
           stage("start"); // as far as it came
         } else void start();
       }}

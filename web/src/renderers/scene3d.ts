@@ -156,7 +156,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     uniforms.uHovered.value = scene.hovered ?? NOWHERE;
     uniforms.uArgmax.value = phases.beams >= 1 && scene.cache ? (beams.argmax ?? NOWHERE) : NOWHERE;
     uniforms.uFallen.value = phases.fallen;
-    uniforms.uLayer.value = scene.layer;
+    uniforms.uLayer.value = scene.layer < 0 ? NOWHERE : scene.layer;
     uniforms.uHeat.value = 1 - clamp(scene.progress, 0, 1);
     uniforms.uCache.value = scene.cache ? 1 : 0;
     const span = spanOf(camera, tokens, ROW * width);

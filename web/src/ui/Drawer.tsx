@@ -3,8 +3,9 @@
 
 import { effect, signal } from "@preact/signals";
 import type { ComponentType } from "preact";
-import { GROUPS, PANELS, type Panel } from "../panels";
-import { alone, badges, panel, site } from "../store";
+import { GROUPS, PANELS } from "../panels";
+import { usable } from "../panels/usable";
+import { badges, panel } from "../store";
 import { Attention } from "./Attention";
 import { Icon } from "./icons";
 import { Compute, Details, KvCache, SeqLen } from "./Instruments";
@@ -28,10 +29,6 @@ effect(() => {
       () => (failed.value = `${wanted.name} could not be loaded. Is the engine still running? Reload the page.`),
     );
 });
-
-/** A page without an engine has the panels that need none, and a site those that were recorded too. */
-const usable = (): readonly Panel[] =>
-  PANELS.filter(({ load, recorded }) => !alone.value || load === undefined || (recorded && site.value !== null));
 
 export function Drawer() {
   const id = panel.value;

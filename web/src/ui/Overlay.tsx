@@ -10,7 +10,7 @@ import * as form from "../form";
 import { plural, sentence } from "../format";
 import { lanes } from "../lanes";
 import * as session from "../session";
-import { alone, embedded, last, link, loading, model, pageState, problem, reachable, refused, rendererNote, retryAt, run } from "../store";
+import { alone, embedded, last, link, loading, model, pageState, problem, reachable, refused, rendererNote, retryAt, run, site } from "../store";
 import { loaded } from "../words";
 import { Icon } from "./icons";
 
@@ -262,7 +262,7 @@ function Expired() {
 
 function Replay() {
   const current = run.value;
-  if (current === null) return null;
+  if (current === null || site.value !== null) return null; // a site says so in its bar
   return (
     <Banner
       title="Replay"

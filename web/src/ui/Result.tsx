@@ -118,8 +118,7 @@ function compare(cache: boolean): void {
 /** The same recorded text from its beginning, the other way. */
 function replay(cache: boolean): void {
   actions.setCache(cache);
-  player.seek(-1);
-  player.play();
+  player.again(null);
 }
 
 interface BarsProps {

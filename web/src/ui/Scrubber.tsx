@@ -1,5 +1,5 @@
 // The steps of a run as bars that can be scrubbed, in two strips. Work, in the transport: as high as the tokens that went
-// through the layers, flat with the cache and a ramp without. Time, in the drawer: as high as the step took, stacked by what
+// through the layers, flat with the cache and a ramp without; a line says what the other way takes. Time, in the drawer: as high as the step took, stacked by what
 // the time went into, with the running median as a line, and p50 and p95 of the steps of the shown one's kind in figures and
 // as dotted lines; a bar that is far higher than the others is cut and has a break mark. Steps that computed something again
 // stand on a hatched vermillion foot. Many steps share a pixel: then the longest of them is drawn.
@@ -39,6 +39,12 @@ type Mode = "time" | "work";
 
 /** What the height of a step's bar stands for. */
 const heightOf = (mode: Mode, step: StepFrame): number => (mode === "time" ? step.step_us : Number(step.layer_tokens));
+
+/** The work of a step the other way: layer-tokens without the cache, where it had it; with it, where it had none. */
+function otherWay({ layer_tokens, start, length, recomputed, cache }: StepFrame): number {
+  const each = Number(layer_tokens) / Math.max(1, length);
+  return each * (cache ? start + length : length - recomputed);
+}
 
 const topOf = (mode: Mode) => computed(() => (void last.value, ceiling(mode, run.value?.frames ?? [])));
 const tops: Record<Mode, ReadonlySignal<number>> = { time: topOf("time"), work: topOf("work") };
@@ -229,6 +235,8 @@ function draw(canvas: HTMLCanvasElement, mode: Mode): void {
       const each = Number(step.layer_tokens) / Math.max(1, step.length);
       stack(Math.max(each * (step.length - step.recomputed), most / floor), colour("--fresh"));
       stack(each * step.recomputed, hatch ?? colour("--recomputed"));
+      context.fillStyle = colour(step.cache ? "--recomputed" : "--kept");
+      if (step.token !== null) context.fillRect(x, floor - otherWay(step) * scale - 1, Math.max(1, span - gap), 2);
     }
     if (index > 0 && step.cache !== steps[index - 1]?.cache) switchMark(context, x, step.cache, colour);
     if (clipped) breakMark(context, x, span - gap, colour("--bg"));
@@ -294,9 +302,9 @@ function medianLine(context: CanvasRenderingContext2D, steps: readonly StepFrame
 
 /** The top of the scale: a few steps that a busy machine made long may stick out, or others would vanish beside them. */
 function ceiling(mode: Mode, steps: readonly StepFrame[]): number {
+  if (mode === "work") return HEADROOM * Math.max(1, ...steps.map((step) => Math.max(heightOf(mode, step), otherWay(step))));
   const heights = steps.map((step) => heightOf(mode, step)).sort((a, b) => a - b);
   const most = Math.max(1, heights.at(-1) ?? 1);
-  if (mode === "work") return most * HEADROOM;
   const usual = heights[Math.floor(USUAL * (heights.length - 1))] ?? most;
   return most > usual * 2 ? usual * 1.5 : most * HEADROOM;
 }

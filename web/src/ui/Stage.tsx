@@ -31,8 +31,9 @@ export function Stage() {
       <View />
       <div class="stage-foot">
         <Legend />
-        <CacheSwitch />
+        {lanes.value === null && <CacheSwitch />}
         <div class="foot-side">
+          <Next />
           <Hint />
           {embedded.value && (
             <>
@@ -61,18 +62,30 @@ function View() {
 
 const PATIENCE = 6; // steps before the lesson is offered
 
+/** Whether the next step will be made another way than the shown one. */
+function Next() {
+  const over = run.value?.ended === true;
+  const own = frame.value?.cache;
+  if (!live.value || own === undefined || own === cache.value || lanes.value !== null) return null;
+  return (
+    <span class="next-mode">
+      {over ? "next run" : "next"}: {cache.value ? "KV cache" : "no cache"}
+    </span>
+  );
+}
+
 /** What the switch can be used for next, until it has been used once; and the way back from it. */
 function Hint() {
   const switches = live.value || (run.value?.both.size ?? 0) > 0;
   if (!switches || lanes.value !== null || summary.value !== null) return null;
   if (tour.value !== "none" && tour.value !== "over") return null; // it does it itself
   if (frame.value?.cache === false && !(live.value && cache.value))
-    return <Next lead="" does="Turn the cache back on" class="hint-next back" />;
+    return <Offer lead="" does="Turn the cache back on" class="hint-next back" />;
   if (switched.value || frame.value?.cache === false || shown.value < PATIENCE) return null;
-  return <Next lead={tour.value === "over" ? "Your turn: " : "Now "} does="switch the cache off" class="hint-next" />;
+  return <Offer lead={tour.value === "over" ? "Your turn: " : "Now "} does="switch the cache off" class="hint-next" />;
 }
 
-function Next({ lead, does, class: look }: { lead: string; does: string; class: string }) {
+function Offer({ lead, does, class: look }: { lead: string; does: string; class: string }) {
   return (
     <p class={look}>
       {lead}
@@ -81,7 +94,7 @@ function Next({ lead, does, class: look }: { lead: string; does: string; class: 
   );
 }
 
-/** Which way the shown step was made; and, where that differs, how the next one will be. */
+/** Which way the shown step was made. */
 function CacheSwitch() {
   const current = run.value;
   const replay = current !== null && current.origin !== "live";
@@ -93,19 +106,15 @@ function CacheSwitch() {
     : replay
       ? "This recording has each step both ways (N)"
       : `Takes effect with the next ${over ? "run" : "step"} (N)`;
-  const differs = !replay && on !== cache.value;
   return (
-    <>
-      <div class="cache-switch" role="group" aria-label="KV cache" title={title}>
-        <button type="button" class="on" aria-pressed={on} disabled={fixed} onClick={() => actions.setCache(true)}>
-          KV cache
-        </button>
-        <button type="button" class="off" aria-pressed={!on} disabled={fixed} onClick={() => actions.setCache(false)}>
-          No cache
-        </button>
-      </div>
-      {differs && <span class="next-mode">{over ? "next run" : "next"}: {cache.value ? "KV cache" : "no cache"}</span>}
-    </>
+    <div class="cache-switch" role="group" aria-label="KV cache" title={title}>
+      <button type="button" class="on" aria-pressed={on} disabled={fixed} onClick={() => actions.setCache(true)}>
+        KV cache
+      </button>
+      <button type="button" class="off" aria-pressed={!on} disabled={fixed} onClick={() => actions.setCache(false)}>
+        No cache
+      </button>
+    </div>
   );
 }
 

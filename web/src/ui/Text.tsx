@@ -44,12 +44,14 @@ function RaceText() {
   return (
     <dl class="race-text">
       <dt>with cache</dt>
-      <dd data-lane="cached">{cached?.text}</dd>
+      <dd data-lane="cached">{line(cached?.text)}</dd>
       <dt>without</dt>
-      <dd data-lane="uncached">{uncached?.text}</dd>
+      <dd data-lane="uncached">{line(uncached?.text)}</dd>
     </dl>
   );
 }
+
+const line = (text = ""): string => text.replaceAll("\n", "⏎").trimStart();
 
 /** One line about the token under the pointer or the keyboard; at rest nothing. */
 function Readout() {

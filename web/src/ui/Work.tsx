@@ -15,7 +15,7 @@ export function Work() {
   return (
     <div class="work">
       <p class="saving">
-        this step: <Stat name="layer_tokens" class="saving-number" />
+        work of this step: <Stat name="layer_tokens" class="saving-number" />
         {times > 1 && (
           <>
             {step.cache ? " of " : ", not "}

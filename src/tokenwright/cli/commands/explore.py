@@ -73,8 +73,10 @@ def explore(
     """
     engine, name = opt.of_engine(locals()), opt.the_model(named, model)
     opt.check_engine(**engine)
-    _check_places(tty, {"--prompt": prompt, "-n": new_tokens, "--seed": seed}, {"--port": port})
+    _check_places(tty, {"--prompt": prompt, "-n": new_tokens, "--seed": seed}, {"--port": port, "--static": static})
     if static is not None:
+        if port is not None:
+            raise RequestError("--port is for a server; leave out --static")
         _write_site(name, static, **engine)
         return
     if tty:

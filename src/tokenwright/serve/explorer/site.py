@@ -42,6 +42,7 @@ RUNS = (
     Recorded("code", "Code", "def fibonacci(n):\n    if n < 2:\n        return n\n    return", 40),
 )
 SEED = 1
+RACED = 160  # tokens of the race
 WATCHED = (4, 3)  # layer and head whose weights the recordings have, as far as the model has them
 
 
@@ -90,7 +91,7 @@ def recorded(explorer: Explorer, wanted: Recorded) -> dict[str, Any]:
 def recorded_race(explorer: Explorer) -> dict[str, Any]:
     """The messages of a race of the first run's prompt, and the tokens of that prompt."""
     first = RUNS[0]
-    wanted = race.NewRace(prompt=first.prompt, max_tokens=first.tokens, seed=SEED)
+    wanted = race.NewRace(prompt=first.prompt, max_tokens=RACED, seed=SEED)
     messages = [asdict(message) for message in race.messages(explorer, wanted)]
     tokens = [asdict(card) for card in explorer.looks(explorer.llm.tokenizer.encode(first.prompt))]
     return {"prompt": first.prompt, "tokens": tokens, "messages": messages}

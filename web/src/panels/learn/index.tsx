@@ -5,7 +5,7 @@ import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { sentence } from "../../format";
 import type { Lesson } from "../../schema/learn";
-import { model } from "../../store";
+import { alone, model } from "../../store";
 import { CARDS, LEVELS, type Card } from "./cards";
 import { Challenge } from "./Challenge";
 import { card, done, level, move, open, seen } from "./progress";
@@ -45,8 +45,8 @@ export default function Learn() {
   return (
     <div class="learn" ref={top} onKeyDown={turn}>
       <p class="panel-lead">
-        Eight cards on how a model writes, each on the live stage beside it. Read one, press its buttons, then meet its
-        challenges: the engine checks them.
+        Eight cards on how a model writes, each on the stage beside it. Read one and press its buttons
+        {alone.value ? "." : ", then meet its challenges: the engine checks them."}
       </p>
       <Contents lesson={lesson.value} />
       <article aria-labelledby="learn-title" data-card={current.id}>
