@@ -30,6 +30,7 @@ from tokenwright.trace.messages import (
     sampler,
     schema,
     times,
+    way,
 )
 from tokenwright.trace.messages.schema import MESSAGES, PARTS, VERSION, Half, StepFrame, Trace
 from tokenwright.trace.messages.wire import Source, Wire, wires
@@ -41,6 +42,7 @@ TOPICS: tuple[ModuleType, ...] = (
     branches,
     sampler,
     block,
+    way,
     heads,
     pages,
     lab,

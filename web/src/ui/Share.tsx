@@ -2,7 +2,7 @@
 // Home, End, Escape.
 
 import { useSignal } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import { chooseTrace } from "../actions";
 import { linkable, nearby, share } from "../address";
 import { savePage, savePerfetto, savePicture, saveTrace, unserved } from "../exports";
@@ -37,9 +37,9 @@ export function Share() {
   const open = useSignal(false);
   const place = useRef<HTMLDivElement>(null);
   const items = () => [...(place.current?.querySelectorAll<HTMLButtonElement>("[role=menuitem]") ?? [])];
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!open.value) return;
-    items()[0]?.focus();
+    items()[0]?.focus(); // at once: keys are the menu's as soon as it is there
     const outside = (event: Event) => {
       if (!place.current?.contains(event.target as Node)) open.value = false;
     };

@@ -12,10 +12,13 @@ import { WEIGHTS } from "../scene";
 import * as stage from "../stage";
 import { cache, embedded, frame, live, run, shown, summary, switched } from "../store";
 import { tour } from "../tour";
+import { stop as way } from "../way";
+import { CellHint } from "./CellHint";
 import { Banners, Centre } from "./Overlay";
 import { Story } from "./Story";
 import { Cameras } from "./View";
 import { RaceWork } from "./RaceWork";
+import { Way } from "./Way";
 import { Work } from "./Work";
 
 export function Stage() {
@@ -53,9 +56,11 @@ function View() {
   const host = useRef<HTMLDivElement>(null);
   useEffect(() => (host.current ? stage.mount(host.current) : undefined), []);
   return (
-    <div class="view">
+    <div class={way.value === null ? "view" : "view inside"}>
       <div class={run.value === null && lanes.value === null ? "canvas blank" : "canvas"} ref={host} />
       <Centre />
+      <CellHint />
+      <Way />
     </div>
   );
 }
