@@ -37,20 +37,22 @@ def until_stop(explored, stop):
 
 
 def numbers(explored, what):
-    return [float(value) for value in explored.tab.locator(f"[data-{what}]").evaluate_all(
-        f"all => all.map(e => e.dataset.{what})"
-    )]
+    return [
+        float(value)
+        for value in explored.tab.locator(f"[data-{what}]").evaluate_all(f"all => all.map(e => e.dataset.{what})")
+    ]
 
 
 @pytest.mark.parametrize("kind", RENDERERS)
 def test_a_click_goes_into_the_cell_under_the_pointer(explored, kind):
     held(explored, kind)
     x, y = point(explored, kind)
-    model, word = explored.get("model"), explored.tab.evaluate("document.querySelectorAll('.token')[16].textContent.trim()")
+    model, word = explored.get("model"), explored.tab.locator(".token").nth(POSITION).inner_text().strip()
     said = explored.tab.locator(".cell-hint").inner_text()
     size = f"{model['kv_heads']} × {model['head_size']}"
     written = POSITION - 12 + 2  # the first step wrote the prompt's
-    assert said.startswith(f"“{word}”, layer {LAYER}: K {size}, V {size}, written in step {written}, read {15 - written} times")
+    history = f"written in step {written}, read {15 - written} times"
+    assert said.startswith(f"“{word}”, layer {LAYER}: K {size}, V {size}, {history}")
     explored.tab.mouse.click(x, y)
     until_stop(explored, "cell")
     assert f"“{word}” in layer {LAYER}" in explored.tab.locator(".way-words").inner_text()

@@ -96,9 +96,7 @@ def steer(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     figures.given("token", "your token", quoted(work.llm, [ids[changed[0]]]), "", f"instead of token {changed[0] + 1}")
     figures.given("text", "it goes on", quoted(work.llm, written.token_ids), "", "greedy")
     figures.read("before", f"log p of “{TARGET.strip()}” before", before, "nat", "teacher-forced, after our prompt")
-    figures.read(
-        "after", f"log p of “{TARGET.strip()}” now", after, "nat", "teacher-forced, after yours; 0 is certain"
-    )
+    figures.read("after", f"log p of “{TARGET.strip()}” now", after, "nat", "teacher-forced, after yours; 0 is certain")
     hit = TARGET.strip() in written.text.lower()
     why = (
         ""

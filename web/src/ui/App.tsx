@@ -21,6 +21,7 @@ export function App() {
       data-moment={moment.value}
       data-written={written.value}
       data-panel={whole && panel.value !== null}
+      data-learning={whole && panel.value === "learn"}
       data-badges={badges.value}
     >
       {whole && <Skip />}

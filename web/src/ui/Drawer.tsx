@@ -78,7 +78,7 @@ function Buttons() {
           <Icon name="close" />
         </button>
       </div>
-      {beside.length > 1 && (
+      {beside.some(({ name, group }) => name !== group) && (
         <div class="panel-row">
           {beside.map(({ id, name, title }) => (
             <button type="button" key={id} title={title} aria-pressed={id === now?.id} onClick={() => (panel.value = id)}>

@@ -59,13 +59,28 @@ interface VectorProps {
   choose?: boolean; // whether a number leads to its product
 }
 
+/** Arrows go from number to number. */
+function walk(event: KeyboardEvent): void {
+  const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  const next = by === undefined ? null : (event.currentTarget as HTMLElement).children[way.number.value + by];
+  if (!(next instanceof HTMLElement) || by === undefined) return;
+  event.preventDefault();
+  way.choose(way.number.value + by);
+  next.focus();
+}
+
 /** A vector as bars up and down from a line, each with its number under the pointer. */
 export function Vector({ name, role, values, choose = false }: VectorProps) {
   const most = Math.max(...values.map(Math.abs), 1e-9);
   return (
     <figure class="way-vector">
       <figcaption>{name}</figcaption>
-      <div class={`way-bars ${role}`} role="img" aria-label={`${name}: ${values.map(figures).join(", ")}`}>
+      <div
+        class={`way-bars ${role}`}
+        role={choose ? "group" : "img"}
+        aria-label={`${name}: ${values.map(figures).join(", ")}`}
+        {...(choose && { onKeyDown: walk })}
+      >
         {values.map((value, i) => {
           const bar = (
             <i

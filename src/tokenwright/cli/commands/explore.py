@@ -40,7 +40,7 @@ Static = Annotated[
     Option(
         "--static",
         metavar="FOLDER",
-        help="Record runs of the model, with the cache and without, and write a site of them that any file host serves.",
+        help="Record runs of the model, with the cache and without, and write them as a site for any file host.",
     ),
 ]
 NoBrowser = Annotated[bool, Option("--no-browser", help="Do not open a browser; the address is printed anyway.")]

@@ -1,8 +1,8 @@
 """A site of recorded runs, for any file host: the page with real runs of a model in it, and no engine behind it.
 
-    index.html, assets/    the page; the element of id "site" tells it what is recorded
-    runs/ID.json           a trace with both ways of the switch
-    race.json, beams.json  what the engine answered to the panels of these names
+index.html, assets/    the page; the element of id "site" tells it what is recorded
+runs/ID.json           a trace with both ways of the switch
+race.json, beams.json  what the engine answered to the panels of these names
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from typing import Any, NamedTuple
 
 from tokenwright.errors import RequestError
 from tokenwright.serve.explorer import beams, race
-from tokenwright.serve.explorer.explorer import Explorer, NewRun
+from tokenwright.serve.explorer.explorer import Explorer
 
 SLOT = "</body>"  # of index.html: what is recorded comes before it
 TITLE = "Tokenwright: what a KV cache saves"
-DESCRIPTION = "A language model writes, one token at a time; you see what its KV cache saves. A recorded run: every number was executed."
+DESCRIPTION = (
+    "A language model writes, one token at a time; you see what its KV cache saves. "
+    "These are recorded runs: every number was executed."
+)
 PREVIEW = "preview.png"
 
 

@@ -263,7 +263,7 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A whole run in a file: trace.json. halves: the steps of the ways that the run did not go, where they were made."""
+    """A whole run in a file: trace.json. halves: the steps of the way that the run did not go, if they were made."""
 
     format: Literal["tokenwright-trace"]
     version: int

@@ -19,8 +19,8 @@ class ReadPosition:
 class WayView:
     """GET /runs/ID/way: head `head` of layer `layer` at a step, and the cell of `position`, run again read-only.
 
-    group: the KV head that the head reads. query, key: [D], as they are multiplied. value, mixed: [v]; mixed is what the
-    head has read of all positions. reads: the positions with the largest weights, and this one, in their order.
+    group: the KV head that the head reads. query, key: [D], as they are multiplied. value, mixed: [v]; mixed is what
+    the head has read of all positions. reads: the positions with the largest weights, and this one, in their order.
     """
 
     reader: int  # the position whose query it is

@@ -16,6 +16,7 @@ import { quoted } from "../../text";
 import { Total } from "../../ui/Instruments";
 import { Figure, LayerTokens, Stat } from "../../ui/Stat";
 import { usable } from "../usable";
+import { Notebook as Lines, Typewriter } from "./Drawings";
 import { Facts } from "./Facts";
 import { Training } from "./Training";
 
@@ -88,6 +89,7 @@ function Loop() {
         <Drive does={() => stepOn(10)}>Write ten</Drive>
         <Drive does={() => void session.start(0)}>Begin again</Drive>
       </div>
+      <Typewriter />
       <dl class="learn-facts">
         <Row name="the text so far">
           <Stat name="seq_len" />
@@ -187,6 +189,7 @@ function Notebook({ facts }: Props) {
         <Drive does={() => actions.setCamera("side")}>See the wall from the side</Drive>
         <Drive does={() => stepOn(10)}>Write ten tokens</Drive>
       </div>
+      <Lines />
       <dl class="learn-facts">
         <Row name="tokens of the text">
           <Stat name="seq_len" />
