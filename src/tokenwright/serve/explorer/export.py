@@ -17,14 +17,14 @@ from tokenwright.serve.http.reply_text import dumps_in_parts
 from tokenwright.trace.chrome_trace import chrome_trace
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
-    from tokenwright.llm.run_halves import RunHalf
+    from tokenwright.trace.run_half import RunHalf
 
 
 def add(app: FastAPI, explorer: Explorer) -> None:
     """Add the routes."""
 
     def both_ways(player: Player) -> Generator[list[RunHalf] | None, None, None]:
-        from tokenwright.llm.run_halves import run_halves
+        from tokenwright.bench.run_halves import run_halves
 
         with explorer.runs.guests([player.run]):  # the lane that goes the other way needs as much again
             yield from run_halves(player.run)

@@ -30,7 +30,7 @@ DESCRIPTION = (
 PREVIEW = "preview.png"
 
 
-class Recorded(NamedTuple):
+class SiteRun(NamedTuple):
     """A run of the site. identity: of its file, and in links."""
 
     identity: str
@@ -40,9 +40,9 @@ class Recorded(NamedTuple):
 
 
 RUNS = (
-    Recorded("story", "Story", "Once upon a time, there was a little fox who", 60),
-    Recorded("fact", "Fact", "The capital of France is", 24),
-    Recorded("code", "Code", "def fibonacci(n):\n    if n < 2:\n        return n\n    return", 40),
+    SiteRun("story", "Story", "Once upon a time, there was a little fox who", 60),
+    SiteRun("fact", "Fact", "The capital of France is", 24),
+    SiteRun("code", "Code", "def fibonacci(n):\n    if n < 2:\n        return n\n    return", 40),
 )
 SEED = 1
 RACED = 160  # tokens of the race
@@ -75,9 +75,9 @@ def write_site(explorer: Explorer, page: Path, folder: Path, told: Callable[[str
         raise RequestError(f"the site cannot be written to {folder}: {error.strerror}") from error
 
 
-def recorded(explorer: Explorer, wanted: Recorded) -> dict[str, Any]:
+def recorded(explorer: Explorer, wanted: SiteRun) -> dict[str, Any]:
     """A run to its end, with both ways, as the content of a trace file."""
-    from tokenwright.llm.run_halves import run_halves
+    from tokenwright.bench.run_halves import run_halves
     from tokenwright.llm.run_trace import run_card, trace_of_card
 
     llm = explorer.llm

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from tokenwright import LLM
+from tokenwright.bench.run_halves import run_halves
 from tokenwright.llm.run import Run
-from tokenwright.llm.run_halves import RunHalf, run_halves
 from tokenwright.llm.run_trace import trace_of
+from tokenwright.trace.run_half import RunHalf
 
 PROMPT = "Once upon a time, there was a little fox who"
 

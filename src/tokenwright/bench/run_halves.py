@@ -6,21 +6,13 @@ the same. Where rounding lets the engine choose another token, that half ends be
 
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
 
 from tokenwright.llm.run import Run
 from tokenwright.llm.run_start import start_run
 from tokenwright.trace.messages.schema import StepFrame
+from tokenwright.trace.run_half import RunHalf
 
 MOST_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class RunHalf:
-    """A run's steps with the cache at each (`cache`) or at none. frames: fewer than the run's where time ran out."""
-
-    cache: bool
-    frames: list[StepFrame] = field(default_factory=list)
 
 
 def run_halves(

@@ -10,7 +10,7 @@ from tokenwright import LLM, RequestError
 from tokenwright.llm.run import Run
 from tokenwright.trace.frame_codec import decode_weights
 from tokenwright.trace.messages.way import WayView
-from tokenwright.trace.way import way
+from tokenwright.trace.way_view import way
 
 PROMPT = "Once upon a time, there was a little fox who"
 
