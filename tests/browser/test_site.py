@@ -77,7 +77,7 @@ def test_each_recorded_figure_is_shown_both_ways(visited, folder):
                 shown = visited.stats()
                 for name in ("layer_tokens", "flops", "kv_resident", "kv_read", "step_us", "seq_len"):
                     assert shown[name][0] == str(steps[step][name]), (wanted.name, on, step, name)
-        assert shown["summary_layer_tokens"][0] == shown["summary_naive"][0] == str(half["summary"]["naive"])
+        assert shown["summary_layer_tokens"][0] == str(half["summary"]["naive"])
 
 
 def test_a_link_opens_in_the_middle_and_the_address_keeps_up(visited):

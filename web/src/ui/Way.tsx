@@ -47,7 +47,9 @@ export function Way() {
       <p class="way-words" aria-live="polite">
         {wordsOf(stop)}
       </p>
-      <div class="way-picture">{pictureOf(stop)}</div>
+      <div class="way-picture" tabIndex={0}>
+        {pictureOf(stop)}
+      </div>
     </section>
   );
 }
