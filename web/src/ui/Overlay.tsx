@@ -7,7 +7,7 @@ import { useEffect } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import * as actions from "../actions";
 import * as form from "../form";
-import { plural, sentence } from "../format";
+import { modelName, plural, sentence } from "../format";
 import { lanes } from "../lanes";
 import * as session from "../session";
 import { alone, embedded, last, link, loading, model, pageState, problem, reachable, refused, rendererNote, retryAt, run, site } from "../store";
@@ -266,7 +266,7 @@ function Replay() {
   return (
     <Banner
       title="Replay"
-      text={`${current.name}, made by ${current.model.name} on ${current.model.device}. Nothing is computed here.`}
+      text={`${current.name}, made by ${modelName(current.model.name)} on ${current.model.device}. Nothing is computed here.`}
     >
       {!alone.value && (
         <button type="button" onClick={session.leave}>

@@ -6,7 +6,7 @@ import { useEffect, useRef } from "preact/hooks";
 import * as form from "../form";
 import { alone, card, model, run } from "../store";
 import { glyphs, marked } from "../text";
-import { plural } from "../format";
+import { modelName, plural } from "../format";
 import { Icon } from "./icons";
 import { Theme } from "./Theme";
 import { Cameras, Selectors } from "./View";
@@ -64,7 +64,7 @@ function Facts() {
     <p class="facts">
       {shownCard && (
         <>
-          <span title="model">{shownCard.name}</span>
+          <span title={`model: ${shownCard.name}`}>{modelName(shownCard.name)}</span>
           <span title="device">{shownCard.device}</span>
           <span title="number format">{shownCard.dtype}</span>
         </>

@@ -12,6 +12,7 @@ import type { Run } from "../run";
 import * as player from "../player";
 import { hovered, last, length, run, shown } from "../store";
 import { bytesOf, marked } from "../text";
+import { author } from "../words";
 
 const SHADES = 20;
 
@@ -53,13 +54,13 @@ function RaceText() {
 
 const line = (text = ""): string => text.replaceAll("\n", "⏎").trimStart();
 
-/** One line about the token under the pointer or the keyboard; at rest nothing. */
+/** One line about the token under the pointer or the keyboard; at rest about what wrote the text. */
 function Readout() {
   const current = run.value;
   const position = hovered.value;
   if (current === null || lanes.value !== null) return <p class="readout" />;
   const token = position === null ? undefined : current.tokens[position];
-  if (position === null || token === undefined || position >= length.value) return <p class="readout" />;
+  if (position === null || token === undefined || position >= length.value) return <p class="readout author">{author.value}</p>;
   const code = row.value?.codes[position];
   return (
     <p class="readout">
