@@ -28,6 +28,7 @@ from tokenwright.serve.transport.guard import Policy
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 8329
+PREVIEW = ROOT / "web" / "public" / "preview.png"
 STORY = "Once upon a time, there was a little fox who"
 CODE = "def fibonacci(n):\n    if n < 2:\n        return n\n    return"
 REPEATED = " moon river stone apple cloud seven garden horse winter music paper bridge" * 3
@@ -75,6 +76,15 @@ def keep(page: Page, path: Path) -> None:
     print(path.name)
 
 
+def preview(page: Page, path: Path) -> None:
+    """The picture by which other programs announce a site of recorded runs: 1200 x 630, in few colours."""
+    page.set_viewport_size({"width": 1200, "height": 630})
+    held(page, STORY, 20, head=(4, 3), camera="side")
+    shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    shot.quantize(96, dither=Image.Dither.NONE).save(path, optimize=True)
+    print(path.name)
+
+
 def shots(page: Page, folder: Path) -> None:
     def save(name: str) -> None:
         keep(page, folder / f"explorer-{name}.webp")
@@ -98,10 +108,9 @@ def shots(page: Page, folder: Path) -> None:
     save("code")
     held(page, STORY, 12, head=(4, 3), camera="side")
     panel(page, "Race")
-    page.get_by_label("tokens", exact=True).fill("40")
-    page.locator(".race-controls").get_by_role("button").click()
-    page.wait_for_function("document.querySelector('[data-race=length]') !== null")
-    rest(page)
+    page.locator(".race-controls [type=submit]").click()
+    page.locator("[data-narration=race]").wait_for()
+    page.wait_for_timeout(5000)  # it takes twelve seconds; the upper lane is ahead
     save("race")
     held(page, STORY, 12, head=(4, 3), camera="side")
     panel(page, "Learn")
@@ -154,6 +163,7 @@ def main() -> None:
         page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="dark")
         shots(page, folder)
         chat(page, folder)
+        preview(page, folder / "preview.png" if sys.argv[1:] else PREVIEW)
         browser.close()
     server.should_exit = True
     thread.join()

@@ -164,7 +164,7 @@ function tell({ steps, cached, uncached, slow }: Shown, fast: Lane, behind: Lane
   const tokens = plural(steps.length, "token");
   if (fast.place.over && behind.place.over)
     return `The same ${tokens}: after ${time(first)} with the cache, after ${time(last)} without it, ${figures(last / Math.max(1, first))} times as long.`;
-  const pace = slow === 1 ? "" : ` The clock runs ${slow} times slower than the engine.`;
+  const pace = slow === 1 ? "" : ` Slowed ${slow} times.`;
   if (fast.place.over) return `With the cache all ${tokens} were there after ${time(first)}. Without it there are ${behind.place.done}.${pace}`;
   return `Both lanes started together: ${plural(fast.place.done, "token")} with the cache, ${behind.place.done} without it.${pace}`;
 }

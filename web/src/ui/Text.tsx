@@ -10,7 +10,7 @@ import { row } from "../rows";
 import { WEIGHTS } from "../scene";
 import type { Run } from "../run";
 import * as player from "../player";
-import { hovered, last, length, run, shown } from "../store";
+import { hovered, last, length, result, run, shown } from "../store";
 import { bytesOf, marked } from "../text";
 import { author } from "../words";
 
@@ -60,7 +60,10 @@ function Readout() {
   const position = hovered.value;
   if (current === null || lanes.value !== null) return <p class="readout" />;
   const token = position === null ? undefined : current.tokens[position];
-  if (position === null || token === undefined || position >= length.value) return <p class="readout author">{author.value}</p>;
+  if (position === null || token === undefined || position >= length.value) {
+    if (result.value !== null) return <p class="readout" />; // the band of the result is there
+    return <p class="readout author">{author.value}</p>;
+  }
   const code = row.value?.codes[position];
   return (
     <p class="readout">
