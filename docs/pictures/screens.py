@@ -24,9 +24,11 @@ from tokenwright.backends.device import leave_a_core
 from tokenwright.llm.web_page import page_folder
 from tokenwright.serve.app import make_app
 from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.serve.transport.guard import Policy
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 8329
+PREVIEW = ROOT / "web" / "public" / "preview.png"
 STORY = "Once upon a time, there was a little fox who"
 CODE = "def fibonacci(n):\n    if n < 2:\n        return n\n    return"
 REPEATED = " moon river stone apple cloud seven garden horse winter music paper bridge" * 3
@@ -74,11 +76,20 @@ def keep(page: Page, path: Path) -> None:
     print(path.name)
 
 
+def preview(page: Page, path: Path) -> None:
+    """The picture by which other programs announce a site of recorded runs: 1200 x 630, in few colours."""
+    page.set_viewport_size({"width": 1200, "height": 630})
+    held(page, STORY, 20, head=(4, 3), camera="side")
+    shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    shot.quantize(96, dither=Image.Dither.NONE).save(path, optimize=True)
+    print(path.name)
+
+
 def shots(page: Page, folder: Path) -> None:
     def save(name: str) -> None:
         keep(page, folder / f"explorer-{name}.webp")
 
-    held(page, STORY, 26, head=(4, 3), camera="iso")
+    held(page, STORY, 26, head=(4, 3), camera="side")
     save("story")
     without_cache(page, 4)
     save("no-cache")
@@ -93,21 +104,20 @@ def shots(page: Page, folder: Path) -> None:
     save("result")
     held(page, STORY, 30, head=(3, 7), camera="top")
     save("top")
-    held(page, CODE, 18, head=(2, 3), camera="iso")
+    held(page, CODE, 18, head=(2, 3), camera="side")
     save("code")
-    held(page, STORY, 12, head=(4, 3), camera="iso")
+    held(page, STORY, 12, head=(4, 3), camera="side")
     panel(page, "Race")
-    page.get_by_label("tokens", exact=True).fill("40")
-    page.locator(".race-controls").get_by_role("button").click()
-    page.wait_for_function("document.querySelector('[data-race=length]') !== null")
-    rest(page)
+    page.locator(".race-controls [type=submit]").click()
+    page.locator("[data-narration=race]").wait_for()
+    page.wait_for_timeout(5000)  # it takes twelve seconds; the upper lane is ahead
     save("race")
-    held(page, STORY, 12, head=(4, 3), camera="iso")
+    held(page, STORY, 12, head=(4, 3), camera="side")
     panel(page, "Learn")
     page.locator(".learn-contents li:nth-child(3) button").click()
     rest(page)
     save("learn")
-    held(page, REPEATED, 6, head=(5, 3), camera="iso")
+    held(page, REPEATED, 6, head=(5, 3), camera="side")
     panel(page, "Heads")
     page.locator(".matrix canvas[data-size]").wait_for()
     rest(page)
@@ -126,7 +136,12 @@ def chat(page: Page, folder: Path) -> None:
 
 
 def panel(page: Page, name: str) -> None:
-    page.get_by_role("navigation", name="Panels").get_by_role("button", name=name, exact=True).click()
+    panels = page.get_by_role("navigation", name="Panels")
+    page.get_by_role("navigation", name="Page").get_by_role("button", name="Look inside").click()
+    group = {"Race": "Experiments", "Heads": "Look inside"}.get(name, name)
+    panels.get_by_role("button", name=group, exact=True).click()
+    if group != name:
+        panels.get_by_role("button", name=name, exact=True).click()
     page.locator(".panel-lead").wait_for()
     page.wait_for_timeout(1500)  # what the panel asks of the engine
 
@@ -136,7 +151,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     leave_a_core()
     explorer = Explorer("stories", lambda report: LLM("stories", report=report, trace=True))
-    app = make_app(explorer, [f"127.0.0.1:{PORT}"], page_folder())
+    app = make_app(explorer, Policy.of([f"127.0.0.1:{PORT}"], ()), page_folder())
     server = uvicorn.Server(uvicorn.Config(app, port=PORT, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -148,6 +163,7 @@ def main() -> None:
         page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="dark")
         shots(page, folder)
         chat(page, folder)
+        preview(page, folder / "preview.png" if sys.argv[1:] else PREVIEW)
         browser.close()
     server.should_exit = True
     thread.join()

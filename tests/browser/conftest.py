@@ -41,6 +41,10 @@ FLAGS = (
 WEBGL = ("--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist")
 HANGS = 600_000  # ms
 SIZE = {"width": 1280, "height": 800}
+GROUPS = {
+    "Look inside": ("Next token", "Block", "Heads", "Sampler", "Branches", "Beams"),
+    "Experiments": ("Race", "Lab", "Pages", "Calculator"),
+}
 
 
 class Server:
@@ -158,12 +162,12 @@ class Explored:
         look = f"&renderer={renderer}" if renderer else ""
         self.open(f"#p={look}")
         self.until_state("empty")
-        self.tab.get_by_label("max tokens").fill(str(tokens))
-        self.tab.get_by_label("seed").fill(str(seed))
-        self.tab.get_by_label("temperature").fill(str(temperature))
-        self.tab.get_by_label("Prompt", exact=True).first.click()
+        with self.settings():
+            self.tab.get_by_label("max tokens").fill(str(tokens))
+            self.tab.get_by_label("seed").fill(str(seed))
+            self.tab.get_by_label("temperature").fill(str(temperature))
         self.tab.locator("#prompt").fill(prompt)
-        self.tab.get_by_label("seed").blur()
+        self.tab.locator("#prompt").blur()
         self.pace(None)
         if stop is None:
             self.tab.get_by_role("button", name="Run", exact=True).click()
@@ -177,6 +181,32 @@ class Explored:
         while self.state["steps"] <= stop:
             self.step()
         return self
+
+    @contextmanager
+    def settings(self):
+        """With what is behind the gear in view."""
+        gear = self.tab.get_by_role("button", name="Settings")
+        gear.click()
+        yield
+        gear.click()
+
+    def share(self, entry):
+        """Choose from the Share menu."""
+        self.tab.get_by_role("button", name="Share", exact=True).click()
+        self.tab.locator("[role=menuitem]", has=self.tab.locator(f"b:text-is('{entry}')")).click()
+
+    def drawer(self, name):
+        """Open a panel in the drawer; None: close the drawer."""
+        panels = self.tab.get_by_role("navigation", name="Panels")
+        if name is None:
+            panels.get_by_role("button", name="Close the drawer").click()
+            return
+        if not panels.is_visible():
+            self.tab.get_by_role("navigation", name="Page").get_by_role("button", name="Look inside").click()
+        group = next((group for group, names in GROUPS.items() if name in names), name)
+        panels.get_by_role("button", name=group, exact=True).click()
+        if group != name:
+            panels.get_by_role("button", name=name, exact=True).click()
 
     def pace(self, speed, keys=0):
         """Tokens per second by the slider, 0.25 or None: the engine's own speed. Then so many keys towards the other.
@@ -251,7 +281,7 @@ class Explored:
         )
         stats = {}
         for name, value, source in found:
-            assert value is not None and source in ("measured", "counted", "derived", "given"), name
+            assert value is not None and source in ("measured", "counted", "derived", "read", "given"), name
             assert stats.setdefault(name, (value, source)) == (value, source), f"{name} is shown with two values"
         return stats
 

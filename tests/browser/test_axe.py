@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.browser.conftest import SIZE, Explored
+from tests.browser.conftest import GROUPS, SIZE, Explored
 from tests.browser.looks import findings
 
 RUN = "#p=Once%20upon%20a%20time&seed=1&step=4&renderer=2d"
@@ -13,15 +13,13 @@ def test_no_page_and_no_panel_has_a_serious_finding(browser, server):
     context = browser.new_context(viewport=SIZE, reduced_motion="reduce")
     explored = Explored(context.new_page(), server.address).open(RUN)
     explored.until("window.__explorer.state.step >= 4")
-    buttons = explored.tab.locator(".panel-buttons button")
-    found = {}
-    for number in range(buttons.count()):
-        name = buttons.nth(number).inner_text()
-        buttons.nth(number).click()
-        explored.until(f"document.querySelectorAll('.panel-buttons button')[{number}].ariaPressed === 'true'")
-        explored.until(
-            "document.querySelector('.page').dataset.panel === 'false' || document.querySelector('.panel > *')"
-        )
+    found = {"closed": findings(explored, "document")}
+    with explored.settings():
+        found["settings"] = findings(explored, "document")
+    for name in ("Learn", "Numbers", *GROUPS["Look inside"], *GROUPS["Experiments"]):
+        explored.drawer(name)
+        if name not in ("Numbers", "Next token"):
+            explored.tab.locator(".panel > *").first.wait_for()
         explored.settle()
         found[name] = findings(explored, "document")
         for card in range(1, 9) if name == "Learn" else ():

@@ -1,5 +1,6 @@
 """Race, branches and sampler on the page: each figure is the server's, and the engine does only what it must."""
 
+import re
 import time
 
 import numpy as np
@@ -15,7 +16,7 @@ PANELS = ["race", "branches", "sampler"]
 
 
 def opened(explored, panel):
-    explored.tab.get_by_role("navigation", name="Panels").get_by_role("button", name=panel).click()
+    explored.drawer(panel)
     explored.tab.locator(f"[data-panel={panel.lower()}] .panel-lead").wait_for()
 
 
@@ -119,7 +120,6 @@ def test_dials_move_the_bars_and_candidates_become_branches(explored, server, mo
     assert dots(explored, 2) <= own + 5, "no more"
 
     explored.tab.set_viewport_size({"width": 390, "height": 844})
-    explored.tab.get_by_role("navigation", name="Parts of the page").get_by_role("button", name="Numbers").click()
     for panel in PANELS:
         opened(explored, panel.capitalize())
         explored.tab.wait_for_timeout(200)
@@ -142,7 +142,7 @@ def planted(server):
 
 def race(explored, tokens):
     explored.tab.get_by_label("tokens", exact=True).fill(str(tokens))
-    explored.tab.locator(".race-controls").get_by_role("button").click()
+    explored.tab.locator(".race-controls [type=submit]").click()
 
 
 def check_lanes(explored, tokens):
@@ -151,7 +151,7 @@ def check_lanes(explored, tokens):
     assert any("below without" in word or "Lower wall: without" in word for word in words), words
     assert words.count("L0") == 2, "each wall names its layers"
     point, picture = explored.project(tokens - 4), explored.picture()
-    column = picture[round(point["y"]) :, round(point["x"])]
+    column = picture[round(point["y"]) :, round(point["x"]) - 4]  # of the left half, the keys
     kept, again = (near(column, explored.colour(name), 40).nonzero()[0] for name in ("kept", "recomputed"))
     assert kept.size and again.size and kept.max() < again.min()
 
@@ -175,14 +175,22 @@ def test_the_race_is_run_and_its_lanes_agree(explored, server, request):
     assert float(found["race_recomputed"]) == (n + 62) / (n + 63)
     assert explored.tab.locator(".chart polyline").count() == 4
     told = explored.tab.locator("[data-narration=race]")
-    assert f"{n + 63} tokens went through the layers with the cache, and {sum(range(n, n + 64)):,}" in told.inner_text()
+    assert "started together" in told.inner_text()
+    explored.tab.get_by_role("button", name="Show its end").click()
+    explored.until("document.querySelector('[data-narration=race]').textContent.startsWith('The same 64 tokens')")
+    clocks, layers = figures(explored, "lane_"), server.llm.config.layers
+    for lane in ("cached", "uncached"):
+        assert clocks[f"lane_{lane}_us"] == found[f"race_sum_{lane}_us"]
+        assert int(clocks[f"lane_{lane}_work"]) == layers * int(found[f"race_sum_{lane}_tokens"])
+    texts = explored.tab.locator(".race-text dd").all_inner_texts()
+    assert len(texts[0]) > 64 and texts[0] == texts[1]
     check_lanes(explored, n + 64)
     assert findings(explored, ".panel") == {}
     explored.press("Home")
     told.wait_for(state="detached")  # whoever moves in the run sees the run
 
     race(explored, 900)
-    explored.until("document.querySelector('[data-race=running]') && document.querySelector('[data-stat=race_equal]')")
+    explored.tab.locator("[data-race=running]").wait_for()
     explored.tab.get_by_role("button", name="Stop", exact=True).click()
     while server.explorer.runs._guests:
         time.sleep(0.01)
@@ -193,19 +201,34 @@ def test_the_race_is_run_and_its_lanes_agree(explored, server, request):
     assert float(figures(explored, "race_")["race_max_delta"]) > 1e-3, "a fault in the cached lane is seen"
 
 
+def test_a_planted_slow_lane_falls_behind(explored):
+    explored.open("#p=Once+upon+a+time&seed=7&T=0.7&n=1&panel=race&renderer=2d")
+    explored.until_state("done", "paused")
+
+    def slower(route):
+        body = route.fetch().text()
+        planted = re.sub(r'("uncached_us": )(\d+)(?=.*"sums")', lambda m: f"{m[1]}{50 * int(m[2]) + 50_000}", body)
+        route.fulfill(body=planted, content_type="text/event-stream")
+
+    explored.tab.route("**/race", slower)
+    race(explored, 24)
+    explored.until("document.querySelector('[data-narration=race]')?.textContent.startsWith('With the cache all 24')")
+    texts = explored.tab.locator(".race-text dd").all_inner_texts()
+    assert len(texts[1]) < len(texts[0]) and texts[0].startswith(texts[1])
+    assert explored.tab.locator(".cache-switch").count() == 0, "a race has both"
+
+
 def test_a_race_ends_with_its_panel_and_where_somebody_moves_in_the_run(explored, server):
     explored.open("#p=Once+upon+a+time&seed=7&T=0.7&n=3&pace=engine&renderer=2d")
     explored.until_state("done")
-    panels = explored.tab.get_by_role("navigation", name="Panels")
-    for move in (panels.get_by_role("button", name="Figures").click, lambda: explored.press("Space")):
+    for move in (lambda: explored.drawer(None), lambda: explored.press("Space")):
         opened(explored, "Race")
         race(explored, 900)
         explored.tab.locator("[data-race=running]").wait_for()
-        explored.tab.locator("[data-narration=race]").wait_for()
         move()
         while server.explorer.runs._guests:
             time.sleep(0.01)
         explored.until_state("done")
         assert explored.tab.locator("[data-narration=race]").count() == 0, "the stage is the run's"
-        assert explored.tab.locator(".minimap").count() == 1
-        panels.get_by_role("button", name="Figures").click()
+        assert explored.tab.locator(".work").count() == 1
+        explored.drawer("Numbers")

@@ -128,7 +128,9 @@ def test_a_conversation_its_branches_and_the_way_inside(talk, server):
     talk.explored.until_state("done")
     assert talk.explored.state["ids"] == [*ids, *answer.token_ids], "the very run: prompt, seed and options"
     assert "<|end|>" in talk.tab.locator("#prompt").input_value()
-    assert talk.tab.get_by_role("button", name="Copy link").is_disabled(), "a prompt of the chat is in no link"
+    talk.tab.get_by_role("button", name="Share", exact=True).click()
+    assert talk.tab.get_by_role("menuitem", name="Copy link").is_disabled(), "a prompt of the chat is in no link"
+    talk.explored.press("Escape")
 
     talk.tab.get_by_role("link", name="Chat").click()
     talk.until("document.querySelectorAll('.turn').length === 4")

@@ -19,9 +19,8 @@ def export(explored, tmp_path):
     """Saves the run as one of the menu's entries; returns the bytes."""
 
     def save(entry):
-        explored.tab.get_by_role("button", name="Export", exact=True).click()
         with explored.tab.expect_download() as download:
-            explored.tab.get_by_role("menuitem", name=entry).click()
+            explored.share(entry)
         download.value.save_as(tmp_path / "saved")
         return (tmp_path / "saved").read_bytes()
 
@@ -40,7 +39,7 @@ def test_a_trace_goes_out_and_comes_back_with_the_same_numbers(explored, export,
     assert json.loads(trace)["format"] == "tokenwright-trace"
     (tmp_path / "trace.json").write_bytes(trace)
     with explored.tab.expect_file_chooser() as chooser:
-        explored.tab.get_by_role("button", name="Open trace").click()
+        explored.share("Open a trace")
     chooser.value.set_files(tmp_path / "trace.json")
     explored.until_state("replay")
     explored.press("End")
@@ -83,6 +82,15 @@ def test_a_page_plays_alone_in_a_sandbox_and_asks_nobody(explored, export, brows
     alone.settle()
     assert alone.stats() == live
     assert alone.state["ids"] == ids
+    layers, tokens = explored.get("model")["layers"], len(ids) - 1
+    for key, work in (("n", layers * tokens), ("n", layers)):  # the same step the other way, and back
+        alone.press(key)
+        alone.until(f"document.querySelector('[data-stat=layer_tokens]').dataset.value === '{work}'")
+        assert alone.state["ids"] == ids
+    alone.tab.get_by_role("button", name="No cache").click()
+    naive = live["summary_naive"][0]
+    alone.until(f"document.querySelector('[data-stat=summary_layer_tokens]').dataset.value === '{naive}'")
+    alone.press("n")
     assert alone.tab.evaluate("window.pwned") is None
     assert all(url.startswith(("file:", "data:", "blob:")) for url in asked), asked
     assert alone.tab.get_by_role("link", name="Chat").count() == 0
@@ -93,7 +101,7 @@ def test_a_page_plays_alone_in_a_sandbox_and_asks_nobody(explored, export, brows
     alone.tab.goto(f"file://{tmp_path}/frame.html")  # as a notebook shows it: without an origin, storage or address
     alone.tab.locator("iframe").evaluate("(frame, page) => (frame.srcdoc = page)", page.decode())
     inside = alone.tab.frame_locator("iframe")
-    inside.locator("[data-stat=seq_len]").first.wait_for()
+    inside.locator("[data-stat=layer_tokens]").first.wait_for()
     replay = inside.get_by_role("region", name="Replay")  # where WebGL is not offered, a banner may say that as well
     assert replay.inner_text().startswith("Replay")
     assert alone.errors == []
@@ -121,17 +129,17 @@ def test_perfetto_gets_the_engines_time_and_the_menu_works_by_keys(explored, exp
     trace = json.loads(export("Perfetto"))
     steps = [event["dur"] for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] == "step"]
     assert sum(steps) == pytest.approx(explored.api("")["summary"]["engine_us"], rel=0.01)
-    explored.tab.get_by_role("button", name="Export", exact=True).focus()
+    explored.tab.get_by_role("button", name="Share", exact=True).focus()
     explored.press("Enter")
     explored.until("document.activeElement.getAttribute('role') === 'menuitem'")
     explored.press("ArrowDown")
     focused = "document.activeElement.textContent"
-    assert explored.tab.evaluate(focused).startswith("Page")
+    assert explored.tab.evaluate(focused).startswith("Picture")
     explored.press("End")
-    assert explored.tab.evaluate(focused).startswith("Perfetto")
+    assert explored.tab.evaluate(focused).startswith("Open a trace")
     explored.press("Escape")
     assert explored.tab.get_by_role("menu").count() == 0
-    assert explored.tab.evaluate(focused) == "Export"
+    assert explored.tab.evaluate(focused) == "Share"
 
 
 def test_a_long_prompt_is_in_the_trace_and_in_no_link(explored, export):
@@ -139,5 +147,7 @@ def test_a_long_prompt_is_in_the_trace_and_in_no_link(explored, export):
     explored.run(prompt, 2, renderer="2d", stop=1)
     explored.tab.wait_for_timeout(500)  # the address is written with a pause
     assert "prompt" not in explored.tab.evaluate("location.href")
-    assert explored.tab.get_by_role("button", name="Copy link").is_disabled()
+    explored.tab.get_by_role("button", name="Share", exact=True).click()
+    assert explored.tab.get_by_role("menuitem", name="Copy link").is_disabled()
+    explored.press("Escape")
     assert json.loads(export("Trace"))["run"]["prompt"] == prompt

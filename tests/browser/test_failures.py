@@ -46,6 +46,7 @@ def text(explored, selector):
 
 def test_a_row_that_nobody_answered_is_asked_for_again_and_a_refusal_is_told(explored, failing):
     explored.run(PROMPT, 6, renderer="2d", stop=4)
+    explored.drawer("Next token")
     explored.scrub(1)
     rows = "**/attention?*"
     failing.gone(rows)
@@ -82,8 +83,7 @@ def test_another_attempt_is_offered_for_a_run_and_for_nothing_else(explored, fai
     explored.run(PROMPT, 3, renderer="2d", stop=None)
     again = explored.tab.get_by_role("alert").get_by_role("button", name="Try again")
     failing.gone("**/perfetto.json")
-    explored.tab.get_by_role("button", name="Export", exact=True).click()
-    explored.tab.get_by_role("menuitem", name="Perfetto").click()
+    explored.share("Perfetto")
     explored.tab.get_by_role("alert").wait_for()
     assert again.count() == 0, "it would end the run that is to be saved"
     first = explored.state["run"]
@@ -134,12 +134,12 @@ def test_an_embedded_page_tells_of_a_failure_and_keeps_its_keys(explored, failin
 def test_a_link_that_could_not_be_copied_is_given_to_copy_by_hand(explored):
     explored.run(PROMPT, 2, renderer="2d", stop=1)
     explored.tab.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")  # as over plain http
-    explored.tab.get_by_role("button", name="Copy link").click()
+    explored.share("Copy link")
     field = explored.tab.get_by_label("Link, to copy by hand")
     chosen = field.evaluate("e => e.value.slice(e.selectionStart, e.selectionEnd)")
     assert "seed=1" in chosen and chosen.startswith(explored.address)
     explored.press("Escape")
-    explored.tab.get_by_role("button", name="Copy link").wait_for()
+    explored.tab.get_by_role("menuitem", name="Copy link").wait_for()
 
 
 def test_the_switch_of_a_run_that_is_over_is_of_the_next_one(explored):

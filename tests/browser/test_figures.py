@@ -109,7 +109,7 @@ def test_the_recorded_run_shows_the_golden_numbers(explored, server):
     """With no engine behind it: the golden trace file, opened as anybody may open one."""
     explored.empty()
     with explored.tab.expect_file_chooser() as chooser:
-        explored.tab.get_by_role("button", name="Open trace").click()
+        explored.share("Open a trace")
     chooser.value.set_files(ROOT / "web" / "public" / "recorded.json")
     explored.until_state("replay")
     recorded = explored.get("recorded.json")

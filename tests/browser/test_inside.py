@@ -10,7 +10,7 @@ PROMPT = "Once upon a time, there was a little fox who"
 
 def opened(explored, name):
     """Open a panel by its button."""
-    explored.tab.get_by_role("navigation", name="Panels").get_by_role("button", name=name, exact=True).click()
+    explored.drawer(name)
     explored.tab.locator(".panel-lead").wait_for()
 
 

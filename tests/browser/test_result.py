@@ -25,7 +25,8 @@ def test_the_comparison_runs_the_same_text(explored):
     explored.run(PROMPT, 10, seed="", temperature=1.2, renderer="2d", stop=None)
     ids = explored.state["ids"]
     explored.tab.locator("#prompt").fill("Another prompt")
-    explored.tab.get_by_label("temperature").fill("0.1")
+    with explored.settings():
+        explored.tab.get_by_label("temperature").fill("0.1")
     assert compare(explored) == [False] * 10
     assert explored.state["ids"] == ids
 
@@ -43,11 +44,10 @@ def test_a_branch_is_compared_and_exported_from_its_fork_on(explored, server):
     explored.until_state("done")
     ids, written = explored.state["ids"], explored.state["steps"]
     card = explored.tab.locator(".result")
-    assert card.locator("h2").inner_text().endswith(f"{written} tokens since the fork")
+    assert card.locator(".result-name").inner_text().endswith(f"{written} tokens since the fork")
     for entry in ("Trace", "Perfetto"):
-        explored.tab.get_by_role("button", name="Export", exact=True).click()
         with explored.tab.expect_download() as download:
-            explored.tab.get_by_role("menuitem", name=entry).click()
+            explored.share(entry)
         saved = json.loads(download.value.path().read_text(encoding="utf-8"))
         if entry == "Trace":
             assert [step["step"] for step in saved["steps"]] == list(range(6, 6 + written))

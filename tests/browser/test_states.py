@@ -143,13 +143,16 @@ def test_a_server_that_goes_and_comes_back_costs_no_step(own):
     assert numbers == list(range(prompt + 1, prompt + 1 + state["steps"]))
     assert "Stopped at 20 tokens" in explored.tab.locator(".result").inner_text(), "the card is about the whole run"
     assert int(explored.stats()["summary_layer_tokens"][0]) == int(explored.stats()["total_layer_tokens"][0])
-    explored.tab.get_by_role("button", name="Export", exact=True).click()
+    explored.tab.get_by_role("button", name="Share", exact=True).click()
     assert "the engine has this run from step" in explored.tab.get_by_role("menuitem", name="Perfetto").inner_text()
+    explored.press("Escape")
     with explored.tab.expect_download() as download:
-        explored.tab.get_by_role("menuitem", name="Trace").click()
+        explored.share("Trace")
     trace = json.loads(download.value.path().read_text(encoding="utf-8"))
     assert [step["step"] for step in trace["steps"]] == list(range(20)), "with the steps before the server went"
     assert trace["state"]["summary"]["written"] == 20
+    explored.drawer("Next token")
+    explored.until("document.querySelectorAll('.grid [data-mass*=\".\"]').length > 0")
     asked = []
     explored.tab.on("request", lambda request: asked.append(request.url))
     explored.scrub(1)
@@ -205,7 +208,7 @@ def test_no_size_of_the_window_scrolls_sideways(explored, size):
 
 
 SMALL = """() => [...document.querySelectorAll('button, select, input, textarea, a, summary, .minimap canvas')]
-  .filter((one) => one.checkVisibility() && one.getBoundingClientRect().width > 0)
+  .filter((one) => one.checkVisibility() && one.getBoundingClientRect().width > 1)
   .filter((one) => one.getBoundingClientRect().height < 43.5)
   .map((one) => one.outerHTML.slice(0, 90))"""
 
@@ -218,7 +221,6 @@ def test_every_target_of_the_first_page_is_large_enough_for_a_finger(explored):
     explored.open("#p=Once%20upon&n=4&seed=1&step=2&renderer=2d")
     explored.tab.reload()
     explored.until("window.__explorer?.state.step === 2 && document.documentElement.dataset.state === 'paused'")
-    assert explored.tab.locator(".minimap canvas").is_visible()
     assert explored.tab.evaluate(SMALL) == []
     explored.step()
     explored.until_state("done")
@@ -248,7 +250,7 @@ def test_the_body_never_scrolls_behind_the_panes(explored):
         )
         assert seen == height
         assert content == height or width < 1100 or height < 720, "all panes fit into a usual window"
-        assert scrolled == max(height, content), f"{width} x {height}: {scrolled} px"
+        assert abs(scrolled - max(height, content)) <= 1, f"{width} x {height}: {scrolled} px"
     explored.tab.set_viewport_size({"width": 1440, "height": 900})
     explored.tab.mouse.move(200, 300)
     explored.tab.mouse.wheel(0, 2000)
@@ -274,8 +276,8 @@ def test_a_copied_link_writes_the_same_text_elsewhere(browser, server):
     first = Explored(context.new_page(), server.address)
     first.run(PROMPT, 12, seed="", temperature=1.2, renderer="2d", stop=None)
     ids = first.state["ids"]
-    first.tab.get_by_role("button", name="Copy link").click()
-    first.tab.get_by_role("button", name="Copied").wait_for()
+    first.share("Copy link")
+    first.tab.get_by_role("menuitem", name="Copied").wait_for()
     link = first.tab.evaluate("navigator.clipboard.readText()")
     context.close()
     context = browser.new_context(viewport=SIZE, reduced_motion="reduce")

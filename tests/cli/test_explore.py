@@ -62,6 +62,21 @@ def test_the_page_and_the_model_are_served_until_ctrl_c(model: Path) -> None:
         assert "Traceback" not in process.stderr.read()
 
 
+def test_a_site_is_written_without_a_server(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tokenwright", "explore", "--static", str(tmp_path / "site")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "python -m http.server" in done.stderr
+    index = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert 'id="site"' in index and 'property="og:image"' in index
+    assert {path.stem for path in (tmp_path / "site" / "runs").iterdir()} == {"story", "fact", "code"}
+
+
+def test_a_site_needs_no_port_and_no_terminal(refused: Refused, tmp_path: Path) -> None:
+    assert "leave out --static" in refused("explore", "--static", tmp_path, "--port", 1)
+    assert "leave out --tty" in refused("explore", "--static", tmp_path, "--tty")
+
+
 def test_a_model_that_is_nowhere_is_refused_and_nothing_is_served(refused: Refused, tmp_path: Path) -> None:
     assert "there is no folder" in refused("explore", tmp_path / "none", "--no-browser", "--port", 0)
 

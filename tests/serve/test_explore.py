@@ -686,6 +686,7 @@ ROUTES = [
     ("POST", "/batches/x/write"),
     ("DELETE", "/batches/x"),
     ("GET", "/runs/x/block"),
+    ("GET", "/runs/x/way"),
     ("GET", "/runs/x/atlas"),
     ("GET", "/runs/x/matrix"),
     ("GET", "/runs/x/lens"),

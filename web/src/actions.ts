@@ -8,6 +8,7 @@ import {
   cache,
   camera,
   card,
+  frame,
   head,
   last,
   layer,
@@ -20,7 +21,6 @@ import {
   run,
   shown,
   switched,
-  tab,
 } from "./store";
 import { type Camera, camerasOf } from "./renderers/renderer";
 
@@ -52,11 +52,17 @@ function wake(): void {
 export const first = (): void => player.seek(0);
 export const end = (): void => player.seek(last.value);
 
+/** For the next step of a live run; of a file that has both ways, for the shown one. */
 export function setCache(on: boolean): void {
-  if (run.value !== null && run.value.origin !== "live") return;
-  cache.value = on;
   switched.value = true;
+  if (run.value !== null && run.value.origin !== "live") return player.showWay(on);
+  cache.value = on;
   live.send({ op: "cache", on });
+}
+
+export function toggleCache(): void {
+  const replayed = run.value === null || run.value.origin === "live" ? null : frame.value;
+  setCache(!(replayed?.cache ?? cache.value));
 }
 
 export function changeLayer(by: number): void {
@@ -83,10 +89,9 @@ export function toggleRenderer(): void {
   setRenderer(renderer.value === "3d" ? "2d" : "3d");
 }
 
-/** Opens a panel, or closes it where it is open. On a narrow screen the panels are on a tab of their own. */
+/** Opens a panel in the drawer, or closes the drawer where it is open with it. */
 export function openPanel(id: string): void {
   panel.value = panel.value === id ? null : id;
-  tab.value = panel.value === null ? "stage" : "numbers";
 }
 
 export function chooseTrace(): void {

@@ -4,6 +4,7 @@
 import { effect } from "@preact/signals";
 import { fits, format, parse, type Link, type SamplerLink } from "./hash";
 import * as form from "./form";
+import { HOME_CAMERA } from "./renderers/renderer";
 import {
   PACE,
   cache,
@@ -23,6 +24,7 @@ import {
   rendererChoice,
   run,
   shown,
+  site,
 } from "./store";
 import type { RunCard } from "./schema";
 
@@ -42,7 +44,7 @@ export function read(): Link {
   form.maxTokens.value = link.tokens ?? form.MAX_TOKENS;
   pace.value = link.pace === undefined ? PACE : link.pace;
   cache.value = link.cache ?? true;
-  camera.value = { name: link.camera ?? "iso" };
+  camera.value = { name: link.camera ?? HOME_CAMERA };
   rendererChoice.value = link.renderer ?? null;
   panel.value = link.panel ?? null;
   embedded.value = link.embed ?? false;
@@ -70,23 +72,29 @@ function now(): Link {
   if (pace.value !== PACE) link.pace = pace.value;
   if (!cache.value) link.cache = false;
   if (picked.value) Object.assign(link, { layer: layer.value, head: head.value });
-  if (camera.value.name !== "iso") link.camera = camera.value.name;
+  if (camera.value.name !== HOME_CAMERA) link.camera = camera.value.name;
   if (rendererChoice.value !== null) link.renderer = rendererChoice.value;
   if (panel.value !== null) link.panel = panel.value;
-  if (joined.value !== null && joined.value === run.value?.id.value) link.run = joined.value;
+  if (joined.value !== null && (site.value !== null || joined.value === run.value?.id.value)) link.run = joined.value;
   if (embedded.value) link.embed = true;
-  if (live.value && !playing.value && shown.value < last.value && frame.value) link.step = frame.value.step;
+  const held = site.value !== null || (live.value && shown.value < last.value);
+  if (held && !playing.value && frame.value) link.step = frame.value.step;
+  if (site.value !== null && frame.value?.cache === false) link.cache = false;
   return link;
 }
 
 /** Whether a link can hold the run that is shown; a trace file always can. A branch has tokens that nobody would draw. */
 export const linkable = (): boolean =>
-  live.value && run.value?.card.parent == null && fits(run.value?.card.prompt ?? "") && form.givenNow() === null;
+  site.value !== null ||
+  (live.value && run.value?.card.parent == null && fits(run.value?.card.prompt ?? "") && form.givenNow() === null);
+
+/** Whether the page's address leads to this machine alone. */
+export const nearby = /^(localhost|127\.|\[?::1)/.test(location.hostname);
 
 /** A link to exactly this run, in a page of its own: with the seed that it drew. */
 export function share(): string {
   const link = now();
-  delete link.run; // it ends with the server
+  if (site.value === null) delete link.run; // it ends with the server
   delete link.embed;
   const card = live.value ? run.value?.card : null;
   if (card) {

@@ -15,24 +15,26 @@ export function unserved(): string {
   return current.rebuilt ? `the engine has this run from step ${numbered(current.since.value)} on` : "";
 }
 
-/** The run as trace.json: the server's own, which lacks nothing, or what the page holds. */
-async function trace(): Promise<string> {
+/** The run as trace.json: the server's own, which lacks nothing, or what the page holds. `both`: the server computes the
+ * steps of the other way too. */
+async function trace(both: boolean): Promise<string> {
   const current = run.value;
   if (current === null) return "";
-  const answer = unserved() === "" ? await fetch(address(`runs/${current.id.value}/trace.json`)).catch(() => null) : null;
+  const path = `runs/${current.id.value}/trace.json${both ? "?halves=true" : ""}`;
+  const answer = unserved() === "" ? await fetch(address(path)).catch(() => null) : null;
   return answer?.ok ? answer.text() : writeTrace(current);
 }
 
 export async function saveTrace(): Promise<void> {
-  if (run.value !== null) save(new Blob([await trace()], { type: "application/json" }), "trace.json");
+  if (run.value !== null) save(new Blob([await trace(false)], { type: "application/json" }), "trace.json");
 }
 
-/** One HTML file: page and trace, no server, no network. */
+/** One HTML file: page and trace with both ways of the switch, no server, no network. */
 export async function savePage(): Promise<void> {
   if (run.value === null) return;
   const page = await text("alone.html");
   if (page === null) return;
-  const safe = (await trace()).replaceAll("<", "\\u003c"); // nothing in it can end the element
+  const safe = (await trace(true)).replaceAll("<", "\\u003c"); // nothing in it can end the element
   save(new Blob([page.replace(SLOT, () => SLOT + safe)], { type: "text/html" }), "run.html");
 }
 

@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { bytes, flop, joined, micros, numbered, ordinal, percent, sentence, shown } from "./format";
+import { bytes, flop, joined, micros, modelName, numbered, ordinal, percent, sentence, shown, weights } from "./format";
 
 it("uses binary units for memory and decimal ones for work", () => {
   expect(joined(bytes(1024n))).toBe("1 KiB");
@@ -34,4 +34,11 @@ it("counts in order", () => {
 it("makes a sentence of a message", () => {
   expect(sentence("the folder is empty; give another")).toBe("The folder is empty; give another.");
   expect(sentence("Is it there?")).toBe("Is it there?");
+});
+
+it("names a model without the folders of its path, and counts its weights", () => {
+  expect(modelName("/data/models/SmolLM2-135M-Instruct.Q4_1.gguf")).toBe("SmolLM2-135M-Instruct.Q4_1.gguf");
+  expect(modelName("C:\\models\\small\\")).toBe("small");
+  expect(modelName("Qwen/Qwen3-0.6B")).toBe("Qwen/Qwen3-0.6B");
+  expect([weights(5_767_168), weights(1.236e9), weights(900)]).toEqual(["5.77 M", "1.24 B", "900"]);
 });

@@ -85,6 +85,14 @@ export function percent(share: number): string {
   return `${value.toFixed(value < 10 || (value > 99 && value < 100) ? 1 : 0)} %`;
 }
 
+/** A model's name without the folders of a path; one of the hub keeps its owner. */
+export const modelName = (name: string): string =>
+  /^[./~\\]|^[A-Za-z]:/.test(name) ? (name.split(/[/\\]/).findLast((part) => part !== "") ?? name) : name;
+
+/** A number of weights: 5.8 M, 1.24 B. */
+export const weights = (value: number): string =>
+  value >= 1e9 ? `${figures(value / 1e9)} B` : value >= 1e6 ? `${figures(value / 1e6)} M` : count(value);
+
 export function plural(value: number, one: string, many = `${one}s`): string {
   return `${count(value)} ${value === 1 ? one : many}`;
 }

@@ -17,6 +17,7 @@ interface Explorer {
   readonly pending: boolean; // another picture will come
   readonly row: { layer: number; head: number; argmax: number; codes: number[] } | null;
   readonly words: readonly Placed[]; // of the stage, with their corners
+  readonly wall: { left: number; top: number; right: number; bottom: number } | null; // of the cache, on the canvas
   readonly drawTime: number; // ms of this program in the last picture
   readonly window: { first: number; last: number }; // positions in view
   project(position: number): { x: number; y: number } | null;
@@ -69,6 +70,9 @@ export function install(): void {
     },
     get words() {
       return stage.words();
+    },
+    get wall() {
+      return stage.wall();
     },
     get drawTime() {
       return stage.drawTime();

@@ -5,7 +5,8 @@ import * as actions from "./actions";
 import { CAMERAS } from "./renderers/renderer";
 import { hideFirst } from "./rows";
 import * as stage from "./stage";
-import { cache, helpOpen, panelled, result, resultClosed } from "./store";
+import * as way from "./way";
+import { helpOpen, panelled, result, resultClosed } from "./store";
 
 interface Key {
   keys: string; // as the sheet shows them
@@ -37,7 +38,7 @@ const KEYS: readonly Key[] = [
   },
   { keys: "Home", does: "the first step", match: is("Home"), run: () => actions.first() },
   { keys: "End", does: "the newest step", match: is("End"), run: () => actions.end() },
-  { keys: "N", does: "KV cache on or off", match: is("n", "N"), run: () => actions.setCache(!cache.value) },
+  { keys: "N", does: "KV cache on or off", match: is("n", "N"), run: () => actions.toggleCache() },
   {
     keys: "1 – 5",
     does: "camera: iso, top, side, head, follow",
@@ -73,10 +74,16 @@ const KEYS: readonly Key[] = [
   { keys: "V", does: "3-D or 2-D", match: is("v", "V"), run: () => actions.toggleRenderer() },
   { keys: "+ −", does: "zoom", match: is("+", "=", "-"), run: (event) => stage.zoom(event.key === "-" ? 0.8 : 1.25) },
   {
+    keys: "I",
+    does: "into the cell that is read most, and further in",
+    match: is("i", "I"),
+    run: () => (way.stop.value === null ? way.enterRead(stage.readCell()) : way.move(1)),
+  },
+  {
     keys: "Esc",
-    does: "close this sheet, leave the prompt box, put away the end of a run",
-    match: (event) => event.key === "Escape" && result.value !== null,
-    run: () => (resultClosed.value = true),
+    does: "close this sheet, leave the prompt box, out of a cell, put away the end of a run",
+    match: (event) => event.key === "Escape" && (way.stop.value !== null || result.value !== null),
+    run: () => (way.stop.value !== null ? way.move(-1) : (resultClosed.value = true)),
   },
   { keys: "?", does: "this sheet", match: is("?"), run: () => (helpOpen.value = !helpOpen.value) },
 ];

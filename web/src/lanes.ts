@@ -1,23 +1,54 @@
 // The stage during a race: the text that both lanes write, with two walls below it, the cached lane's above the other's.
-// The picture stands for the newest step that both lanes computed: the cached lane goes through its layers, then the
-// uncached one through its own, for the share of the time that each took.
+// The engine has computed and measured both lanes step by step, taking turns; here they start together, and each does its
+// steps in the time that they took. So the upper wall goes ahead, and the lower one falls behind.
 
-import { effect, signal, untracked } from "@preact/signals";
+import { computed, effect, signal, untracked } from "@preact/signals";
 import * as clock from "./clock";
-import { count, plural } from "./format";
+import { figures, joined, micros, plural } from "./format";
+import { type Place, endsOf, placeAt, racedOf, slownessOf } from "./race-clock";
 import { Cell, type Scene, type SceneToken } from "./renderers/renderer";
 import type { TokenCard } from "./schema";
-import type { RaceCard, RaceEnd, RaceStep } from "./schema/race";
+import type { RaceCard, RaceStep } from "./schema/race";
 import { run, shown } from "./store";
-import { align, look, quoted } from "./text";
+import { align, look } from "./text";
 
-const PULSE = 420; // ms of a step's animation: steps that come faster are shown at its end
-
-/** The race that is under way. */
+/** The race that the engine computes. */
 export const racing = signal<AbortController | null>(null);
 
+/** A race that the stage shows, and what follows from its steps. */
+interface Shown {
+  card: RaceCard;
+  prompt: readonly SceneToken[];
+  steps: readonly RaceStep[]; // those that both lanes computed
+  written: readonly SceneToken[];
+  pieces: readonly string[];
+  cached: readonly number[]; // µs since the start at which each step ends
+  uncached: readonly number[];
+  slow: number; // how many times slower than the engine the clock runs
+}
+
+/** A lane at a time of the clock. */
+export interface Lane {
+  place: Place;
+  text: string; // what it has written
+  tokens: number; // sent through the layers so far, those of the step under way not counted
+  ended: number; // µs since the start at the end of its newest step
+}
+
+const race = signal<Shown | null>(null);
+const at = signal(0); // µs of the clock
+let request = 0;
+
 /** What is on the stage in place of the shown run; null: nothing. */
-export const lanes = signal<{ scene: Scene; told: string } | null>(null);
+export const lanes = computed(() => {
+  const shownRace = race.value;
+  if (shownRace === null) return null;
+  const cached = laneOf(shownRace, "cached", at.value);
+  const uncached = laneOf(shownRace, "uncached", at.value);
+  const { slow, card } = shownRace;
+  const all = shownRace.steps.reduce((sum, step) => sum + (step.uncached_tokens ?? 0), 0);
+  return { cached, uncached, slow, all, layers: card.layers, scene: sceneOf(shownRace, cached.place, uncached.place), told: tell(shownRace, cached, uncached) };
+});
 
 // Another run has the engine and the stage to itself. A step of the shown run that was still on its way ends no race.
 effect(() => {
@@ -26,7 +57,7 @@ effect(() => {
 });
 effect(() => {
   void shown.value;
-  lanes.value = null;
+  leave();
 });
 
 /** The tokens of a race's prompt as the stage shows them. */
@@ -35,19 +66,47 @@ export function looksOf(prompt: string, cards: readonly TokenCard[]): SceneToken
   return cards.map((card, i) => look(card, "prompt", pieces[i] ?? ""));
 }
 
-/** Shows a race as far as it has come. `prompt`: its tokens; `end`: how it ended, if it has. */
-export function show(card: RaceCard, prompt: readonly SceneToken[], steps: readonly RaceStep[], end: RaceEnd | null): void {
-  const step = steps.findLast((one) => one.uncached_us !== null);
-  if (step === undefined) return;
-  const written = steps.slice(0, step.step + 1).map(({ token, text }) => look(token, "generated", text));
-  lanes.value = { scene: sceneOf(card, [...prompt, ...written], step), told: tell(card, step, end) };
-  if (end === null) clock.pulse(PULSE);
+/** Puts a race on the stage, at its start or at its end. */
+export function show(card: RaceCard, prompt: readonly SceneToken[], steps: readonly RaceStep[], from: "start" | "end"): void {
+  const raced = racedOf(steps);
+  if (raced.length === 0) return;
+  const cached = endsOf(raced.map((step) => step.cached_us));
+  const uncached = endsOf(raced.map((step) => step.uncached_us ?? 0));
+  const longest = Math.max(cached.at(-1) ?? 0, uncached.at(-1) ?? 0);
+  const written = steps.map(({ token, text }) => look(token, "generated", text));
+  const pieces = steps.map(({ text }) => text);
+  race.value = { card, prompt, steps: raced, written, pieces, cached, uncached, slow: slownessOf(longest) };
+  at.value = from === "start" ? 0 : longest;
+  cancelAnimationFrame(request);
+  if (from === "start") tick(performance.now(), longest);
+  clock.settle();
+}
+
+function tick(before: number, longest: number): void {
+  request = requestAnimationFrame((now) => {
+    const shownRace = race.peek();
+    if (shownRace === null) return;
+    at.value = Math.min(longest, at.peek() + (Math.max(0, now - before) * 1000) / shownRace.slow);
+    if (at.peek() < longest) tick(now, longest);
+  });
+}
+
+/** Lets both lanes be at their ends. */
+export function finish(): void {
+  const shownRace = race.peek();
+  if (shownRace !== null) at.value = Math.max(shownRace.cached.at(-1) ?? 0, shownRace.uncached.at(-1) ?? 0);
+}
+
+/** Takes the race off the stage. */
+export function leave(): void {
+  cancelAnimationFrame(request);
+  race.value = null;
 }
 
 /** Gives the stage back to the shown run. That ends a race, which has no other place. */
 export function hide(): void {
   stop();
-  lanes.value = null;
+  leave();
 }
 
 /** Ends the race: the server ends it when its stream is closed. */
@@ -56,14 +115,32 @@ export function stop(): void {
   racing.value = null;
 }
 
-function sceneOf({ layers }: RaceCard, tokens: SceneToken[], step: RaceStep): Scene {
-  const text = Math.min(step.context, tokens.length - 1); // columns that the step had to have, in either lane
-  const first = text - step.cached_tokens; // columns that the cached lane had kept
+function laneOf(shownRace: Shown, lane: "cached" | "uncached", us: number): Lane {
+  const { steps, pieces, [lane]: ends } = shownRace;
+  const place = placeAt(ends, us);
+  const done = steps.slice(0, place.done);
+  return {
+    place,
+    text: pieces.slice(0, (done.at(-1)?.step ?? -1) + 1).join(""),
+    tokens: done.reduce((sum, step) => sum + ((lane === "cached" ? step.cached_tokens : step.uncached_tokens) ?? 0), 0),
+    ended: ends[place.done - 1] ?? 0,
+  };
+}
+
+/** Upper slices: the cached lane's. Lower ones: those of the step that the other lane computes, down to where it is. */
+function sceneOf({ card, prompt, steps, written }: Shown, cached: Place, uncached: Place): Scene {
+  const { layers } = card;
+  const newest = steps[cached.done - 1];
+  const tokens = [...prompt, ...written.slice(0, newest === undefined ? 0 : newest.step + 1)];
   const cells = new Uint8Array(tokens.length * 2 * layers).fill(Cell.empty);
-  for (let position = 0; position < text; position++) {
-    const at = position * 2 * layers;
-    cells.fill(position < first ? Cell.kept : Cell.fresh, at, at + layers);
-    cells.fill(step.step > 0 && position < text - 1 ? Cell.recomputed : Cell.fresh, at + layers, at + 2 * layers);
+  const kept = newest === undefined ? 0 : newest.context;
+  for (let position = 0; position < Math.min(kept, tokens.length); position++)
+    cells.fill(position < kept - (newest?.cached_tokens ?? 0) ? Cell.kept : Cell.fresh, position * 2 * layers, (position * 2 + 1) * layers);
+  const step = steps[Math.min(uncached.done, steps.length - 1)];
+  const done = uncached.over ? layers : Math.ceil(uncached.part * layers);
+  for (let position = 0; position < Math.min(step?.context ?? 0, tokens.length); position++) {
+    const from = (position * 2 + 1) * layers;
+    cells.fill((step?.step ?? 0) > 0 && position < (step?.context ?? 0) - 1 ? Cell.recomputed : Cell.fresh, from, from + done);
   }
   return {
     tokens,
@@ -71,7 +148,7 @@ function sceneOf({ layers }: RaceCard, tokens: SceneToken[], step: RaceStep): Sc
     layers: 2 * layers,
     lanes: 2,
     cells,
-    layerShare: sharesOf(layers, step),
+    layerShare: Float32Array.from({ length: 2 * layers }, (_, i) => (i + 1) / (2 * layers)),
     row: null,
     layer: -1,
     cache: true,
@@ -80,20 +157,14 @@ function sceneOf({ layers }: RaceCard, tokens: SceneToken[], step: RaceStep): Sc
   };
 }
 
-/** The lanes take turns: first all layers of the one, then all of the other. */
-function sharesOf(layers: number, { cached_us, uncached_us }: RaceStep): Float32Array {
-  const own = cached_us / Math.max(1, cached_us + (uncached_us ?? 0));
-  return Float32Array.from({ length: 2 * layers }, (_, i) =>
-    i < layers ? (own * (i + 1)) / layers : own + ((1 - own) * (i + 1 - layers)) / layers,
-  );
-}
+const time = (us: number): string => joined(micros(Math.round(us)));
 
-function tell({ layers }: RaceCard, step: RaceStep, end: RaceEnd | null): string {
-  if (end !== null) {
-    const { compared, cached_tokens, uncached_tokens } = step.sums;
-    return `Over ${plural(compared, "step")}, ${plural(cached_tokens, "token")} went through the layers with the cache, and ${count(uncached_tokens)} without it, for the same text.`;
-  }
-  const cached = `With the cache, ${plural(step.cached_tokens, "token")} ${step.cached_tokens === 1 ? "goes" : "go"} through the ${plural(layers, "layer")}`;
-  const uncached = `without it, all ${count(step.uncached_tokens ?? 0)}`;
-  return `${cached}; ${uncached}. The text goes on with ${quoted(step.token.text)}.`;
+function tell({ steps, cached, uncached, slow }: Shown, fast: Lane, behind: Lane): string {
+  const [first, last] = [cached.at(-1) ?? 0, uncached.at(-1) ?? 0];
+  const tokens = plural(steps.length, "token");
+  if (fast.place.over && behind.place.over)
+    return `The same ${tokens}: after ${time(first)} with the cache, after ${time(last)} without it, ${figures(last / Math.max(1, first))} times as long.`;
+  const pace = slow === 1 ? "" : ` Slowed ${slow} times.`;
+  if (fast.place.over) return `With the cache all ${tokens} were there after ${time(first)}. Without it there are ${behind.place.done}.${pace}`;
+  return `Both lanes started together: ${plural(fast.place.done, "token")} with the cache, ${behind.place.done} without it.${pace}`;
 }

@@ -7,7 +7,8 @@ import { install } from "./hook";
 import { listen } from "./keys";
 import { acknowledge } from "./live";
 import { take } from "./player";
-import { boot, follow, openTrace, playAlone } from "./session";
+import { boot, follow, openSite, openTrace, playAlone, visit } from "./session";
+import type { Site } from "./store";
 import { App } from "./ui/App";
 import "./style/roles.css";
 import "./style/base.css";
@@ -16,12 +17,14 @@ import "./style/numbers.css";
 import "./style/layout.css";
 import "./style/prompt.css";
 import "./style/stage.css";
+import "./style/work.css";
+import "./style/way.css";
 import "./style/overlay.css";
 import "./style/text.css";
 import "./style/transport.css";
 import "./style/help.css";
-import "./style/screens.css";
 import "./style/rail.css";
+import "./style/screens.css";
 import "./style/embed.css";
 
 clock.parts.take = take;
@@ -41,8 +44,14 @@ addEventListener("drop", (event) => {
   if (file) void openTrace(file);
 });
 
-const inside = document.getElementById("trace")?.textContent ?? ""; // of a file that plays alone
-if (inside === "") {
+/** The text of an element that a file or a site has, and a server's page lacks. */
+const within = (id: string): string => document.getElementById(id)?.textContent ?? "";
+const [trace, site] = [within("trace"), within("site")];
+if (trace !== "") playAlone(trace);
+else if (site !== "") {
+  address.listen((link) => void (link.run && visit(link.run, link)));
+  void openSite(JSON.parse(site) as Site, wanted).finally(address.keep);
+} else {
   address.listen((link) => void follow(link));
   void boot(wanted).finally(address.keep);
-} else playAlone(inside);
+}

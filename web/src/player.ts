@@ -7,13 +7,14 @@ import * as clock from "./clock";
 import * as lanes from "./lanes";
 import * as live from "./live";
 import type { Run } from "./run";
-import { last, link, pace, playing, run, shown } from "./store";
+import { cache, last, link, pace, playing, run, shown } from "./store";
 
 let following = true; // whether the playhead goes along with new frames
 let working = false; // whether the engine has been told to play
 let single = 0; // steps that were asked for one by one and are not here yet
 let owed = 0; // steps to ask for when the link is there
 let slowly = false; // whether the first steps are shown slowly, for somebody who sees them for the first time
+let most: number | null = null; // tokens per second, where the page shows something by itself
 let timer: ReturnType<typeof setTimeout> | undefined;
 
 // Tokens per second of a visit's first steps: time to read the sentence that says what happens.
@@ -28,7 +29,14 @@ export function introduce(): void {
 /** The pace after the frame at `index`. */
 function paceAfter(index: number): number | null {
   const first = slowly ? FIRST_PACES[Math.max(0, index)] : undefined;
-  return first === undefined ? pace.value : Math.min(first, pace.value ?? Infinity);
+  const limits = [first, most].filter((limit) => limit !== undefined && limit !== null);
+  return limits.length === 0 ? pace.value : Math.min(...limits, pace.value ?? Infinity);
+}
+
+/** No faster than this until it is lifted by null. */
+export function atMost(value: number | null): void {
+  most = value;
+  if (working) live.send({ op: "play", pace: paceAfter(shown.value) });
 }
 
 /** Starts on another run: before its first frame, or at its end. */
@@ -49,6 +57,12 @@ export function play(): void {
   lanes.hide();
   playing.value = true;
   advance();
+}
+
+/** Shows a recording from its beginning: it plays, or is held at a step. */
+export function again(stopAt: number | null): void {
+  seek(stopAt ?? -1);
+  if (stopAt === null) play();
 }
 
 export function pause(): void {
@@ -93,6 +107,21 @@ export function seek(index: number): void {
   shown.value = Math.max(first, Math.min(last.value, index));
   following = shown.value === last.value;
   clock.settle();
+}
+
+/** Shows the shown step as it is with the cache, or without it, where a file has both. What plays goes on. */
+export function showWay(on: boolean): void {
+  const current = run.value;
+  const way = current?.both.get(on);
+  if (current === null || way === undefined || way === current) return;
+  const length = current.length(shown.value);
+  const found = way.frames.findIndex((step) => step.seq_len >= length);
+  batch(() => {
+    run.value = way;
+    if (shown.value >= 0) shown.value = found < 0 ? way.count.value - 1 : found;
+    cache.value = on;
+  });
+  clock.animate(Infinity);
 }
 
 export function setPace(value: number | null): void {

@@ -50,6 +50,8 @@ export class Run {
   readonly tokens: TokenCard[] = [];
   readonly looks: SceneToken[] = [];
   readonly pieces: string[] = [];
+  /** The same text with the cache at each step (true) and at none (false), in a file that has both. */
+  both: ReadonlyMap<boolean, Run> = new Map();
   readonly count = signal(0); // of frames
   readonly shared = signal(0); // tokens from the first whose pages other runs use too, as the pool counted last
   readonly state = signal<RunState>(PAUSED);

@@ -2,7 +2,7 @@
 
 export const VERSION = 1;
 
-export type Source = "measured" | "counted" | "derived" | "given";
+export type Source = "measured" | "counted" | "derived" | "read" | "given";
 
 export interface Candidate {
   token: number;
@@ -158,6 +158,12 @@ export interface StepFrame {
   text: string;
 }
 
+export interface Half {
+  cache: boolean;
+  summary: Summary | null;
+  steps: StepFrame[];
+}
+
 export interface Trace {
   format: "tokenwright-trace";
   version: number;
@@ -166,6 +172,7 @@ export interface Trace {
   state: RunState;
   labels: TokenCard[];
   steps: StepFrame[];
+  halves: Half[];
 }
 
 /** What a number is: where it comes from, its unit, a short name, and what it means. */
@@ -199,10 +206,10 @@ export const NUMBERS: Record<string, About> = {
   recording_us: { source: "measured", unit: "us", label: "time for recording", meaning: "the attention row and the candidates; not part of the step" },
   token: { source: "given", unit: "", label: "id of the token", meaning: "the id that was chosen; none while a prompt is read in parts" },
   rank: { source: "counted", unit: "index", label: "rank", meaning: "of the chosen id by the model; 1 is the most probable" },
-  logprob: { source: "counted", unit: "nat", label: "log p", meaning: "of the token, by the model, at temperature 1" },
-  sampled: { source: "counted", unit: "", label: "p after the sampler", meaning: "probability of the token after the sampler" },
-  entropy: { source: "counted", unit: "bit", label: "entropy", meaning: "of the model's distribution at temperature 1" },
-  uniform: { source: "counted", unit: "", label: "random number", meaning: "the random number that was drawn; none when greedy" },
+  logprob: { source: "read", unit: "nat", label: "log p", meaning: "of the token, by the model, at temperature 1" },
+  sampled: { source: "read", unit: "", label: "p after the sampler", meaning: "probability of the token after the sampler" },
+  entropy: { source: "read", unit: "bit", label: "entropy", meaning: "of the model's distribution at temperature 1" },
+  uniform: { source: "read", unit: "", label: "random number", meaning: "the random number that was drawn; none when greedy" },
   cache: { source: "given", unit: "", label: "KV cache", meaning: "whether this step used and kept the KV cache" },
 };
 

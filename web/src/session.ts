@@ -29,10 +29,14 @@ import {
   resultClosed,
   run,
   shown,
+  site,
+  type Site,
 } from "./store";
 import { select } from "./rows";
+import * as tour from "./tour";
 import { readTrace } from "./trace";
 
+const LOOKS = ["camera", "renderer"]; // of a link: with no more than these a visit begins with the tour
 const ASK = 250; // ms between two looks at a loading model
 const LONGEST_ASK = 4000; // where nobody answers
 const GLANCE = 250; // ms in which an engine that is there says so: then nothing is played before the real run
@@ -47,6 +51,7 @@ export async function boot(wanted: Link): Promise<void> {
   if (run.value?.origin === "file") return; // someone opened a file meanwhile
   player.introduce();
   await follow(wanted);
+  if (Object.keys(wanted).every((name) => LOOKS.includes(name))) tour.begin();
 }
 
 /** Runs what a link asks for. A link with an empty prompt runs nothing. */
@@ -87,8 +92,36 @@ export function playAlone(trace: string): void {
   panel.value = null; // none works without a server, whatever the address says
   try {
     const kept = readTrace(trace, "file", "this file");
+    player.introduce();
     show(kept, -1);
     player.play();
+    tour.begin();
+  } catch (error) {
+    report(error);
+  }
+}
+
+/** Opens a site of recorded runs, with what a link names of it. */
+export async function openSite(found: Site, wanted: Link): Promise<void> {
+  alone.value = true;
+  site.value = found;
+  player.introduce();
+  await visit(wanted.run ?? found.runs[0]?.id ?? "", wanted);
+  if (Object.keys(wanted).every((name) => LOOKS.includes(name))) tour.begin();
+}
+
+/** Shows a run of the site: from its beginning, or the step and the way that a link names. */
+export async function visit(id: string, wanted: Link = {}): Promise<void> {
+  const about = site.value?.runs.find((one) => one.id === id);
+  try {
+    const answer = about && (await fetch(api.address(`runs/${about.id}.json`)).catch(() => null));
+    if (!about || !answer?.ok) throw new Error("This site has no such run.");
+    const found = readTrace(await answer.text(), "file", about.name);
+    joined.value = about.id;
+    show(found, -1);
+    if (wanted.cache !== undefined) player.showWay(wanted.cache);
+    if (wanted.step === undefined) player.play();
+    else player.seek(wanted.step);
   } catch (error) {
     report(error);
   }
@@ -142,8 +175,9 @@ async function playRecording(): Promise<void> {
   }
 }
 
-/** Runs what the form asks for, from its first step. */
+/** Runs what the form asks for, from its first step; a recording begins again. */
 export async function start(stopAt: number | null = null): Promise<void> {
+  if (alone.value) return player.again(stopAt);
   if (form.prompt.value !== "") await begin(() => api.createRun(form.request(cache.value, layer.value, head.value)), stopAt);
 }
 

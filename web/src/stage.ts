@@ -3,16 +3,17 @@
 // can, else 2-D), its size, and its pointers, wheels and keys. It draws only after something has changed.
 
 import { effect, signal, untracked } from "@preact/signals";
-import { chosenCell } from "./cell";
+import { chosenCell, hoveredCell } from "./cell";
 import * as clock from "./clock";
-import { lanes } from "./lanes";
+import { lanes, leave } from "./lanes";
 import { createCanvasRenderer } from "./renderers/canvas2d";
 import type { Renderer, RendererStats, Scene } from "./renderers/renderer";
 import type { Entry } from "./renderers/roles";
 import { hideFirst, row, selected } from "./rows";
 import { SceneBuilder } from "./scene";
-import { camera, card, hovered, pictureTime, renderer as drawing, rendererChoice, rendererNote, run, shown } from "./store";
+import { camera, card, hovered, panel, pictureTime, renderer as drawing, rendererChoice, rendererNote, run, shown } from "./store";
 import { theme } from "./theme";
+import { type Box, enter } from "./way";
 
 type Kind = "2d" | "3d";
 
@@ -40,6 +41,7 @@ let making = 0; // the renderer being made; an older one is thrown away
 export const stats = (): RendererStats | null => renderer?.stats() ?? null;
 export const frames = (): number => pictures;
 export const orthographic = (): boolean => renderer?.orthographic ?? false;
+export const wall = () => renderer?.wall() ?? null;
 export const words = () => renderer?.words() ?? [];
 /** ms of this program in the last picture, without the GPU. */
 export const drawTime = (): number => spent;
@@ -92,7 +94,7 @@ export function renderOnce(): void {
 
 /** The canvas with the shown step at rest on it, drawn in this turn; null where there is none. */
 export function drawn(): HTMLCanvasElement | null {
-  lanes.value = null; // the picture and its figures are of the run
+  leave(); // the picture and its figures are of the run
   renderOnce();
   return canvas;
 }
@@ -266,7 +268,10 @@ function handle(element: HTMLCanvasElement, own: Renderer): void {
     const now = at(event);
     const then = pointers.get(event.pointerId);
     if (then === undefined) {
-      hovered.value = own.pick(now.x, now.y);
+      const position = own.pick(now.x, now.y);
+      const layer = position === null || lanes.peek() !== null ? null : own.layerAt(now.x, now.y);
+      hovered.value = position;
+      hoveredCell.value = position === null || layer === null ? null : { position, layer, ...now };
       return;
     }
     const [dx, dy] = [now.x - then.x, now.y - then.y];
@@ -287,11 +292,14 @@ function handle(element: HTMLCanvasElement, own: Renderer): void {
     if (lanes.peek() !== null) return; // no cell of the run
     if (Math.hypot(now.x - pressed.x, now.y - pressed.y) > CLICK) return; // the end of a drag
     const position = own.pick(now.x, now.y);
-    if (position !== null) chosenCell.value = { position, layer: own.layerAt(now.x, now.y) };
+    if (position === null) return;
+    const layer = own.layerAt(now.x, now.y);
+    chosenCell.value = { position, layer };
+    if (panel.peek() !== "block") enter(position, layer, boxAt(own, position, now));
   });
   element.addEventListener("pointerup", release);
   element.addEventListener("pointercancel", release);
-  element.addEventListener("pointerleave", () => (hovered.value = null));
+  element.addEventListener("pointerleave", () => (hovered.value = hoveredCell.value = null));
   element.addEventListener(
     "wheel",
     (event) => {
@@ -309,6 +317,21 @@ function handle(element: HTMLCanvasElement, own: Renderer): void {
     rendererChoice.value = null;
     rendererNote.value = "The graphics context was lost. The same is drawn in 2-D; press V for 3-D again.";
   });
+}
+
+/** The cell that is drawn about a point of the canvas. */
+function boxAt(own: Renderer, position: number, { x, y }: { x: number; y: number }): Box {
+  const wall = own.wall();
+  const width = Math.abs(own.project(position + 1).x - own.project(position).x);
+  const height = wall ? (wall.bottom - wall.top) / Math.max(1, scene?.layers ?? 1) : width;
+  return { x: x - width / 2, y: y - height / 2, width, height };
+}
+
+/** The cell that the beams read most, or the newest one's. */
+export function readCell(): Box {
+  const position = scene?.row?.argmax ?? 0;
+  const { x, y } = project(position) ?? { x: 0, y: 0 };
+  return renderer ? boxAt(renderer, position, { x, y }) : { x, y, width: 20, height: 20 };
 }
 
 const EMPTY: Scene = {

@@ -4,7 +4,7 @@
 
 import { computed, signal } from "@preact/signals";
 import { moment, written } from "./clock";
-import type { Camera } from "./renderers/renderer";
+import { type Camera, HOME_CAMERA } from "./renderers/renderer";
 import type { Run, Totals } from "./run";
 import type { Loading, ModelCard, StepFrame, Summary } from "./schema";
 
@@ -17,7 +17,13 @@ export const asking = signal(false); // a run has been asked for and is not ther
 
 export const embedded = signal(false); // whether the page is a part of another one: the stage, the text and the transport
 export const joined = signal<string | null>(null); // the run that a link named by its id
-export const alone = signal(false); // whether this page is a file with one run in it, and there is no server
+export const alone = signal(false); // whether this page is a file or a site of recorded runs, and there is no engine
+
+/** What a static site has recorded, where the page is one; the files are in runs/ and beside the page. */
+export interface Site {
+  readonly runs: readonly { readonly id: string; readonly name: string; readonly prompt: string }[];
+}
+export const site = signal<Site | null>(null);
 
 /** Whether the page has panels, which need the server and a place beside the stage. */
 export const panelled = computed(() => !alone.value && !embedded.value);
@@ -45,16 +51,16 @@ export const shown = signal(-1);
 export const layer = signal(4); // later layers look back at words; the first ones mostly at neighbours
 export const head = signal(3);
 export const picked = signal(false); // whether layer and head were chosen by someone
-export const camera = signal<{ readonly name: Camera }>({ name: "iso" });
+export const camera = signal<{ readonly name: Camera }>({ name: HOME_CAMERA });
 export const hovered = signal<number | null>(null); // a position
 export const rendererChoice = signal<"2d" | "3d" | null>(null); // null: what suits the machine
 export const renderer = signal<"2d" | "3d" | null>(null); // what is drawing
 export const rendererNote = signal(""); // why the renderer is not the one that was hoped for
 export const pictureTime = signal<number | null>(null); // ms, where 3-D was found to be too slow here
-export const tab = signal<"stage" | "numbers" | "next">("stage"); // on a narrow screen
-export const panel = signal<string | null>(null); // the panel in the rail's place; null: the figures
+export const panel = signal<string | null>(null); // the panel in the drawer; null: the drawer is closed
+export const badges = signal(false); // whether each number says where it comes from, or only under the pointer
 export const helpOpen = signal(false);
-export const resultClosed = signal(false); // whether the card at the end of a run was put away
+export const resultClosed = signal(false); // whether the band at the end of a run was put away
 
 /** How it goes on. */
 export const playing = signal(false);
@@ -75,7 +81,7 @@ export const summary = computed<Summary | null>(() => {
   const over = current?.ended === true && shown.value === last.value && moment.value === "rest";
   return over ? (current.state.value.summary ?? null) : null;
 });
-/** Those figures while the card that tells them is open. */
+/** Those figures while the band that tells of them is open. */
 export const result = computed<Summary | null>(() => (resultClosed.value ? null : summary.value));
 export const last = computed(() => (run.value?.count.value ?? 0) - 1);
 /** Tokens of the text as shown. */

@@ -2,8 +2,8 @@
 // Kept apart from the components so that the live region, the bar and the stage say the same.
 
 import { computed } from "@preact/signals";
-import { bytes, count, joined, ordinal, plural } from "./format";
-import { frame, last, length, link, loading, pace, pageState, playing, run, shown } from "./store";
+import { bytes, count, joined, modelName, ordinal, plural, weights } from "./format";
+import { card, frame, last, length, link, loading, pace, pageState, playing, run, shown, site } from "./store";
 import type { Run } from "./run";
 import type { RunState, StepFrame } from "./schema";
 
@@ -20,11 +20,21 @@ export const connection = computed<{ tone: Tone; text: string }>(() => {
     case "expired":
       return { tone: "wait", text: "run released" };
     case "replay":
-      return { tone: "off", text: "replay of a file" };
+      return { tone: "off", text: site.value === null ? "replay of a file" : `a recorded run of ${modelName(run.value?.model.name ?? "")}` };
     default:
       if (loading.value?.phase === "failed") return { tone: "bad", text: "no model" };
       return { tone: "good", text: "engine connected" };
   }
+});
+
+const OURS = "stories"; // the model inside
+
+/** What wrote the text, where it stands. */
+export const author = computed(() => {
+  const model = card.value;
+  if (model === null) return "";
+  const size = weights(model.block_weights + model.head_weights);
+  return `by ${modelName(model.name)}, ${size} weights${model.name === OURS ? ", trained on short stories" : ""}`;
 });
 
 const REASONS: Record<string, string> = {

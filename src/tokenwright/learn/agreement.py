@@ -122,7 +122,7 @@ def _evidence(figures: Figures, work: CheckWork, fault: str) -> None:
     rows = len(right.rows())
     figures.counted("prompt", "prompt", start, "tokens", "tokens before the first written one")
     figures.counted("case_equal", f"argmax equal, of {rows}", equal, "", "rows whose largest logit is at the same id")
-    figures.counted("case_apart", "largest |Δ logit|", apart, "logit", "over all rows and the whole vocabulary")
+    figures.read("case_apart", "largest |Δ logit|", apart, "logit", "over all rows and the whole vocabulary")
     where = "in layer 0, whose input is the token alone"
     figures.counted("case_keys", "keys that differ", _other(right.keys, wrong.keys), "", f"of these tokens, {where}")
     figures.counted(
@@ -151,7 +151,7 @@ def agree(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     apart = float((right.rows() - healthy.rows()).abs().max())
     most = tolerance(work.llm)
     figures.counted("equal", f"argmax equal without it, of {rows}", equal, "", "rows")
-    figures.counted("apart", "largest |Δ logit| without it", apart, "logit", f"at most {most:g} in {work.llm.dtype}")
+    figures.read("apart", "largest |Δ logit| without it", apart, "logit", f"at most {most:g} in {work.llm.dtype}")
     why = "" if equal == rows and apart <= most else "Without the fault they still disagree. That is ours: report it."
     return figures.verdict("agree", why, f"Named, and without it cached and uncached agree on {equal} of {rows} rows.")
 

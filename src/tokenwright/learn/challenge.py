@@ -138,8 +138,12 @@ class Figures:
         self.facts.append(Fact(name, label, value, unit, Source.MEASURED, meaning))
 
     def counted(self, name: str, label: str, value: float | str | None, unit: str, meaning: str) -> None:
-        """A figure that the engine, or a forward pass, has counted or computed."""
+        """A figure that the engine has counted."""
         self.facts.append(Fact(name, label, value, unit, Source.COUNTED, meaning))
+
+    def read(self, name: str, label: str, value: float | str | None, unit: str, meaning: str) -> None:
+        """A figure read out of the model: a log-probability, a weight, an entropy."""
+        self.facts.append(Fact(name, label, value, unit, Source.READ, meaning))
 
     def derived(self, name: str, label: str, value: float | str | None, unit: str, meaning: str) -> None:
         """A figure of a formula."""

@@ -27,7 +27,7 @@ def sampler(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     entropy = float(-(kept * kept.log2()).sum())
     [token] = choose(row, chances, seed, len(ids))
     rank = 1 + int((row > row[token]).sum())
-    figures.counted("entropy", "entropy", entropy, "bit", "-sum p log2 p of the distribution that is drawn from")
+    figures.read("entropy", "entropy", entropy, "bit", "-sum p log2 p of the distribution that is drawn from")
     figures.counted("kept", "ids left", len(kept), "", "with a probability above 0")
     figures.counted(
         "token", "drawn", quoted(work.llm, [token]), "", f"by seed {seed}, as token {len(ids) + 1} of the text"
@@ -58,15 +58,15 @@ def beams(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     gain = _total(best) - _total(greedy)
     pairs = zip(greedy.token_ids, best.token_ids, strict=False)
     parted = next((n for n, (one, other) in enumerate(pairs) if one != other), None)
-    figures.counted("greedy", "greedy", _total(greedy), "nat", f"log p of {WRITTEN} tokens, end tokens like others")
-    figures.counted("beam", f"beam {BEAMS}", _total(best), "nat", f"log p of {WRITTEN} tokens")
-    figures.counted("gain", "gain", gain, "nat", "beam - greedy")
+    figures.read("greedy", "greedy", _total(greedy), "nat", f"log p of {WRITTEN} tokens, end tokens like others")
+    figures.read("beam", f"beam {BEAMS}", _total(best), "nat", f"log p of {WRITTEN} tokens")
+    figures.read("gain", "gain", gain, "nat", "beam - greedy")
     figures.given("greedy_text", "greedy wrote", quoted(work.llm, greedy.token_ids), "", "")
     figures.given("beam_text", "the beam wrote", quoted(work.llm, best.token_ids), "", "")
     if parted is not None:
         lost = greedy.logprobs[parted] - best.logprobs[parted]
         figures.counted("parted", "they part at token", parted + 1, "", "of those that were written")
-        figures.counted("lost", "greedy was ahead there by", lost, "nat", "log p of its token - that of the beam's")
+        figures.read("lost", "greedy was ahead there by", lost, "nat", "log p of its token - that of the beam's")
     why = (
         ""
         if gain >= GAIN
@@ -95,10 +95,8 @@ def steer(work: CheckWork, answer: ChallengeAnswer) -> Checked:
         before, after = (float(llm.score(one, [TARGET])[0].sum()) for one in (ours, ids))
     figures.given("token", "your token", quoted(work.llm, [ids[changed[0]]]), "", f"instead of token {changed[0] + 1}")
     figures.given("text", "it goes on", quoted(work.llm, written.token_ids), "", "greedy")
-    figures.counted("before", f"log p of “{TARGET.strip()}” before", before, "nat", "teacher-forced, after our prompt")
-    figures.counted(
-        "after", f"log p of “{TARGET.strip()}” now", after, "nat", "teacher-forced, after yours; 0 is certain"
-    )
+    figures.read("before", f"log p of “{TARGET.strip()}” before", before, "nat", "teacher-forced, after our prompt")
+    figures.read("after", f"log p of “{TARGET.strip()}” now", after, "nat", "teacher-forced, after yours; 0 is certain")
     hit = TARGET.strip() in written.text.lower()
     why = (
         ""

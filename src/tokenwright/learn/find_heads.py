@@ -75,7 +75,7 @@ def heads(work: CheckWork, answer: ChallengeAnswer) -> Checked:
         layer, index = answer.head(name)
         mass, best = float(found[name][layer, index]), float(found[name].max())
         target = min(published, NEAR_BEST * best)
-        figures.counted(name, f"{label}: layer {layer}, head {index}", mass, "share", meaning)
+        figures.read(name, f"{label}: layer {layer}, head {index}", mass, "share", meaning)
         figures.derived(f"{name}_target", "at least", target, "share", f"{published}, or 0.9 of this model's best head")
         if mass < target and not why:
             why = f"Layer {layer}, head {index} is no {label} head: {mass:.0%} of its weight is there. {_HINTS[name]}"

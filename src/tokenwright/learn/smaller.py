@@ -46,14 +46,14 @@ def window(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     ids = text_of(work)
     own = divergence(work, ids, size, sinks)
     figures.counted("tokens", "tokens of the text", len(ids), "", f"of which the last {LAST} are compared")
-    figures.counted(
+    figures.read(
         "kl", f"mean KL, W = {size}, s = {sinks}", own, "nat per token", "KL(full cache || yours), teacher-forced"
     )
     if own > KL:
         more = "Take a larger window" + ("." if learned else ", or more sinks.")
         return figures.verdict("window", f"The mean KL is {own:.3f}, above {KL:g}. {more}", "")
     smaller = divergence(work, ids, size - 1, sinks) if size > 1 else float("inf")
-    figures.counted("smaller", f"mean KL, W = {size - 1}, s = {sinks}", smaller, "nat per token", "one token less")
+    figures.read("smaller", f"mean KL, W = {size - 1}, s = {sinks}", smaller, "nat per token", "one token less")
     if smaller <= KL:
         return figures.verdict("window", f"It holds, but so does a window of {size - 1}. Find the smallest.", "")
     if learned:
@@ -63,7 +63,7 @@ def window(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     if sinks == 0:
         return figures.verdict("window", "It holds without sinks. Now keep some first tokens, and make it smaller.", "")
     without = divergence(work, ids, size, 0)
-    figures.counted("without", f"mean KL, W = {size}, s = 0", without, "nat per token", "the same window without sinks")
+    figures.read("without", f"mean KL, W = {size}, s = 0", without, "nat per token", "the same window without sinks")
     if without <= KL:
         return figures.verdict(
             "window", "The same window holds without sinks. With them a smaller one does: find it.", ""

@@ -11,10 +11,22 @@ from tokenwright.llm.engine import LLMEngine
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.text import TextStream, Tokenizer
 from tokenwright.trace.frame_codec import as_json, named_ids
-from tokenwright.trace.messages.schema import VERSION, ModelCard, RunCard, RunState, StepFrame, TokenCard, Trace
+from tokenwright.trace.messages.schema import (
+    VERSION,
+    Half,
+    ModelCard,
+    RunCard,
+    RunState,
+    StepFrame,
+    Summary,
+    TokenCard,
+    Trace,
+)
+from tokenwright.trace.summary import summarise
 
 if TYPE_CHECKING:  # a run makes its trace by this module
     from tokenwright.llm.run import Run
+    from tokenwright.trace.run_half import RunHalf
 
 
 def token_cards(tokenizer: Tokenizer, ids: Iterable[int]) -> tuple[TokenCard, ...]:
@@ -85,18 +97,35 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
     return {name: getattr(params, name) for name in names}
 
 
-def trace_values(engine: LLMEngine, card: RunCard, state: RunState, frames: Iterable[StepFrame]) -> dict[str, Any]:
+def trace_values(
+    engine: LLMEngine, card: RunCard, state: RunState, frames: Iterable[StepFrame], halves: Iterable[RunHalf] = ()
+) -> dict[str, Any]:
     """The content of trace.json, as JSON values."""
-    kept = list(frames)  # another thread may append
-    named = {token for frame in kept for token in (*named_ids(frame), frame.token) if token is not None}
+    kept, halves = list(frames), list(halves)  # another thread may append
+    every = [*kept, *(frame for half in halves for frame in half.frames)]
+    named = {token for frame in every for token in (*named_ids(frame), frame.token) if token is not None}
     labels = token_cards(engine.facts.tokenizer, sorted(named))
-    whole = asdict(Trace("tokenwright-trace", VERSION, model_card(engine, card.model), card, state, labels, ()))
-    return whole | {"steps": [as_json(frame) for frame in kept]}
+    whole = asdict(Trace("tokenwright-trace", VERSION, model_card(engine, card.model), card, state, labels, (), ()))
+    both = [_half_values(engine, half, state.summary) for half in halves]
+    return whole | {"steps": [as_json(frame) for frame in kept], "halves": both}
 
 
-def trace_of(engine: LLMEngine, run: Run) -> dict[str, Any]:
+def _half_values(engine: LLMEngine, half: RunHalf, whole: Summary | None) -> dict[str, Any]:
+    """whole: the run's own summary; None: it has not ended."""
+    own = summarise(half.frames, engine.facts.config.layers)
+    done = own is not None and whole is not None and own.written == whole.written
+    values = asdict(Half(half.cache, own if done else None, ()))
+    return values | {"steps": [as_json(frame) for frame in half.frames]}
+
+
+def trace_of(engine: LLMEngine, run: Run, halves: Iterable[RunHalf] = ()) -> dict[str, Any]:
     """The trace of a run that no server has: its prompt's text is that of its ids."""
     card = run_card(engine, run, engine.facts.name, engine.facts.tokenizer.decode(run.start.prompt))
+    return trace_of_card(engine, run, card, halves)
+
+
+def trace_of_card(engine: LLMEngine, run: Run, card: RunCard, halves: Iterable[RunHalf]) -> dict[str, Any]:
+    """The trace of a run that no server has, with a card of its own."""
     state = RunState(
         state="done" if run.ended else "paused",
         steps=run.first_step + len(run.frames),
@@ -109,4 +138,4 @@ def trace_of(engine: LLMEngine, run: Run) -> dict[str, Any]:
         watched=run.watched,
         summary=run.summary if run.ended else None,
     )
-    return trace_values(engine, card, state, run.frames)
+    return trace_values(engine, card, state, run.frames, halves)

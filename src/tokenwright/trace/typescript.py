@@ -30,8 +30,9 @@ from tokenwright.trace.messages import (
     sampler,
     schema,
     times,
+    way,
 )
-from tokenwright.trace.messages.schema import MESSAGES, PARTS, VERSION, StepFrame, Trace
+from tokenwright.trace.messages.schema import MESSAGES, PARTS, VERSION, Half, StepFrame, Trace
 from tokenwright.trace.messages.wire import Source, Wire, wires
 
 # Beside the schema: what single panels of the page exchange with the server.
@@ -41,6 +42,7 @@ TOPICS: tuple[ModuleType, ...] = (
     branches,
     sampler,
     block,
+    way,
     heads,
     pages,
     lab,
@@ -111,6 +113,7 @@ def _core() -> str:
         "  text: string;",
         "}",
         "",
+        *_interface(Half),
         *_interface(Trace),
         "/** What a number is: where it comes from, its unit, a short name, and what it means. */",
         "export interface About {",

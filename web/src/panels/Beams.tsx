@@ -6,7 +6,7 @@ import { useEffect } from "preact/hooks";
 import { call, post } from "../api";
 import * as form from "../form";
 import { count, plural } from "../format";
-import { model } from "../store";
+import { model, site } from "../store";
 import { quoted } from "../text";
 import { BEAM_CARD, type BeamCard, type BeamNode } from "../schema/beams";
 import { Datum, Failed, Lead, Whole, asked } from "./common";
@@ -19,15 +19,18 @@ const all = signal(true); // dropped branches too
 
 const search = (): void =>
   void found.ask(() =>
-    call<BeamCard>("beams", {
-      ...post({ prompt: form.prompt.value, beams: beams.value ?? 4, max_tokens: tokens.value ?? 14 }),
-      timeout: 120_000,
-    }),
+    site.value !== null
+      ? call<BeamCard>("beams.json")
+      : call<BeamCard>("beams", {
+          ...post({ prompt: form.prompt.value, beams: beams.value ?? 4, max_tokens: tokens.value ?? 14 }),
+          timeout: 120_000,
+        }),
   );
 
 export default function Beams() {
   useEffect(() => {
-    if (found.value.peek() === null && !found.busy.peek() && model.peek() !== null && form.prompt.peek() !== "") search();
+    const can = site.peek() !== null || (model.peek() !== null && form.prompt.peek() !== "");
+    if (can && found.value.peek() === null && !found.busy.peek()) search();
   }, [model.value]);
   const card = found.value.value;
   return (
@@ -36,22 +39,28 @@ export default function Beams() {
         A beam search continues several texts at once and returns the most probable one. It starts from the prompt above.
         The tree shows every text that it kept, and the one that greedy decoding writes.
       </Lead>
-      <form
-        class="panel-form"
-        onSubmit={(event) => {
-          event.preventDefault();
-          search();
-        }}
-      >
-        <Whole name="beams" value={beams} least={2} most={8} placeholder="4" />
-        <Whole name="tokens" value={tokens} least={1} most={64} placeholder="14" />
-        <button type="submit" class="panel-go" disabled={found.busy.value || form.prompt.value === ""}>
-          {found.busy.value ? "Searching…" : "Search"}
-        </button>
-      </form>
+      {site.value === null && <Dials />}
       <Failed of={found} />
       {card && <Shown card={card} />}
     </>
+  );
+}
+
+function Dials() {
+  return (
+    <form
+      class="panel-form"
+      onSubmit={(event) => {
+        event.preventDefault();
+        search();
+      }}
+    >
+      <Whole name="beams" value={beams} least={2} most={8} placeholder="4" />
+      <Whole name="tokens" value={tokens} least={1} most={64} placeholder="14" />
+      <button type="submit" class="panel-go" disabled={found.busy.value || form.prompt.value === ""}>
+        {found.busy.value ? "Searching…" : "Search"}
+      </button>
+    </form>
   );
 }
 
@@ -91,7 +100,7 @@ function Shown({ card }: { card: BeamCard }) {
       <button type="button" aria-pressed={all.value} onClick={() => (all.value = !all.value)}>
         Show dropped branches
       </button>
-      <div class="panel-scroll">
+      <div class="panel-scroll" tabIndex={0}>
         <ul class="beam-tree" aria-label="The tree of the search">
           <li>
             <span class="beam-root">{quoted(card.prompt.slice(-32))}</span>

@@ -198,7 +198,7 @@ function Stage({ stage, most, first }: { stage: BlockStage; most: number; first:
         <span class="value" data-norm={stage.norm}>
           {figures(stage.norm)}
         </span>
-        <Badge source="counted" meaning={BLOCK_STAGE["norm"]?.meaning ?? ""} />
+        <Badge source="read" meaning={BLOCK_STAGE["norm"]?.meaning ?? ""} />
       </span>
       <span class="block-cost">
         {stage.flops > 0 && (

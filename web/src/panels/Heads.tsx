@@ -133,7 +133,7 @@ function Atlas({ card }: { card: AtlasCard }) {
     (event.currentTarget as Element).querySelector<HTMLElement>(`[data-head="${l}/${h}"]`)?.focus();
   };
   return (
-    <div class="panel-scroll">
+    <div class="panel-scroll" tabIndex={0}>
       <div
         class="atlas"
         role="group"
@@ -212,7 +212,7 @@ function Chosen({ card }: { card: AtlasCard }) {
               <span class="value" data-mass={mass ?? ""}>
                 {mass === null ? "–" : percent(mass)}
               </span>
-              <Badge source="counted" meaning="mean weight over the positions above, computed from the cached keys" />
+              <Badge source="read" meaning="mean weight over the positions above, computed from the cached keys" />
             </dd>
           </div>
         ))}
@@ -293,7 +293,7 @@ function Lens() {
       <h2>
         The lens <span class="under">each layer's guess, through the final norm and the head</span>
       </h2>
-      <div class="panel-scroll">
+      <div class="panel-scroll" tabIndex={0}>
         <table class="panel-table lens">
           <thead>
             <tr>

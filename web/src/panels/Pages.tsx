@@ -284,7 +284,7 @@ function Sequences({ card }: { card: PoolCard }) {
   return (
     <>
       <h2>The texts that hold pages</h2>
-      <div class="panel-scroll">
+      <div class="panel-scroll" tabIndex={0}>
         <table class="panel-table">
           <thead>
             <tr>

@@ -1,32 +1,91 @@
-// The panels: what can be opened in the rail's place, beside the live stage. Each is a module of its own in this folder,
-// loaded when it is first opened; a line here is all that another one needs.
+// The panels of the drawer, in four groups. Each is a module of its own in this folder, loaded when it is first opened;
+// the two without one stand in the document at all times. A line here is all that another one needs.
 
 import type { ComponentType } from "preact";
 
+export const GROUPS = ["Learn", "Numbers", "Look inside", "Experiments"] as const;
+
 export interface Panel {
   id: string; // in links: #panel=id
+  group: (typeof GROUPS)[number];
   name: string; // on its button
   title: string; // what it is for, in a sentence
-  load: () => Promise<{ default: ComponentType }>;
+  load?: () => Promise<{ default: ComponentType }>; // it asks the engine
+  recorded?: true; // a site of recorded runs has its answers
 }
 
 export const PANELS: readonly Panel[] = [
-  { id: "learn", name: "Learn", title: "Eight cards, and 15 challenges that the engine checks", load: () => import("./learn") },
-  { id: "race", name: "Race", title: "The same text with the KV cache and without it", load: () => import("./race") },
-  { id: "branches", name: "Branches", title: "Continue from any step with another token", load: () => import("./branches") },
-  { id: "sampler", name: "Sampler", title: "Other sampling settings on the logits of this step", load: () => import("./sampler") },
+  {
+    id: "learn",
+    group: "Learn",
+    name: "Learn",
+    title: "Eight cards, and 15 challenges that the engine checks",
+    recorded: true,
+    load: () => import("./learn"),
+  },
+  { id: "numbers", group: "Numbers", name: "Numbers", title: "All numbers of the shown step, and of the run" },
+  { id: "next", group: "Look inside", name: "Next token", title: "The candidates, the draw, and what one head read" },
   {
     id: "block",
+    group: "Look inside",
     name: "Block",
     title: "One token on its way through one layer: vectors, norms, FLOPs",
     load: () => import("./Block"),
   },
-  { id: "heads", name: "Heads", title: "What each attention head reads; the matrix of one; each layer’s guess", load: () => import("./Heads") },
-  { id: "pages", name: "Pages", title: "The pages of the KV cache, and which texts share them", load: () => import("./Pages") },
-  { id: "lab", name: "Lab", title: "The same text with a smaller KV cache", load: () => import("./Lab") },
-  { id: "beams", name: "Beams", title: "A beam search as a tree", load: () => import("./Beams") },
+  {
+    id: "heads",
+    group: "Look inside",
+    name: "Heads",
+    title: "What each attention head reads; the matrix of one; each layer’s guess",
+    load: () => import("./Heads"),
+  },
+  {
+    id: "sampler",
+    group: "Look inside",
+    name: "Sampler",
+    title: "Other sampling settings on the logits of this step",
+    load: () => import("./sampler"),
+  },
+  {
+    id: "branches",
+    group: "Look inside",
+    name: "Branches",
+    title: "Continue from any step with another token",
+    load: () => import("./branches"),
+  },
+  {
+    id: "beams",
+    group: "Look inside",
+    name: "Beams",
+    title: "A beam search as a tree",
+    recorded: true,
+    load: () => import("./Beams"),
+  },
+  {
+    id: "race",
+    group: "Experiments",
+    name: "Race",
+    title: "The same text with the KV cache and without it",
+    recorded: true,
+    load: () => import("./race"),
+  },
+  {
+    id: "lab",
+    group: "Experiments",
+    name: "Lab",
+    title: "The same text with a smaller KV cache",
+    load: () => import("./Lab"),
+  },
+  {
+    id: "pages",
+    group: "Experiments",
+    name: "Pages",
+    title: "The pages of the KV cache, and which texts share them",
+    load: () => import("./Pages"),
+  },
   {
     id: "calculator",
+    group: "Experiments",
     name: "Calculator",
     title: "The memory and the speed of a model at any context",
     load: () => import("./Calculator"),

@@ -9,7 +9,8 @@ import * as lanes from "../lanes";
 import * as player from "../player";
 import { count, flop, joined, micros, numbered, sentence } from "../format";
 import type { SceneToken } from "../renderers/renderer";
-import { model } from "../store";
+import { model, site } from "../store";
+import type { TokenCard } from "../schema";
 import { quoted } from "../text";
 import { RACE_STEP, RACE_SUMS, type RaceCard, type RaceEnd, type RaceStep } from "../schema/race";
 import { Told } from "../ui/Stat";
@@ -21,7 +22,8 @@ const steps = signal<readonly RaceStep[]>([]);
 const end = signal<RaceEnd | null>(null);
 const failure = signal("");
 let prompt: readonly SceneToken[] = []; // of the race, as the stage shows it
-const tokens = signal(64);
+const SELDOM = 500; // ms
+const tokens = signal(160);
 const every = signal(1);
 const budget = signal(20);
 
@@ -31,14 +33,15 @@ const compared = computed(() => steps.value.findLast((step) => step.uncached_us 
 
 export default function Race() {
   useEffect(() => {
-    stage(); // a race that was run before is there again with its panel
+    stage("end"); // a race that was run before is there again with its panel
     return lanes.hide;
   }, []);
   return (
     <>
       <p class="panel-lead">
         Two lanes write the same text. One keeps the keys and values of every token; the other computes the whole text
-        again for each new token. Press Race: the stage shows both.
+        again for each new token. The engine computes both, taking turns; then the stage shows them from one start, each
+        at its own measured speed.
       </p>
       <Controls />
       {failure.value !== "" && <p class="panel-problem">{failure.value}</p>}
@@ -59,9 +62,11 @@ async function start(): Promise<void> {
   const control = new AbortController();
   player.pause(); // two runs at once would slow each other
   lanes.racing.value = control;
+  arrived.length = 0;
   steps.value = [];
   card.value = end.value = null;
   failure.value = "";
+  if (site.value !== null) return replay();
   const { temperature, top_k, top_p, min_p, seed, prompt: text } = form.request(true, 0, 0);
   const wanted = { prompt: text, temperature, top_k, top_p, ...(min_p && { min_p }), seed, max_tokens: tokens.value };
   try {
@@ -78,15 +83,50 @@ async function start(): Promise<void> {
   }
 }
 
-function take(message: RaceCard | RaceStep | RaceEnd): void {
-  if (message.kind === "race") card.value = message;
-  else if (message.kind === "step") steps.value = [...steps.value, message];
-  else end.value = message;
-  if (message.kind !== "race") stage();
+/** The race that the site has recorded. */
+async function replay(): Promise<void> {
+  try {
+    const found = await api.call<Recording>("race.json");
+    prompt = lanes.looksOf(found.prompt, found.tokens);
+    found.messages.forEach(take);
+  } catch (error) {
+    failure.value = sentence(error instanceof Error ? error.message : String(error));
+  }
+  lanes.racing.value = null;
 }
 
-function stage(): void {
-  if (card.value !== null) lanes.show(card.value, prompt, steps.value, end.value);
+interface Recording {
+  prompt: string;
+  tokens: TokenCard[];
+  messages: (RaceCard | RaceStep | RaceEnd)[];
+}
+
+const arrived: RaceStep[] = [];
+
+/** Steps are shown at the end, and now and then before it: a page that draws slows the engine on the same machine. */
+function take(message: RaceCard | RaceStep | RaceEnd): void {
+  if (message.kind === "race") {
+    arrived.length = 0;
+    card.value = message;
+  } else if (message.kind === "step") {
+    arrived.push(message);
+    if (performance.now() - told > SELDOM) tellSteps();
+  } else {
+    tellSteps();
+    end.value = message;
+    stage("start");
+  }
+}
+
+let told = 0;
+
+function tellSteps(): void {
+  told = performance.now();
+  steps.value = [...arrived];
+}
+
+function stage(from: "start" | "end"): void {
+  if (card.value !== null) lanes.show(card.value, prompt, steps.value, from);
 }
 
 function Controls() {
@@ -96,10 +136,34 @@ function Controls() {
       class="race-controls"
       onSubmit={(event) => {
         event.preventDefault();
-        if (busy) lanes.stop();
-        else void start();
+        if (busy) {
+          lanes.stop();
+          tellSteps();
+          stage("start"); // as far as it came
+        } else void start();
       }}
     >
+      {site.value === null && <Dials />}
+      <button type="submit" class="bright" disabled={site.value === null && (model.value === null || form.prompt.value === "")}>
+        {busy ? "Stop" : "Race"}
+      </button>
+      {end.value !== null && (
+        <>
+          <button type="button" onClick={() => stage("start")}>
+            Show it again
+          </button>
+          <button type="button" onClick={lanes.finish}>
+            Show its end
+          </button>
+        </>
+      )}
+    </form>
+  );
+}
+
+function Dials() {
+  return (
+    <>
       <Whole name="tokens" state={tokens} most={4096} />
       <label>
         <span>uncached lane</span>
@@ -112,10 +176,7 @@ function Controls() {
         </select>
       </label>
       <Whole name="budget, s" state={budget} most={120} />
-      <button type="submit" class="bright" disabled={model.value === null || form.prompt.value === ""}>
-        {busy ? "Stop" : "Race"}
-      </button>
-    </form>
+    </>
   );
 }
 
@@ -152,7 +213,8 @@ function Status() {
 function outcome(): string {
   const step = last.value;
   const at = step === null ? "" : ` at t = ${count(step.context)}`;
-  if (end.value === null) return lanes.racing.value ? `Step ${count(steps.value.length)}${at}` : `Stopped${at}.`;
+  if (end.value === null)
+    return lanes.racing.value ? `The engine computes step ${count(steps.value.length + 1)} of ${count(card.value?.max_tokens ?? 0)}` : `Stopped${at}.`;
   switch (end.value.reason) {
     case "budget":
       return `Stopped${at}: the budget of ${card.value?.budget_s ?? 0} s is spent.`;

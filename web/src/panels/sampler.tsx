@@ -174,7 +174,7 @@ function Found({ view: found }: { view: SamplerView }) {
         <div>
           <dt>their share</dt>
           <dd>
-            <span data-stat="sampler_kept_mass" data-value={found.kept_mass} data-src="counted">
+            <span data-stat="sampler_kept_mass" data-value={found.kept_mass} data-src="read">
               {percent(found.kept_mass)}
             </span>{" "}
             of the model’s

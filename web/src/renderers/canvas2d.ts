@@ -3,7 +3,7 @@
 // WebGL. This module owns the view, where it is and how large, and the order of painting; the painters are in flat/.
 
 import { beamsOf } from "./beams";
-import type { Camera, Renderer, Scene } from "./renderer";
+import { type Camera, HOME_CAMERA, type Renderer, type Scene } from "./renderer";
 import { hatchOf, paintCells, paintPanel } from "./flat/cells";
 import { type Frame, type Picture, type View, columnWidth, frameOf, gutterOf } from "./flat/picture";
 import { paintBeams, paintHead, placeHovered, placeNotes } from "./flat/reading";
@@ -11,7 +11,7 @@ import { fontOf, paintTiles, paintWords, placeLabels, placeLayers, placePosition
 import { Layout, type Placed } from "./layout";
 import { Glide, clamp, phasesOf } from "./motion";
 import { type Entry, entriesOf } from "./roles";
-import { spanOf } from "./span";
+import { positionIn, slotOf, spanOf } from "./span";
 import { css, readPalette } from "./theme";
 
 const MOST_PITCH = 96; // CSS pixels, to which the user may zoom
@@ -28,7 +28,7 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
   let palette = readPalette();
   let hatch = hatchOf(palette, 1);
   let [width, height, ratio] = [0, 0, 1];
-  let camera: Camera = "iso";
+  let camera: Camera = HOME_CAMERA;
   let manual: View | null = null; // where the user has put the view
   let jump = true; // the next view is taken without a glide
   let frames = 0;
@@ -41,7 +41,7 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
   const widths = new Map<string, number>();
 
   const snap = (value: number) => Math.round(value * ratio) / ratio;
-  const place = (view: View, position: number) => gutterOf(width) + (position + 0.5 - view.left) * view.pitch;
+  const place = (view: View, position: number) => gutterOf(width) + (slotOf(view, position + 0.5) - view.left) * view.pitch;
 
   function measure(text: string): number {
     const key = `${c.font}|${text}`;
@@ -58,18 +58,19 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
     const area = Math.max(1, width - gutterOf(width) - 14);
     const share = SHARES[camera];
     if (manual) {
-      const x = (lastHead + 0.5 - manual.left) * manual.pitch;
+      const x = (slotOf(manual, lastHead + 0.5) - manual.left) * manual.pitch;
       // The page moves on under a head that was in view, as paper does.
       if (scene.head !== lastHead && x > 0 && x < area) {
-        const next = (scene.head + 0.5 - manual.left) * manual.pitch;
+        const next = (slotOf(manual, scene.head + 0.5) - manual.left) * manual.pitch;
         if (next > 0.9 * area || next < 0.1 * area) manual.left += scene.head - lastHead;
       }
       return { ...manual, share };
     }
-    const most = clamp(width * 0.06, 30, 64);
+    const most = clamp(width * 0.07, 30, 96);
     const span = spanOf(camera, scene.tokens.length, area);
     const pitch = Math.min(most, area / span.count);
-    return { left: span.first - (area / pitch - span.count) / 2, pitch, share };
+    const { from, scale } = span;
+    return { left: span.first - (area / pitch - span.count) / 2, pitch, share, from, scale };
   }
 
   function draw(scene: Scene, now: number): boolean {
@@ -95,9 +96,10 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
       width,
       height,
       ratio,
-      first: clamp(Math.floor(view.left) - UNDER_GUTTER, 0, tokens),
-      last: clamp(Math.ceil(view.left + (width - frame.x0) / view.pitch), 0, tokens) - 1,
-      wide: Math.max(1 / ratio, columnWidth(view.pitch)),
+      first: clamp(Math.floor(positionIn(view, view.left)) - UNDER_GUTTER, 0, tokens),
+      last: clamp(Math.ceil(positionIn(view, view.left + (width - frame.x0) / view.pitch)), 0, tokens) - 1,
+      wide: (position) =>
+        Math.max(1 / ratio, columnWidth(position + 0.5 < view.from ? view.pitch * view.scale : view.pitch)),
       hub: { x: place(view, scene.head), y: frame.tileTop - 22 },
       centre: (position) => place(view, position),
       snap,
@@ -126,10 +128,10 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
     if (tokens > 0) {
       placeHovered(picture);
       placeLabels(picture, true);
+      placeLabels(picture, false);
       placeNotes(picture);
       placeLayers(picture);
       placeWall(picture);
-      placeLabels(picture, false);
       placePositions(picture);
       paintBeams(picture);
       paintHead(picture);
@@ -165,7 +167,7 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
       if (!shown) return;
       const { view, tokens } = shown;
       const room = (width - gutterOf(width)) / view.pitch;
-      manual = { ...view, left: clamp(view.left - dx / view.pitch, 2 - room, Math.max(0, tokens - 2)) };
+      manual = { ...view, left: clamp(view.left - dx / view.pitch, 2 - room, Math.max(0, slotOf(view, tokens - 2))) };
       shown.view = manual;
     },
     zoom(factor, x) {
@@ -182,7 +184,8 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
     },
     pick(x, y) {
       if (!shown || y < shown.frame.tileTop - 8) return null;
-      const position = Math.floor(shown.view.left + (x - gutterOf(width)) / shown.view.pitch);
+      const slot = shown.view.left + (x - gutterOf(width)) / shown.view.pitch;
+      const position = Math.floor(positionIn(shown.view, slot));
       return position >= 0 && position < shown.tokens ? position : null;
     },
     layerAt(_x, y) {
@@ -190,13 +193,19 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
       const layer = cell > 0 ? Math.floor((y - cellsTop) / cell) : -1;
       return layer >= 0 && layer < (shown?.layers ?? 0) ? layer : null;
     },
+    wall() {
+      if (!shown || shown.frame.cell === 0 || shown.tokens === 0) return null;
+      const { view, frame, tokens } = shown;
+      const [left, right] = [slotOf(view, 0), slotOf(view, tokens)].map((slot) => frame.x0 + (slot - view.left) * view.pitch);
+      return { left: left ?? 0, top: frame.cellsTop, right: right ?? 0, bottom: frame.cellsEnd };
+    },
     words: () => placed,
     legend: () => entries,
     window: () => inView,
     show(position) {
       if (!shown) return;
       const { view } = shown;
-      manual = { ...view, left: position + 0.5 - (width - gutterOf(width)) / view.pitch / 2 };
+      manual = { ...view, left: slotOf(view, position + 0.5) - (width - gutterOf(width)) / view.pitch / 2 };
       shown.view = manual;
     },
     finish() {}, // a flat picture is drawn when `draw` returns

@@ -8,14 +8,13 @@ export const SANS = 'ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto
 export const UPRIGHT_FROM = 62; // pitch from which labels stand upright
 
 /** Angle of a label, in radians. A tilted one rises to its tile and ends there; the narrower the pitch the steeper. */
-export const tiltOf = (pitch: number): number => (pitch >= UPRIGHT_FROM ? 0 : pitch >= 16 ? -0.92 : -1.25);
+export const tiltOf = (pitch: number): number => (pitch >= UPRIGHT_FROM ? 0 : pitch >= 20 ? -0.92 : -1.25);
 
 export const LABELS_FROM = 7; // pitch from which more than the most important tokens are named
 
 /** Font size for a distance between tokens. */
 export function fontSize(pitch: number): number {
-  if (pitch >= UPRIGHT_FROM) return 12.5;
-  return pitch >= 24 ? 12 : pitch >= 15 ? 11 : 10;
+  return pitch >= UPRIGHT_FROM ? 14 : 13;
 }
 
 /** The beginning of a text that is no wider than `room`, with an ellipsis where it was cut. */
@@ -93,7 +92,7 @@ export function wallNames({ lanes, cache }: Scene): readonly string[] {
       "above with the cache, below without",
     ];
   return cache
-    ? ["the cache: saved keys and values, one column per token", "the cache: saved keys and values", "the cache"]
+    ? ["the cache: one column per token, each cell a key K and a value V", "the cache: saved keys and values", "the cache"]
     : ["nothing is saved: every step computes all columns and throws them away", "nothing is saved"];
 }
 

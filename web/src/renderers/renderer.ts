@@ -9,6 +9,8 @@ export const Cell = { empty: 0, kept: 1, fresh: 2, recomputed: 3, shared: 4 } as
 
 export type Camera = "iso" | "top" | "side" | "head" | "follow";
 export const CAMERAS: readonly Camera[] = ["iso", "top", "side", "head", "follow"];
+/** Where a visit begins: the wall from the front. */
+export const HOME_CAMERA: Camera = "side";
 /** The cameras that make a difference: a flat picture has no place beside the head. */
 export const camerasOf = (renderer: "2d" | "3d" | null): readonly Camera[] =>
   renderer === "2d" ? CAMERAS.filter((name) => name !== "head") : CAMERAS;
@@ -63,6 +65,8 @@ export interface Renderer {
   pick(x: number, y: number): number | null;
   /** The layer of the cell under a point in that column; null outside the wall. */
   layerAt(x: number, y: number): number | null;
+  /** The rectangle of the wall on the canvas, as far as tokens go; null where it is not drawn. */
+  wall(): { left: number; top: number; right: number; bottom: number } | null;
   /** The words of the last picture, with the corners of their rectangles. */
   words(): readonly Placed[];
   /** What a legend of the last picture has. */

@@ -5,13 +5,13 @@
 import { Camera as ThreeCamera, Color, LinearSRGBColorSpace, Scene as ThreeScene, Vector3, WebGLRenderer } from "three";
 import { type Beams, beamsOf } from "./beams";
 import type { Placed } from "./layout";
-import type { Camera, Renderer, Scene } from "./renderer";
+import { type Camera, HOME_CAMERA, type Renderer, type Scene } from "./renderer";
 import { makeArcs } from "./gl/arcs";
 import { makeBoard } from "./gl/board";
 import { makeColumns } from "./gl/columns";
 import { NOWHERE, frameUniforms, setColours } from "./gl/glsl";
 import { makeHead } from "./gl/head";
-import { EDGE, FRONT, type Pose, TILE, type Turn, axesOf, matricesOf, onWall, poseFor } from "./gl/pose";
+import { EDGE, FRONT, type Pose, TILE, type Turn, axesOf, matricesOf, onWall, placeOf, poseFor, positionAt } from "./gl/pose";
 import { States } from "./gl/states";
 import { Text } from "./gl/text";
 import { makeTiles } from "./gl/tiles";
@@ -20,6 +20,8 @@ import { Glide, clamp, easeOut, phasesOf } from "./motion";
 import { type Entry, entriesOf } from "./roles";
 import { spanOf } from "./span";
 import { readPalette } from "./theme";
+
+const ROW = 0.82; // of the width, which the row of tokens has in perspective
 
 export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
   const gl = canvas.getContext("webgl2", { antialias: true, alpha: false, depth: true, stencil: false });
@@ -52,7 +54,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
 
   let palette = readPalette();
   let [width, height] = [0, 0];
-  let camera: Camera = "iso";
+  let camera: Camera = HOME_CAMERA;
   let turn: Turn = { yaw: 0, pitch: 0 };
   let manual: Pose | null = null; // where the user has put the camera
   let current: Pose | null = null;
@@ -78,12 +80,12 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     if (manual) {
       // The board moves on under a head that was in view, as paper does.
       if (scene.head !== lastHead) {
-        const before = spot(scratch.set(lastHead, 0, 0));
+        const before = spot(scratch.set(placeOf(manual, lastHead), 0, 0));
         if (before.before && before.x > 0 && before.x < width) manual.x += scene.head - lastHead;
       }
       return manual;
     }
-    return poseFor(camera, spanOf(camera, scene.tokens.length, width), scene.head, scene.layers, width, height, turn);
+    return poseFor(camera, spanOf(camera, scene.tokens.length, ROW * width), scene.head, scene.layers, width, height, turn);
   }
 
   function stand(pose: Pose): void {
@@ -114,10 +116,11 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
   function inView(tokens: number, pose: Pose): [number, number] {
     let [first, last] = [tokens, -1];
     for (let position = 0; position < tokens; position++) {
-      const a = spot(scratch.set(position, 0, 0));
+      const x = placeOf(pose, position);
+      const a = spot(scratch.set(x, 0, 0));
       let seen = a.before && a.x > -40 && a.x < width + 40;
       if (!seen) {
-        const b = spot(onWall(scratch, position, 1, pose));
+        const b = spot(onWall(scratch, x, 1, pose));
         seen = b.before && ((b.x > -40 && b.x < width + 40) || (a.before && a.x < 0 !== b.x < 0));
       }
       if (!seen) continue;
@@ -147,16 +150,17 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     uniforms.uSlope.value.set(Math.cos(pose.slope), Math.sin(pose.slope));
     uniforms.uBoard.value.set(EDGE + pose.strip, pose.wall, Math.max(1, scene.layers), phases.filled);
     uniforms.uFirst.value = first;
+    uniforms.uFold.value.set(pose.from, pose.scale);
     uniforms.uHead.value = tokens > 0 ? scene.head : NOWHERE;
     uniforms.uStrike.value = phases.strike < 1 ? easeOut(phases.strike) : 1;
     uniforms.uHovered.value = scene.hovered ?? NOWHERE;
     uniforms.uArgmax.value = phases.beams >= 1 && scene.cache ? (beams.argmax ?? NOWHERE) : NOWHERE;
     uniforms.uFallen.value = phases.fallen;
-    uniforms.uLayer.value = scene.layer;
+    uniforms.uLayer.value = scene.layer < 0 ? NOWHERE : scene.layer;
     uniforms.uHeat.value = 1 - clamp(scene.progress, 0, 1);
     uniforms.uCache.value = scene.cache ? 1 : 0;
-    const span = spanOf(camera, tokens, width);
-    uniforms.uEnd.value = Math.max(tokens + 2, span.first + span.count - 1);
+    const span = spanOf(camera, tokens, ROW * width);
+    uniforms.uEnd.value = Math.max(placeOf(span, tokens + 2), span.first + span.count - 1);
     columns.geometry.instanceCount = scene.layers > 0 ? last - first + 1 : 0;
     tiles.geometry.instanceCount = last - first + 1;
     head.visible = tokens > 0;
@@ -167,7 +171,8 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     arcs.uniforms.uReach.value = pose.reach;
     tiles.visible = last >= first;
     columns.visible = tiles.visible && pose.wall > 0.05;
-    const sight: Sight = { pose, width, height, first, last, spot };
+    const at = (position: number) => placeOf(pose, position);
+    const sight: Sight = { pose, width, height, first, last, spot, at };
     const layout = wordsOf(scene, sight, beams, phases, palette, text);
     placed = layout.placed;
     entries = entriesOf(scene, phases, beams, { first, last }, columns.visible);
@@ -238,14 +243,15 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     },
     project(position) {
       if (!current) return { x: 0, y: 0 };
-      const { x, y } = spot(scratch.set(position, TILE.high, 0));
+      const { x, y } = spot(scratch.set(placeOf(current, position), TILE.high, 0));
       return { x, y };
     },
     pick(x, y) {
       if (!current || width < 2 || height < 2) return null;
       const { near, way } = ray(x, y);
+      const stood = current;
       const token = (place: Vector3): number | null => {
-        const position = Math.round(place.x);
+        const position = Math.round(positionAt(stood, place.x));
         return position >= 0 && position < lastTokens ? position : null;
       };
       // First what looks up: the tops of the tokens. Then what looks forward: their fronts, labels and columns.
@@ -266,12 +272,20 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
       const layer = Math.floor((-(EDGE + current.strip) - front.y) / (current.wall / lastLayers));
       return layer >= 0 && layer < lastLayers ? layer : null;
     },
+    wall() {
+      if (!current || current.wall < 0.05 || lastTokens === 0) return null;
+      const pose = current;
+      const ends = [placeOf(pose, 0) - TILE.wide / 2, placeOf(pose, lastTokens - 1) + TILE.wide / 2];
+      const corners = ends.flatMap((x) => [0, 1].map((share) => spot(onWall(scratch, x, share, pose))));
+      const [xs, ys] = [corners.map(({ x }) => x), corners.map(({ y }) => y)];
+      return { left: Math.min(...xs), top: Math.min(...ys), right: Math.max(...xs), bottom: Math.max(...ys) };
+    },
     words: () => placed,
     legend: () => entries,
     window: () => ({ first: firstInView, last: lastInView }),
     show(position) {
       const pose = held();
-      if (pose) pose.x = clamp(position, -2, lastTokens + 2);
+      if (pose) pose.x = clamp(placeOf(pose, position), -2, lastTokens + 2);
     },
     finish() {
       gl.readPixels(0, 0, 1, 1, gl.RGBA, gl.UNSIGNED_BYTE, new Uint8Array(4));

@@ -35,7 +35,7 @@ export interface BeamCard {
 }
 
 export const BEAM_CARD: Record<string, About> = {
-  greedy_sum: { source: "counted", unit: "nat", label: "greedy", meaning: "sum of the log-probabilities of its tokens" },
-  best_sum: { source: "counted", unit: "nat", label: "best beam", meaning: "sum of the log-probabilities of its tokens" },
+  greedy_sum: { source: "read", unit: "nat", label: "greedy", meaning: "sum of the log-probabilities of its tokens" },
+  best_sum: { source: "read", unit: "nat", label: "best beam", meaning: "sum of the log-probabilities of its tokens" },
   gain: { source: "derived", unit: "nat", label: "gain", meaning: "of the best beam over greedy decoding, at the length of each" },
 };

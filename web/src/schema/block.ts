@@ -35,7 +35,7 @@ export interface BlockView {
 }
 
 export const BLOCK_STAGE: Record<string, About> = {
-  norm: { source: "counted", unit: "", label: "norm", meaning: "the length of the vector, of all its numbers together: computed in a replay" },
+  norm: { source: "read", unit: "", label: "norm", meaning: "the length of the vector, of all its numbers together: computed in a replay" },
   flops: { source: "derived", unit: "FLOP", label: "FLOPs", meaning: "2 x inputs x outputs, or 4 H D for each token read" },
   share: { source: "derived", unit: "share", label: "share", meaning: "of the FLOPs of this token in this layer" },
 };

@@ -35,8 +35,8 @@ export const LAB_CARD: Record<string, About> = {
   kept_bytes: { source: "derived", unit: "B", label: "this cache", meaning: "K and V that are kept for the next token" },
   pages: { source: "counted", unit: "", label: "pages", meaning: "pages in its tables after the text, in the second engine" },
   page_bytes: { source: "counted", unit: "B", label: "in pages", meaning: "these pages, times their size" },
-  mean_kl: { source: "counted", unit: "nat", label: "mean KL", meaning: "KL(full || this), over the whole vocabulary, mean over the text" },
-  max_kl: { source: "counted", unit: "nat", label: "largest KL", meaning: "at one position" },
-  mean_delta: { source: "counted", unit: "nat", label: "mean change of log p", meaning: "of the text's tokens: this cache minus the full one" },
+  mean_kl: { source: "read", unit: "nat", label: "mean KL", meaning: "KL(full || this), over the whole vocabulary, mean over the text" },
+  max_kl: { source: "read", unit: "nat", label: "largest KL", meaning: "at one position" },
+  mean_delta: { source: "read", unit: "nat", label: "mean change of log p", meaning: "of the text's tokens: this cache minus the full one" },
   same: { source: "counted", unit: "", label: "same first guess", meaning: "positions with the same most probable token" },
 };

@@ -69,8 +69,8 @@ export const RACE_SUMS: Record<string, About> = {
   uncached_tokens: { source: "counted", unit: "tokens", label: "tokens, uncached", meaning: "sent through the layers, uncached" },
   times: { source: "measured", unit: "times", label: "slower", meaning: "time without the cache, divided by that with it" },
   equal: { source: "counted", unit: "", label: "argmax equal", meaning: "compared steps at which both lanes have the same argmax" },
-  max_delta: { source: "counted", unit: "", label: "largest difference", meaning: "max |difference| of any logit at any compared step" },
-  kl: { source: "counted", unit: "nat", label: "KL", meaning: "mean of KL(cached || uncached) over the compared steps" },
+  max_delta: { source: "read", unit: "", label: "largest difference", meaning: "max |difference| of any logit at any compared step" },
+  kl: { source: "read", unit: "nat", label: "KL", meaning: "mean of KL(cached || uncached) over the compared steps" },
   divergent: { source: "counted", unit: "", label: "first divergent step", meaning: "the first step whose argmax differs; none: no step" },
 };
 
@@ -83,6 +83,6 @@ export const RACE_STEP: Record<string, About> = {
   uncached_flops: { source: "counted", unit: "FLOP", label: "FLOPs, uncached", meaning: "of the step, without the cache" },
   uncached_tokens: { source: "counted", unit: "tokens", label: "tokens, uncached", meaning: "sent through the layers, uncached" },
   recomputed: { source: "derived", unit: "share", label: "computed again", meaning: "(t - 1) / t of the uncached step's tokens" },
-  max_delta: { source: "counted", unit: "", label: "largest difference", meaning: "max |difference| of any logit" },
-  kl: { source: "counted", unit: "nat", label: "KL", meaning: "KL(cached || uncached), natural logarithm" },
+  max_delta: { source: "read", unit: "", label: "largest difference", meaning: "max |difference| of any logit" },
+  kl: { source: "read", unit: "nat", label: "KL", meaning: "KL(cached || uncached), natural logarithm" },
 };

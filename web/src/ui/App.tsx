@@ -1,63 +1,41 @@
-// The page: one grid of named places. On a narrow screen three tabs share the room; what is not on the open tab stays
-// in the document, so that nothing is built again when tabs change.
+// The page: one grid of named places. The order in the document is that of use: the stage with its switch comes first, and
+// a link before it leads to the button that plays.
 
 import { moment, written } from "../clock";
-import { alone, embedded, panel, tab } from "../store";
+import { badges, embedded, panel } from "../store";
 import { announcement } from "../words";
-import { Attention } from "./Attention";
+import { Drawer } from "./Drawer";
 import { Help } from "./Help";
-import { BadgeKey, Compute, Details, KvCache, SeqLen } from "./Instruments";
-import { NextToken } from "./NextToken";
-import { PanelButtons, PanelPlace } from "./Panel";
 import { Prompt } from "./Prompt";
+import { Result } from "./Result";
 import { Stage } from "./Stage";
 import { Text } from "./Text";
 import { Top } from "./Top";
 import { Transport } from "./Transport";
 
-const TABS = [
-  ["stage", "Stage"],
-  ["numbers", "Numbers"],
-  ["next", "Next token"],
-] as const;
-
 export function App() {
-  if (embedded.value) return <Embedded />;
+  const whole = !embedded.value; // in a frame of another page: the stage, the text and the transport
   return (
     <div
-      class="page"
-      data-tab={tab.value}
+      class={whole ? "page" : "page embedded"}
       data-moment={moment.value}
       data-written={written.value}
-      data-panel={panel.value !== null}
+      data-panel={whole && panel.value !== null}
+      data-learning={whole && panel.value === "learn"}
+      data-badges={badges.value}
     >
-      <Top />
-      {!alone.value && <Prompt />}
+      {whole && <Skip />}
       <Stage />
-      <Text />
+      <Result />
       <Transport />
-      <aside class="rail" aria-label="Instruments">
-        {!alone.value && <PanelButtons />}
-        <PanelPlace />
-        <BadgeKey />
-        <div class="rail-numbers">
-          <Compute />
-          <KvCache />
-          <SeqLen />
-        </div>
-        <div class="rail-next">
-          <NextToken />
-          <Attention />
-        </div>
-        <Details />
-      </aside>
-      <nav class="tabs" aria-label="Parts of the page">
-        {TABS.map(([id, name]) => (
-          <button type="button" key={id} aria-pressed={tab.value === id} onClick={() => (tab.value = id)}>
-            {name}
-          </button>
-        ))}
-      </nav>
+      <Text />
+      {whole && (
+        <>
+          <Top />
+          <Prompt />
+          <Drawer />
+        </>
+      )}
       <p class="sr" role="status" aria-live="polite">
         {announcement.value}
       </p>
@@ -66,17 +44,15 @@ export function App() {
   );
 }
 
-/** In a frame of another page: the stage, the text and the transport. */
-function Embedded() {
+/** For the keyboard: past the stage. It is seen while it has the focus. */
+function Skip() {
+  const go = (event: Event) => {
+    event.preventDefault(); // the address has a run in it
+    document.querySelector<HTMLElement>(".play")?.focus();
+  };
   return (
-    <div class="page embedded" data-tab="stage" data-moment={moment.value} data-written={written.value} data-panel={false}>
-      <Stage />
-      <Text />
-      <Transport />
-      <p class="sr" role="status" aria-live="polite">
-        {announcement.value}
-      </p>
-      <Help />
-    </div>
+    <a class="skip" href="#play" onClick={go}>
+      Skip to play
+    </a>
   );
 }

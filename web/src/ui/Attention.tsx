@@ -11,7 +11,7 @@ import { card, frame, hovered, run } from "../store";
 import { quoted } from "../text";
 import type { AttentionRow } from "../schema";
 import { Instrument } from "./Instruments";
-import { Selectors } from "./Stage";
+import { Selectors } from "./View";
 
 const COLUMNS = 320; // of the plot; more positions share a column, which shows the largest
 

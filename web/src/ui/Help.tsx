@@ -42,7 +42,7 @@ export function Help() {
         <p>
           Every number was executed: <span class="badge measured">M</span> measured by the engine’s clock,{" "}
           <span class="badge counted">C</span> counted where the work is done, <span class="badge derived">D</span>{" "}
-          derived by a formula, which the tooltip names.
+          derived by a formula, which the tooltip names, <span class="badge read">R</span> read out of the model.
         </p>
         <h3>Keys</h3>
         <dl class="keys">

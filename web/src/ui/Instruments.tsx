@@ -1,11 +1,11 @@
-// The right rail: COMPUTE, KV_CACHE and SEQ_LEN of the shown step, and all further numbers of it in a table.
+// In the drawer: COMPUTE, KV_CACHE and SEQ_LEN of the shown step, and all further numbers of it in a table.
 
 import type { ComponentChildren } from "preact";
-import { count, plural } from "../format";
+import { count, numbered, plural } from "../format";
 import { NUMBERS, type ModelCard, type StepFrame } from "../schema";
 import { card, frame, length, run, totals } from "../store";
 import { work } from "../words";
-import { Figure, LayerTokens, Stat } from "./Stat";
+import { Figure, LayerTokens, Stat, Told } from "./Stat";
 
 type Name = keyof StepFrame;
 
@@ -118,6 +118,7 @@ export function Compute() {
           </tr>
         </tbody>
       </table>
+      <Alike />
       {step !== null && step.flops !== step.flops_derived && (
         <p class="sentence-note flops-note">
           More FLOPs are counted than the formula has: where several tokens go through together, attention also computes
@@ -125,6 +126,21 @@ export function Compute() {
         </p>
       )}
     </Instrument>
+  );
+}
+
+/** Under a step without the cache: the time of the run's last step with it that computed as many new tokens. */
+function Alike() {
+  const step = frame.value;
+  if (step === null || step.cache || step.recomputed === 0) return null;
+  const first = step.length - step.recomputed;
+  const alike = run.value?.frames.findLast((one) => one.step < step.step && one.cache && one.length === first);
+  if (alike === undefined) return null;
+  return (
+    <p class="sentence">
+      With the cache, step {numbered(alike.step)} took{" "}
+      <Told name="with_cache_us" value={alike.step_us} about={NUMBERS.step_us} />
+    </p>
   );
 }
 
@@ -234,16 +250,6 @@ function Tokens({ of, value }: { of: "prompt" | "generated"; value: number | nul
   return <Figure name={`${of}_tokens`} value={value} source="counted" unit="" meaning={`tokens, ${of}`} />;
 }
 
-/** What the badges beside the numbers mean. */
-export function BadgeKey() {
-  return (
-    <p class="badge-key">
-      <span class="badge measured">M</span> measured · <span class="badge counted">C</span> counted ·{" "}
-      <span class="badge derived">D</span> derived by formula
-    </p>
-  );
-}
-
 /** Every number of the step that has no place of its own. */
 export function Details() {
   const names = Object.keys(NUMBERS).filter((name): name is Name => !PLACED.includes(name as Name));
@@ -262,20 +268,6 @@ export function Details() {
             </dd>
           </div>
         ))}
-      </dl>
-      <dl class="key">
-        <dt>
-          <span class="badge measured">M</span>
-        </dt>
-        <dd>measured by the engine’s clock</dd>
-        <dt>
-          <span class="badge counted">C</span>
-        </dt>
-        <dd>counted where the work is done</dd>
-        <dt>
-          <span class="badge derived">D</span>
-        </dt>
-        <dd>derived by the formula in its tooltip</dd>
       </dl>
     </details>
   );

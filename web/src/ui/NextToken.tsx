@@ -81,7 +81,7 @@ function Bars({ step, token }: { step: StepFrame; token: number }) {
   return (
     <>
       <p class="bars-key" aria-hidden="true">
-        <span class="swatch outline" /> the model’s <span class="swatch fill" /> after temperature and cuts
+        <span class="swatch outline" /> the model <span class="swatch fill" /> the sampler
         <span class="bars-whole">full width 100 %</span>
       </p>
       <ol class="bars">

@@ -7,10 +7,10 @@ import { useEffect } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import * as actions from "../actions";
 import * as form from "../form";
-import { plural, sentence } from "../format";
+import { modelName, plural, sentence } from "../format";
 import { lanes } from "../lanes";
 import * as session from "../session";
-import { alone, embedded, last, link, loading, model, pageState, problem, reachable, refused, rendererNote, retryAt, run } from "../store";
+import { alone, embedded, last, link, loading, model, pageState, problem, reachable, refused, rendererNote, retryAt, run, site } from "../store";
 import { loaded } from "../words";
 import { Icon } from "./icons";
 
@@ -262,11 +262,11 @@ function Expired() {
 
 function Replay() {
   const current = run.value;
-  if (current === null) return null;
+  if (current === null || site.value !== null) return null; // a site says so in its bar
   return (
     <Banner
       title="Replay"
-      text={`${current.name}, made by ${current.model.name} on ${current.model.device}. Nothing is computed here.`}
+      text={`${current.name}, made by ${modelName(current.model.name)} on ${current.model.device}. Nothing is computed here.`}
     >
       {!alone.value && (
         <button type="button" onClick={session.leave}>

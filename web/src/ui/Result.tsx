@@ -1,5 +1,5 @@
-// The card at the end of a run: what its text costs with the cache, and what without, in computing and in time. The
-// figures are the engine's; the bars are as long as the figures say.
+// The end of a run: a band with the one ratio of its work, and what can be done next; and in the drawer what its text costs
+// with the cache and without, in computing and in time. The figures are the engine's; the bars are as long as they say.
 
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
@@ -7,10 +7,12 @@ import { useEffect } from "preact/hooks";
 import * as actions from "../actions";
 import * as api from "../api";
 import { plural } from "../format";
+import { lanes } from "../lanes";
+import * as player from "../player";
 import * as session from "../session";
 import { SUMMARY, type Summary } from "../schema";
 import { RUN_TIMES, type RunTimes } from "../schema/times";
-import { live, result, resultClosed, run } from "../store";
+import { live, result, resultClosed, run, summary } from "../store";
 import { ending, title } from "../words";
 import { Icon } from "./icons";
 import { Figure, Told } from "./Stat";
@@ -18,7 +20,7 @@ import { Figure, Told } from "./Stat";
 /** The times of a run's text, both ways, by the run's id; null: nothing could be measured. */
 const found = signal<ReadonlyMap<string, RunTimes | null>>(new Map());
 
-/** Asks for the times when the card appears, until they are there. When the card goes, the engine stops measuring. */
+/** Asks for the times at the end of a run, until they are there. When another run is shown, the engine stops measuring. */
 function measure(id: string): () => void {
   const gone = new AbortController();
   void api
@@ -30,59 +32,79 @@ function measure(id: string): () => void {
   return () => gone.abort();
 }
 
+/** The band between the stage and the text. */
 export function Result() {
   const sum = result.value;
   const current = run.value;
-  const asked = live.value && sum !== null && sum.written > 1 ? (current?.id.value ?? "") : "";
-  useEffect(() => (asked === "" || found.peek().has(asked) ? undefined : measure(asked)), [asked]);
-  if (sum === null || current === null) return null;
+  if (sum === null || current === null || lanes.value !== null) return null;
   const end = ending(current.state.value);
   const uncached = sum.layer_tokens >= sum.naive;
-  const times = found.value.get(asked) ?? null;
   return (
     <section class="result" aria-labelledby="result-name">
-      <header>
-        <h2 id="result-name">{title(current, sum.written)}</h2>
-        <span class={end?.cut ? "result-end cut" : "result-end"}>{end?.text}</span>
-        <button type="button" class="quiet" onClick={() => (resultClosed.value = true)} aria-label="Close the result">
-          <Icon name="close" />
-        </button>
-      </header>
+      <p class="result-end-line">
+        <span id="result-name" class="result-name">
+          {title(current, sum.written)}
+        </span>
+        {end !== null && <span class={end.cut ? "result-end cut" : "result-end"}>{end.text}</span>}
+      </p>
       <p class="result-times">
         <span class="result-lead">Without the cache it {uncached ? "took" : "would take"}</span>
         <Exact of={sum} name="times" class="huge" />
-        <span class="result-lead">the computing{times?.slower != null && ","}</span>
-        {times?.slower != null && (
-          <>
-            <Told name="times_slower" value={times.slower} about={RUN_TIMES.slower} class="result-slower" />
-            <span class="result-lead">the time</span>
-          </>
-        )}
+        <span class="result-lead">the computing</span>
       </p>
-      {times?.slower != null && times.slower < sum.times && (
-        <p class="result-why">
-          The time differs less than the computing: each step reads all the weights, for one token or for many.
-        </p>
-      )}
-      <Bars sum={sum} times={times} timed={asked !== ""} waiting={asked !== "" && !found.value.has(asked)} />
-      <div class="result-foot">
-        <dl class="result-facts">
-          <Fact of={sum} name="engine_us" />
-          <Fact of={sum} name="tokens_per_s" />
-          <Fact of={sum} name="ttft_us" />
-          {sum.prefix > 0 && <Fact of={sum} name="prefix" />}
-        </dl>
+      <div class="card-actions">
+        {current.both.size > 0 && (
+          <button type="button" class="bright" onClick={() => replay(uncached)}>
+            {uncached ? "Play it with the cache" : "Play it without the cache"}
+          </button>
+        )}
         {live.value && (
-          <div class="card-actions">
+          <>
             <button type="button" class="bright" onClick={() => compare(uncached)}>
               {uncached ? "Run it with the cache" : "Run it without the cache"}
             </button>
             <button type="button" onClick={() => void session.start()}>
               <Icon name="again" /> Run it again
             </button>
-          </div>
+          </>
         )}
+        <button type="button" class="quiet" onClick={() => (resultClosed.value = true)} aria-label="Close the result">
+          <Icon name="close" />
+        </button>
       </div>
+    </section>
+  );
+}
+
+/** In the drawer: what the text of the run costs both ways, in computing and in time. */
+export function Sums() {
+  const sum = summary.value;
+  const current = run.value;
+  const asked = live.value && sum !== null && sum.written > 1 ? (current?.id.value ?? "") : "";
+  useEffect(() => (asked === "" || found.peek().has(asked) ? undefined : measure(asked)), [asked]);
+  if (sum === null || current === null) return null;
+  const times = found.value.get(asked) ?? null;
+  return (
+    <section class="instrument sums-of-run" aria-labelledby="sums-name">
+      <header>
+        <h2 id="sums-name">The whole run</h2>
+        <span class="hint">both ways</span>
+      </header>
+      <Bars sum={sum} times={times} timed={asked !== ""} waiting={asked !== "" && !found.value.has(asked)} />
+      {times?.slower != null && (
+        <p class="result-why">
+          In time the difference is{" "}
+          <Told name="times_slower" value={times.slower} about={RUN_TIMES.slower} class="result-slower" />
+          {times.slower < sum.times &&
+            ", less than in computing: each step reads all the weights, for one token or for many."}
+        </p>
+      )}
+      <dl class="result-facts">
+        <Fact of={sum} name="engine_us" />
+        <Fact of={sum} name="tokens_per_s" />
+        <Fact of={sum} name="ttft_us" />
+        {sum.prefix > 0 && <Fact of={sum} name="prefix" />}
+      </dl>
     </section>
   );
 }
@@ -91,6 +113,12 @@ export function Result() {
 function compare(cache: boolean): void {
   actions.setCache(cache);
   void session.again();
+}
+
+/** The same recorded text from its beginning, the other way. */
+function replay(cache: boolean): void {
+  actions.setCache(cache);
+  player.again(null);
 }
 
 interface BarsProps {

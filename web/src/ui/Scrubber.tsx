@@ -1,10 +1,10 @@
-// The scrubber: one bar per step, in one of two modes. Time: as high as the step took, stacked by what the time went into,
-// with the running median as a line, and p50 and p95 of the steps of the shown one's kind in figures and as dotted lines; a
-// bar that is far higher than the others is cut and has a break mark. Work: as high as the tokens that went through the
-// layers, flat with the cache and a ramp without. Steps that computed something again stand on a hatched vermillion foot.
-// Many steps share a pixel: then the longest of them is drawn.
+// The steps of a run as bars that can be scrubbed, in two strips. Work, in the transport: as high as the tokens that went
+// through the layers, flat with the cache and a ramp without; a line says what the other way takes. Time, in the drawer: as high as the step took, stacked by what
+// the time went into, with the running median as a line, and p50 and p95 of the steps of the shown one's kind in figures and
+// as dotted lines; a bar that is far higher than the others is cut and has a break mark. Steps that computed something again
+// stand on a hatched vermillion foot. Many steps share a pixel: then the longest of them is drawn.
 
-import { computed, effect, signal } from "@preact/signals";
+import { type ReadonlySignal, computed, effect } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { count, joined, micros, numbered, plural } from "../format";
 import * as player from "../player";
@@ -37,20 +37,17 @@ const WINDOW = 9; // steps of the running median
 
 type Mode = "time" | "work";
 
-const chosen = signal<Mode | null>(null);
-/** What somebody chose; else time, and work where that is the lesson: without the cache, and at the end of a run. */
-export const scrubberMode = computed<Mode>(() => chosen.value ?? (lesson.value ? "work" : "time"));
-const lesson = computed(() => {
-  const current = run.value;
-  if (current === null || last.value < 0) return false;
-  return (current.origin !== "recorded" && current.ended) || current.frames.some((step) => !step.cache);
-});
-
 /** What the height of a step's bar stands for. */
-const heightOf = (step: StepFrame): number =>
-  scrubberMode.value === "time" ? step.step_us : Number(step.layer_tokens);
+const heightOf = (mode: Mode, step: StepFrame): number => (mode === "time" ? step.step_us : Number(step.layer_tokens));
 
-const top = computed(() => (void last.value, ceiling(run.value?.frames ?? [])));
+/** The work of a step the other way: layer-tokens without the cache, where it had it; with it, where it had none. */
+function otherWay({ layer_tokens, start, length, recomputed, cache }: StepFrame): number {
+  const each = Number(layer_tokens) / Math.max(1, length);
+  return each * (cache ? start + length : length - recomputed);
+}
+
+const topOf = (mode: Mode) => computed(() => (void last.value, ceiling(mode, run.value?.frames ?? [])));
+const tops: Record<Mode, ReadonlySignal<number>> = { time: topOf("time"), work: topOf("work") };
 
 /** What a step is compared with: those that also computed one token with the cache, or also all tokens without it. The
  * steps that read the prompt or fill the cache again are of neither kind. */
@@ -81,89 +78,76 @@ const MARKS = [
   ["p95", 0.95],
 ] as const;
 
+/** The bars of the work, in the transport. */
 export function Scrubber() {
-  const canvas = useRef<HTMLCanvasElement>(null);
   const step = frame.value;
-  const mode = scrubberMode.value;
-  useEffect(() => (canvas.current ? watch(canvas.current) : undefined), []);
-  const value = step ? (mode === "time" ? joined(micros(step.step_us)) : `${count(step.layer_tokens)} layer-tokens`) : "";
-  const text = step ? `step ${numbered(step.step)}, ${value}` : "no step yet";
   return (
     <div class="scrubber">
-      <canvas
-        ref={canvas}
-        role="slider"
-        tabIndex={0}
-        aria-label="Step"
-        aria-valuemin={1}
-        aria-valuemax={Math.max(1, last.value + 1)}
-        aria-valuenow={Math.max(1, shown.value + 1)}
-        aria-valuetext={text}
-      />
-      <div class="parts-row">
-        <div class="modes" role="group" aria-label="What the bars show">
-          <span class="modes-name">bars:</span>
-          {(["time", "work"] as const).map((name) => (
-            <button type="button" key={name} aria-pressed={mode === name} onClick={() => (chosen.value = name)}>
-              {name}
-            </button>
-          ))}
-        </div>
-        {mode === "time" ? <Times step={step} /> : <Work step={step} />}
-      </div>
+      <Strip mode="work" name="Step" value={step ? `${count(step.layer_tokens)} layer-tokens` : ""} />
     </div>
   );
 }
 
-function Times({ step }: { step: StepFrame | null }) {
-  const cut = (run.value?.frames ?? []).filter((one) => one.step_us > top.value).length;
+/** The bars of the time, and what it went into. */
+export function Times() {
+  const step = frame.value;
+  const cut = (run.value?.frames ?? []).filter((one) => one.step_us > tops.time.value).length;
   return (
-    <ul class="parts" aria-label="Time of the shown step">
-      {PARTS.map(([part, name]) => (
-        <li key={part}>
-          <span class={`swatch time-${part}`} aria-hidden="true" />
-          {name}
-          <span class="part-time">{step ? joined(micros(shares(step)[part])) : ""}</span>
-        </li>
-      ))}
-      {times.value.length > 0 &&
-        MARKS.map(([name, share]) => (
-          <li key={name}>
+    <section class="instrument times" aria-labelledby="times-name">
+      <header>
+        <h2 id="times-name">Time</h2>
+        <span class="hint">of each step</span>
+      </header>
+      <div class="scrubber">
+        <Strip mode="time" name="Step, by time" value={step ? joined(micros(step.step_us)) : ""} />
+      </div>
+      <ul class="parts" aria-label="Time of the shown step">
+        {PARTS.map(([part, name]) => (
+          <li key={part}>
+            <span class={`swatch time-${part}`} aria-hidden="true" />
             {name}
-            <Figure
-              name={`step_us_${name}`}
-              value={percentile(times.value, share)}
-              source="derived"
-              unit="us"
-              meaning={`${share * 100} % of ${plural(times.value.length, "step")} like this one took no longer (nearest rank; the prompt's steps left out)`}
-            />
+            <span class="part-time">{step ? joined(micros(shares(step)[part])) : ""}</span>
           </li>
         ))}
-      {step && (
-        <li class="scale" title="What the full height stands for, and how many bars are higher and cut">
-          full height {joined(micros(Math.round(top.value)))}
-          {cut > 0 && `; ${plural(cut, "bar")} cut`}
-        </li>
-      )}
-    </ul>
+        {times.value.length > 0 &&
+          MARKS.map(([name, share]) => (
+            <li key={name}>
+              {name}
+              <Figure
+                name={`step_us_${name}`}
+                value={percentile(times.value, share)}
+                source="derived"
+                unit="us"
+                meaning={`${share * 100} % of ${plural(times.value.length, "step")} like this one took no longer (nearest rank; the prompt's steps left out)`}
+              />
+            </li>
+          ))}
+        {step && (
+          <li class="scale" title="What the full height stands for, and how many bars are higher and cut">
+            full height {joined(micros(Math.round(tops.time.value)))}
+            {cut > 0 && `; ${plural(cut, "bar")} cut`}
+          </li>
+        )}
+      </ul>
+    </section>
   );
 }
 
-function Work({ step }: { step: StepFrame | null }) {
+function Strip({ mode, name, value }: { mode: Mode; name: string; value: string }) {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  useEffect(() => (canvas.current ? watch(canvas.current, mode) : undefined), []);
+  const step = frame.value;
   return (
-    <ul class="parts" aria-label="Work of the shown step">
-      <li>
-        <span class="swatch fresh" aria-hidden="true" />
-        for the first time
-        <span class="part-time">{step ? plural(step.length - step.recomputed, "token") : ""}</span>
-      </li>
-      <li>
-        <span class="swatch recomputed" aria-hidden="true" />
-        again
-        <span class="part-time">{step ? plural(step.recomputed, "token") : ""}</span>
-      </li>
-      {step && <li class="scale">full height {count(Math.round(top.value))} layer-tokens</li>}
-    </ul>
+    <canvas
+      ref={canvas}
+      role="slider"
+      tabIndex={0}
+      aria-label={name}
+      aria-valuemin={1}
+      aria-valuemax={Math.max(1, last.value + 1)}
+      aria-valuenow={Math.max(1, shown.value + 1)}
+      aria-valuetext={step ? `step ${numbered(step.step)}, ${value}` : "no step yet"}
+    />
   );
 }
 
@@ -177,12 +161,12 @@ function plan(count: number, width: number): Plan {
   return { width: Math.min(WIDEST, width / Math.max(1, count)), from: 0 };
 }
 
-function watch(canvas: HTMLCanvasElement): () => void {
-  const sizes = new ResizeObserver(() => draw(canvas));
+function watch(canvas: HTMLCanvasElement, mode: Mode): () => void {
+  const sizes = new ResizeObserver(() => draw(canvas, mode));
   sizes.observe(canvas);
   const stop = effect(() => {
-    void [run.value, last.value, shown.value, theme.value, scrubberMode.value];
-    draw(canvas);
+    void [run.value, last.value, shown.value, theme.value];
+    draw(canvas, mode);
   });
   const seek = (event: PointerEvent) => {
     const box = canvas.getBoundingClientRect();
@@ -203,7 +187,7 @@ function watch(canvas: HTMLCanvasElement): () => void {
   };
 }
 
-function draw(canvas: HTMLCanvasElement): void {
+function draw(canvas: HTMLCanvasElement, mode: Mode): void {
   const { clientWidth: width, clientHeight: height } = canvas;
   const context = canvas.getContext("2d");
   if (context === null || width === 0) return;
@@ -223,19 +207,19 @@ function draw(canvas: HTMLCanvasElement): void {
   if (steps.length === 0) return;
 
   const bar = plan(steps.length, width).width;
-  const most = top.peek();
+  const most = tops[mode].peek();
   const gap = bar >= 4 ? 1 : 0;
   const colours = new Map(PARTS.map(([part]) => [part, colour(`--time-${part}`)]));
   const hatch = pattern(context, colour("--recomputed"));
-  for (const { index, x, span } of columns(steps, bar)) {
+  for (const { index, x, span } of columns(mode, steps, bar)) {
     const step = steps[index];
     if (!step) continue;
     if (index === shown.peek()) {
       context.fillStyle = colour("--raised");
       context.fillRect(x, 0, Math.max(2, span), height);
     }
-    const clipped = heightOf(step) > most;
-    const scale = (floor - 2) / (clipped ? heightOf(step) : most);
+    const clipped = heightOf(mode, step) > most;
+    const scale = (floor - 2) / (clipped ? heightOf(mode, step) : most);
     context.globalAlpha = index <= shown.peek() ? 1 : 0.35;
     let y = floor;
     const stack = (amount: number, style: string | CanvasPattern) => {
@@ -244,13 +228,15 @@ function draw(canvas: HTMLCanvasElement): void {
       context.fillRect(x, y - size, Math.max(0.5, span - gap), size);
       y -= size;
     };
-    if (scrubberMode.peek() === "time") {
+    if (mode === "time") {
       const times = shares(step);
       for (const [part] of PARTS) stack(times[part], colours.get(part) ?? "");
     } else {
       const each = Number(step.layer_tokens) / Math.max(1, step.length);
       stack(Math.max(each * (step.length - step.recomputed), most / floor), colour("--fresh"));
       stack(each * step.recomputed, hatch ?? colour("--recomputed"));
+      context.fillStyle = colour(step.cache ? "--recomputed" : "--kept");
+      if (step.token !== null) context.fillRect(x, floor - otherWay(step) * scale - 1, Math.max(1, span - gap), 2);
     }
     if (index > 0 && step.cache !== steps[index - 1]?.cache) switchMark(context, x, step.cache, colour);
     if (clipped) breakMark(context, x, span - gap, colour("--bg"));
@@ -264,7 +250,7 @@ function draw(canvas: HTMLCanvasElement): void {
       context.fillRect(x, height - 2, Math.max(3, span - gap), 2);
     }
   }
-  if (scrubberMode.peek() === "work") return;
+  if (mode === "work") return;
   context.fillStyle = colour("--ink");
   for (const [, share] of times.peek().length > 0 ? MARKS : []) {
     const y = floor - (Math.min(percentile(times.peek(), share), most) / most) * (floor - 2);
@@ -307,7 +293,7 @@ function medianLine(context: CanvasRenderingContext2D, steps: readonly StepFrame
   for (let index = 0; index < steps.length; index += every) {
     const near = steps.slice(Math.max(0, index - half), index + half + 1).map((step) => step.step_us);
     const median = near.sort((a, b) => a - b)[near.length >> 1] ?? 0;
-    const y = floor - (Math.min(median, top.peek()) / top.peek()) * (floor - 2);
+    const y = floor - (Math.min(median, tops.time.peek()) / tops.time.peek()) * (floor - 2);
     if (index === 0) context.moveTo(0, y);
     context.lineTo((index + 0.5) * bar, y);
   }
@@ -315,16 +301,16 @@ function medianLine(context: CanvasRenderingContext2D, steps: readonly StepFrame
 }
 
 /** The top of the scale: a few steps that a busy machine made long may stick out, or others would vanish beside them. */
-function ceiling(steps: readonly StepFrame[]): number {
-  const heights = steps.map(heightOf).sort((a, b) => a - b);
+function ceiling(mode: Mode, steps: readonly StepFrame[]): number {
+  if (mode === "work") return HEADROOM * Math.max(1, ...steps.map((step) => Math.max(heightOf(mode, step), otherWay(step))));
+  const heights = steps.map((step) => heightOf(mode, step)).sort((a, b) => a - b);
   const most = Math.max(1, heights.at(-1) ?? 1);
-  if (scrubberMode.value === "work") return most * HEADROOM;
   const usual = heights[Math.floor(USUAL * (heights.length - 1))] ?? most;
   return most > usual * 2 ? usual * 1.5 : most * HEADROOM;
 }
 
 /** Where each bar stands; where steps share a pixel, that of the longest one, or of the shown one. */
-function* columns(steps: readonly StepFrame[], bar: number): Generator<{ index: number; x: number; span: number }> {
+function* columns(mode: Mode, steps: readonly StepFrame[], bar: number): Generator<{ index: number; x: number; span: number }> {
   if (bar >= 1) {
     for (let index = 0; index < steps.length; index++) yield { index, x: index * bar, span: bar };
     return;
@@ -339,7 +325,7 @@ function* columns(steps: readonly StepFrame[], bar: number): Generator<{ index: 
       best = index;
     }
     const [now, then] = [steps[index], steps[best]];
-    const longer = now !== undefined && (then === undefined || heightOf(now) > heightOf(then));
+    const longer = now !== undefined && (then === undefined || heightOf(mode, now) > heightOf(mode, then));
     if (best !== shown.peek() && (longer || index === shown.peek())) best = index;
   }
 }

@@ -1,5 +1,6 @@
 // A number on the page: what is shown is short, what is in the DOM is exact. Each says where it comes from with a
-// badge: M measured by the engine's clock, C counted where the work is done, D derived by a formula.
+// badge: M measured by the engine's clock, C counted where the work is done, D derived by a formula, R read out of the
+// model.
 
 import { plural, shown } from "../format";
 import { NUMBERS, type About, type Source, type StepFrame } from "../schema";
@@ -9,6 +10,7 @@ const WORDS: Record<Source, string> = {
   measured: "Measured by the engine's clock",
   counted: "Counted by the engine where the work is done",
   derived: "Derived by a formula",
+  read: "Read out of the model",
   given: "Given",
 };
 

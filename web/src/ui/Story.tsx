@@ -11,8 +11,8 @@ export function Story() {
     <div class={`story in-${told?.chapter ?? "none"}`}>
       <ol class="chapters" aria-hidden="true">
         {CHAPTERS.map(([id, name], i) => (
-          <li key={id} class={i === at ? "now" : i < at ? "past" : ""}>
-            {name}
+          <li key={id} class={i === at ? "now" : i < at ? "past" : ""} title={name}>
+            <span class="sr">{name}</span>
           </li>
         ))}
       </ol>
@@ -25,7 +25,7 @@ export function Story() {
         )}
         {told && (
           <>
-            <b class="story-title">{CHAPTERS[at]?.[1]}</b>
+            <b class="story-title sr">{CHAPTERS[at]?.[1]}</b>
             <span data-narration={told.chapter}>{told.text}</span>
           </>
         )}

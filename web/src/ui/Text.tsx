@@ -10,8 +10,9 @@ import { row } from "../rows";
 import { WEIGHTS } from "../scene";
 import type { Run } from "../run";
 import * as player from "../player";
-import { hovered, last, length, run, shown } from "../store";
+import { hovered, last, length, result, run, shown } from "../store";
 import { bytesOf, marked } from "../text";
+import { author } from "../words";
 
 const SHADES = 20;
 
@@ -21,11 +22,13 @@ export function Text() {
   return (
     <section class="text" aria-label="Text">
       <div class="text-head">
-        <h2>Text</h2>
+        <h2 class="sr">Text</h2>
         <Readout />
       </div>
+      {lanes.value !== null && <RaceText />}
       <div
         class="flow"
+        hidden={lanes.value !== null}
         ref={root}
         role="listbox"
         aria-label="Tokens of the text"
@@ -36,22 +39,30 @@ export function Text() {
   );
 }
 
-/** One line about the token under the pointer or the keyboard; at rest what the shade means. */
+/** What each lane of the race has written. */
+function RaceText() {
+  const { cached, uncached } = lanes.value ?? {};
+  return (
+    <dl class="race-text">
+      <dt>with cache</dt>
+      <dd data-lane="cached">{line(cached?.text)}</dd>
+      <dt>without</dt>
+      <dd data-lane="uncached">{line(uncached?.text)}</dd>
+    </dl>
+  );
+}
+
+const line = (text = ""): string => text.replaceAll("\n", "⏎").trimStart();
+
+/** One line about the token under the pointer or the keyboard; at rest about what wrote the text. */
 function Readout() {
   const current = run.value;
   const position = hovered.value;
-  if (lanes.value !== null) return <p class="readout">the text of the paused run; the stage shows the race</p>;
-  if (current === null) return <p class="readout" />;
+  if (current === null || lanes.value !== null) return <p class="readout" />;
   const token = position === null ? undefined : current.tokens[position];
   if (position === null || token === undefined || position >= length.value) {
-    const attended = row.value;
-    return (
-      <p class="readout">
-        {attended
-          ? `shaded by what layer ${attended.layer}, head ${attended.head} read`
-          : "point at a token to see its place and weight"}
-      </p>
-    );
+    if (result.value !== null) return <p class="readout" />; // the band of the result is there
+    return <p class="readout author">{author.value}</p>;
   }
   const code = row.value?.codes[position];
   return (

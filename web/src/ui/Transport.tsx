@@ -1,4 +1,4 @@
-// The transport: moving over the steps, how fast the run goes on, and the scrubber.
+// The transport: play, one step back and on (Home and End go to the ends), the scrubber, and how fast the run goes on.
 
 import { useEffect } from "preact/hooks";
 import { useSignal } from "@preact/signals";
@@ -21,15 +21,6 @@ export function Transport() {
     <section class="transport" aria-label="Transport">
       <div class="transport-row">
         <div class="buttons" role="group" aria-label="Steps">
-          <button
-            type="button"
-            aria-label="First step"
-            title="First step (Home)"
-            disabled={none}
-            onClick={actions.first}
-          >
-            <Icon name="first" />
-          </button>
           <button
             type="button"
             aria-label="One step back"
@@ -58,27 +49,20 @@ export function Transport() {
           >
             <Icon name="forward" />
           </button>
-          <button
-            type="button"
-            aria-label="Newest step"
-            title="Newest step (End)"
-            disabled={none}
-            onClick={actions.end}
-          >
-            <Icon name="last" />
-          </button>
         </div>
-        <p class="counter">
-          step <b>{frame.value ? numbered(frame.value.step) : "–"}</b>
-          <span class="of">{none || current === null ? "" : among(current)}</span>
-        </p>
-        <p class={`activity ${activity.value.cut ? "cut" : ""}`}>
-          <span>{activity.value.text}</span>
-          <Lease />
-        </p>
-        <Pace />
+        <div class="progress-words">
+          <p class="counter">
+            step <b>{frame.value ? numbered(frame.value.step) : "–"}</b>
+            <span class="of">{none || current === null ? "" : among(current)}</span>
+          </p>
+          <p class={`activity ${activity.value.cut ? "cut" : ""}`}>
+            <span>{activity.value.text}</span>
+            <Lease />
+          </p>
+        </div>
       </div>
       <Scrubber />
+      <Pace />
     </section>
   );
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import webbrowser
+from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
@@ -34,6 +35,14 @@ TtyTokens = Annotated[
     int | None, Option("-n", "--max-tokens", help="With --tty: the most tokens to write; by default 60.")
 ]
 TtySeed = Annotated[int | None, Option("--seed", help="With --tty: fixes the draws.")]
+Static = Annotated[
+    Path | None,
+    Option(
+        "--static",
+        metavar="FOLDER",
+        help="Record runs of the model, with the cache and without, and write them as a site for any file host.",
+    ),
+]
 NoBrowser = Annotated[bool, Option("--no-browser", help="Do not open a browser; the address is printed anyway.")]
 
 
@@ -43,6 +52,7 @@ def explore(
     port: Port = None,
     no_browser: NoBrowser = False,
     tty: Tty = False,
+    static: Static = None,
     prompt: TtyPrompt = None,
     new_tokens: TtyTokens = None,
     seed: TtySeed = None,
@@ -59,11 +69,16 @@ def explore(
     """Trace the model in a browser: every token, every layer, the KV cache, and the cost of each step.
 
     The server accepts connections from this machine alone. Ctrl-C stops it. With --tty it shows one run in this
-    terminal instead.
+    terminal instead; with --static it writes a site and ends.
     """
     engine, name = opt.of_engine(locals()), opt.the_model(named, model)
     opt.check_engine(**engine)
-    _check_places(tty, {"--prompt": prompt, "-n": new_tokens, "--seed": seed}, {"--port": port})
+    _check_places(tty, {"--prompt": prompt, "-n": new_tokens, "--seed": seed}, {"--port": port, "--static": static})
+    if static is not None:
+        if port is not None:
+            raise RequestError("--port is for a server; leave out --static")
+        _write_site(name, static, **engine)
+        return
     if tty:
         asked = opt.given(max_tokens=60 if new_tokens is None else new_tokens, seed=seed)
         _in_terminal(name, PROMPT if prompt is None else prompt, asked, **engine)
@@ -97,6 +112,21 @@ def _check_places(tty: bool, terminal: dict[str, object], page: dict[str, object
     wrong = opt.given(**(page if tty else terminal))
     for name in wrong:
         raise RequestError(f"{name} is for the page; leave out --tty" if tty else f"{name} needs --tty")
+
+
+def _write_site(name: str, folder: Path, **engine: Any) -> None:
+    """Record the site of a model. Raises the errors of LLM, of its runs, and of files."""
+    from tokenwright.llm.web_page import page_folder
+    from tokenwright.serve.explorer.explorer import Explorer
+    from tokenwright.serve.explorer.site import write_site
+
+    page = page_folder()  # before the model is loaded
+    with opt.opened(name, trace=True, **engine) as llm:
+        explorer = Explorer(Path(name).name, lambda _: llm)
+        explorer.start()
+        explorer.host.settled.wait()
+        write_site(explorer, page, folder, lambda part: remark(f"recording: {part}"))
+    remark(f"the site is in {folder}; serve it with: python -m http.server -d {folder}")
 
 
 def _in_terminal(name: str, prompt: str, asked: dict[str, Any], **engine: Any) -> None:

@@ -18,6 +18,7 @@ from tokenwright.trace.messages.schema import Loading, ModelCard, RunCard, Token
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server (llm/run_trace.py needs it too)
     from tokenwright.llm.llm import LLM
     from tokenwright.llm.run import Run
+    from tokenwright.trace.run_half import RunHalf
 
 HIDDEN: dict[str, Any] = {"include_in_schema": False}  # the page's own protocol, which changes with the page
 
@@ -176,8 +177,8 @@ class Explorer:
 
         return token_cards(self.llm.tokenizer, ids)
 
-    def trace(self, player: Player) -> dict[str, Any]:
+    def trace(self, player: Player, halves: Iterable[RunHalf] = ()) -> dict[str, Any]:
         """A run as the content of a trace file."""
         from tokenwright.llm.run_trace import trace_values
 
-        return trace_values(self.llm.llm_engine, player.card, player.state(), player.run.frames)
+        return trace_values(self.llm.llm_engine, player.card, player.state(), player.run.frames, halves)

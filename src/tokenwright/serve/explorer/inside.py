@@ -17,6 +17,7 @@ from tokenwright.serve.explorer.explorer import HIDDEN, Explorer
 from tokenwright.serve.http.api import unless_gone
 from tokenwright.trace.messages.block import BlockView
 from tokenwright.trace.messages.heads import AtlasCard, LensCard, MatrixCard
+from tokenwright.trace.messages.way import WayView
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.llm.run import Run
@@ -48,7 +49,7 @@ _END: object = object()
 
 
 def add(app: FastAPI, explorer: Explorer) -> None:
-    """Add the routes of the panels Block and Heads."""
+    """Add the routes of the panels Block and Heads, and of the way into a cell."""
 
     def watched(identity: str) -> Run:
         player = explorer.player(identity)
@@ -66,6 +67,17 @@ def add(app: FastAPI, explorer: Explorer) -> None:
             raise RequestError(f"position must be from 0 to {last}: later tokens are not computed at step {step + 1}")
         run.check(layer, 0)
         return run.look(lambda replay, text: block_view.block(replay, text, at, layer), at)
+
+    @app.get("/runs/{identity}/way", **HIDDEN)
+    def way_in(identity: str, step: int, layer: int, head: int, position: int) -> WayView:
+        from tokenwright.trace.way_view import way  # with torch
+
+        run = watched(identity)
+        run.check(layer, head)
+        last = run.last_position(step)
+        if not 0 <= position <= last:
+            raise RequestError(f"position must be from 0 to {last}: later tokens are not computed at step {step + 1}")
+        return run.look(lambda replay, text: way(replay, text, last, layer, head, position), last)
 
     @app.get("/runs/{identity}/lens", **HIDDEN)
     def lens(identity: str, step: int) -> LensCard:

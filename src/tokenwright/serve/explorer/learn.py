@@ -100,7 +100,7 @@ def losses(llm: LLM, ids: list[int], explorer: Explorer) -> Losses:
     loss = [None, *(-value for value in scored.tolist())]
     mean = float(-scored.mean())
     facts = (
-        Fact("loss", "mean loss", mean, "nat", Source.COUNTED, "mean of -log p, at temperature 1"),
+        Fact("loss", "mean loss", mean, "nat", Source.READ, "mean of -log p, at temperature 1"),
         Fact("perplexity", "perplexity", math.exp(mean), "", Source.DERIVED, "e to the mean loss"),
         Fact("pass_us", "the pass", spent * 1e6, "us", Source.MEASURED, "from the request to the last loss"),
         Fact("rows", "tokens in one pass", float(len(ids)), "tokens", Source.COUNTED, "rows of one pass"),

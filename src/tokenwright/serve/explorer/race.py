@@ -61,7 +61,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
         except BaseException:
             track.release()
             raise
-        return Streamed(_lines(raced, body), lambda: raced.end(track))
+        return Streamed(_lines(raced, body), lambda: track.release() if raced.end() else None)
 
 
 class _Prepared:
@@ -73,13 +73,13 @@ class _Prepared:
         self._room = room
         self._ended = False
 
-    def end(self, track: threading.Lock) -> None:
-        """Close the race; a second call does nothing."""
-        if not self._ended:
-            self._ended = True
+    def end(self) -> bool:
+        """Close the race; a second call does nothing, and returns False."""
+        ended, self._ended = self._ended, True
+        if not ended:
             self.race.close()
             self._room.close()
-            track.release()
+        return not ended
 
 
 def _prepared(explorer: Explorer, body: NewRace) -> _Prepared:
@@ -100,11 +100,25 @@ def _prepared(explorer: Explorer, body: NewRace) -> _Prepared:
     return _Prepared(explorer, race, room)
 
 
-async def _lines(prepared: _Prepared, body: NewRace) -> AsyncIterator[bytes]:
-    race, llm = prepared.race, prepared.explorer.llm
-    card = RaceCard(
+def messages(explorer: Explorer, wanted: NewRace) -> Iterator[RaceCard | RaceStep | RaceEnd]:
+    """All messages of a race that no page watches. Raises what the route raises, and EngineError."""
+    prepared = _prepared(explorer, wanted)
+    try:
+        yield _card(prepared, wanted)
+        context = len(prepared.race.run.start.prompt)
+        for step in prepared.race:
+            context = step.context
+            yield step
+        yield RaceEnd(prepared.race.reason or "failed", context, "")
+    finally:
+        prepared.end()
+
+
+def _card(prepared: _Prepared, body: NewRace) -> RaceCard:
+    llm = prepared.explorer.llm
+    return RaceCard(
         prompt=body.prompt,
-        prompt_tokens=len(race.run.start.prompt),
+        prompt_tokens=len(prepared.race.run.start.prompt),
         max_tokens=body.max_tokens,
         every=body.every,
         budget_s=body.budget_s,
@@ -114,7 +128,11 @@ async def _lines(prepared: _Prepared, body: NewRace) -> AsyncIterator[bytes]:
         device=llm.device,
         layers=llm.config.layers,
     )
-    yield _event(card)
+
+
+async def _lines(prepared: _Prepared, body: NewRace) -> AsyncIterator[bytes]:
+    race = prepared.race
+    yield _event(_card(prepared, body))
     context, reason, message = len(race.run.start.prompt), "failed", ""
     try:
         steps = iter(race)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from tokenwright.trace.messages.schema import TokenCard
-from tokenwright.trace.messages.wire import COUNTED, DERIVED, Wire
+from tokenwright.trace.messages.wire import DERIVED, READ, Wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class BeamCard:
     best: tuple[BeamText, ...]  # the best first
     greedy_text: str
     greedy_tokens: int
-    greedy_sum: Annotated[float, Wire("d", COUNTED, "nat", "greedy", "sum of the log-probabilities of its tokens")]
-    best_sum: Annotated[float, Wire("d", COUNTED, "nat", "best beam", "sum of the log-probabilities of its tokens")]
+    greedy_sum: Annotated[float, Wire("d", READ, "nat", "greedy", "sum of the log-probabilities of its tokens")]
+    best_sum: Annotated[float, Wire("d", READ, "nat", "best beam", "sum of the log-probabilities of its tokens")]
     gain: Annotated[
         float, Wire("d", DERIVED, "nat", "gain", "of the best beam over greedy decoding, at the length of each")
     ]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from tokenwright.trace.messages.wire import COUNTED, DERIVED, Wire
+from tokenwright.trace.messages.wire import COUNTED, DERIVED, READ, Wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class BlockStage:
     shape: tuple[int, ...]
     norm: Annotated[
         float,
-        Wire("d", COUNTED, "", "norm", "the length of the vector, of all its numbers together: computed in a replay"),
+        Wire("d", READ, "", "norm", "the length of the vector, of all its numbers together: computed in a replay"),
     ]
     heads: tuple[float, ...]  # the norm of each head, where there are heads
     flops: Annotated[int, Wire("Q", DERIVED, "FLOP", "FLOPs", "2 x inputs x outputs, or 4 H D for each token read")]

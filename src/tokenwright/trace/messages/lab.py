@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from tokenwright.trace.messages.schema import TokenCard
-from tokenwright.trace.messages.wire import COUNTED, DERIVED, Wire
+from tokenwright.trace.messages.wire import COUNTED, DERIVED, READ, Wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class LabCard:
     pages: Annotated[int, Wire("Q", COUNTED, "", "pages", "pages in its tables after the text, in the second engine")]
     page_bytes: Annotated[int, Wire("Q", COUNTED, "B", "in pages", "these pages, times their size")]
     mean_kl: Annotated[
-        float, Wire("d", COUNTED, "nat", "mean KL", "KL(full || this), over the whole vocabulary, mean over the text")
+        float, Wire("d", READ, "nat", "mean KL", "KL(full || this), over the whole vocabulary, mean over the text")
     ]
-    max_kl: Annotated[float, Wire("d", COUNTED, "nat", "largest KL", "at one position")]
+    max_kl: Annotated[float, Wire("d", READ, "nat", "largest KL", "at one position")]
     mean_delta: Annotated[
         float,
-        Wire("d", COUNTED, "nat", "mean change of log p", "of the text's tokens: this cache minus the full one"),
+        Wire("d", READ, "nat", "mean change of log p", "of the text's tokens: this cache minus the full one"),
     ]
     same: Annotated[int, Wire("Q", COUNTED, "", "same first guess", "positions with the same most probable token")]
     positions: int  # predictions that were compared

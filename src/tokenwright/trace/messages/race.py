@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from tokenwright.trace.messages.schema import TokenCard
-from tokenwright.trace.messages.wire import COUNTED, DERIVED, MEASURED, Wire
+from tokenwright.trace.messages.wire import COUNTED, DERIVED, MEASURED, READ, Wire
 
-_M, _C, _D = MEASURED, COUNTED, DERIVED
+_M, _C, _D, _R = MEASURED, COUNTED, DERIVED, READ
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class RaceSums:
     times: Annotated[float | None, Wire("d", _M, "times", "slower", "time without the cache, divided by that with it")]
     equal: Annotated[int, Wire("Q", _C, "", "argmax equal", "compared steps at which both lanes have the same argmax")]
     max_delta: Annotated[
-        float | None, Wire("d", _C, "", "largest difference", "max |difference| of any logit at any compared step")
+        float | None, Wire("d", _R, "", "largest difference", "max |difference| of any logit at any compared step")
     ]
-    kl: Annotated[float | None, Wire("d", _C, "nat", "KL", "mean of KL(cached || uncached) over the compared steps")]
+    kl: Annotated[float | None, Wire("d", _R, "nat", "KL", "mean of KL(cached || uncached) over the compared steps")]
     divergent: Annotated[
         int | None, Wire("Q", _C, "", "first divergent step", "the first step whose argmax differs; none: no step")
     ]
@@ -52,8 +52,8 @@ class RaceStep:
         float | None,
         Wire("d", _D, "share", "computed again", "(t - 1) / t of the uncached step's tokens"),
     ]
-    max_delta: Annotated[float | None, Wire("d", _C, "", "largest difference", "max |difference| of any logit")]
-    kl: Annotated[float | None, Wire("d", _C, "nat", "KL", "KL(cached || uncached), natural logarithm")]
+    max_delta: Annotated[float | None, Wire("d", _R, "", "largest difference", "max |difference| of any logit")]
+    kl: Annotated[float | None, Wire("d", _R, "nat", "KL", "KL(cached || uncached), natural logarithm")]
     equal: bool | None  # whether both lanes have the same argmax
     sums: RaceSums
     kind: Literal["step"] = "step"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from tokenwright.trace.messages.schema import TokenCard
-from tokenwright.trace.messages.wire import COUNTED, GIVEN, Wire
+from tokenwright.trace.messages.wire import COUNTED, GIVEN, READ, Wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class SamplerView:
     after_top_k: Annotated[int, Wire("Q", COUNTED, "", "after top-k", "ids left by top-k")]
     after_top_p: Annotated[int, Wire("Q", COUNTED, "", "after top-p", "ids left by top-k and top-p")]
     kept: Annotated[int, Wire("Q", COUNTED, "", "kept", "ids that can be drawn, after all cuts")]
-    kept_mass: Annotated[float, Wire("d", COUNTED, "", "their share", "the model's probability of the ids kept")]
-    entropy: Annotated[float, Wire("d", COUNTED, "bit", "entropy before", "of the model's distribution")]
-    sampled_entropy: Annotated[float, Wire("d", COUNTED, "bit", "entropy after", "of the sampler's distribution")]
+    kept_mass: Annotated[float, Wire("d", READ, "", "their share", "the model's probability of the ids kept")]
+    entropy: Annotated[float, Wire("d", READ, "bit", "entropy before", "of the model's distribution")]
+    sampled_entropy: Annotated[float, Wire("d", READ, "bit", "entropy after", "of the sampler's distribution")]
     uniform: Annotated[
-        float | None, Wire("d", COUNTED, "", "draw u", "the random number of this seed and position; none when greedy")
+        float | None, Wire("d", READ, "", "draw u", "the random number of this seed and position; none when greedy")
     ]
     token: int  # that the run wrote at this step
     drawn: Annotated[

@@ -9,11 +9,11 @@ them: each step of a watched run makes 45 of them.
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tokenwright.trace.messages.wire import COUNTED, DERIVED, GIVEN, MEASURED, Wire
+from tokenwright.trace.messages.wire import COUNTED, DERIVED, GIVEN, MEASURED, READ, Wire
 
 VERSION = 1
 
-_M, _C, _D, _G = MEASURED, COUNTED, DERIVED, GIVEN
+_M, _C, _D, _R, _G = MEASURED, COUNTED, DERIVED, READ, GIVEN
 
 
 @dataclass(slots=True)
@@ -85,13 +85,13 @@ class StepFrame:
         int | None, Wire("I", _G, "", "id of the token", "the id that was chosen; none while a prompt is read in parts")
     ]
     rank: Annotated[int | None, Wire("I", _C, "index", "rank", "of the chosen id by the model; 1 is the most probable")]
-    logprob: Annotated[float | None, Wire("f", _C, "nat", "log p", "of the token, by the model, at temperature 1")]
+    logprob: Annotated[float | None, Wire("f", _R, "nat", "log p", "of the token, by the model, at temperature 1")]
     sampled: Annotated[
-        float | None, Wire("f", _C, "", "p after the sampler", "probability of the token after the sampler")
+        float | None, Wire("f", _R, "", "p after the sampler", "probability of the token after the sampler")
     ]
-    entropy: Annotated[float | None, Wire("f", _C, "bit", "entropy", "of the model's distribution at temperature 1")]
+    entropy: Annotated[float | None, Wire("f", _R, "bit", "entropy", "of the model's distribution at temperature 1")]
     uniform: Annotated[
-        float | None, Wire("d", _C, "", "random number", "the random number that was drawn; none when greedy")
+        float | None, Wire("d", _R, "", "random number", "the random number that was drawn; none when greedy")
     ]
     cache: Annotated[bool, Wire("B", _G, "", "KV cache", "whether this step used and kept the KV cache")]
     layers: tuple[LayerTime, ...]
@@ -253,8 +253,17 @@ class Labels:
 
 
 @dataclass(frozen=True, slots=True)
+class Half:
+    """A run's steps with the KV cache at each (`cache`) or at none. summary: of all its steps, once it has them."""
+
+    cache: bool
+    summary: Summary | None
+    steps: tuple[StepFrame, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
-    """A whole run in a file: trace.json."""
+    """A whole run in a file: trace.json. halves: the steps of the way that the run did not go, if they were made."""
 
     format: Literal["tokenwright-trace"]
     version: int
@@ -263,6 +272,7 @@ class Trace:
     state: RunState
     labels: tuple[TokenCard, ...]
     steps: tuple[StepFrame, ...]
+    halves: tuple[Half, ...]
 
 
 PARTS = (Candidate, LayerTime)  # of a frame

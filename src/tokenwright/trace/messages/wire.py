@@ -16,6 +16,7 @@ class Source(StrEnum):
     MEASURED = "measured"  # by the monotonic clock of the engine's process
     COUNTED = "counted"  # by the engine, where the work is done
     DERIVED = "derived"  # by a formula, from shapes alone
+    READ = "read"  # out of the model: a probability, a weight, a norm
     GIVEN = "given"  # a name or a choice
 
 
@@ -30,7 +31,7 @@ class Wire:
     meaning: str
 
 
-MEASURED, COUNTED, DERIVED, GIVEN = Source
+MEASURED, COUNTED, DERIVED, READ, GIVEN = Source
 
 
 def wires(kind: type) -> dict[str, Wire]:

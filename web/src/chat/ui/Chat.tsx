@@ -9,6 +9,7 @@ import { Composer } from "./Composer";
 import { Conversations } from "./Conversations";
 import { Settings } from "./Settings";
 import { Turns } from "./Turns";
+import { modelName } from "../../format";
 
 type Side = "conversations" | "settings" | null;
 const side = signal<Side>(null);
@@ -46,7 +47,7 @@ function Top() {
       </nav>
       {model.value && (
         <p class="facts">
-          <span title="model">{model.value.name}</span>
+          <span title={`model: ${model.value.name}`}>{modelName(model.value.name)}</span>
         </p>
       )}
       <span class="fill" />

@@ -2,7 +2,7 @@
 
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { percent } from "../../format";
+import { modelName, percent } from "../../format";
 import { Icon } from "../../ui/icons";
 import { Figure } from "../../ui/Stat";
 import { current, edit, follow, model, regenerate, turns, writing } from "../store";
@@ -76,7 +76,7 @@ function Said({ turn }: { turn: Turn }) {
 function Answered({ turn }: { turn: Turn }) {
   const busy = writing.value !== null;
   return (
-    <article class="turn assistant" data-turn={turn.id} data-state={turn.state} aria-label={model.value?.name ?? "The model"}>
+    <article class="turn assistant" data-turn={turn.id} data-state={turn.state} aria-label={modelName(model.value?.name ?? "The model")}>
       {turn.thought !== "" && (
         <details class="thought">
           <summary>What it thought</summary>

@@ -14,7 +14,8 @@ const SENTENCE = 60; // characters from which a label is a sentence, with a row 
 
 type Values = Record<string, number | string>;
 
-export function Challenge({ of }: { of: ChallengeCard }) {
+/** `number`: as they come, card by card. */
+export function Challenge({ of, number }: { of: ChallengeCard; number: number }) {
   const values = useSignal<Values>(Object.fromEntries(of.fields.map(({ name, start }) => [name, start])));
   const checked = useSignal<Checked | null>(null);
   const failure = useSignal("");
@@ -50,7 +51,7 @@ export function Challenge({ of }: { of: ChallengeCard }) {
     <details class="learn-challenge" data-challenge={of.id} data-met={met} open={opened.value}>
       <summary>
         <h4>
-          Challenge {of.number}: {of.title}
+          Challenge {number}: {of.title}
         </h4>
         <span class={met ? "learn-met" : "hint"}>{met ? "✓ solved" : "open"}</span>
       </summary>

@@ -103,7 +103,7 @@ function Chart({ losses, at, choose }: { losses: Losses; at: number; choose: (at
     <figure class="learn-losses">
       <figcaption>
         Loss of each token after those before it. Token {numbered(at)}, {quoted(token?.text ?? "")}:{" "}
-        <Figure name="loss_at" value={loss} source="counted" unit="nat" meaning="−log p of this token, teacher-forced" />
+        <Figure name="loss_at" value={loss} source="read" unit="nat" meaning="−log p of this token, teacher-forced" />
       </figcaption>
       <div class="learn-bars" aria-hidden="true">
         {losses.losses.map((value, place) => (

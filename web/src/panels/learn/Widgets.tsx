@@ -11,11 +11,12 @@ import { select } from "../../rows";
 import type { StepFrame } from "../../schema";
 import type { Fact } from "../../schema/learn";
 import * as session from "../../session";
-import { asking, cache, card, frame, head, last, layer, live, panel, run, totals } from "../../store";
+import { alone, asking, cache, card, frame, head, last, layer, live, panel, run, totals } from "../../store";
 import { quoted } from "../../text";
 import { Total } from "../../ui/Instruments";
 import { Figure, LayerTokens, Stat } from "../../ui/Stat";
-import { PANELS } from "..";
+import { usable } from "../usable";
+import { Notebook as Lines, Typewriter } from "./Drawings";
 import { Facts } from "./Facts";
 import { Training } from "./Training";
 
@@ -44,6 +45,7 @@ function ready(stop: number): boolean {
 
 /** One step of the engine, at the end of what there is. */
 function stepOn(by = 1): void {
+  if (alone.value) return actions.step(by); // of the recording
   if (!ready(by - 1)) return;
   actions.end();
   actions.step(by);
@@ -68,7 +70,7 @@ function Row({ name, children }: { name: string; children: ComponentChildren }) 
 
 /** A button for another panel, if this page has it. */
 function Elsewhere({ id, children }: { id: string; children: ComponentChildren }) {
-  if (!PANELS.some((other) => other.id === id)) return null;
+  if (!usable().some((other) => other.id === id)) return null;
   return (
     <button type="button" class="learn-drive" onClick={() => (panel.value = id)}>
       {children}
@@ -87,6 +89,7 @@ function Loop() {
         <Drive does={() => stepOn(10)}>Write ten</Drive>
         <Drive does={() => void session.start(0)}>Begin again</Drive>
       </div>
+      <Typewriter />
       <dl class="learn-facts">
         <Row name="the text so far">
           <Stat name="seq_len" />
@@ -186,6 +189,7 @@ function Notebook({ facts }: Props) {
         <Drive does={() => actions.setCamera("side")}>See the wall from the side</Drive>
         <Drive does={() => stepOn(10)}>Write ten tokens</Drive>
       </div>
+      <Lines />
       <dl class="learn-facts">
         <Row name="tokens of the text">
           <Stat name="seq_len" />

@@ -4,8 +4,8 @@
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { sentence } from "../../format";
-import type { Lesson } from "../../schema/learn";
-import { model } from "../../store";
+import type { ChallengeCard, Lesson } from "../../schema/learn";
+import { alone, model } from "../../store";
 import { CARDS, LEVELS, type Card } from "./cards";
 import { Challenge } from "./Challenge";
 import { card, done, level, move, open, seen } from "./progress";
@@ -36,17 +36,21 @@ export default function Learn() {
     }
     before.current = current.id;
   }, [current.id]);
-  const turn = (event: KeyboardEvent) => {
-    const by = { PageDown: 1, PageUp: -1 }[event.key];
-    if (by === undefined) return;
-    event.preventDefault();
-    move(by);
-  };
+  useEffect(() => {
+    const turn = (event: KeyboardEvent) => {
+      const by = { PageDown: 1, PageUp: -1 }[event.key];
+      if (by === undefined || event.defaultPrevented) return;
+      event.preventDefault();
+      move(by);
+    };
+    addEventListener("keydown", turn);
+    return () => removeEventListener("keydown", turn);
+  }, []);
   return (
-    <div class="learn" ref={top} onKeyDown={turn}>
+    <div class="learn" ref={top}>
       <p class="panel-lead">
-        Eight cards on how a model writes, each on the live stage beside it. Read one, press its buttons, then meet its
-        challenges: the engine checks them.
+        Eight cards on how a model writes, each on the stage beside it. Read one and press its buttons
+        {alone.value ? "." : ", then meet its challenges: the engine checks them."}
       </p>
       <Contents lesson={lesson.value} />
       <article aria-labelledby="learn-title" data-card={current.id}>
@@ -65,14 +69,18 @@ export default function Learn() {
           <Widget of={current} lesson={lesson.value} />
         </section>
         {failure.value !== "" && <p class="learn-verdict wrong">{failure.value}</p>}
-        {lesson.value?.challenges
-          .filter((one) => one.card === current.id)
-          .map((one) => <Challenge key={one.id} of={one} />)}
+        {ordered(lesson.value).map(
+          (one, index) => one.card === current.id && <Challenge key={one.id} of={one} number={index + 1} />,
+        )}
       </article>
       <Turns at={at} />
     </div>
   );
 }
+
+/** The challenges card by card. */
+const ordered = (lesson: Lesson | null): ChallengeCard[] =>
+  CARDS.flatMap(({ id }) => lesson?.challenges.filter((one) => one.card === id) ?? []);
 
 /** The numbers of the cards, with how many of their challenges are met. */
 function Contents({ lesson }: { lesson: Lesson | null }) {

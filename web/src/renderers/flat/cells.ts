@@ -6,9 +6,11 @@ import { clamp } from "../motion";
 import { type Palette, type Rgb, css, mix } from "../theme";
 import type { Picture } from "./picture";
 
+const HALVES_FROM = 9; // CSS pixels of a column whose cells show both halves, the key and the value
+
 /** The ground of the cache, and the band of the hovered column. */
 export function paintPanel(p: Picture): void {
-  const { c, palette, scene, view, frame, width, ratio, snap } = p;
+  const { c, palette, scene, frame, width, ratio, snap } = p;
   c.fillStyle = css(palette.ground);
   if (frame.cell > 0) c.fillRect(frame.x0 - 2, frame.cellsTop - 3, width - frame.x0 + 2, frame.cellsEnd - frame.cellsTop + 6);
   c.fillStyle = css(palette.line);
@@ -16,12 +18,13 @@ export function paintPanel(p: Picture): void {
   if (scene.hovered !== null && scene.hovered < scene.tokens.length) {
     const x = p.centre(scene.hovered);
     c.fillStyle = css(palette.ink, palette.dark ? 0.1 : 0.08);
-    c.fillRect(x - view.pitch / 2, frame.tileTop - 6, view.pitch, frame.cellsEnd + 3 - frame.tileTop + 6);
+    const half = Math.max(p.wide(scene.hovered), 2) / 2 + 1;
+    c.fillRect(x - half, frame.tileTop - 6, 2 * half, frame.cellsEnd + 3 - frame.tileTop + 6);
   }
 }
 
 export function paintCells(p: Picture): void {
-  const { c, palette, scene, view, frame, first, last, width, snap } = p;
+  const { c, palette, scene, frame, first, last, width, snap } = p;
   const { layers, cells } = scene;
   if (last < first || frame.cell === 0) return;
   const missing: [position: number, layer: number][] = [];
@@ -36,8 +39,8 @@ export function paintCells(p: Picture): void {
       from = to;
     }
   }
-  const x0 = Math.max(frame.x0, p.centre(first) - view.pitch / 2);
-  const x1 = Math.min(width, p.centre(last) + view.pitch / 2);
+  const x0 = Math.max(frame.x0, p.centre(first) - p.wide(first) / 2 - 1);
+  const x1 = Math.min(width, p.centre(last) + p.wide(last) / 2 + 1);
   if (frame.cell >= 3) {
     c.fillStyle = css(palette.ground);
     const gap = frame.cell >= 7 ? Math.max(1, snap(frame.cell * 0.14)) : 1 / p.ratio;
@@ -47,7 +50,8 @@ export function paintCells(p: Picture): void {
   paintMissing(p, missing);
   if (scene.hovered !== null && scene.hovered >= first && scene.hovered <= last) {
     c.fillStyle = css(palette.ink, 0.16);
-    c.fillRect(p.centre(scene.hovered) - p.wide / 2, frame.cellsTop, p.wide, frame.cellsEnd - frame.cellsTop);
+    const wide = p.wide(scene.hovered);
+    c.fillRect(p.centre(scene.hovered) - wide / 2, frame.cellsTop, wide, frame.cellsEnd - frame.cellsTop);
   }
   // The selected layer: its cells are what the beams read.
   if (scene.layer >= 0 && scene.layer < layers) {
@@ -64,8 +68,8 @@ export function paintCells(p: Picture): void {
  * which is returned. */
 function paintAlike(p: Picture, position: number, cell: number, from: number, to: number): number {
   const { c, palette, scene, frame, phases, hatch, snap, ratio } = p;
-  const x = snap(p.centre(position) - p.wide / 2);
-  const w = Math.max(1 / ratio, snap(p.centre(position) + p.wide / 2) - x);
+  const x = snap(p.centre(position) - p.wide(position) / 2);
+  const w = Math.max(1 / ratio, snap(p.centre(position) + p.wide(position) / 2) - x);
   const fine = w > 3; // wide enough for outlines and hatching
   const line = frame.cell > 3 && w > 4 ? 1 : 1 / ratio;
   const grows = cell === Cell.fresh || cell === Cell.recomputed;
@@ -89,6 +93,12 @@ function paintAlike(p: Picture, position: number, cell: number, from: number, to
       c.lineWidth = line * 1.25;
       c.strokeRect(x + line / 2, y0 + line / 2, w - line, y1 - y0 - line);
     }
+    if (w >= HALVES_FROM) {
+      c.fillStyle = css(palette.ground, 0.24); // the right half is the value
+      c.fillRect(x + w / 2, y0, w / 2, y1 - y0);
+      c.fillStyle = css(palette.ground, 0.8);
+      c.fillRect(snap(x + w / 2) - 0.5, y0, 1, y1 - y0);
+    }
     if (cell === Cell.shared && fine) {
       c.fillStyle = hatch.shared;
       c.fillRect(x, y0, w, y1 - y0);
@@ -109,8 +119,8 @@ function paintMissing(p: Picture, cells: readonly (readonly [number, number])[])
   c.lineWidth = 1;
   c.beginPath();
   for (const [position, layer] of cells) {
-    const x = snap(p.centre(position) - p.wide / 2);
-    const w = snap(p.centre(position) + p.wide / 2) - x;
+    const x = snap(p.centre(position) - p.wide(position) / 2);
+    const w = snap(p.centre(position) + p.wide(position) / 2) - x;
     const y = snap(frame.cellsTop + layer * frame.cell);
     if (w > 3 && frame.cell >= 3) c.rect(x + 0.5, y + gap + 0.5, w - 1, frame.cell - 1 - gap);
   }

@@ -4,14 +4,15 @@
 import type { Beams } from "../beams";
 import type { Layout } from "../layout";
 import type { Scene } from "../renderer";
+import type { Fold } from "../span";
 import { UPRIGHT_FROM } from "../labels";
 import { type Phases, clamp } from "../motion";
 import type { Palette } from "../theme";
 import type { Hatch } from "./cells";
 
-export interface View {
-  left: number; // the position, with a fraction, at the left end of the area
-  pitch: number; // CSS pixels from one token to the next
+export interface View extends Fold {
+  left: number; // the slot, with a fraction, at the left end of the area
+  pitch: number; // CSS pixels of a slot
   share: number; // of the height, for the cache
 }
 
@@ -42,7 +43,7 @@ export interface Picture {
   ratio: number;
   first: number; // positions in view
   last: number;
-  wide: number; // of a column
+  wide(position: number): number; // of a column
   hub: { x: number; y: number }; // where the beams begin
   centre(position: number): number; // of a column
   snap(value: number): number; // to a device pixel
@@ -64,7 +65,7 @@ export function frameOf(view: View, layers: number, width: number, height: numbe
   const labelRoom = view.pitch >= UPRIGHT_FROM ? 26 : height < 460 ? 52 : 62;
   const free = Math.max(0, height - TOP - ticksOf(height) - tile - labelRoom);
   const room = (free * view.share) / layers;
-  const cell = view.share < 0.02 ? 0 : clamp(Math.floor(room * ratio) / ratio, 1, 40);
+  const cell = view.share < 0.02 ? 0 : clamp(Math.floor(room * ratio) / ratio, 1, 56);
   const cellsEnd = height - ticksOf(height);
   const cellsTop = cellsEnd - cell * layers;
   const tileTop = Math.round((cellsTop - labelRoom - tile) * ratio) / ratio;

@@ -64,7 +64,7 @@ export function paintHead(p: Picture): void {
   c.lineTo(hub.x, frame.tileTop - 3 - lift);
   c.closePath();
   c.fill();
-  const wide = p.wide / 2 + 3;
+  const wide = p.wide(p.scene.head) / 2 + 3;
   const x0 = snap(hub.x - wide);
   const x1 = snap(hub.x + wide);
   const y0 = frame.tileTop - 3;

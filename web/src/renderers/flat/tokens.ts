@@ -18,14 +18,15 @@ import {
 import { numbered } from "../../format";
 import { easeOut } from "../motion";
 import { type Rgb, css, mix } from "../theme";
+import { positionIn } from "../span";
 import type { Picture } from "./picture";
 
 export function paintTiles(p: Picture): void {
   const { c, palette, scene, view, frame, first, last, phases, beams, width, ratio, snap } = p;
-  const wide = Math.max(1 / ratio, p.wide);
   for (let position = first; position <= last; position++) {
     const generated = scene.tokens[position]?.kind === "generated";
     const role: Rgb = generated ? palette.generated : palette.prompt;
+    const wide = p.wide(position);
     const x = snap(p.centre(position) - wide / 2);
     const w = Math.max(1 / ratio, snap(p.centre(position) + wide / 2) - x);
     let y = frame.tileTop;
@@ -52,7 +53,7 @@ export function paintTiles(p: Picture): void {
     }
   }
   // Slots that are still free, as paper to come.
-  const slots = Math.ceil(view.left + (width - frame.x0) / view.pitch);
+  const slots = Math.ceil(positionIn(view, view.left + (width - frame.x0) / view.pitch));
   c.fillStyle = css(palette.line);
   for (let position = scene.tokens.length; position < slots; position++)
     c.fillRect(snap(p.centre(position)) - 1, frame.tileTop + frame.tile / 2 - 1, 2, 2);
@@ -65,12 +66,13 @@ export function placeLabels(p: Picture, important: boolean): void {
   const upright = view.pitch >= UPRIGHT_FROM;
   const tilt = tiltOf(view.pitch);
   const rise = upright ? 1 : Math.abs(Math.sin(tilt));
-  const across = (a: number, b: number) => Math.abs(a - b) * view.pitch * rise;
+  const across = (a: number, b: number) => Math.abs(p.centre(a) - p.centre(b)) * rise;
   const positions = roomFor(first, last, [scene.head, scene.hovered, beams.argmax], upright ? 1 : size * 1.1, across);
   const room = upright ? view.pitch - 6 : (frame.labelRoom - 12) / rise;
   for (const position of positions) {
     if ((position === scene.head || position === beams.argmax) !== important || position === scene.hovered) continue;
-    if (view.pitch < LABELS_FROM && position !== scene.head) continue;
+    const pitch = position < view.from ? view.pitch * view.scale : view.pitch;
+    if (pitch < LABELS_FROM && position !== scene.head && position !== beams.argmax) continue;
     const token = scene.tokens[position];
     const isHead = position === scene.head;
     const x = p.centre(position);
@@ -122,6 +124,7 @@ export function placeWall(p: Picture): void {
 export function placePositions(p: Picture): void {
   const { palette, view, frame, first, last, width, layout } = p;
   for (const position of numberedTokens(first, last, view.pitch)) {
+    if (position + 0.5 < view.from && position > 0) continue; // between the first and the newest there is no room
     const x = p.centre(position);
     if (x >= frame.x0 && x < width - 8)
       layout.add({ text: numbered(position), x, y: frame.cellsEnd + 11, size: 10.5, colour: palette.dim });

@@ -24,7 +24,7 @@ const LANDING = -0.38; // z of the place on a tile where beams end
 const PARTS = 28;
 const SPREAD = 2.2; // of the faint light around a beam, times its width
 
-/** A point of the arc from the write head to a token; the vertex shader has the same curve. */
+/** A point of the arc from the write head to a token, by where they stand; the vertex shader has the same curve. */
 export function arcPoint(out: Vector3, head: number, position: number, t: number, pose: Pose): Vector3 {
   const a = new Vector3(head, HUB.y, HUB.z);
   const d = new Vector3(position, TILE.high, LANDING);
@@ -84,8 +84,9 @@ export function makeArcs(frame: FrameUniforms) {
       out float vAlong;
       flat out vec3 vBeam;
       void main() {
-        vec3 a = vec3(float(uHead), ${HUB.y}, ${HUB.z});
-        vec3 d = vec3(beam.x, ${TILE.high}, ${LANDING});
+        float at = placeOf(beam.x);
+        vec3 a = vec3(placeOf(float(uHead)), ${HUB.y}, ${HUB.z});
+        vec3 d = vec3(at, ${TILE.high}, ${LANDING});
         float far = abs(a.x - d.x);
         float apex = 0.5 + uArc * (1.0 - exp(-far / uReach));
         vec3 rise = vec3(0.0, ${LEAN.y}, ${LEAN.z}) * apex * 1.33;
@@ -94,8 +95,8 @@ export function makeArcs(frame: FrameUniforms) {
         vec3 b = a + rise - lean;
         vec3 c = d + rise + lean;
         if (drop) {
-          a = vec3(beam.x, 0.0, ${FRONT + 0.02});
-          d = vec3(beam.x, -uBoard.x - (float(uLayer) + 0.5) / uBoard.z * uBoard.y, ${FRONT + 0.02});
+          a = vec3(at, 0.0, ${FRONT + 0.02});
+          d = vec3(at, -uBoard.x - (float(uLayer) + 0.5) / uBoard.z * uBoard.y, ${FRONT + 0.02});
           b = mix(a, d, 0.33);
           c = mix(a, d, 0.67);
         }

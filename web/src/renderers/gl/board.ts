@@ -30,9 +30,10 @@ export function makeBoard(uniforms: FrameUniforms): Mesh<BufferGeometry, RawShad
         float folded = uSlope.x; // 1 where the strip lies on the ground, 0 where it hangs
         float inWall = smoothstep(uBoard.x - 0.12, uBoard.x - 0.12 + pixel.y, s) * step(0.05, uBoard.y);
         vec3 c = mix(mix(uBg, uGround, 0.45 * folded), uGround, inWall);
-        float near = floor(x + 0.5);
-        float across = x - near; // from the middle of a column
-        bool slot = near > float(uHead) && near <= uEnd;
+        float at = positionAt(x);
+        float near = floor(at + 0.5);
+        float across = at - near; // from the middle of a column
+        bool slot = near > float(uHead) && x <= uEnd + 0.5;
         // The rail that the write head rides on, and the front edge of the row.
         c = mix(c, uLine, folded * stroke(s + 0.6, pixel.y * 0.7, pixel.y));
         c = mix(c, uLine, folded * 0.8 * stroke(s - 0.52, pixel.y * 0.5, pixel.y));
@@ -50,7 +51,7 @@ export function makeBoard(uniforms: FrameUniforms): Mesh<BufferGeometry, RawShad
         }
         // The band of the selected layer.
         float row = (s - uBoard.x) / uBoard.y * uBoard.z - float(uLayer);
-        if (uBoard.y > 0.05 && x > -0.5 && x < float(uHead) + 0.5) {
+        if (uBoard.y > 0.05 && at > -0.5 && at < float(uHead) + 0.5) {
           float high = fwidth(row);
           c = mix(c, uInk, 0.5 * max(stroke(row, high * 0.6, high), stroke(row - 1.0, high * 0.6, high)));
           c = mix(c, uInk, 0.1 * step(0.0, row) * step(row, 1.0));

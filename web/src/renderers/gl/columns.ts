@@ -27,7 +27,7 @@ export function makeColumns(uniforms: FrameUniforms) {
         vAt = vec3(position.x, (1.0 - position.y) * uBoard.z, position.z);
         float y = -uBoard.x - (1.0 - position.y) * uBoard.y;
         if (state == 3 && uFallen < 1.0) y -= 0.8 * uBoard.y * uFallen * uFallen;
-        gl_Position = toClip(vec3(float(p) + position.x * ${TILE.wide}, y, ${FRONT} - (0.5 - position.z) * deep));
+        gl_Position = toClip(vec3(placeOf(float(p)) + position.x * ${TILE.wide} * partOf(float(p)), y, ${FRONT} - (0.5 - position.z) * deep));
       }`,
     fragmentShader: /* glsl */ `${FRAGMENT}
       in vec3 vAt;
@@ -72,6 +72,10 @@ export function makeColumns(uniforms: FrameUniforms) {
             c = mix(c, uDark > 0.5 ? uInk : uBg, 1.0 - smoothstep(0.16, 0.26, length(dot)));
           }
           c = mix(mix(c, ground, 0.78), c, gap);
+        }
+        if (done && state != 0 && vFace == 1 && wide < 0.11) { // two halves: the key, and the value
+          c = mix(c, ground, vAt.x > 0.0 ? 0.24 : 0.0);
+          c = mix(c, ground, 0.8 * (1.0 - smoothstep(0.4, 0.9, abs(vAt.x) / wide)));
         }
         if (done && state != 0) {
           if (grows && !falls && uHeat > 0.0) {

@@ -12,6 +12,7 @@ export function frameUniforms(states: DataTexture) {
     uSlope: { value: new Vector2() }, // cosine and sine of the strip of labels
     uBoard: { value: new Vector4() }, // from the tokens to the wall, its height, layers, layers filled
     uFirst: { value: 0 }, // position of the first instance
+    uFold: { value: new Vector2(0, 1) }, // the position from which each token has a slot, and the part of one that the older have
     uHead: { value: 0 },
     uStrike: { value: 1 },
     uHovered: { value: NOWHERE },
@@ -62,6 +63,18 @@ export function setColours(uniforms: FrameUniforms, palette: Palette): void {
   uniforms.uDark.value = palette.dark ? 1 : 0;
 }
 
+const FOLD = /* glsl */ `
+uniform vec2 uFold;
+// Where a position stands, in units, and how much of a unit it has; as in pose.ts.
+float placeOf(float p) {
+  return (p + 0.5 < uFold.x ? (p + 0.5) * uFold.y : uFold.x * (uFold.y - 1.0) + p + 0.5) - 0.5;
+}
+float partOf(float p) { return p + 0.5 < uFold.x ? uFold.y : 1.0; }
+float positionAt(float x) {
+  return (x + 0.5 < uFold.x * uFold.y ? (x + 0.5) / uFold.y : x + 0.5 - uFold.x * (uFold.y - 1.0)) - 0.5;
+}
+`;
+
 export const VERTEX = /* glsl */ `
 precision highp float;
 precision highp int;
@@ -76,6 +89,7 @@ uniform float uCache;
 uniform float uFallen;
 uniform highp sampler2D uStates;
 
+${FOLD}
 vec4 toClip(vec3 place) { return projectionMatrix * (viewMatrix * vec4(place, 1.0)); }
 int stateOf(int position, int index) {
   return int(texelFetch(uStates, ivec2(index >> 2, position), 0)[index & 3] * 255.0 + 0.5);
@@ -102,7 +116,7 @@ uniform vec3 uBg, uPanel, uInk, uLine, uAccent, uPrompt, uGenerated, uKept, uFre
 uniform vec3 uGround, uOutline;
 uniform highp sampler2D uStates;
 layout(location = 0) out highp vec4 colour;
-
+${FOLD}
 int stateOf(int position, int index) {
   return int(texelFetch(uStates, ivec2(index >> 2, position), 0)[index & 3] * 255.0 + 0.5);
 }

@@ -59,7 +59,7 @@ export function makeHead(frame: FrameUniforms): Mesh<BufferGeometry, RawShaderMa
         float c = cos(up), s = sin(up);
         vec3 p = vec3(position.x, position.y * c + position.z * s, position.z * c - position.y * s);
         vShade = shade;
-        gl_Position = toClip(p + vec3(float(uHead), ${HUB.y}, ${HUB.z}));
+        gl_Position = toClip(p + vec3(placeOf(float(uHead)), ${HUB.y}, ${HUB.z}));
       }`,
     fragmentShader: /* glsl */ `${FRAGMENT}
       in float vShade;

@@ -9,9 +9,9 @@ import { Matrix4, Vector3 } from "three";
 import type { Camera } from "../renderer";
 import { UPRIGHT_FROM } from "../labels";
 import { clamp } from "../motion";
-import type { Span } from "../span";
+import { type Fold, type Span, positionIn, slotOf } from "../span";
 
-export interface Pose {
+export interface Pose extends Fold {
   yaw: number; // radians; to the right of the board's middle
   pitch: number; // radians above the horizon
   fov: number; // radians; 0 is orthographic
@@ -36,10 +36,14 @@ const DEGREE = Math.PI / 180;
 const ANGLES: Record<Camera, { yaw: number; pitch: number; fov: number; slope: number }> = {
   iso: { yaw: 12 * DEGREE, pitch: 19 * DEGREE, fov: 24 * DEGREE, slope: 90 * DEGREE },
   top: { yaw: 0, pitch: 90 * DEGREE, fov: 0, slope: 0 },
-  side: { yaw: 0, pitch: 3 * DEGREE, fov: 14 * DEGREE, slope: 90 * DEGREE },
+  side: { yaw: 10 * DEGREE, pitch: 4 * DEGREE, fov: 14 * DEGREE, slope: 90 * DEGREE },
   head: { yaw: 48 * DEGREE, pitch: 22 * DEGREE, fov: 38 * DEGREE, slope: 90 * DEGREE },
   follow: { yaw: 18 * DEGREE, pitch: 19 * DEGREE, fov: 26 * DEGREE, slope: 90 * DEGREE },
 };
+
+/** Where a position stands, in units; those before `from` share what the others leave. */
+export const placeOf = (fold: Fold, position: number): number => slotOf(fold, position + 0.5) - 0.5;
+export const positionAt = (fold: Fold, x: number): number => positionIn(fold, x + 0.5) - 0.5;
 
 export interface Turn {
   yaw: number;
@@ -68,14 +72,15 @@ export function poseFor(
   const angles = ANGLES[camera];
   const yaw = clamp(angles.yaw + turn.yaw, -80 * DEGREE, 80 * DEGREE);
   const pitch = clamp(angles.pitch + turn.pitch, 4 * DEGREE, 90 * DEGREE);
-  const pixels = clamp(Math.min((0.86 * width) / span.count, height / 7.2), 4, 80); // of a unit, about
+  const pixels = clamp(Math.min((0.86 * width) / span.count, height / (camera === "side" ? 8.6 : 7.2)), 4, 80); // of a unit, about
   const high = (0.92 * height) / pixels;
-  const strip = (pixels >= UPRIGHT_FROM ? 28 : height < 280 ? 42 : height < 460 ? 56 : 66) / pixels + 0.3;
+  const strip = (pixels >= UPRIGHT_FROM ? 28 : height < 280 ? 42 : height < 460 ? 48 : 66) / pixels + 0.3;
   const free = Math.max(1, high - strip - 2.6);
-  const shares = { iso: 0.66, top: 0, side: 0.8, head: 0.5, follow: 0.6 };
+  const shares = { iso: 0.66, top: 0, side: 0.96, head: 0.5, follow: 0.6 };
   const wall = camera === "top" ? 0 : clamp(free * shares[camera], 2.2, 1.3 * layers + 2);
-  const arc = clamp((free - wall) * (camera === "top" ? 1.5 : camera === "side" ? 1 : 1.35), 1, 0.36 * span.count + 1.2);
-  const board = { yaw, pitch, fov: angles.fov, slope: angles.slope, strip, wall, arc, reach: span.count * 0.42 };
+  const arc = clamp((free - wall) * (camera === "top" ? 1.5 : camera === "side" ? 1 : 1.35), camera === "side" ? 0.6 : 1, 0.36 * span.count + 1.2);
+  const { from, scale } = span;
+  const board = { from, scale, yaw, pitch, fov: angles.fov, slope: angles.slope, strip, wall, arc, reach: span.count * 0.42 };
   if (camera === "head") {
     const back = 3.9 * clamp(width / height / 1.93, 0.3, 1.1);
     return { ...board, wall: clamp(wall, 2.2, 4.2), arc: 2.2, x: head - back, y: -1.1, z: 0.4, view: 10.6 };
@@ -86,8 +91,8 @@ export function poseFor(
 const insets = (width: number, height: number) => ({
   left: width < 480 ? 10 : 26,
   right: width < 480 ? 22 : 34,
-  top: 16,
-  bottom: height < 200 ? 16 : 42, // the names of the positions, and of the wall
+  top: height < 400 ? 6 : 16,
+  bottom: height < 200 ? 16 : height < 400 ? 34 : 42, // the names of the positions, and of the wall
 });
 
 /** The nearest place from which all of the span is in view: each point bounds where the camera may be. */

@@ -29,7 +29,7 @@ export function makeTiles(uniforms: FrameUniforms) {
         if (p == uHead && uStrike < 1.0) {
           if (uStrike > 0.0) lift = 2.6 * pow(1.0 - uStrike, 2.0); else high = 0.02; // it drops in from the head
         }
-        gl_Position = toClip(vec3(float(p) + position.x * ${TILE.wide}, position.y * high + lift, position.z * ${TILE.long}));
+        gl_Position = toClip(vec3(placeOf(float(p)) + position.x * ${TILE.wide} * partOf(float(p)), position.y * high + lift, position.z * ${TILE.long}));
       }`,
     fragmentShader: /* glsl */ `${FRAGMENT}
       in vec3 vAt;

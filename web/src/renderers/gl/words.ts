@@ -42,6 +42,7 @@ export interface Sight {
   first: number; // positions in view
   last: number;
   spot(place: Vector3): Spot;
+  at(position: number): number; // where it stands
 }
 
 /** What the writers below share. */
@@ -72,10 +73,10 @@ export function wordsOf(
   hovered(page);
   const tokens = labels(page);
   tokens(true);
+  tokens(false);
   reading(page);
   layers(page);
   wall(page);
-  tokens(false);
   positions(page);
   return layout;
 }
@@ -88,7 +89,7 @@ const distance = (a: Spot, b: Spot): number => Math.hypot(a.x - b.x, a.y - b.y);
 /** Pixels from one token to the next, at the head or what is in view of it. */
 function pitchOf({ scene, sight }: Page): number {
   const middle = Math.max(clamp(scene.head, sight.first, sight.last) - 1, 0);
-  const at = (position: number) => sight.spot(onStrip(place, position, EDGE, sight.pose.slope));
+  const at = (position: number) => sight.spot(onStrip(place, sight.at(position), EDGE, sight.pose.slope));
   return distance(at(middle), at(middle + 1));
 }
 
@@ -100,7 +101,7 @@ function labels(page: Page): (important: boolean) => void {
   const anchors = new Map<number, Spot>();
   const anchor = (position: number): Spot => {
     let spot = anchors.get(position);
-    if (!spot) anchors.set(position, (spot = sight.spot(onStrip(place, position, EDGE, pose.slope))));
+    if (!spot) anchors.set(position, (spot = sight.spot(onStrip(place, sight.at(position), EDGE, pose.slope))));
     return spot;
   };
   const middle = Math.max(clamp(scene.head, first, last) - 1, 0);
@@ -119,7 +120,7 @@ function labels(page: Page): (important: boolean) => void {
   const room = (position: number): number => {
     if (list) return 150;
     if (upright) return pitch - 6;
-    const strip = distance(anchor(position), sight.spot(onStrip(place, position, EDGE + pose.strip, pose.slope)));
+    const strip = distance(anchor(position), sight.spot(onStrip(place, sight.at(position), EDGE + pose.strip, pose.slope)));
     return Math.max(24, (strip - size * 0.6) / Math.abs(Math.sin(tilt)));
   };
   const gap = upright ? 30 : size * (list ? 1.2 : 1.1);
@@ -128,7 +129,8 @@ function labels(page: Page): (important: boolean) => void {
   return (important) => {
     for (const position of chosen) {
       if (matters.includes(position) !== important || position === scene.hovered) continue;
-      if (pitch < LABELS_FROM && position !== scene.head) continue;
+      const own = position < pose.from ? pitch * pose.scale : pitch;
+      if (own < LABELS_FROM && !matters.includes(position)) continue;
       const spot = anchor(position);
       if (!spot.before) continue;
       const token = scene.tokens[position];
@@ -151,7 +153,7 @@ function labels(page: Page): (important: boolean) => void {
 function layers({ scene, sight, palette, layout }: Page): void {
   const { pose } = sight;
   if (pose.wall < 0.05) return;
-  const at = (share: number) => sight.spot(onWall(place, scene.head + 0.62, share, pose));
+  const at = (share: number) => sight.spot(onWall(place, sight.at(scene.head) + 0.62, share, pose));
   const high = distance(at(0), at(1)) / Math.max(1, scene.layers);
   for (const layer of sliceTicks(scene, high)) {
     const spot = at((layer + 0.5) / scene.layers);
@@ -167,7 +169,8 @@ function positions(page: Page): void {
   const { sight, palette, layout } = page;
   if (sight.pose.wall < 0.05) return;
   for (const position of numberedTokens(sight.first, sight.last, pitchOf(page))) {
-    const spot = sight.spot(onWall(place, position, 1, sight.pose));
+    if (position + 0.5 < sight.pose.from && position > 0) continue; // between the first and the newest there is no room
+    const spot = sight.spot(onWall(place, sight.at(position), 1, sight.pose));
     if (inside(sight, spot, 12))
       layout.add({ text: numbered(position), x: spot.x, y: spot.y + 9, size: 10.5, colour: palette.dim });
   }
@@ -176,7 +179,7 @@ function positions(page: Page): void {
 /** What the wall is, along its foot, and which of its columns is new. */
 function wall({ scene, sight, phases, palette, layout }: Page): void {
   if (sight.pose.wall < 0.05) return;
-  const foot = (position: number) => sight.spot(onWall(place, position, 1, sight.pose));
+  const foot = (position: number) => sight.spot(onWall(place, sight.at(position), 1, sight.pose));
   let first = sight.first;
   while (first < sight.last && !inside(sight, foot(first), 14)) first++;
   const [from, to] = [foot(first), foot(Math.max(first + 1, sight.last))];
@@ -195,7 +198,7 @@ function reading(page: Page): void {
   const { width, height } = sight;
   if (!scene.row || phases.beams <= 0) return;
   if (beams.argmax !== null && phases.beams >= 1) {
-    const spot = sight.spot(place.set(beams.argmax, TILE.high, -TILE.long / 2));
+    const spot = sight.spot(place.set(sight.at(beams.argmax), TILE.high, -TILE.long / 2));
     const visible = spot.before && spot.x > 8 && spot.x < width - 4;
     const way = visible ? spot : leaving(page, beams.argmax);
     const measure = (part: string) => text.width(part, 11, true);
@@ -210,7 +213,7 @@ function reading(page: Page): void {
     };
     strongestNames(scene, beams.argmax, beams.strongest, visible, measure).some((name) => layout.add({ ...note, text: name }));
   }
-  const hub = sight.spot(place.set(scene.head + 0.55, HUB.y, HUB.z));
+  const hub = sight.spot(place.set(sight.at(scene.head) + 0.55, HUB.y, HUB.z));
   if (!inside(sight, hub, 20)) return;
   const note = { x: hub.x + 6, alignX: 0, size: 11, colour: palette.dim, alpha: phases.beams };
   const names = readingNames(scene, scene.row, (part) => text.width(part, 11, true));
@@ -221,7 +224,7 @@ function reading(page: Page): void {
 
 /** Where the beam to a position leaves the canvas. */
 function leaving({ scene, sight }: Page, position: number): Spot {
-  const at = (t: number) => sight.spot(arcPoint(place, scene.head, position, t, sight.pose));
+  const at = (t: number) => sight.spot(arcPoint(place, sight.at(scene.head), sight.at(position), t, sight.pose));
   let out = at(0);
   for (let t = 0.02; t <= 1; t += 0.02) {
     const next = at(t);
@@ -235,7 +238,7 @@ function leaving({ scene, sight }: Page, position: number): Spot {
 function hovered({ scene, sight, palette, text, layout }: Page): void {
   const { width, height } = sight;
   if (scene.hovered === null || scene.hovered >= scene.tokens.length) return;
-  const spot = sight.spot(onStrip(place, scene.hovered, EDGE + 0.1, sight.pose.slope));
+  const spot = sight.spot(onStrip(place, sight.at(scene.hovered), EDGE + 0.1, sight.pose.slope));
   if (!spot.before) return;
   const measure = (part: string) => text.width(part, 12.5, true);
   const whole = hoveredName(scene, scene.hovered, width - 80, measure);

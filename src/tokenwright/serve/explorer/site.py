@@ -1,0 +1,119 @@
+"""A site of recorded runs, for any file host: the page with real runs of a model in it, and no engine behind it.
+
+index.html, assets/    the page; the element of id "site" tells it what is recorded
+runs/ID.json           a trace with both ways of the switch
+race.json, beams.json  what the engine answered to the panels of these names
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenwright.errors import RequestError
+from tokenwright.serve.explorer import beams, race
+from tokenwright.serve.explorer.explorer import Explorer
+
+SLOT = "</body>"  # of index.html: what is recorded comes before it
+TITLE = "Tokenwright: what a KV cache saves"
+DESCRIPTION = (
+    "A language model writes, one token at a time; you see what its KV cache saves. "
+    "These are recorded runs: every number was executed."
+)
+PREVIEW = "preview.png"
+
+
+class SiteRun(NamedTuple):
+    """A run of the site. identity: of its file, and in links."""
+
+    identity: str
+    name: str
+    prompt: str
+    tokens: int
+
+
+RUNS = (
+    SiteRun("story", "Story", "Once upon a time, there was a little fox who", 60),
+    SiteRun("fact", "Fact", "The capital of France is", 24),
+    SiteRun("code", "Code", "def fibonacci(n):\n    if n < 2:\n        return n\n    return", 40),
+)
+SEED = 1
+RACED = 160  # tokens of the race
+WATCHED = (4, 3)  # layer and head whose weights the recordings have, as far as the model has them
+
+
+def write_site(explorer: Explorer, page: Path, folder: Path, told: Callable[[str], object]) -> None:
+    """Record the runs on the loaded model and write the site. told: is called with the name of each part.
+
+    Raises RequestError where the folder has other files or cannot be written, and the errors of runs.
+    """
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "runs").is_dir():
+        raise RequestError(f"{folder} has files that are not of a site; name a new or empty folder")
+    try:
+        for name in ("runs", "assets"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+            (folder / name).mkdir(parents=True)
+        for file in (page / "assets").iterdir():
+            shutil.copyfile(file, folder / "assets" / file.name)
+        for name in (PREVIEW, "licenses.md"):
+            shutil.copyfile(page / name, folder / name)
+        for wanted in RUNS:
+            told(wanted.name)
+            _write(folder / "runs" / f"{wanted.identity}.json", recorded(explorer, wanted))
+        for name, answer in (("race", recorded_race), ("beams", recorded_beams)):
+            told(name)
+            _write(folder / f"{name}.json", answer(explorer))
+        (folder / "index.html").write_text(_index((page / "index.html").read_text(encoding="utf-8")), encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"the site cannot be written to {folder}: {error.strerror}") from error
+
+
+def recorded(explorer: Explorer, wanted: SiteRun) -> dict[str, Any]:
+    """A run to its end, with both ways, as the content of a trace file."""
+    from tokenwright.bench.run_halves import run_halves
+    from tokenwright.llm.run_trace import run_card, trace_of_card
+
+    llm = explorer.llm
+    config = llm.config
+    layer, head = (min(at, most - 1) for at, most in zip(WATCHED, (config.layers, config.heads), strict=True))
+    with llm.run(wanted.prompt, max_tokens=wanted.tokens, seed=SEED, layer=layer, head=head) as run:
+        while not run.ended:
+            run.step()
+        *_, halves = run_halves(run)
+        card = run_card(llm.llm_engine, run, explorer.name, wanted.prompt)
+        return trace_of_card(llm.llm_engine, run, card, halves or ())
+
+
+def recorded_race(explorer: Explorer) -> dict[str, Any]:
+    """The messages of a race of the first run's prompt, and the tokens of that prompt."""
+    first = RUNS[0]
+    wanted = race.NewRace(prompt=first.prompt, max_tokens=RACED, seed=SEED)
+    messages = [asdict(message) for message in race.messages(explorer, wanted)]
+    tokens = [asdict(card) for card in explorer.looks(explorer.llm.tokenizer.encode(first.prompt))]
+    return {"prompt": first.prompt, "tokens": tokens, "messages": messages}
+
+
+def recorded_beams(explorer: Explorer) -> dict[str, Any]:
+    wanted = beams.Search(prompt=RUNS[0].prompt, max_tokens=14)
+    return asdict(asyncio.run(beams.search(explorer, wanted, secrets.token_hex(8))))
+
+
+def _index(page: str) -> str:
+    runs = [{"id": run.identity, "name": run.name, "prompt": run.prompt} for run in RUNS]
+    values = json.dumps({"runs": runs}).replace("<", "\\u003c")  # nothing in it ends the element
+    meta = {"og:title": TITLE, "og:description": DESCRIPTION, "og:image": PREVIEW, "og:type": "website"}
+    heads = "".join(f'<meta property="{name}" content="{escape(value)}" />' for name, value in meta.items())
+    card = '<meta name="twitter:card" content="summary_large_image" />'
+    page = page.replace("</head>", f"{heads}{card}</head>", 1)
+    return page.replace(SLOT, f'<script type="application/json" id="site">{values}</script>{SLOT}', 1)
+
+
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")

@@ -1,0 +1,8 @@
+// Which panels this page has.
+
+import { alone, site } from "../store";
+import { PANELS, type Panel } from "./index";
+
+/** A page without an engine has the panels that need none, and a site those that were recorded too. */
+export const usable = (): readonly Panel[] =>
+  PANELS.filter(({ load, recorded }) => !alone.value || load === undefined || (recorded && site.value !== null));
