@@ -32,6 +32,17 @@ _QWEN_VL = {
     "vision_start_token_id": 151652, "vision_end_token_id": 151653, "image_token_id": 151655, "video_token_id": 151656,
 }  # fmt: skip
 
+_QWEN_CODER = _LLAMA | {
+    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128,
+    "hidden_size": 2048, "intermediate_size": 5472, "max_position_embeddings": 262144, "max_window_layers": 28,
+    "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768, "norm_topk_prob": True,
+    "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+    "num_key_value_heads": 4, "output_router_logits": False, "qkv_bias": False, "rms_norm_eps": 1e-06,
+    "rope_scaling": None, "rope_theta": 10000000, "router_aux_loss_coef": 0.0, "shared_expert_intermediate_size": 0,
+    "sliding_window": None, "tie_word_embeddings": False, "use_qk_norm": True, "use_sliding_window": False,
+    "vocab_size": 151936,
+}  # fmt: skip
+
 RUN: dict[str, tuple[dict[str, Any], float]] = {  # with the parameters of the text model, in billions
     "CohereForAI/c4ai-command-r-plus": (
         _COHERE | {
@@ -128,6 +139,31 @@ RUN: dict[str, tuple[dict[str, Any], float]] = {  # with the parameters of the t
         "modules_to_not_convert": ["lm_head"], "weight_block_size": None}},
         3.43,
     ),
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": (_QWEN_CODER, 30.53),
+    "Qwen/Qwen3-Coder-480B-A35B-Instruct": (
+        _QWEN_CODER | {
+            "hidden_size": 6144, "intermediate_size": 8192, "max_window_layers": 62, "moe_intermediate_size": 2560,
+            "num_attention_heads": 96, "num_experts": 160, "num_hidden_layers": 62, "num_key_value_heads": 8,
+        },
+        480.15,
+    ),
+    "moonshotai/Kimi-K2-Instruct": (
+        _LLAMA | {
+            "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "aux_loss_alpha": 0.001,
+            "ep_size": 1, "first_k_dense_replace": 1, "hidden_size": 7168, "intermediate_size": 18432,
+            "kv_lora_rank": 512, "max_position_embeddings": 131072, "model_type": "kimi_k2",
+            "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 384,
+            "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 64, "num_experts_per_tok": 8,
+            "num_hidden_layers": 61, "num_key_value_heads": 64, "num_nextn_predict_layers": 0, "q_lora_rank": 1536,
+            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_theta": 50000.0,
+            "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+            "weight_block_size": [128, 128]}, "rope_scaling": {"beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn"},
+            "routed_scaling_factor": 2.827, "scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False,
+            "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 128, "vocab_size": 163840,
+        },
+        1026.41,
+    ),
     "Qwen/Qwen2.5-VL-3B-Instruct": (
         _LLAMA | _QWEN_VL | {
             "architectures": ["Qwen2_5_VLForConditionalGeneration"], "hidden_size": 2048, "intermediate_size": 11008,
@@ -170,6 +206,32 @@ NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what 
          "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 10}},
         "embeddings for each layer, several residual streams (AltUp), K and V that layers share",
     ),
+    "google/gemma-4-31b-it": (
+        {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {"global_head_dim": 512,
+         "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}},
+        "heads of another size in layers with full attention",
+    ),
+    "moonshotai/Kimi-K3": (
+        {"architectures": ["KimiK3ForConditionalGeneration"], "text_config": {"linear_attn_config": {"head_dim": 128}}},
+        "linear attention, gates of latent attention, attention over residual streams",
+    ),
+    "MiniMaxAI/MiniMax-M3": (
+        {"architectures": ["MiniMaxM3SparseForConditionalGeneration"],
+         "text_config": {"sparse_attention_config": {"sparse_topk_blocks": 16}}},
+        "attention to blocks of tokens that an indexer chooses",
+    ),
+    "XiaomiMiMo/MiMo-V2-Flash": (
+        {"architectures": ["MiMoV2FlashForCausalLM"], "attention_chunk_size": 128, "attention_value_scale": 0.707,
+         "sliding_window": 128, "swa_head_dim": 192},
+        "heads of another size in layers with a window, values of another size than keys, times a factor",
+    ),
+    "bigscience/bloom-560m": ({"architectures": ["BloomForCausalLM"]}, "ALiBi positions"),
+    "mosaicml/mpt-7b": ({"architectures": ["MPTForCausalLM"]}, "ALiBi positions"),
+    "baichuan-inc/Baichuan2-13B-Chat": (
+        {"architectures": ["BaichuanForCausalLM"]}, "one tensor of q, k and v (W_pack), and ALiBi positions",
+    ),
+    "THUDM/chatglm3-6b": ({"architectures": ["ChatGLMModel"]}, "the tensor names of ChatGLM"),
+    "openbmb/MiniCPM3-4B": ({"architectures": ["MiniCPM3ForCausalLM"]}, "latent attention beside scaled embeddings"),
     "tiiuae/Falcon-H1-0.5B-Instruct": (
         {"architectures": ["FalconH1ForCausalLM"], "mamba_d_state": 128}, "state-space layers",
     ),

@@ -123,6 +123,8 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     if like.nope == "full" and any(windows):
         rotary = tuple(window is not None for window in windows)
     qkv_bias, out_bias, mlp_bias = _biases(keys, like)
+    if like.qk_norm is not None:
+        keys.only("use_qk_norm", True, why="attention without norms of q and k in this architecture")
     config = ModelConfig(
         family="llama",
         architecture=architecture,

@@ -67,14 +67,14 @@ def read_mixture(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
 def _mixtral(keys: JsonKeys, layers: int) -> Mixture:
     experts = keys.whole("num_local_experts", 8, most=MOST_EXPERTS)
     chosen = keys.whole("num_experts_per_tok", 2, most=experts)
+    keys.only("norm_topk_prob", True, why="experts whose weights are not divided by their sum")
     return Mixture(experts, chosen, expert_width(keys, "intermediate_size", 14336), (True,) * layers)
 
 
 def _gpt_oss(keys: JsonKeys, layers: int) -> Mixture:
     experts = keys.whole("num_local_experts", 128, most=MOST_EXPERTS)
     chosen = keys.whole("num_experts_per_tok", 4, most=experts)
-    if keys.whole("experts_per_token", chosen) != chosen:
-        raise keys.error("num_experts_per_tok and experts_per_token differ; keep the one that is right")
+    check_same(keys, "experts_per_token", "num_experts_per_tok", chosen)
     keys.only("swiglu_limit", 7.0, why="another limit of the activation")
     keys.only("swiglu_alpha", 1.702, why="another gain of the activation")
     keys.raw("initial_context_length")  # rope_scaling says it too
@@ -85,7 +85,9 @@ def _gpt_oss(keys: JsonKeys, layers: int) -> Mixture:
 
 
 def _qwen(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
-    experts = keys.whole("num_experts", 60 if kind == "qwen2" else 128, least=0, most=MOST_EXPERTS)
+    also = keys.whole("num_local_experts", 60 if kind == "qwen2" else 128, least=0, most=MOST_EXPERTS)
+    experts = keys.whole("num_experts", also, least=0, most=MOST_EXPERTS)
+    check_same(keys, "num_local_experts", "num_experts", experts)
     chosen = keys.whole("num_experts_per_tok", 4 if kind == "qwen2" else 8, most=experts or MOST_EXPERTS)
     step, without = keys.whole("decoder_sparse_step", 1), _listed(keys, "mlp_only_layers", layers)
     mixed = tuple(experts > 0 and (i + 1) % step == 0 and i not in without for i in range(layers))
@@ -95,6 +97,12 @@ def _qwen(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
     if not any(mixed):
         return None
     return Mixture(experts, chosen, width, mixed, renormalise=renormalise, shared_width=shared, shared_gate=shared > 0)
+
+
+def check_same(keys: JsonKeys, key: str, other: str, value: int) -> None:
+    """Refuse a `key` that says another number than `other`, of which it is a second name."""
+    if keys.whole(key, value, least=0) != value:
+        raise keys.error(f"{other} and {key} differ; keep the one that is right")
 
 
 def expert_width(keys: JsonKeys, key: str, default: int) -> int:
