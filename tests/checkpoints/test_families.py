@@ -423,7 +423,7 @@ def test_unknown_keys_are_refused_and_harmless_ones_pass() -> None:
     message = refusal("llama2", embedding_gain=12.0)
     assert "embedding_gain = 12.0" in message
     assert "remove it" in message
-    assert "3 more" in refusal("llama2", **{f"new_key_{i}": i for i in range(8)})
+    assert "3 more" in refusal("llama2", **{f"new_key_{i}": i + 1 for i in range(8)})
     harmless = {
         "license": "apache-2.0",
         "model_name": "x",
