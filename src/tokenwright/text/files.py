@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class TokenizerFiles:
     eos: tuple[str, ...]
     add_bos: bool | None  # None: as the post-processor does
     chat_template: str | None
+    variables: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)  # of templates: tokens by their keys
 
 
 def read_folder(folder: Path) -> TokenizerFiles:
@@ -73,6 +74,7 @@ def read_folder(folder: Path) -> TokenizerFiles:
         eos=tuple(name for name in eos if name in known),
         add_bos=add_bos if isinstance(add_bos, bool) else None,
         chat_template=template,
+        variables=_variables(config),
     )
 
 
@@ -171,6 +173,21 @@ def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
         if not isinstance(name, str):
             raise CheckpointError(f"{key} must be the text of a token, not {name!r}; correct tokenizer_config.json")
     return tuple(name for name in names if name)
+
+
+def _variables(config: Mapping[str, Any]) -> dict[str, str | tuple[str, ...]]:
+    """The tokens that the config names, as transformers gives them to templates: unk_token, image_token and so on."""
+    extra = config.get("extra_special_tokens")
+    named = {**(extra if isinstance(extra, dict) else {}), **config}
+    found: dict[str, str | tuple[str, ...]] = {}
+    for key, value in named.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str):
+            found[key] = text
+    if isinstance(listed := config.get("additional_special_tokens"), list):
+        texts = [one.get("content") if isinstance(one, dict) else one for one in listed]
+        found["additional_special_tokens"] = tuple(text for text in texts if isinstance(text, str))
+    return found
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:

@@ -65,6 +65,7 @@ class Tokenizer:
         self.bos_id = None if files.bos is None else self._with_row(files.bos)
         self.eos_ids = tuple(at for name in files.eos if (at := self._with_row(name)) is not None)
         self.chat_template = files.chat_template
+        self.template_variables = files.variables
 
     @classmethod
     def load(cls, folder: Path, *, vocab_size: int | None = None) -> "Tokenizer":

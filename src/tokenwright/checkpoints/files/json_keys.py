@@ -54,6 +54,11 @@ class JsonKeys:
     def error(self, message: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: {message}")
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The keys that are there and not null."""
+        return tuple(self._values)
+
     def raw(self, key: str) -> Any:
         """The value without any check, or None."""
         self._read.add(key)
