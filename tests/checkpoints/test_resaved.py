@@ -21,7 +21,10 @@ CASES: dict[str, dict[str, Any]] = (
     | {kind: make_config(kind) for kind in (*KINDS, *VARIANTS)}
 )
 # Of the config classes' defaults, what no file has: no number of experts for a token, and an odd width of experts.
-MENDED = {"deepseek_v2": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408}}
+MENDED: dict[str, dict[str, int]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
+    "glm4_moe": {"head_dim": 128},  # 96 heads do not divide its width
+}
 
 
 def parsed(config: dict[str, Any]) -> Parsed:

@@ -30,8 +30,8 @@ _SAME_TYPE: Mapping[str, str] = {"su": "longrope", "mrope": "default"}
 
 # Which layers have an attention window; given: all, if the config has sliding_window; flagged: all, and even: those of
 # even number below max_window_layers, if it has use_sliding_window; alternate: those of even number; pattern: all but
-# every fourth, or as sliding_window_pattern says, if the config has sliding_window.
-Slides = Literal["none", "all", "given", "flagged", "upper", "even", "alternate", "nope", "pattern"]
+# every fourth, or as sliding_window_pattern says, if the config has sliding_window; typed: all, or as layer_types says.
+Slides = Literal["none", "all", "given", "flagged", "upper", "even", "alternate", "nope", "pattern", "typed"]
 
 
 def read_rope(
@@ -286,7 +286,7 @@ def _window(keys: JsonKeys, slides: Slides) -> int | None:
         keys.only("sliding_window", why="a sliding window in this architecture")
         keys.only("use_sliding_window", False, why="a sliding window in this architecture")
         return None
-    if slides in ("all", "given", "alternate", "pattern"):
+    if slides in ("all", "given", "alternate", "pattern", "typed"):
         keys.only("use_sliding_window", True, why="this architecture without its window")
     elif not keys.flag("use_sliding_window", False):
         return None

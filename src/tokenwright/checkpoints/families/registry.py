@@ -16,14 +16,17 @@ from tokenwright.checkpoints.families.gemma import GEMMA2, GEMMA3
 from tokenwright.checkpoints.families.gpt2 import GPT2
 from tokenwright.checkpoints.families.llama import (
     ERNIE,
+    ERNIE_MOE,
     GLM,
     GLM4,
     GPT_OSS,
     LLAMA,
+    MINIMAX,
     MIXTRAL,
     OLMO2,
     PHI3,
     QWEN_MOE,
+    ROUTED,
     STARCODER2,
 )
 from tokenwright.checkpoints.families.neox import NEOX
@@ -35,7 +38,7 @@ __all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "TensorSource", "parse_config"
 
 FAMILIES = (
     GPT2, LLAMA, MIXTRAL, QWEN_MOE, GPT_OSS, PHI3, OLMO2, STARCODER2, GEMMA2, GEMMA3, COHERE, NEOX, GLM, GLM4, ERNIE,
-    DEEPSEEK,
+    ROUTED, ERNIE_MOE, MINIMAX, DEEPSEEK,
 )  # fmt: skip
 
 # Keys that a family may read; where it does not, a config may only have them at a value that changes nothing: those
