@@ -235,7 +235,8 @@ def test_what_an_unknown_architecture_needs_is_named() -> None:
     assert f"it needs {needs}, which Tokenwright lacks" in told
     assert "sliding chunked attention" in said(layer_types=["chunked_attention", "full_attention"])
     assert "state-space layers" in said(mamba_d_state=16, ssm_state_size=16)
-    assert "names no operation that Tokenwright lacks" in said(n_routed_experts=0)
+    assert "Tokenwright has no family that maps its keys and tensors" in said(n_routed_experts=0)
+    assert "chunked" not in said(attention_chunk_size=128, sliding_window=128)
     inner = {"text_config": {"attention_chunk_size": 64}}
     assert "chunked attention, 64 tokens at a time" in refusal("gemma3-vision", architectures=["X"], **inner)
 
@@ -412,16 +413,17 @@ def test_unknown_architectures_are_refused_with_those_that_run() -> None:
     assert "LlamaForCausalLM" in message
     assert "model_type 'mamba'" in refusal("llama2", architectures=None, model_type="mamba")
     assert "does not belong" in refusal("llama2", model_type="phi3")
+    assert parse("deepseek3", model_type="kimi_k2").architecture == "DeepseekV3ForCausalLM"
     assert "one name" in refusal("llama2", architectures=["LlamaForCausalLM", "LlamaModel"])
     assert "one name" in refusal("llama2", architectures="LlamaForCausalLM")
     assert "one name" in refusal("llama2", architectures=[3])
 
 
 def test_unknown_keys_are_refused_and_harmless_ones_pass() -> None:
-    message = refusal("llama2", embedding_multiplier=12.0)
-    assert "embedding_multiplier = 12.0" in message
+    message = refusal("llama2", embedding_gain=12.0)
+    assert "embedding_gain = 12.0" in message
     assert "remove it" in message
-    assert "3 more" in refusal("llama2", **{f"new_key_{i}": i for i in range(8)})
+    assert "3 more" in refusal("llama2", **{f"new_key_{i}": i + 1 for i in range(8)})
     harmless = {
         "license": "apache-2.0",
         "model_name": "x",

@@ -82,19 +82,21 @@ def oracle(model: PreTrainedModel) -> Tensors:
         name = f"layers.{name[2:]}" if name.startswith("h.") else name
         for old, new in renamed:
             name = name.replace(old, new)
+        value = value.flatten() if "correction" in name else value  # ERNIE's are [1, experts]
         if "gemma" in config.model_type and value.dim() == 1:
             value = value + 1
         linear = config.model_type == "gpt2" and value.dim() == 2 and name.startswith("layers.")
         oss = config.model_type == "gpt_oss" and (".experts." in name or "sinks" in name)
         found |= of_gpt_oss(name, value) if oss else apart(name, value.t() if linear else value)
     turned, neighbours = _turned(config)
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if turned < 1 or neighbours:
-        order = pairs_of(16, int(16 * turned), neighbours)
+        order = pairs_of(size, int(size * turned), neighbours)
         for name, value in found.items():
             if name.split(".")[-2] in ("q", "k"):
-                found[name] = value.unflatten(0, (-1, 16))[:, order].flatten(0, 1)
-            elif name.split(".")[-2] in ("q_norm", "k_norm"):  # [heads, 16]
-                found[name] = value[:, order].flatten()
+                found[name] = value.unflatten(0, (-1, size))[:, order].flatten(0, 1)
+            elif name.split(".")[-2] in ("q_norm", "k_norm"):  # of each head, or of one
+                found[name] = value.view(-1, size)[:, order].flatten()
     return found
 
 
@@ -137,7 +139,11 @@ def apart(name: str, value: torch.Tensor) -> Tensors:
 
 
 AFTER = [("post_attention_layernorm.", "attention_post_norm."), ("post_feedforward_layernorm.", "mlp_post_norm.")]
+CORRECTED = [
+    (f"mlp.{at}e_score_correction_bias", "mlp.correction.weight") for at in ("gate.moe_statics.", "gate.", "")
+] + [("shared_experts.", "shared.")]
 RENAMED = {
+    **dict.fromkeys(("glm4_moe", "exaone_moe", "minimax_m2", "ernie4_5_moe"), CORRECTED),
     **dict.fromkeys(("olmo2", "olmo3", "exaone4"), AFTER),
     "gemma2": [*AFTER, ("pre_feedforward_layernorm.", "mlp_norm.")],
     "gemma3_text": [*AFTER, ("pre_feedforward_layernorm.", "mlp_norm.")],
@@ -155,7 +161,8 @@ RENAMED = {
 def _turned(config: PreTrainedConfig) -> tuple[float, bool]:
     """The share of a head that turns, and whether neighbours turn together."""
     rope = getattr(config, "rope_parameters", None) or {}
-    return rope.get("partial_rotary_factor", 1.0), config.model_type in ("cohere", "cohere2", "ernie4_5", "glm", "glm4")
+    both = ("cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "glm", "glm4")
+    return rope.get("partial_rotary_factor", 1.0), config.model_type in both
 
 
 def pairs_of(size: int, turned: int, neighbours: bool) -> list[int]:

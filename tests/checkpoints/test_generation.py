@@ -116,3 +116,9 @@ def test_ids_beyond_the_vocabulary_are_warned_of_and_left_out(tmp_path: Path, ca
 def test_values_out_of_range_are_refused_by_name(suggested: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match=next(iter(suggested))):
         parse_generation(suggested, {})
+
+
+def test_minus_one_as_top_k_keeps_all_tokens() -> None:
+    assert parse_generation({"top_k": -1}, {}).top_k is None
+    with pytest.raises(CheckpointError, match="top_k must be from 0"):
+        parse_generation({"top_k": -2}, {})

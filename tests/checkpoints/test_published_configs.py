@@ -32,6 +32,32 @@ _QWEN_VL = {
     "vision_start_token_id": 151652, "vision_end_token_id": 151653, "image_token_id": 151655, "video_token_id": 151656,
 }  # fmt: skip
 
+_QWEN_CODER = _LLAMA | {
+    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128,
+    "hidden_size": 2048, "intermediate_size": 5472, "max_position_embeddings": 262144, "max_window_layers": 28,
+    "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768, "norm_topk_prob": True,
+    "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+    "num_key_value_heads": 4, "output_router_logits": False, "qkv_bias": False, "rms_norm_eps": 1e-06,
+    "rope_scaling": None, "rope_theta": 10000000, "router_aux_loss_coef": 0.0, "shared_expert_intermediate_size": 0,
+    "sliding_window": None, "tie_word_embeddings": False, "use_qk_norm": True, "use_sliding_window": False,
+    "vocab_size": 151936,
+}  # fmt: skip
+
+_FP8 = {
+    "activation_scheme": "dynamic", "fmt": "float8_e4m3fn", "modules_to_not_convert": ["gate", "lm_head"],
+    "quant_method": "fp8", "weight_block_size": [128, 128],
+}  # fmt: skip
+_GLM45 = _LLAMA | {
+    "architectures": ["Glm4MoeForCausalLM"], "attention_bias": True,
+    "eos_token_id": [151329, 151336, 151338], "first_k_dense_replace": 3, "head_dim": 128,
+    "hidden_size": 5120, "intermediate_size": 12288, "max_position_embeddings": 131072,
+    "model_type": "glm4_moe", "moe_intermediate_size": 1536, "n_group": 1, "n_routed_experts": 160,
+    "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 96, "num_experts_per_tok": 8,
+    "num_hidden_layers": 92, "num_key_value_heads": 8, "num_nextn_predict_layers": 1, "pad_token_id": 151329,
+    "partial_rotary_factor": 0.5, "rope_scaling": None, "rope_theta": 1000000, "routed_scaling_factor": 2.5,
+    "tie_word_embeddings": False, "topk_group": 1, "use_qk_norm": True, "vocab_size": 151552,
+}  # fmt: skip
+
 RUN: dict[str, tuple[dict[str, Any], float]] = {  # with the parameters of the text model, in billions
     "CohereForAI/c4ai-command-r-plus": (
         _COHERE | {
@@ -128,6 +154,101 @@ RUN: dict[str, tuple[dict[str, Any], float]] = {  # with the parameters of the t
         "modules_to_not_convert": ["lm_head"], "weight_block_size": None}},
         3.43,
     ),
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": (_QWEN_CODER, 30.53),
+    "Qwen/Qwen3-Coder-480B-A35B-Instruct": (
+        _QWEN_CODER | {
+            "hidden_size": 6144, "intermediate_size": 8192, "max_window_layers": 62, "moe_intermediate_size": 2560,
+            "num_attention_heads": 96, "num_experts": 160, "num_hidden_layers": 62, "num_key_value_heads": 8,
+        },
+        480.15,
+    ),
+    "moonshotai/Kimi-K2-Instruct": (
+        _LLAMA | {
+            "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "aux_loss_alpha": 0.001,
+            "ep_size": 1, "first_k_dense_replace": 1, "hidden_size": 7168, "intermediate_size": 18432,
+            "kv_lora_rank": 512, "max_position_embeddings": 131072, "model_type": "kimi_k2",
+            "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 384,
+            "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 64, "num_experts_per_tok": 8,
+            "num_hidden_layers": 61, "num_key_value_heads": 64, "num_nextn_predict_layers": 0, "q_lora_rank": 1536,
+            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_theta": 50000.0,
+            "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+            "weight_block_size": [128, 128]}, "rope_scaling": {"beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn"},
+            "routed_scaling_factor": 2.827, "scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False,
+            "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 128, "vocab_size": 163840,
+        },
+        1026.41,
+    ),
+    "zai-org/GLM-4.5": (_GLM45, 352.8),
+    "zai-org/GLM-4.5-Air": (
+        _GLM45 | {
+            "first_k_dense_replace": 1, "hidden_size": 4096, "intermediate_size": 10944,
+            "moe_intermediate_size": 1408, "n_routed_experts": 128, "num_hidden_layers": 46,
+            "routed_scaling_factor": 1.0, "use_qk_norm": False,
+        },
+        106.85,
+    ),
+    "MiniMaxAI/MiniMax-M2": (
+        _LLAMA | {
+            "architectures": ["MiniMaxM2ForCausalLM"], "attn_type_list": [1] * 62, "bos_token_id": None,
+            "eos_token_id": None, "head_dim": 128, "hidden_size": 3072, "intermediate_size": 1536,
+            "max_position_embeddings": 196608, "model_type": "minimax_m2", "mtp_transformer_layers": 1,
+            "num_attention_heads": 48, "num_experts_per_tok": 8, "num_hidden_layers": 62, "num_key_value_heads": 8,
+            "num_local_experts": 256, "num_mtp_modules": 3, "qk_norm_type": "per_layer", "quantization_config": _FP8,
+            "rms_norm_eps": 1e-06, "rope_theta": 5000000, "rotary_dim": 64, "scoring_func": "sigmoid",
+            "shared_intermediate_size": 0, "tie_word_embeddings": False, "use_mtp": True, "use_qk_norm": True,
+            "use_routing_bias": True, "vocab_size": 200064,
+        },
+        228.69,
+    ),
+    "baidu/ERNIE-4.5-21B-A3B-PT": (
+        _LLAMA | {
+            "architectures": ["Ernie4_5_MoeForCausalLM"], "hidden_size": 2560, "intermediate_size": 12288,
+            "max_position_embeddings": 131072, "model_type": "ernie4_5_moe", "moe_capacity": [64, 64, 64],
+            "moe_gate": "topk", "moe_intermediate_size": 1536, "moe_k": 6, "moe_layer_end_index": 27,
+            "moe_layer_interval": 1, "moe_layer_start_index": 1, "moe_num_experts": 64, "moe_num_shared_experts": 2,
+            "moe_use_aux_free": True, "num_attention_heads": 20, "num_hidden_layers": 28, "num_key_value_heads": 4,
+            "num_nextn_predict_layers": 1, "rope_theta": 500000.0, "tie_word_embeddings": True, "use_bias": False,
+            "vocab_size": 103424,
+        },
+        21.83,
+    ),
+    "LGAI-EXAONE/K-EXAONE-236B-A23B": (
+        _LLAMA | {
+            "architectures": ["ExaoneMoEForCausalLM"], "first_k_dense_replace": 1, "head_dim": 128,
+            "hidden_size": 6144, "intermediate_size": 18432,
+            "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 12, "max_position_embeddings": 262144,
+            "mlp_layer_types": ["dense"] + ["sparse"] * 47, "model_type": "exaone_moe",
+            "moe_intermediate_size": 2048, "n_group": 1, "norm_topk_prob": True, "num_attention_heads": 64,
+            "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 8,
+            "num_nextn_predict_layers": 1, "num_shared_experts": 1, "rope_theta": 1000000,
+            "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "sliding_window": 128,
+            "sliding_window_pattern": "LLLG", "tie_word_embeddings": False, "topk_group": 1,
+            "topk_method": "noaux_tc", "vocab_size": 153600,
+        },
+        236.57,
+    ),
+    "ByteDance-Seed/Seed-OSS-36B-Instruct": (
+        _LLAMA | {
+            "architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_out_bias": False,
+            "head_dim": 128, "hidden_size": 5120, "intermediate_size": 27648, "max_position_embeddings": 524288,
+            "mlp_bias": False, "model_type": "seed_oss", "num_attention_heads": 80, "num_hidden_layers": 64,
+            "num_key_value_heads": 8, "residual_dropout": 0.1, "rms_norm_eps": 1e-06,
+            "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0, "tie_word_embeddings": False,
+            "vocab_size": 155136,
+        },
+        36.15,
+    ),
+    "allenai/OLMoE-1B-7B-0125-Instruct": (
+        _LLAMA | {
+            "architectures": ["OlmoeForCausalLM"], "attention_bias": False, "clip_qkv": None, "hidden_size": 2048,
+            "intermediate_size": 1024, "max_position_embeddings": 4096, "model_type": "olmoe",
+            "norm_topk_prob": False, "num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 8,
+            "num_hidden_layers": 16, "num_key_value_heads": 16, "output_router_logits": False, "rope_scaling": None,
+            "rope_theta": 10000.0, "router_aux_loss_coef": 0.01, "tie_word_embeddings": False, "vocab_size": 50304,
+        },
+        6.92,
+    ),
     "Qwen/Qwen2.5-VL-3B-Instruct": (
         _LLAMA | _QWEN_VL | {
             "architectures": ["Qwen2_5_VLForConditionalGeneration"], "hidden_size": 2048, "intermediate_size": 11008,
@@ -170,6 +291,32 @@ NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what 
          "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 10}},
         "embeddings for each layer, several residual streams (AltUp), K and V that layers share",
     ),
+    "google/gemma-4-31b-it": (
+        {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {"global_head_dim": 512,
+         "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}},
+        "heads of another size in layers with full attention",
+    ),
+    "moonshotai/Kimi-K3": (
+        {"architectures": ["KimiK3ForConditionalGeneration"], "text_config": {"linear_attn_config": {"head_dim": 128}}},
+        "linear attention, gates of latent attention, attention over residual streams",
+    ),
+    "MiniMaxAI/MiniMax-M3": (
+        {"architectures": ["MiniMaxM3SparseForConditionalGeneration"],
+         "text_config": {"sparse_attention_config": {"sparse_topk_blocks": 16}}},
+        "attention to blocks of tokens that an indexer chooses",
+    ),
+    "XiaomiMiMo/MiMo-V2-Flash": (
+        {"architectures": ["MiMoV2FlashForCausalLM"], "attention_chunk_size": 128, "attention_value_scale": 0.707,
+         "sliding_window": 128, "swa_head_dim": 192},
+        "heads of another size in layers with a window, values of another size than keys, times a factor",
+    ),
+    "bigscience/bloom-560m": ({"architectures": ["BloomForCausalLM"]}, "ALiBi positions"),
+    "mosaicml/mpt-7b": ({"architectures": ["MPTForCausalLM"]}, "ALiBi positions"),
+    "baichuan-inc/Baichuan2-13B-Chat": (
+        {"architectures": ["BaichuanForCausalLM"]}, "one tensor of q, k and v (W_pack), and ALiBi positions",
+    ),
+    "THUDM/chatglm3-6b": ({"architectures": ["ChatGLMModel"]}, "the tensor names of ChatGLM"),
+    "openbmb/MiniCPM3-4B": ({"architectures": ["MiniCPM3ForCausalLM"]}, "latent attention beside scaled embeddings"),
     "tiiuae/Falcon-H1-0.5B-Instruct": (
         {"architectures": ["FalconH1ForCausalLM"], "mamba_d_state": 128}, "state-space layers",
     ),

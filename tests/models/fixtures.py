@@ -329,6 +329,86 @@ _DEEPSEEK3: dict[str, Any] = {
     "transformers_version": "4.33.1", "use_cache": True, "v_head_dim": 32, "vocab_size": VOCAB,
 }  # fmt: skip
 
+_SEED_OSS: dict[str, Any] = {
+    "architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.1,
+    "attention_out_bias": False, "bos_token_id": 0, "eos_token_id": 2, "head_dim": 32, "hidden_act": "silu",
+    "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96, "max_position_embeddings": 512,
+    "mlp_bias": False, "model_type": "seed_oss", "num_attention_heads": 4, "num_hidden_layers": 3,
+    "num_key_value_heads": 2, "pad_token_id": 1, "residual_dropout": 0.1, "rms_norm_eps": 1e-06,
+    "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0, "tie_word_embeddings": False,
+    "torch_dtype": "float32", "transformers_version": "4.55.0", "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_MINISTRAL3: dict[str, Any] = {
+    "architectures": ["Ministral3ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+    "head_dim": 16, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
+    "max_position_embeddings": 2048, "model_type": "ministral3", "num_attention_heads": 4, "num_hidden_layers": 3,
+    "num_key_value_heads": 2, "rms_norm_eps": 1e-05, "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0,
+    "factor": 4.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 512, "rope_type": "yarn"}, "rope_theta": 1000000.0,
+    "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "float32", "use_cache": True,
+    "vocab_size": VOCAB,
+}  # fmt: skip
+
+_GLM45: dict[str, Any] = {
+    "architectures": ["Glm4MoeForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+    "eos_token_id": [2, 4], "first_k_dense_replace": 1, "head_dim": 32, "hidden_act": "silu", "hidden_size": 64,
+    "initializer_range": 0.02, "intermediate_size": 96, "max_position_embeddings": 512, "model_type": "glm4_moe",
+    "moe_intermediate_size": 24, "n_group": 1, "n_routed_experts": 16, "n_shared_experts": 1,
+    "norm_topk_prob": True, "num_attention_heads": 4, "num_experts_per_tok": 3, "num_hidden_layers": 3,
+    "num_key_value_heads": 2, "num_nextn_predict_layers": 1, "pad_token_id": 0, "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1000000, "routed_scaling_factor": 2.5,
+    "tie_word_embeddings": False, "topk_group": 1, "torch_dtype": "float32", "transformers_version": "4.54.0",
+    "use_cache": True, "use_qk_norm": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_EXAONE_MOE: dict[str, Any] = {
+    "architectures": ["ExaoneMoeForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+    "first_k_dense_replace": 1, "head_dim": 16, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
+    "intermediate_size": 96, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "max_position_embeddings": 512, "mlp_layer_types": ["dense", "sparse", "sparse"], "model_type": "exaone_moe",
+    "moe_intermediate_size": 24, "n_group": 1, "norm_topk_prob": True, "num_attention_heads": 4, "num_experts": 16,
+    "num_experts_per_tok": 3, "num_hidden_layers": 3, "num_key_value_heads": 2, "num_nextn_predict_layers": 1,
+    "num_shared_experts": 1, "rms_norm_eps": 1e-05, "rope_theta": 1000000, "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid", "sliding_window": 48,
+    "sliding_window_pattern": "LG", "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc",
+    "torch_dtype": "float32", "transformers_version": "5.0.0.dev0", "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_MINIMAX: dict[str, Any] = {
+    "architectures": ["MiniMaxM2ForCausalLM"], "attn_type_list": [1, 1, 1], "bos_token_id": None,
+    "eos_token_id": None, "head_dim": 32, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
+    "intermediate_size": 24, "max_position_embeddings": 512, "model_type": "minimax_m2",
+    "mtp_transformer_layers": 1, "num_attention_heads": 4, "num_experts_per_tok": 3, "num_hidden_layers": 3,
+    "num_key_value_heads": 2, "num_local_experts": 16, "num_mtp_modules": 3, "output_router_logits": False,
+    "qk_norm_type": "per_layer", "rms_norm_eps": 1e-06, "rope_theta": 5000000, "rotary_dim": 16,
+    "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "scoring_func": "sigmoid",
+    "shared_intermediate_size": 0, "tie_word_embeddings": False, "torch_dtype": "float32",
+    "transformers_version": "4.46.1", "use_cache": True, "use_mtp": True, "use_qk_norm": True,
+    "use_routing_bias": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_ERNIE_MOE: dict[str, Any] = {
+    "architectures": ["Ernie4_5_MoeForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96, "max_position_embeddings": 512,
+    "model_type": "ernie4_5_moe", "moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_intermediate_size": 24,
+    "moe_k": 3, "moe_layer_end_index": 2, "moe_layer_interval": 1, "moe_layer_start_index": 1,
+    "moe_num_experts": 16, "moe_num_shared_experts": 2, "moe_use_aux_free": True, "num_attention_heads": 4,
+    "num_hidden_layers": 3, "num_key_value_heads": 2, "num_nextn_predict_layers": 1, "pad_token_id": 0,
+    "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "float32",
+    "transformers_version": "4.54.0.dev0", "use_bias": False, "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+_OLMOE: dict[str, Any] = {
+    "architectures": ["OlmoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "clip_qkv": None,
+    "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
+    "intermediate_size": 40, "max_position_embeddings": 512, "model_type": "olmoe", "norm_topk_prob": False,
+    "num_attention_heads": 4, "num_experts": 16, "num_experts_per_tok": 4, "num_hidden_layers": 3,
+    "num_key_value_heads": 4, "output_router_logits": False, "pad_token_id": 1, "rms_norm_eps": 1e-05,
+    "rope_scaling": None, "rope_theta": 10000.0, "router_aux_loss_coef": 0.01, "tie_word_embeddings": False,
+    "torch_dtype": "float32", "transformers_version": "4.43.0.dev0", "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
 _SHORT = [1.0, 1.02, 1.05, 1.1, 1.2, 1.25, 1.3, 1.35]
 _LONG = [1.0, 1.2, 1.8, 3.0, 5.5, 9.0, 14.0, 20.0]
 
@@ -397,6 +477,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ernie": _ERNIE,
     "glm": _GLM4 | {"architectures": ["GlmForCausalLM"], "model_type": "glm"},
     "gpt-oss-plain": _GPT_OSS,  # without MXFP4
+    "seed-oss": _SEED_OSS,
+    "seed-oss-biases": _SEED_OSS | {"attention_out_bias": True, "mlp_bias": True},
+    "ministral3": _MINISTRAL3,
+    "ministral": {key: value for key, value in _MINISTRAL3.items() if key != "rope_scaling"}
+    | {"architectures": ["MinistralForCausalLM"], "max_position_embeddings": 512, "model_type": "ministral"}
+    | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "sliding_window": 48},
+    "glm4.5": _GLM45,
+    "glm4.5-air": _GLM45 | {"routed_scaling_factor": 1.0, "use_qk_norm": False},
+    "exaone-moe": _EXAONE_MOE,
+    "minimax-m2": _MINIMAX,
+    "ernie-moe": _ERNIE_MOE,
+    "olmoe": _OLMOE,
     "deepseek2-groups": _DEEPSEEK2
     | {"n_group": 4, "n_routed_experts": 16, "q_lora_rank": 40, "routed_scaling_factor": 1.6, "topk_group": 2}
     | {"topk_method": "group_limited_greedy"},
@@ -541,15 +633,18 @@ def _each_expert(
     model_type: str, name: str, value: torch.Tensor, quantised: bool = True
 ) -> list[tuple[str, torch.Tensor]]:
     """A tensor as published: transformers has the experts of a layer in one tensor, the files each in its own."""
-    if model_type == "mixtral":
+    of_mixtral = model_type in ("mixtral", "minimax_m2")
+    if of_mixtral:
         name = name.replace(".mlp.", ".block_sparse_moe.")
+    if model_type in ("ernie4_5_moe", "exaone_moe") and name.endswith("e_score_correction_bias"):
+        name = name.replace(".gate.", ".")
     at, experts, part = name.partition(".experts.")
     if model_type == "gpt_oss" and quantised and part in ("gate_up_proj", "down_proj"):
         _, blocks, scales = mxfp4(value.transpose(1, 2))
         return [(f"{name}_blocks", blocks), (f"{name}_scales", scales)]
     if not experts or model_type == "gpt_oss":
         return [(name, value)]
-    names = ("w1", "w3", "w2") if model_type == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    names = ("w1", "w3", "w2") if of_mixtral else ("gate_proj", "up_proj", "down_proj")
     pieces: list[tuple[str, torch.Tensor]] = []
     for i, one in enumerate(value):
         pairs = [(names[2], one)] if part == "down_proj" else zip(names, one.chunk(2), strict=False)

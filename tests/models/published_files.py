@@ -45,12 +45,19 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "nf4": ("nf4", {}, None),
     "nf4-plain": ("nf4", {"nested": False}, None),
     "bitsandbytes-8": ("int8", {}, None),
+    "modelopt": ("modelopt", {}, None),
+    "modelopt-outputs": ("modelopt", {"algorithm": "FP8_PER_CHANNEL_PER_TOKEN"}, None),
+    "mlx-4": ("mlx", {}, None),
+    "mlx-8": ("mlx", {"bits": 8, "group": 32}, None),
 }
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
+
+
+MLX_KEYS = ("quantization", "quantization_config")
 
 
 def write(folder: Path, plain: Path, method: str, **options: Any) -> Path:
@@ -66,7 +73,12 @@ def write(folder: Path, plain: Path, method: str, **options: Any) -> Path:
         tensors |= {f"{base}.{part}": one.contiguous() for part, one in parts.items()}
     save_file(tensors, folder / "model.safetensors")
     save_file(numbers, plain / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(settings | {"quantization_config": config}))
+    if method == "modelopt":  # as it wrote before config.json had its description
+        (folder / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}} | config))
+    elif method == "mlx":
+        (folder / "config.json").write_text(json.dumps(settings | dict.fromkeys(MLX_KEYS, config)))
+    else:
+        (folder / "config.json").write_text(json.dumps(settings | {"quantization_config": config}))
     return folder
 
 
@@ -257,6 +269,35 @@ def _int8(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, An
     return quantise, config
 
 
+def _modelopt(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, Any]]:
+    kind = options.get("algorithm", "FP8")
+    config = {"quantization": {"quant_algo": kind, "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+
+    def quantise(weight: torch.Tensor, options: dict[str, Any]) -> Written:
+        scale = (weight.abs().max() if kind == "FP8" else weight.abs().amax(1)) / 448
+        codes = (weight / scale.reshape(-1, 1)).to(torch.float8_e4m3fn)
+        parts = {"weight": codes, "weight_scale": scale, "input_scale": torch.tensor(1.0)}
+        return codes.float() * scale.reshape(-1, 1), parts | {"k_scale": torch.tensor(1.0)}
+
+    return quantise, config
+
+
+def _mlx(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, Any]]:
+    bits, group = options.get("bits", 4), options.get("group", 64)
+    config = {"group_size": group, "bits": bits, "model.layers.0.mlp.down_proj": {"group_size": group, "bits": bits}}
+
+    def quantise(weight: torch.Tensor, options: dict[str, Any]) -> Written:
+        groups = weight.unflatten(1, (-1, group))
+        low, high = groups.amin(-1).half(), groups.amax(-1)
+        scales = ((high - low.float()) / ((1 << bits) - 1)).half()
+        codes = ((groups - low.float()[..., None]) / scales.float()[..., None]).round().clamp(0, (1 << bits) - 1)
+        numbers = codes * scales.float()[..., None] + low.float()[..., None]
+        words = packed(codes.flatten(1).t().numpy(), bits).t().contiguous().view(torch.uint32)
+        return numbers.flatten(1), {"weight": words, "scales": scales, "biases": low}
+
+    return quantise, config
+
+
 METHODS: dict[str, Callable[[dict[str, Any]], tuple[Callable[..., Written], dict[str, Any]]]] = {
     "gptq": _gptq,
     "awq": _awq,
@@ -264,4 +305,6 @@ METHODS: dict[str, Callable[[dict[str, Any]], tuple[Callable[..., Written], dict
     "compressed": _compressed,
     "nf4": _nf4,
     "int8": _int8,
+    "modelopt": _modelopt,
+    "mlx": _mlx,
 }

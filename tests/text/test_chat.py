@@ -97,6 +97,30 @@ def controls(tokenizer: Tokenizer, ids: Any) -> list[str]:
 # Rendering
 
 
+def test_a_template_has_the_tokens_that_transformers_gives_it(tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    named = {"pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "[MASK]"}
+    extra = {"image_token": "<image>", "eoi_token": "<end_of_image>"}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=KINDS["byte_level"](), bos_token="<s>", eos_token="</s>", **named, extra_special_tokens=extra
+    )
+    tokenizer.chat_template = "|".join(f"{{{{ {name} }}}}" for name in ("bos_token", "eos_token", *named, *extra))
+    tokenizer.save_pretrained(tmp_path)
+    with ChatTemplate(Tokenizer.load(tmp_path)) as chat:
+        ours = chat.render(talk("a")).text
+    assert ours == tokenizer.apply_chat_template(talk("a"), tokenize=False)
+    assert ours == "|".join(("<s>", "</s>", *named.values(), *extra.values()))
+
+
+def test_additional_special_tokens_are_a_list() -> None:
+    values = {"additional_special_tokens": ("<a>", "<b>")}
+    source = "{% for one in additional_special_tokens %}{{ one }},{% endfor %}"
+    tokenizer = kinds.wrap(KINDS["byte_level"](), chat_template=source, variables=values)
+    with ChatTemplate(tokenizer) as chat:
+        assert chat.render(talk("a")).text == "<a>,<b>,"
+
+
 @every_template
 @every_kind
 def test_text_and_ids_are_transformers(name: str, kind: str) -> None:

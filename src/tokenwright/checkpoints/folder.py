@@ -28,6 +28,7 @@ from tokenwright.checkpoints.files.json_keys import read_json, shown
 from tokenwright.checkpoints.files.local import local_folder, weight_files
 from tokenwright.checkpoints.files.pooling import PoolingConfig, read_pooling
 from tokenwright.checkpoints.files.safetensors import Stored, read_header
+from tokenwright.checkpoints.files.settings import read_settings
 from tokenwright.checkpoints.gguf.checkpoint import read_model
 from tokenwright.checkpoints.gguf.header import BLOCKS
 from tokenwright.checkpoints.gguf.splits import read_whole_gguf
@@ -82,7 +83,7 @@ class Checkpoint:
             return cls._open_gguf(folder)
         if not (folder / "config.json").exists() and (files := sorted(folder.glob("*.gguf"))):
             raise CheckpointError(f"{folder} has no config.json, but {files[0].name}; give that file itself")
-        settings = read_json(folder / "config.json")
+        settings = read_settings(folder / "config.json")
         own = own_quantisation(settings, str(folder / "config.json"))
         scheme = read_scheme(settings, str(folder / "config.json"))
         family, config, graph = parse_config(settings, str(folder / "config.json"))
@@ -252,7 +253,7 @@ def _locate(name_or_path: str | Path, revision: str | None, progress: bool) -> P
 def check_config(folder: Path) -> None:
     """Refuse a model that Tokenwright cannot run before its weights are downloaded."""
     where = str(folder / "config.json")
-    settings = read_json(folder / "config.json")
+    settings = read_settings(folder / "config.json")
     own_quantisation(settings, where)
     read_scheme(settings, where)
     parse_config(settings, where)

@@ -19,7 +19,7 @@ from tokenwright.regular_file import open_regular
 
 DTYPES: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # of tensors that are numbers
 _OF_PARTS = {
-    "I8": torch.int8, "U8": torch.uint8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
+    "I8": torch.int8, "U8": torch.uint8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64, "U32": torch.int32,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F64": torch.float64, "BOOL": torch.bool,
     **{name: TORCH_DTYPES[dtype] for name, dtype in DTYPES.items()},
 }  # fmt: skip

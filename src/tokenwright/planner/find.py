@@ -9,9 +9,9 @@ from tokenwright.backends.adapters import beside_bytes, not_beside
 from tokenwright.checkpoints.families.registry import family_of, parse_config, text_keys
 from tokenwright.checkpoints.files import hub
 from tokenwright.checkpoints.files.hub_gguf import download_gguf
-from tokenwright.checkpoints.files.json_keys import read_json
 from tokenwright.checkpoints.files.known import KNOWN, known_name
 from tokenwright.checkpoints.files.local import local_config
+from tokenwright.checkpoints.files.settings import read_settings
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.gguf.header import SUFFIX
 from tokenwright.checkpoints.lora import read_adapter
@@ -54,7 +54,7 @@ def find(model: str | Path) -> tuple[str, Blueprint]:
         file = hub.fetch_config(name) if of_hub else download_gguf(name, None, progress=False)
     if file.suffix.lower() == SUFFIX:
         return name, _in_file(file)
-    return name, _drawn(read_json(file), str(file))
+    return name, _drawn(read_settings(file), str(file))
 
 
 def adapter_bytes(graph: Graph, folder: Path) -> int:

@@ -54,7 +54,8 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._source = tokenizer.chat_template
         names = {"bos_token": tokenizer.bos_id, "eos_token": next(iter(tokenizer.eos_ids), None)}
-        values = {name: tokenizer.token_text(at) for name, at in names.items() if at is not None}
+        own = {name: tokenizer.token_text(at) for name, at in names.items() if at is not None}
+        values = {**tokenizer.template_variables, **own}
         self._process = Renderer(self._source, values, seconds)
         self._tools_source = tokenizer.tool_template or self._source
         self._for_tools = (

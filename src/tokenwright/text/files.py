@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ class TokenizerFiles:
     add_bos: bool | None  # None: as the post-processor does
     chat_template: str | None
     tool_template: str | None = None  # for conversations with tools, where there is one of its own
+    variables: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)  # of templates: tokens by their keys
 
 
 def read_folder(folder: Path) -> TokenizerFiles:
@@ -75,6 +76,7 @@ def read_folder(folder: Path) -> TokenizerFiles:
         add_bos=add_bos if isinstance(add_bos, bool) else None,
         chat_template=template,
         tool_template=for_tools,
+        variables=_variables(config),
     )
 
 
@@ -173,6 +175,21 @@ def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
         if not isinstance(name, str):
             raise CheckpointError(f"{key} must be the text of a token, not {name!r}; correct tokenizer_config.json")
     return tuple(name for name in names if name)
+
+
+def _variables(config: Mapping[str, Any]) -> dict[str, str | tuple[str, ...]]:
+    """The tokens that the config names, as transformers gives them to templates: unk_token, image_token and so on."""
+    extra = config.get("extra_special_tokens")
+    named = {**(extra if isinstance(extra, dict) else {}), **config}
+    found: dict[str, str | tuple[str, ...]] = {}
+    for key, value in named.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str):
+            found[key] = text
+    if isinstance(listed := config.get("additional_special_tokens"), list):
+        texts = [one.get("content") if isinstance(one, dict) else one for one in listed]
+        found["additional_special_tokens"] = tuple(text for text in texts if isinstance(text, str))
+    return found
 
 
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:

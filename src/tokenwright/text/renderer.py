@@ -33,7 +33,7 @@ class Renderer:
     values: the template's variables besides the messages. Thread-safe.
     """
 
-    def __init__(self, source: str, values: Mapping[str, str], seconds: float) -> None:
+    def __init__(self, source: str, values: Mapping[str, str | tuple[str, ...]], seconds: float) -> None:
         self._start = {"template": source, "values": dict(values), "seconds": seconds, "memory": MEMORY}
         self._seconds = seconds
         self._lock = Lock()

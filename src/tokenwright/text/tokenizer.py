@@ -64,7 +64,7 @@ class Tokenizer:
         self._plain = PlainTokenizer(files.library, self.control)
         self.bos_id = None if files.bos is None else self._with_row(files.bos)
         self.eos_ids = tuple(at for name in files.eos if (at := self._with_row(name)) is not None)
-        self._templates = (files.chat_template, files.tool_template)
+        self._templates = (files.chat_template, files.tool_template, files.variables)
 
     @property
     def chat_template(self) -> str | None:
@@ -74,6 +74,11 @@ class Tokenizer:
     def tool_template(self) -> str | None:
         """The template of conversations with tools, where there is one of its own."""
         return self._templates[1]
+
+    @property
+    def template_variables(self) -> Mapping[str, str | tuple[str, ...]]:
+        """Tokens that the checkpoint names for its templates, such as unk_token."""
+        return self._templates[2]
 
     @classmethod
     def load(cls, folder: Path, *, vocab_size: int | None = None) -> "Tokenizer":

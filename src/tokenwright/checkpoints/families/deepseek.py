@@ -6,16 +6,13 @@ norm_topk_prob), it means here what it means there.
 """
 
 import math
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from tokenwright.checkpoints.families.family import (
     MOST_LAYERS,
     MOST_WIDTH,
     Order,
-    TensorSource,
     activation,
     check_repeats,
     dtype,
@@ -26,34 +23,21 @@ from tokenwright.checkpoints.families.family import (
 )
 from tokenwright.checkpoints.families.graph_builder import decoder
 from tokenwright.checkpoints.families.llama import LLAMA
-from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, expert_width
 from tokenwright.checkpoints.families.positions import read_rope
+from tokenwright.checkpoints.families.routed import ROUTED_NAMES, ROUTED_RENAMES, Routed, read_routed
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import LatentHeads, Mixture, ModelConfig, Rope, Scales, YarnScaling
+from tokenwright.config import LatentHeads, ModelConfig, Rope, Scales, YarnScaling
 from tokenwright.models.graph import Graph
 from tokenwright.models.latent import LatentAttention
 
-MOST_GROUPS = 64  # of experts; as in backends/native/cpp/step.h
 _GROUP, _BLOCK = 32, 16  # numbers of a row that share a scale in the cache; outputs of a block of packed weights
 _TRAINING = ("aux_loss_alpha", "seq_aux", "ep_size", "output_router_logits", "router_aux_loss_coef")
 
 
-@dataclass(frozen=True, slots=True)
-class DeepseekLike:
-    """The differences between the generations; the numbers are defaults of absent keys."""
-
-    scores: Literal["softmax", "sigmoid"]
-    methods: tuple[str, ...]  # of choosing experts; the first is the default
-    dense: int  # the first layers, without experts
-    factor: float  # of the weights of a row's experts
-    renormalise: bool
-    groups: tuple[int, int]  # of experts, and how many of them are chosen from
-
-
-_LIKE: Mapping[str, DeepseekLike] = {
-    "DeepseekV2ForCausalLM": DeepseekLike("softmax", ("greedy", "group_limited_greedy"), 0, 1.0, False, (1, 1)),
-    "DeepseekV3ForCausalLM": DeepseekLike("sigmoid", ("noaux_tc",), 3, 2.5, True, (8, 4)),
+_LIKE: Mapping[str, Routed] = {
+    "DeepseekV2ForCausalLM": Routed("softmax", ("greedy", "group_limited_greedy"), 0, 1.0, renormalise=False),
+    "DeepseekV3ForCausalLM": Routed("sigmoid", ("noaux_tc",), 3, 2.5, renormalise=True, groups=(8, 4)),
 }
 
 
@@ -91,7 +75,7 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         activation=activation(keys, "hidden_act", "silu"),
         gated=True,
         scales=Scales(attention=_score_scale(keys, rope, latent)),
-        mixture=_mixture(keys, like, layers),
+        mixture=read_routed(keys, like, layers),
         latent=latent,
         next_layers=keys.whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS),
         tied_head=keys.flag("tie_word_embeddings", False),
@@ -126,55 +110,6 @@ def _score_scale(keys: JsonKeys, rope: Rope, latent: LatentHeads) -> float:
     spelled = keys.raw("rope_scaling") or keys.raw("rope_parameters")
     mscale = spelled.get("mscale_all_dim") or 0.0  # a number: `read_rope` has seen it
     return scale * (0.1 * mscale * math.log(rope.scaling.factor) + 1.0) ** 2
-
-
-def _mixture(keys: JsonKeys, like: DeepseekLike, layers: int) -> Mixture | None:
-    """The experts of the layers that have some; None if no layer has."""
-    dense, step = keys.whole("first_k_dense_replace", like.dense, least=0), keys.whole("moe_layer_freq", 1)
-    mixed = tuple(i >= dense and i % step == 0 for i in range(layers))
-    keys.only("scoring_func", like.scores, why="other scores of experts in this architecture")
-    method = keys.text("topk_method", like.methods[0])
-    if method not in like.methods:
-        raise keys.error(
-            f"topk_method is {method!r}; Tokenwright has {' and '.join(like.methods)} in this architecture"
-        )
-    groups = keys.whole("n_group", like.groups[0], most=MOST_GROUPS)
-    top = keys.whole("topk_group", min(like.groups[1], groups), most=groups)
-    normalised = keys.flag("norm_topk_prob", like.renormalise)
-    factor = keys.number("routed_scaling_factor", like.factor)
-    if keys.raw("n_routed_experts") is None or not any(mixed):
-        for key in ("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size"):
-            keys.raw(key)
-        return None
-    experts = keys.whole("n_routed_experts", most=MOST_EXPERTS)
-    groups, top = (1, 1) if method == "greedy" else (groups, top)
-    chosen = keys.whole("num_experts_per_tok", most=_offered(keys, experts, groups, top))
-    width = expert_width(keys, "moe_intermediate_size", 0)
-    either = like.scores == "softmax"  # the code of V2's authors normalises, where several are chosen, or scales
-    renormalise = normalised and not (either and chosen == 1)
-    return Mixture(
-        experts,
-        chosen,
-        width,
-        mixed,
-        like.scores,
-        renormalise,
-        groups=groups,
-        chosen_groups=top,
-        group_best=2 if method == "noaux_tc" else 1,
-        corrected=method == "noaux_tc",
-        factor=1.0 if renormalise and either else factor,
-        shared_width=width * (0 if keys.is_null("n_shared_experts") else keys.whole("n_shared_experts", least=0)),
-    )
-
-
-def _offered(keys: JsonKeys, experts: int, groups: int, top: int) -> int:
-    """How many experts the chosen groups have."""
-    if experts % groups or (groups > 1 and experts < 2 * groups):
-        raise keys.error(
-            f"{experts} experts cannot be divided into {groups} groups (n_group) of two or more; correct config.json"
-        )
-    return experts // groups * top
 
 
 def _orders(base: str, graph: Graph) -> Order | None:
@@ -218,14 +153,8 @@ DEEPSEEK = replace(
             f"{_AT}attention.k_up": f"{_AT}self_attn.kv_b_proj",
             f"{_AT}attention.v_up": f"{_AT}self_attn.kv_b_proj",
             f"{_AT}attention.o": f"{_AT}self_attn.o_proj",
-            f"{_AT}mlp.router": f"{_AT}mlp.gate",
-        }
-        | {
-            f"{_AT}mlp.{ours}.{one}": f"{_AT}mlp.{theirs}.{one}_proj"
-            for ours, theirs in (("experts.{e}", "experts.{e}"), ("shared", "shared_experts"))
-            for one in ("gate", "up", "down")
         }
     )
-    | {f"{_AT}mlp.correction": TensorSource(f"{_AT}mlp.gate.e_score_correction_bias", wide=True)},
-    renames=((re.compile(r"(layers\.\d+\.mlp\.gate\.e_score_correction_bias)"), r"\1.weight"),),
+    | ROUTED_NAMES,
+    renames=ROUTED_RENAMES,
 )

@@ -217,8 +217,10 @@ def activation(keys: JsonKeys, key: str, default: str) -> Activation:
 
 
 def next_layer(bare: str, config: ModelConfig) -> bool:
-    """Whether a tensor belongs to a layer after the last that predicts further tokens (MTP)."""
+    """Whether a tensor belongs to a layer that predicts further tokens (MTP): one after the last, or one named so."""
     layer = _LAYER.match(bare)
+    if bare.startswith("mtp"):
+        return True
     return layer is not None and config.layers <= int(layer[1]) < config.layers + config.next_layers
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tokenwright.checkpoints.families.family import (
+    MOST_LAYERS,
     Family,
     TensorSource,
     activation,
@@ -21,19 +22,25 @@ from tokenwright.checkpoints.families.family import (
 )
 from tokenwright.checkpoints.families.graph_builder import decoder
 from tokenwright.checkpoints.families.mixtures import (
+    BIAS_RENAMES,
+    BIAS_STACKS,
+    ERNIE_NAMES,
     GPT_OSS_NAMES,
     GPT_OSS_PLAIN,
     GPT_OSS_RENAMES,
     GPT_OSS_STACKS,
+    MINIMAX_NAMES,
     MIXTRAL_NAMES,
     QWEN_NAMES,
+    TRAINING,
     Kind,
     read_mixture,
 )
 from tokenwright.checkpoints.families.positions import Slides, read_both_ropes, read_rope, read_rotary, read_windows
+from tokenwright.checkpoints.families.routed import ROUTED_NAMES, ROUTED_RENAMES, Routed, read_routed
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import ModelConfig, Scales
+from tokenwright.config import Mixture, ModelConfig, Scales
 from tokenwright.models.graph import Graph
 
 
@@ -44,7 +51,7 @@ class LlamaLike:
     # attention_bias covers q, k, v and o with "config", and not o with "config qkv"
     biases: Literal["none", "qkv", "config", "config qkv", "use_bias"] = "none"
     mlp_bias: bool = False  # whether the config may enable biases in the MLP
-    qk_norm: Literal["head", "whole"] | None = None
+    qk_norm: Literal["head", "whole", "flag"] | None = None  # flag: of each head, if the config has use_qk_norm
     pre_norm: bool = True  # norms before attention and MLP
     post_norm: bool = False  # norms after attention and MLP
     scaled: bool = False  # whether the config has Granite's multipliers
@@ -57,12 +64,20 @@ class LlamaLike:
     head_size: int | None = None  # default of head_dim; None: width / heads
     partial: float | None = None  # default of partial_rotary_factor; None: all of a head turns
     eps: float = 1e-6  # default of rms_norm_eps
-    mixture: Kind | None = None  # of experts
+    mixture: Kind | Routed | None = None  # of experts
     oss: bool = False  # gpt-oss: biases everywhere, learned logits of the heads, a clamped activation
     plain: bool = False  # StarCoder 2: LayerNorm and an MLP without gates
 
 
 _MISTRAL = LlamaLike(slides="all")
+_GLM_MOE = Routed("sigmoid", ("noaux_tc",), 1, 1.0, renormalise=True)
+_EXAONE_MOE = LlamaLike(
+    qk_norm="head",
+    eps=1e-5,
+    slides="pattern",
+    nope="full",
+    mixture=replace(_GLM_MOE, factor=2.5, experts="num_experts", shared="num_shared_experts"),
+)
 _QWEN2 = LlamaLike(biases="qkv", slides="upper")
 _QWEN3 = LlamaLike(biases="config", qk_norm="head", slides="upper", head_size=128)
 _LLAMA_LIKE: Mapping[str, LlamaLike] = {
@@ -102,6 +117,15 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
     "Ernie4_5ForCausalLM": LlamaLike(biases="use_bias", tied=True, theta=500000.0, head_size=128, eps=1e-5),
     "GlmForCausalLM": LlamaLike(biases="config qkv", eps=1.5625e-07, head_size=128, partial=0.5),
     "Glm4ForCausalLM": LlamaLike(biases="config qkv", post_norm=True, eps=1.5625e-07, head_size=128, partial=0.5),
+    "SeedOssForCausalLM": LlamaLike(biases="config qkv", mlp_bias=True, head_size=128),
+    "MinistralForCausalLM": LlamaLike(slides="typed"),
+    "Ministral3ForCausalLM": LlamaLike(slides="given", eps=1e-5),
+    "Glm4MoeForCausalLM": LlamaLike(biases="config qkv", qk_norm="flag", eps=1e-5, partial=0.5, mixture=_GLM_MOE),
+    "ExaoneMoEForCausalLM": _EXAONE_MOE,  # as published
+    "ExaoneMoeForCausalLM": _EXAONE_MOE,  # as transformers writes it
+    "MiniMaxM2ForCausalLM": LlamaLike(qk_norm="whole", theta=5000000.0, head_size=128, partial=1.0, mixture="minimax"),
+    "Ernie4_5_MoeForCausalLM": LlamaLike(biases="use_bias", tied=True, theta=500000.0, eps=1e-5, mixture="ernie"),
+    "OlmoeForCausalLM": LlamaLike(biases="config", qk_norm="whole", eps=1e-5, mixture="olmoe"),
     "Starcoder2ForCausalLM": LlamaLike(biases="use_bias", slides="given", tied=True, plain=True),
 }
 
@@ -116,7 +140,7 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     if like.local:
         rope, reach, local = read_both_ropes(keys, like.theta, None, head_size, context)
     else:
-        (rope, reach), local = read_rope(keys, like.theta, head_size, context, like.partial), None
+        (rope, reach), local = read_rope(keys, like.theta, head_size, context, _partial(keys, like, head_size)), None
     check_repeats(keys, context, reach)
     rotary = read_rotary(keys, layers) if like.nope == "listed" else (True,) * layers
     windows = read_windows(keys, like.slides, rotary)
@@ -142,11 +166,12 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         qkv_bias=qkv_bias,
         out_bias=out_bias,
         mlp_bias=mlp_bias,
-        qk_norm=like.qk_norm,
+        qk_norm=_qk_norm(keys, like),
         pre_norm=like.pre_norm,
         post_norm=like.post_norm,
         scales=_scales(keys) if like.scaled else Scales(),
-        mixture=read_mixture(keys, like.mixture, layers) if like.mixture else None,
+        mixture=_mixture(keys, like, layers),
+        next_layers=_next_layers(keys, like),
         sink_logits=like.oss,
         tied_head=keys.flag("tie_word_embeddings", like.tied),
         dtype=dtype(keys),
@@ -155,6 +180,38 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         keys.only("hidden_act", "silu", why="another activation in this architecture")
         config = replace(config, activation="clamped_swiglu")
     return config, decoder(config)
+
+
+def _mixture(keys: JsonKeys, like: LlamaLike, layers: int) -> Mixture | None:
+    if not isinstance(like.mixture, Routed):
+        return read_mixture(keys, like.mixture, layers) if like.mixture else None
+    for key in TRAINING:
+        keys.raw(key)
+    return read_routed(keys, like.mixture, layers)
+
+
+def _next_layers(keys: JsonKeys, like: LlamaLike) -> int:
+    """Layers after the last that predict further tokens (MTP)."""
+    if not isinstance(like.mixture, Routed):
+        return 0
+    return keys.whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS)
+
+
+def _qk_norm(keys: JsonKeys, like: LlamaLike) -> Literal["head", "whole"] | None:
+    """The norms of q and k."""
+    if like.qk_norm == "flag":
+        return "head" if keys.flag("use_qk_norm", False) else None
+    if like.qk_norm is not None:
+        keys.only("use_qk_norm", True, why="attention without norms of q and k in this architecture")
+        keys.only("qk_norm_type", "per_layer", why="other norms of q and k in this architecture")
+    return like.qk_norm
+
+
+def _partial(keys: JsonKeys, like: LlamaLike, head_size: int) -> float | None:
+    """The default share of a head's dimensions that turn. MiniMax-M2's files give their number."""
+    if like.mixture != "minimax":
+        return like.partial
+    return keys.whole("rotary_dim", head_size, most=head_size) / head_size
 
 
 def _scales(keys: JsonKeys) -> Scales:
@@ -198,7 +255,8 @@ def _biases(keys: JsonKeys, like: LlamaLike) -> tuple[bool, bool, bool]:
             keys.only(key, True, why="Qwen2's attention without its biases")
         return True, False, mlp
     if like.biases == "config qkv":
-        return keys.flag("attention_bias", True), False, mlp
+        out = keys.flag("attention_out_bias", False)
+        return keys.flag("attention_bias", not isinstance(like.mixture, Routed)), out, mlp
     both = _optional(keys, "attention_bias", like.biases == "config", "biases of attention")
     return both, both, mlp
 
@@ -214,6 +272,9 @@ LLAMA = Family(
         "Qwen3ForCausalLM": "qwen3",
         "Qwen3VLForConditionalGeneration": "qwen3_vl",
         "SmolLM3ForCausalLM": "smollm3",
+        "SeedOssForCausalLM": "seed_oss",
+        "MinistralForCausalLM": "ministral",
+        "Ministral3ForCausalLM": "ministral3",
         "GraniteForCausalLM": "granite",
     },
     parse=_parse,
@@ -291,9 +352,39 @@ STARCODER2 = replace(
 
 MIXTRAL = replace(LLAMA, architectures={"MixtralForCausalLM": "mixtral"}, names=LLAMA.names | named(MIXTRAL_NAMES))
 
+MINIMAX = replace(
+    MIXTRAL,
+    architectures={"MiniMaxM2ForCausalLM": "minimax_m2"},
+    names=MIXTRAL.names | MINIMAX_NAMES,
+    renames=BIAS_RENAMES,
+)
+
+ROUTED = replace(
+    LLAMA,
+    architectures={
+        "Glm4MoeForCausalLM": "glm4_moe",
+        "ExaoneMoEForCausalLM": "exaone_moe",
+        "ExaoneMoeForCausalLM": "exaone_moe",
+    },
+    names=LLAMA.names | ROUTED_NAMES,
+    renames=ROUTED_RENAMES,
+)
+
+ERNIE_MOE = replace(
+    ERNIE,
+    architectures={"Ernie4_5_MoeForCausalLM": "ernie4_5_moe"},
+    names=LLAMA.names | ROUTED_NAMES | ERNIE_NAMES,
+    renames=BIAS_RENAMES,
+    stacks=BIAS_STACKS,
+)
+
 QWEN_MOE = replace(
     LLAMA,
-    architectures={"Qwen2MoeForCausalLM": "qwen2_moe", "Qwen3MoeForCausalLM": "qwen3_moe"},
+    architectures={
+        "Qwen2MoeForCausalLM": "qwen2_moe",
+        "Qwen3MoeForCausalLM": "qwen3_moe",
+        "OlmoeForCausalLM": "olmoe",
+    },
     names=LLAMA.names | named(QWEN_NAMES),
 )
 

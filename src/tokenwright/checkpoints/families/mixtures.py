@@ -13,10 +13,10 @@ from tokenwright.checkpoints.families.family import TensorSource
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Mixture
 
-Kind = Literal["mixtral", "qwen2", "qwen3", "gpt-oss"]
+Kind = Literal["mixtral", "qwen2", "qwen3", "gpt-oss", "minimax", "ernie", "olmoe"]
 
 MOST_EXPERTS = 1 << 16
-_TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # without effect on the logits
+TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # without effect on the logits
 
 MIXTRAL_NAMES: Mapping[str, str] = {
     "layers.{i}.mlp.router": "layers.{i}.block_sparse_moe.gate",
@@ -24,6 +24,17 @@ MIXTRAL_NAMES: Mapping[str, str] = {
     "layers.{i}.mlp.experts.{e}.up": "layers.{i}.block_sparse_moe.experts.{e}.w3",
     "layers.{i}.mlp.experts.{e}.down": "layers.{i}.block_sparse_moe.experts.{e}.w2",
 }
+MINIMAX_NAMES: dict[str, TensorSource] = {
+    "layers.{i}.mlp.correction": TensorSource("layers.{i}.block_sparse_moe.e_score_correction_bias", wide=True)
+}
+ERNIE_NAMES: dict[str, TensorSource] = {
+    "layers.{i}.mlp.correction": TensorSource("layers.{i}.mlp.moe_statics.e_score_correction_bias", wide=True)
+}
+# The biases of the choice, without the last part of a name that other tensors have; ERNIE's are [1, experts].
+BIAS_RENAMES = (
+    (re.compile(r"(layers\.\d+\.(?:block_sparse_moe|mlp\.moe_statics)\.e_score_correction_bias)"), r"\1.weight"),
+)
+BIAS_STACKS = re.compile(r"layers\.\d+\.mlp\.moe_statics\.e_score_correction_bias\.weight")
 QWEN_NAMES: Mapping[str, str] = {
     "layers.{i}.mlp.router": "layers.{i}.mlp.gate",
     "layers.{i}.mlp.shared_gate": "layers.{i}.mlp.shared_expert_gate",
@@ -58,23 +69,69 @@ GPT_OSS_STACKS = re.compile(r"layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj\.
 
 def read_mixture(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
     """The experts that a config.json describes; None if no layer has any. Raises CheckpointError."""
-    for key in _TRAINING:
+    for key in TRAINING:
         keys.raw(key)
-    readers = {"mixtral": _mixtral, "gpt-oss": _gpt_oss}
+    readers = {"mixtral": _mixtral, "gpt-oss": _gpt_oss, "minimax": _minimax, "ernie": _ernie, "olmoe": _olmoe}
     return readers[kind](keys, layers) if kind in readers else _qwen(keys, kind, layers)
 
 
 def _mixtral(keys: JsonKeys, layers: int) -> Mixture:
     experts = keys.whole("num_local_experts", 8, most=MOST_EXPERTS)
     chosen = keys.whole("num_experts_per_tok", 2, most=experts)
+    keys.only("norm_topk_prob", True, why="experts whose weights are not divided by their sum")
     return Mixture(experts, chosen, expert_width(keys, "intermediate_size", 14336), (True,) * layers)
+
+
+def _olmoe(keys: JsonKeys, layers: int) -> Mixture:
+    experts = keys.whole("num_experts", 64, most=MOST_EXPERTS)
+    check_same(keys, "num_local_experts", "num_experts", experts)
+    chosen = keys.whole("num_experts_per_tok", 8, most=experts)
+    keys.only("clip_qkv", why="clipped q, k and v")
+    normalised = keys.flag("norm_topk_prob", False)
+    width = expert_width(keys, "intermediate_size", 2048)
+    return Mixture(experts, chosen, width, (True,) * layers, renormalise=normalised)
+
+
+def _minimax(keys: JsonKeys, layers: int) -> Mixture:
+    """MiniMax-M2: scores of a sigmoid, and a learned bias of the choice."""
+    experts = keys.whole("num_local_experts", 256, most=MOST_EXPERTS)
+    check_same(keys, "num_experts", "num_local_experts", experts)
+    chosen = keys.whole("num_experts_per_tok", 8, most=experts)
+    keys.only("scoring_func", "sigmoid", why="other scores of experts in this architecture")
+    keys.only("use_routing_bias", True, why="a choice of experts without biases in this architecture")
+    keys.only("shared_intermediate_size", 0, why="a shared expert in this architecture")
+    if any(kind != 1 for kind in keys.raw("attn_type_list") or ()):
+        raise keys.error("attn_type_list asks for linear attention, which Tokenwright does not have")
+    for key in ("num_mtp_modules", "mtp_transformer_layers", "use_mtp"):
+        keys.raw(key)
+    width = expert_width(keys, "intermediate_size", 1536)
+    return Mixture(experts, chosen, width, (True,) * layers, "sigmoid", corrected=True)
+
+
+def _ernie(keys: JsonKeys, layers: int) -> Mixture | None:
+    """ERNIE 4.5: a learned bias of the choice, and shared experts, in the layers from one number to another."""
+    experts = keys.whole("moe_num_experts", 64, least=0, most=MOST_EXPERTS)
+    chosen = keys.whole("moe_k", 6, most=experts or MOST_EXPERTS)
+    first, last = keys.whole("moe_layer_start_index", 1, least=0), keys.number("moe_layer_end_index", -1, least=-1)
+    step = keys.whole("moe_layer_interval", 1)
+    keys.only("moe_norm_min", 1e-12, why="another least sum of the weights of experts")
+    keys.only("moe_gate", "topk", why="another choice of experts")
+    keys.only("moe_use_aux_free", True, why="a choice of experts without biases in this architecture")
+    for key in ("moe_capacity", "num_nextn_predict_layers"):  # of training, and of layers that transformers skips too
+        keys.raw(key)
+    width = expert_width(keys, "moe_intermediate_size", 1536)
+    shared = keys.whole("moe_num_shared_experts", 2, least=0)
+    last = layers - 1 if last == -1 else last
+    mixed = tuple((i + 1) % step == 0 and first <= i <= last for i in range(layers))
+    if not experts or not any(mixed):
+        return None
+    return Mixture(experts, chosen, width, mixed, corrected=True, shared_width=width * shared)
 
 
 def _gpt_oss(keys: JsonKeys, layers: int) -> Mixture:
     experts = keys.whole("num_local_experts", 128, most=MOST_EXPERTS)
     chosen = keys.whole("num_experts_per_tok", 4, most=experts)
-    if keys.whole("experts_per_token", chosen) != chosen:
-        raise keys.error("num_experts_per_tok and experts_per_token differ; keep the one that is right")
+    check_same(keys, "experts_per_token", "num_experts_per_tok", chosen)
     keys.only("swiglu_limit", 7.0, why="another limit of the activation")
     keys.only("swiglu_alpha", 1.702, why="another gain of the activation")
     keys.raw("initial_context_length")  # rope_scaling says it too
@@ -85,7 +142,9 @@ def _gpt_oss(keys: JsonKeys, layers: int) -> Mixture:
 
 
 def _qwen(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
-    experts = keys.whole("num_experts", 60 if kind == "qwen2" else 128, least=0, most=MOST_EXPERTS)
+    also = keys.whole("num_local_experts", 60 if kind == "qwen2" else 128, least=0, most=MOST_EXPERTS)
+    experts = keys.whole("num_experts", also, least=0, most=MOST_EXPERTS)
+    check_same(keys, "num_local_experts", "num_experts", experts)
     chosen = keys.whole("num_experts_per_tok", 4 if kind == "qwen2" else 8, most=experts or MOST_EXPERTS)
     step, without = keys.whole("decoder_sparse_step", 1), _listed(keys, "mlp_only_layers", layers)
     mixed = tuple(experts > 0 and (i + 1) % step == 0 and i not in without for i in range(layers))
@@ -95,6 +154,12 @@ def _qwen(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
     if not any(mixed):
         return None
     return Mixture(experts, chosen, width, mixed, renormalise=renormalise, shared_width=shared, shared_gate=shared > 0)
+
+
+def check_same(keys: JsonKeys, key: str, other: str, value: int) -> None:
+    """Refuse a `key` that says another number than `other`, of which it is a second name."""
+    if keys.whole(key, value, least=0) != value:
+        raise keys.error(f"{other} and {key} differ; keep the one that is right")
 
 
 def expert_width(keys: JsonKeys, key: str, default: int) -> int:

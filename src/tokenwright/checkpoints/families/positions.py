@@ -25,10 +25,13 @@ from tokenwright.config import (
 
 ORIGINAL = "original_max_position_embeddings"
 
+# Other names of rope types: LongRoPE's first one; and in a text, time, height and width are one position.
+_SAME_TYPE: Mapping[str, str] = {"su": "longrope", "mrope": "default"}
+
 # Which layers have an attention window; given: all, if the config has sliding_window; flagged: all, and even: those of
 # even number below max_window_layers, if it has use_sliding_window; alternate: those of even number; pattern: all but
-# every fourth, or as sliding_window_pattern says, if the config has sliding_window.
-Slides = Literal["none", "all", "given", "flagged", "upper", "even", "alternate", "nope", "pattern"]
+# every fourth, or as sliding_window_pattern says, if the config has sliding_window; typed: all, or as layer_types says.
+Slides = Literal["none", "all", "given", "flagged", "upper", "even", "alternate", "nope", "pattern", "typed"]
 
 
 def read_rope(
@@ -103,10 +106,9 @@ def _spelled(keys: JsonKeys) -> tuple[JsonKeys, str]:
     part = JsonKeys(values, f"{keys.where}: {name}")
     older = part.text("type", "default")
     kind = part.text("rope_type", older)
-    if part.raw("type") is not None and older != kind:
+    if part.raw("type") is not None and _SAME_TYPE.get(older, older) != _SAME_TYPE.get(kind, kind):
         raise part.error(f"type is {older!r} but rope_type is {kind!r}; keep the right one")
-    kind = "longrope" if kind == "su" else kind  # its first name
-    kind = "default" if kind == "mrope" else kind  # in a text, time, height and width are one position
+    kind = _SAME_TYPE.get(kind, kind)
     if kind != "default" and kind not in _READERS:
         raise part.error(f"Tokenwright lacks rope type {kind!r}; it has default, {', '.join(_READERS)}")
     return _with_original(keys, values, part.where, kind), kind
@@ -238,11 +240,13 @@ def read_windows(keys: JsonKeys, slides: Slides, rotary: tuple[bool, ...]) -> tu
     border = keys.whole("max_window_layers", 28, least=0)
     first = {"none": layers, "upper": border}.get(slides, 0)
     sliding = [i >= first and not (slides == "nope" and rotary[i]) for i in range(layers)]
-    if slides == "pattern":
+    types = keys.raw("layer_types")
+    if slides == "pattern" and types is None and window is not None:
         sliding = _pattern(keys, layers)
+    elif slides == "pattern":
+        keys.raw("sliding_window_pattern")  # without effect
     if slides in ("even", "alternate"):
         sliding = [i % 2 == 0 and (slides == "alternate" or i < border) for i in range(layers)]
-    types = keys.raw("layer_types")
     if types is not None:
         listed = read_layer_types(keys, types, layers)
         if any(listed) and window is None:
@@ -282,7 +286,7 @@ def _window(keys: JsonKeys, slides: Slides) -> int | None:
         keys.only("sliding_window", why="a sliding window in this architecture")
         keys.only("use_sliding_window", False, why="a sliding window in this architecture")
         return None
-    if slides in ("all", "given", "alternate", "pattern"):
+    if slides in ("all", "given", "alternate", "pattern", "typed"):
         keys.only("use_sliding_window", True, why="this architecture without its window")
     elif not keys.flag("use_sliding_window", False):
         return None

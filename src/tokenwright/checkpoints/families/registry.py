@@ -16,14 +16,17 @@ from tokenwright.checkpoints.families.gemma import GEMMA2, GEMMA3
 from tokenwright.checkpoints.families.gpt2 import GPT2
 from tokenwright.checkpoints.families.llama import (
     ERNIE,
+    ERNIE_MOE,
     GLM,
     GLM4,
     GPT_OSS,
     LLAMA,
+    MINIMAX,
     MIXTRAL,
     OLMO2,
     PHI3,
     QWEN_MOE,
+    ROUTED,
     STARCODER2,
 )
 from tokenwright.checkpoints.families.neox import NEOX
@@ -35,10 +38,11 @@ __all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "TensorSource", "parse_config"
 
 FAMILIES = (
     GPT2, LLAMA, MIXTRAL, QWEN_MOE, GPT_OSS, PHI3, OLMO2, STARCODER2, GEMMA2, GEMMA3, COHERE, NEOX, GLM, GLM4, ERNIE,
-    DEEPSEEK,
+    ROUTED, ERNIE_MOE, MINIMAX, DEEPSEEK,
 )  # fmt: skip
 
-# Keys that a config may only have at a neutral value: the allowed values, and the feature that any other value needs.
+# Keys that a family may read; where it does not, a config may only have them at a value that changes nothing: those
+# values, and the operation that any other one needs.
 _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "add_cross_attention": ((False,), "cross-attention"),
     "compression_config": ((), "quantised weights"),
@@ -46,12 +50,20 @@ _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "interpolate_factor": ((1,), "interpolated positions"),
     "is_encoder_decoder": ((False,), "an encoder"),
     "lm_head_bias": ((False,), "a bias of the head"),
+    "embedding_multiplier": ((1.0,), "scaled embeddings"),
+    "is_causal": ((True,), "attention to later tokens"),
+    "logit_scale": ((1.0,), "scaled logits"),
+    "logits_scaling": ((1.0,), "scaled logits"),
     "pruned_heads": (({},), "pruned heads"),
     "quantization_config": ((), "quantised weights"),
+    "residual_multiplier": ((1.0,), "scaled results of attention and MLP"),
     "rope_interleaved": ((False,), "rotation of neighbouring dimensions"),
+    "routed_scaling_factor": ((1.0,), "scaled weights of experts"),
     "scale_attn_by_inverse_layer_idx": ((False,), "attention scaled by the layer"),
     "scale_attn_weights": ((True,), "attention without scaling"),
     "use_mrope": ((False,), "multimodal rotary positions"),
+    "use_qk_norm": ((False,), "norms of q and k"),
+    "use_rope": ((True,), "attention without positions"),
 }
 
 # Keys that do not affect the logits: training, generation defaults, classification heads, exporters.
@@ -96,9 +108,10 @@ def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Parse
     named = {key: value for key, value in text_keys(config, where).items() if not key.startswith("_")}
     keys = JsonKeys(named, where)  # without _name_or_path and the like
     family, architecture = _find(keys)
-    for key, (allowed, why) in _REFUSED.items():
-        keys.only(key, *allowed, why=why)
     parsed, graph = family.parse(keys, architecture)
+    for key, (allowed, why) in _REFUSED.items():
+        if not keys.was_read(key):
+            keys.only(key, *allowed, why=why)
     keys.finish(_INERT, _ADVICE)
     return Parsed(family, parsed, graph)
 
@@ -132,8 +145,10 @@ def _find(keys: JsonKeys) -> tuple[Family, str]:
         raise keys.error('it names no architecture; add architectures, such as ["LlamaForCausalLM"], or model_type')
     name = listed[0] if listed else kinds.get(kind, f"of model_type {kind!r}")
     if name not in known:
-        raise keys.error(f"unknown architecture {name}; {what_it_lacks(keys)}. Tokenwright runs {', '.join(known)}")
+        raise keys.error(
+            f"unknown architecture {name}; {what_it_lacks(keys, name)}. Tokenwright runs {', '.join(known)}"
+        )
     family = known[name]
-    if kind not in ("", family.architectures[name]):
-        raise keys.error(f"model_type {kind!r} does not belong to {name}; correct config.json")
+    if kind in kinds and kind != family.architectures[name]:
+        raise keys.error(f"model_type {kind!r} does not belong to {name}, but to {kinds[kind]}; correct config.json")
     return family, name

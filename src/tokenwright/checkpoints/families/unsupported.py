@@ -1,16 +1,19 @@
-"""What a config.json asks for that Tokenwright does not compute: one table, from keys to the operations they stand for.
+"""What a config.json asks for that Tokenwright does not compute: from keys and architectures to operations.
 
-`inspect` and `plan` say it of an architecture that no family has. An operation leaves the table when a backend has it.
+`inspect` and `plan` say it of an architecture that no family has. An operation leaves the tables when a backend has it.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
+from tokenwright.checkpoints.files.json_keys import JsonKeys, neutral, shown
 
-# A key, and the operation that it stands for unless its value is null, false, 0 or empty; {} is the value.
+# A key, and the operation that it stands for unless its value is neutral; {} is the value.
 _OPERATIONS: tuple[tuple[str, str], ...] = (
     ("index_topk", "attention to the {} tokens that an indexer chooses"),
+    ("index_topk_blocks", "attention to blocks of tokens that an indexer chooses"),
+    ("sparse_attention_config", "attention to blocks of tokens that an indexer chooses"),
     ("attention_chunk_size", "chunked attention, {} tokens at a time"),
     ("attn_temperature_tuning", "queries scaled by their position"),
     ("interleave_moe_layer_step", "experts whose input is scaled by their score"),
@@ -18,6 +21,7 @@ _OPERATIONS: tuple[tuple[str, str], ...] = (
     ("ssm_state_size", "state-space layers"),
     ("mamba_d_state", "state-space layers"),
     ("linear_num_key_heads", "linear attention"),
+    ("linear_attn_config", "linear attention"),
     ("conv_L_cache", "short convolutions"),
     ("lru_width", "recurrent layers"),
     ("attention_hidden_size", "recurrent layers"),
@@ -28,6 +32,11 @@ _OPERATIONS: tuple[tuple[str, str], ...] = (
     ("hidden_size_per_layer_input", "embeddings for each layer"),
     ("altup_num_inputs", "several residual streams (AltUp)"),
     ("num_kv_shared_layers", "K and V that layers share"),
+    ("global_head_dim", "heads of another size in layers with full attention"),
+    ("per_layer_config", "heads of another size in layers with full attention"),
+    ("swa_head_dim", "heads of another size in layers with a window"),
+    ("attention_value_scale", "values of another size than keys, times a factor"),
+    ("zero_expert_num", "experts that return their input"),
     ("clip_qkv", "clipped q, k and v"),
 )
 _LAYER_TYPES: Mapping[str, str] = {
@@ -37,23 +46,48 @@ _LAYER_TYPES: Mapping[str, str] = {
     "mamba": "state-space layers",
     "recurrent": "recurrent layers",
 }
+# Architectures whose keys do not tell, by their names' beginnings, and what they need.
+_ARCHITECTURES: tuple[tuple[str, str], ...] = (
+    ("Bloom|Mpt|MPT", "ALiBi positions"),
+    ("Baichuan|BaiChuan", "one tensor of q, k and v (W_pack), and ALiBi positions in its 13B models"),
+    (
+        "ChatGLM",
+        "the tensor names of ChatGLM (folders whose names end in -hf have those of GlmForCausalLM)",
+    ),
+    ("MiniCPM3", "latent attention beside scaled embeddings, residuals and logits"),
+    ("KimiK3", "gates of latent attention, attention over residual streams"),
+    ("DiffLlama", "differential attention"),
+    ("Reformer|BigBird", "sparse attention"),
+    ("OPT|XGLM|BioGpt|OpenAIGPT|CTRL|GPTNeoFor", "learned or sinusoidal positions in a block that is not GPT-2's"),
+    ("GPTJ|CodeGen|Phi(?:For|Moe|moe)", "a bias of the head"),
+    ("RWKV|Rwkv|xLSTM", "recurrent layers"),
+    (r"\w*Mamba", "state-space layers"),
+    (r"(?i:\w*bert|electra|roformer|xmod|xlm|xlnet|data2vec|ernie(?!4))", "an encoder's attention to later tokens"),
+)
 
 
 def lacking_operations(keys: JsonKeys) -> tuple[str, ...]:
-    """The operations that a config.json's keys stand for and Tokenwright lacks, each once, in the table's order."""
-    found = [words.format(_value(keys.raw(key))) for key, words in _OPERATIONS if keys.raw(key)]
+    """The operations that a config.json's keys stand for and Tokenwright lacks, each once, in the tables' order."""
+    found = [words.format(_value(keys.raw(key))) for key, words in _OPERATIONS if _needed(keys, key)]
     types = keys.raw("layer_types")
     listed = types if isinstance(types, list) else []
     found += [words for kind, words in _LAYER_TYPES.items() if kind in listed]
     return tuple(dict.fromkeys(found))
 
 
-def what_it_lacks(keys: JsonKeys) -> str:
-    """The same as a clause about an architecture that no family has."""
-    lacking = lacking_operations(keys)
+def what_it_lacks(keys: JsonKeys, architecture: str) -> str:
+    """The same as a clause about an architecture that no family has, whose name may tell what its keys do not."""
+    by_name = [words for start, words in _ARCHITECTURES if re.match(start, architecture)]
+    lacking = dict.fromkeys([*lacking_operations(keys), *by_name])
     if lacking:
         return f"it needs {', '.join(lacking)}, which Tokenwright lacks"
-    return "its config.json names no operation that Tokenwright lacks, but there is no family for it (docs/families.md)"
+    return "Tokenwright has no family that maps its keys and tensors (docs/families.md tells how to add one)"
+
+
+def _needed(keys: JsonKeys, key: str) -> bool:
+    """Whether a key asks for its operation. MiMo-V2's files call their windows chunks as well."""
+    windows = key == "attention_chunk_size" and keys.raw("sliding_window") == keys.raw(key)
+    return not neutral(keys.raw(key)) and not windows
 
 
 def _value(value: Any) -> str:

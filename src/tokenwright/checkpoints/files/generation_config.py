@@ -76,7 +76,7 @@ def parse_generation(
         bos_id=bos[0] if bos else None,
         eos_ids=tuple(eos),
         temperature=_temperature(keys),
-        top_k=_whole(keys, "top_k"),
+        top_k=None if keys.raw("top_k") == -1 else _whole(keys, "top_k"),  # -1 in other engines: all tokens
         top_p=_number(keys, "top_p", most=1.0),
         min_p=_number(keys, "min_p", least=0.0, most=1.0),
         typical_p=_number(keys, "typical_p", most=1.0),

@@ -15,14 +15,16 @@ from typing import Any, NamedTuple
 
 from tokenwright.checkpoints.files.json_keys import read_json
 from tokenwright.checkpoints.files.pooling import FILES as POOLING_FILES
+from tokenwright.checkpoints.files.settings import MODELOPT
 from tokenwright.errors import CheckpointError, fetch_again
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 SMALL = (
-    "config.json", "generation_config.json", INDEX, "tokenizer.json", "tokenizer_config.json",
+    "config.json", MODELOPT, "generation_config.json", INDEX, "tokenizer.json", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
     *POOLING_FILES,
 )  # fmt: skip
 WISHED = "HF_HUB_OFFLINE is set"

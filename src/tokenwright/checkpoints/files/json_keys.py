@@ -54,6 +54,11 @@ class JsonKeys:
     def error(self, message: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: {message}")
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The keys that are there and not null."""
+        return tuple(self._values)
+
     def raw(self, key: str) -> Any:
         """The value without any check, or None."""
         self._read.add(key)
@@ -101,14 +106,26 @@ class JsonKeys:
         return value
 
     def only(self, key: str, *allowed: object, why: str) -> None:
-        """Refuse any value of `key` but these (and null); `why` names the missing feature."""
+        """Refuse any value of `key` but these (and null); `why` names the missing feature.
+
+        Where none is named, or one of them is neutral, every neutral value passes.
+        """
         value = self.raw(key)
-        if value is not None and not any(type(value) is type(one) and value == one for one in allowed):
+        harmless = neutral(value) and (not allowed or any(map(neutral, allowed)))
+        if value is not None and not harmless and not any(_equal(value, one) for one in allowed):
             raise self.error(f"{key} = {shown(value)} asks for {why}, which Tokenwright does not have")
 
+    def was_read(self, key: str) -> bool:
+        """Whether a reader has asked for the key."""
+        return key in self._read
+
     def finish(self, inert: Collection[str], advice: str) -> None:
-        """Refuse keys that the parser did not read and that are not `inert` (without effect on the arithmetic)."""
-        unknown = [key for key in self._values if key not in self._read and key not in inert]
+        """Refuse keys that the parser did not read, unless their value is neutral or they are `inert`.
+
+        `inert`: without effect on the arithmetic, whatever the value.
+        """
+        unread = self._values.keys() - self._read - set(inert)
+        unknown = [key for key in unread if not neutral(self._values[key])]
         if unknown:
             named = ", ".join(f"{key} = {shown(self._values[key])}" for key in sorted(unknown)[:5])
             more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
@@ -121,6 +138,16 @@ class JsonKeys:
         if value is None:
             raise self.error(f"{key} is missing")
         return value
+
+
+def neutral(value: object) -> bool:
+    """Whether a value switches nothing on: null, false, 0, or an empty text, list or object."""
+    return value is None or (isinstance(value, bool | int | float | str | list | dict) and not value)
+
+
+def _equal(value: object, other: object) -> bool:
+    """Equality as in JSON: 1 and 1.0 are one number, and true is none."""
+    return value == other and isinstance(value, bool) is isinstance(other, bool)
 
 
 def shown(value: object) -> str:

@@ -8,6 +8,7 @@ from tokenwright.backends.layout import Weights
 from tokenwright.checkpoints.files import hub
 from tokenwright.checkpoints.files.atomic_write import draft_folder, sweep
 from tokenwright.checkpoints.files.json_keys import read_json
+from tokenwright.checkpoints.files.settings import MODELOPT
 from tokenwright.checkpoints.folder import Checkpoint, Report
 from tokenwright.checkpoints.packed_file import quantisation, write_weights
 from tokenwright.checkpoints.packing.target import check_target
@@ -44,9 +45,10 @@ def write_folder(
     try:
         with draft_folder(folder) as draft:
             settings = read_json(checkpoint.path / "config.json")
+            settings.pop("quantization", None)  # MLX's
             settings["quantization_config"] = quantisation(form, checkpoint.config.dtype)
             (draft / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-            for name in set(hub.SMALL) - {"config.json", hub.INDEX}:
+            for name in set(hub.SMALL) - {"config.json", hub.INDEX, MODELOPT}:
                 for file in checkpoint.path.glob(name):
                     copy = draft / file.relative_to(checkpoint.path)
                     copy.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Folders with quantised weights: GPTQ, AWQ, fp8, compressed-tensors, bitsandbytes and MXFP4.
+"""Folders with quantised weights: GPTQ, AWQ, fp8, compressed-tensors, bitsandbytes, MXFP4, ModelOpt's fp8 and MLX.
 
 A quantised matrix is several tensors of a file: codes, scales, zeros, an order. `gather` joins them to one `Compound`
 under the name that the unquantised weight would have; the names of the tensors tell which matrices are quantised, so
@@ -16,6 +16,7 @@ from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.quantised.codecs import MatrixCodec, Parts
 from tokenwright.checkpoints.quantised.integer_codecs import Awq, Gptq, PackedIntegers
+from tokenwright.checkpoints.quantised.mlx_codec import Mlx
 from tokenwright.checkpoints.quantised.scaled_codecs import Mxfp4, Scaled
 from tokenwright.checkpoints.quantised.table_codecs import four_bit
 from tokenwright.errors import CheckpointError, fetch_again
@@ -38,6 +39,7 @@ class Scheme(NamedTuple):
     names: re.Pattern[str]  # groups: base, part
     main: str  # the part that every quantised matrix has; the other parts alone are not one
     read_first: str | None = None  # a part that describes the others
+    unused: re.Pattern[str] | None = None  # names of tensors that describe no weights
 
 
 def _names(*parts: str) -> re.Pattern[str]:
@@ -49,15 +51,17 @@ def read_scheme(settings: dict[str, Any], where: str) -> Scheme | None:
 
     None if there is none, or our own. Raises CheckpointError for a method or a variant that Tokenwright lacks.
     """
-    key = next((one for one in ("quantization_config", "compression_config") if settings.get(one)), None)
-    if key is None or not isinstance(settings[key], dict):
+    key = next((one for one in _DEFAULTS if isinstance(settings.get(one), dict) and settings[one]), None)
+    if key is None:
         return None
     keys = JsonKeys(settings[key], f"{where}: {key}")
-    method = keys.text("quant_method", "compressed-tensors" if key == "compression_config" else "")
+    method = keys.text("quant_method", _DEFAULTS[key])
     if method not in _METHODS:
         return None
     scheme = _METHODS[method](keys)
     del settings[key]
+    if method == "mlx":
+        settings.pop("quantization_config", None)  # MLX writes the same there, without a method
     return scheme
 
 
@@ -129,6 +133,29 @@ def _bitsandbytes(keys: JsonKeys) -> Scheme:
     return Scheme(four_bit, names, "quant_state", "quant_state")
 
 
+def _modelopt(keys: JsonKeys) -> Scheme:
+    """ModelOpt: one scale for each matrix, or for each output. Those of K and V are its cache's, not the weights'."""
+    kind = keys.text("quant_algo", "")
+    if kind not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
+        named = f"ModelOpt's {_MODELOPT.get(kind, kind or 'format without quant_algo')}"
+        raise keys.error(f"the weights are in {named}, which Tokenwright does not have; it reads ModelOpt's FP8")
+    codec = Scaled("ModelOpt fp8", "F8_E4M3", "weight_scale")
+    unused = re.compile(r".*\.[kv](?:_proj\.[kv])?_scale")
+    return Scheme(lambda _: codec, _names("weight", "weight_scale", "input_scale"), "weight_scale", unused=unused)
+
+
+def _mlx(keys: JsonKeys) -> Scheme:
+    if (mode := keys.text("mode", "affine")) != "affine":
+        raise keys.error(f"the weights are in MLX's mode {shown(mode)}; Tokenwright reads affine")
+    codec = Mlx(_bits(keys, "bits", (4, 8)), keys.whole("group_size", 64, most=1 << 12))
+    names = (key for key in keys.names if isinstance(keys.raw(key), dict))
+    for name in names:
+        own = JsonKeys(keys.raw(name), f"{keys.where}: {name}")
+        if (own.whole("bits", codec.bits), own.whole("group_size", codec.group)) != (codec.bits, codec.group):
+            raise own.error("other bits or groups for some modules, which Tokenwright does not have")
+    return Scheme(lambda _: codec, _names("weight", "scales", "biases"), "scales")
+
+
 def _mxfp4(keys: JsonKeys) -> Scheme:
     keys.only("dequantize", False, True, why="weights in another form")
     names = re.compile(r"(?P<base>.+\.(?:gate_up|down)_proj)_(?P<part>blocks|scales)")
@@ -157,6 +184,14 @@ _METHODS: Mapping[str, Callable[[JsonKeys], Scheme]] = {
     "compressed-tensors": _compressed,
     "bitsandbytes": _bitsandbytes,
     "mxfp4": _mxfp4,
+    "modelopt": _modelopt,
+    "mlx": _mlx,
+}
+# Where a config.json describes its weights, and the method unless it says one.
+_DEFAULTS = {"quantization": "mlx", "quantization_config": "", "compression_config": "compressed-tensors"}
+_MODELOPT = {
+    "NVFP4": "NVFP4 (4-bit floats in groups of 16 with fp8 scales)",
+    "W4A8_AWQ": "W4A8 (4-bit integers with fp8 activations)",
 }
 
 
@@ -175,6 +210,7 @@ def gather(stored: Mapping[str, Stored], scheme: Scheme, read: Read) -> dict[str
             named.setdefault(match["base"], {})[part] = name
     quantised = {base: parts for base, parts in named.items() if scheme.main in parts}
     taken = {name for parts in quantised.values() for name in parts.values()}
+    taken |= {name for name in stored if scheme.unused is not None and scheme.unused.fullmatch(name)}
     found = {name: one for name, one in stored.items() if name not in taken}
     for base, parts in quantised.items():
         found[f"{base}.weight"] = _compound(base, {part: stored[name] for part, name in parts.items()}, scheme, read)

@@ -1,0 +1,105 @@
+"""Experts as DeepSeek has them: routed ones in groups behind some dense layers, and shared ones that all tokens meet.
+
+GLM-4.5 and EXAONE MoE have the same beside plain attention. Absent keys take transformers' defaults.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenwright.checkpoints.families.family import TensorSource, named
+from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, check_same, expert_width
+from tokenwright.checkpoints.files.json_keys import JsonKeys
+from tokenwright.config import Mixture
+
+MOST_GROUPS = 64  # of experts; as in backends/native/cpp/step.h
+_AT = "layers.{i}.mlp"
+ROUTED_NAMES: dict[str, TensorSource] = named(
+    {f"{_AT}.router": f"{_AT}.gate"}
+    | {
+        f"{_AT}.{ours}.{one}": f"{_AT}.{theirs}.{one}_proj"
+        for ours, theirs in (("experts.{e}", "experts.{e}"), ("shared", "shared_experts"))
+        for one in ("gate", "up", "down")
+    }
+) | {f"{_AT}.correction": TensorSource(f"{_AT}.gate.e_score_correction_bias", wide=True)}
+# The biases of the choice have no last part as other tensors have; EXAONE's files have them outside the router.
+ROUTED_RENAMES = (
+    (
+        re.compile(r"(layers\.\d+\.mlp)\.(?:gate\.)?e_score_correction_bias"),
+        r"\1.gate.e_score_correction_bias.weight",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """The differences between architectures; the numbers are defaults of absent keys."""
+
+    scores: Literal["softmax", "sigmoid"]
+    methods: tuple[str, ...]  # of choosing experts; the first is the default
+    dense: int  # the first layers, without experts
+    factor: float  # of the weights of a row's experts
+    renormalise: bool
+    groups: tuple[int, int] = (1, 1)  # of experts, and how many of them are chosen from
+    experts: str = "n_routed_experts"  # the key of their number; absent: there are none
+    shared: str = "n_shared_experts"
+
+
+def read_routed(keys: JsonKeys, like: Routed, layers: int) -> Mixture | None:
+    """The experts of the layers that have some; None if no layer has. Raises CheckpointError."""
+    mixed = _layers(keys, like, layers)
+    keys.only("scoring_func", like.scores, why="other scores of experts in this architecture")
+    method = keys.text("topk_method", like.methods[0])
+    if method not in like.methods:
+        raise keys.error(
+            f"topk_method is {method!r}; Tokenwright has {' and '.join(like.methods)} in this architecture"
+        )
+    groups = keys.whole("n_group", like.groups[0], most=MOST_GROUPS)
+    top = keys.whole("topk_group", min(like.groups[1], groups), most=groups)
+    normalised = keys.flag("norm_topk_prob", like.renormalise)
+    factor = keys.number("routed_scaling_factor", like.factor)
+    if keys.raw(like.experts) is None or not any(mixed):
+        for key in (like.experts, like.shared, "num_experts_per_tok", "moe_intermediate_size"):
+            keys.raw(key)
+        return None
+    experts = keys.whole(like.experts, most=MOST_EXPERTS)
+    check_same(keys, "num_local_experts", like.experts, experts)
+    groups, top = (1, 1) if method == "greedy" else (groups, top)
+    chosen = keys.whole("num_experts_per_tok", most=_offered(keys, experts, groups, top))
+    width = expert_width(keys, "moe_intermediate_size", 0)
+    either = like.scores == "softmax"  # the code of V2's authors normalises, where several are chosen, or scales
+    renormalise = normalised and not (either and chosen == 1)
+    return Mixture(
+        experts,
+        chosen,
+        width,
+        mixed,
+        like.scores,
+        renormalise,
+        groups=groups,
+        chosen_groups=top,
+        group_best=2 if method == "noaux_tc" else 1,
+        corrected=method == "noaux_tc",
+        factor=1.0 if renormalise and either else factor,
+        shared_width=width * (0 if keys.is_null(like.shared) else keys.whole(like.shared, least=0)),
+    )
+
+
+def _layers(keys: JsonKeys, like: Routed, layers: int) -> tuple[bool, ...]:
+    """Whether each layer has experts: by mlp_layer_types, or all behind the dense ones."""
+    dense, step = keys.whole("first_k_dense_replace", like.dense, least=0), keys.whole("moe_layer_freq", 1)
+    types = keys.raw("mlp_layer_types")
+    if types is None:
+        return tuple(i >= dense and i % step == 0 for i in range(layers))
+    if not isinstance(types, list) or len(types) != layers or not all(one in ("dense", "sparse") for one in types):
+        raise keys.error(f"mlp_layer_types must list {layers} times dense or sparse, one for each layer")
+    return tuple(one == "sparse" for one in types)
+
+
+def _offered(keys: JsonKeys, experts: int, groups: int, top: int) -> int:
+    """How many experts the chosen groups have."""
+    if experts % groups or (groups > 1 and experts < 2 * groups):
+        raise keys.error(
+            f"{experts} experts cannot be divided into {groups} groups (n_group) of two or more; correct config.json"
+        )
+    return experts // groups * top

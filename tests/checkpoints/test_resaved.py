@@ -1,0 +1,82 @@
+"""A config.json that transformers has saved anew describes the same graph, and neutral keys never refuse a model."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from tests.checkpoints.test_published_configs import RUN
+from tests.models.fixtures import KINDS, VARIANTS, make_config
+from tests.models.originals import ORIGINALS
+from tokenwright.checkpoints.families.registry import FAMILIES, Parsed, parse_config
+from tokenwright.checkpoints.quantised.published import read_scheme
+from tokenwright.errors import CheckpointError
+
+CASES: dict[str, dict[str, Any]] = (
+    {name: config for name, (config, _) in ORIGINALS.items()}
+    | {name: config for name, (config, _) in RUN.items() if name != "moonshotai/Kimi-K2-Instruct"}
+    | {kind: make_config(kind) for kind in (*KINDS, *VARIANTS)}
+)
+# Of the config classes' defaults, what no file has: no number of experts for a token, and an odd width of experts.
+MENDED: dict[str, dict[str, int]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
+    "glm4_moe": {"head_dim": 128},  # 96 heads do not divide its width
+}
+
+
+def parsed(config: dict[str, Any]) -> Parsed:
+    settings = copy.deepcopy(config)
+    read_scheme(settings, "config.json")
+    return parse_config(settings)
+
+
+def resaved(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The config.json that transformers writes after it has read this one."""
+    AutoConfig.for_model(**copy.deepcopy(config)).save_pretrained(folder)
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_config_that_transformers_saved_anew_gives_the_same_graph(name: str, tmp_path: Path) -> None:
+    assert parsed(resaved(CASES[name], tmp_path)).graph == parsed(CASES[name]).graph
+
+
+@pytest.mark.parametrize("kind", [kind for one in FAMILIES for kind in one.architectures.values()])
+def test_the_defaults_of_every_config_class_run(kind: str, tmp_path: Path) -> None:
+    try:
+        config = resaved({"model_type": kind}, tmp_path)
+    except ValueError as error:
+        pytest.skip(f"transformers has no such class: {error}")
+    assert parsed(config | MENDED.get(kind, {})).graph.parameters > 0
+
+
+@pytest.mark.parametrize("value", [None, False, 0, 0.0, "", [], {}])
+def test_a_neutral_value_of_any_key_passes(value: object) -> None:
+    plain = parsed(make_config("qwen3-moe"))
+    for key in ("some_new_operation", "lm_head_bias", "use_mrope", "qkv_bias", "attention_bias"):
+        if key != "attention_bias" or type(value) is bool:
+            assert parsed(make_config("qwen3-moe") | {key: value}).graph == plain.graph
+
+
+@pytest.mark.parametrize(
+    ("key", "neutral", "other"),
+    [
+        ("logits_scaling", 1, 2.0),
+        ("embedding_multiplier", 1.0, 12.0),
+        ("use_qk_norm", False, True),
+        ("use_rope", True, False),
+        ("is_causal", True, False),
+        ("some_new_operation", False, True),
+    ],
+)
+def test_a_key_that_a_family_does_not_read_passes_at_its_neutral_value_alone(
+    key: str, neutral: object, other: object
+) -> None:
+    plain = make_config("llama3")
+    assert parsed(plain | {key: neutral}) == parsed(plain)
+    with pytest.raises(CheckpointError, match=key):
+        parsed(plain | {key: other})
