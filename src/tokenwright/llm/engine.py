@@ -29,6 +29,7 @@ from tokenwright.llm.cache_file import load_pages, save_pages
 from tokenwright.llm.input_processor import InputProcessor, Prompt
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.output_processor import OutputProcessor
+from tokenwright.llm.proposing import proposer_of
 from tokenwright.llm.relevance import Relevance
 from tokenwright.llm.streams import AsyncStreams
 from tokenwright.models.cost import CostModel
@@ -80,7 +81,8 @@ class LLMEngine:
         store, groups = make_store(self.specs, options, self.context, loaded.device)
         pool = PagePool(groups, options.page_size, store)
         prefixes, swap = PrefixIndex(pool, repr(self.specs).encode()), SwapSpace(pool, options.swap_memory)
-        scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap)
+        proposer = proposer_of(options, self.facts, self.kv_bytes(1), loaded.decoder.weight_bytes)
+        scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap, proposer)
         model, inputs = Model(loaded.decoder, self.specs, loaded.device), InputProcessor(loaded, self.context)
         runner: Any = ModelRunner(loaded.decoder, store)
         sampler: Any = TorchSampler()
