@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import finalize
@@ -20,7 +21,8 @@ from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import EngineConfig, Rope, angle_length
-from tokenwright.decode import TorchSampler
+from tokenwright.decode import SuffixProposer, TorchSampler
+from tokenwright.decode.step_costs import StepCosts, costs_of
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler, SwapSpace
 from tokenwright.engine.loop import CLOSED, EngineLoop, Inbox, Listener, RequestHandle
 from tokenwright.errors import RequestError
@@ -29,7 +31,6 @@ from tokenwright.llm.cache_file import load_pages, save_pages
 from tokenwright.llm.input_processor import InputProcessor, Prompt
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.output_processor import OutputProcessor
-from tokenwright.llm.proposing import proposer_of
 from tokenwright.llm.relevance import Relevance
 from tokenwright.llm.streams import AsyncStreams
 from tokenwright.models.cost import CostModel
@@ -81,7 +82,7 @@ class LLMEngine:
         store, groups = make_store(self.specs, options, self.context, loaded.device)
         pool = PagePool(groups, options.page_size, store)
         prefixes, swap = PrefixIndex(pool, repr(self.specs).encode()), SwapSpace(pool, options.swap_memory)
-        proposer = proposer_of(options, self.facts, self.kv_bytes(1), loaded.decoder.weight_bytes)
+        proposer = None if options.speculate == "off" else SuffixProposer(self._step_costs(loaded.decoder.weight_bytes))
         scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap, proposer)
         model, inputs = Model(loaded.decoder, self.specs, loaded.device), InputProcessor(loaded, self.context)
         runner: Any = ModelRunner(loaded.decoder, store)
@@ -176,6 +177,13 @@ class LLMEngine:
     def costs(self) -> CostModel:
         """The cost of steps of this model with this cache, derived from shapes."""
         return CostModel(self.facts.graph, self.specs)
+
+    def _step_costs(self, weight_bytes: int) -> StepCosts:
+        """What drafts are weighed against."""
+        facts, context = self.facts, self.kv_bytes(1) / weight_bytes
+        return costs_of(
+            facts.kernels, facts.weights.name, lambda rows: sum(map(prod, facts.graph.read(rows).values())), context
+        )
 
     def save_cache(self, path: str | Path, tokens: Prompt) -> int:
         """Save a text's cached pages to a file, as `LLM.save_cache` says."""
