@@ -1,9 +1,9 @@
 """The proposer: drafts from earlier text, as many as their counted chances are worth.
 
 A draft is what followed the last tokens where they stood before: in the text itself, in what the request predicts, or
-in what requests of the same key have written. How often such a guess holds is counted for each text by the length of
-the match. Guesses are compared with what was written even where no row was spent on them, so a text that begins to
-repeat itself is noticed at no cost.
+in what requests of the same key have written; or the one text that a grammar leaves. How often such a guess holds is
+counted for each text by the length of the match. Guesses are compared with what was written even where no row was spent
+on them, so a text that begins to repeat itself is noticed at no cost.
 
 A step takes the drafts of all its texts in the order of their chances, as long as the tokens that it may expect rise
 faster than its cost (`step_costs.py`). So there are none where the batch fills the rows, and none for a text whose
@@ -20,8 +20,17 @@ from tokenwright.engine import Sequence, Step
 
 MOST_DRAFTS = 15  # of one text in a step: with its own row they fill the sixteen that weights are read for at once
 EARLIER_BYTES = 8 << 20  # for earlier texts
-LENGTHS = (3, 4, 6, 9, 15)  # of matches that are counted together, up to and including these; longer ones too
-PRIOR = ((1, 2), (1, 2), (2, 3), (2, 3), (5, 6), (7, 8))  # guesses that held, of guesses, before any was counted
+FORCED = 1 << 20  # counts as the length of the match where a grammar leaves one text
+LENGTHS = (3, 4, 6, 9, 15, FORCED - 1)  # of matches that are counted together, up to and including these
+PRIOR = (
+    (1, 2),
+    (1, 2),
+    (2, 3),
+    (2, 3),
+    (5, 6),
+    (7, 8),
+    (7, 8),
+)  # guesses that held, of guesses, before any was counted
 FORGET = 64  # guesses after which older ones count half
 MARGIN = 1.02  # a step with drafts must promise so much more than one without
 
@@ -76,6 +85,10 @@ class _Followed:
             found.append(chance)
         return found
 
+    def expected(self, guess: Guess) -> float:
+        """How many tokens of a guess hold on average."""
+        return sum(self.chances(guess))
+
 
 class SuffixProposer:
     """Implements the engine's Proposer. `earlier`: bytes for what requests have written before."""
@@ -91,6 +104,8 @@ class SuffixProposer:
         return self.earlier.nbytes + sum(one.index.nbytes for one in self._followed.values())
 
     def propose(self, sequences: ListLike[Sequence], most: ListLike[int], step: Step) -> ListLike[ListLike[int]]:
+        if not self._pays(step):
+            return [()] * len(sequences)
         guesses = [self._guess(*each) for each in zip(sequences, most, strict=True)]
         if not any(guesses):
             return [()] * len(sequences)
@@ -111,10 +126,15 @@ class SuffixProposer:
             if sequence.request.prediction:
                 followed.index.extend((*sequence.request.prediction, BETWEEN))
         followed.learn(text)
-        followed.guess = self._guessed(sequence, followed.index, min(most, MOST_DRAFTS))
+        most = min(most, MOST_DRAFTS)
+        followed.guess = self._repeated(sequence, followed.index, most)
+        if forced := sequence.stop_checker.forced():
+            settled = Guess(len(text), FORCED, list(forced[:most]))
+            if followed.guess is None or followed.expected(settled) >= followed.expected(followed.guess):
+                followed.guess = settled
         return followed.guess
 
-    def _guessed(self, sequence: Sequence, own: SuffixIndex, most: int) -> Guess | None:
+    def _repeated(self, sequence: Sequence, own: SuffixIndex, most: int) -> Guess | None:
         text, request = sequence.tokens, sequence.request
         best = own.longest(text)
         if request.share:
@@ -126,8 +146,13 @@ class SuffixProposer:
             tokens = best.following(most, repeats=best.index is own)
             return Guess(len(text), best.length, tokens) if tokens else None
         if request.prediction and len(text) == len(request.prompt):
-            return Guess(len(text), LENGTHS[-1], list(request.prediction[:most]))
+            return Guess(len(text), LENGTHS[-2], list(request.prediction[:most]))
         return None
+
+    def _pays(self, step: Step) -> bool:
+        """Whether a draft that is sure to hold would pay; else nothing is looked for."""
+        tokens, rows = sum(chunk.picks for chunk in step.chunks), step.size
+        return (tokens + 1) / self.costs.of(rows + 1) > MARGIN * tokens / self.costs.of(rows)
 
     def _worth(self, sequences: ListLike[Sequence], guesses: ListLike[Guess | None], step: Step) -> list[int]:
         """How many tokens of each guess to compute."""

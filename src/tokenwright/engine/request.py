@@ -59,6 +59,9 @@ class StopChecker(Protocol):
         None: all, here and wherever the text goes on to.
         """
 
+    def forced(self) -> ListLike[int]:
+        """For the proposer: tokens that the text most likely goes on with, because its bytes are settled."""
+
 
 class NoStopChecker:
     """Lets a sequence run to its length, and makes no text."""
@@ -82,6 +85,9 @@ class NoStopChecker:
 
     def mask(self) -> None:
         return None
+
+    def forced(self) -> tuple[int, ...]:
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
