@@ -244,4 +244,6 @@ class OutputProcessor:
             seed=handle.request.params.seed,
             queue_s=0.0 if handle.started is None else handle.started - handle.submitted,
             token_s=tuple(text.times),
+            drafted_tokens=sequence.counts.drafted,
+            accepted_tokens=sequence.counts.accepted,
         )
