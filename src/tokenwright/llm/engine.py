@@ -82,7 +82,9 @@ class LLMEngine:
         store, groups = make_store(self.specs, options, self.context, loaded.device)
         pool = PagePool(groups, options.page_size, store)
         prefixes, swap = PrefixIndex(pool, repr(self.specs).encode()), SwapSpace(pool, options.swap_memory)
-        proposer = None if options.speculate == "off" else SuffixProposer(self._step_costs(loaded.decoder.weight_bytes))
+        proposer = None
+        if options.speculate == "suffix" and not loaded.traced:  # what is recorded shows one token a step
+            proposer = SuffixProposer(self._step_costs(loaded.decoder.weight_bytes))
         scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap, proposer)
         model, inputs = Model(loaded.decoder, self.specs, loaded.device), InputProcessor(loaded, self.context)
         runner: Any = ModelRunner(loaded.decoder, store)

@@ -80,7 +80,7 @@ class Sampling(Samplers):
     refused: ClassVar[Mapping[str, Refused]] = dict.fromkeys(("beams", "num_beams", "use_beam_search"), _BEAMS)
     harmless: ClassVar[tuple[str, ...]] = (
         *("cache_prompt", "id_slot", "keep_alive", "metadata", "num_batch", "num_gpu", "num_thread", "request_id"),
-        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "prediction", "safety_identifier"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"),
         *("samplers", "service_tier", "skip_special_tokens", "slot_id", "spaces_between_special_tokens", "store"),
         *("user", "verbosity"),
     )
@@ -130,6 +130,8 @@ class Sampling(Samplers):
 class CompletionBody(Sampling):
     """POST /v1/completions. suffix: what follows the text; a model that was trained for it fills the gap."""
 
+    harmless = (*Sampling.harmless, "prediction")
+
     suffix: Text | None = None
     prompt: Text | Ids | Annotated[list[Text], many(MOST_BATCH, 1)] | Annotated[list[Ids], many(MOST_BATCH, 1)]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
@@ -162,6 +164,15 @@ class RefusalPart(Body):
 
 
 Parts = Annotated[list[TextPart], many(MOST_PARTS)]
+
+
+class Prediction(Body):
+    """What the answer may come to, such as the file that it edits; its tokens are drafted where they fit."""
+
+    type: Literal["content"]
+    content: Text | Parts
+
+
 AnswerParts = Annotated[list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]], many(MOST_PARTS)]
 
 
@@ -366,6 +377,7 @@ class ChatBody(Sampling):
     chat_template_kwargs: Object | None = None
     continue_final_message: bool = False
     add_generation_prompt: bool | None = None
+    prediction: Prediction | None = None
 
 
 class EmbeddingBody(Body):

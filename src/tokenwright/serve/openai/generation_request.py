@@ -24,6 +24,7 @@ from tokenwright.serve.openai.bodies import (
     GrammarFormat,
     NamedTool,
     ObjectFormat,
+    RefusalPart,
     RegexFormat,
     Sampling,
     SchemaFormat,
@@ -77,9 +78,7 @@ def messages_of(messages: Sequence[AnyMessage]) -> list[Json]:
 
 
 def _message(at: int, message: AnyMessage, names: dict[str, str]) -> Json:
-    content = message.content
-    if isinstance(content, list):
-        content = "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+    content = _joined(message.content)
     found: Json = {"role": message.role, "content": content}
     if isinstance(message, AssistantMessage):
         if content is None:
@@ -95,6 +94,13 @@ def _message(at: int, message: AnyMessage, names: dict[str, str]) -> Json:
     if isinstance(message, ToolMessage):
         found |= {"tool_call_id": message.tool_call_id, "name": _name_of(at, message, names)}
     return found
+
+
+def _joined(content: str | Sequence[TextPart | RefusalPart] | None) -> str | None:
+    """The text of a content."""
+    if content is None or isinstance(content, str):
+        return content
+    return "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
 
 
 def _name_of(at: int, result: ToolMessage, names: Mapping[str, str]) -> str:
@@ -135,6 +141,7 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Generatio
         thinking=thinking,
         variables=variables,
         continue_last=continues_last(body),
+        prediction="" if body.prediction is None else _joined(body.prediction.content) or "",
         **checked(service, request, body),
     )
 

@@ -21,7 +21,11 @@ class PromptDetails(Reply):
 
 
 class CompletionDetails(Reply):
+    """Prediction tokens are drafts of any origin; a rejected one cost a row of a step."""
+
     reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class UsageReply(Reply):

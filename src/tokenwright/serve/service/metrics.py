@@ -44,6 +44,8 @@ class Metrics:
         self._prompt = Counter("tokenwright_prompt_tokens", "Tokens of prompts", registry=registry)
         self._cached = Counter("tokenwright_cached_tokens", "Prompt tokens found in the KV cache", registry=registry)
         self._written = Counter("tokenwright_generated_tokens", "Tokens generated", registry=registry)
+        self._drafted = Counter("tokenwright_draft_tokens", "Tokens computed ahead of texts", registry=registry)
+        self._accepted = Counter("tokenwright_accepted_tokens", "Of these, tokens that were kept", registry=registry)
         self._preempted = Counter("tokenwright_preemptions", "Preemptions of requests", registry=registry)
         self._queue = _seconds("queue_seconds", "From a request to its first step", registry)
         self._first = _seconds("time_to_first_token_seconds", "From a request to its first token", registry)
@@ -65,6 +67,8 @@ class Metrics:
         self._prompt.inc(counts.prompt)
         self._cached.inc(counts.cached)
         self._written.inc(counts.completion)
+        self._drafted.inc(counts.drafted)
+        self._accepted.inc(counts.accepted)
         self._preempted.inc(timings.preemptions)
         self._queue.observe(timings.queue_s)
         if counts.completion:

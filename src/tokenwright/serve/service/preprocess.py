@@ -111,7 +111,7 @@ class Preprocessor:
 
     def quick(self, wanted: GenerationRequest) -> bool:
         """Whether `prepare` takes less time than to ask a thread: for a short prompt without constraints."""
-        short = wanted.prompt is not None and len(wanted.prompt) <= self._quick_prompt
+        short = wanted.prompt is not None and len(wanted.prompt) + len(wanted.prediction) <= self._quick_prompt
         given = wanted.overrides
         return short and not (wanted.gap or wanted.json_object or any(given.get(name) for name in _SLOW))
 
@@ -132,7 +132,8 @@ class Preprocessor:
         if at_end and wanted.streamed:
             name = "beams" if params.beams > 1 else "best_of"
             raise RequestError(f"{name} cannot be streamed: its texts are known at the end alone; leave stream out")
-        request = self._llm.prepare(ids, params, salt=wanted.caller.salt, adapter=adapter)
+        shared = {"salt": wanted.caller.salt, "prediction": wanted.prediction}
+        request = self._llm.prepare(ids, params, adapter=adapter, **shared)
         return Prepared(request, text, self._reader(wanted, text, tools, params), at_end, truncated)
 
     def prompt(self, wanted: GenerationRequest, *, add_special: bool = True) -> tuple[Sequence[int], str]:

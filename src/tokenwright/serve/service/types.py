@@ -98,6 +98,7 @@ class GenerationRequest:
         names of those that it may call; None: all. parallel_tool_calls: whether it may call several in one answer.
     json_object: the answer is any JSON object. (For a schema or another grammar set overrides["grammar"].)
     context: the most tokens of prompt and answer together, where that is less than the model's context.
+    prediction: what the answer may come to, such as a file that it edits.
     thinking: whether the model reasons first, where its template can say so; None leaves it to the template.
         variables: further variables of the template. reasoning: split the text between the model's own think tags off
         as reasoning.
@@ -122,6 +123,7 @@ class GenerationRequest:
     parallel_tool_calls: bool = True
     json_object: bool = False
     context: int | None = None
+    prediction: str = ""
     thinking: bool | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     reasoning: bool = True
@@ -219,7 +221,8 @@ class Answer:
 class TokenCounts:
     """Tokens of a request. completion: of all its texts. cached: prompt tokens whose K and V were found.
 
-    reasoning: tokens between think tags. truncated: tokens that `truncate_prompt_tokens` has cut off.
+    reasoning: tokens between think tags. truncated: tokens that `truncate_prompt_tokens` has cut off. drafted: tokens
+    that were computed ahead of the texts; accepted: of these, those that the texts went on with.
     """
 
     prompt: int
@@ -227,6 +230,8 @@ class TokenCounts:
     cached: int
     reasoning: int = 0
     truncated: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +248,8 @@ class Timings:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
     preemptions: int
 
 
