@@ -143,7 +143,7 @@ class SuffixProposer:
                 if match is not None and (best is None or match.length > best.length):
                     best = match
         if best is not None:
-            tokens = best.following(most, repeats=best.index is own)
+            tokens = best.following(most, repeats=best.source is own)
             return Guess(len(text), best.length, tokens) if tokens else None
         if request.prediction and len(text) == len(request.prompt):
             return Guess(len(text), LENGTHS[-2], list(request.prediction[:most]))

@@ -24,16 +24,16 @@ class Match(NamedTuple):
 
     length: int
     after: int
-    index: "SuffixIndex"
+    source: "SuffixIndex"
 
     def following(self, count: int, *, repeats: bool) -> list[int]:
         """Up to `count` tokens that follow. repeats: where the index ends they begin anew, as in a text's own index."""
-        source = self.index.tokens[self.after : self.after + count].tolist()
-        if BETWEEN in source:
-            return source[: source.index(BETWEEN)]
-        if repeats and len(source) < count:
-            source = (source * count)[:count]
-        return source
+        tokens = self.source.tokens[self.after : self.after + count].tolist()
+        if BETWEEN in tokens:
+            return tokens[: tokens.index(BETWEEN)]
+        if repeats and len(tokens) < count:
+            tokens = (tokens * count)[:count]
+        return tokens
 
 
 class SuffixIndex:

@@ -103,6 +103,11 @@ def _joined(content: str | Sequence[TextPart | RefusalPart] | None) -> str | Non
     return "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
 
 
+def predicted(body: ChatBody) -> str:
+    """What the client expects as the answer; "" if it does not say."""
+    return "" if body.prediction is None else _joined(body.prediction.content) or ""
+
+
 def _name_of(at: int, result: ToolMessage, names: Mapping[str, str]) -> str:
     """The function whose result this is."""
     name = names.get(result.tool_call_id)
@@ -141,7 +146,7 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Generatio
         thinking=thinking,
         variables=variables,
         continue_last=continues_last(body),
-        prediction="" if body.prediction is None else _joined(body.prediction.content) or "",
+        prediction=predicted(body),
         **checked(service, request, body),
     )
 
