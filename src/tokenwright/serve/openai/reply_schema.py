@@ -20,10 +20,13 @@ class PromptDetails(Reply):
     truncated_tokens: int = absent()
 
 
-class CompletionDetails(Reply):
+class OutputDetails(Reply):
+    reasoning_tokens: int
+
+
+class CompletionDetails(OutputDetails):
     """Prediction tokens are drafts of any origin; a rejected one cost a row of a step."""
 
-    reasoning_tokens: int
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
@@ -315,7 +318,7 @@ class ResponseUsage(Reply):
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
-    output_tokens_details: CompletionDetails
+    output_tokens_details: OutputDetails
     total_tokens: int
 
 
