@@ -4,7 +4,7 @@ import pytest
 
 from tests.engine.hand import sequence_of
 from tokenwright.decode.speculate import MOST_DRAFTS, SuffixProposer
-from tokenwright.decode.step_costs import StepCosts
+from tokenwright.decode.step_costs import StepCosts, costs_of
 from tokenwright.engine import Chunk, LogitsNeeded, Request, SamplingParams, Step
 
 FREE = StepCosts({1: 1.0, 64: 1.0})
@@ -118,3 +118,20 @@ def test_a_prediction_is_drafted_from_its_beginning_and_found_again_behind_a_cha
     assert asked(proposer, one, most=4) == [[50, 51, 52, 53]]
     one.tokens += [50, 51, 99, 53, 54, 55]
     assert asked(proposer, one, most=4) == [[56, 57, 58, 59]]
+
+
+def test_rows_cost_what_was_measured_for_the_kernels_and_the_weights():
+    plain = [
+        costs_of(kernels, "int8", lambda rows: 7.0, 0.0).of(8) for kernels in ("amx", "avx512", "avx2", "reference")
+    ]
+    assert plain[0] == plain[1] < plain[2] < plain[3]
+    assert (
+        costs_of("avx2", "int4", lambda rows: 7.0, 0.0).of(8)
+        > plain[2]
+        == costs_of("avx2", "fp8", lambda rows: 7.0, 0.0).of(8)
+    )
+
+
+def test_rows_of_experts_read_more_weights():
+    dense, experts = (costs_of("amx", "int8", read, 0.0).of(8) for read in (lambda rows: 7.0, lambda rows: 2.0 + rows))
+    assert experts == dense * 10 / 3
