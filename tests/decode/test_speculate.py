@@ -5,7 +5,7 @@ import pytest
 from tests.engine.hand import sequence_of
 from tokenwright.decode.speculate import MOST_DRAFTS, SuffixProposer
 from tokenwright.decode.step_costs import StepCosts, costs_of
-from tokenwright.engine import Chunk, LogitsNeeded, Request, SamplingParams, Step
+from tokenwright.engine import Chunk, LogitsNeeded, NoStopChecker, Request, SamplingParams, Step
 
 FREE = StepCosts({1: 1.0, 64: 1.0})
 LINEAR = StepCosts({1: 1.0, 64: 64.0})
@@ -110,6 +110,32 @@ def test_what_has_ended_takes_no_memory():
     assert proposer.nbytes > 0
     proposer.end(one)
     assert proposer.nbytes == 0
+
+
+class Failing(NoStopChecker):
+    def forced(self):
+        raise ValueError("the client's")
+
+
+def test_a_stop_checker_that_fails_drafts_nothing_and_ends_nothing():
+    assert asked(SuffixProposer(FREE), sequence_of(1, 2, 3, stop_checker=Failing())) == [[]]
+
+
+class Forcing(NoStopChecker):
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def forced(self):
+        return self.tokens
+
+
+def test_what_a_grammar_leaves_is_drafted_before_what_was_repeated():
+    """Unless both begin alike, and more of that is expected to hold."""
+    proposer = SuffixProposer(FREE)
+    for identity, known in enumerate((CYCLE, range(20))):
+        assert asked(proposer, sequence_of(*known, stop_checker=Forcing([9, 8]), identity=identity)) == [[9, 8]]
+    alike = sequence_of(*CYCLE, stop_checker=Forcing([1, 9]), identity=3)
+    assert asked(proposer, alike)[0][:4] == [1, 2, 3, 4]
 
 
 def test_a_prediction_is_drafted_from_its_beginning_and_found_again_behind_a_change():

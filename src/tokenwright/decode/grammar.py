@@ -52,6 +52,7 @@ LONGEST_TOKEN = 1024  # bytes, the depth of llguidance's trie; longer tokens are
 _WHITESPACE = r"\x20|\n\x20{0,16}"
 _UNFORCED = '\n%llguidance {"no_forcing": true}\n'  # allow every tokenisation of the text, not only the canonical one
 MOST_MESSAGE = 300  # characters
+MOST_FORCED = 128  # bytes that are cut into tokens for drafts
 _WORD = 32
 
 
@@ -184,7 +185,7 @@ class Matched:
         if self._opens or self._matcher.is_stopped():
             return ()
         # On a copy: the matcher would wait for these bytes and take no other tokens of the same text.
-        settled = self._matcher.deep_copy().compute_ff_bytes()
+        settled = self._matcher.deep_copy().compute_ff_bytes()[:MOST_FORCED]
         return self._ids.cut(settled.decode(errors="ignore")) if settled else ()
 
     def advance(self, token: int) -> bool:

@@ -85,9 +85,20 @@ class _Followed:
             found.append(chance)
         return found
 
-    def expected(self, guess: Guess) -> float:
-        """How many tokens of a guess hold on average."""
-        return sum(self.chances(guess))
+    def prefers(self, settled: Guess, repeated: Guess) -> bool:
+        """Whether to draft what a grammar leaves, instead of what was repeated.
+
+        Where both begin alike, more tokens may be expected of one of them; else one of them fails at once.
+        """
+        first, other = self.chances(settled), self.chances(repeated)
+        return sum(first) >= sum(other) if settled.tokens[0] == repeated.tokens[0] else first[0] >= other[0]
+
+
+def _forced(sequence: Sequence) -> ListLike[int]:
+    try:
+        return sequence.stop_checker.forced()
+    except Exception:  # a stop checker is the client's: where it fails, the sampler meets its error and tells it
+        return ()
 
 
 class SuffixProposer:
@@ -104,7 +115,7 @@ class SuffixProposer:
         return self.earlier.nbytes + sum(one.index.nbytes for one in self._followed.values())
 
     def propose(self, sequences: ListLike[Sequence], most: ListLike[int], step: Step) -> ListLike[ListLike[int]]:
-        if not self._pays(step):
+        if not self._pays(len(sequences), step.size):
             return [()] * len(sequences)
         guesses = [self._guess(*each) for each in zip(sequences, most, strict=True)]
         if not any(guesses):
@@ -128,9 +139,9 @@ class SuffixProposer:
         followed.learn(text)
         most = min(most, MOST_DRAFTS)
         followed.guess = self._repeated(sequence, followed.index, most)
-        if forced := sequence.stop_checker.forced():
+        if forced := _forced(sequence):
             settled = Guess(len(text), FORCED, list(forced[:most]))
-            if followed.guess is None or followed.expected(settled) >= followed.expected(followed.guess):
+            if followed.guess is None or followed.prefers(settled, followed.guess):
                 followed.guess = settled
         return followed.guess
 
@@ -149,9 +160,8 @@ class SuffixProposer:
             return Guess(len(text), LENGTHS[-2], list(request.prediction[:most]))
         return None
 
-    def _pays(self, step: Step) -> bool:
-        """Whether a draft that is sure to hold would pay; else nothing is looked for."""
-        tokens, rows = sum(chunk.picks for chunk in step.chunks), step.size
+    def _pays(self, tokens: int, rows: int) -> bool:
+        """Whether a draft that is sure to hold would pay in a step that writes so many tokens; else none is made."""
         return (tokens + 1) / self.costs.of(rows + 1) > MARGIN * tokens / self.costs.of(rows)
 
     def _worth(self, sequences: ListLike[Sequence], guesses: ListLike[Guess | None], step: Step) -> list[int]:

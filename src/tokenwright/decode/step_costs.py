@@ -10,9 +10,10 @@ from functools import cached_property
 from types import MappingProxyType
 
 ROWS = (1, 2, 4, 8, 16, 32)
-# Costs of steps of so many rows, by instruction set and format of the weights: `tokenwright bench`'s qwen05 with two
-# threads. "wide" is AVX-512 and AMX; other formats are like int8; "" is any other kernels, among them torch's.
-MEASURED: Mapping[tuple[str, str], tuple[float, ...]] = MappingProxyType(
+# Costs of steps of so many rows, by instruction set and format of the weights. Those of 8 rows, of int8 and with AVX2,
+# were measured on qwen05's shape with two threads; the others are estimates around them. "wide" is AVX-512 and AMX;
+# other formats are like int8; "" is any other kernels, among them torch's.
+COSTS: Mapping[tuple[str, str], tuple[float, ...]] = MappingProxyType(
     {
         ("wide", "bfloat16"): (1.0, 1.05, 1.1, 1.2, 1.4, 2.1),
         ("wide", "int8"): (1.0, 1.08, 1.2, 1.42, 1.9, 3.0),
@@ -56,6 +57,6 @@ def costs_of(kernels: str, weights: str, read: Callable[[int], float], context: 
     context: bytes of K and V of a token, in bytes of the weights.
     """
     wide = "wide" if kernels in ("amx", "avx512") else kernels
-    name = weights if (wide, weights) in MEASURED else "int8"
-    table = zip(ROWS, MEASURED.get((wide, name), MEASURED["", ""]), strict=True)
+    name = weights if (wide, weights) in COSTS else "int8"
+    table = zip(ROWS, COSTS.get((wide, name), COSTS["", ""]), strict=True)
     return StepCosts({rows: cost * read(rows) / read(1) for rows, cost in table}, FAR * context)
