@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.engine.hand import FULL, Guesses, build, drain, heard, mixed, naive, request, run, seen
+from tests.engine.hand import FULL, Guesses, build, drain, heard, kept_pages, mixed, naive, request, run, seen
 from tokenwright.engine import AttentionWindow, Chunk, FinishReason, Group, LogitsNeeded, NoStopChecker, Token
 from tokenwright.engine.drafts import most_drafts
 from tokenwright.engine.scripted import ScriptedModel
@@ -69,6 +69,18 @@ def test_drafts_that_fail_leave_nothing_behind():
     assert sequence.counts.accepted == 0
     assert sequence.counts.drafted == sum(min(4, left - 1) for left in range(7, 0, -1))
     assert sequence.counts.forwarded == len(sequence.tokens) - 1 + sequence.counts.drafted
+
+
+def test_drafts_that_fail_give_pages_back_where_a_text_is_kept_in_two_parts():
+    windows = [AttentionWindow(stop=8), AttentionWindow(start=8)]
+    engine, _ = build(*(Group(40, window) for window in windows), page_size=3, proposer=Wrong(windows[0]))
+    sequence = engine.submit(request(*range(4), most=9))
+    while engine.busy:
+        heard(engine.step())
+        engine.scheduler.check()
+        if engine.scheduler.sequences:
+            for window, table in zip(windows, sequence.tables, strict=True):
+                assert set(table) <= kept_pages(window, sequence.computed, 3)
 
 
 def test_accepted_tokens_are_cached_for_others_and_rejected_ones_are_not():

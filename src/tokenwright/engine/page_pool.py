@@ -285,8 +285,9 @@ class PagePool:
 
     def cut(self, tables: PageTables, computed: int) -> None:
         """Release the pages behind the first `computed` tokens: those of drafts that were not accepted."""
-        stop = -(-computed // self.page_size)
         for pool, table in zip(self.group_pools, tables, strict=True):
+            start = pool.group.window.start
+            stop = -(-computed // self.page_size) if computed > start else start // self.page_size
             while len(table.pages) > stop:
                 pool.decref(table.popitem()[1])
 
