@@ -7,7 +7,7 @@ graph (`models/graph.py`), which a family builds from the same `config.json`. Ne
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from tokenwright.checks import MAX_BYTES, MAX_TOKENS, check_whole
+from tokenwright.checks import MAX_BYTES, MAX_TOKENS, check_whole, shown
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType, KVFormat
 
@@ -278,6 +278,9 @@ class ModelConfig:
         return self.head_size**-0.5 if self.scales.attention is None else self.scales.attention
 
 
+SPECULATIONS = ("suffix", "off")
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Options of the scheduler and the KV cache. Raises RequestError for a value out of range."""
@@ -291,10 +294,14 @@ class EngineConfig:
     window: int | None = None  # attention window in tokens for every layer, besides the model's own windows
     sinks: int = 0  # first tokens that every token attends to, in addition to the attention window
     swap_memory: int = 0  # bytes of RAM to swap out K and V of preempted sequences; 0: they are recomputed
+    speculate: str = "suffix"  # where draft tokens come from: one of SPECULATIONS
 
     def __post_init__(self) -> None:
         for name in ("page_size", "token_budget", "max_sequences"):
             check_whole(name, getattr(self, name), 1)
+        if self.speculate not in SPECULATIONS:
+            known = " or ".join(SPECULATIONS)
+            raise RequestError(f"speculate must be {known}, not {shown(self.speculate)}", "speculate")
         check_whole("sinks", self.sinks)
         check_whole("swap_memory", self.swap_memory, most=MAX_BYTES)
         for name, most in (("window", MAX_TOKENS), ("pages", MAX_BYTES), ("kv_memory", MAX_BYTES)):

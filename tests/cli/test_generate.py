@@ -90,6 +90,16 @@ def test_json(generate: Run) -> None:
     assert 0 < facts["ttft_s"] <= facts["total_s"]
 
 
+def test_drafts_change_the_figures_alone(generate: Run) -> None:
+    asked = ("-n", 200, *GREEDY, "--regex", "(the cat sat on the mat ){3}")
+    on, off = (generate(*asked, "--speculate", name, "--json") for name in ("suffix", "off"))
+    assert json.loads(on.stdout)["text"] == json.loads(off.stdout)["text"]
+    assert 0 < facts_of(on)["accepted_tokens"] <= facts_of(on)["drafted_tokens"]
+    assert facts_of(off)["drafted_tokens"] == 0
+    assert " drafts kept · " in generate(*asked).stderr
+    assert "drafts" not in generate(*asked, "--speculate", "off").stderr
+
+
 def test_quiet_is_the_text_alone(generate: Run) -> None:
     result = generate("-n", 5, *GREEDY, "--quiet")
     assert result.stderr == ""

@@ -58,6 +58,9 @@ class Forced:
         words[token // 32] = np.uint32(1 << token % 32)
         return words
 
+    def forced(self) -> Sequence[int]:
+        return self._ids[self._at :]
+
     def advance(self, token: int) -> bool:
         self._at += token == self._ids[self._at]
         return self._at >= len(self._ids)

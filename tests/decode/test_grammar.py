@@ -58,6 +58,28 @@ def made(kind: str) -> tuple[Tokenizer, Grammars, frozenset[int]]:
 
 
 MADE = {kind: made(kind) for kind in KINDS}
+
+
+def cut(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def test_what_a_grammar_leaves_is_told_and_binds_nothing() -> None:
+    """The forced bytes come in the tokenizer's tokens; the text may take others of the same bytes."""
+    grammars = Grammars(lambda token, first: bytes([token]) if token < 256 else b"ab", 257, (), cut)
+    constraint = grammars.compile(Grammar.regex("xy(abab|ab)z"))
+    assert bytes(constraint.forced()) == b"xyab"
+    for token in b"xy":
+        constraint.advance(token)
+    constraint.advance(256)
+    assert bytes(constraint.forced()) == b"", "z or more"
+    constraint.advance(ord("z"))
+    assert constraint.forced() == ()
+    assert bytes(grammars.compile(Grammar.regex("x{500}")).forced()) == b"x" * grammar.MOST_FORCED
+    assert MADE["byte level"][1].compile(Grammar.choice(["yes"])).forced() == (), "the tokenizer is not known"
+    grammars.close()
+
+
 BYTE_LEVEL = MADE["byte level"]
 
 

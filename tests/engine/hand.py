@@ -3,6 +3,8 @@
 Nothing here is taken from the engine but its plain data: what a row reads is found by asking every position.
 """
 
+from random import Random
+
 from tokenwright.engine import (
     AttentionWindow,
     Engine,
@@ -125,6 +127,9 @@ class Watched(ScriptedModel):
 
     def _compare(self, chunk):
         text = self.texts.setdefault(chunk.sequence.id, list(chunk.request.prompt))
+        if chunk.drafts:
+            text = [*text, *chunk.drafts]
+            assert chunk.stop == len(text), "drafts stand behind the text"
         assert list(chunk.tokens) == text[chunk.start : chunk.stop], "a chunk of another text"
         for group, slots, table in zip(self.groups, self.slots, chunk.tables, strict=True):
             for position in range(chunk.stop):
@@ -133,15 +138,51 @@ class Watched(ScriptedModel):
                     assert there == text[position], f"{there} stands where {text[position]} was computed"
 
 
+class Guesses:
+    """A proposer whose drafts hold for a while and then fail, or hold to the last, or fail at once."""
+
+    MOST = 6
+
+    def __init__(self, window, seed, script=mixed):
+        self.window = window
+        self.seed = seed
+        self.script = script
+
+    def propose(self, sequences, most, step):
+        return [self._drafts(*each) for each in zip(sequences, most, strict=True)]
+
+    def end(self, sequence): ...
+
+    def _drafts(self, sequence, most):
+        """Drawn by the sequence and its length, so that equal calls have equal answers."""
+        draw = Random(f"{self.seed} {sequence.id} {len(sequence.tokens)}")
+        count = draw.randint(0, min(most, self.MOST))
+        held, text = draw.randint(0, count), list(sequence.tokens)
+        for place in range(count):
+            token = self.script(seen(self.window, text))
+            text.append(token if place < held else (token + 1) % 97)
+        return text[len(sequence.tokens) :]
+
+
 def build(
-    *groups, page_size=4, token_budget=16, max_sequences=8, context=1000, swap=0, seed=b"", script=mixed, model=Watched
+    *groups,
+    page_size=4,
+    token_budget=16,
+    max_sequences=8,
+    context=1000,
+    swap=0,
+    seed=b"",
+    script=mixed,
+    model=Watched,
+    proposer=None,
 ):
     """An engine over a watched model, and the model. A number of pages stands for a group without a window."""
     groups = [Group(group, page_bytes=1) if isinstance(group, int) else group for group in groups]
     memory = model(script, groups, page_size)
     pool = PagePool(groups, page_size, memory)
     prefixes, space = PrefixIndex(pool, seed), SwapSpace(pool, swap)
-    return Engine(memory, memory, Scheduler(pool, token_budget, max_sequences, prefixes, space), context), memory
+    scheduler = Scheduler(pool, token_budget, max_sequences, prefixes, space, proposer)
+    return Engine(memory, memory, scheduler, context), memory
 
 
 def running(engine):

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.engine.hand import Watched, heard, kept_pages, mixed, naive, running, seen
+from tests.engine.hand import Guesses, Watched, heard, kept_pages, mixed, naive, running, seen
 from tokenwright.engine import (
     AttentionWindow,
     Engine,
@@ -151,8 +151,9 @@ class Machine(RuleBasedStateMachine):
         sequences=st.integers(2, 6),
         swap=st.sampled_from([0, 0, 3, 10, 40]),
         calm=st.booleans(),
+        drafts=st.sampled_from([None, 1, 2, 3]),
     )
-    def build(self, attention_windows, room, more, texts, page_size, budget, sequences, swap, calm):
+    def build(self, attention_windows, room, more, texts, page_size, budget, sequences, swap, calm, drafts):
         """Every group has the pages for so many texts of `room` tokens, and a few more."""
         least = [max(1, window.max_pages(room, budget, page_size)) for window in attention_windows]
         groups = [
@@ -162,7 +163,9 @@ class Machine(RuleBasedStateMachine):
         self.model = Watched(mixed, groups, page_size)
         self.pool = PagePool(groups, page_size, self.model)
         self.prefixes = RecordedIndex(self.pool)
-        self.scheduler = Scheduler(self.pool, budget, sequences, self.prefixes, SwapSpace(self.pool, swap))
+        proposer = None if drafts is None else Guesses(attention_windows[0], drafts)
+        space = SwapSpace(self.pool, swap)
+        self.scheduler = Scheduler(self.pool, budget, sequences, self.prefixes, space, proposer)
         self.engine = Engine(self.model, self.model, self.scheduler, CONTEXT)
         self.calm = calm  # nobody pauses, switches, forks or preempts
         self.requests: dict[int, Request] = {}
@@ -244,8 +247,8 @@ class Machine(RuleBasedStateMachine):
         events = self.engine.step()
         assert events or len(self.model.steps) > steps, "who is busy gets on"
         self.check_reused(reused)
-        self.remember(self.model.steps[steps:])
         self.hear(events)
+        self.remember(self.model.steps[steps:])
         if oldest is not None and oldest.id in self.live:  # it has not ended
             assert (oldest.counts.forwarded, len(oldest.tokens)) > before, "the oldest always advances"
 
@@ -270,9 +273,10 @@ class Machine(RuleBasedStateMachine):
         """What this step has computed, and left for others."""
         size = self.pool.page_size
         for chunk in (chunk for step in steps for chunk in step.chunks if chunk.sequence.id not in self.model.faulty):
-            if self.live[chunk.sequence.id].cache and chunk.request.share:
+            if chunk.sequence.cache and chunk.request.share:
                 text = tuple(self.texts[chunk.sequence.id])
-                self.computed[chunk.request.salt].update(text[:end] for end in range(size, chunk.stop + 1, size))
+                stop = min(chunk.stop, len(text) - 1) if chunk.drafts else chunk.stop
+                self.computed[chunk.request.salt].update(text[:end] for end in range(size, stop + 1, size))
 
     def step_that_fails(self, data):
         expected = {chunk.sequence.id for chunk in self.peek().chunks}
@@ -402,7 +406,8 @@ class Machine(RuleBasedStateMachine):
     def check_counts(self, sequence):
         n, t = len(sequence.request.prompt), len(sequence.tokens)
         if sequence.request.cache:
-            assert sequence.counts.forwarded + sequence.counts.reused == t - 1, (
+            rejected = sequence.counts.drafted - sequence.counts.accepted
+            assert sequence.counts.forwarded + sequence.counts.reused == t - 1 + rejected, (
                 "each token but the last is computed once or found"
             )
         else:
@@ -463,7 +468,8 @@ class Machine(RuleBasedStateMachine):
         kept = kept_pages(window, sequence.computed, size)
         assert kept <= table.keys(), "all that is read"
         if window.size is None or self.reserved:
-            kept = kept_pages(window, sequence.computed, size, len(sequence.tokens))
+            ahead = Guesses.MOST if self.reserved and self.scheduler.proposer else 0
+            kept = kept_pages(window, sequence.computed, size, len(sequence.tokens) + ahead)
         assert table.keys() <= kept, "and no more"
 
     def check_order(self):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -30,7 +31,19 @@ from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.cache.snapshot import Snapshot, load, save
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.packer import load_packed
-from tokenwright.engine import Engine, Failed, Group, PagePool, Request, Runner, SamplingParams, Scheduler, SwapSpace
+from tokenwright.engine import (
+    Engine,
+    Failed,
+    Group,
+    PagePool,
+    Proposer,
+    Request,
+    Runner,
+    SamplingParams,
+    Scheduler,
+    Step,
+    SwapSpace,
+)
 from tokenwright.engine import Sequence as Text
 from tokenwright.engine.window import AttentionWindow
 from tokenwright.formats import DType, KVFormat, WeightFormat
@@ -164,6 +177,7 @@ class Case:
         around: Callable[[ModelRunner], Runner[torch.Tensor]] = lambda runner: runner,
         forced: Mapping[int, Sequence[int]] | None = None,
         scheduler: type[Scheduler] = Scheduler,
+        proposer: Proposer | None = None,
         store: type[KVStore] = KVStore,
     ) -> Bench:
         pages = pages or -(-CONTEXT // page_size)
@@ -176,9 +190,9 @@ class Case:
         sampler = Recorder(forced)
         runner = ModelRunner(self.decoder(kernels), memory)
         pool = PagePool(groups, page_size, memory)
-        engine = Engine(
-            around(runner), sampler, scheduler(pool, budget, sequences, swap=SwapSpace(pool, swap)), CONTEXT
-        )
+        space = SwapSpace(pool, swap)
+        scheduling = scheduler(pool, budget, sequences, swap=space, proposer=proposer)
+        engine = Engine(around(runner), sampler, scheduling, CONTEXT)
         return Bench(engine, memory, sampler)
 
     def decoder(self, kernels: Kernels | None) -> Decoder:
@@ -243,6 +257,32 @@ def compare(case: Case, way: str, seen: Seen, oracle: Seen) -> None:
             f"{way}: {len(shared) - equal} of {len(shared)} rows differ, by {worst:.1e} at most"
         )
     assert list(seen.tokens) == list(oracle.tokens)
+
+
+class Drafts:
+    """A proposer that knows the texts, by their prompts: its drafts hold for a while and then fail, or hold."""
+
+    MOST = 5
+
+    def __init__(self, *texts: Sequence[int]) -> None:
+        self.texts = {tuple(text[:-NEW]): text for text in texts}
+
+    def propose(
+        self,
+        sequences: Sequence[Text],
+        most: Sequence[int],
+        step: Step,
+    ) -> list[list[int]]:
+        return [self._drafts(*each) for each in zip(sequences, most, strict=True)]
+
+    def end(self, sequence: Text) -> None: ...
+
+    def _drafts(self, sequence: Text, most: int) -> list[int]:
+        known = len(sequence.tokens)
+        draw = Random(f"{sequence.id} {known}")
+        right = list(self.texts[sequence.request.prompt][known : known + draw.randint(0, min(most, self.MOST))])
+        held = draw.randint(0, len(right))
+        return [token if place < held else (token + 1) % 300 + 5 for place, token in enumerate(right)]
 
 
 def alone(case: Case, bench: Bench, **options: Any) -> Seen:

@@ -22,7 +22,8 @@ from tokenwright.backends import Logits, ReferenceKernels
 from tokenwright.backends.native.program import NativeBackend
 from tokenwright.backends.runner import ModelRunner
 from tokenwright.cache import ChunkRows, KVStore, KVView
-from tokenwright.engine import Batch, Scheduler
+from tokenwright.decode import sampler
+from tokenwright.engine import Batch, Output, Scheduler, Step
 from tokenwright.engine import Sequence as Text
 from tokenwright.engine.kv_manager import KVManager
 from tokenwright.engine.page_pool import GroupPool, PagePool
@@ -274,6 +275,64 @@ def scaled_alone(runner: ModelRunner) -> ModelRunner:
     return runner
 
 
+class LeftBehind:
+    """What a rejected draft has left in the cache stays there, as if it were that of the token in its place."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self.drafted: set[tuple[int, int]] = set()  # sequences and positions
+
+    def forward(self, step: Step) -> Output[torch.Tensor]:
+        store, kept = self.runner.store, []
+        for chunk in step.chunks:
+            for position in range(chunk.start, chunk.stop):
+                if (chunk.sequence.id, position) in self.drafted:
+                    for group, table in enumerate(chunk.tables):
+                        [slot] = store.slots(group, table.pages, range(position, position + 1))
+                        kept += [(tensor[:, slot], tensor[:, slot].clone()) for tensor in store.tensors(group)]
+        output = self.runner.forward(step)
+        for slot, was in kept:
+            slot.copy_(was)
+        for chunk in step.chunks:
+            drafts = range(chunk.stop - len(chunk.drafts), chunk.stop)
+            self.drafted |= {(chunk.sequence.id, position) for position in drafts}
+        return output
+
+
+def own_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of drafts draw with numbers of their own."""
+    verified, choose, rows = sampler._verified, sampler.choose, [0]
+
+    def counting(*arguments: Any) -> Any:
+        rows[0] = 1
+        try:
+            return verified(*arguments)
+        finally:
+            rows[0] = 0
+
+    def own(logits: Any, chances: Any, seed: int | None, *where: Any) -> list[int]:
+        if not rows[0]:
+            return choose(logits, chances, seed, *where)
+        rows[0] += 1
+        return choose(logits, chances, seed if rows[0] == 2 or seed is None else seed + rows[0], *where)
+
+    monkeypatch.setattr(sampler, "_verified", counting)
+    monkeypatch.setattr(sampler, "choose", own)
+
+
+def believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first draft is taken without being looked at."""
+    picked = sampler._picked
+
+    def first(chunk: Any, row: Any, text: Any, *more: Any) -> Any:
+        [*picks] = picked(chunk, row, text, *more)
+        if chunk.drafts and len(text.tokens) == len(chunk.text):
+            picks[0].tokens = chunk.drafts[:1]
+        return picks
+
+    monkeypatch.setattr(sampler, "_picked", first)
+
+
 Patch = Callable[[pytest.MonkeyPatch], None]
 REFERENCE, NATIVE = ("reference",), ("bfloat16",)
 
@@ -288,6 +347,7 @@ class Fault:
     way: str
     kind: str = "GQA"
     kv: str = "native"
+    sampling: str = "greedy"
     bench: dict[str, Any] = field(default_factory=dict)
     patch: Patch | None = None
     on: tuple[str, ...] = (*REFERENCE, *NATIVE)
@@ -328,6 +388,9 @@ FAULTS = {
     # Native kernels believe a page table: one without a page that is read has no meaning there.
     "let go too early": Fault("pages of 1, 16 and 64", "hybrid", patch=trimmed_too_early, on=REFERENCE),
     "used up but still named": Fault("held and resumed", patch=sealed_are_blank),
+    "a rejected draft's K is left behind": Fault("with drafts that hold and fail", bench={"around": LeftBehind}),
+    "drafts have draws of their own": Fault("with drafts that hold and fail", sampling="seeded", patch=own_draws),
+    "a draft is believed": Fault("with drafts that hold and fail", patch=believed),
     "found but not held": Fault("a prefix found, at every cut", patch=held_by_nobody),
 }
 
@@ -354,7 +417,7 @@ def test_a_planted_fault_turns_the_matrix_red(
     name: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = FAULTS[name]
-    told = found(fault, Planted(fault.kind, fault.kv, "greedy", weights), tmp_path, monkeypatch)
+    told = found(fault, Planted(fault.kind, fault.kv, fault.sampling, weights), tmp_path, monkeypatch)
     assert told
     print(f"{name}: {told:.120}")
 
@@ -377,13 +440,14 @@ def found(fault: Fault, case: Planted, folder: Path, monkeypatch: pytest.MonkeyP
 def test_the_pairs_of_the_matrix_find_it(
     name: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cell that the pairwise matrix runs anyway sees the fault: one of its way and its format, or else its kind."""
+    """A cell that the pairwise matrix runs anyway sees the fault: of its way, and of its format, sampling or kind."""
     fault = FAULTS[name]
+    of = 0 if fault.sampling != "greedy" else 1 if fault.kv != "native" else 2
     cells = [(*row, "reference") for row in PAIRS] if weights == "reference" else NATIVE_PAIRS
     cells = [
         (kind, kv, sampling, form)
         for kind, kv, way, sampling, form in cells
-        if way == fault.way and (kv == fault.kv if fault.kv != "native" else kind == fault.kind)
+        if way == fault.way and (sampling, kv, kind)[of] == (fault.sampling, fault.kv, fault.kind)[of]
     ]
     assert any(found(fault, Planted(*cell), tmp_path, monkeypatch) for cell in cells)
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.equality.harness import CONTEXT, NEW, PROMPT, Case, Seen, alone, compare, restored, way
+from tests.equality.harness import CONTEXT, NEW, PROMPT, Case, Drafts, Seen, alone, compare, restored, way
 from tests.oracle.harness import prompt_of
 from tokenwright.engine import State
 
@@ -174,6 +174,27 @@ def held(case: Case, folder: Path) -> None:
     bench.engine.resume(text.id)
     bench.run()
     compare(case, "held and resumed", Seen(bench.rows(text), text.tokens), case.naive())
+
+
+@way("with drafts that hold and fail")
+def drafted(case: Case, folder: Path) -> None:
+    """Alone; and beside others, put off again and again, to be computed again or swapped."""
+    texts = [case.naive(prompt_of(length, seed=seed)) for length, seed in ((PROMPT, 0), (33, 3), (21, 6))]
+    for page_size, swap, count in ((16, 0, 1), (1, 0, 3), (7, 0, 3), (7, 1 << 30, 3)):
+        bench = case.bench(page_size=page_size, swap=swap, proposer=Drafts(*(text.tokens for text in texts)))
+        prompts = [text.tokens[:-NEW] for text in texts[:count]]
+        written = [bench.engine.submit(case.request(prompt, share=not swap)) for prompt in prompts]
+        steps = iter(range(1000))
+
+        def put_off() -> None:
+            for group in list(bench.scheduler.running) if count > 1 and next(steps) % 2 else ():  # noqa: B023
+                bench.scheduler.preempt(group)  # noqa: B023
+
+        bench.run(put_off)
+        counts = [text.counts for text in written]
+        assert all(0 < one.accepted < one.drafted for one in counts), "some drafts hold, and some fail"
+        for text, oracle in zip(written, texts, strict=False):
+            compare(case, "with drafts that hold and fail", Seen(bench.rows(text), text.tokens), oracle)
 
 
 @way("the cache switched off and on")

@@ -197,6 +197,7 @@ def test_the_first_tokens_end_nothing(llm):
 
 def test_a_deadline_ends_a_text_and_what_was_held_back_is_shown(llm, monkeypatch):
     whole = one(llm, temperature=0, max_tokens=20)
+    monkeypatch.setattr(llm.engine.scheduler, "proposer", None)  # one token a step
     now = itertools.count()
     monkeypatch.setattr(stopping.TextStopChecker, "finished", deadline_after(8, now))
     stop = whole.text[10:] + "never"  # it holds all back from there on

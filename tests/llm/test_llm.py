@@ -189,7 +189,8 @@ def test_threads_share_the_engine(llm):
     assert [found[i] for i in range(8)] == alone
 
 
-def test_texts_of_several_threads_are_one_batch(llm):
+def test_texts_of_several_threads_are_one_batch(llm, monkeypatch):
+    monkeypatch.setattr(llm.engine.scheduler, "proposer", None)  # one token a step
     forward, sizes = llm.engine.runner.forward, []
 
     def counted(step):
@@ -207,7 +208,8 @@ def test_texts_of_several_threads_are_one_batch(llm):
     assert sizes == [8] * 12, "every step is shared by all eight"
 
 
-def test_a_token_reaches_its_reader_before_the_next_step_ends(llm):
+def test_a_token_reaches_its_reader_before_the_next_step_ends(llm, monkeypatch):
+    monkeypatch.setattr(llm.engine.scheduler, "proposer", None)  # one token a step
     params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
     fetched, steps, seen = [0, 0, 0], [], []
     forward = llm.engine.runner.forward

@@ -192,6 +192,9 @@ class BeamSearch:
     def fork(self) -> "BeamSearch":
         return self
 
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
     def mask(self) -> None:
         return None
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from queue import Empty, LifoQueue
@@ -31,6 +31,7 @@ from tokenwright.engine import Grammar
 from tokenwright.errors import EngineError, RequestError
 
 Mask = NDArray[np.uint32]
+Cut = Callable[[str], Sequence[int]]
 
 # Speeds as measured by llguidance. A large public schema (FHIR) takes 500,000 of the initial lexer fuel.
 LIMITS = {
@@ -51,6 +52,7 @@ LONGEST_TOKEN = 1024  # bytes, the depth of llguidance's trie; longer tokens are
 _WHITESPACE = r"\x20|\n\x20{0,16}"
 _UNFORCED = '\n%llguidance {"no_forcing": true}\n'  # allow every tokenisation of the text, not only the canonical one
 MOST_MESSAGE = 300  # characters
+MOST_FORCED = 128  # bytes that are cut into tokens for drafts
 _WORD = 32
 
 
@@ -59,14 +61,19 @@ class Grammars:
 
     `token_bytes(token, first)` returns the bytes that a token adds to a text, `first` if it opens the text; None for
     special tokens and for ids that the tokenizer lacks. `vocab_size`: number of the model's ids, V. `end_ids`: ids that
-    end a text. The first `compile` builds the trie; 150,000 tokens take 1.4 s.
+    end a text. `cut(text)`: the tokens that the tokenizer makes of a text within another; none where it is not known.
+    The first `compile` builds the trie; 150,000 tokens take 1.4 s.
     """
 
     def __init__(
-        self, token_bytes: Callable[[int, bool], bytes | None], vocab_size: int, end_ids: Iterable[int]
+        self,
+        token_bytes: Callable[[int, bool], bytes | None],
+        vocab_size: int,
+        end_ids: Iterable[int],
+        cut: Cut = lambda text: (),  # noqa: ARG005
     ) -> None:
         self._token_bytes = token_bytes
-        self._ids = _Ids(vocab_size, frozenset(end_ids))
+        self._ids = _Ids(vocab_size, frozenset(end_ids), cut)
         self._lock = Lock()
         self._tokenizer: Any = None
         self._workers: _Workers | None = None
@@ -116,8 +123,9 @@ class _Ids:
     [ 0 ... V ) the model's ids    [ V ... N ) tokens whose bytes differ at the start of a text    N: the end
     """
 
-    def __init__(self, vocab_size: int, end_ids: frozenset[int]) -> None:
+    def __init__(self, vocab_size: int, end_ids: frozenset[int], cut: Cut) -> None:
         self.vocab_size = vocab_size
+        self.cut = cut
         self.end_ids = end_ids
         self.ends = _words(end_ids, vocab_size)
         self.first: dict[int, int] = {}  # model id -> llguidance's id of its form at the start of a text
@@ -171,6 +179,14 @@ class Matched:
         if self._mask is None:
             self._mask = self._compute()
         return self._mask
+
+    def forced(self) -> Sequence[int]:
+        """The tokens of the bytes that follow in any case, as far as they are whole characters."""
+        if self._opens or self._matcher.is_stopped():
+            return ()
+        # On a copy: the matcher would wait for these bytes and take no other tokens of the same text.
+        settled = self._matcher.deep_copy().compute_ff_bytes()[:MOST_FORCED]
+        return self._ids.cut(settled.decode(errors="ignore")) if settled else ()
 
     def advance(self, token: int) -> bool:
         """Advance by a token that the mask allows. True: nothing more may follow. Raises EngineError."""

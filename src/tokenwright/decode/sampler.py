@@ -9,9 +9,11 @@ batch or the step.
 """
 
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,10 +27,11 @@ from tokenwright.engine import (
     Output,
     Pick,
     PromptLogprobs,
+    Request,
     Result,
     SamplingParams,
-    Sequence,
     Step,
+    StopChecker,
     TopLogprob,
 )
 from tokenwright.engine.step import ALL, HIDDEN
@@ -75,12 +78,10 @@ def of_choice(
     return without_top(chances, params.xtc_threshold) if excludes else chances
 
 
-def _bound(sequence: Sequence) -> float:
-    """The `mirostat_bound` of a sequence's next token."""
-    params, count = sequence.request.params, len(sequence.tokens) - len(sequence.request.prompt)
-    return mirostat_bound(
-        params.mirostat_tau, params.mirostat_eta, -sequence.counts.sampler_logprob / math.log(2.0), count
-    )
+def _bound(request: Request, text: "_Text") -> float:
+    """The `mirostat_bound` of the next token of a text."""
+    params, count = request.params, len(text.tokens) - len(request.prompt)
+    return mirostat_bound(params.mirostat_tau, params.mirostat_eta, -text.sampler_logprob / math.log(2.0), count)
 
 
 def choose(
@@ -197,6 +198,9 @@ class TorchSampler:
             elif picks and search is not None:
                 beams = searches.setdefault(id(search), [])
                 beams.append((chunk, everything[rows.start : rows.stop], output.log_totals[rows.start : rows.stop]))
+            elif chunk.drafts:
+                each = [None if i in unsound else _row(output, values, totals, i) for i in rows]
+                results.append(_verified(chunk, each, observe))
             elif not unsound.isdisjoint(rows):
                 results.append(Fault(chunk.sequence.id, _unsound()))
             else:
@@ -204,9 +208,9 @@ class TorchSampler:
                     known = output.log_totals[rows.start : rows.stop]
                     results.append(score(chunk, everything[rows.start : rows.stop], known))
                 if picks:
-                    last = rows.stop - 1
-                    best = output.best[last] if output.best else None
-                    results += _picked(chunk, values, last, totals[last], best, observe)
+                    sequence = chunk.sequence
+                    text = _Text(sequence.tokens, sequence.stop_checker, sequence.counts.sampler_logprob)
+                    results += _picked(chunk, _row(output, values, totals, rows.stop - 1), text, observe)
         for beams in searches.values():
             results += _searched(beams, observe)
         return results
@@ -227,10 +231,16 @@ def _totals(
     logits: NDArray[np.float32], unsound: Container[int], pairs: ListLike[tuple[Chunk, range]]
 ) -> dict[int, float]:
     """The `log_totals`, by row number, of the finite rows of logits [rows, V] that a token is sampled from."""
-    ends = [rows.stop - 1 for chunk, rows in pairs if chunk.picks and chunk.request.search is None]
-    picking = [row for row in ends if row not in unsound]
+    each = [rows[-1 - len(chunk.drafts) :] for chunk, rows in pairs if chunk.picks and chunk.request.search is None]
+    picking = [row for ends in each for row in ends if row not in unsound]
     chosen = logits if len(picking) == len(logits) else logits[picking]
     return dict(zip(picking, log_totals(chosen), strict=True))
+
+
+def _row(
+    output: Output[torch.Tensor], logits: NDArray[np.float32], totals: Mapping[int, float] | tuple[float, ...], i: int
+) -> "_Row":
+    return _Row(logits[i], totals[i], output.best[i] if output.best else None)
 
 
 def _sound(logits: torch.Tensor) -> bool:
@@ -241,41 +251,53 @@ def _unsound() -> EngineError:
     return EngineError("the model's results are not finite; its weights or its dtype cannot carry this text")
 
 
-def _picked(
-    chunk: Chunk, rows: NDArray[np.float32], last: int, total: float, best: int | None, observe: Observe
-) -> list[Pick] | list[Fault]:
-    """A Pick for each choice of a chunk from row `last` of rows [n, V], or a Fault if the row has no allowed id.
+class _Row(NamedTuple):
+    """A row of logits [V], its `log_totals`, and its argmax if the kernel computed it."""
 
-    total: the row's `log_totals`. best: its argmax, if the kernel computed it.
-    """
+    logits: NDArray[np.float32]
+    total: float
+    best: int | None
+
+
+@dataclass(slots=True)
+class _Text:
+    """The text before a token, its stop checker, and the sum of the sampler's log-probabilities of what was written."""
+
+    tokens: list[int]
+    checker: StopChecker
+    sampler_logprob: float
+
+
+def _picked(chunk: Chunk, found: _Row, text: _Text, observe: Observe) -> list[Pick] | list[Fault]:
+    """A Pick for each choice of a chunk, from the row behind a text, or a Fault if the row has no allowed id."""
     sequence = chunk.sequence
     request = sequence.request
     params = request.params
     try:
-        mask = sequence.stop_checker.mask()
+        mask = text.checker.mask()
     except Exception as error:  # a stop checker is the client's: its error must not fail other sequences
         return [Fault(sequence.id, error)]
-    written = len(sequence.tokens) - request.prompt_length
-    known = best if request.argmax and mask is None and written >= params.min_tokens else None
+    values, total, best = found
+    position = len(text.tokens)
+    known = best if request.argmax and mask is None and position - request.prompt_length >= params.min_tokens else None
     if known is not None and not params.logprobs:  # the argmax and the total suffice
         if observe is not unobserved:
-            observe(chunk, torch.from_numpy(rows[last]), None)
-        tokens, logprobs = (known,), (rows.item(last, known) - total,)
+            observe(chunk, torch.from_numpy(values), None)
+        tokens, logprobs = (known,), (values.item(known) - total,)
         return [Pick(sequence.id, tokens, logprobs, (0.0,), ((),), choice) for choice in sequence.choices]
-    values = rows[last]
     logits = torch.from_numpy(values)
-    row = adjusted(logits, sequence.tokens, request.prompt_length, params, request.constraints, mask)
+    row = adjusted(logits, text.tokens, request.prompt_length, params, request.constraints, mask)
     if row is not logits and row.numpy().max() == -math.inf:
         return [Fault(sequence.id, exhausted())]
-    chances = probabilities(row, params, _bound(sequence) if params.mirostat else math.inf)
-    each = [of_choice(chances, params, chunk.stop, choice) for choice in sequence.choices]
+    chances = probabilities(row, params, _bound(request, text) if params.mirostat else math.inf)
+    each = [of_choice(chances, params, position, choice) for choice in sequence.choices]
     if known is not None:
         chosen = [known] * len(sequence.choices)
     elif params.xtc_probability:
         pairs = zip(each, sequence.choices, strict=True)
-        chosen = [choose(row, its, params.seed, chunk.stop, (choice,))[0] for its, choice in pairs]
+        chosen = [choose(row, its, params.seed, position, (choice,))[0] for its, choice in pairs]
     else:
-        chosen = choose(row, chances, params.seed, chunk.stop, sequence.choices)
+        chosen = choose(row, chances, params.seed, position, sequence.choices)
     observe(chunk, logits, each[0])
     first = top_ids(logits, params.logprobs) if params.logprobs else []
     picks: list[Pick] = []
@@ -285,6 +307,44 @@ def _picked(
         of_model, of_sampler = float(values[token]) - total, _drawn(drawn, token, token)
         picks.append(Pick(sequence.id, (token,), (of_model,), (of_sampler,), (top,), choice))
     return picks
+
+
+def _verified(chunk: Chunk, rows: Iterable[_Row | None], observe: Observe) -> Pick | Fault:
+    """A Pick of the drafts that their rows choose, one by one, and of the token that the row behind them chooses.
+
+    rows: None for one that is not finite. A fault behind the first row ends the Pick before it: the next step computes
+    that row again, unless the text ends before it.
+    """
+    sequence = chunk.sequence
+    text = _Text(list(sequence.tokens), sequence.stop_checker, sequence.counts.sampler_logprob)
+    picks: list[Pick] = []
+    for row, draft in zip(rows, (*chunk.drafts, None), strict=True):
+        [one] = [Fault(sequence.id, _unsound())] if row is None else _picked(chunk, row, text, observe)
+        if isinstance(one, Fault):
+            if picks:
+                break
+            return one
+        picks.append(one)
+        if one.tokens[0] != draft or not _goes_on(chunk, text, one):
+            break
+    tokens = tuple(one.tokens[0] for one in picks)
+    logprobs, drawn = tuple(one.logprobs[0] for one in picks), tuple(one.sampler_logprobs[0] for one in picks)
+    return Pick(sequence.id, tokens, logprobs, drawn, tuple(one.tops[0] for one in picks), picks[0].choice)
+
+
+def _goes_on(chunk: Chunk, text: _Text, pick: Pick) -> bool:
+    """Extend a copy of a chunk's text by a pick. False: its constraint ends or fails here, which commit finds out."""
+    [token], [logprob] = pick.tokens, pick.sampler_logprobs
+    text.tokens.append(token)
+    text.sampler_logprob += logprob
+    try:
+        if text.checker.mask() is None:
+            return True
+        if text.checker is chunk.stop_checker:  # the engine's own advances in commit
+            text.checker = text.checker.fork()
+        return text.checker.advance(token) is None
+    except Exception:
+        return False
 
 
 def _drawn(chances: NDArray[np.float64] | None, chosen: int, token: int) -> float:

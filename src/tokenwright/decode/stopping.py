@@ -1,7 +1,7 @@
 """The stop checker: decides when a text ends, apart from its length, and makes it. The engine calls it per token."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from typing import Any, Protocol, Self
 
@@ -26,6 +26,9 @@ class Constraint(Protocol):
 
     def mask(self) -> Any:
         """The allowed next ids, as in `StopChecker.mask`."""
+
+    def forced(self) -> Sequence[int]:
+        """Tokens that most likely follow, as in `StopChecker.forced`."""
 
     def advance(self, token: int) -> bool:
         """Advance by the token just written; True: nothing may follow it."""
@@ -104,6 +107,9 @@ class TextStopChecker:
 
     def mask(self) -> Any:
         return None if self.constraint is None else self.constraint.mask()
+
+    def forced(self) -> Sequence[int]:
+        return () if self.constraint is None else self.constraint.forced()
 
     def take_text(self) -> str:
         """The text released since the last call."""

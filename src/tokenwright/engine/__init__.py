@@ -2,6 +2,7 @@
 
 from tokenwright.engine.batch import Batch, flatten, one_chunk
 from tokenwright.engine.core import Engine, Runner, Sampler
+from tokenwright.engine.drafts import Proposer
 from tokenwright.engine.groups import SequenceGroup
 from tokenwright.engine.page_pool import Memory, PagePool
 from tokenwright.engine.prefix_index import PrefixIndex
@@ -66,6 +67,7 @@ __all__ = [
     "PrefixIndex",
     "PromptLogprobs",
     "PromptLogprobsAdded",
+    "Proposer",
     "Request",
     "Result",
     "Runner",

@@ -88,6 +88,8 @@ def flatten(step: Step) -> Batch:
         sequence, start, stop, needed = chunk.sequence, chunk.start, chunk.stop, chunk.logits_needed
         rows = stop - start
         tokens += sequence.tokens[start:stop]
+        if chunk.drafts:
+            tokens += chunk.drafts
         numbers += (row, rows, start, sequence.limit)
         for table in sequence.tables:
             tables.append(table.pages)  # noqa: PERF401  (a comprehension is a call, for each chunk)

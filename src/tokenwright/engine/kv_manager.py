@@ -55,6 +55,16 @@ class KVManager:
         if sequence.cache and sequence.request.share:  # `shares`
             self.prefixes.cache_pages(sequence.tables, sequence.prefix_hashes, sequence.tokens, start, stop)
 
+    def roll_back(self, sequence: Sequence, known: int) -> None:
+        """Keep of the drafts computed from `known` on those that were written, but for a text's last token."""
+        counts = sequence.counts
+        counts.drafted += sequence.computed - known
+        stop = sequence.computed = min(sequence.computed, len(sequence.tokens) - 1)
+        counts.accepted += stop - known
+        self.cache_pages(sequence, known, stop)
+        self.pool.trim(sequence.tables, stop)
+        self.pool.cut(sequence.tables, stop)
+
     def cache_tail(self, sequence: Sequence) -> None:
         """Let others find the last page of a sequence that ends, though it is not full."""
         if sequence.shares and sequence.pages:

@@ -283,6 +283,14 @@ class PagePool:
             for page in range(first, stop):
                 pool.decref(table.pop(page))
 
+    def cut(self, tables: PageTables, computed: int) -> None:
+        """Release the pages behind the first `computed` tokens: those of drafts that were not accepted."""
+        for pool, table in zip(self.group_pools, tables, strict=True):
+            start = pool.group.window.start
+            stop = -(-computed // self.page_size) if computed > start else start // self.page_size
+            while len(table.pages) > stop:
+                pool.decref(table.popitem()[1])
+
     def rewind(self, tables: PageTables) -> None:
         """Prepare for computing the text again from its start: windows lie elsewhere then."""
         for number in self.windowed:

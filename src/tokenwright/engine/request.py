@@ -54,7 +54,13 @@ class StopChecker(Protocol):
         """A copy, for a sequence that goes on from the same text."""
 
     def mask(self) -> Any:
-        """For the sampler: which ids may come next, as uint32 words [ceil(V / 32)], the lowest bit first; None: all."""
+        """For the sampler: which ids may come next, as uint32 words [ceil(V / 32)], the lowest bit first.
+
+        None: all, here and wherever the text goes on to.
+        """
+
+    def forced(self) -> ListLike[int]:
+        """For the proposer: tokens that the text most likely goes on with, because its bytes are settled."""
 
 
 class NoStopChecker:
@@ -79,6 +85,9 @@ class NoStopChecker:
 
     def mask(self) -> None:
         return None
+
+    def forced(self) -> tuple[int, ...]:
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,7 @@ class Request:
     adapter: the number of the adapter that the model computes it with; 0: none. Its salt must tell adapters apart.
     continued: how many of the prompt's last tokens an earlier request wrote after the same prompt. max_tokens,
     min_tokens and the presence and frequency penalties count them as written.
+    speculate: its text may be computed with drafts (`drafts.py`). prediction: tokens that it is expected to write.
     argmax: it writes the argmax of each row as it is, but for what min_tokens and the stop checker's mask forbid.
     """
 
@@ -124,6 +134,8 @@ class Request:
     shared: int = 0
     adapter: int = 0
     continued: int = 0
+    speculate: bool = True
+    prediction: tuple[int, ...] = ()
     argmax: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -154,6 +166,7 @@ class SequenceCounts:
     their K and V were found. prefix_hit: of these, tokens of the prompt that were cached when it was first admitted.
     logprobs, hidden: prompt tokens whose log-probability and whose hidden states were reported.
     sampler_logprob: the sum of the sampler's log-probabilities of the tokens written so far.
+    drafted: draft tokens sent through the layers. accepted: of these, those that were written and kept in the cache.
     """
 
     forwarded: int = 0
@@ -163,6 +176,8 @@ class SequenceCounts:
     logprobs: int = 0
     hidden: int = 0
     sampler_logprob: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True, eq=False)

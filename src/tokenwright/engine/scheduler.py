@@ -20,16 +20,13 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListLike
 from itertools import count
 
+from tokenwright.engine.drafts import Proposer, with_drafts
 from tokenwright.engine.groups import SequenceGroup, group_for, pages_of
 from tokenwright.engine.kv_manager import KVManager
 from tokenwright.engine.page_pool import PagePool
 from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import FinishReason, Request, Sequence, State
 from tokenwright.engine.step import (
-    ALL,
-    HIDDEN,
-    LAST,
-    NONE,
     Chunk,
     Dropped,
     Event,
@@ -44,6 +41,7 @@ from tokenwright.engine.step import (
     Result,
     Step,
     Token,
+    chunk_of,
     finished,
     reported,
 )
@@ -67,6 +65,7 @@ class Scheduler:
         max_sequences: int,
         prefixes: PrefixIndex | None = None,
         swap: SwapSpace | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
         assert token_budget > 0 and max_sequences > 0, "a step computes something"
         self.pool = pool
@@ -74,6 +73,7 @@ class Scheduler:
         self.ids = count()  # of sequences
         self.token_budget = token_budget
         self.max_sequences = max_sequences
+        self.proposer = proposer
         self.sequences: dict[int, Sequence] = {}  # all that have not ended
         self.running: list[SequenceGroup] = []  # oldest first
         self.waiting: deque[SequenceGroup] = deque()
@@ -148,6 +148,12 @@ class Scheduler:
 
         Groups may be admitted and preempted here, and beams catch up: a second call may choose more than the first.
         """
+        step = self._without_drafts()
+        if self.proposer is None or not step.chunks:
+            return step
+        return with_drafts(step, self.proposer, self.pool, self.token_budget - step.size)
+
+    def _without_drafts(self) -> Step:
         chunks: list[Chunk] = []
         budget = self.token_budget
         for group in self._groups(chunks):
@@ -160,7 +166,7 @@ class Scheduler:
                 if not self._reserve(sequence, sequence.computed + length):
                     # It has preempted its own group: the pool is tight, admit nobody.
                     return Step(tuple(chunk for chunk in chunks if chunk.sequence.state is RUNNING))
-                chunks.append(self._chunk(sequence, length))
+                chunks.append(chunk_of(sequence, length))
                 budget -= length
             if not budget:
                 break
@@ -178,17 +184,6 @@ class Scheduler:
     def _active(self) -> list[SequenceGroup]:
         """The running groups that are not paused, oldest first."""
         return [group for group in self.running if group.pause_at is None or not group.paused]
-
-    def _chunk(self, sequence: Sequence, length: int) -> Chunk:
-        start = sequence.computed
-        stop = start + length
-        if sequence.request.hidden:
-            return Chunk(sequence, start, stop, HIDDEN)
-        logits_needed = LAST if stop == len(sequence.tokens) else NONE
-        asked = sequence.request.prompt_logprobs_from is not None
-        if asked and sequence.needs_logprobs and stop >= sequence.next_logprob:
-            logits_needed = ALL
-        return Chunk(sequence, start, stop, logits_needed)  # by place: keywords would take nearly three times as long
 
     def _reserve(self, sequence: Sequence, stop: int) -> bool:
         """Reserve pages for computing up to `stop`; preempt paused groups for them, then the youngest.
@@ -209,11 +204,12 @@ class Scheduler:
             sequence, start, stop = chunk.sequence, chunk.start, chunk.stop
             sequence.computed = stop
             sequence.counts.forwarded += stop - start
-            if stop > len(sequence.tokens):  # draft tokens, which `_write` accepts or not
+            drafted = stop > len(sequence.tokens)
+            if drafted:  # `_write` accepts the drafts or not
                 stop = len(sequence.tokens)
             if start // size != stop // size and sequence.id not in faulty:  # it has filled a page
                 self.kv.cache_pages(sequence, start, stop)
-            if self.pool.windowed:
+            if self.pool.windowed and not drafted:
                 self.pool.trim(sequence.tables, stop)
         events: list[Event] = []
         answers: dict[int, list[Result]] = {}
@@ -287,9 +283,7 @@ class Scheduler:
             self._end_group(sequence.group, error, events)
             return
         if sequence.computed > known:  # draft tokens: those accepted stay computed, all that were written but the last
-            stop = sequence.computed = min(sequence.computed, len(sequence.tokens) - 1)
-            self.kv.cache_pages(sequence, known, stop)
-            self.pool.trim(sequence.tables, stop)
+            self.kv.roll_back(sequence, known)
         if reason is not None:
             self._end(sequence, finished(sequence, reason), events)
         elif not sequence.cache:  # the naive loop: drop all, and compute it again
@@ -380,6 +374,8 @@ class Scheduler:
         if isinstance(event, Finished):
             self.kv.cache_tail(sequence)
         self.kv.free(sequence)
+        if self.proposer is not None:
+            self.proposer.end(sequence)
         group = sequence.group
         group.sequences.remove(sequence)
         if not group.sequences:

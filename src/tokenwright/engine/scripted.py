@@ -14,7 +14,7 @@ from tokenwright.engine.core import Engine
 from tokenwright.engine.page_pool import PagePool
 from tokenwright.engine.request import Request
 from tokenwright.engine.scheduler import Scheduler
-from tokenwright.engine.step import HiddenStates, LogitsNeeded, Output, Pick, PromptLogprobs, Result, Step
+from tokenwright.engine.step import Chunk, HiddenStates, LogitsNeeded, Output, Pick, PromptLogprobs, Result, Step
 from tokenwright.engine.window import Group
 from tokenwright.sampling_params import SamplingParams
 
@@ -66,7 +66,7 @@ class ScriptedModel:
     def pick(self, output: Output[list[list[int]]], step: Step) -> list[Result]:
         results: list[Result] = []
         for chunk, rows in zip(step.chunks, output.rows, strict=True):
-            if chunk.logits_needed is LogitsNeeded.ALL:
+            if chunk.logits_needed is LogitsNeeded.ALL and not chunk.drafts:
                 agree = tuple(
                     0.0 if self.script(output.logits[row]) == token else -1.0
                     for row, token in zip(rows, chunk.following, strict=False)
@@ -76,8 +76,18 @@ class ScriptedModel:
                 assert output.hidden is not None, "forward answers every chunk"
                 results.append(HiddenStates(chunk.sequence.id, chunk.start, output.hidden[rows.start : rows.stop]))
             if chunk.picks:
-                results.append(Pick(chunk.sequence.id, (self.script(output.logits[rows[-1]]),), (0.0,)))
+                results.append(self._picked(chunk, output.logits[rows.stop - 1 - len(chunk.drafts) : rows.stop]))
         return results
+
+    def _picked(self, chunk: Chunk, texts: ListLike[list[int]]) -> Pick:
+        """The next tokens after the texts that rows of drafts have read: up to the first that is not the draft."""
+        tokens: list[int] = []
+        for text, draft in zip(texts, (*chunk.drafts, None), strict=True):
+            tokens.append(self.script(text))
+            if tokens[-1] != draft:
+                break
+        zeros = (0.0,) * len(tokens)
+        return Pick(chunk.sequence.id, tuple(tokens), zeros, zeros, ((),) * len(tokens))
 
     def _slot(self, table: Mapping[int, int], position: int) -> int:
         return table[position // self.page_size] * self.page_size + position % self.page_size

@@ -32,16 +32,20 @@ NONE, LAST, ALL, HIDDEN = (
 
 @dataclass(slots=True)
 class Chunk:
-    """The tokens at positions [start, stop) of a sequence, to be computed now. Valid until the step is committed."""
+    """The tokens at positions [start, stop) of a sequence, to be computed now. Valid until the step is committed.
+
+    drafts: the last of these tokens, if they are guesses that the sequence does not have yet (`drafts.py`).
+    """
 
     sequence: Sequence
     start: int
     stop: int
     logits_needed: LogitsNeeded
+    drafts: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> list[int]:
-        return self.sequence.tokens[self.start : self.stop]
+        return [*self.sequence.tokens[self.start : self.stop], *self.drafts]
 
     @property
     def following(self) -> list[int]:
@@ -84,6 +88,19 @@ class Chunk:
         """Whether a token is to be chosen after the last row: all tokens are computed, and the limit is not reached."""
         sequence, stop = self.sequence, self.stop
         return self.logits_needed is not NONE and len(sequence.tokens) <= stop < sequence.limit
+
+
+def chunk_of(sequence: Sequence, length: int) -> Chunk:
+    """The chunk of a sequence's next `length` pending tokens."""
+    start = sequence.computed
+    stop = start + length
+    if sequence.request.hidden:
+        return Chunk(sequence, start, stop, HIDDEN)
+    logits_needed = LAST if stop == len(sequence.tokens) else NONE
+    asked = sequence.request.prompt_logprobs_from is not None
+    if asked and sequence.needs_logprobs and stop >= sequence.next_logprob:
+        logits_needed = ALL
+    return Chunk(sequence, start, stop, logits_needed)  # by place: keywords would take nearly three times as long
 
 
 @dataclass(frozen=True, slots=True)

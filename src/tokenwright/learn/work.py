@@ -64,6 +64,7 @@ class CheckWork:
             pages=pages,
             page_size=page_size,
             max_sequences=texts,
+            speculate="off",
             token_budget=max(self.llm.options.token_budget, texts),
         ) as own:
             yield own

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import finalize
@@ -20,7 +21,8 @@ from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import EngineConfig, Rope, angle_length
-from tokenwright.decode import TorchSampler
+from tokenwright.decode import SuffixProposer, TorchSampler
+from tokenwright.decode.step_costs import StepCosts, costs_of
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler, SwapSpace
 from tokenwright.engine.loop import CLOSED, EngineLoop, Inbox, Listener, RequestHandle
 from tokenwright.errors import RequestError
@@ -80,7 +82,10 @@ class LLMEngine:
         store, groups = make_store(self.specs, options, self.context, loaded.device)
         pool = PagePool(groups, options.page_size, store)
         prefixes, swap = PrefixIndex(pool, repr(self.specs).encode()), SwapSpace(pool, options.swap_memory)
-        scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap)
+        proposer = None
+        if options.speculate == "suffix" and not loaded.traced:  # what is recorded shows one token a step
+            proposer = SuffixProposer(self._step_costs(loaded.decoder.weight_bytes))
+        scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap, proposer)
         model, inputs = Model(loaded.decoder, self.specs, loaded.device), InputProcessor(loaded, self.context)
         runner: Any = ModelRunner(loaded.decoder, store)
         sampler: Any = TorchSampler()
@@ -174,6 +179,13 @@ class LLMEngine:
     def costs(self) -> CostModel:
         """The cost of steps of this model with this cache, derived from shapes."""
         return CostModel(self.facts.graph, self.specs)
+
+    def _step_costs(self, weight_bytes: int) -> StepCosts:
+        """What drafts are weighed against."""
+        facts, context = self.facts, self.kv_bytes(1) / weight_bytes
+        return costs_of(
+            facts.kernels, facts.weights.name, lambda rows: sum(map(prod, facts.graph.read(rows).values())), context
+        )
 
     def save_cache(self, path: str | Path, tokens: Prompt) -> int:
         """Save a text's cached pages to a file, as `LLM.save_cache` says."""

@@ -171,9 +171,21 @@ class EngineView:
         """Raises RequestError for a text that by its length cannot fit the context, before it is tokenised."""
         self.llm_engine.inputs.check_length(text)
 
-    def prepare(self, prompt: Prompt, params: SamplingParams, *, salt: str = "", adapter: str | None = None) -> Request:
-        """A request for `submit`: the prompt tokenised, the grammar compiled. Takes time. Raises RequestError."""
-        return self.llm_engine.inputs.build(prompt, params, options=RequestOptions(salt=salt, adapter=adapter))
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        salt: str = "",
+        adapter: str | None = None,
+        prediction: str = "",
+    ) -> Request:
+        """A request for `submit`: the prompt tokenised, the grammar compiled. Takes time. Raises RequestError.
+
+        prediction: what the text may come to; where it does, several of its tokens are computed in one step.
+        """
+        options = RequestOptions(salt=salt, adapter=adapter, prediction=prediction)
+        return self.llm_engine.inputs.build(prompt, params, options=options)
 
     def prepare_embedding(self, text: Prompt) -> Request:
         """A request for `submit` whose transcript has the text's hidden states. Takes time. Raises RequestError."""

@@ -36,12 +36,14 @@ class RequestOptions:
     """How a request uses the cache and the weights.
 
     cache=False: the naive loop. salt: requests share cached pages only with those of the same salt. adapter: the name
-    of the adapter to compute it with, whose pages no other request shares; None: the model as it is.
+    of the adapter to compute it with, whose pages no other request shares; None: the model as it is. prediction: what
+    the text may come to, for drafts.
     """
 
     cache: bool = True
     salt: str = ""
     adapter: str | None = None
+    prediction: str = ""
 
 
 NO_OPTIONS = RequestOptions()
@@ -168,8 +170,15 @@ class InputProcessor:
             search=search,
             adapter=number,
             continued=len(more),
+            prediction=self._predicted(options.prediction),
         )
         return replace(request, salt=self.salt(request.limit(self._context), options.salt, options.adapter))
+
+    def _predicted(self, text: str) -> tuple[int, ...]:
+        """The tokens of a predicted text, as many as a text may have."""
+        if not text:
+            return ()
+        return tuple(self._loaded.tokenizer.encode(text, add_special=False, parse_special=False)[: self._context])
 
     def streamed(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """`build` for a stream. Raises RequestError for parameters whose texts are known only at the end."""

@@ -55,6 +55,8 @@ class LLM(EngineView):
         the free memory, 4 GiB at most, and no more than `max_sequences` full contexts. swap_memory: bytes of RAM to
         swap out K and V of sequences that are preempted when pages run out; without it they are recomputed.
     token_budget: tokens computed in one step. max_sequences: sequences running at once.
+    speculate: compute tokens ahead where earlier text repeats itself ("suffix"), or do not ("off"). Texts and
+        log-probabilities are the same to the bit.
     lora: folders of LoRA adapters (PEFT) that are merged into the weights as they are read.
     adapters: folders of LoRA adapters that are kept beside the weights, by name: a request chooses one, or none.
     report: called with (bytes read, bytes in total) while the weights are read; downloads then show progress bars.
@@ -81,6 +83,7 @@ class LLM(EngineView):
         swap_memory: int | str = 0,
         token_budget: int = 512,
         max_sequences: int = 64,
+        speculate: str = "suffix",
         report: Callable[[int, int], None] | None = None,
         trace: bool = False,
         lora: Sequence[str | Path] = (),
@@ -90,7 +93,7 @@ class LLM(EngineView):
         kv_memory = read_bytes(kv_memory, "kv_memory") if isinstance(kv_memory, str) else kv_memory
         swap_memory = read_bytes(swap_memory, "swap_memory") if isinstance(swap_memory, str) else swap_memory
         options = EngineConfig(
-            page_size, pages, kv_memory, token_budget, max_sequences, form, window, sinks, swap_memory
+            page_size, pages, kv_memory, token_budget, max_sequences, form, window, sinks, swap_memory, speculate
         )
         if not isinstance(model, LoadedModel):
             model = LoadedModel(

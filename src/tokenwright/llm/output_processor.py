@@ -119,6 +119,12 @@ class OutputProcessor:
         return next(iter(self._texts.values())).reason
 
     @property
+    def drafts(self) -> tuple[int, int]:
+        """Draft tokens that were computed for all texts so far, and those that were accepted."""
+        counts = [one.counts for one in self._sequences]
+        return sum(one.drafted for one in counts), sum(one.accepted for one in counts)
+
+    @property
     def texts(self) -> list[ChoiceText]:
         """The texts so far; of best_of all of them, of a beam search none that matters before its end."""
         return list(self._texts.values())
@@ -244,4 +250,6 @@ class OutputProcessor:
             seed=handle.request.params.seed,
             queue_s=0.0 if handle.started is None else handle.started - handle.submitted,
             token_s=tuple(text.times),
+            drafted_tokens=sequence.counts.drafted,
+            accepted_tokens=sequence.counts.accepted,
         )

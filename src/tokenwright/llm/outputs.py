@@ -11,7 +11,8 @@ class Usage:
     """The cost of a request. The engine counts tokens and bytes; seconds are of the monotonic clock.
 
     forward_tokens: tokens computed by the layers, recomputation included; with the cache prompt + new - 1, less the
-    reused ones.
+    reused ones, and the rejected drafts.
+    drafted_tokens: drafts that were computed ahead; accepted_tokens: of these, those that the text went on with.
     reused_tokens: tokens not computed because their K and V were cached by another text with the same prefix, read from
     a file, or cached or swapped out when this text was preempted; summed over all its admissions, so a text that was
     preempted often may have more than its number of tokens.
@@ -30,6 +31,8 @@ class Usage:
     seed: int | None
     queue_s: float
     token_s: tuple[float, ...]
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def ttft_s(self) -> float | None:

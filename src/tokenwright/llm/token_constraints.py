@@ -52,7 +52,7 @@ class Vocabulary:
         """The grammar compiler of this model, made on first use."""
         with self._lock:
             if self._grammars is None:
-                self._grammars = Grammars(self._piece, self.size, eos_ids)
+                self._grammars = Grammars(self._piece, self.size, eos_ids, self._cut)
             return self._grammars
 
     def close(self) -> None:
@@ -63,6 +63,12 @@ class Vocabulary:
 
     def _piece(self, token: int, first: bool) -> bytes | None:
         return self.tokenizer.token_bytes(token, first=first)
+
+    def _cut(self, text: str) -> list[int]:
+        """The tokens of a text within another: without a space that the tokenizer sets before texts; else none."""
+        ids, wanted = self.tokenizer.encode(text, add_special=False, parse_special=False), text.encode()
+        pieces = [self.tokenizer.token_bytes(token) or b"" for token in ids]
+        return next((ids[first:] for first in (0, 1) if b"".join(pieces[first:]) == wanted), [])
 
     def _spellings(self, word: str) -> list[tuple[int, ...]]:
         """A word's token ids at the start of a text and after a space."""

@@ -49,7 +49,8 @@ def bench(
         opened, name = _made(shape, json_), shape
     else:
         raise RequestError("a shape is a model of its own, without adapters; give --shape or --model, not both")
-    with opt.opened(opened, quiet=json_, device="cpu", revision=revision, weights=weights, lora=lora or ()) as llm:
+    options: dict[str, Any] = {"revision": revision, "weights": weights, "lora": lora or (), "speculate": "off"}
+    with opt.opened(opened, quiet=json_, device="cpu", **options) as llm:
         from tokenwright.bench.limits import measure_limits, processor
         from tokenwright.bench.model_speed import Benchmark
 

@@ -70,6 +70,7 @@ def chat(
     sinks: opt.Sinks = 0,
     page_size: opt.PageSize = 16,
     token_budget: opt.TokenBudget = 512,
+    speculate: opt.Speculate = "suffix",
     quiet: opt.Quiet = False,
 ) -> None:
     """Talk with the model: each line is a message, and the answer is streamed. /help lists the commands.

@@ -73,6 +73,7 @@ def generate(
     cache_file: CacheFile = None,
     page_size: opt.PageSize = 16,
     token_budget: opt.TokenBudget = 512,
+    speculate: opt.Speculate = "suffix",
     echo: Echo = False,
     json_: opt.Json = False,
     quiet: opt.Quiet = False,

@@ -100,7 +100,7 @@ def race(
         raise RequestError(f"a race needs at least one new token, not -n {new_tokens}")
     if out is not None:
         check_chart_file(out, force)
-    with opt.opened(model, quiet=json_, trace=agreement, **engine) as llm:
+    with opt.opened(model, quiet=json_, trace=agreement, speculate="off", **engine) as llm:
         quantised = f", {llm.weights} weights" if llm.weights.quantised else ""
         about = f"{model}, {llm.dtype} on {llm.device} ({llm.kernels} kernels){quantised}"
         lanes, others = _run(llm, llm.tokenizer.encode(text), params, other, show=not json_)
@@ -190,6 +190,7 @@ def _entries(llm: LLM, prompt: int, written: int, other: EngineConfig, opened: E
         page_size=other.page_size,
         pages=-(-(prompt + written) // other.page_size),
         token_budget=other.token_budget,
+        speculate="off",
     )
     if other.kv != KVFormat():
         entries.append(Entry(KV, str(other.kv), opened.enter_context(second(kv=other.kv))))

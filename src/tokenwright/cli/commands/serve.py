@@ -185,6 +185,7 @@ def serve(
     sinks: opt.Sinks = 0,
     page_size: opt.PageSize = 16,
     token_budget: opt.TokenBudget = 512,
+    speculate: opt.Speculate = "suffix",
 ) -> None:
     """Serve models over HTTP: OpenAI's API and others, so that existing clients work unchanged.
 

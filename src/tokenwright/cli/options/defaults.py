@@ -31,6 +31,7 @@ COMMON: Mapping[str, type] = {
     "sinks": int,
     "page-size": int,
     "token-budget": int,
+    "speculate": str,
     "threads": int,
     "max-tokens": int,
     "temperature": float,

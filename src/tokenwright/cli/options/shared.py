@@ -130,6 +130,13 @@ PageSize = Annotated[int, Option(help="Token slots of a page of the KV cache.", 
 TokenBudget = Annotated[
     int, Option(help="The most tokens computed in one step; a longer prompt takes several.", rich_help_panel=ENGINE)
 ]
+Speculate = Annotated[
+    str,
+    Option(
+        help="Compute tokens ahead where earlier text or a grammar tells them: suffix, or off. The text is the same.",
+        rich_help_panel=ENGINE,
+    ),
+]
 
 Weights = Annotated[
     str,
@@ -162,7 +169,7 @@ Chart = Annotated[Path, Option("--out", "-o", help="Where the chart goes (SVG)."
 
 OF_ENGINE = (  # parameters of commands that `opened` and LLM take under the same names
     *("revision", "device", "dtype", "weights", "threads", "kv_memory", "kv", "window", "sinks"),
-    *("page_size", "token_budget", "lora"),
+    *("page_size", "token_budget", "speculate", "lora"),
 )
 
 

@@ -42,6 +42,8 @@ def facts(llm: LLM, completion: Completion) -> dict[str, Any]:
         "forward_tokens": usage.forward_tokens,
         "layer_tokens": usage.layer_tokens,
         "reused_tokens": usage.reused_tokens,
+        "drafted_tokens": usage.drafted_tokens,
+        "accepted_tokens": usage.accepted_tokens,
         "preemptions": usage.preemptions,
         "seed": usage.seed,
         "dtype": llm.dtype,
@@ -68,6 +70,8 @@ def facts_line(llm: LLM, completion: Completion) -> str:
         parts.append(f"{rate(usage.tokens_per_second)} tok/s")
     if usage.reused_tokens:
         parts.append(f"{usage.reused_tokens:,} tokens reused")
+    if usage.drafted_tokens:
+        parts.append(f"{usage.accepted_tokens:,} of {usage.drafted_tokens:,} drafts kept")
     parts += [
         f"weights {binary(llm.weight_bytes)} ({llm.weights})",
         f"KV cache {binary(usage.kv_bytes)}",

@@ -34,6 +34,8 @@ class TimingsReply(Reply):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
     preemptions: int
 
 

@@ -37,6 +37,7 @@ from tokenwright.serve.openai.message_bodies import (
     Choice,
     Format,
     FunctionTool,
+    Parts,
     Variables,
 )
 from tokenwright.serve.service.types import PRIORITIES
@@ -159,6 +160,13 @@ class Sampling(Samplers):
     ebnf: Text | None = None
 
 
+class Prediction(Body):
+    """What the answer may come to, such as the file that it edits; its tokens are drafted where they fit."""
+
+    type: Literal["content"]
+    content: Text | Parts
+
+
 class CompletionBody(Sampling):
     """POST /v1/completions. suffix: what follows the text; a model that was trained for it fills the gap."""
 
@@ -208,7 +216,6 @@ class ChatBody(Sampling):
     }
     harmless: ClassVar = {
         "moderation": "nothing is moderated here",
-        "prediction": "it only makes other servers faster",
         "prompt_cache_options": CACHED,
         "service_tier": "there is one tier",
         "store": "chats are not stored",
@@ -238,6 +245,7 @@ class ChatBody(Sampling):
     chat_template_kwargs: Variables | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    prediction: Prediction | None = None
 
 
 class EmbeddingBody(Body):

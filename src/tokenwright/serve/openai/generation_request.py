@@ -104,6 +104,11 @@ def _text(content: object) -> object:
     return "\n".join(texts)
 
 
+def predicted(body: ChatBody) -> str:
+    """What the client expects as the answer; "" if it does not say."""
+    return "" if body.prediction is None else str(_text(body.prediction.content))
+
+
 def _says(part: object) -> bool:
     return isinstance(part, TextPart | RefusalPart)
 
@@ -149,6 +154,7 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Generatio
         **choice_of(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         json_object=form.get("json_object", False),
+        prediction=predicted(body),
         thinking=thinking.on,
         thinking_budget=thinking.budget,
         variables=thinking.variables,

@@ -40,12 +40,18 @@ def usage_of(counts: Iterable[TokenCounts]) -> Json:
     each = list(counts)
     prompt, written = sum(one.prompt for one in each), sum(one.completion for one in each)
     truncated = sum(one.truncated for one in each)
+    accepted = sum(one.accepted for one in each)
+    details = {
+        "reasoning_tokens": sum(one.reasoning for one in each),
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": sum(one.drafted for one in each) - accepted,
+    }
     return {
         "prompt_tokens": prompt,
         "completion_tokens": written,
         "total_tokens": prompt + written,
         "prompt_tokens_details": {"cached_tokens": sum(one.cached for one in each)} | cut(truncated),
-        "completion_tokens_details": {"reasoning_tokens": sum(one.reasoning for one in each)},
+        "completion_tokens_details": details,
     }
 
 

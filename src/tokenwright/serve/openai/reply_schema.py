@@ -20,8 +20,15 @@ class PromptDetails(Reply):
     truncated_tokens: int = absent()
 
 
-class CompletionDetails(Reply):
+class OutputDetails(Reply):
     reasoning_tokens: int
+
+
+class CompletionDetails(OutputDetails):
+    """Prediction tokens are drafts of any origin; a rejected one cost a row of a step."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class UsageReply(Reply):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from prometheus_client import (
@@ -30,6 +31,14 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+TOKENS = {  # by the field of TokenCounts: the name of the series, and what it counts
+    "prompt": ("prompt", "Tokens of prompts"),
+    "cached": ("cached", "Prompt tokens found in the KV cache"),
+    "completion": ("generated", "Tokens generated"),
+    "drafted": ("draft", "Tokens computed ahead of texts"),
+    "accepted": ("accepted", "Of the tokens computed ahead of texts, those that were kept"),
+}
+
 
 class Metrics:
     """The metrics of one server, in a registry of its own."""
@@ -43,9 +52,10 @@ class Metrics:
         self._ignored = Counter(
             "tokenwright_ignored_fields", "Unknown fields of requests, which had no effect", registry=registry
         )
-        self._prompt = Counter("tokenwright_prompt_tokens", "Tokens of prompts", registry=registry)
-        self._cached = Counter("tokenwright_cached_tokens", "Prompt tokens found in the KV cache", registry=registry)
-        self._written = Counter("tokenwright_generated_tokens", "Tokens generated", registry=registry)
+        self._tokens = {
+            name: Counter(f"tokenwright_{series}_tokens", about, registry=registry)
+            for name, (series, about) in TOKENS.items()
+        }
         self._preempted = Counter("tokenwright_preemptions", "Preemptions of requests", registry=registry)
         self._queue = _seconds("queue_seconds", "From a request to its first step", registry)
         self._first = _seconds("time_to_first_token_seconds", "From a request to its first token", registry)
@@ -64,9 +74,9 @@ class Metrics:
     def ended(self, outcome: str, counts: TokenCounts, timings: Timings) -> None:
         """A request has left the engine. outcome: "finished", "cancelled" or "failed"."""
         self._ended.labels(outcome).inc()
-        self._prompt.inc(counts.prompt)
-        self._cached.inc(counts.cached)
-        self._written.inc(counts.completion)
+        numbers = asdict(counts)
+        for name, counter in self._tokens.items():
+            counter.inc(numbers[name])
         self._preempted.inc(timings.preemptions)
         self._queue.observe(timings.queue_s)
         if counts.completion:

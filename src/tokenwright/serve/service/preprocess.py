@@ -122,7 +122,7 @@ class Preprocessor:
 
     def quick(self, wanted: GenerationRequest) -> bool:
         """Whether `prepare` takes less time than to ask a thread: for a short prompt without constraints."""
-        short = wanted.prompt is not None and len(wanted.prompt) <= self._quick_prompt
+        short = wanted.prompt is not None and len(wanted.prompt) + len(wanted.prediction) <= self._quick_prompt
         given = wanted.overrides
         return short and not (wanted.gap or wanted.json_object or any(given.get(name) for name in _SLOW))
 
@@ -142,7 +142,8 @@ class Preprocessor:
         if at_end and wanted.streamed:
             name = "beams" if params.beams > 1 else "best_of"
             raise RequestError(f"{name} cannot be streamed: its texts are known at the end alone; leave stream out")
-        request = self._llm.prepare(ids, params, salt=wanted.caller.salt, adapter=adapter)
+        shared = {"salt": wanted.caller.salt, "prediction": wanted.prediction}
+        request = self._llm.prepare(ids, params, adapter=adapter, **shared)
         tags = self._tags(wanted, text, params)
         if tags is not None:
             self._let_think(request, wanted.thinking_budget, tags)

@@ -112,6 +112,12 @@ class ThoughtGate:
             return allowed | self._masks.of(self._next_of_start())
         return self._inner.mask()
 
+    def forced(self) -> Sequence[int]:
+        """The rest of the end tag, or what the grammar of the answer leaves as the only text."""
+        if self._forced:
+            return self._forced
+        return () if self._inner is None or self._state != "over" else self._inner.forced()
+
     def advance(self, token: int) -> bool:
         """Advance by a token; True: nothing may follow it."""
         if self._state == "over":

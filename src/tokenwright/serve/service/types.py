@@ -98,6 +98,7 @@ class GenerationRequest:
         names of those that it may call; None: all. parallel_tool_calls: whether it may call several in one answer.
     json_object: the answer is any JSON object. (For a schema or another grammar set overrides["grammar"].)
     context: the most tokens of prompt and answer together, where that is less than the model's context.
+    prediction: what the answer may come to, such as a file that it edits.
     thinking: whether the model reasons first, if it can; None leaves it to the template. thinking_budget: the most
         tokens of reasoning; then the thoughts are closed, and the answer begins. variables: of the template.
         reasoning: split the text between the model's own think tags off as reasoning.
@@ -124,6 +125,7 @@ class GenerationRequest:
     parallel_tool_calls: bool = True
     json_object: bool = False
     context: int | None = None
+    prediction: str = ""
     thinking: bool | None = None
     thinking_budget: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -224,7 +226,8 @@ class Answer:
 class TokenCounts:
     """Tokens of a request. completion: of all its texts. cached: prompt tokens whose K and V were found.
 
-    reasoning: tokens between think tags. truncated: tokens that `truncate_prompt_tokens` has cut off.
+    reasoning: tokens between think tags. truncated: tokens that `truncate_prompt_tokens` has cut off. drafted: tokens
+    that were computed ahead of the texts; accepted: of these, those that the texts went on with.
     """
 
     prompt: int
@@ -232,6 +235,8 @@ class TokenCounts:
     cached: int
     reasoning: int = 0
     truncated: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +253,8 @@ class Timings:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
     preemptions: int
 
 

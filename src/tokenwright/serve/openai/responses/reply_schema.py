@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tokenwright.serve.http.reply_schema import Json, Reply, TimingsReply, TokenLogprob, absent
-from tokenwright.serve.openai.reply_schema import CompletionDetails
+from tokenwright.serve.openai.reply_schema import OutputDetails
 
 ItemStatus = Literal["completed", "incomplete"]
 
@@ -81,7 +81,7 @@ class ResponseUsage(Reply):
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
-    output_tokens_details: CompletionDetails
+    output_tokens_details: OutputDetails
     total_tokens: int
 
 

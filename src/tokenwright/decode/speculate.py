@@ -1,0 +1,186 @@
+"""The proposer: drafts from earlier text, as many as their counted chances are worth.
+
+A draft is what followed the last tokens where they stood before: in the text itself, in what the request predicts, or
+in what requests of the same key have written; or the one text that a grammar leaves. How often such a guess holds is
+counted for each text by the length of the match. Guesses are compared with what was written even where no row was spent
+on them, so a text that begins to repeat itself is noticed at no cost.
+
+A step takes the drafts of all its texts in the order of their chances, as long as the tokens that it may expect rise
+faster than its cost (`step_costs.py`). So there are none where the batch fills the rows, and none for a text whose
+guesses fail.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass, field
+
+from tokenwright.decode.step_costs import StepCosts
+from tokenwright.decode.suffix_index import BETWEEN, EarlierTexts, SuffixIndex
+from tokenwright.engine import Sequence, Step
+
+MOST_DRAFTS = 15  # of one text in a step: with its own row they fill the sixteen that weights are read for at once
+EARLIER_BYTES = 8 << 20  # for earlier texts
+FORCED = 1 << 20  # counts as the length of the match where a grammar leaves one text
+LENGTHS = (3, 4, 6, 9, 15, FORCED - 1)  # of matches that are counted together, up to and including these
+PRIOR = (
+    (1, 2),
+    (1, 2),
+    (2, 3),
+    (2, 3),
+    (5, 6),
+    (7, 8),
+    (7, 8),
+)  # guesses that held, of guesses, before any was counted
+FORGET = 64  # guesses after which older ones count half
+MARGIN = 1.02  # a step with drafts must promise so much more than one without
+
+
+@dataclass(slots=True)
+class Guess:
+    """What a text of `length` tokens may go on with; match: the tokens before it that agree with an earlier place."""
+
+    length: int
+    match: int
+    tokens: list[int]
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One text: its index, the guess that was made last, and how many guesses held, by the length of the match."""
+
+    index: SuffixIndex
+    seen: int = 0  # tokens of the text in the index
+    guess: Guess | None = None
+    held: list[int] = field(default_factory=lambda: [held for held, _ in PRIOR])
+    made: list[int] = field(default_factory=lambda: [made for _, made in PRIOR])
+
+    def learn(self, tokens: ListLike[int]) -> None:
+        """Take in what was written since the last guess."""
+        guess = self.guess
+        if guess is not None and guess.length < len(tokens):
+            for place, token in enumerate(guess.tokens, guess.length):
+                if place == len(tokens):
+                    break
+                self._count(guess.match + place - guess.length, tokens[place] == token)
+                if tokens[place] != token:
+                    break
+            self.guess = None
+        if self.seen < len(tokens):
+            self.index.extend(tokens[self.seen :])
+            self.seen = len(tokens)
+
+    def _count(self, match: int, held: bool) -> None:
+        kind = bisect_left(LENGTHS, match)
+        self.held[kind] += held
+        self.made[kind] += 1
+        if self.made[kind] >= FORGET:
+            self.held[kind], self.made[kind] = (self.held[kind] + 1) // 2, (self.made[kind] + 1) // 2
+
+    def chances(self, guess: Guess) -> list[float]:
+        """The chance of each token of a guess, together with all before it."""
+        found, chance = [], 1.0
+        for match in range(guess.match, guess.match + len(guess.tokens)):
+            kind = bisect_left(LENGTHS, match)
+            chance *= self.held[kind] / self.made[kind]
+            found.append(chance)
+        return found
+
+    def prefers(self, settled: Guess, repeated: Guess) -> bool:
+        """Whether to draft what a grammar leaves, instead of what was repeated.
+
+        Where both begin alike, more tokens may be expected of one of them; else one of them fails at once.
+        """
+        first, other = self.chances(settled), self.chances(repeated)
+        return sum(first) >= sum(other) if settled.tokens[0] == repeated.tokens[0] else first[0] >= other[0]
+
+
+def _forced(sequence: Sequence) -> ListLike[int]:
+    try:
+        return sequence.stop_checker.forced()
+    except Exception:  # a stop checker is the client's: where it fails, the sampler meets its error and tells it
+        return ()
+
+
+class SuffixProposer:
+    """Implements the engine's Proposer. `earlier`: bytes for what requests have written before."""
+
+    def __init__(self, costs: StepCosts, earlier: int = EARLIER_BYTES) -> None:
+        self.costs = costs
+        self.earlier = EarlierTexts(earlier)
+        self._followed: dict[int, _Followed] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all indexes."""
+        return self.earlier.nbytes + sum(one.index.nbytes for one in self._followed.values())
+
+    def propose(self, sequences: ListLike[Sequence], most: ListLike[int], step: Step) -> ListLike[ListLike[int]]:
+        if not self._pays(len(sequences), step.size):
+            return [()] * len(sequences)
+        guesses = [self._guess(*each) for each in zip(sequences, most, strict=True)]
+        if not any(guesses):
+            return [()] * len(sequences)
+        counts = self._worth(sequences, guesses, step)
+        return [guess.tokens[:count] if guess else () for guess, count in zip(guesses, counts, strict=True)]
+
+    def end(self, sequence: Sequence) -> None:
+        self._followed.pop(sequence.id, None)
+        request = sequence.request
+        if request.speculate and request.share and sequence.cache and request.width == 1:
+            self.earlier.add(request.salt, request.prompt, sequence.written)
+
+    def _guess(self, sequence: Sequence, most: int) -> Guess | None:
+        text = sequence.tokens
+        followed = self._followed.get(sequence.id)
+        if followed is None:
+            followed = self._followed[sequence.id] = _Followed(SuffixIndex())
+            if sequence.request.prediction:
+                followed.index.extend((*sequence.request.prediction, BETWEEN))
+        followed.learn(text)
+        most = min(most, MOST_DRAFTS)
+        followed.guess = self._repeated(sequence, followed.index, most)
+        if forced := _forced(sequence):
+            settled = Guess(len(text), FORCED, list(forced[:most]))
+            if followed.guess is None or followed.prefers(settled, followed.guess):
+                followed.guess = settled
+        return followed.guess
+
+    def _repeated(self, sequence: Sequence, own: SuffixIndex, most: int) -> Guess | None:
+        text, request = sequence.tokens, sequence.request
+        best = own.longest(text)
+        if request.share:
+            for index in self.earlier.of(request.salt):
+                match = index.longest(text)
+                if match is not None and (best is None or match.length > best.length):
+                    best = match
+        if best is not None:
+            tokens = best.following(most, repeats=best.source is own)
+            return Guess(len(text), best.length, tokens) if tokens else None
+        if request.prediction and len(text) == len(request.prompt):
+            return Guess(len(text), LENGTHS[-2], list(request.prediction[:most]))
+        return None
+
+    def _pays(self, tokens: int, rows: int) -> bool:
+        """Whether a draft that is sure to hold would pay in a step that writes so many tokens; else none is made."""
+        return (tokens + 1) / self.costs.of(rows + 1) > MARGIN * tokens / self.costs.of(rows)
+
+    def _worth(self, sequences: ListLike[Sequence], guesses: ListLike[Guess | None], step: Step) -> list[int]:
+        """How many tokens of each guess to compute."""
+        costs, counts = self.costs, [0] * len(guesses)
+        offers = sorted(
+            (-chance, place, number)
+            for place, guess in enumerate(guesses)
+            if guess is not None
+            for number, chance in enumerate(self._followed[sequences[place].id].chances(guess), 1)
+        )
+        rows, tokens = step.size, float(sum(chunk.picks for chunk in step.chunks))
+        read = sum(chunk.stop * (chunk.stop - chunk.start) for chunk in step.chunks) * costs.context
+        best, taken = MARGIN * tokens / (costs.of(rows) + read), 0
+        for more, (chance, place, _) in enumerate(offers, 1):
+            tokens -= chance
+            read += len(sequences[place].tokens) * costs.context
+            if (worth := tokens / (costs.of(rows + more) + read)) > best:
+                best, taken = worth, more
+        for _, place, _ in offers[:taken]:
+            counts[place] += 1
+        return counts

@@ -1,0 +1,62 @@
+"""What a step costs by the number of its rows, in costs of a step of one row: what drafts are weighed against.
+
+A table, not a clock: equal requests get equal drafts, however busy the machine is.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+ROWS = (1, 2, 4, 8, 16, 32)
+# Costs of steps of so many rows, by instruction set and format of the weights. Those of 8 rows, of int8 and with AVX2,
+# were measured on qwen05's shape with two threads; the others are estimates around them. "wide" is AVX-512 and AMX;
+# other formats are like int8; "" is any other kernels, among them torch's.
+COSTS: Mapping[tuple[str, str], tuple[float, ...]] = MappingProxyType(
+    {
+        ("wide", "bfloat16"): (1.0, 1.05, 1.1, 1.2, 1.4, 2.1),
+        ("wide", "int8"): (1.0, 1.08, 1.2, 1.42, 1.9, 3.0),
+        ("wide", "int4"): (1.0, 1.15, 1.4, 1.9, 2.7, 4.6),
+        ("avx2", "bfloat16"): (1.0, 1.15, 1.4, 2.0, 3.5, 7.0),
+        ("avx2", "int8"): (1.0, 1.25, 1.7, 2.8, 5.2, 10.0),
+        ("avx2", "int4"): (1.0, 1.35, 2.0, 3.4, 6.4, 12.5),
+        ("", ""): (1.0, 1.5, 2.4, 4.2, 7.8, 15.0),
+    }
+)
+FAR = 3.0  # a byte of K and V costs as much as so many of the weights, which are read in order
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """points: the cost of steps of some numbers of rows, of 1 and at least one more; others lie on lines between them.
+
+    context: what one token of context adds to the cost of each row that reads it.
+    """
+
+    points: Mapping[int, float]
+    context: float = 0.0
+
+    @cached_property
+    def _lines(self) -> tuple[list[int], list[float]]:
+        rows = sorted(self.points)
+        return rows, [self.points[count] for count in rows]
+
+    def of(self, rows: int) -> float:
+        """The cost of a step of so many rows, at least 1, without what they read of the cache."""
+        counts, costs = self._lines
+        right = min(max(1, bisect_right(counts, rows)), len(counts) - 1)
+        low, high = counts[right - 1], counts[right]
+        return costs[right - 1] + (costs[right] - costs[right - 1]) * (rows - low) / (high - low)
+
+
+def costs_of(kernels: str, weights: str, read: Callable[[int], float], context: float) -> StepCosts:
+    """The costs of a model's steps. kernels: the instruction set. weights: the name of their format.
+
+    read: the numbers of the weights that a step of so many rows reads, more for more rows where there are experts.
+    context: bytes of K and V of a token, in bytes of the weights.
+    """
+    wide = "wide" if kernels in ("amx", "avx512") else kernels
+    name = weights if (wide, weights) in COSTS else "int8"
+    table = zip(ROWS, COSTS.get((wide, name), COSTS["", ""]), strict=True)
+    return StepCosts({rows: cost * read(rows) / read(1) for rows, cost in table}, FAR * context)
