@@ -106,6 +106,7 @@ class Request:
     adapter: the number of the adapter that the model computes it with; 0: none. Its salt must tell adapters apart.
     continued: how many of the prompt's last tokens an earlier request wrote after the same prompt. max_tokens,
     min_tokens and the presence and frequency penalties count them as written.
+    choice: the number of its first text; its draws depend on it.
     argmax: it writes the argmax of each row as it is, but for what min_tokens and the stop checker's mask forbid.
     """
 
@@ -124,6 +125,7 @@ class Request:
     shared: int = 0
     adapter: int = 0
     continued: int = 0
+    choice: int = 0
     argmax: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -69,6 +69,10 @@ class Settings:
         False, "Refuse unknown fields of requests, instead of naming them in the header X-Tokenwright-Ignored."
     )
     access_log: bool = _setting(False, "Write a line of JSON to standard error for every request.")
+    kv_events: str = _setting(
+        "", "The address, such as tcp://*:5557, of vLLM's KV events for routers; replays are at the next port."
+    )
+    kv_events_topic: str = _setting("", "The topic of these events, such as kv@pod@model.")
     explorer: bool = _setting(False, "Let the page trace runs; every step is then timed.")
 
     def __post_init__(self) -> None:

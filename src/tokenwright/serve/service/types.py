@@ -18,6 +18,7 @@ from tokenwright.errors import (
     CapacityError,
     ContextError,
     EngineError,
+    ReplicaError,
     RequestError,
     TokenwrightError,
 )
@@ -341,6 +342,8 @@ def problem_of(error: Exception) -> Problem:
             return Problem(408, "invalid", str(error))
         case Missing():
             return Problem(404, "missing", str(error), error.param)
+        case ReplicaError():
+            return Problem(500, "engine", str(error))
         case EngineError():
             return Problem(500, "engine", FAULT)
         case _:
