@@ -80,6 +80,7 @@ class LoadedModel:
     The options and errors are those of `LLM`; EngineError in a process that was forked after a model was loaded.
     check: called with the graph and the dtype before the weights are read, to raise for options that the model does not
     support. `traced`: whether engines over it record runs (trace). `adapters`: those kept beside the weights, by name.
+    read=False: it has no weights and no decoder, for a process that only prepares requests.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class LoadedModel:
         check: Callable[[Graph, DType], object] | None = None,
         lora: Sequence[str | Path] = (),
         adapters: Mapping[str, str | Path] = MappingProxyType({}),
+        read: bool = True,
     ) -> None:
         _Owner.check()
         check_bool("trace", trace)
@@ -131,7 +133,8 @@ class LoadedModel:
         self.vocabulary = Vocabulary(self.tokenizer, config.vocab_size)
         self.traced = trace
         numbered = {self.number(name): adapter.updates for name, adapter in self.adapters.items()}
-        self.decoder = make_decoder(self.checkpoint, form, kind, place, native, report, numbered)
+        if read:
+            self.decoder = make_decoder(self.checkpoint, form, kind, place, native, report, numbered)
         self._users = 0
         self._lock = threading.Lock()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from tokenwright.units import read_bytes
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from tokenwright.cluster.cluster_llm import ClusterLLM
     from tokenwright.llm.llm import LLM
     from tokenwright.serve.app import Served
     from tokenwright.serve.fleet import ManySource
@@ -145,6 +147,16 @@ AccessLog = Annotated[
     bool | None,
     Option("--access-log", help="Write a line of JSON to standard error for every request.", rich_help_panel=SERVER),
 ]
+Replicas = Annotated[
+    int | None,
+    Option(
+        help="Processes that write the texts and are replaced when they die; 0: the server itself writes them.",
+        rich_help_panel=SERVER,
+    ),
+]
+Retries = Annotated[
+    int | None, Option(help="How many replicas may die with a text before its request fails.", rich_help_panel=SERVER)
+]
 KvEvents = Annotated[
     str | None,
     Option(
@@ -184,6 +196,8 @@ def serve(
     timings: Timings = None,
     strict_fields: StrictFields = None,
     access_log: AccessLog = None,
+    replicas: Replicas = None,
+    retries: Retries = None,
     kv_events: KvEvents = None,
     kv_events_topic: KvEventsTopic = None,
     explorer: Explorer = None,
@@ -220,8 +234,34 @@ def serve(
     opt.check_engine(**engine)
     local_folder(chosen, engine["revision"])  # refuses what is neither here nor a name on the hub, before it listens
     engine |= {"adapters": adapters} if adapters else {}
-    load = published(opt.loader(chosen, trace=settings.explorer, **engine), settings)
+    if settings.replicas:
+        load = clustered(chosen, engine, settings)
+    else:
+        load = published(opt.loader(chosen, trace=settings.explorer, **engine), settings)
     serve_app(chosen, load, settings, tuple(adapters))
+
+
+def clustered(model: str, engine: dict[str, Any], settings: Settings) -> Load:
+    """The function that starts replicas of a model. From now on SIGHUP replaces them, one after another."""
+    opened: list[ClusterLLM] = []
+    signal.signal(signal.SIGHUP, lambda *_: [llm.cluster.roll() for llm in opened])
+
+    def loaded(report: Callable[[int, int], None]) -> LLM:
+        from tokenwright.cluster.processes import open_cluster
+
+        opened.append(
+            open_cluster(
+                model,
+                settings.replicas,
+                engine,
+                retries=settings.retries,
+                drain_s=settings.drain_timeout,
+                report=report,
+            )
+        )
+        return opened[0]
+
+    return loaded
 
 
 def published(load: Load, settings: Settings) -> Load:
@@ -278,7 +318,7 @@ def models_of(arguments: Sequence[str], options: Sequence[str]) -> list[NamedMod
 
 def serve_many(models: Sequence[NamedModel], engine: dict[str, Any], settings: Settings) -> None:
     """Serve several models, which are loaded on demand."""
-    for name in ("served_model_name", "adapter", "lora", "revision", "kv_events"):
+    for name in ("served_model_name", "adapter", "lora", "revision", "kv_events", "replicas"):
         if getattr(settings, name):
             raise RequestError(f"--{name.replace('_', '-')} belongs to one model; leave it out, or serve one", name)
     from tokenwright.backends.ram import free_ram

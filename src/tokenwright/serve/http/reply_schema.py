@@ -35,6 +35,7 @@ class TimingsReply(Reply):
     cached_tokens: int
     completion_tokens: int
     preemptions: int
+    moves: int
 
 
 class TopLogprobReply(Reply):

@@ -248,6 +248,11 @@ class Generation:
     def preemptions(self) -> int:
         return self._handle.sequence.counts.preemptions
 
+    @property
+    def moves(self) -> int:
+        """How often another replica went on with one of its texts."""
+        return self._handle.moves
+
     def _take(self) -> list[Delta]:
         """The deltas of all deliveries that are here."""
         deltas: Deltas = {}
@@ -330,6 +335,7 @@ def timings_of_all(each: Sequence[Generation]) -> Timings:
         cached_tokens=sum(one.cached for one in counts),
         completion_tokens=sum(one.completion for one in counts),
         preemptions=sum(one.preemptions for one in each),
+        moves=sum(one.moves for one in each),
     )
 
 

@@ -108,9 +108,9 @@ class _Gauges(Collector):
         if not ready:
             return
         yield _models(ready)
-        pools = [one.host.llm.engine.pool for one in ready]
-        pages, available = sum(pool.pages for pool in pools), sum(pool.available for pool in pools)
-        cached = sum(pool.cached for pool in pools)
+        caches = [one.host.llm.llm_engine.occupancy for one in ready]
+        pages, available = sum(one.pages for one in caches), sum(one.available for one in caches)
+        cached = sum(one.cached for one in caches)
         yield _gauge("pages", "Pages of the KV cache", pages)
         yield _gauge("pages_cached", "Pages without a request, whose K and V can be found again", cached)
         used = 1 - available / pages if pages else 0.0
@@ -135,8 +135,8 @@ def _caches(services: Sequence[Service]) -> InfoMetricFamily:
     """The KV cache of each model, as the model server protocol of the Gateway API's inference extension names it."""
     found = InfoMetricFamily("tokenwright_cache_config", "The KV cache: its pages and their slots", labels=("served",))
     for service in services:
-        pool = service.host.llm.engine.pool
-        about = {"block_size": str(pool.page_size), "num_gpu_blocks": str(pool.pages)}
+        engine = service.host.llm.llm_engine
+        about = {"block_size": str(engine.options.page_size), "num_gpu_blocks": str(engine.occupancy.pages)}
         found.add_metric((service.names[0],), about)
     return found
 

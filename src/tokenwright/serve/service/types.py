@@ -236,6 +236,7 @@ class Timings:
 
     queue_s: until the first step of the request. prefill_s: from there to its first token. decode_s: from there to the
     last. Of a reply of several requests: the first step and the first token of any, and the last token of all.
+    moves: how often another replica went on with a text.
     """
 
     queue_s: float
@@ -245,6 +246,7 @@ class Timings:
     cached_tokens: int
     completion_tokens: int
     preemptions: int
+    moves: int
 
 
 class ServerError(TokenwrightError):

@@ -1,0 +1,106 @@
+"""The router: which replica takes a text. It knows no sockets, no processes and no clock.
+
+    cost of a replica = (its work + tokens of this text that it has not cached + expected tokens to write) / rate
+
+A replica's work is what it still has to compute of the texts that it was given: tokens of prompts, and DECODE_WEIGHT
+for each token that is to be written. The cheapest replica takes the text; so a conversation goes where its pages are. A
+hot prefix spreads by itself: as soon as the queue of its replica is longer than the prefix takes to compute, another
+replica is cheaper. Equal costs go to the replica with fewer texts, then to the one that was chosen longest ago.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tokenwright.cluster.replica_pages import ReplicaPages
+from tokenwright.engine.prefix_index import PrefixHashes
+
+DECODE_WEIGHT = 1.0  # of a token to be written, in tokens of a prompt; a replica's batch writes many in one step
+FIRST_RATE = 1000.0  # tokens a second, before anything is measured
+SMOOTH = 0.2  # of a new measurement in a rate
+
+
+@dataclass(slots=True, eq=False)
+class RoutedText:
+    """A text at a replica. prefill, decode: tokens of it that are still to be computed and to be written, as expected.
+
+    ahead: the replica's work when it was given the text, with this text's prefill; since: at which time.
+    """
+
+    prefill: float
+    decode: float
+    hashes: Sequence[bytes]
+    ahead: float
+    since: float
+
+
+@dataclass(slots=True, eq=False)
+class RoutedReplica:
+    """A replica as the router knows it. rate: tokens of work a second, measured by the first tokens of its texts.
+
+    taking: new texts may go to it. texts: by number. chosen: when it was chosen last, as a count.
+    """
+
+    pages: ReplicaPages
+    taking: bool = True
+    rate: float = FIRST_RATE
+    texts: dict[int, RoutedText] = field(default_factory=dict)
+    chosen: int = 0
+
+    @property
+    def work(self) -> float:
+        """Tokens of work that it has."""
+        return sum(text.prefill + DECODE_WEIGHT * text.decode for text in self.texts.values())
+
+
+class Router:
+    """Chooses among replicas, and counts what each has to do."""
+
+    def __init__(self) -> None:
+        self.written = 100.0  # tokens of a text, the mean of those that ended
+        self._choices = 0
+
+    def choose(
+        self, replicas: Iterable[RoutedReplica], hashes: PrefixHashes, tokens: Sequence[int]
+    ) -> tuple[RoutedReplica, int] | None:
+        """The replica for a text, and how many of its first tokens that one has cached; None: none takes texts."""
+        best: tuple[tuple[float, int, int], RoutedReplica, int] | None = None
+        for replica in replicas:
+            if replica.taking:
+                cached = replica.pages.cached(hashes, tokens)
+                cost = (replica.work + len(tokens) - cached) / replica.rate
+                order = cost, len(replica.texts), replica.chosen
+                if best is None or order < best[0]:
+                    best = order, replica, cached
+        return None if best is None else best[1:]
+
+    def assign(
+        self, replica: RoutedReplica, number: int, hashes: PrefixHashes, tokens: int, cached: int, most: int, now: float
+    ) -> None:
+        """Count a text of `tokens` tokens, which may write `most` more, as the work of a replica."""
+        self._choices += 1
+        replica.chosen = self._choices
+        prefill, expected = float(tokens - cached), hashes.hashes
+        ahead = replica.work + prefill
+        text = RoutedText(prefill, min(float(most), self.written), list(expected), ahead, now)
+        replica.pages.expect(text.hashes)
+        replica.texts[number] = text
+
+    def wrote(self, replica: RoutedReplica, number: int, tokens: int, now: float) -> None:
+        """Count tokens that a replica wrote; the first ones say how fast it works."""
+        text = replica.texts[number]
+        if text.prefill:
+            rate = text.ahead / max(now - text.since, 1e-6)
+            replica.rate += SMOOTH * (rate - replica.rate)
+            self._computed(replica, text)
+        text.decode = max(1.0, text.decode - tokens)
+
+    def ended(self, replica: RoutedReplica, number: int, written: int | None) -> None:
+        """Forget a text. written: the tokens that it came to; None: it was cancelled, or goes on elsewhere."""
+        text = replica.texts.pop(number)
+        self._computed(replica, text)
+        if written is not None:
+            self.written += SMOOTH / 4 * (written - self.written)
+
+    def _computed(self, replica: RoutedReplica, text: RoutedText) -> None:
+        replica.pages.settle(text.hashes)
+        text.prefill, text.hashes = 0.0, ()
