@@ -22,7 +22,7 @@ from tokenwright.errors import RequestError
 from tokenwright.serve.settings import Settings
 
 PROMPTS = ["Once upon a time there was a", "The little dog", "Lily and Tom went to the", "One day, a big bird"]
-HANGS = 120.0  # seconds; only a hang takes so long
+HANGS = 300.0  # seconds; only a hang takes so long
 
 
 class Served:
