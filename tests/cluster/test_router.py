@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from tokenwright.cluster.replica_pages import ReplicaPages
-from tokenwright.cluster.router import RoutedReplica, Router
+from tokenwright.cluster.router import MISS_WEIGHT, RoutedReplica, Router
 from tokenwright.engine import Group
 
 SIZE = 4
@@ -59,10 +59,11 @@ def test_a_hot_prefix_spreads_when_the_queue_costs_more_than_the_prefix():
     first, number, _ = cluster.take(shared)
     cluster.end(first, number, shared)
     places = [cluster.take([*shared, *text(2 + at, 40)], most=50)[0] for at in range(40)]
-    assert places[:4] == [first] * 4
+    assert places[:2] == [first] * 2
     counts = Counter(places)
     assert len(counts) == 4
-    assert max(counts.values()) <= 16, "a replica is never further behind than the prefix takes to compute"
+    works = [replica.work for replica in cluster.replicas]
+    assert max(works) - min(works) <= MISS_WEIGHT * 440 + 240, "no further behind than the prefix is worth"
 
 
 def test_without_shared_prefixes_the_replica_with_the_least_work_takes_the_text():

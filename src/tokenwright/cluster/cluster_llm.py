@@ -24,8 +24,6 @@ from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.streams import AsyncStreams
 from tokenwright.progress import Report
 
-_OF_MODEL = ("revision", "device", "dtype", "weights", "lora", "adapters")
-
 
 class ClusterEngine(LLMEngine):
     """Replicas as the engine over a model that is loaded without weights."""
@@ -90,7 +88,7 @@ class ClusterEngine(LLMEngine):
 
 
 class ClusterLLM(LLM):
-    """An LLM over the replicas that a launcher starts. options: LLM's, as the replicas have them.
+    """An LLM over the replicas that a launcher starts. loading, engine: options of LoadedModel and of LLM over it.
 
     secret, retries, drain_s: as ClusterLoop has them. report: as `LLM` has it, of the first replica.
     """
@@ -100,22 +98,21 @@ class ClusterLLM(LLM):
         model: str,
         launcher: Launcher,
         secret: bytes,
-        options: Mapping[str, Any],
+        loading: Mapping[str, Any],
+        engine: Mapping[str, Any],
         *,
         retries: int = 3,
         drain_s: float = 30.0,
         report: Report | None = None,
     ) -> None:
-        form = KVFormat.parse(options.get("kv", "native"))
-        names = ("page_size", "token_budget", "max_sequences", "window", "sinks")
-        config = EngineConfig(kv=form, **{name: options[name] for name in names if name in options})
+        own = {name: value for name, value in engine.items() if name not in ("kv", "kv_memory")}
+        config = EngineConfig(kv=KVFormat.parse(engine.get("kv", "native")), **own)
         loop = ClusterLoop(launcher, secret, retries, drain_s)
         try:
-            of_model = {name: options[name] for name in _OF_MODEL if name in options}
-            loaded = LoadedModel(model, read=False, **of_model)
-            engine = ClusterEngine(loaded, config, loop, report)
+            loaded = LoadedModel(model, read=False, **loading)
+            made = ClusterEngine(loaded, config, loop, report)
         except BaseException:
             loop.close()
             raise
-        EngineView.__init__(self, engine)
+        EngineView.__init__(self, made)
         self.cluster = loop

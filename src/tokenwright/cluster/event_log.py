@@ -131,16 +131,17 @@ class EventLog:
         first = run[0]
         parent = None if first.first else short(first.before)
         tokens = [token for page in run for token in page.tokens]
-        event = ["BlockStored", [short(page.page_hash) for page in run], parent, tokens, self._page_size]
+        event: list[Value] = ["BlockStored", [short(page.page_hash) for page in run], parent, tokens, self._page_size]
         event += [None, MEDIUM, None]
         salted = first.first and first.before != self._root
         if salted or self._groups > 1:  # equal tokens behind another root are another text
-            event.append([[first.before.hex()[:16]], *[None] * (len(run) - 1)] if salted else None)
+            extra: list[Value] = [[first.before.hex()[:16]], *([None] * (len(run) - 1))]
+            event.append(extra if salted else None)
         return [*event, group] if self._groups > 1 else event
 
     def _removed(self, group: int, gone: Sequence[bytes]) -> Value:
         """BlockRemoved: hashes, medium, group."""
-        event = ["BlockRemoved", [short(one) for one in gone], MEDIUM]
+        event: list[Value] = ["BlockRemoved", [short(one) for one in gone], MEDIUM]
         return [*event, group] if self._groups > 1 else event
 
 

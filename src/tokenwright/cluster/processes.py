@@ -15,10 +15,12 @@ from secrets import token_bytes
 from typing import Any
 
 from tokenwright.backends.ram import free_ram
+from tokenwright.checkpoints.packing.shared_weights import new_shared_file
 from tokenwright.cluster.cluster_llm import ClusterLLM
 from tokenwright.cluster.replica import ReplicaOptions
 from tokenwright.cluster.replica_messages import LENGTH, framed, unframed
 
+OF_LOADING = ("revision", "device", "dtype", "weights", "lora", "adapters")  # options of LoadedModel
 MOST_KV = 4 * 2**30  # bytes of the KV cache of all replicas where nothing is said, as `LLM` has it
 UNSENT = 2**28  # bytes that a replica may leave unread; then it hangs
 
@@ -61,10 +63,11 @@ class ProcessLink:
 
 
 class Processes:
-    """Starts replicas of one model. options: for each, by its number."""
+    """Starts replicas of one model. options: for each, by its number. shared: the file of their weights."""
 
-    def __init__(self, options: list[ReplicaOptions]) -> None:
+    def __init__(self, options: list[ReplicaOptions], shared: int) -> None:
         self._options = options
+        self._shared = shared
 
     def __len__(self) -> int:
         return len(self._options)
@@ -75,7 +78,7 @@ class Processes:
         with its:
             command = [sys.executable, "-m", "tokenwright.cluster.replica", str(its.fileno())]
             process = subprocess.Popen(
-                command, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+                command, pass_fds=[its.fileno(), self._shared], stdin=subprocess.DEVNULL, start_new_session=True
             )
         reader, writer = await asyncio.open_connection(sock=ours)
         link = ProcessLink(process, reader, writer)
@@ -103,17 +106,21 @@ def shares(replicas: int, cores: list[int], threads: int | None = None) -> list[
     return [Share(one, threads or len(one)) for one in own]
 
 
-def divided(model: str, replicas: int, engine: Mapping[str, Any], secret: bytes) -> Processes:
-    """Replicas that share this machine. engine: LLM's options and `threads`; its kv_memory is that of all replicas."""
+def divided(
+    model: str, replicas: int, loading: Mapping[str, Any], engine: Mapping[str, Any], threads: int | None, secret: bytes
+) -> Processes:
+    """Replicas that share this machine. loading, engine: as ClusterLLM has them; kv_memory is that of all replicas."""
     memory = engine.get("kv_memory") or min((free_ram() or 8 * MOST_KV) // 8, MOST_KV)
-    llm = {name: value for name, value in engine.items() if name != "threads"}
-    options = ReplicaOptions(model, llm | {"kv_memory": max(1, memory // replicas)}, 1, frozenset(), secret)
-    each = shares(replicas, sorted(os.sched_getaffinity(0)), engine.get("threads"))
-    return Processes([replace(options, cores=one.cores, threads=one.threads) for one in each])
+    own, shared = dict(engine) | {"kv_memory": max(1, memory // replicas)}, new_shared_file()
+    options = ReplicaOptions(model, dict(loading) | {"shared": shared}, own, 1, frozenset(), secret)
+    each = shares(replicas, sorted(os.sched_getaffinity(0)), threads)
+    return Processes([replace(options, cores=one.cores, threads=one.threads) for one in each], shared)
 
 
-def open_cluster(model: str, replicas: int, engine: Mapping[str, Any], **more: Any) -> ClusterLLM:
-    """An LLM over replicas on this machine. engine: as `divided` takes it. more: keywords of ClusterLLM."""
-    secret = token_bytes(32)
-    llm = {name: value for name, value in engine.items() if name != "threads"}
-    return ClusterLLM(model, divided(model, replicas, engine, secret), secret, llm, **more)
+def open_cluster(model: str, replicas: int, options: Mapping[str, Any], **more: Any) -> ClusterLLM:
+    """An LLM over replicas on this machine. options: LLM's, and `threads`. more: keywords of ClusterLLM."""
+    secret, engine = token_bytes(32), dict(options)
+    threads = engine.pop("threads", None)
+    loading = {name: engine.pop(name) for name in OF_LOADING if name in engine}
+    launcher = divided(model, replicas, loading, engine, threads, secret)
+    return ClusterLLM(model, launcher, secret, loading, engine, **more)

@@ -44,19 +44,22 @@ from tokenwright.engine.page_events import CachedPage
 from tokenwright.errors import EngineError, TokenwrightError
 from tokenwright.llm.input_processor import RequestOptions
 from tokenwright.llm.llm import LLM
+from tokenwright.llm.model import LoadedModel
 
 BUILDERS = 2  # threads that compile grammars
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """What a replica opens. cores: those that it may compute on; empty: all. threads: that compute. llm: LLM's options.
+    """What a replica opens. cores: those that it may compute on; empty: all. threads: that compute.
 
-    secret: of its page hashes, the router's.
+    loading: options of LoadedModel, `shared` among them; engine: of LLM over it. secret: of its page hashes, the
+    router's.
     """
 
     model: str
-    llm: dict[str, Any]
+    loading: dict[str, Any]
+    engine: dict[str, Any]
     threads: int
     cores: frozenset[int]
     secret: bytes
@@ -259,7 +262,10 @@ def _opened(options: ReplicaOptions, outbox: Outbox) -> Worker | None:
 
     try:
         compute_with(options.threads)
-        llm = LLM(options.model, report=lambda done, total: outbox.put(Progress(done, total)), **options.llm)
+        loaded = LoadedModel(
+            options.model, report=lambda done, total: outbox.put(Progress(done, total)), **options.loading
+        )
+        llm = LLM(loaded, **options.engine)
     except TokenwrightError as error:
         outbox.put(ReplicaUnopened(str(error)))
         return None

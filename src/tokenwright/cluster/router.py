@@ -1,11 +1,12 @@
 """The router: which replica takes a text. It knows no sockets, no processes and no clock.
 
-    cost of a replica = (its work + tokens of this text that it has not cached + expected tokens to write) / rate
+    cost of a replica = (its work + MISS_WEIGHT x tokens of this text that it has not cached) / its rate
 
 A replica's work is what it still has to compute of the texts that it was given: tokens of prompts, and DECODE_WEIGHT
-for each token that is to be written. The cheapest replica takes the text; so a conversation goes where its pages are. A
-hot prefix spreads by itself: as soon as the queue of its replica is longer than the prefix takes to compute, another
-replica is cheaper. Equal costs go to the replica with fewer texts, then to the one that was chosen longest ago.
+for each token that is to be written, as far as texts of late were long. The cheapest replica takes the text; so a
+conversation goes where its pages are. A hot prefix spreads by itself: as soon as its replica has MISS_WEIGHT times more
+work than the prefix takes to compute, another one is cheaper. Equal costs go to the replica with fewer texts, then to
+the one that was chosen longest ago. Both weights were chosen in simulations (benchmarks/cluster.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,8 @@ from dataclasses import dataclass, field
 from tokenwright.cluster.replica_pages import ReplicaPages
 from tokenwright.engine.prefix_index import PrefixHashes
 
-DECODE_WEIGHT = 1.0  # of a token to be written, in tokens of a prompt; a replica's batch writes many in one step
+DECODE_WEIGHT = 4.0  # of a token to be written, in tokens of a prompt; a batch writes many in one step
+MISS_WEIGHT = 2.0  # of a token that is computed though it may be cached elsewhere: it takes time from others, too
 FIRST_RATE = 1000.0  # tokens a second, before anything is measured
 SMOOTH = 0.2  # of a new measurement in a rate
 
@@ -67,7 +69,7 @@ class Router:
         for replica in replicas:
             if replica.taking:
                 cached = replica.pages.cached(hashes, tokens)
-                cost = (replica.work + len(tokens) - cached) / replica.rate
+                cost = (replica.work + MISS_WEIGHT * (len(tokens) - cached)) / replica.rate
                 order = cost, len(replica.texts), replica.chosen
                 if best is None or order < best[0]:
                     best = order, replica, cached
