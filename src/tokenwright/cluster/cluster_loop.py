@@ -14,11 +14,11 @@ from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from tokenwright.cluster.dispatcher import Dispatcher
 from tokenwright.cluster.replica_messages import Progress, ReplicaShape
-from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight
+from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, Told
 from tokenwright.cluster.supervisor import Launcher, News, Supervisor
 from tokenwright.cluster.text_orders import orders_of
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler
@@ -104,7 +104,7 @@ class ClusterLoop(EngineLoop):
         ]
         return RoutedHandle(self, texts, listener, self.clock(), self._tell)
 
-    def _tell(self, what: Literal["cancel", "pause", "resume"], handle: RoutedHandle) -> None:
+    def _tell(self, what: Told, handle: RoutedHandle) -> None:
         with suppress(RuntimeError):  # the thread has ended, and with it all requests
             self._asyncio.call_soon_threadsafe(getattr(self.dispatcher, what), handle)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from tokenwright.cluster.replica_messages import TextOrder
 from tokenwright.cluster.router import RoutedReplica
 from tokenwright.engine import Event, Forked, HiddenAdded, PromptLogprobsAdded, Sequence, Token
 from tokenwright.engine.loop import EngineLoop, Listener, RequestHandle
+
+Told = Literal["cancel", "pause", "resume"]
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +77,7 @@ class TextInFlight:
 class RoutedHandle(RequestHandle):
     """As a RequestHandle, for a request of several engines. texts: those that have not ended, by number.
 
-    post(action): runs an action on the handle in the router's thread.
+    post(what, handle): asks the router's thread for it.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class RoutedHandle(RequestHandle):
         texts: list[TextInFlight],
         listener: Listener,
         submitted: float,
-        post: Callable[[str, RoutedHandle], None],
+        post: Callable[[Told, RoutedHandle], None],
     ) -> None:
         super().__init__(loop, texts[0].sequence, listener, submitted)
         self.texts = {text.number: text for text in texts}

@@ -244,7 +244,12 @@ def serve(
 def clustered(model: str, engine: dict[str, Any], settings: Settings) -> Load:
     """The function that starts replicas of a model. From now on SIGHUP replaces them, one after another."""
     opened: list[ClusterLLM] = []
-    signal.signal(signal.SIGHUP, lambda *_: [llm.cluster.roll() for llm in opened])
+
+    def replace_all(*_: object) -> None:
+        for llm in opened:
+            llm.cluster.roll()
+
+    signal.signal(signal.SIGHUP, replace_all)
 
     def loaded(report: Callable[[int, int], None]) -> LLM:
         from tokenwright.cluster.processes import open_cluster
