@@ -50,6 +50,7 @@ from tokenwright.engine import (
 )
 
 BLOCK = 512  # tokens of a block of the traces
+MOST = 1 << 30  # tokens that a request allows: the router does not know how long an answer will be
 OWN = 1 << 31  # tokens from here on are those of answers, which no prompt has
 
 
@@ -243,7 +244,7 @@ class Simulation:
         replica.texts[number] = ask
         hashes = routed.pages.hashes(b"")
         cached = routed.pages.cached(hashes, ask.tokens)
-        self.router.assign(routed, number, hashes, len(ask.tokens), cached, most, self.seconds)
+        self.router.assign(routed, number, hashes, len(ask.tokens), cached, MOST)
         return self.replicas.index(replica)
 
     def _end_step(self, replica: ModelledReplica) -> None:
@@ -252,7 +253,7 @@ class Simulation:
             if isinstance(event, Token):
                 ask.first = self.seconds if ask.first is None else ask.first
                 ask.written += 1
-                self.router.wrote(replica.routed, event.sequence, 1, self.seconds)
+                self.router.wrote(replica.routed, event.sequence, 1)
             else:
                 ask.ended = self.seconds
                 self.router.ended(replica.routed, event.sequence, ask.written)

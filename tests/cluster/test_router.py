@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from tokenwright.cluster.replica_pages import ReplicaPages
-from tokenwright.cluster.router import MISS_WEIGHT, RoutedReplica, Router
+from tokenwright.cluster.router import DECODE_WEIGHT, MISS_WEIGHT, RoutedReplica, Router
 from tokenwright.engine import Group
 
 SIZE = 4
@@ -22,7 +22,7 @@ class Cluster:
         self.number += 1
         hashes = self.replicas[0].pages.hashes(b"")
         replica, cached = self.router.choose(self.replicas, hashes, tokens)
-        self.router.assign(replica, self.number, hashes, len(tokens), cached, most, 0.0)
+        self.router.assign(replica, self.number, hashes, len(tokens), cached, most)
         return self.replicas.index(replica), self.number, cached
 
     def compute(self, place, tokens):
@@ -32,7 +32,7 @@ class Cluster:
 
     def end(self, place, number, tokens):
         self.compute(place, tokens)
-        self.router.wrote(self.replicas[place], number, 1, 1.0)
+        self.router.wrote(self.replicas[place], number, 1)
         self.router.ended(self.replicas[place], number, 10)
 
 
@@ -87,22 +87,31 @@ def test_equal_costs_go_round():
 
 
 def test_a_slow_replica_takes_less():
-    cluster = Cluster(2)
-    cluster.replicas[0].rate = 1000.0
-    cluster.replicas[1].rate = 250.0
-    counts = Counter(cluster.take(text(at, 100))[0] for at in range(50))
-    assert counts[0] == pytest.approx(40, abs=2)
+    """One ends a text while the other ends three."""
+    cluster, running = Cluster(2), [[], []]
+    counts = Counter()
+    for at in range(80):
+        place, number, _ = cluster.take(text(at, 100))
+        counts[place] += 1
+        running[place].append(number)
+        for one, speed in ((0, 3), (1, 1)):
+            for number in running[one][: speed if at % 3 == 2 else 0]:
+                running[one].remove(number)
+                cluster.end(one, number, [])
+    assert counts[0] > 1.5 * counts[1]
 
 
-def test_the_rate_is_measured_by_first_tokens():
+def test_the_length_of_answers_is_learnt():
     cluster = Cluster(1)
     [replica] = cluster.replicas
-    for at in range(60):
-        _, number, _ = cluster.take(text(at, 50), most=1)
-        cluster.router.wrote(replica, number, 1, 0.5)
-        cluster.router.ended(replica, number, 1)
-    assert replica.rate == pytest.approx(100, rel=0.05)
+    for at in range(200):
+        _, number, _ = cluster.take(text(at, 50), most=1000)
+        cluster.router.wrote(replica, number, 1)
+        cluster.router.ended(replica, number, 300)
+    assert cluster.router.written == pytest.approx(300, rel=0.05)
     assert replica.work == 0
+    cluster.take(text(1, 50), most=1000)
+    assert replica.work == pytest.approx(50 + DECODE_WEIGHT * 300, rel=0.05)
 
 
 def test_a_replica_that_drains_takes_nothing():

@@ -149,7 +149,7 @@ class Dispatcher:
             return
         routed, cached = chosen
         most = text.sequence.limit - len(tokens)
-        self._router.assign(routed, text.number, hashes, len(tokens), cached, most, now)
+        self._router.assign(routed, text.number, hashes, len(tokens), cached, most)
         text.at, text.placed = routed, now
         self._link(routed).send(Begin(text.number, text.next_order(left), handle.paused))
 
@@ -167,7 +167,7 @@ class Dispatcher:
         events = handle.show(text) + taken
         self._count(handle, text, news)
         if written := total(taken):
-            self._router.wrote(member.routed, text.number, written, self._clock())
+            self._router.wrote(member.routed, text.number, written)
         if news.ended:
             self._router.ended(member.routed, text.number, len(text.written))
             self._forget(handle, text)
