@@ -38,6 +38,7 @@ class ClusterLoop(EngineLoop):
         self.clock = time.perf_counter
         self.engine: Engine[Any]  # it checks requests, and computes nothing
         self.dispatcher = Dispatcher(retries, self.clock)
+        self._launcher = launcher
         self._secret = secret
         self._news: SimpleQueue[News] = SimpleQueue()
         self._closed = False
@@ -146,3 +147,4 @@ class ClusterLoop(EngineLoop):
             task.cancel()
         self._asyncio.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._asyncio.close()
+        self._launcher.close()

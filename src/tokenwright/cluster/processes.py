@@ -72,6 +72,9 @@ class Processes:
     def __len__(self) -> int:
         return len(self._options)
 
+    def close(self) -> None:
+        os.close(self._shared)
+
     async def start(self, number: int) -> ProcessLink:
         """A process that begins to open the model."""
         ours, its = socket.socketpair()

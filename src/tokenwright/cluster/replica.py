@@ -136,10 +136,9 @@ class ReplicaTexts:
 
     def fail(self, number: int, error: Exception) -> None:
         """A text could not be built."""
-        said = str(error) if isinstance(error, TokenwrightError) else f"{type(error).__name__}: {error}"
         with self._lock:
             del self._handles[number]
-        self._report([], [TextNews(number, [Failed(0, EngineError(said))], True, None, 0, 0)])
+        self._report([], [TextNews(number, [_sendable(Failed(0, error))], True, None, 0, 0)])
 
     def tell(self, message: Cancel | Pause | Resume) -> None:
         """Carry out a message about a text, unless it has ended."""
@@ -171,7 +170,15 @@ class ReplicaTexts:
         if handle.started is not None:
             queue_s = handle.started - handle.submitted
         counts = handle.sequence.counts
-        return TextNews(number, delivery.events, delivery.ended, queue_s, counts.prefix_hit, counts.preemptions)
+        events = [_sendable(event) if isinstance(event, Failed) else event for event in delivery.events]
+        return TextNews(number, events, delivery.ended, queue_s, counts.prefix_hit, counts.preemptions)
+
+
+def _sendable(event: Failed) -> Failed:
+    """A failure that the router can read: its error may be of any kind."""
+    error = event.error
+    said = str(error) if isinstance(error, TokenwrightError) else f"{type(error).__name__}: {error}"
+    return Failed(event.sequence, EngineError(said))
 
 
 def _apply(message: Cancel | Pause | Resume, handle: RequestHandle) -> None:

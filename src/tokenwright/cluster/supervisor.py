@@ -60,6 +60,9 @@ class Launcher(Protocol):
 
     async def start(self, number: int) -> StartedLink: ...
 
+    def close(self) -> None:
+        """Free what all of them had in common; they have ended."""
+
 
 @dataclass(slots=True, eq=False)
 class Seat:
