@@ -28,6 +28,7 @@ ROWS = (
     ("backends",),
     ("checkpoints", "trace"),
     ("llm",),
+    ("cluster",),
     ("bench",),
     ("planner",),
     ("learn",),

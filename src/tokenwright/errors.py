@@ -7,6 +7,7 @@ TokenwrightError
   CacheFileError      a saved KV cache cannot be written or read, is damaged, or does not match the model
   CapacityError       the configured memory cannot hold the request, the model or the cache file
   EngineError         the engine itself failed on a request; its message is safe to show
+    ReplicaError      the replicas that wrote a text died, one after another
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ __all__ = [
     "CheckpointError",
     "ContextError",
     "EngineError",
+    "ReplicaError",
     "RequestError",
     "TokenwrightError",
 ]
@@ -72,6 +74,10 @@ class EngineError(TokenwrightError):
     def __init__(self, message: str, completions: Sequence[Any] = ()) -> None:
         super().__init__(message)
         self.completions = completions
+
+
+class ReplicaError(EngineError):
+    """The replicas that wrote a text died, one after another."""
 
 
 def fetch_again(path: Path) -> str:

@@ -176,3 +176,6 @@ def test_the_metrics_of_the_process_and_of_the_model(talker: Talker) -> None:
     [model] = [name for name in found if name.startswith("tokenwright_model_info{")]
     assert 'served="tiny"' in model
     assert 0 <= found["tokenwright_kv_usage_ratio"] <= 1
+    pages = found["tokenwright_pages"]
+    cache = f'tokenwright_cache_config_info{{block_size="16",num_gpu_blocks="{pages:.0f}",served="tiny"}}'
+    assert found[cache] == 1

@@ -112,8 +112,11 @@ class RequestHandle:
     """A client's hold on a request. Its methods may be called from any thread and never wait.
 
     `sequence` is the request's first sequence, whose counts may be read at any time. Times are seconds of the loop's
-    clock: `submitted`, and `started`, when the first step began that computed something for it.
+    clock: `submitted`, and `started`, when the first step began that computed something for it. moves: how often
+    another engine went on with it.
     """
+
+    moves = 0
 
     def __init__(self, loop: "EngineLoop", sequence: Sequence, listener: Listener, submitted: float) -> None:
         self.sequence = sequence

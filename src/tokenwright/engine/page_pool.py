@@ -12,9 +12,11 @@ page before a sequence writes to one that others read, too.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
+from tokenwright.engine.page_events import PageListener
 from tokenwright.engine.page_table import PageTable, PageTables
 from tokenwright.engine.window import AttentionWindow, Group
 
@@ -52,6 +54,7 @@ class GroupPool:
     whoever writes to it has it evicted, or writes to a copy.
     tails: for each hash, the lengths of the partly filled pages that follow it, counted; tail_of: the hash that a
     tail's own hash follows, and the tail's length.
+    evicted: called with the hash of each full page that leaves the index; None: nobody listens.
     """
 
     def __init__(self, group: Group) -> None:
@@ -64,6 +67,7 @@ class GroupPool:
         self.index: dict[bytes, int] = {}
         self.tails: dict[bytes, Counter[int]] = {}
         self.tail_of: dict[bytes, tuple[bytes, int]] = {}
+        self.evicted: Callable[[bytes], None] | None = None
 
     @property
     def available(self) -> int:
@@ -129,6 +133,8 @@ class GroupPool:
             self.tails[before] += Counter()  # keeps what is above 0
             if not self.tails[before]:
                 del self.tails[before]
+        elif self.evicted is not None:
+            self.evicted(page_hash)
 
     def writable(self, table: PageTable, page: int) -> bool:
         """Whether a sequence may write to its page: it stands in no other table, and its contents are not cached."""
@@ -160,6 +166,7 @@ class PagePool:
     """The pages of all groups. `page_size` is in token slots, the same in every group.
 
     windowed: the numbers of the groups with a window, whose pages `trim` releases as a text goes on.
+    listener: hears of the full pages that are cached and evicted; None: nobody listens.
     """
 
     def __init__(self, groups: Sequence[Group], page_size: int, memory: Memory | None = None) -> None:
@@ -169,6 +176,14 @@ class PagePool:
         self.memory: Memory = memory or NullMemory()
         self.group_pools = [GroupPool(group) for group in groups]
         self.windowed = [number for number, group in enumerate(groups) if group.window.size is not None]
+        self.listener: PageListener | None = None
+
+    def listen(self, listener: PageListener) -> None:
+        """Report every full page that is cached or evicted from now on; nothing may be cached yet."""
+        assert not any(pool.index for pool in self.group_pools), "a listener hears of every page from the first on"
+        self.listener = listener
+        for number, pool in enumerate(self.group_pools):
+            pool.evicted = partial(listener.evicted, number)
 
     @property
     def pages(self) -> int:

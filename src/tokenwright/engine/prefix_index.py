@@ -4,7 +4,7 @@ A page is cached once all its slots are computed, and the last page of a text, i
 a sha256 over the hash of the page before it and its own tokens, so over the whole text up to there: equal hashes mean
 equal K and V. The first hash follows from a secret of the process, so nobody can look for a collision. A sequence whose
 text begins the same way attaches the page instead of computing it. A sequence that goes on behind a tail writes to a
-copy of it.
+copy of it. Engines that are given the same secret name equal pages alike, so that a router can tell which one has them.
 """
 
 from collections import Counter
@@ -15,6 +15,7 @@ from secrets import token_bytes
 from struct import pack
 from typing import Any
 
+from tokenwright.engine.page_events import CachedPage
 from tokenwright.engine.page_pool import GroupPool, PagePool
 from tokenwright.engine.page_table import PageTable, PageTables
 
@@ -61,16 +62,18 @@ class PrefixIndex:
     """Finds, caches and attaches the pages of a pool by hash.
 
     seed: what the contents of pages depend on beside their tokens (the cache specs); part of every hash.
+    secret: what all hashes follow from; by default one of this process. It does not change once a page is cached.
     """
 
-    def __init__(self, pool: PagePool, seed: bytes = b"") -> None:
+    def __init__(self, pool: PagePool, seed: bytes = b"", secret: bytes = _SECRET) -> None:
         self.pool = pool
         self.seed = seed
+        self.secret = secret
 
     def hashes(self, salt: bytes = b"") -> PrefixHashes:
         """The hashes of a text without full pages. Texts of different salts never share pages."""
         framed = len(self.seed).to_bytes(8, "little") + self.seed + salt
-        return PrefixHashes(sha256(_SECRET + framed).digest(), self.pool.page_size)
+        return PrefixHashes(sha256(self.secret + framed).digest(), self.pool.page_size)
 
     def cache_pages(
         self, tables: PageTables, hashes: PrefixHashes, tokens: Sequence[int], start: int, stop: int
@@ -80,11 +83,20 @@ class PrefixIndex:
         first, full = start // size, stop // size
         if first == full:
             return
-        found = hashes.extend(tokens)
-        for pool, table in zip(self.pool.group_pools, tables, strict=True):
-            for page in range(first, full):
-                if page in table:
-                    table[page] = pool.cache_page(table[page], found[page])
+        hashes.extend(tokens)
+        for number, table in enumerate(tables):
+            self._cache(number, table, [page for page in range(first, full) if page in table], hashes, tokens)
+
+    def _cache(
+        self, number: int, table: PageTable, pages: Sequence[int], hashes: PrefixHashes, tokens: Sequence[int]
+    ) -> None:
+        """Cache full pages of a table, and report those that are new."""
+        pool, listener, found, size = self.pool.group_pools[number], self.pool.listener, hashes.hashes, hashes.page_size
+        for page in pages:
+            if listener is not None and found[page] not in pool.index:
+                text = tuple(tokens[page * size : (page + 1) * size])
+                listener.cached(number, CachedPage(found[page], hashes.before(page), page == 0, text))
+            table[page] = pool.cache_page(table[page], found[page])
 
     def cache_tail(self, tables: PageTables, hashes: PrefixHashes, tokens: Sequence[int], stop: int) -> None:
         """Cache the page that a text has not filled, of which [0, stop) is computed."""
@@ -209,8 +221,7 @@ class PrefixIndex:
             table.update((page, pool.allocate()) for page in row)
             try:
                 self.pool.memory.write(number, [table[page] for page in row], contents[number])
-                for page in row:
-                    table[page] = pool.cache_page(table[page], found[page])
+                self._cache(number, table, row, hashes, tokens)
             finally:
                 pool.clear(table)
 

@@ -116,6 +116,7 @@ class Request:
     continued: how many of the prompt's last tokens an earlier request wrote after the same prompt. max_tokens,
     min_tokens and the presence and frequency penalties count them as written.
     speculate: its text may be computed with drafts (`drafts.py`). prediction: tokens that it is expected to write.
+    choice: the number of its first text; its draws depend on it.
     argmax: it writes the argmax of each row as it is, but for what min_tokens and the stop checker's mask forbid.
     """
 
@@ -136,6 +137,7 @@ class Request:
     continued: int = 0
     speculate: bool = True
     prediction: tuple[int, ...] = ()
+    choice: int = 0
     argmax: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -88,7 +88,7 @@ class Scheduler:
             tables=self.pool.tables(),
             prefix_hashes=self.kv.prefixes.hashes(request.salt),
             stop_checker=request.stop_checker,
-            choices=tuple(range(request.params.choices)),
+            choices=tuple(range(request.choice, request.choice + request.params.choices)),
             group=group_for(request, limit),
         )
         sequence.group.add(sequence)

@@ -20,7 +20,7 @@ from tokenwright.backends.runner import Model, ModelRunner
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import EngineConfig, Rope, angle_length
+from tokenwright.config import EngineConfig, ModelConfig, Rope, angle_length
 from tokenwright.decode import SuffixProposer, TorchSampler
 from tokenwright.decode.step_costs import StepCosts, costs_of
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler, SwapSpace
@@ -43,6 +43,15 @@ if TYPE_CHECKING:
     from tokenwright.trace.replay import AttentionReplay
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """The pages of a KV cache. available: that requests can take; cached: of these, those that can be found again."""
+
+    pages: int
+    available: int
+    cached: int
 
 
 @dataclass(frozen=True)
@@ -76,9 +85,7 @@ class LLMEngine:
     def __init__(self, loaded: LoadedModel, options: EngineConfig) -> None:
         self.facts, self.options = loaded.facts, options
         self.specs = specs_of(options, loaded.graph, loaded.dtype)
-        # With an attention window in every layer a text may exceed the context that the model was trained with.
-        endless = options.window is not None and isinstance(loaded.config.positions, Rope)
-        self.context = MAX_TOKENS if endless else loaded.config.context
+        self.context = context_of(options, loaded.config)
         store, groups = make_store(self.specs, options, self.context, loaded.device)
         pool = PagePool(groups, options.page_size, store)
         prefixes, swap = PrefixIndex(pool, repr(self.specs).encode()), SwapSpace(pool, options.swap_memory)
@@ -170,6 +177,12 @@ class LLMEngine:
         form = replace(options.kv, k=k, v=v)
         window = f", window {options.window}" if options.window is not None else ""
         return f"{form}{window}" + (f" and {options.sinks} sinks" if options.sinks else "")
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """Its pages at this moment."""
+        pool = self.loop.engine.pool
+        return Occupancy(pool.pages, pool.available, pool.cached)
 
     def kv_bytes(self, tokens: int) -> int:
         """Bytes of K and V in the cache for a text of `tokens` tokens."""
@@ -304,6 +317,15 @@ class LLMEngine:
 def specs_of(options: EngineConfig, graph: Graph, dtype: DType) -> tuple[LayerSpec, ...]:
     """What each layer of a model keeps in the cache. Raises RequestError for what the model does not support."""
     return layer_specs(graph, dtype, options.kv, options.window, options.sinks)
+
+
+def context_of(options: EngineConfig, config: ModelConfig) -> int:
+    """The most tokens of one text.
+
+    With an attention window in every layer it may exceed the context that the model was trained with.
+    """
+    endless = options.window is not None and isinstance(config.positions, Rope)
+    return MAX_TOKENS if endless else config.context
 
 
 def _recording(

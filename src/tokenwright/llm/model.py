@@ -16,7 +16,7 @@ from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.adapters import Updates, beside, dense, not_beside, packed
 from tokenwright.backends.device import resolve_device, resolve_dtype
 from tokenwright.backends.kv_sizing import refuse_weights
-from tokenwright.backends.layout import weight_bytes
+from tokenwright.backends.layout import Weights, weight_bytes
 from tokenwright.backends.native.compile import compiles
 from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels
 from tokenwright.backends.native.program import NativeDecoder
@@ -28,6 +28,7 @@ from tokenwright.checkpoints.files.pooling import PoolingConfig
 from tokenwright.checkpoints.folder import Checkpoint, Report
 from tokenwright.checkpoints.lora import Adapter
 from tokenwright.checkpoints.packing.packer import load_packed
+from tokenwright.checkpoints.packing.shared_weights import is_shared, load_shared
 from tokenwright.checkpoints.packing.weight_cache import WeightCache
 from tokenwright.checks import check_bool, shown
 from tokenwright.config import ModelConfig
@@ -80,6 +81,8 @@ class LoadedModel:
     The options and errors are those of `LLM`; EngineError in a process that was forked after a model was loaded.
     check: called with the graph and the dtype before the weights are read, to raise for options that the model does not
     support. `traced`: whether engines over it record runs (trace). `adapters`: those kept beside the weights, by name.
+    read=False: it has no weights and no decoder, for a process that only prepares requests. shared: the descriptor of a
+    file in memory from which several processes read packed weights (shared_weights.py); None: they are this one's own.
     """
 
     def __init__(
@@ -95,6 +98,8 @@ class LoadedModel:
         check: Callable[[Graph, DType], object] | None = None,
         lora: Sequence[str | Path] = (),
         adapters: Mapping[str, str | Path] = MappingProxyType({}),
+        read: bool = True,
+        shared: int | None = None,
     ) -> None:
         _Owner.check()
         check_bool("trace", trace)
@@ -131,7 +136,8 @@ class LoadedModel:
         self.vocabulary = Vocabulary(self.tokenizer, config.vocab_size)
         self.traced = trace
         numbered = {self.number(name): adapter.updates for name, adapter in self.adapters.items()}
-        self.decoder = make_decoder(self.checkpoint, form, kind, place, native, report, numbered)
+        if read:
+            self.decoder = make_decoder(self.checkpoint, form, kind, place, native, report, numbered, shared)
         self._users = 0
         self._lock = threading.Lock()
 
@@ -243,11 +249,13 @@ def make_decoder(
     native: NativeKernels | None = None,
     report: Report | None = None,
     adapters: Mapping[int, Updates] = MappingProxyType({}),
+    shared: int | None = None,
 ) -> Decoder:
     """The decoder of a checkpoint, with weights in `form` (native: `dtype`); reference kernels if `native` is None.
 
-    adapters: kept beside, by their numbers. Raises CheckpointError for a model with an op that no backend has,
-    CapacityError if the memory does not suffice, RequestError for a format without kernels on the device.
+    adapters: kept beside, by their numbers. shared: as LoadedModel has it, for packed weights.
+    Raises CheckpointError for a model with an op that no backend has, CapacityError if the memory does not suffice,
+    RequestError for a format without kernels on the device.
     """
     if missing := lacking(checkpoint.graph):
         raise CheckpointError(
@@ -264,8 +272,13 @@ def make_decoder(
     if device.type != "cpu":
         other = "" if checkpoint.packed else ", or native weights"
         raise RequestError(f"{kept} weights are computed on the CPU alone; use device cpu{other}", "device")
-    refuse_weights(weight_bytes(graph, kept, copies), device, str(kept))
-    weights = load_packed(checkpoint, form, dtype, report, WeightCache.default() if kept.quantised else None)
+    if shared is None or not is_shared(shared):
+        refuse_weights(weight_bytes(graph, kept, copies), device, str(kept))
+
+    def load() -> Weights:
+        return load_packed(checkpoint, form, dtype, report, WeightCache.default() if kept.quantised else None)
+
+    weights = load() if shared is None else load_shared(shared, load)
     kept_beside = beside(graph, adapters, packed)
     if native is None or not compiles(graph):
         return Decoder(graph, kernels, weights, kept_beside)

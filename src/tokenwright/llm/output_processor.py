@@ -23,7 +23,7 @@ from tokenwright.engine import (
     TopLogprob,
 )
 from tokenwright.engine.loop import Delivery, RequestHandle
-from tokenwright.errors import EngineError
+from tokenwright.errors import EngineError, ReplicaError
 from tokenwright.llm.outputs import Completion, Piece, TreeToken, Usage
 
 
@@ -169,6 +169,8 @@ class OutputProcessor:
 
     def check(self) -> None:
         """Raises EngineError if the request has failed."""
+        if isinstance(self.error, ReplicaError):
+            raise self.error
         if self.error is not None:
             raise EngineError(str(self.error) or type(self.error).__name__) from self.error
 

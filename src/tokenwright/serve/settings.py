@@ -69,11 +69,24 @@ class Settings:
     )
     strict_fields: bool = _setting(False, "Refuse requests that have fields which are unknown here.")
     access_log: bool = _setting(False, "Write a line of JSON to standard error for every request.")
+    replicas: int = _setting(
+        0, "Processes that write the texts and are replaced when they die; 0: the server itself writes them."
+    )
+    retries: int = _setting(3, "How many replicas may die with a text before its request fails.")
+    kv_events: str = _setting(
+        "", "The address, such as tcp://*:5557, of vLLM's KV events for routers; replays are at the next port."
+    )
+    kv_events_topic: str = _setting("", "The topic of these events, such as kv@pod@model.")
     explorer: bool = _setting(False, "Let the page trace runs; every step is then timed.")
 
     def __post_init__(self) -> None:
         check_whole("port", self.port, 0, 65_535)
         check_whole("max_queue", self.max_queue, 0, 1_000_000)
+        check_whole("replicas", self.replicas, 0, 64)
+        check_whole("retries", self.retries, 0, 100)
+        if self.replicas and (self.explorer or self.kv_events):
+            name = "explorer" if self.explorer else "kv_events"
+            raise RequestError(f"{name} belongs to a server without replicas; leave one of the two out")
         check_whole("max_body", self.max_body, 1024, 1 << 30)
         check_whole("stored_responses", self.stored_responses, 0, 1 << 40)
         for name in ("request_timeout", "reader_timeout", "drain_timeout"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -23,10 +25,13 @@ from tokenwright.units import read_bytes
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from tokenwright.cluster.cluster_llm import ClusterLLM
     from tokenwright.llm.llm import LLM
     from tokenwright.serve.app import Served
     from tokenwright.serve.fleet import ManySource
     from tokenwright.serve.transport.guard import Policy
+
+Load = Callable[[Callable[[int, int], None]], "LLM"]
 
 MOST_KV = 4 * 2**30  # bytes of each model's cache where nothing is said
 SERVER = "Server"
@@ -144,6 +149,27 @@ AccessLog = Annotated[
     bool | None,
     Option("--access-log", help="Write a line of JSON to standard error for every request.", rich_help_panel=SERVER),
 ]
+Replicas = Annotated[
+    int | None,
+    Option(
+        help="Processes that write the texts and are replaced when they die; 0: the server itself writes them.",
+        rich_help_panel=SERVER,
+    ),
+]
+Retries = Annotated[
+    int | None, Option(help="How many replicas may die with a text before its request fails.", rich_help_panel=SERVER)
+]
+KvEvents = Annotated[
+    str | None,
+    Option(
+        metavar="ADDRESS",
+        help="The address, such as tcp://*:5557, of vLLM's KV events for routers; replays are at the next port.",
+        rich_help_panel=SERVER,
+    ),
+]
+KvEventsTopic = Annotated[
+    str | None, Option(help="The topic of these events, such as kv@pod@model.", rich_help_panel=SERVER)
+]
 Explorer = Annotated[
     bool | None, Option("--explorer", help="Let the page trace runs; every step is then timed.", rich_help_panel=SERVER)
 ]
@@ -172,6 +198,10 @@ def serve(
     stored_responses: StoredResponses = None,
     strict_fields: StrictFields = None,
     access_log: AccessLog = None,
+    replicas: Replicas = None,
+    retries: Retries = None,
+    kv_events: KvEvents = None,
+    kv_events_topic: KvEventsTopic = None,
     explorer: Explorer = None,
     revision: opt.Revision = None,
     device: opt.Device = "auto",
@@ -207,7 +237,55 @@ def serve(
     opt.check_engine(**engine)
     local_folder(chosen, engine["revision"])  # refuses what is neither here nor a name on the hub, before it listens
     engine |= {"adapters": adapters} if adapters else {}
-    serve_app(chosen, opt.loader(chosen, trace=settings.explorer, **engine), settings, tuple(adapters))
+    if settings.replicas:
+        load = clustered(chosen, engine, settings)
+    else:
+        load = published(opt.loader(chosen, trace=settings.explorer, **engine), settings)
+    serve_app(chosen, load, settings, tuple(adapters))
+
+
+def clustered(model: str, engine: dict[str, Any], settings: Settings) -> Load:
+    """The function that starts replicas of a model. From now on SIGHUP replaces them, one after another."""
+    opened: list[ClusterLLM] = []
+
+    def replace_all(*_: object) -> None:
+        for llm in opened:
+            llm.cluster.roll()
+
+    signal.signal(signal.SIGHUP, replace_all)
+
+    def loaded(report: Callable[[int, int], None]) -> LLM:
+        from tokenwright.cluster.processes import open_cluster
+
+        opened.append(
+            open_cluster(
+                model,
+                settings.replicas,
+                engine,
+                retries=settings.retries,
+                drain_s=settings.drain_timeout,
+                report=report,
+            )
+        )
+        return opened[0]
+
+    return loaded
+
+
+def published(load: Load, settings: Settings) -> Load:
+    """`load`, after which the model's KV events are published, where the settings say so. Raises RequestError."""
+    if not settings.kv_events:
+        return load
+    from tokenwright.cluster.publisher import KVPublisher, check_address
+
+    check_address(settings.kv_events)
+
+    def loaded(report: Callable[[int, int], None]) -> LLM:
+        llm = load(report)
+        atexit.register(KVPublisher(llm, settings.kv_events, settings.kv_events_topic).close)
+        return llm
+
+    return loaded
 
 
 def adapters_of(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
@@ -248,7 +326,7 @@ def models_of(arguments: Sequence[str], options: Sequence[str]) -> list[NamedMod
 
 def serve_many(models: Sequence[NamedModel], engine: dict[str, Any], settings: Settings) -> None:
     """Serve several models, which are loaded on demand."""
-    for name in ("served_model_name", "adapter", "lora", "revision"):
+    for name in ("served_model_name", "adapter", "lora", "revision", "kv_events", "replicas"):
         if getattr(settings, name):
             raise RequestError(f"--{name.replace('_', '-')} belongs to one model; leave it out, or serve one", name)
     from tokenwright.backends.ram import free_ram
@@ -287,9 +365,7 @@ def needed(source: str, engine: Mapping[str, Any]) -> int:
     return found.weight_bytes + min(int(engine["kv_memory"]), found.kv_bytes_total)
 
 
-def serve_app(
-    model: str, load: Callable[[Callable[[int, int], None]], LLM], settings: Settings, adapters: Sequence[str] = ()
-) -> None:
+def serve_app(model: str, load: Load, settings: Settings, adapters: Sequence[str] = ()) -> None:
     """Listen, load the model and serve it until a signal ends the server. Raises what keeps it from being loaded.
 
     adapters: the names of those that `load` opens the model with.

@@ -37,6 +37,7 @@ class TimingsReply(Reply):
     drafted_tokens: int
     accepted_tokens: int
     preemptions: int
+    moves: int
 
 
 class TopLogprobReply(Reply):

@@ -251,6 +251,11 @@ class Generation:
     def preemptions(self) -> int:
         return self._handle.sequence.counts.preemptions
 
+    @property
+    def moves(self) -> int:
+        """How often another replica went on with one of its texts."""
+        return self._handle.moves
+
     def _take(self) -> list[Delta]:
         """The deltas of all deliveries that are here."""
         deltas: Deltas = {}
@@ -335,6 +340,7 @@ def timings_of_all(each: Sequence[Generation]) -> Timings:
         drafted_tokens=sum(one.drafted for one in counts),
         accepted_tokens=sum(one.accepted for one in counts),
         preemptions=sum(one.preemptions for one in each),
+        moves=sum(one.moves for one in each),
     )
 
 

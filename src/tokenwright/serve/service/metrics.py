@@ -6,6 +6,7 @@ No label has a value that a client chooses. Nothing is recorded per token.
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -119,14 +120,17 @@ class _Gauges(Collector):
         if not ready:
             return
         yield _models(ready)
-        pools = [one.host.llm.engine.pool for one in ready]
-        pages, available = sum(pool.pages for pool in pools), sum(pool.available for pool in pools)
-        cached = sum(pool.cached for pool in pools)
+        caches = [one.host.llm.llm_engine.occupancy for one in ready]
+        pages, available = sum(one.pages for one in caches), sum(one.available for one in caches)
+        cached = sum(one.cached for one in caches)
         yield _gauge("pages", "Pages of the KV cache", pages)
         yield _gauge("pages_cached", "Pages without a request, whose K and V can be found again", cached)
         used = 1 - available / pages if pages else 0.0
         yield _gauge("kv_usage_ratio", "The share of the KV cache that requests hold", used)
         yield _gauge("pages_available", "Pages that requests can take, cached ones included", available)
+        yield _caches(ready)
+        if adapters := [name for one in ready for name in one.host.llm.loaded.adapters]:
+            yield _adapters(adapters)
 
 
 def _models(services: Sequence[Service]) -> InfoMetricFamily:
@@ -136,6 +140,24 @@ def _models(services: Sequence[Service]) -> InfoMetricFamily:
         llm = service.host.llm
         about = {"context": str(llm.context), "weight_bytes": str(llm.weight_bytes)}
         found.add_metric((service.names[0], service.host.name), about)
+    return found
+
+
+def _caches(services: Sequence[Service]) -> InfoMetricFamily:
+    """The KV cache of each model, as the model server protocol of the Gateway API's inference extension names it."""
+    found = InfoMetricFamily("tokenwright_cache_config", "The KV cache: its pages and their slots", labels=("served",))
+    for service in services:
+        engine = service.host.llm.llm_engine
+        about = {"block_size": str(engine.options.page_size), "num_gpu_blocks": str(engine.occupancy.pages)}
+        found.add_metric((service.names[0],), about)
+    return found
+
+
+def _adapters(names: Sequence[str]) -> GaugeMetricFamily:
+    """The adapters, all of which are in memory, as the same protocol names them; the value is the time."""
+    labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+    found = GaugeMetricFamily("tokenwright_lora_requests_info", "The adapters that are served", labels=labels)
+    found.add_metric((str(len(names)), ",".join(names), ""), time.time())
     return found
 
 

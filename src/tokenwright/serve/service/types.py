@@ -18,6 +18,7 @@ from tokenwright.errors import (
     CapacityError,
     ContextError,
     EngineError,
+    ReplicaError,
     RequestError,
     TokenwrightError,
 )
@@ -245,6 +246,7 @@ class Timings:
 
     queue_s: until the first step of the request. prefill_s: from there to its first token. decode_s: from there to the
     last. Of a reply of several requests: the first step and the first token of any, and the last token of all.
+    moves: how often another replica went on with a text.
     """
 
     queue_s: float
@@ -256,6 +258,7 @@ class Timings:
     drafted_tokens: int
     accepted_tokens: int
     preemptions: int
+    moves: int
 
 
 class ServerError(TokenwrightError):
@@ -353,6 +356,8 @@ def problem_of(error: Exception) -> Problem:
             return Problem(408, "invalid", str(error))
         case Missing():
             return Problem(404, "missing", str(error), error.param)
+        case ReplicaError():
+            return Problem(500, "engine", str(error))
         case EngineError():
             return Problem(500, "engine", FAULT)
         case _:

@@ -1,0 +1,117 @@
+"""Packed weights that several processes read from the same memory: a file in memory, which they inherit.
+
+    [ length of the index, 0 while it is written | index: JSON | tensors, each at a multiple of 64 bytes ]
+
+The first process packs the weights and writes them, while the others wait; then all map the file for reading. The file
+has no name, so the memory is free as soon as the last of them ends, however it ends.
+"""
+
+import fcntl
+import json
+import mmap
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+
+import torch
+
+from tokenwright.backends.layout import Weights
+from tokenwright.backends.packed import Packed
+from tokenwright.checkpoints.packed_file import named_tensors
+
+_HEAD = 8  # bytes of the index's length
+_APART = 64  # bytes: the kernels' loads want such addresses
+_DTYPES = {str(dtype): dtype for dtype in (torch.uint8, torch.float16, torch.float32)}
+
+
+def new_shared_file() -> int:
+    """The descriptor of an empty file in memory, to be inherited by the processes that share weights."""
+    return os.memfd_create("tokenwright weights")
+
+
+def load_shared(descriptor: int, load: Callable[[], Weights]) -> Weights:
+    """The weights in a shared file; where there are none yet, those that `load` makes are put there first."""
+    with _locked(descriptor):
+        if not _is_written(descriptor):
+            weights = load()
+            _write(descriptor, weights)
+            del weights  # the mapped ones take their place
+    return _mapped(descriptor)
+
+
+def is_shared(descriptor: int) -> bool:
+    """Whether the weights are there, so that reading them takes no memory; waits while they are being written."""
+    with _locked(descriptor):
+        return _is_written(descriptor)
+
+
+@contextmanager
+def _locked(descriptor: int) -> Iterator[None]:
+    """Exclude other processes; a process that is killed gives the lock back."""
+    fcntl.lockf(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.lockf(descriptor, fcntl.LOCK_UN)
+
+
+def _is_written(descriptor: int) -> bool:
+    return int.from_bytes(os.pread(descriptor, _HEAD, 0), "little") > 0
+
+
+def _write(descriptor: int, weights: Weights) -> None:
+    tensors, at, places = dict(named_tensors(weights)), 0, {}
+    for name, one in tensors.items():
+        places[name] = (at, str(one.dtype), list(one.shape))
+        at += -(-one.nbytes // _APART) * _APART
+    forms = {name: _form(one) for name, one in weights.items() if isinstance(one, Packed)}
+    index = json.dumps({"tensors": places, "packed": forms, "order": list(weights)}).encode()
+    start = _start(len(index))
+    os.ftruncate(descriptor, start + max(at, 1))
+    with mmap.mmap(descriptor, 0) as memory:
+        memory[_HEAD : _HEAD + len(index)] = index
+        for name, one in tensors.items():
+            place = start + places[name][0]
+            memory[place : place + one.nbytes] = one.contiguous().view(-1).view(torch.uint8).numpy().data
+        memory[:_HEAD] = len(index).to_bytes(_HEAD, "little")  # last: now it is whole
+
+
+def _start(index: int) -> int:
+    """Where the tensors begin behind an index of so many bytes."""
+    return -(-(_HEAD + index) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _form(one: Packed) -> dict[str, object]:
+    """The fields of a matrix that are no tensors."""
+    names = ("out", "inner", "format", "group", "super", "minima")
+    return {name: getattr(one, name) for name in names}
+
+
+def _mapped(descriptor: int) -> Weights:
+    size = int.from_bytes(os.pread(descriptor, _HEAD, 0), "little")
+    index = json.loads(os.pread(descriptor, size, _HEAD))
+    memory = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+    start = _start(size)
+
+    def tensor(name: str) -> torch.Tensor:
+        at, dtype, shape = index["tensors"][name]
+        if not prod(shape):
+            return torch.empty(shape, dtype=_DTYPES[dtype])
+        with warnings.catch_warnings():  # nobody writes to weights, and here nobody can
+            warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+            flat = torch.frombuffer(memory, dtype=_DTYPES[dtype], count=prod(shape), offset=start + at)
+        return flat.view(shape)
+
+    found: Weights = {}
+    for name in index["order"]:
+        if name not in index["packed"]:
+            found[name] = tensor(name)
+            continue
+        form = index["packed"][name]
+        scales = tensor(f"{name}.scales") if form["group"] else torch.empty(0, dtype=torch.float16)
+        bias = tensor(f"{name}.bias") if f"{name}.bias" in index["tensors"] else None
+        found[name] = replace(Packed(codes=tensor(f"{name}.codes"), scales=scales, **form), bias=bias)
+    return found

@@ -1,0 +1,118 @@
+"""An LLM whose engine is a cluster: this process prepares requests, and replicas compute them.
+
+It has the tokenizer, the chat template and the grammars of the model, but no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tokenwright.cluster.cluster_loop import ClusterLoop
+from tokenwright.cluster.supervisor import Launcher
+from tokenwright.config import EngineConfig
+from tokenwright.engine import Request
+from tokenwright.engine.loop import Listener, RequestHandle
+from tokenwright.errors import RequestError
+from tokenwright.formats import KVFormat
+from tokenwright.llm.engine import LLMEngine, Occupancy, context_of, specs_of
+from tokenwright.llm.engine_view import EngineView
+from tokenwright.llm.input_processor import InputProcessor
+from tokenwright.llm.llm import LLM
+from tokenwright.llm.model import LoadedModel
+from tokenwright.llm.streams import AsyncStreams
+from tokenwright.progress import Report
+
+
+class ClusterEngine(LLMEngine):
+    """Replicas as the engine over a model that is loaded without weights."""
+
+    def __init__(
+        self, loaded: LoadedModel, options: EngineConfig, loop: ClusterLoop, report: Report | None = None
+    ) -> None:
+        self.facts = loaded.facts
+        self.specs = specs_of(options, loaded.graph, loaded.dtype)
+        self.context = context_of(options, loaded.config)
+        self.cluster = loop
+        self.shape = loop.opened(self.context, report)
+        self.options = replace(options, max_sequences=self.shape.max_sequences * loop.replicas)
+        self.streams = AsyncStreams()
+        self._loaded = loaded
+        self._inputs = InputProcessor(loaded, self.context)
+        loaded.enter()
+
+    def __str__(self) -> str:
+        return f"{self.facts.name}: {self.facts.graph.architecture}, {self.cluster.replicas} replicas"
+
+    @property
+    def loaded(self) -> LoadedModel:
+        return self._loaded
+
+    @property
+    def loop(self) -> ClusterLoop:
+        return self.cluster
+
+    @property
+    def inputs(self) -> InputProcessor:
+        return self._inputs
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.shape.weight_bytes
+
+    @property
+    def kv_memory(self) -> int:
+        return self.shape.kv_memory * self.cluster.replicas
+
+    @property
+    def kv_format(self) -> str:
+        return self.shape.kv_format
+
+    @property
+    def occupancy(self) -> Occupancy:
+        members, pages = list(self.cluster.dispatcher.members), sum(group.pages for group in self.shape.groups)
+        available = sum(one.available for one in members)
+        return Occupancy(pages * len(members), available, sum(one.cached for one in members))
+
+    def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[RequestHandle]:
+        if paused:
+            raise RequestError("replicas write their texts without pauses; serve one replica to step through a run")
+        return self.cluster.route(requests, listener, list(self._loaded.adapters))
+
+    def close(self) -> None:
+        if not self.cluster.closed:
+            self.cluster.close()
+            self.streams.close()
+            self._loaded.leave()
+
+
+class ClusterLLM(LLM):
+    """An LLM over the replicas that a launcher starts. loading, engine: options of LoadedModel and of LLM over it.
+
+    secret, retries, drain_s: as ClusterLoop has them. report: as `LLM` has it, of the first replica.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        launcher: Launcher,
+        secret: bytes,
+        loading: Mapping[str, Any],
+        engine: Mapping[str, Any],
+        *,
+        retries: int = 3,
+        drain_s: float = 30.0,
+        report: Report | None = None,
+    ) -> None:
+        own = {name: value for name, value in engine.items() if name not in ("kv", "kv_memory")}
+        config = EngineConfig(kv=KVFormat.parse(engine.get("kv", "native")), **own)
+        loop = ClusterLoop(launcher, secret, retries, drain_s)
+        try:
+            loaded = LoadedModel(model, read=False, **loading)
+            made = ClusterEngine(loaded, config, loop, report)
+        except BaseException:
+            loop.close()
+            raise
+        EngineView.__init__(self, made)
+        self.cluster = loop

@@ -1,0 +1,150 @@
+"""The router's thread, in the place of an engine's: it takes requests, and delivers what replicas write of them.
+
+clients' threads                    router's thread                         replicas
+submit, cancel, pause   ──►  Dispatcher ──► RoutedReplica, Link  ──►  Begin, Cancel, ...
+listeners               ◄──             ◄── Supervisor           ◄──  Report
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as ListLike
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, TypeVar, cast
+
+from tokenwright.cluster.dispatcher import Dispatcher
+from tokenwright.cluster.replica_messages import Progress, ReplicaShape
+from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, Told
+from tokenwright.cluster.supervisor import Launcher, News, Supervisor
+from tokenwright.cluster.text_orders import orders_of
+from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler
+from tokenwright.engine.loop import CLOSED, Action, EngineLoop, Listener, RequestHandle
+from tokenwright.errors import EngineError
+
+T = TypeVar("T")
+
+
+class ClusterLoop(EngineLoop):
+    """Replicas as one engine. retries: how many may die with a text before it fails.
+
+    secret: of the page hashes. drain_s: as the Supervisor has it.
+    """
+
+    def __init__(self, launcher: Launcher, secret: bytes, retries: int, drain_s: float) -> None:
+        self.clock = time.perf_counter
+        self.engine: Engine[Any]  # it checks requests, and computes nothing
+        self.dispatcher = Dispatcher(retries, self.clock)
+        self._launcher = launcher
+        self._secret = secret
+        self._news: SimpleQueue[News] = SimpleQueue()
+        self._closed = False
+        self._asyncio = asyncio.new_event_loop()
+        self._supervisor = Supervisor(launcher, self.dispatcher, secret, drain_s, self._news.put)
+        self._main = self._asyncio.create_task(self._supervisor.run())
+        self._thread = threading.Thread(target=self._run, name="tokenwright router", daemon=True)
+        self._thread.start()
+
+    def opened(self, context: int, report: Callable[[int, int], None] | None) -> ReplicaShape:
+        """Wait until a replica takes texts. context: the most tokens of one. report: as `LLM` has it.
+
+        Raises CheckpointError with a replica's reason if the model cannot be opened.
+        """
+        while True:
+            match self._news.get():
+                case ReplicaShape() as shape:
+                    self.engine = self._accepting(shape, context)
+                    return shape
+                case Progress(done=done, total=total):
+                    if report is not None:
+                        report(done, total)
+                case error:
+                    self.close()
+                    raise error
+
+    def _accepting(self, shape: ReplicaShape, context: int) -> Engine[Any]:
+        """An engine of a replica's limits that only accepts requests."""
+        pool = PagePool(shape.groups, shape.page_size)
+        prefixes = PrefixIndex(pool, shape.seed, self._secret)
+        scheduler = Scheduler(pool, shape.token_budget, shape.max_sequences, prefixes)
+        nothing = cast(Any, None)
+        return Engine(nothing, nothing, scheduler, context)
+
+    @property
+    def replicas(self) -> int:
+        """How many there are when all take texts."""
+        return len(self._supervisor.seats)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def names(self) -> list[str]:
+        """Those of the replicas that take texts."""
+        return [seat.link.name for seat in self._supervisor.seats if seat.link is not None and seat.member is not None]
+
+    def route(self, requests: ListLike[Request], listener: Listener, adapters: ListLike[str]) -> list[RequestHandle]:
+        """`submit`, with the names of the model's adapters. Raises what that raises, and RequestError for beams."""
+        self.check()
+        handles = [self._handle(request, listener, adapters) for request in requests]
+        for handle in handles:
+            self._asyncio.call_soon_threadsafe(self.dispatcher.add, handle)
+        return list(handles)
+
+    def _handle(self, request: Request, listener: Listener, adapters: ListLike[str]) -> RoutedHandle:
+        orders, first = list(orders_of(request, adapters)), self.engine.accept(request)
+        ids = self.engine.scheduler.ids
+        others = [first.fork(next(ids), [], order.choice) for order in orders[1:]]
+        texts = [
+            TextInFlight(sequence, order, shown=sequence is first)
+            for sequence, order in zip([first, *others], orders, strict=True)
+        ]
+        return RoutedHandle(self, texts, listener, self.clock(), self._tell)
+
+    def _tell(self, what: Told, handle: RoutedHandle) -> None:
+        with suppress(RuntimeError):  # the thread has ended, and with it all requests
+            self._asyncio.call_soon_threadsafe(getattr(self.dispatcher, what), handle)
+
+    def call(self, function: Callable[[Engine[Any]], T]) -> T:
+        self.check()
+        return function(self.engine)
+
+    def post(self, action: Action) -> None:
+        action(self.engine)
+
+    def roll(self) -> None:
+        """Replace all replicas, one after another, without losing a request; it does not wait. For any thread."""
+        asyncio.run_coroutine_threadsafe(self._supervisor.roll(), self._asyncio)
+
+    @property
+    def forked(self) -> bool:
+        return False
+
+    def check(self) -> None:
+        if self._closed:
+            raise EngineError(CLOSED)
+
+    def close(self) -> None:
+        self.stop()
+        self._thread.join()
+
+    def stop(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._asyncio.call_soon_threadsafe(self._main.cancel)
+
+    def _run(self) -> None:
+        """In the thread: keep the replicas until `stop`."""
+        asyncio.set_event_loop(self._asyncio)
+        with suppress(asyncio.CancelledError):
+            self._asyncio.run_until_complete(self._main)
+        self.dispatcher.close(EngineError(CLOSED))
+        for task in (left := asyncio.all_tasks(self._asyncio)):
+            task.cancel()
+        self._asyncio.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self._asyncio.close()
+        self._launcher.close()

@@ -1,0 +1,244 @@
+"""The texts of all requests and the replicas that write them: where each goes, and where it goes on.
+
+A text that is lost with its replica is given to another one as prompt + what was delivered. Draws depend on the seed
+and the position alone, stop strings and grammars are read again, and computing with other neighbours gives equal bits;
+so the rest of the text is what it would have been. Belongs to one thread, and sends through `Link`s.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tokenwright.cluster.replica_messages import Begin, Cancel, Pause, Report, Resume, TextNews
+from tokenwright.cluster.replica_pages import ReplicaPages
+from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, total
+from tokenwright.cluster.router import RoutedReplica, Router
+from tokenwright.engine import Event, Failed, Finished, FinishReason
+from tokenwright.engine.loop import Delivery, Listener
+from tokenwright.engine.prefix_index import PrefixHashes
+from tokenwright.engine.step import finished
+from tokenwright.errors import ReplicaError
+
+log = logging.getLogger(__name__)
+
+
+class Link(Protocol):
+    """The way to a replica. A message to one that has died is lost."""
+
+    def send(self, message: object) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A replica that takes texts. available, cached: its pages, as it reported last."""
+
+    link: Link
+    routed: RoutedReplica
+    available: int
+    cached: int = 0
+
+
+class Dispatcher:
+    """retries: how many replicas may die with a text before it fails. clock: seconds."""
+
+    def __init__(self, retries: int, clock: Callable[[], float]) -> None:
+        self.members: list[Member] = []
+        self._router = Router()
+        self._retries = retries
+        self._clock = clock
+        self._texts: dict[int, tuple[RoutedHandle, TextInFlight]] = {}
+        self._waiting: dict[int, None] = {}  # numbers of texts that no replica has, in order
+
+    @property
+    def waiting(self) -> int:
+        """Texts that no replica has."""
+        return len(self._waiting)
+
+    def texts_of(self, member: Member) -> int:
+        """How many texts a replica has."""
+        return len(member.routed.texts)
+
+    def add(self, handle: RoutedHandle) -> None:
+        """Take a request's texts."""
+        for text in list(handle.texts.values()):
+            self._texts[text.number] = handle, text
+            self._place(handle, text)
+
+    def join(self, link: Link, pages: ReplicaPages, available: int) -> Member:
+        """A replica takes texts from now on, those that wait first. available: its pages, all of which are free."""
+        member = Member(link, RoutedReplica(pages), available)
+        self.members.append(member)
+        self._place_waiting()
+        return member
+
+    def drain(self, member: Member) -> None:
+        """Give a replica no more texts."""
+        member.routed.taking = False
+
+    def leave(self, member: Member, *, died: bool) -> None:
+        """A replica is gone; others go on with its texts. died: it may be these texts' fault."""
+        self.members.remove(member)
+        numbers = list(member.routed.texts)
+        for number in numbers:
+            self._texts[number][1].at = None
+        for number in numbers:
+            if number not in self._texts:  # another text of its request was given up
+                continue
+            handle, text = self._texts[number]
+            text.losses += died
+            handle.moves += 1
+            if text.losses > self._retries:
+                self._give_up(handle, text)
+            else:
+                self._place(handle, text)
+        if numbers:
+            log.warning("a replica is gone; %d of its texts go on elsewhere", len(numbers))
+
+    def report(self, member: Member, report: Report) -> None:
+        """Take what a replica's step has changed."""
+        member.routed.pages.apply(report.pages)
+        member.available, member.cached = report.available, report.cached
+        found = [(self._texts[one.number], one) for one in report.texts if self._has(member, one.number)]
+        self._deliver([(handle, self._take(member, handle, text, news)) for (handle, text), news in found])
+
+    def _has(self, member: Member, number: int) -> bool:
+        """Whether a replica still has a text: it may have been cancelled, or moved from a replica that only hung."""
+        return number in self._texts and self._texts[number][1].at is member.routed
+
+    def cancel(self, handle: RoutedHandle) -> None:
+        """End a request; its client has gone, or has been told why."""
+        self._deliver([(handle, self._drop(handle, _aborted))])
+
+    def pause(self, handle: RoutedHandle) -> None:
+        self._switch(handle, True)
+
+    def resume(self, handle: RoutedHandle) -> None:
+        self._switch(handle, False)
+
+    def expire(self) -> None:
+        """End texts that wait for a replica until their deadlines. To be called now and then."""
+        now = self._clock()
+        for number in list(self._waiting):
+            handle, text = self._texts[number]
+            left = handle.seconds_left(now)
+            if left is not None and left <= 0:
+                self._end_late(handle, text)
+
+    def close(self, error: Exception) -> None:
+        """Fail all requests."""
+        for handle in dict.fromkeys(handle for handle, _ in list(self._texts.values())):
+            self._deliver([(handle, self._drop(handle, lambda text: Failed(text.number, error)))])
+
+    def _place(self, handle: RoutedHandle, text: TextInFlight) -> None:
+        """Give a text to the cheapest replica; without any it waits."""
+        now = self._clock()
+        left = handle.seconds_left(now)
+        if left is not None and left <= 0:
+            self._end_late(handle, text)
+            return
+        request, tokens = handle.request, text.tokens
+        hashes = text.sequence.prefix_hashes
+        if not request.share:
+            hashes = PrefixHashes(b"", hashes.page_size)  # of no page
+        chosen = self._router.choose((member.routed for member in self.members), hashes, tokens)
+        if chosen is None:
+            self._waiting[text.number] = None
+            return
+        routed, cached = chosen
+        most = text.sequence.limit - len(tokens)
+        self._router.assign(routed, text.number, hashes, len(tokens), cached, most)
+        text.at, text.placed = routed, now
+        self._link(routed).send(Begin(text.number, text.next_order(left), handle.paused))
+
+    def _link(self, routed: RoutedReplica) -> Link:
+        return next(member.link for member in self.members if member.routed is routed)
+
+    def _place_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for number in waiting:
+            self._place(*self._texts[number])
+
+    def _take(self, member: Member, handle: RoutedHandle, text: TextInFlight, news: TextNews) -> list[Event]:
+        """A step's events of a text, as its client is to have them."""
+        taken = [event for event in map(text.take, news.events) if event is not None]
+        events = handle.show(text) + taken
+        self._count(handle, text, news)
+        if written := total(taken):
+            self._router.wrote(member.routed, text.number, written)
+        if news.ended:
+            self._router.ended(member.routed, text.number, len(text.written))
+            self._forget(handle, text)
+            if any(isinstance(event, Failed) for event in taken):
+                events += self._drop(handle, _aborted)
+        return events
+
+    def _count(self, handle: RoutedHandle, text: TextInFlight, news: TextNews) -> None:
+        counts = handle.sequence.counts
+        if news.queue_s is not None and handle.started is None:
+            handle.started = text.placed + news.queue_s
+        if text.sequence is handle.sequence:
+            counts.preemptions = news.preemptions
+            if not handle.moves:
+                counts.prefix_hit = news.prefix_hit
+
+    def _switch(self, handle: RoutedHandle, paused: bool) -> None:
+        handle.paused = paused
+        for text in handle.texts.values():
+            if text.at is not None:
+                self._link(text.at).send(Pause(text.number) if paused else Resume(text.number))
+
+    def _end_late(self, handle: RoutedHandle, text: TextInFlight) -> None:
+        """End a text at its deadline, here: the stop checker holds back what was not shown."""
+        checker = text.sequence.stop_checker
+        for token in text.written:
+            checker.advance(token)
+        checker.take_text()
+        events = [*handle.show(text), finished(text.sequence, FinishReason.TIME)]
+        self._forget(handle, text)
+        self._deliver([(handle, events)])
+
+    def _give_up(self, handle: RoutedHandle, text: TextInFlight) -> None:
+        told = f"{len(text.written)} tokens of it were delivered"
+        error = ReplicaError(f"{text.losses} replicas died with this text, one after another; {told}")
+        self._deliver([(handle, self._drop(handle, lambda one: Failed(one.number, error)))])
+
+    def _drop(self, handle: RoutedHandle, last: Callable[[TextInFlight], Event]) -> list[Event]:
+        """End all texts of a request that have not ended, wherever they are; their last events."""
+        events: list[Event] = []
+        for text in list(handle.texts.values()):
+            if text.at is not None:
+                self._link(text.at).send(Cancel(text.number))
+                self._router.ended(text.at, text.number, None)
+            self._forget(handle, text)
+            events += [*handle.show(text), last(text)]
+        return events
+
+    def _forget(self, handle: RoutedHandle, text: TextInFlight) -> None:
+        text.at = None
+        self._waiting.pop(text.number, None)
+        del self._texts[text.number]
+        handle.end(text.number)
+
+    def _deliver(self, each: Iterable[tuple[RoutedHandle, list[Event]]]) -> None:
+        """Hand every listener the events of its requests."""
+        now, by_handle = self._clock(), dict[RoutedHandle, list[Event]]()
+        for handle, events in each:
+            by_handle.setdefault(handle, []).extend(events)
+        by_listener: dict[Listener, list[Delivery]] = {}
+        for handle, events in by_handle.items():
+            if events:
+                by_listener.setdefault(handle.listener, []).append(Delivery(handle, events, now, handle.ended))
+        for listener, deliveries in by_listener.items():
+            try:
+                listener.deliver(deliveries)
+            except Exception:
+                log.exception("a listener failed; its requests are cancelled")
+                for delivery in deliveries:
+                    delivery.handle.cancel()
+
+
+def _aborted(text: TextInFlight) -> Event:
+    return Finished(text.number, FinishReason.ABORTED)

@@ -1,0 +1,301 @@
+"""A replica: a process with the model and its engine, which writes the texts that the router gives it.
+
+    socket ──► this thread ──► build (threads) ──► engine thread ──► Outbox ──► writer thread ──► socket
+
+`python -m tokenwright.cluster.replica FD` speaks on the socket FD, whose first frame says what to open. It ends when
+the socket is closed: a router that is killed leaves no replica behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from tokenwright.cluster.replica_messages import (
+    LENGTH,
+    Begin,
+    Cancel,
+    Pause,
+    Ping,
+    Pong,
+    Progress,
+    ReplicaOpened,
+    ReplicaShape,
+    ReplicaUnopened,
+    Report,
+    Resume,
+    TextNews,
+    TextOrder,
+    framed,
+    unframed,
+)
+from tokenwright.engine import Engine, Failed, Request
+from tokenwright.engine.loop import Delivery, RequestHandle
+from tokenwright.engine.page_events import CachedPage
+from tokenwright.errors import EngineError, TokenwrightError
+from tokenwright.llm.input_processor import RequestOptions
+from tokenwright.llm.llm import LLM
+from tokenwright.llm.model import LoadedModel
+
+BUILDERS = 2  # threads that compile grammars
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """What a replica opens. cores: those that it may compute on; empty: all. threads: that compute.
+
+    loading: options of LoadedModel, `shared` among them; engine: of LLM over it. secret: of its page hashes, the
+    router's.
+    """
+
+    model: str
+    loading: dict[str, Any]
+    engine: dict[str, Any]
+    threads: int
+    cores: frozenset[int]
+    secret: bytes
+
+
+class Outbox:
+    """Messages for the router, sent by a thread in the order in which they were put in."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._queue: SimpleQueue[object] = SimpleQueue()
+        threading.Thread(target=self._send, name="outbox", daemon=True).start()
+
+    def put(self, message: object) -> None:
+        """Send a message; never waits."""
+        self._queue.put(message)
+
+    def _send(self) -> None:
+        with suppress(OSError):  # the router has gone, which the reader notices
+            while True:
+                messages = [self._queue.get()]
+                with suppress(Empty):
+                    while True:
+                        messages.append(self._queue.get_nowait())
+                self._connection.sendall(framed(messages))
+
+
+class PageNews:
+    """The changes of the pool since the last report. Belongs to the engine thread."""
+
+    def __init__(self) -> None:
+        self._changes: list[tuple[int, bytes, bool]] = []
+
+    def cached(self, group: int, page: CachedPage) -> None:
+        self._changes.append((group, page.page_hash, True))
+
+    def evicted(self, group: int, page_hash: bytes) -> None:
+        self._changes.append((group, page_hash, False))
+
+    def take(self) -> list[tuple[int, bytes, bool]]:
+        found, self._changes = self._changes, []
+        return found
+
+
+class ReplicaTexts:
+    """The texts that the replica has, by the router's numbers; a listener that reports each step's events of them.
+
+    Messages about a text that is still being built wait for it.
+    """
+
+    def __init__(self, llm: LLM, pages: PageNews, put: Callable[[object], None]) -> None:
+        self._llm = llm
+        self._pages = pages
+        self._put = put
+        self._pool = llm.engine.pool
+        self._numbers: dict[RequestHandle, int] = {}
+        self._handles: dict[int, RequestHandle | list[Cancel | Pause | Resume]] = {}
+        self._lock = threading.Lock()
+
+    def expect(self, number: int) -> None:
+        """A text is about to be built."""
+        with self._lock:
+            self._handles[number] = []
+
+    def submit(self, number: int, request: Request, paused: bool) -> None:
+        """Hand a built text to the engine, and then the messages that came meanwhile. Raises what `LLM.submit` does."""
+        with self._lock:  # the engine may deliver at once
+            [handle] = self._llm.submit([request], self, paused=paused)
+            waiting, self._handles[number] = self._handles[number], handle
+            self._numbers[handle] = number
+        assert isinstance(waiting, list), "a text is built once"
+        for message in waiting:
+            _apply(message, handle)
+
+    def fail(self, number: int, error: Exception) -> None:
+        """A text could not be built."""
+        with self._lock:
+            del self._handles[number]
+        self._report([], [TextNews(number, [_sendable(Failed(0, error))], True, None, 0, 0)])
+
+    def tell(self, message: Cancel | Pause | Resume) -> None:
+        """Carry out a message about a text, unless it has ended."""
+        with self._lock:
+            found = self._handles.get(message.number)
+            if isinstance(found, list):
+                found.append(message)
+                return
+        if found is not None:
+            _apply(message, found)
+
+    def deliver(self, deliveries: list[Delivery]) -> None:
+        try:
+            self._llm.check()
+        except EngineError:  # of all texts: another replica goes on with them
+            os._exit(1)
+        with self._lock:
+            texts = [self._news(delivery) for delivery in deliveries]
+        self._report(self._pages.take(), texts)
+
+    def _report(self, pages: list[tuple[int, bytes, bool]], texts: list[TextNews]) -> None:
+        self._put(Report(pages, texts, self._pool.available, self._pool.cached))
+
+    def _news(self, delivery: Delivery) -> TextNews:
+        handle, queue_s = delivery.handle, None
+        number = self._numbers[handle]
+        if delivery.ended:
+            del self._numbers[handle], self._handles[number]
+        if handle.started is not None:
+            queue_s = handle.started - handle.submitted
+        counts = handle.sequence.counts
+        events = [_sendable(event) if isinstance(event, Failed) else event for event in delivery.events]
+        return TextNews(number, events, delivery.ended, queue_s, counts.prefix_hit, counts.preemptions)
+
+
+def _sendable(event: Failed) -> Failed:
+    """A failure that the router can read: its error may be of any kind."""
+    error = event.error
+    said = str(error) if isinstance(error, TokenwrightError) else f"{type(error).__name__}: {error}"
+    return Failed(event.sequence, EngineError(said))
+
+
+def _apply(message: Cancel | Pause | Resume, handle: RequestHandle) -> None:
+    match message:
+        case Cancel():
+            handle.cancel()
+        case Pause():
+            handle.pause()
+        case Resume():
+            handle.resume()
+
+
+class Worker:
+    """Carries out the router's messages."""
+
+    def __init__(self, llm: LLM, secret: bytes, put: Callable[[object], None]) -> None:
+        self._llm = llm
+        self._put = put
+        self._builders = ThreadPoolExecutor(BUILDERS, "tokenwright build")
+        pages = PageNews()
+
+        def listen(engine: Engine[Any]) -> None:
+            engine.prefixes.secret = secret
+            engine.pool.listen(pages)
+
+        llm.inspect(listen)
+        self._texts = ReplicaTexts(llm, pages, put)
+
+    @property
+    def shape(self) -> ReplicaShape:
+        llm, engine = self._llm, self._llm.engine
+        return ReplicaShape(
+            groups=engine.pool.groups,
+            page_size=engine.pool.page_size,
+            seed=engine.prefixes.seed,
+            token_budget=engine.scheduler.token_budget,
+            max_sequences=engine.scheduler.max_sequences,
+            weight_bytes=llm.weight_bytes,
+            kv_memory=llm.kv_memory,
+            kv_format=llm.kv_format,
+        )
+
+    def do(self, message: object) -> None:
+        """Carry out a message. ReplicaTexts are built in threads, and so overtaken."""
+        match message:
+            case Begin(number=number):
+                self._texts.expect(number)
+                self._builders.submit(self._begin, message)
+            case Cancel() | Pause() | Resume():
+                self._texts.tell(message)
+            case Ping():
+                self._llm.llm_engine.loop.post(lambda _: self._put(Pong()))
+
+    def _begin(self, begin: Begin) -> None:
+        try:
+            self._texts.submit(begin.number, requested(self._llm, begin.order), begin.paused)
+        except Exception as error:  # of one text; the others go on
+            self._texts.fail(begin.number, error)
+
+
+def requested(llm: LLM, order: TextOrder) -> Request:
+    """The engine's request of an order. Raises RequestError."""
+    inputs = llm.llm_engine.inputs
+    options = RequestOptions(cache=order.cache, adapter=order.adapter)
+    request = inputs.build(order.prompt, order.params, options=options, written=order.written, share=order.share)
+    return replace(
+        request,
+        salt=order.salt,
+        hidden=order.hidden,
+        prompt_logprobs_from=order.prompt_logprobs_from,
+        choice=order.choice,
+    )
+
+
+def _messages(connection: socket.socket) -> Iterator[Any]:
+    """What the router says, until it has gone."""
+    with connection.makefile("rb") as stream:
+        while len(head := stream.read(LENGTH)) == LENGTH:
+            size = int.from_bytes(head, "little")
+            if len(data := stream.read(size)) < size:
+                return
+            yield unframed(data)
+
+
+def _opened(options: ReplicaOptions, outbox: Outbox) -> Worker | None:
+    """The model, opened; None, with the reason sent, if it cannot be."""
+    from tokenwright.backends.device import compute_with
+
+    try:
+        compute_with(options.threads)
+        loaded = LoadedModel(
+            options.model, report=lambda done, total: outbox.put(Progress(done, total)), **options.loading
+        )
+        llm = LLM(loaded, **options.engine)
+    except TokenwrightError as error:
+        outbox.put(ReplicaUnopened(str(error)))
+        return None
+    worker = Worker(llm, options.secret, outbox.put)
+    outbox.put(ReplicaOpened(worker.shape))
+    return worker
+
+
+def main(descriptor: int) -> None:
+    """Serve the router on a socket until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal; the router ends this one
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    connection = socket.socket(fileno=descriptor)
+    messages, outbox = _messages(connection), Outbox(connection)
+    options: ReplicaOptions = next(messages)
+    if options.cores:
+        os.sched_setaffinity(0, options.cores)
+    worker = _opened(options, outbox)
+    for message in messages:
+        if worker is not None:
+            worker.do(message)
+    os._exit(0)  # whatever runs has no reader any more
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,82 @@
+"""The pages that one replica can find, as the router knows them: those that it reported, and those that it will have.
+
+The replica's own prefix index, over a pool whose index is filled from reports, answers how much of a text is cached.
+"""
+
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
+
+from tokenwright.engine import Group, PagePool, PrefixIndex
+from tokenwright.engine.prefix_index import PrefixHashes
+
+_SOMEWHERE = 0  # the number of the page is the replica's own affair
+
+
+class ReplicaPages:
+    """seed, secret: of the replica's prefix index."""
+
+    def __init__(self, groups: Sequence[Group], page_size: int, seed: bytes, secret: bytes) -> None:
+        self._pool = PagePool([replace(group, pages=1) for group in groups], page_size)
+        self._prefixes = PrefixIndex(self._pool, seed, secret)
+        self._reported: list[set[bytes]] = [set() for _ in groups]
+        self._expected: Counter[bytes] = Counter()
+
+    def apply(self, changes: Iterable[tuple[int, bytes, bool]]) -> None:
+        """Take a report: (group, hash, whether it can be found now)."""
+        for group, page_hash, cached in changes:
+            reported, index = self._reported[group], self._pool.group_pools[group].index
+            if cached:
+                reported.add(page_hash)
+                index[page_hash] = _SOMEWHERE
+            else:
+                reported.discard(page_hash)
+                if page_hash not in self._expected:
+                    index.pop(page_hash, None)
+
+    def clear(self) -> None:
+        """Forget all: the replica is a new one."""
+        for pool, reported in zip(self._pool.group_pools, self._reported, strict=True):
+            pool.index.clear()
+            reported.clear()
+        self._expected.clear()
+
+    @property
+    def reported(self) -> list[set[bytes]]:
+        """The hashes of each group's pages that the replica can find, as far as it has said."""
+        return self._reported
+
+    def expect(self, hashes: Iterable[bytes]) -> None:
+        """Count pages as cached that the replica is about to compute, until `settle`."""
+        for page_hash in hashes:
+            self._expected[page_hash] += 1
+            for pool in self._pool.group_pools:
+                pool.index[page_hash] = _SOMEWHERE
+
+    def settle(self, hashes: Iterable[bytes]) -> None:
+        """Stop to expect pages: those that were computed are reported by now."""
+        for page_hash in hashes:
+            self._expected[page_hash] -= 1
+            if self._expected[page_hash] <= 0:
+                del self._expected[page_hash]
+                for pool, reported in zip(self._pool.group_pools, self._reported, strict=True):
+                    if page_hash not in reported:
+                        pool.index.pop(page_hash, None)
+
+    def hashes(self, salt: bytes) -> PrefixHashes:
+        """The hashes of a text without full pages, the same for all replicas of a model."""
+        return self._prefixes.hashes(salt)
+
+    def cached(self, hashes: PrefixHashes, tokens: Sequence[int]) -> int:
+        """The first tokens of a text that the replica need not compute, in full pages."""
+        if any(not pool.whole for pool in self._pool.group_pools):
+            return self._prefixes.match_prefix(hashes, tokens, tails=False)
+        size = self._pool.page_size  # every page is read: nearly always, and many times quicker
+        found = hashes.extend(tokens)[: (len(tokens) - 1) // size]
+        runs = [_run(found, pool.index) for pool in self._pool.group_pools]
+        return min(runs) * size
+
+
+def _run(hashes: Sequence[bytes], index: Container[bytes]) -> int:
+    """How many of the first hashes are in the index, without a gap."""
+    return next((at for at, page_hash in enumerate(hashes) if page_hash not in index), len(hashes))

@@ -1,0 +1,128 @@
+"""A client's hold on a request whose texts replicas write, and what the router knows of each of those texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from tokenwright.cluster.replica_messages import TextOrder
+from tokenwright.cluster.router import RoutedReplica
+from tokenwright.engine import Event, Forked, HiddenAdded, PromptLogprobsAdded, Sequence, Token
+from tokenwright.engine.loop import EngineLoop, Listener, RequestHandle
+
+Told = Literal["cancel", "pause", "resume"]
+
+
+@dataclass(slots=True, eq=False)
+class TextInFlight:
+    """One text of a request. order: what is still to be written of it; `order.written` grows with it.
+
+    number: the id of `sequence`, and what replicas call it. at: the replica that has it; None: it waits for one.
+    logprobs, hidden: of the prompt's tokens, that the client has. shown: the client knows that there is this text.
+    losses: replicas that died while they had it. placed: when it was given to the present one.
+    """
+
+    sequence: Sequence
+    order: TextOrder
+    shown: bool
+    at: RoutedReplica | None = None
+    written: list[int] = field(default_factory=list)
+    logprobs: int = 0
+    hidden: int = 0
+    losses: int = 0
+    placed: float = 0.0
+
+    @property
+    def number(self) -> int:
+        return self.sequence.id
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt and what is written."""
+        return [*self.order.prompt, *self.written]
+
+    def next_order(self, seconds_left: float | None) -> TextOrder:
+        """What another replica goes on with. seconds_left: until the request's deadline; None: it has none."""
+        order, params = self.order, self.order.params
+        if seconds_left is not None:
+            params = replace(params, max_seconds=seconds_left)
+        start = order.prompt_logprobs_from
+        if start is not None:
+            start = None if self.written else start + self.logprobs
+        return replace(order, params=params, written=tuple(self.written), prompt_logprobs_from=start)
+
+    def take(self, event: Event) -> Event | None:
+        """A replica's event as one of this text; None: the client has had it from another replica."""
+        match event:
+            case Token():
+                self.written.append(event.token)
+                event.sequence = self.number
+                return event
+            case PromptLogprobsAdded(logprobs=logprobs):
+                self.logprobs += len(logprobs)
+            case HiddenAdded(start=start, rows=rows):
+                rows = np.asarray(rows)[max(0, self.hidden - start) :]
+                if not len(rows):
+                    return None
+                event = replace(event, start=self.hidden, rows=rows)
+                self.hidden += len(rows)
+            case Forked():
+                raise AssertionError("a replica writes one text for an order")
+        return replace(event, sequence=self.number)
+
+
+class RoutedHandle(RequestHandle):
+    """As a RequestHandle, for a request of several engines. texts: those that have not ended, by number.
+
+    post(what, handle): asks the router's thread for it.
+    """
+
+    def __init__(
+        self,
+        loop: EngineLoop,
+        texts: list[TextInFlight],
+        listener: Listener,
+        submitted: float,
+        post: Callable[[Told, RoutedHandle], None],
+    ) -> None:
+        super().__init__(loop, texts[0].sequence, listener, submitted)
+        self.texts = {text.number: text for text in texts}
+        self.live = set(self.texts)
+        self.paused = False
+        self._post = post
+
+    def cancel(self) -> None:
+        if not self.ended:
+            self._post("cancel", self)
+
+    def pause(self) -> None:
+        self._post("pause", self)
+
+    def resume(self) -> None:
+        self._post("resume", self)
+
+    def show(self, text: TextInFlight) -> list[Event]:
+        """The event by which the client learns of a text beside the first; none where it knows it."""
+        if text.shown:
+            return []
+        text.shown = True
+        return [Forked(text.number, self.sequence.id, text.sequence)]
+
+    def end(self, number: int) -> None:
+        """A text has ended."""
+        del self.texts[number]
+        self.live.discard(number)
+        self.ended = not self.texts
+
+    def seconds_left(self, now: float) -> float | None:
+        """Until the deadline that it names; None: it names none."""
+        most = self.request.params.max_seconds
+        return None if most is None else self.submitted + most - now
+
+
+def total(events: list[Event]) -> int:
+    """How many tokens events have."""
+    return sum(type(event) is Token for event in events)

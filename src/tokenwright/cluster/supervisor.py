@@ -1,0 +1,191 @@
+"""Keeps replicas alive: starts them, hears them, and starts them again; replaces all of them when it is asked to.
+
+Each replica has a seat with a task. A replica that does not answer for HANG_S is ended as one that died, so its texts
+go on elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tokenwright.cluster.dispatcher import Dispatcher, Link, Member
+from tokenwright.cluster.replica_messages import (
+    Ping,
+    Pong,
+    Progress,
+    ReplicaOpened,
+    ReplicaShape,
+    ReplicaUnopened,
+    Report,
+)
+from tokenwright.cluster.replica_pages import ReplicaPages
+from tokenwright.errors import CheckpointError
+
+TICK_S = 0.25
+PING_S = 1.0
+HANG_S = 60.0  # a step of a large model on a slow machine takes some seconds
+AGAIN_S = 0.5  # before a replica that could not be opened is started again, and twice as long each time
+MOST_AGAIN_S = 60.0
+
+log = logging.getLogger(__name__)
+
+News = ReplicaShape | Progress | CheckpointError  # of the model, until a replica has opened it
+
+
+class StartedLink(Link, Protocol):
+    """The way to a replica that a launcher has started. name: what to call it. messages: until it ends."""
+
+    @property
+    def name(self) -> str: ...
+
+    def messages(self) -> AsyncIterator[Any]: ...
+
+    def kill(self) -> None:
+        """End the replica now."""
+
+    async def close(self) -> None:
+        """End the replica, unless it has ended, and free what it held."""
+
+
+class Launcher(Protocol):
+    """Starts replicas: processes of this machine, or whatever else answers messages. Its length: how many there are."""
+
+    def __len__(self) -> int: ...
+
+    async def start(self, number: int) -> StartedLink: ...
+
+    def close(self) -> None:
+        """Free what all of them had in common; they have ended."""
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """The place of a replica, which others take after it. asked, heard: when it was sent a Ping, and answered last.
+
+    member: it takes texts. leaving: it is replaced on purpose. opened: how many replicas were opened here.
+    """
+
+    link: StartedLink | None = None
+    member: Member | None = None
+    asked: float = 0.0
+    heard: float = 0.0
+    leaving: bool = False
+    opened: int = 0
+
+
+class Supervisor:
+    """drain_s: seconds that a replica which is replaced has to finish its texts. tell: hears how a model is opened."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        dispatcher: Dispatcher,
+        secret: bytes,
+        drain_s: float,
+        tell: Callable[[News], None],
+    ) -> None:
+        self.seats = [Seat() for _ in range(len(launcher))]
+        self._launcher = launcher
+        self._dispatcher = dispatcher
+        self._secret = secret
+        self._drain_s = drain_s
+        self._tell = tell
+        self._rolling = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Keep all replicas, until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for number, seat in enumerate(self.seats):
+                tasks.create_task(self._keep(number, seat))
+            tasks.create_task(self._tick())
+
+    async def roll(self) -> None:
+        """Replace all replicas, one after another; texts that a replica does not finish in time go on elsewhere."""
+        async with self._rolling:
+            for seat in self.seats:
+                await self._replace(seat)
+
+    async def _replace(self, seat: Seat) -> None:
+        member, opened = seat.member, seat.opened
+        if member is not None and seat.link is not None:
+            self._dispatcher.drain(member)
+            until = time.monotonic() + self._drain_s
+            while self._dispatcher.texts_of(member) and time.monotonic() < until:
+                await asyncio.sleep(0.02)
+            seat.leaving = True
+            seat.link.kill()
+        while seat.member is None or seat.opened == opened:
+            await asyncio.sleep(0.02)
+
+    async def _keep(self, number: int, seat: Seat) -> None:
+        pause = AGAIN_S
+        while True:
+            opened = seat.opened
+            link = seat.link = await self._launcher.start(number)
+            seat.asked = seat.heard = 0.0
+            seat.leaving = False
+            try:
+                async for message in link.messages():
+                    self._read(seat, message)
+            finally:
+                self._left(seat)
+                await link.close()
+            if seat.opened > opened:
+                pause = AGAIN_S
+            else:
+                await asyncio.sleep(pause)
+                pause = min(MOST_AGAIN_S, 2 * pause)
+
+    def _read(self, seat: Seat, message: object) -> None:
+        match message:
+            case Report() if seat.member is not None:
+                self._dispatcher.report(seat.member, message)
+            case Pong():
+                seat.heard = time.monotonic()
+            case ReplicaOpened(shape=shape):
+                self._tell(shape)
+                pages = ReplicaPages(shape.groups, shape.page_size, shape.seed, self._secret)
+                assert seat.link is not None, "it has said so"
+                seat.member = self._dispatcher.join(seat.link, pages, sum(group.pages for group in shape.groups))
+                seat.opened += 1
+            case Progress():
+                self._tell(message)
+            case ReplicaUnopened(reason=reason):
+                log.error("a replica could not open the model: %s", reason)
+                self._tell(CheckpointError(reason))
+                if seat.link is not None:
+                    seat.link.kill()
+
+    def _left(self, seat: Seat) -> None:
+        """Its replica has ended."""
+        member, seat.member = seat.member, None
+        if member is not None:
+            if not seat.leaving:
+                log.warning("replica %s has died; another one is started", seat.link and seat.link.name)
+            self._dispatcher.leave(member, died=not seat.leaving)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._dispatcher.expire()
+            for seat in self.seats:
+                if seat.link is not None and seat.member is not None:
+                    self._prove(seat, seat.link)
+
+    def _prove(self, seat: Seat, link: StartedLink) -> None:
+        """Ask a replica whether its engine goes on, and end it where it has not answered for too long."""
+        now = time.monotonic()
+        answered = seat.heard >= seat.asked
+        if answered and now - seat.asked >= PING_S:
+            seat.asked = now
+            link.send(Ping())
+        elif not answered and now - seat.asked >= HANG_S:
+            log.warning("replica %s has not answered for %d s and is ended", link.name, HANG_S)
+            with suppress(OSError):
+                link.kill()

@@ -1,0 +1,308 @@
+"""`tokenwright serve --replicas`: processes that are killed under load, and clients who do not notice."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tokenwright import LLM
+from tokenwright.cluster.processes import shares
+from tokenwright.errors import RequestError
+from tokenwright.serve.settings import Settings
+
+PROMPTS = ["Once upon a time there was a", "The little dog", "Lily and Tom went to the", "One day, a big bird"]
+pytestmark = pytest.mark.slow
+
+HANGS = 300.0  # seconds; only a hang takes so long
+
+
+class Served:
+    """A server of replicas in a process of its own."""
+
+    def __init__(self, *flags):
+        command = [
+            sys.executable,
+            "-m",
+            "tokenwright",
+            "serve",
+            "stories",
+            "--port",
+            "0",
+            "--kv-memory",
+            "64MB",
+            *flags,
+        ]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.said = []
+        self.url = ""
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+        self.wait(lambda: self.url)
+        self.wait(lambda: self.get("/ready").status_code == 200)
+
+    def read(self):
+        for line in self.process.stderr:
+            self.said.append(line)
+            if found := re.search(r"http://[\d.:]+", line):
+                self.url = self.url or found[0]
+
+    def wait(self, known):
+        until = time.monotonic() + HANGS
+        while not known():
+            assert time.monotonic() < until and self.process.poll() is None, self.said
+            time.sleep(0.02)
+
+    def get(self, path):
+        return httpx2.get(self.url + path, timeout=HANGS)
+
+    @property
+    def replicas(self):
+        """The processes that have the model."""
+        found = subprocess.run(  # of the server's own children
+            ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True
+        )
+        return [int(line.split()[0]) for line in found.stdout.splitlines() if "cluster.replica" in line]
+
+    def gauge(self, name):
+        return float(re.search(rf"^{name} (\S+)$", self.get("/metrics").text, re.MULTILINE)[1])
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(HANGS) == 0, self.said
+
+
+@contextmanager
+def served(replicas, *flags):
+    server = Served("--replicas", str(replicas), *flags)
+    try:
+        server.wait(lambda: len(server.replicas) == replicas)
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
+        server.reader.join()
+        server.process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def server():
+    with served(2) as found:
+        found.wait(lambda: found.gauge("tokenwright_pages") > 0)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM("stories", kv_memory="64MB") as found:
+        yield found
+
+
+def stream(server, **body):
+    """The text of a streamed completion, its log-probabilities and its timings. Raises for an error in the stream."""
+    text, logprobs, timings = "", [], None
+    body = {"model": "stories", "stream": True, "return_timings": True, **body}
+    with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANGS) as response:
+        assert response.status_code == 200, response.read()
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                assert "error" not in event, event
+                timings = event.get("timings", timings)
+                for choice in event["choices"]:
+                    text += choice["text"]
+                    logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
+    return text, logprobs, timings
+
+
+def bodies(requests):
+    """Greedy and seeded requests, with stop strings, log-probabilities and grammars."""
+    for at in range(requests):
+        body = {"prompt": PROMPTS[at % 4], "max_tokens": 120, "seed": at, "temperature": (0, 1.0)[at % 2]}
+        if at % 5 == 2:
+            body |= {"logprobs": 2, "frequency_penalty": 0.3}
+        if at % 5 == 3:
+            body |= {"stop": [" the end", " very", "xyzw"], "min_tokens": 20}
+        if at % 5 == 4:
+            body |= {"structured_outputs": {"regex": "[a-z ]{120,300}"}}
+        yield body
+
+
+def streams_with_kills(server, asked, least):
+    """Stream requests by six clients, again and again, until so many replicas were killed; (kills, moves).
+
+    Every stream must be what it is without kills.
+    """
+    expected = [stream(server, **body)[:2] for body in asked]
+    kills, moves, stopped = Counter(), Counter(), threading.Event()
+
+    def kill():
+        while kills["all"] < least and not stopped.is_set():
+            server.wait(lambda: len(server.replicas) > 1)
+            os.kill(server.replicas[kills["all"] % 2], signal.SIGKILL)
+            kills["all"] += 1
+            time.sleep(0.3)
+
+    def ask(_):
+        while kills["all"] < least or not moves["all"]:
+            for body, before in zip(asked, expected, strict=True):
+                text, logprobs, timings = stream(server, **body)
+                assert (text, logprobs) == before
+                moves["all"] += timings["moves"]
+
+    with ThreadPoolExecutor(7) as threads:
+        killer = threads.submit(kill)
+        try:
+            list(threads.map(ask, range(6)))
+        finally:
+            stopped.set()
+        killer.result()
+    return kills["all"], moves["all"]
+
+
+def test_kills_under_load_change_no_text(server):
+    kills, moves = streams_with_kills(server, list(bodies(5)), 4)
+    assert kills >= 4 and moves >= 1
+
+
+@pytest.mark.sweep
+def test_hundreds_of_kills_under_load_change_no_text():
+    with served(3) as server:
+        kills, moves = streams_with_kills(server, list(bodies(20)), 500)
+    print(f"{kills} kills, {moves} texts went on elsewhere")
+
+
+def test_a_text_is_the_one_of_an_engine_in_one_process(server, llm):
+    for prompt in PROMPTS:
+        text, _, timings = stream(server, prompt=prompt, max_tokens=80, seed=5, temperature=1.0)
+        assert text == llm.generate(prompt, max_tokens=80, seed=5, temperature=1.0)[0].text
+        assert timings["moves"] == 0
+
+
+def test_several_texts_of_a_request_and_the_best_of_them(server, llm):
+    body = {"model": "stories", "prompt": PROMPTS[0], "max_tokens": 30, "seed": 3, "temperature": 1.0}
+    answer = httpx2.post(f"{server.url}/v1/completions", json=body | {"n": 3}, timeout=HANGS).json()
+    [alone] = llm.generate(PROMPTS[0], max_tokens=30, seed=3, temperature=1.0, n=3)
+    assert [choice["text"] for choice in answer["choices"]] == [one.text for one in alone.choices]
+    answer = httpx2.post(f"{server.url}/v1/completions", json=body | {"best_of": 4}, timeout=HANGS).json()
+    [alone] = llm.generate(PROMPTS[0], max_tokens=30, seed=3, temperature=1.0, best_of=4)
+    assert [choice["text"] for choice in answer["choices"]] == [alone.text]
+
+
+def test_embeddings_and_prompt_logprobs_are_those_of_one_process(server, llm):
+    answer = httpx2.post(
+        f"{server.url}/v1/embeddings", json={"model": "stories", "input": PROMPTS}, timeout=HANGS
+    ).json()
+    for one, row in zip(answer["data"], llm.embed(PROMPTS, normalize=True), strict=True):
+        assert one["embedding"] == pytest.approx([float(number) for number in row], abs=1e-7)
+    body = {"model": "stories", "prompt": PROMPTS[0], "max_tokens": 1, "echo": True, "logprobs": 0, "temperature": 0}
+    answer = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=HANGS).json()
+    logprobs = answer["choices"][0]["logprobs"]["token_logprobs"]
+    assert logprobs[1:-1] == pytest.approx([float(one) for one in llm.score(PROMPTS[0])], abs=1e-6)
+
+
+def test_a_conversation_finds_its_pages_again(server):
+    prompt = PROMPTS[0] * 8
+    for turn in range(4):
+        text, _, timings = stream(server, prompt=prompt, max_tokens=40, temperature=0)
+        if turn:
+            assert timings["cached_tokens"] > timings["prompt_tokens"] - 60
+        prompt += text
+
+
+def test_a_prompt_that_is_too_long_is_refused(server):
+    body = {"model": "stories", "prompt": [1] * 5000, "max_tokens": 3}
+    long = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=HANGS)
+    assert long.status_code == 400 and "context" in long.text
+
+
+def test_a_client_that_leaves_frees_its_place(server):
+    body = {"model": "stories", "prompt": PROMPTS[1], "max_tokens": 400, "stream": True, "ignore_eos": True}
+    with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANGS) as response:
+        next(response.iter_lines())
+    server.wait(lambda: server.gauge("tokenwright_requests_running") == 0)
+    server.wait(lambda: server.gauge("tokenwright_kv_usage_ratio") == 0)
+
+
+def test_sighup_replaces_all_replicas_and_loses_no_request(server):
+    server.wait(lambda: len(server.replicas) == 2)
+    before = set(server.replicas)
+    asked = list(bodies(5))
+    expected = [stream(server, **body)[:2] for body in asked]
+    stopped = threading.Event()
+    with ThreadPoolExecutor(3) as clients:
+
+        def asking(_):
+            got = []
+            while not stopped.is_set():
+                got += [stream(server, **body)[:2] == text for body, text in zip(asked, expected, strict=True)]
+            return got
+
+        running = [clients.submit(asking, at) for at in range(3)]
+        server.process.send_signal(signal.SIGHUP)
+        try:
+            server.wait(lambda: len(now := set(server.replicas)) == 2 and not now & before)
+        finally:
+            stopped.set()
+        assert all(all(one.result()) for one in running)
+
+
+def test_a_text_with_which_every_replica_dies_fails_and_says_so():
+    with served(1, "--retries", "0") as server:
+        body = {"model": "stories", "prompt": PROMPTS[0], "max_tokens": 400, "stream": True, "ignore_eos": True}
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANGS) as response:
+            lines = response.iter_lines()
+            next(lines)
+            os.kill(server.replicas[0], signal.SIGKILL)
+            rest = "".join(lines)
+        assert re.search(r"1 replicas died with this text.*\d+ tokens of it were delivered", rest), rest[-500:]
+        assert stream(server, prompt=PROMPTS[0], max_tokens=5)[0], "another replica serves the next one"
+        server.stop()
+
+
+def test_a_killed_server_leaves_no_replica_behind():
+    with served(2) as server:
+        replicas = server.replicas
+        server.process.kill()
+        server.process.wait()
+    until = time.monotonic() + HANGS
+    while any(Path(f"/proc/{pid}").exists() for pid in replicas):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_model_that_cannot_be_opened_ends_the_server(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    command = [sys.executable, "-m", "tokenwright", "serve", str(tmp_path), "--port", "0", "--replicas", "2"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
+    assert ended.returncode != 0 and "config.json" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("replicas", "cores", "threads", "expected"),
+    [
+        (2, [0, 1, 2, 3], None, [({0, 1}, 2), ({2, 3}, 2)]),
+        (3, [0, 1, 2, 5], None, [({0}, 1), ({1}, 1), ({2, 5}, 2)]),
+        (2, [4, 7], 3, [({4}, 3), ({7}, 3)]),
+        (3, [0, 1], None, [(set(), 1)] * 3),
+    ],
+)
+def test_cores_are_divided(replicas, cores, threads, expected):
+    assert [(set(one.cores), one.threads) for one in shares(replicas, cores, threads)] == expected
+
+
+@pytest.mark.parametrize("more", [{"explorer": True}, {"kv_events": "tcp://*:5557"}])
+def test_what_belongs_to_one_process_is_refused_with_replicas(more):
+    with pytest.raises(RequestError, match="without replicas"):
+        Settings(replicas=2, **more)

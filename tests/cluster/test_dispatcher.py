@@ -1,0 +1,379 @@
+"""Texts over replicas that die, drain, join and hang, in any order: each client gets the whole text, and gets it once.
+
+The replicas are scripted: a token follows from all tokens before it, the seed and the number of the text.
+"""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from tokenwright.cluster.dispatcher import Dispatcher
+from tokenwright.cluster.replica_messages import Begin, Cancel, Pause, Report, Resume, TextNews
+from tokenwright.cluster.replica_pages import ReplicaPages
+from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight
+from tokenwright.cluster.text_orders import orders_of
+from tokenwright.engine import (
+    Engine,
+    Failed,
+    Finished,
+    FinishReason,
+    Forked,
+    Group,
+    PagePool,
+    PrefixIndex,
+    PromptLogprobsAdded,
+    Request,
+    SamplingParams,
+    Scheduler,
+    Token,
+)
+from tokenwright.errors import ReplicaError, RequestError
+
+SIZE, RETRIES = 2, 3
+
+
+def next_token(text, seed, choice):
+    return (sum((at + 1) * token for at, token in enumerate(text)) + 7 * (seed or 0) + 31 * choice) % 89
+
+
+def whole(request, choice):
+    """The text that a request must come to."""
+    text = list(request.prompt)
+    while len(text) < len(request.prompt) + request.params.max_tokens:
+        text.append(next_token(text, request.params.seed, choice))
+    return text[len(request.prompt) :]
+
+
+class ScriptedReplica:
+    """Writes what it was sent, a token at each step. deaf: it has died, or hangs."""
+
+    def __init__(self, dispatcher, pool_pages=50):
+        self.dispatcher = dispatcher
+        self.deaf = False
+        self.orders = {}
+        self.texts = {}
+        self.told = {}  # prompt log-probabilities that were reported
+        self.paused = set()
+        self.member = dispatcher.join(self, ReplicaPages([Group(pool_pages)], SIZE, b"", b""), pool_pages)
+
+    def send(self, message):
+        assert not self.deaf, "the dispatcher knows who is gone"
+        match message:
+            case Begin(number=number, order=order, paused=paused):
+                assert number not in self.orders
+                self.orders[number] = order
+                self.texts[number] = [*order.prompt, *order.written]
+                if paused:
+                    self.paused.add(number)
+            case Cancel(number=number):
+                self.orders.pop(number)
+            case Pause(number=number):
+                self.paused.add(number)
+            case Resume(number=number):
+                self.paused.discard(number)
+
+    def step(self, tokens=1):
+        """One step of each text, as a report."""
+        news = [self.news(number, tokens) for number in list(self.orders) if number not in self.paused]
+        self.dispatcher.report(self.member, Report([], news, 40, 5))
+
+    def news(self, number, tokens):
+        order, text, events = self.orders[number], self.texts[number], []
+        start = order.prompt_logprobs_from
+        if start is not None and self.told.get(number, start) < len(order.prompt):
+            at = self.told.get(number, start)
+            self.told[number] = at + 1
+            events.append(PromptLogprobsAdded(5, at, (float(-at),)))
+        else:
+            for _ in range(min(tokens, len(order.prompt) + order.params.max_tokens - len(text))):
+                text.append(next_token(text, order.params.seed, order.choice))
+                events.append(Token(5, text[-1], -1.0, text=f"<{text[-1]}>"))
+        ended = len(text) == len(order.prompt) + order.params.max_tokens and start is None
+        ended |= (
+            start is not None
+            and self.told.get(number, start) >= len(order.prompt)
+            and len(text) == len(order.prompt) + order.params.max_tokens
+        )
+        if ended:
+            events.append(Finished(5, FinishReason.LENGTH))
+            del self.orders[number]
+        return TextNews(number, events, ended, 0.5, 2, 0)
+
+
+class Client:
+    """A listener of one request, which checks the order of what it hears."""
+
+    def __init__(self, request):
+        self.request = request
+        self.texts = {}
+        self.choices = {}
+        self.logprobs = []
+        self.ends = {}
+        self.ended = False
+        self.error = None
+
+    def deliver(self, deliveries):
+        for delivery in deliveries:
+            assert not self.ended, "nothing follows the last delivery"
+            for event in delivery.events:
+                self.hear(event, delivery.handle)
+            self.ended = delivery.ended
+
+    def hear(self, event, handle):
+        first = handle.sequence.id
+        self.choices.setdefault(first, 0)
+        match event:
+            case Forked(sequence=number, parent=parent, branch=branch):
+                assert parent == first and number not in self.choices
+                self.choices[number] = branch.choices[0]
+            case Token(sequence=number, token=token, text=text):
+                assert number in self.choices and number not in self.ends and text == f"<{token}>"
+                self.texts.setdefault(number, []).append(token)
+            case PromptLogprobsAdded(sequence=number, start=start, logprobs=logprobs):
+                assert number == first and start == len(self.logprobs) + 1
+                self.logprobs += logprobs
+            case Finished(sequence=number, reason=reason):
+                assert number in self.choices and number not in self.ends
+                self.ends[number] = reason
+            case Failed(sequence=number, error=error):
+                assert number not in self.ends
+                self.ends[number], self.error = None, error
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class Setting:
+    """A dispatcher with scripted replicas and clients."""
+
+    def __init__(self, replicas=2):
+        self.clock = Clock()
+        self.dispatcher = Dispatcher(RETRIES, self.clock)
+        pool = PagePool([Group(50)], SIZE)
+        self.engine = Engine(None, None, Scheduler(pool, 8, 8, PrefixIndex(pool, b"", b"")), 60)
+        self.replicas = [ScriptedReplica(self.dispatcher) for _ in range(replicas)]
+        self.clients = []
+
+    def ask(self, prompt=(1, 2, 3), **params):
+        request = Request(tuple(prompt), SamplingParams(**{"seed": 1, "max_tokens": 6, **params}))
+        if request.params.prompt_logprobs is not None:
+            request = Request(request.prompt, request.params, prompt_logprobs_from=1)
+        orders, first = list(orders_of(request, [])), self.engine.accept(request)
+        rest = [first.fork(next(self.engine.scheduler.ids), [], order.choice) for order in orders[1:]]
+        texts = [TextInFlight(one, order, one is first) for one, order in zip([first, *rest], orders, strict=True)]
+        client = Client(request)
+        client.handle = RoutedHandle(None, texts, client, self.clock(), self.tell)
+        self.clients.append(client)
+        self.dispatcher.add(client.handle)
+        return client
+
+    def tell(self, what, handle):
+        getattr(self.dispatcher, what)(handle)
+
+    def kill(self, replica, died=True):
+        replica.deaf = True
+        self.replicas.remove(replica)
+        self.dispatcher.leave(replica.member, died=died)
+
+    def join(self):
+        self.replicas.append(ScriptedReplica(self.dispatcher))
+
+    def finish(self):
+        while any(replica.orders.keys() - replica.paused for replica in self.replicas):
+            for replica in self.replicas:
+                replica.step()
+
+
+class Cluster(RuleBasedStateMachine):
+    @initialize(replicas=st.integers(0, 3))
+    def build(self, replicas):
+        self.setting = Setting(replicas)
+        self.cancelled = set()
+
+    @rule(
+        prompt=st.lists(st.integers(0, 3), min_size=1, max_size=9),
+        seed=st.integers(0, 3),
+        n=st.integers(1, 3),
+        tokens=st.integers(0, 8),
+        logprobs=st.booleans(),
+    )
+    def ask(self, prompt, seed, n, tokens, logprobs):
+        self.setting.ask(prompt, seed=seed, n=n, max_tokens=tokens, prompt_logprobs=0 if logprobs else None)
+
+    @precondition(lambda self: self.setting.replicas)
+    @rule(who=st.integers(0, 9), tokens=st.integers(1, 3))
+    def step(self, who, tokens):
+        self.setting.replicas[who % len(self.setting.replicas)].step(tokens)
+
+    @precondition(lambda self: self.setting.replicas)
+    @rule(who=st.integers(0, 9), died=st.booleans())
+    def kill(self, who, died):
+        self.setting.kill(self.setting.replicas[who % len(self.setting.replicas)], died)
+
+    @precondition(lambda self: len(self.setting.replicas) < 4)
+    @rule()
+    def join(self):
+        self.setting.join()
+
+    @precondition(lambda self: self.setting.replicas)
+    @rule(who=st.integers(0, 9))
+    def drain(self, who):
+        self.setting.dispatcher.drain(self.setting.replicas[who % len(self.setting.replicas)].member)
+
+    @precondition(lambda self: self.setting.clients)
+    @rule(who=st.integers(0, 9), what=st.sampled_from(["cancel", "pause", "resume"]))
+    def tell(self, who, what):
+        client = self.setting.clients[who % len(self.setting.clients)]
+        if not client.ended:
+            getattr(client.handle, what)()
+            if what == "cancel":
+                self.cancelled.add(client)
+
+    def teardown(self):
+        if not hasattr(self, "setting"):
+            return
+        self.setting.join()
+        for client in self.setting.clients:
+            client.handle.resume()
+        self.setting.finish()
+        for client in self.setting.clients:
+            self.check(client)
+        assert self.setting.dispatcher.waiting == 0
+        for replica in self.setting.replicas:
+            assert replica.member.routed.texts == {} and replica.member.routed.work == 0
+            assert not replica.orders, "a replica writes for nobody"
+
+    def check(self, client):
+        assert client.ended, "every request ends"
+        for number, tokens in client.texts.items():
+            expected = whole(client.request, client.choices[number])
+            assert tokens == expected[: len(tokens)], "the text is that of one replica"
+            assert client.ends[number] is not FinishReason.LENGTH or tokens == expected
+        if client.error is not None:
+            assert isinstance(client.error, ReplicaError) and client.handle.moves > RETRIES
+        elif client not in self.cancelled:
+            assert sorted(client.choices.values()) == list(range(client.request.params.n))
+            assert set(client.ends.values()) == {FinishReason.LENGTH}
+            if client.request.params.prompt_logprobs is not None:
+                assert client.logprobs == [float(-at) for at in range(1, len(client.request.prompt))]
+
+
+Cluster.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestCluster = Cluster.TestCase
+
+
+def test_a_text_goes_on_at_the_same_token_and_the_move_is_counted():
+    setting = Setting()
+    client = setting.ask()
+    [first] = [replica for replica in setting.replicas if replica.orders]
+    first.step(2)
+    setting.kill(first)
+    [second] = setting.replicas
+    [order] = second.orders.values()
+    assert order.written == tuple(whole(client.request, 0)[:2])
+    setting.finish()
+    assert client.texts[client.handle.sequence.id] == whole(client.request, 0)
+    assert client.handle.moves == 1
+
+
+def test_a_text_whose_replicas_all_die_fails_and_says_what_was_delivered():
+    setting = Setting(0)
+    client = setting.ask(max_tokens=20)
+    for _ in range(RETRIES + 1):
+        setting.join()
+        assert not client.ended
+        setting.replicas[0].step(2)
+        setting.kill(setting.replicas[0])
+    assert client.ended
+    with pytest.raises(ReplicaError, match=r"4 replicas died .* 8 tokens of it were delivered"):
+        raise client.error
+
+
+def test_a_replica_that_is_replaced_on_purpose_counts_as_a_move_and_not_as_a_death():
+    setting = Setting(1)
+    client = setting.ask(max_tokens=20)
+    for _ in range(RETRIES + 3):
+        setting.join()
+        setting.replicas[0].step()
+        setting.kill(setting.replicas[0], died=False)
+    setting.finish()
+    assert client.error is None and client.handle.moves == RETRIES + 3
+
+
+def test_a_text_that_waits_for_a_replica_ends_at_its_deadline():
+    setting = Setting(1)
+    client = setting.ask(max_tokens=20, max_seconds=5.0)
+    setting.replicas[0].step()
+    setting.kill(setting.replicas[0])
+    setting.clock.now += 4
+    setting.dispatcher.expire()
+    assert not client.ended
+    setting.clock.now += 2
+    setting.dispatcher.expire()
+    assert client.ended and list(client.ends.values()) == [FinishReason.TIME]
+    assert client.texts[client.handle.sequence.id] == whole(client.request, 0)[:1]
+
+
+def test_the_next_replica_has_what_is_left_of_the_deadline():
+    setting = Setting()
+    setting.ask(max_tokens=20, max_seconds=5.0)
+    [first] = [replica for replica in setting.replicas if replica.orders]
+    setting.clock.now += 2
+    setting.kill(first)
+    [order] = setting.replicas[0].orders.values()
+    assert order.params.max_seconds == 3.0
+
+
+def test_the_news_of_a_replica_that_was_given_up_are_not_heard():
+    setting = Setting()
+    client = setting.ask()
+    [first] = [replica for replica in setting.replicas if replica.orders]
+    late = first.news(next(iter(first.orders)), 3)
+    setting.kill(first)
+    setting.dispatcher.report(setting.replicas[0].member, Report([], [late], 0, 0))  # the number is another's now
+    setting.dispatcher.report(first.member, Report([], [late], 0, 0))
+    assert client.texts == {client.handle.sequence.id: [event.token for event in late.events]}
+
+
+def test_one_text_that_fails_ends_the_others_of_its_request():
+    setting = Setting(1)
+    client = setting.ask(n=3)
+    [replica] = setting.replicas
+    number = list(replica.orders)[1]
+    del replica.orders[number]
+    setting.dispatcher.report(
+        replica.member, Report([], [TextNews(number, [Failed(5, ValueError("bad"))], True, 0, 0, 0)], 0, 0)
+    )
+    assert client.ended and str(client.error) == "bad"
+    assert not replica.orders
+
+
+def test_a_listener_that_fails_loses_its_request_alone(caplog):
+    setting = Setting(1)
+    bad, good = setting.ask(), setting.ask()
+    bad.deliver = lambda _: 1 / 0
+    setting.replicas[0].step()
+    setting.finish()
+    assert good.ended and good.error is None
+    assert "a listener failed" in caplog.text
+
+
+def test_a_beam_search_is_refused():
+    request = Request((1,), SamplingParams(beams=2), search=object(), width=2)
+    with pytest.raises(RequestError, match="beams"):
+        list(orders_of(request, []))
+
+
+def test_closing_fails_what_runs_and_what_waits():
+    setting = Setting(1)
+    runs = setting.ask()
+    setting.dispatcher.drain(setting.replicas[0].member)
+    waits = setting.ask()
+    assert setting.dispatcher.waiting == 1
+    setting.dispatcher.close(ValueError("closed"))
+    assert runs.ended and waits.ended and str(runs.error) == str(waits.error) == "closed"

@@ -1,0 +1,72 @@
+"""What the router knows of a replica's pages is the replica's index, and it expects what is being computed."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
+
+from tests.engine.test_page_pool import PoolMachine, attention_windows
+from tokenwright.cluster.replica import PageNews
+from tokenwright.cluster.replica_pages import ReplicaPages
+from tokenwright.engine import Group
+
+
+class ReportedPool(PoolMachine):
+    @initialize(
+        attention_windows=st.lists(attention_windows, min_size=1, max_size=3),
+        pages=st.lists(st.integers(2, 20), min_size=3, max_size=3),
+        page_size=st.integers(1, 5),
+        swap=st.sampled_from([0, 4, 20, 1000]),
+    )
+    def build(self, attention_windows, pages, page_size, swap):
+        super().build(attention_windows, pages, page_size, swap)
+        self.news = PageNews()
+        self.prefixes.secret = b"the router's"
+        self.pool.listen(self.news)
+        self.pages = ReplicaPages(self.groups, page_size, b"", b"the router's")
+
+    @rule()
+    def report(self):
+        """The router finds of every text as much in full pages as the replica does."""
+        self.pages.apply(self.news.take())
+        full = [pool.index.keys() - pool.tail_of.keys() for pool in self.pool.group_pools]
+        assert self.pages.reported == full
+        for text in self.texts:
+            known = self.pages.cached(self.pages.hashes(text.salt), text.tokens)
+            assert known == self.prefixes.match_prefix(text.hashes, text.tokens, tails=False)
+
+
+ReportedPool.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestReportedPool = ReportedPool.TestCase
+
+
+def pages_of_two():
+    return ReplicaPages([Group(8)], 2, b"", b"secret")
+
+
+def test_pages_that_are_being_computed_count_as_cached_until_they_are_settled():
+    pages = pages_of_two()
+    text = [1, 2, 3, 4, 5]
+    first, second = pages.hashes(b"").extend(text)
+    pages.expect([first, second])
+    pages.expect([first])
+    assert pages.cached(pages.hashes(b""), text) == 4
+    assert pages.cached(pages.hashes(b"another"), text) == 0
+    pages.apply([(0, second, True)])
+    pages.settle([first, second])
+    assert pages.cached(pages.hashes(b""), text) == 4, "another text expects the first one still"
+    pages.settle([first])
+    assert pages.cached(pages.hashes(b""), text) == 0
+    pages.apply([(0, first, True)])
+    assert pages.cached(pages.hashes(b""), text) == 4, "the second one was reported"
+
+
+def test_an_evicted_page_that_is_computed_again_is_expected():
+    pages = pages_of_two()
+    text = [1, 2, 3]
+    [first] = pages.hashes(b"").extend(text)
+    pages.apply([(0, first, True)])
+    pages.expect([first])
+    pages.apply([(0, first, False)])
+    assert pages.cached(pages.hashes(b""), text) == 2
+    pages.settle([first])
+    assert pages.cached(pages.hashes(b""), text) == 0

@@ -1,0 +1,152 @@
+"""Replicas that cannot be opened, that die, that hang and that are replaced: each seat is taken again."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+from tokenwright.cluster import supervisor as module
+from tokenwright.cluster.dispatcher import Dispatcher
+from tokenwright.cluster.replica_messages import (
+    Ping,
+    Pong,
+    Progress,
+    ReplicaOpened,
+    ReplicaShape,
+    ReplicaUnopened,
+)
+from tokenwright.cluster.supervisor import Supervisor
+from tokenwright.engine import Group
+from tokenwright.errors import CheckpointError
+
+SHAPE = ReplicaShape((Group(8),), 2, b"", 8, 8, 1, 1, "bfloat16")
+
+
+class FakeLink:
+    def __init__(self, name):
+        self.name = name
+        self.queue = asyncio.Queue()
+        self.answers = True
+        self.killed = self.closed = False
+
+    def send(self, message):
+        if isinstance(message, Ping) and self.answers:
+            self.queue.put_nowait(Pong())
+
+    async def messages(self):
+        while (message := await self.queue.get()) is not None:
+            yield message
+
+    def kill(self):
+        self.killed = True
+        self.queue.put_nowait(None)
+
+    async def close(self):
+        self.closed = True
+
+
+class FakeLauncher:
+    """opens: what each replica says first, in turn; the last one for all that follow."""
+
+    def __init__(self, replicas, *opens):
+        self.replicas = replicas
+        self.opens = list(opens)
+        self.links = []
+
+    def __len__(self):
+        return self.replicas
+
+    async def start(self, number):
+        link = FakeLink(f"{number}-{len(self.links)}")
+        self.links.append(link)
+        for message in self.opens.pop(0) if len(self.opens) > 1 else self.opens[0]:
+            link.queue.put_nowait(message)
+        return link
+
+
+@asynccontextmanager
+async def supervised(launcher, news):
+    dispatcher = Dispatcher(3, asyncio.get_running_loop().time)
+    supervisor = Supervisor(launcher, dispatcher, b"", 0.1, news.append)
+    task = asyncio.create_task(supervisor.run())
+    try:
+        yield supervisor, dispatcher
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert all(link.closed for link in launcher.links)
+
+
+async def until(known):
+    async with asyncio.timeout(60):
+        while not known():
+            await asyncio.sleep(0.002)
+
+
+def run(test):
+    asyncio.run(test())
+
+
+OPENED = [Progress(1, 2), ReplicaOpened(SHAPE)]
+
+
+def test_replicas_join_and_a_dead_one_is_replaced():
+    async def test():
+        launcher, news = FakeLauncher(2, OPENED), []
+        async with supervised(launcher, news) as (_, dispatcher):
+            await until(lambda: len(dispatcher.members) == 2)
+            assert news.count(SHAPE) == news.count(Progress(1, 2)) == 2
+            launcher.links[0].kill()
+            await until(lambda: len(launcher.links) == 3 and len(dispatcher.members) == 2)
+            assert launcher.links[0].closed and not launcher.links[1].killed
+
+    run(test)
+
+
+def test_a_model_that_cannot_be_opened_is_told_and_tried_again_later(monkeypatch):
+    monkeypatch.setattr(module, "AGAIN_S", 0.01)
+
+    async def test():
+        launcher, news = (
+            FakeLauncher(1, [ReplicaUnopened("no config.json")], [ReplicaUnopened("still none")], OPENED),
+            [],
+        )
+        async with supervised(launcher, news) as (_, dispatcher):
+            await until(lambda: dispatcher.members)
+            assert [str(one) for one in news if isinstance(one, CheckpointError)] == ["no config.json", "still none"]
+            assert len(launcher.links) == 3
+
+    run(test)
+
+
+def test_a_replica_that_does_not_answer_is_ended(monkeypatch):
+    monkeypatch.setattr(module, "TICK_S", 0.005)
+    monkeypatch.setattr(module, "PING_S", 0.01)
+    monkeypatch.setattr(module, "HANG_S", 0.1)
+
+    async def test():
+        launcher = FakeLauncher(2, OPENED)
+        async with supervised(launcher, []) as (_, dispatcher):
+            await until(lambda: len(dispatcher.members) == 2)
+            launcher.links[1].answers = False
+            await until(lambda: launcher.links[1].killed)
+            await until(lambda: len(dispatcher.members) == 2)
+            await asyncio.sleep(0.3)
+            assert not launcher.links[0].killed, "it answers"
+
+    run(test)
+
+
+def test_all_are_replaced_one_after_another():
+    async def test():
+        launcher, least = FakeLauncher(3, OPENED), []
+        async with supervised(launcher, []) as (supervisor, dispatcher):
+            await until(lambda: len(dispatcher.members) == 3)
+            rolled = asyncio.create_task(supervisor.roll())
+            while not rolled.done():
+                least.append(len(dispatcher.members))
+                await asyncio.sleep(0)
+            await rolled
+            assert len(launcher.links) == 6
+            assert all(link.closed for link in launcher.links[:3])
+            assert min(least) >= 2 and len(dispatcher.members) == 3
+
+    run(test)
