@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class Delivery(NamedTuple):
-    """What one step says of one request: its events in order, and when they came, in seconds of the loop's clock.
+    """The news of one request from one step: its events in order, and their time, in seconds of the loop's clock.
 
     `ended`: it is the request's last delivery.
     """
@@ -65,7 +65,7 @@ class Listener(Protocol):
 
 
 class Inbox:
-    """A listener for a thread that waits: for every step's news, or (`at_end`) until so many requests have ended."""
+    """A listener for a thread that waits for every step's news, or (`at_end`) for the end of a number of requests."""
 
     def __init__(self, at_end: int = 0) -> None:
         self._queue: SimpleQueue[list[Delivery]] = SimpleQueue()
@@ -139,11 +139,11 @@ class RequestHandle:
         self._loop.post(lambda engine: self._each(engine.pause))
 
     def let_write(self, tokens: int) -> None:
-        """Let each of its sequences write so many tokens more and pause then."""
+        """Let each of its sequences write a number of tokens more and pause then."""
         self._loop.post(lambda engine: self._each(lambda one: engine.let_write(one, tokens)))
 
     def let_write_up_to(self, length: int) -> None:
-        """Let each of its texts become so many tokens long, the prompt included, and pause then."""
+        """Let each of its texts grow to a number of tokens, the prompt included, and pause then."""
         self._loop.post(lambda engine: self._each(lambda one: engine.pause(one, length)))
 
     def resume(self) -> None:

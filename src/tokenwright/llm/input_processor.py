@@ -35,7 +35,7 @@ QUICK_PROMPT = 512  # characters or ids: tokenised in less time than another thr
 class RequestOptions:
     """How a request uses the cache and the weights.
 
-    cache=False: the naive loop. salt: requests share cached pages only with those of the same salt. adapter: the name
+    cache=False: the naive loop. salt: only requests of the same salt share cached pages. adapter: the name
     of the adapter to compute it with, whose pages no other request shares; None: the model as it is.
     """
 

@@ -42,8 +42,8 @@ class Served:
     """How a model is served. names: of the model, for clients; by default its own. timings: in every reply.
 
     adapters: the names of those that the model is opened with; each is served as a model of its own.
-    spans: makes OpenTelemetry's spans of the requests. alone: the process serves this model to its end and does nothing
-    else, so the server decides when garbage is collected. strict_fields: unknown fields of bodies are refused.
+    spans: makes OpenTelemetry's spans of the requests. `alone`: the process serves this model to its end and does
+    nothing else, so the server decides when garbage is collected. strict_fields: unknown fields of bodies are refused.
     stored_bytes: of JSON that responses may take that are kept for later requests.
     """
 
@@ -171,7 +171,7 @@ def add_routes(
 
 
 def refusing(metrics: Metrics) -> Callable[[Scope, Problem, str], App]:
-    """What makes the guard's answers: errors in the shape of the API whose path it is."""
+    """Makes the guard's answers: errors in the shape of the API whose path it is."""
 
     def refused(scope: Scope, problem: Problem, request_id: str) -> App:
         metrics.refused(problem)

@@ -1,4 +1,4 @@
-"""What a config.json asks for that Tokenwright does not compute: one table, from keys to the operations they stand for.
+"""Operations of a config.json that Tokenwright does not compute: one table, from keys to operations.
 
 `inspect` and `plan` say it of an architecture that no family has. An operation leaves the table when a backend has it.
 """
