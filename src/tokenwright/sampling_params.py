@@ -314,6 +314,12 @@ class SamplingParams:
         )
 
     @property
+    def names_tokens(self) -> bool:
+        """Whether a field names ids, or texts as tokens, so that a model's vocabulary must be asked."""
+        ids = self.allowed_ids is not None or self.logit_bias or self.banned_ids or self.stop_ids
+        return bool(ids or self.bad_words or self.dry_multiplier or self.grammar)
+
+    @property
     def choices(self) -> int:
         """Number of texts generated in parallel; 1 with beam search."""
         return 1 if self.beams > 1 else self.n if self.best_of is None else self.best_of

@@ -24,15 +24,15 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ListLike
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tokenwright.engine.core import Engine
+from tokenwright.engine.mailbox import Action, Call, Message, Post
 from tokenwright.engine.request import Request, Sequence
 from tokenwright.engine.step import Dropped, Event, Failed, Finished, Forked
 from tokenwright.errors import EngineError
 
 T = TypeVar("T")
-Action = Callable[[Engine[Any]], list[Event] | None]  # answers with the events that it caused, for their listeners
 EndStep = Callable[[float, float], object]
 
 EXPIRE_S = 0.25  # seconds between two looks at deadlines while all requests are paused
@@ -182,47 +182,6 @@ def _close(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
         close()
 
 
-class _Message(Protocol):
-    """What the engine thread does between two steps; or what becomes of it where that thread has ended."""
-
-    def run(self, engine: Engine[Any]) -> list[Event] | None: ...
-
-    def refuse(self, why: EngineError) -> None: ...
-
-
-class _Post:
-    """An action that nobody waits for."""
-
-    def __init__(self, action: Action) -> None:
-        self.run = action
-
-    def refuse(self, why: EngineError) -> None: ...
-
-
-class _Call(Generic[T]):
-    """A function that a client waits for."""
-
-    def __init__(self, function: Callable[[Engine[Any]], T]) -> None:
-        self._function = function
-        self._answer: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
-
-    def run(self, engine: Engine[Any]) -> None:
-        try:
-            self._answer.put((True, self._function(engine)))
-        except BaseException as error:
-            self._answer.put((False, error))
-
-    def refuse(self, why: EngineError) -> None:
-        self._answer.put((False, why))
-
-    def wait(self) -> T:
-        done, value = self._answer.get()
-        if not done:
-            raise value
-        result: T = value
-        return result
-
-
 class _Submit:
     """Requests that join the engine together."""
 
@@ -251,7 +210,7 @@ class EngineLoop:
         self.engine = engine
         self.clock = clock
         self._end_step = end_step
-        self._mailbox: SimpleQueue[_Message | None] = SimpleQueue()  # None: close
+        self._mailbox: SimpleQueue[Message | None] = SimpleQueue()  # None: close
         self._handles: dict[int, RequestHandle] = {}  # by the ids of their live sequences
         self._starting: list[RequestHandle] = []  # those for which nothing was computed yet
         self._stopped: EngineError | None = None  # why nothing is taken any more
@@ -277,15 +236,15 @@ class EngineLoop:
     def call(self, function: Callable[[Engine[Any]], T]) -> T:
         """Run `function(engine)` between two steps and return its result. Raises what it raises."""
         self.check()
-        call = _Call(function)
+        call = Call(function)
         self._send(call)
         return call.wait()
 
     def post(self, action: Action) -> None:
         """Run `action(engine)` between two steps, without waiting. Finalizers and signal handlers may call it."""
-        self._send(_Post(action))
+        self._send(Post(action))
 
-    def _send(self, message: _Message) -> None:
+    def _send(self, message: Message) -> None:
         self._mailbox.put(message)
         if self._stopped is not None:  # perhaps too late to be read: refuse it here
             self._refuse_mail(self._stopped)
