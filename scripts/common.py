@@ -4,6 +4,7 @@ Only the standard library, and only syntax that an old Python parses: `install` 
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,15 @@ def must(*command: object) -> None:
     if code:
         print(f"{Path(sys.argv[0]).name}: this failed: {' '.join(map(str, command))}", file=sys.stderr)
         sys.exit(code)
+
+
+def cmake() -> str:
+    """CMake from the system or .venv; installed into .venv if both lack it."""
+    path = shutil.which("cmake") or shutil.which("cmake", path=str(BIN))
+    if not path:
+        must(PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "cmake")
+        path = str(BIN / "cmake")
+    return path
 
 
 def differs_from_last_commit(*paths: Path, root: Path = ROOT) -> bool:

@@ -16,7 +16,9 @@ PACKAGE = ROOT / "src" / "tokenwright"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").rglob("*.md")])
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FOLDERS = (PACKAGE, ROOT, PACKAGE.parent, PACKAGE / "backends" / "native" / "cpp", ROOT / "benchmarks")
+NATIVE = PACKAGE / "backends" / "native" / "cpp"
+ROOMS = [NATIVE, *(path for path in NATIVE.rglob("*") if path.is_dir())]
+FOLDERS = (PACKAGE, ROOT, PACKAGE.parent, *ROOMS, ROOT / "benchmarks")
 MOST_WORDS = 500  # of the README
 MOST_IN_DOCS = 35_000
 

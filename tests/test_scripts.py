@@ -3,6 +3,7 @@
 import importlib.machinery
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -142,6 +143,24 @@ def test_words_are_counted_in_first_lines_and_public_docstrings(tmp_path: Path) 
     found = [(line, form.partition(":")[0]) for _, line, form in script("style").of_module(module)]
     assert [line for line, _ in found] == [1, 6, *[9] * 5]
     assert len({form for _, form in found}) == len(found)
+
+
+def test_the_docstrings_are_plain_english() -> None:
+    style = script("style")
+    assert [f"{path.name}:{line}: {wrong}" for path, line, wrong in style.places("src")] == []
+
+
+HEADERS = {"whole.h": "#pragma once\n#include <cstdint>\nint64_t one();\n", "part.h": "int64_t two();\n"}
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="no C++ compiler")
+def test_a_header_that_needs_another_does_not_compile_alone(tmp_path: Path) -> None:
+    command = ["c++", f"-I{tmp_path}", "-o", "one.o", "-c", "one.cpp"]
+    for name, text in HEADERS.items():
+        (tmp_path / name).write_text(text)
+    cpp = script("cpp")
+    assert cpp.alone(tmp_path / "whole.h", command, "") == ""
+    assert "int64_t" in cpp.alone(tmp_path / "part.h", command, "")
 
 
 def test_long_sentences_are_counted_in_prose_only(tmp_path: Path) -> None:

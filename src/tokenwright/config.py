@@ -140,7 +140,7 @@ class Heads:
 class Latent:
     """One row for all heads (MLA, arXiv 2405.04434): a latent of `rank` numbers (R), then `rope` numbers that turn.
 
-    The whole row is the key of every head, the latent alone its value: a row is stored once.
+    The whole row is the key of every head, only the latent its value: a row is stored once.
     """
 
     rank: int
@@ -174,7 +174,7 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """What one layer caches per token, and its attention window in tokens, the token itself included (None: full)."""
+    """The cache of one layer per token, and its attention window in tokens, the token itself included (None: full)."""
 
     layout: Heads | Latent
     window: int | None = None

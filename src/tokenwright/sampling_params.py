@@ -135,16 +135,16 @@ class SamplingParams:
         others. Each has two tokenisations, by itself and after a space; the same letters in other tokens remain
         possible, such as "her" in "there".
     grammar: a grammar that the whole text must match (see Grammar).
-    min_tokens: before so many tokens no end token, stop id or stop string ends the text.
+    min_tokens: before this number of tokens no end token, stop id or stop string ends the text.
     repetition_penalty: logits of ids in the text, prompt included, are divided by it if positive and multiplied if
-        not (arXiv 1909.05858); above 1 avoids repetition. repetition_window: apply to so many last tokens; 0: all.
+        not (arXiv 1909.05858); above 1 avoids repetition. repetition_window: the last tokens it reads; 0: all.
     presence_penalty, frequency_penalty: subtracted from the logits of generated ids (not the prompt's): once per id,
         and once per occurrence.
     dry_multiplier: the DRY penalty of a token that would continue a repetition: the multiplier times dry_base to
         the power of the repetition's length beyond dry_allowed_length; 0 is off. Repetitions do not extend across
-        dry_breakers, which are strings. dry_window: look only at so many last tokens; 0: all.
+        dry_breakers, which are strings. dry_window: the number of last tokens it reads; 0: all.
     temperature: 0 is greedy (the highest logit, the lowest id on ties); otherwise logits are divided by it.
-    top_n_sigma: keep logits within so many standard deviations of the highest (arXiv 2411.07641); 0 is off.
+    top_n_sigma: keep logits within this number of standard deviations of the highest (arXiv 2411.07641); 0 is off.
     top_k: keep the k highest logits (ties with the k-th stay); 0 keeps all.
     top_p: keep the smallest set of most probable ids whose mass reaches top_p (arXiv 1904.09751); 1 keeps all.
     min_p: keep ids at least min_p times as probable as the most probable one (arXiv 2407.01082); 0 keeps all.
@@ -312,6 +312,12 @@ class SamplingParams:
             or self.frequency_penalty
             or self.dry_multiplier
         )
+
+    @property
+    def names_tokens(self) -> bool:
+        """Whether a field names ids, or texts as tokens, so that a model's vocabulary must be asked."""
+        ids = self.allowed_ids is not None or self.logit_bias or self.banned_ids or self.stop_ids
+        return bool(ids or self.bad_words or self.dry_multiplier or self.grammar)
 
     @property
     def choices(self) -> int:

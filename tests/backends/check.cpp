@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels.h"
-#include "step.h"
+#include "ops/step.h"
 
 using namespace tw;
 
@@ -59,8 +59,9 @@ struct Weights {  // of a format: how many inputs a slab has, its bytes, and the
   const char* name;
   int64_t format, inputs, bytes, group;
 };
-const Weights WEIGHTS[] = {{"float32", F32, 16, 1024, 0},  {"bfloat16", BF16, 32, 1024, 0}, {"float16", F16, 32, 1024, 0},
-                           {"int8:32", INT8, 64, 1024, 32}, {"int8:64", INT8, 64, 1024, 64}, {"int4:32", INT4, 64, 512, 32},
+const Weights WEIGHTS[] = {{"float32", F32, 16, 1024, 0},   {"bfloat16", BF16, 32, 1024, 0},
+                           {"float16", F16, 32, 1024, 0},   {"int8:32", INT8, 64, 1024, 32},
+                           {"int8:64", INT8, 64, 1024, 64}, {"int4:32", INT4, 64, 512, 32},
                            {"int4:64", INT4, 64, 512, 64}};
 
 void linears(const Kernels* k) {
@@ -92,9 +93,9 @@ struct Blocks {  // a form of weights that files have
   const char* name;
   int64_t format, group, super, minima;
 };
-const Blocks BLOCKS[] = {{"int4/256+min", INT4, 32, 256, 1}, {"int5", INT5, 32, 0, 0},     {"int5+min", INT5, 32, 0, 1},
-                         {"int5/256+min", INT5, 32, 256, 1}, {"int6/256", INT6, 16, 256, 0},
-                         {"int6/256+min", INT6, 16, 256, 1}};
+const Blocks BLOCKS[] = {{"int4/256+min", INT4, 32, 256, 1}, {"int5", INT5, 32, 0, 0},
+                         {"int5+min", INT5, 32, 0, 1},       {"int5/256+min", INT5, 32, 256, 1},
+                         {"int6/256", INT6, 16, 256, 0},     {"int6/256+min", INT6, 16, 256, 1}};
 
 void linears_of_blocks(const Kernels* k) {
   auto linear =
@@ -146,7 +147,8 @@ void row_by_row(const Kernels* k) {
   tell("rotate", turned);
 
   auto summarise =
-      found<int64_t(const Kernels*, Workspace*, int64_t, int64_t, const float*, int64_t*, double*, int64_t)>("tw_summarise");
+      found<int64_t(const Kernels*, Workspace*, int64_t, int64_t, const float*, int64_t*, double*, int64_t)>(
+          "tw_summarise");
   for (int64_t n : {1, 16, 301}) {
     int64_t best;
     double log_total;
@@ -164,16 +166,17 @@ const Kept KEPT[] = {{"float32", F32, 160, 0}, {"bfloat16", BF16, 80, 0}, {"floa
                      {"int8", INT8, 40, 2},    {"int4", INT4, 20, 2},     {"fp8", FP8, 40, 0}};
 
 void attention(const Kernels* k) {
-  auto store_kv = found<void(const Kernels*, const KVLayer*, const tw::Heads*, int64_t, const ChunkRows*, int64_t, const float*,
-                         const float*)>("tw_store_kv");
-  auto attend = found<int64_t(const Kernels*, Workspace*, const KVLayer*, const tw::Heads*, int64_t, const ChunkRows*, int64_t,
-                              const Queries*, int64_t)>("tw_attend");
+  auto store_kv = found<void(const Kernels*, const KVLayer*, const tw::Heads*, int64_t, const ChunkRows*, int64_t,
+                             const float*, const float*)>("tw_store_kv");
+  auto attend = found<int64_t(const Kernels*, Workspace*, const KVLayer*, const tw::Heads*, int64_t, const ChunkRows*,
+                              int64_t, const Queries*, int64_t)>("tw_attend");
   const int64_t page_size = 16, pages = 6, size = 40, rows = 90;
   const tw::Heads heads{4, 2, size, size, 0.2, 0};
   const int32_t table[pages] = {4, 0, 5, 2, 1, 3};
   const int32_t* tables[] = {table};
   const ChunkRows chunk{0, rows, 0, nullptr, tables};
-  const Floats keys = noise(rows * 2 * size, 9, 3), values = noise(rows * 2 * size, 10, 3), q = noise(rows * 4 * size, 11, 3);
+  const Floats keys = noise(rows * 2 * size, 9, 3), values = noise(rows * 2 * size, 10, 3),
+               q = noise(rows * 4 * size, 11, 3);
   for (const Kept& form : KEPT)
     for (int64_t window : {0, 20}) {
       std::vector<uint8_t> codes[2];

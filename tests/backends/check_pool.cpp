@@ -1,7 +1,7 @@
 // Runs the thread pool alone, under the thread sanitizer: tests/backends/test_threads.py.
 //
-// Threads come late, stay away in the midst of a run and hold pieces for long. Every piece must be computed once, when the
-// phases before it have ended, and by a thread of the run. Prints what is wrong; ends with 1 if something is.
+// Threads come late, stay away in the midst of a run and hold pieces for long. Every piece must be computed once, when
+// the phases before it have ended, and by a thread of the run. Prints what is wrong; ends with 1 if something is.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "pool.h"
+#include "threads/pool.h"
 
 using namespace tw;
 
@@ -31,8 +31,8 @@ uint64_t mixed(uint64_t x) {
 struct Run {
   int64_t threads, seed;
   int64_t delay;                         // microseconds, now and then: of a piece, or between two phases
-  std::vector<std::vector<int64_t>> at;  // of each phase, for each number of it: 1 + the thread; plain memory, so that a
-                                         // race is seen
+  std::vector<std::vector<int64_t>> at;  // of each phase, for each number of it: 1 + the thread; plain memory, so that
+                                         // a race is seen
   std::vector<int64_t> piece;            // numbers that a piece of the phase has
   std::unique_ptr<std::atomic<int64_t>[]> left;
 };
@@ -49,7 +49,8 @@ void body(void* context, Team& team, int64_t thread) {
     team.share(count, run.piece[phase], [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; i++) {
         int64_t before = 0;
-        if (phase) for (int64_t other : run.at[phase - 1]) before += other > 0;
+        if (phase)
+          for (int64_t other : run.at[phase - 1]) before += other > 0;
         expect(!phase || before == (int64_t)run.at[phase - 1].size(), "a piece came before the last phase had ended");
         expect(run.at[phase][i] == 0, "a piece was computed twice");
         run.at[phase][i] = 1 + thread;

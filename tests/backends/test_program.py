@@ -245,7 +245,7 @@ def score_rounding(
 ) -> float:
     """By how much a score of a query can differ in the native kernels, where K is quantised to codes with scales.
 
-    They round the query to 16-bit codes with a scale for each 32 numbers (`encode_group` of queries.inl.h), the ops in
+    They round the query to 16-bit codes with a scale for each 32 numbers (`encode_group` of queries.h), the ops in
     torch do not. A number is off by half a unit at most, and 0.004 of one for the fp32 arithmetic of its code; a score
     by the sum of these times the key's magnitudes.
     """

@@ -127,7 +127,11 @@ def test_callers_take_turns() -> None:
 def test_the_pool_under_the_thread_sanitizer(tmp_path: Path) -> None:
     """Every piece once and in its phase, with threads that come late, stay away or hold a piece for long."""
     assert COMPILER is not None
-    sources = [Path(__file__).with_name("check_pool.cpp"), NATIVE / "pool.cpp", NATIVE / "processors.cpp"]
+    sources = [
+        Path(__file__).with_name("check_pool.cpp"),
+        NATIVE / "threads/pool.cpp",
+        NATIVE / "threads/processors.cpp",
+    ]
     command = [
         COMPILER,
         "-std=gnu++17",

@@ -20,7 +20,7 @@ from tokenwright.models.latent import LatentAttention
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """What an adapter adds to the weight [out, in] of a linear layer: scale B A. In fp32."""
+    """An adapter's update of the weight [out, in] of a linear layer: scale B A, in fp32."""
 
     down: torch.Tensor  # A [rank, in]
     up: torch.Tensor  # B [out, rank]
@@ -64,7 +64,7 @@ def beside_bytes(graph: Graph, updates: Updates) -> int:
 
 
 def not_beside(graph: Graph, updates: Updates) -> list[str]:
-    """The linear layers of an adapter that only a merge can update: those of experts and the head, sorted."""
+    """The linear layers of an adapter that only a merge can update: the experts' layers and the head, sorted."""
     kinds = Attention | LatentAttention | MLP | Parallel
     able = [matrix for op in graph.blocks if isinstance(op, kinds) for matrix in op.matrices]
     return sorted(updates.keys() - {part for matrix in able for part, _ in matrix.parts})

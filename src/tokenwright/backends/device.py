@@ -64,12 +64,12 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def compute_with(threads: int) -> None:
-    """Compute with so many threads, in this thread and in threads that start later."""
+    """Set the number of compute threads, of this thread and of threads that start later."""
     torch.set_num_threads(threads)
 
 
 def compute_beside_kernels(threads: int) -> None:
-    """Here native kernels use so many threads, and torch one; in threads that start later torch uses `threads`.
+    """Native kernels use `threads` threads here, and torch one; in threads that start later torch uses `threads`.
 
     After an operation, torch's threads wait for the next one at full speed, for milliseconds in which they hold the
     cores that the kernels of the next step need: with two cores and 151,936 ids a sampled step took half as long again.
@@ -87,6 +87,6 @@ def leave_a_core() -> None:
     """Compute with one thread fewer, in this thread and in threads that start later, to leave a core to others.
 
     Threads that share a product wait for each other: if one waits for the core that a browser uses, all wait. Native
-    kernels beside an event loop alone lose less by that than by a thread fewer.
+    kernels beside a mere event loop lose less by that than by a thread fewer.
     """
     torch.set_num_threads(max(1, torch.get_num_threads() - 1))

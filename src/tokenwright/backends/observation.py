@@ -1,4 +1,4 @@
-"""What a step tells of itself to those who watch one: times, counts, and what one head reads at the rows they name."""
+"""Facts of one observed step: times, counts, and the attention of one head at each watched row."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def device_clock(device: torch.device) -> Clock:
 
 @dataclass(slots=True)
 class Watched:
-    """A row of a batch that somebody looks at, and one head of one layer; a backend fills in the rest.
+    """A watched row of a batch, with one head of one layer; a backend fills in the other fields.
 
     weights: what the head reads there, fp32 [position + 1], 0 at masked positions; None if it could not be computed.
     highest, entropy: of the row's logits, if it has any: the ids of the `CANDIDATES` highest, and -sum p log2 p, bits.
@@ -48,7 +48,7 @@ class Watched:
 
 @dataclass(slots=True)
 class Observed:
-    """The facts of one forward pass. Counts are those of the operations that ran.
+    """The facts of one forward pass. Counts are of the operations that ran.
 
     ends: when the embedding, each layer's attention and MLP, and the pass had ended, in ns of the monotonic clock.
     looking_s: seconds after that which the watched rows took.

@@ -170,7 +170,7 @@ class Packed:
         return below + int((~self._halves_of(records).isfinite()).sum())
 
     def stored_rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `put_codes` takes for the whole matrix, which has no minima and no super-blocks."""
+        """Codes and scales of the whole matrix, as `put_codes` takes them; without minima and super-blocks."""
         assert self.inner % self.group == 0 and not (self.super or self.minima), "the groups are whole and plain"
         units = self._units().permute(0, 3, 1, 2, 4).flatten(0, 1)
         codes = self._numbers(units)[: self.out]

@@ -65,7 +65,7 @@ class LaneStep:
 
 @dataclass(slots=True)
 class Sums:
-    """The steps so far; times and work are those of the compared steps."""
+    """The steps so far; times and work are of the compared steps."""
 
     cached: LaneStep = LaneStep(0, 0, 0)
     uncached: LaneStep = LaneStep(0, 0, 0)
@@ -109,7 +109,7 @@ class Sums:
 class Race:
     """One race. Iterate over it for its steps; `close` it, or use it in a `with`.
 
-    every: the uncached lane computes every so many-th step, beginning with the first. budget_s: seconds after which no
+    every: the uncached lane computes one step in `every`, beginning with the first. budget_s: seconds after which no
     further step begins; None: no limit. `reason` says afterwards why it ended: "budget", "closed", or the finish reason
     of the text. Raises what `LLM.run` raises, and RequestError for `every` or `budget_s` out of range.
     """

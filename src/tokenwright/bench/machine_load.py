@@ -56,7 +56,7 @@ def read_times(stat: Path = Path("/proc/stat")) -> ProcessorTimes | None:
 
 
 def load_between(before: ProcessorTimes | None, after: ProcessorTimes | None) -> str:
-    """Who else used our processors between two times, in words; '' if hardly anyone did or if nobody knows."""
+    """Other users of our processors between two times, in words; '' if their share is small or unknown."""
     if before is None or after is None or after.total - before.total < SHORTEST:
         return ""
     passed = after.total - before.total
@@ -80,7 +80,7 @@ def verdict(*reasons: str) -> str:
 
 
 def told(*reasons: str) -> str:
-    """What to say of figures that were measured while the machine was busy; '' if there is no reason to."""
+    """A warning about figures that were measured while the machine was busy; '' if it was not."""
     kinds = {re.sub(r"[\d.]+", "", reason): reason for reason in reversed(reasons) if reason}
     if not kinds:
         return ""

@@ -148,7 +148,7 @@ class Checkpoint:
 
     @cached_property
     def updates(self) -> Mapping[str, tuple[Update, ...]]:
-        """What the merged adapters add to each of our linear layers, in their order."""
+        """The updates of each of our linear layers by the merged adapters, in their order."""
         names = {name for one in self.adapters for name in one.updates}
         return {name: tuple(one.updates[name] for one in self.adapters if name in one.updates) for name in names}
 
@@ -166,7 +166,7 @@ class Checkpoint:
         return max(sizes, key=lambda one: sizes[one])
 
     def held(self, form: WeightFormat, dtype: DType) -> list[Held]:
-        """What becomes of each type of a GGUF file, or of a folder with quantised matrices; else empty."""
+        """The form in memory of each type of a GGUF file, or of a folder with quantised matrices; else empty."""
         if self.path.is_dir() and not any(isinstance(one, Compound) for one in self.stored.values()):
             return []
         return held(self.graph, self.sources, self.stored, form.resolved(dtype), self.kept(form))

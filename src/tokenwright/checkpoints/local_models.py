@@ -74,7 +74,7 @@ def _of_hub(name: str, one: CachedRevisionInfo) -> Iterator[Present]:
 
 
 def described(name: str, source: str, folder: Path, nbytes: int | None = None, revision: str | None = None) -> Present:
-    """What is at a place: a model that runs, or why it does not."""
+    """The model at a place: one that runs, or the reason why it does not."""
     size = size_of(folder) if nbytes is None else nbytes
     try:
         return Present(name, source, str(folder), size, True, checked(folder), revision)

@@ -1,4 +1,4 @@
-"""What a checkpoint's tensors become in memory: codes and scales that are copied, or numbers that are converted."""
+"""The form of a checkpoint's tensors in memory: codes and scales that are copied, or numbers that are converted."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ def held(
     form: WeightFormat,
     kept: Mapping[str, WeightFormat],
 ) -> list[Held]:
-    """What becomes of each type, most bytes first; `form`: resolved, `kept`: as `as_stored` returns them."""
+    """The form in memory of each type, most bytes first; `form`: resolved, `kept`: as `as_stored` returns them."""
     found: dict[tuple[str, str, bool], list[int]] = {}
     for name in {sources[ours].name: ours for ours in reversed(graph.shapes)}.values():  # each stored tensor once
         one, base = stored[sources[name].name], name.rsplit(".", 1)[0]

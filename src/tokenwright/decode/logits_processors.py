@@ -75,7 +75,7 @@ def masked(logits: torch.Tensor, words: Any) -> torch.Tensor:
 
 
 def repetition(logits: torch.Tensor, text: ListLike[int], penalty: float) -> torch.Tensor:
-    """logits [V], those of ids in `text` divided by the penalty if positive and multiplied if not (arXiv 1909.05858).
+    """logits [V]; of ids in `text` they are divided by the penalty if positive, else multiplied (arXiv 1909.05858).
 
     An id is penalised once, however often it occurs.
     """
@@ -261,7 +261,7 @@ def _zipf_rank(logits: torch.Tensor, bound: float) -> int:
 def without_top(chances: torch.Tensor, threshold: float) -> torch.Tensor:
     """chances [V], fp64, without all but the least probable of those that are at least `threshold`; they sum to 1.
 
-    Of equals the highest id stays. XTC, "Exclude Top Choices", by P. E. Weidmann (text-generation-webui, pull
+    The highest id of equals stays. XTC, "Exclude Top Choices", by P. E. Weidmann (text-generation-webui, pull
     request 6335).
     """
     top = ((chances >= threshold) & (chances > 0)).nonzero()[:, 0]

@@ -47,7 +47,7 @@ class Batch:
     adapters: list[tuple[int, range]] = field(default_factory=list)
 
     def each_chunk(self) -> Iterator[tuple[int, int, int, int]]:
-        """Of each chunk its first row, its rows, its first position and its limit."""
+        """Four numbers of each chunk: its first row, its rows, its first position and its limit."""
         numbers = iter(self.chunks)
         return zip(numbers, numbers, numbers, numbers, strict=True)
 

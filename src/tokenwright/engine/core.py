@@ -146,7 +146,7 @@ class Engine(Generic[T]):
         self.scheduler.pause(sequence, at)
 
     def let_write(self, sequence: int, tokens: int) -> None:
-        """Let a request write so many tokens more and pause it then. One that has ended is left as it is."""
+        """Let a request write `count` tokens more and pause it then. One that has ended is left as it is."""
         if (found := self.scheduler.sequences.get(sequence)) is not None:
             self.scheduler.pause(sequence, len(found.tokens) + tokens)
 

@@ -41,7 +41,7 @@ class SequenceGroup:
         return self.pause_at is not None and len(self.sequences[0].tokens) >= self.pause_at
 
     def plan(self, budget: int, attach: Callable[[Sequence], None]) -> Iterable[tuple[Sequence, int]]:
-        """Of a group of several: the sequences to compute in a step, each with its number of tokens, `budget` in all.
+        """The sequences of a group to compute in a step, each with its number of tokens, `budget` in all.
 
         All take their last token together, once what is pending fits the budget > 0; before, they catch up to it.
         `attach` puts a sequence that has no pages on those that are cached of its text.

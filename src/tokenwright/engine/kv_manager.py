@@ -27,7 +27,7 @@ class KVManager:
         return self.prefixes.match_prefix(sequence.prefix_hashes, sequence.tokens, sequence.skippable)
 
     def attach(self, sequence: Sequence, cached: int) -> None:
-        """Put a sequence that has no pages on those of its first `cached` tokens."""
+        """Give a sequence without pages the cached pages of its first `cached` tokens."""
         self.prefixes.attach_prefix(sequence.tables, sequence.prefix_hashes, sequence.tokens, cached)
         sequence.computed = cached
         sequence.counts.reused += cached

@@ -24,15 +24,15 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ListLike
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tokenwright.engine.core import Engine
+from tokenwright.engine.mailbox import Action, Call, Message, Post
 from tokenwright.engine.request import Request, Sequence
 from tokenwright.engine.step import Dropped, Event, Failed, Finished, Forked
 from tokenwright.errors import EngineError
 
 T = TypeVar("T")
-Action = Callable[[Engine[Any]], list[Event] | None]  # answers with the events that it caused, for their listeners
 EndStep = Callable[[float, float], object]
 
 EXPIRE_S = 0.25  # seconds between two looks at deadlines while all requests are paused
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class Delivery(NamedTuple):
-    """What one step says of one request: its events in order, and when they came, in seconds of the loop's clock.
+    """The news of one request from one step: its events in order, and their time, in seconds of the loop's clock.
 
     `ended`: it is the request's last delivery.
     """
@@ -65,7 +65,7 @@ class Listener(Protocol):
 
 
 class Inbox:
-    """A listener for a thread that waits: for every step's news, or (`at_end`) until so many requests have ended."""
+    """A listener for a thread that waits for every step's news, or (`at_end`) for the end of a number of requests."""
 
     def __init__(self, at_end: int = 0) -> None:
         self._queue: SimpleQueue[list[Delivery]] = SimpleQueue()
@@ -142,11 +142,11 @@ class RequestHandle:
         self._loop.post(lambda engine: self._each(engine.pause))
 
     def let_write(self, tokens: int) -> None:
-        """Let each of its sequences write so many tokens more and pause then."""
+        """Let each of its sequences write a number of tokens more and pause then."""
         self._loop.post(lambda engine: self._each(lambda one: engine.let_write(one, tokens)))
 
     def let_write_up_to(self, length: int) -> None:
-        """Let each of its texts become so many tokens long, the prompt included, and pause then."""
+        """Let each of its texts grow to a number of tokens, the prompt included, and pause then."""
         self._loop.post(lambda engine: self._each(lambda one: engine.pause(one, length)))
 
     def resume(self) -> None:
@@ -185,47 +185,6 @@ def _close(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
         close()
 
 
-class _Message(Protocol):
-    """What the engine thread does between two steps; or what becomes of it where that thread has ended."""
-
-    def run(self, engine: Engine[Any]) -> list[Event] | None: ...
-
-    def refuse(self, why: EngineError) -> None: ...
-
-
-class _Post:
-    """An action that nobody waits for."""
-
-    def __init__(self, action: Action) -> None:
-        self.run = action
-
-    def refuse(self, why: EngineError) -> None: ...
-
-
-class _Call(Generic[T]):
-    """A function that a client waits for."""
-
-    def __init__(self, function: Callable[[Engine[Any]], T]) -> None:
-        self._function = function
-        self._answer: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
-
-    def run(self, engine: Engine[Any]) -> None:
-        try:
-            self._answer.put((True, self._function(engine)))
-        except BaseException as error:
-            self._answer.put((False, error))
-
-    def refuse(self, why: EngineError) -> None:
-        self._answer.put((False, why))
-
-    def wait(self) -> T:
-        done, value = self._answer.get()
-        if not done:
-            raise value
-        result: T = value
-        return result
-
-
 class _Submit:
     """Requests that join the engine together."""
 
@@ -254,7 +213,7 @@ class EngineLoop:
         self.engine = engine
         self.clock = clock
         self._end_step = end_step
-        self._mailbox: SimpleQueue[_Message | None] = SimpleQueue()  # None: close
+        self._mailbox: SimpleQueue[Message | None] = SimpleQueue()  # None: close
         self._handles: dict[int, RequestHandle] = {}  # by the ids of their live sequences
         self._starting: list[RequestHandle] = []  # those for which nothing was computed yet
         self._stopped: EngineError | None = None  # why nothing is taken any more
@@ -280,15 +239,15 @@ class EngineLoop:
     def call(self, function: Callable[[Engine[Any]], T]) -> T:
         """Run `function(engine)` between two steps and return its result. Raises what it raises."""
         self.check()
-        call = _Call(function)
+        call = Call(function)
         self._send(call)
         return call.wait()
 
     def post(self, action: Action) -> None:
         """Run `action(engine)` between two steps, without waiting. Finalizers and signal handlers may call it."""
-        self._send(_Post(action))
+        self._send(Post(action))
 
-    def _send(self, message: _Message) -> None:
+    def _send(self, message: Message) -> None:
         self._mailbox.put(message)
         if self._stopped is not None:  # perhaps too late to be read: refuse it here
             self._refuse_mail(self._stopped)

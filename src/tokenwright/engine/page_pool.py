@@ -22,7 +22,7 @@ from tokenwright.engine.window import AttentionWindow, Group
 
 
 class Memory(Protocol):
-    """The KV memory behind the pages. What `read` returns is opaque to the engine, which only stores and returns it."""
+    """The KV memory behind the pages. The engine stores the result of `read` and does not look inside."""
 
     def copy(self, group: int, source: int, target: int) -> None:
         """Copy the page `source` to the page `target`."""
@@ -51,7 +51,7 @@ class GroupPool:
     free: a stack, so that the page freed last is allocated first, while it is in the processor's cache.
     cached: the page released longest ago first, which is evicted first.
     hashes: of pages with cached contents, in use or not; index: the inverse. A page keeps its hash until it is evicted:
-    whoever writes to it has it evicted, or writes to a copy.
+    a sequence that writes to it has it evicted, or writes to a copy.
     tails: for each hash, the lengths of the partly filled pages that follow it, counted; tail_of: the hash that a
     tail's own hash follows, and the tail's length.
     evicted: called with the hash of each full page that leaves the index; None: nobody listens.
@@ -321,7 +321,7 @@ class PagePool:
     def fork(self, tables: PageTables, tokens: int | None = None) -> PageTables:
         """Tables with the same pages, or those that a row behind the first `tokens` reads, all of which they have.
 
-        Whoever writes to one first gets a copy of it.
+        The first sequence that writes to one gets a copy of it.
         """
         if tokens is None:
             forks = [table.copy() for table in tables]

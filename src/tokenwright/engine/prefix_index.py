@@ -209,7 +209,7 @@ class PrefixIndex:
     def insert_pages(
         self, hashes: PrefixHashes, tokens: Sequence[int], pages: Sequence[Sequence[int]], contents: Sequence[Any]
     ) -> None:
-        """Write contents from outside into cached pages: those of `missing_pages`.
+        """Write contents from outside into cached pages, as `missing_pages` lists them.
 
         It evicts no page that a row behind the text reads.
         """

@@ -1,4 +1,4 @@
-"""What a client asks for (Request), and its state in the engine (Sequence).
+"""A client's request (Request), and its state in the engine (Sequence).
 
 A sequence is its `tokens` and a count `computed` of how many of them have their K and V in the cache. Everything
 else the engine does follows from letting `computed` catch up with `tokens`.
@@ -92,7 +92,7 @@ class NoStopChecker:
 
 @dataclass(frozen=True, slots=True)
 class TokenConstraints:
-    """The texts of SamplingParams as tokens of one vocabulary, since the sampler knows ids alone.
+    """The texts of SamplingParams as tokens of one vocabulary, since the sampler knows only ids.
 
     end_ids: what min_tokens bans. bad: the tokens of each bad word. breakers: ids whose text contains a DRY breaker.
     """
@@ -162,7 +162,7 @@ class State(StrEnum):
 
 @dataclass(slots=True)
 class SequenceCounts:
-    """What was done for a sequence so far.
+    """Counts of the work done for a sequence so far.
 
     forwarded: tokens sent through the layers, recomputation included. reused: tokens not sent through them, because
     their K and V were found. prefix_hit: of these, tokens of the prompt that were cached when it was first admitted.
@@ -184,7 +184,7 @@ class SequenceCounts:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A text in the engine. Owned and changed by the scheduler alone.
+    """A text in the engine. Only the scheduler owns and changes it.
 
     tokens   [ prompt ............... | written ...... ]
     computed [ K, V in the pages .........]              <- falls back to 0 on preemption,
@@ -289,7 +289,7 @@ class Sequence:
         )
 
     def exhausted(self) -> FinishReason | None:
-        """Why the sequence ends by its length alone; None: it may have more tokens."""
+        """The reason to end the sequence by its length; None: it may have more tokens."""
         if len(self.tokens) < self.limit:
             return None
         written = len(self.tokens) - self.request.prompt_length

@@ -99,11 +99,11 @@ class Scheduler:
         return pages_of(self.pool, sequence, sequence.request.width, sequence.max_computed, self.token_budget)
 
     def fits(self, sequence: Sequence) -> bool:
-        """Whether the whole pool holds its request, if it is alone."""
+        """Whether the whole pool holds its request, without any other."""
         return self.pool.fits([self.max_pages(sequence)])
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence, which must fit the pool when alone."""
+        """Queue a sequence, which must fit the empty pool."""
         assert self.fits(sequence), "the engine refuses what can never fit"
         self.sequences[sequence.id] = sequence
         self.waiting.append(sequence.group)
@@ -122,7 +122,7 @@ class Scheduler:
             self._run(child.group)
 
     def pause(self, identity: int, at: int | None) -> None:
-        """Pause a sequence, with its group, once it has `at` tokens; None resumes it. Ended ones are left alone."""
+        """Pause a sequence, with its group, once it has `at` tokens; None resumes it. Ended ones are not touched."""
         if identity in self.sequences:
             self.sequences[identity].group.pause_at = at
 
@@ -137,7 +137,7 @@ class Scheduler:
                 self.kv.drop(sequence)
 
     def abort(self, identity: int) -> list[Event]:
-        """End a sequence in any state, with its group. Unknown or ended ones are left alone."""
+        """End a sequence in any state, with its group. Unknown or ended ones are not touched."""
         events: list[Event] = []
         if identity in self.sequences:
             self._end_group(self.sequences[identity].group, FinishReason.ABORTED, events)

@@ -1,4 +1,4 @@
-"""What the scheduler, the runner and the sampler exchange: plain data, none of which outlives its step.
+"""Data that the scheduler, the runner and the sampler exchange: plain values, none of which outlives its step.
 
 A step names chunks; the runner answers with an Output; the sampler turns it into results; the scheduler commits
 them and answers with events. Classes with an instance for every token of every stream are not frozen, though nobody
@@ -115,11 +115,11 @@ class Step:
 
 @dataclass(slots=True)
 class Output(Generic[T]):
-    """What the runner computed. `rows[i]` are the rows of `logits` [rows, vocabulary] that belong to chunk i.
+    """The results of the runner. `rows[i]` are the rows of `logits` [rows, vocabulary] that belong to chunk i.
 
     hidden: the hidden states [rows, width] after the final norm, for the chunks that need them, whose `rows[i]` are
     rows of it; None if no chunk needs them.
-    Of each row of logits, if the kernels computed them: `best`, the index of the largest logit, the lowest of equals;
+    For each row of logits, if the kernels computed them: `best`, the index of the largest logit, the lowest of equals;
     `log_totals`, log(sum(exp)), NaN where a logit is not finite.
     """
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AttentionWindow:
-    """What a row at position i reads: itself, and every earlier position in [start, stop) that the window allows.
+    """The positions that row i reads: itself, and every earlier position in [start, stop) that the window allows.
 
     size: tokens that a row reads, itself included; None for all. sinks: the first tokens, which every row reads
     (StreamingLLM, arXiv 2309.17453). [start, stop) is the part of a text whose K and V this is; a text may be kept in

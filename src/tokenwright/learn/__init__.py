@@ -22,6 +22,6 @@ CHALLENGES: Mapping[str, Challenge] = {one.id: one for module in _MODULES for on
 
 
 def lesson(llm: LLM) -> Lesson:
-    """What the lesson's cards need to know of a model."""
+    """The facts of a model for the lesson's cards."""
     ordered = sorted(CHALLENGES.values(), key=lambda one: one.number)
     return Lesson(tuple(one.describe(llm) for one in ordered), facts(llm))

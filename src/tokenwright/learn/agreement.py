@@ -35,7 +35,7 @@ def planted(llm: LLM) -> dict[str, str]:
 
 @dataclass
 class ComputedLane:
-    """What one way of computing a text has left: logits [rows, V], and K and V of the first layer by position."""
+    """The results of one way of computing a text: logits [rows, V], and K and V of the first layer by position."""
 
     logits: list[torch.Tensor] = field(default_factory=list)
     keys: dict[int, torch.Tensor] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a challenge is: its words, the fields of its answer, its target for a model, and the function that checks it.
+"""A challenge: its words, the fields of its answer, its target for a model, and the function that checks it.
 
 A check gets the engine's answer to the learner's own, with the figures that it used; the page computes nothing. An
 answer that could never be right (a field missing, a number out of range) is a RequestError, which names the field.
@@ -52,7 +52,7 @@ class Challenge:
     check: Callable[[CheckWork, ChallengeAnswer], Checked]
 
     def describe(self, llm: LLM) -> ChallengeCard:
-        """What the page shows of it."""
+        """The challenge as the page shows it."""
         words = (self.id, self.number, self.card, self.title, self.task)
         return ChallengeCard(*words, self.target(llm), self.fields)
 

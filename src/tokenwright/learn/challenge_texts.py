@@ -22,7 +22,7 @@ def asked(llm: LLM, question: str) -> list[int]:
 
 
 def repeated(ids: Sequence[int], tokens: int) -> list[int]:
-    """So many ids of a text that is repeated."""
+    """The first `count` ids of a text that is repeated."""
     return (list(ids) * (-(-tokens // len(ids))))[:tokens]
 
 

@@ -36,7 +36,7 @@ def _times(figures: Figures, name: str, label: str, written: Completion) -> None
 
 
 def bound(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    """The same question twice: left alone, and with the learner's format and limit."""
+    """The same question twice: without any help, and with the learner's format and limit."""
     figures, form = Figures(), answer.text("format")
     with work.engine(work.context) as llm:
         free = _fastest(work, llm, asked(llm, QUESTION), FREE, "free")
@@ -100,7 +100,7 @@ def _share_targets(llm: LLM) -> tuple[int, int]:
 
 
 def share(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    """Four prompts about one document, in the learner's order; and each of them alone."""
+    """Four prompts about one document, in the learner's order; and each of them by itself."""
     figures, params = Figures(), SamplingParams(temperature=0.0, max_tokens=WRITTEN, ignore_eos=True)
     document, target = _share_targets(work.llm)
     ids, first = repeated(work.ids(STORY), document), answer.text("order") == "document first"

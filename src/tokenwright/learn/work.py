@@ -30,7 +30,7 @@ class Stopped(RequestError):
 
 
 class CheckWork:
-    """What one check may use. llm: the model; seconds: after which it is stopped."""
+    """The means of one check. llm: the model; seconds: after which it is stopped."""
 
     def __init__(self, llm: LLM, seconds: float = LIMIT_S) -> None:
         self.llm = llm
@@ -79,7 +79,7 @@ class CheckWork:
             return stream.completion
 
     def beams(self, llm: LLM, prompt: Prompt, params: SamplingParams) -> Completion:
-        """The best text of a beam search, which has an end even where nobody waits for it."""
+        """The best text of a beam search, which ends even if the client has gone."""
         self.check()
         limit = max(0.0, self._until - time.monotonic())
         [best] = llm.generate(prompt, params, max_seconds=limit)
@@ -104,7 +104,7 @@ class CheckWork:
         return ids
 
     def greedy(self, ids: Sequence[int], tokens: int) -> list[int]:
-        """The ids of a greedy text after these, of so many tokens, end tokens like any other."""
+        """The ids of a greedy text after these, `count` tokens long, end tokens like any other."""
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         with self.engine(len(ids) + tokens) as llm:
             return list(self.text(llm, list(ids), params).token_ids)

@@ -56,7 +56,7 @@ class Occupancy:
 
 @dataclass(frozen=True)
 class Recording:
-    """What watches an engine that was opened with trace=True."""
+    """The recorder of an engine that was opened with trace=True."""
 
     recorder: Recorder
     replay: AttentionReplay
@@ -315,7 +315,7 @@ class LLMEngine:
 
 
 def specs_of(options: EngineConfig, graph: Graph, dtype: DType) -> tuple[LayerSpec, ...]:
-    """What each layer of a model keeps in the cache. Raises RequestError for what the model does not support."""
+    """The cache of each layer of a model. Raises RequestError for what the model does not support."""
     return layer_specs(graph, dtype, options.kv, options.window, options.sinks)
 
 

@@ -91,7 +91,7 @@ class EngineView:
 
     @property
     def specs(self) -> tuple[LayerSpec, ...]:
-        """What each layer keeps in the cache."""
+        """The cache of each layer."""
         return self.llm_engine.specs
 
     @property
@@ -135,7 +135,7 @@ class EngineView:
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """The tokens that end a text: those of the generation config, the tokenizer and the chat template."""
+        """The tokens that end a text, from the generation config, the tokenizer and the chat template."""
         return self.llm_engine.inputs.eos_ids
 
     @property

@@ -35,8 +35,8 @@ QUICK_PROMPT = 512  # characters or ids: tokenised in less time than another thr
 class RequestOptions:
     """How a request uses the cache and the weights.
 
-    cache=False: the naive loop. salt: requests share cached pages only with those of the same salt. adapter: the name
-    of the adapter to compute it with, whose pages no other request shares; None: the model as it is. prediction: what
+    cache=False: the naive loop. salt: only requests of the same salt share cached pages. adapter: the name of the
+    adapter to compute it with, whose pages no other request shares; None: the model as it is. prediction: what
     the text may come to, for drafts.
     """
 
@@ -54,6 +54,9 @@ class InputProcessor:
 
     def __init__(self, loaded: LoadedModel, context: int) -> None:
         self._loaded = loaded
+        self._facts = loaded.facts
+        self._suggested = loaded.generation.sampling
+        self._angles_vary = angle_length(loaded.config.positions, context) is not None  # with a text's length limit
         self._context = context
 
     @cached_property
@@ -67,8 +70,7 @@ class InputProcessor:
         beams = given.get("beams", 1) != 1
         if beams and given.get("temperature", 0.0) != 0.0:  # its default, 1, would pass
             raise RequestError("beam search draws nothing; leave temperature out, or beams", "temperature", "beams")
-        suggested = self._loaded.generation.sampling
-        kept = {name: value for name, value in suggested.items() if not (beams and name in DRAWING)}
+        kept = {name: value for name, value in self._suggested.items() if not (beams and name in DRAWING)}
         if "min_tokens" in kept:  # the caller's max_tokens limits the default
             most = given.get("max_tokens", SamplingParams().max_tokens)
             kept["min_tokens"] = min(kept["min_tokens"], max(0, most)) if isinstance(most, int) else 0
@@ -100,8 +102,8 @@ class InputProcessor:
             raise RequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
         if isinstance(prompt, str):
             self.check_length(prompt)
-        ids: list[Any] = self._loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(map(_plain, prompt))
-        size = self._loaded.config.vocab_size
+        ids: list[Any] = self._facts.tokenizer.encode(prompt) if isinstance(prompt, str) else list(map(_plain, prompt))
+        size = self._facts.config.vocab_size
         for token in ids:
             if isinstance(token, str):
                 raise RequestError("a prompt is one text, or a list of token ids; this is a list of texts")
@@ -111,7 +113,7 @@ class InputProcessor:
 
     def check_length(self, text: str) -> None:
         """Raises RequestError for a text that by its length cannot fit the context, before it is tokenised."""
-        least = self._loaded.tokenizer.least_tokens(text)
+        least = self._facts.tokenizer.least_tokens(text)
         if least > self._context:
             raise RequestError(
                 f"the prompt has {len(text):,} characters, so at least {least:,} tokens, and the model's context is "
@@ -120,7 +122,7 @@ class InputProcessor:
 
     def ids_after(self, prompt: Prompt, ids: list[int], continuation: Prompt) -> list[int]:
         """The ids of prompt and continuation, tokenised as one text if the prompt's own `ids` then stay the same."""
-        tokenizer = self._loaded.tokenizer
+        tokenizer = self._facts.tokenizer
         if isinstance(prompt, str) and isinstance(continuation, str):
             whole = tokenizer.encode(prompt + continuation)
             if whole[: len(ids)] == ids:
@@ -146,7 +148,7 @@ class InputProcessor:
         """
         check_bool("cache", options.cache)
         ids, more = self.ids(prompt), self.ids(written)
-        number = self._loaded.number(options.adapter)
+        number = 0 if options.adapter is None else self._loaded.number(options.adapter)
         _check_salt(options.salt)
         if params.seed is None and not params.greedy and params.beams == 1 and params.max_tokens > 0:
             params = replace(params, seed=secrets.randbits(63))
@@ -219,6 +221,8 @@ class InputProcessor:
 
     def constraints(self, params: SamplingParams) -> TokenConstraints:
         """The token constraints of `params`. Raises RequestError for ids and words that the model lacks."""
+        if not params.names_tokens:
+            return TokenConstraints(end_ids=frozenset() if params.ignore_eos else self.eos_ids)
         return self._loaded.vocabulary.constraints(params, self.eos_ids)
 
     def embedding(self, text: Prompt) -> Request:
@@ -231,19 +235,19 @@ class InputProcessor:
 
     def salt(self, limit: int, salt: str = "", adapter: str | None = None) -> bytes:
         """The salt of the prefix hashes: the caller's, the adapter, and the text's length where RoPE depends on it."""
-        length = angle_length(self._loaded.config.positions, limit)
+        length = angle_length(self._facts.config.positions, limit) if self._angles_vary else None
         before = b"" if adapter is None else b"\xff" + bytes.fromhex(self._loaded.adapters[adapter].digest)  # no text
         return before + (salt if length is None else f"{length} {salt}").encode()
 
     def _stop_checker(self, params: SamplingParams, prompt: Sequence[int]) -> TextStopChecker:
         asked = time.monotonic()
-        loaded = self._loaded
+        tokenizer = self._facts.tokenizer
         constraint = None
         if params.grammar is not None:
-            opens = all(loaded.tokenizer.token_bytes(token) is None for token in prompt)
-            constraint = loaded.vocabulary.grammars(self.eos_ids).compile(params.grammar, opens=opens)
+            opens = all(tokenizer.token_bytes(token) is None for token in prompt)
+            constraint = self._loaded.vocabulary.grammars(self.eos_ids).compile(params.grammar, opens=opens)
         return TextStopChecker(
-            TextStream(loaded.tokenizer, params.stop, prompt, include_stop=params.include_stop),
+            TextStream(tokenizer, params.stop, prompt, include_stop=params.include_stop),
             () if params.ignore_eos else self.eos_ids,
             params.stop_ids,
             min_tokens=params.min_tokens,

@@ -129,7 +129,7 @@ class LLM(EngineView):
     ) -> Stream:
         """Generate text, piece by piece. `cache=False` is the naive loop: every step recomputes all tokens.
 
-        sampling: fields of SamplingParams, such as max_tokens=50: instead of those of `params`, or of the checkpoint's
+        sampling: fields of SamplingParams, such as max_tokens=50: in place of `params`' fields, or of the checkpoint's
         defaults.
 
         With n > 1 the pieces of all texts interleave, each with the number of its text. best_of and beam search know

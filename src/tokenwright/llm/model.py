@@ -57,7 +57,7 @@ class _Owner:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a loaded model is: plain values, without its weights.
+    """The facts of a loaded model: plain values, without its weights.
 
     name: the model as it was given. weights: the storage format of its matrices. kernels: the instruction set of the
     native ones, or "reference".
@@ -78,7 +78,7 @@ class ModelFacts:
 class LoadedModel:
     """A model in memory, with its tokenizer. It does not change while engines use it.
 
-    The options and errors are those of `LLM`; EngineError in a process that was forked after a model was loaded.
+    Options and errors as for `LLM`; EngineError in a process that was forked after a model was loaded.
     check: called with the graph and the dtype before the weights are read, to raise for options that the model does not
     support. `traced`: whether engines over it record runs (trace). `adapters`: those kept beside the weights, by name.
     read=False: it has no weights and no decoder, for a process that only prepares requests. shared: the descriptor of a
@@ -181,7 +181,7 @@ class LoadedModel:
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:
-        """The tokens that end a text: those of the generation config, the tokenizer and the chat template."""
+        """The tokens that end a text, from the generation config, the tokenizer and the chat template."""
         ends = () if self.template is None else self.template.end_ids
         return frozenset((*self.generation.eos_ids, *self.tokenizer.eos_ids, *ends))
 

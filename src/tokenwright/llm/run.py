@@ -30,7 +30,7 @@ from tokenwright.trace.summary import StepSums, summarise
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a run begins with. prompt: its ids. watched: the layer and head of the attention row in each frame.
+    """The beginning of a run. prompt: its ids. watched: the layer and head of the attention row in each frame.
 
     params: with the seed that was drawn. salt: of its cached pages; the runs that fork from it have the same.
     first_step: the number of the first frame. earlier: the steps before it, of a lost run that this one continues.
@@ -243,7 +243,7 @@ class Run:
         return frame.start + frame.length
 
     def logits(self, step: int) -> torch.Tensor:
-        """The model's logits [V], fp32, that a step's token was chosen from. They are held for the last steps alone.
+        """The model's logits [V], fp32, that a step's token was chosen from. They are held only for the last steps.
 
         Raises RequestError for a step that does not exist, chose no token, or is too old.
         """
@@ -275,7 +275,7 @@ class Run:
         return coded(self._weights(step, layer, head), layer, head)
 
     def reference(self, step: int, layer: int, head: int) -> list[float]:
-        """The weights of `attention`, computed by the definition from the tokens alone, as a reference for it."""
+        """The weights of `attention`, computed by the definition, only from the tokens, as a reference for it."""
         self.check(layer, head)
         frame = self.frame(step)
         tokens = self.tokens[: frame.start + frame.length]
@@ -283,7 +283,7 @@ class Run:
         return self.engine.inspect(lambda _: replay.reference(tokens, limit, layer, head))
 
     def heads(self, step: int) -> HeadMasses:
-        """What every head of every layer did at a step's last token: from the cache, as `attention`.
+        """The attention of every head of every layer at a step's last token: from the cache, as `attention`.
 
         Raises RequestError for a step that does not exist.
         """
@@ -338,7 +338,7 @@ class Run:
 
     @property
     def steps(self) -> list[StepSums]:
-        """The steps so far, those of the lost run that this one continues included."""
+        """The steps so far, including the lost run that this one continues."""
         return [*self.start.earlier, *self.frames]
 
     @property

@@ -35,7 +35,7 @@ def token_cards(tokenizer: Tokenizer, ids: Iterable[int]) -> tuple[TokenCard, ..
 
 
 def model_card(engine: LLMEngine, name: str) -> ModelCard:
-    """What the formulas of the page need of a model."""
+    """The facts of a model for the formulas of the page."""
     facts, costs, usual, pool = engine.facts, engine.costs, engine.inputs.sampling(), engine.loop.engine.pool
     config = facts.config
     return ModelCard(
@@ -67,7 +67,7 @@ def model_card(engine: LLMEngine, name: str) -> ModelCard:
 
 
 def run_card(engine: LLMEngine, run: Run, name: str, prompt: str) -> RunCard:
-    """What a run began with; `prompt` is its text, for display, and `name` the model's."""
+    """The beginning of a run; `prompt` is its text, for display, and `name` the model's."""
     start = run.start
     ids = run.tokens[len(start.prompt) : len(run.tokens) - _written(run)]
     written = TextStream(engine.facts.tokenizer, start.params.stop, start.prompt)  # their text as a viewer has seen it

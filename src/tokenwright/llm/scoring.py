@@ -1,4 +1,4 @@
-"""What a model computes of given texts, with nothing written: log-probabilities and embeddings."""
+"""Scores of given texts, without generating: log-probabilities and embeddings."""
 
 from collections.abc import Sequence
 from functools import partial

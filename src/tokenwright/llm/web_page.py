@@ -1,4 +1,4 @@
-"""Finds the built page and the notes of its build, and makes a page of a run that plays alone.
+"""Finds the built page and the notes of its build, and makes a page of a run that plays without a server.
 
 The build (CMakeLists.txt and scripts/page.py) puts the page into `tokenwright/web` and its notes into
 `tokenwright/_build.json`. An editable installation has its sources in one folder and its build outputs in

@@ -1,4 +1,4 @@
-"""The cost of a step, derived from a model's graph alone: floating-point operations and bytes of K and V.
+"""The cost of a step, derived from a model's graph: floating-point operations and bytes of K and V.
 
 Symbols: P_b the weights of all blocks that each row is multiplied with, P_lm = width x vocabulary (the head, tied or
 not; an embedding lookup costs no FLOP), t the context of a row, itself included, a_l the FLOP for one row and one token

@@ -98,7 +98,7 @@ class Experts(Op):
         return every // self.experts * (self.experts - self.chosen)
 
     def read(self, rows: int) -> dict[str, Shape]:
-        """Of the experts the first ones, as many as `experts_met`."""
+        """The first experts, as many as `experts_met`."""
         met = self.experts_met(rows)
         return {name: shape for name, shape in self.shapes.items() if _expert(name) < met}
 

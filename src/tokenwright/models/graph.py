@@ -61,7 +61,7 @@ class Matrix:
 class Norm:
     """RMSNorm or LayerNorm over the last dimension, of `size` numbers. `bias`: whether a LayerNorm has one.
 
-    parts: the norm is over each of so many equal parts by itself.
+    parts: the norm is over each of this number of equal parts by itself.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Op(ABC):
 
     @property
     def idle(self) -> int:
-        """The number of parameters that a row does not meet: those of experts that it did not choose."""
+        """The number of parameters that a row does not meet: of experts that it did not choose."""
         return 0
 
     def read(self, rows: int) -> dict[str, Shape]:  # noqa: ARG002  experts depend on it
@@ -173,7 +173,7 @@ class Embed(Op):
 class Attention(Op):
     """x + residual_scale post_norm(out(softmax(scoring(q k)) v)), with q, k and v from norm(x); None: no such norm.
 
-    K and V go through the cache of layer `layer`. qkv: the heads of q, then those of k, then those of v. q_norm,
+    K and V go through the cache of layer `layer`. qkv: the heads of q, then of k, then of v. q_norm,
     k_norm: over each head if of head_size numbers, else over all heads together, or over each head with weights of its
     own if that many are its parts; before the rotation. rotary: None for a layer without rotation. window: tokens that
     a row attends to, itself included; None: all. sink_logits: the name of a learned logit of each head, which the

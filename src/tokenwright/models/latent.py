@@ -21,7 +21,7 @@ from tokenwright.models.graph import Matrix, Norm, Op, Scoring, Shape
 class LatentAttention(Op):
     """x + residual_scale post_norm(attention(norm(x))); None: no such norm.
 
-    down: the rows of q (or of the latent of q, if there is `q_up`), then those of the latent, then those of the key
+    down: the rows of q (or of the latent of q, if there is `q_up`), then of the latent, then of the key
     part that turns. In q each head has first the numbers that do not turn.
     """
 
@@ -59,7 +59,7 @@ class LatentAttention(Op):
 
     @property
     def q_rows(self) -> int:
-        """The rows of `down` before those of the latent."""
+        """The rows of `down` before the latent's."""
         return self.down.out - self.rank - self.rope_size
 
     @property

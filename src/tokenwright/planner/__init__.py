@@ -1,4 +1,4 @@
-"""The memory and the time of a model before it is loaded, from its config.json alone.
+"""The memory and the time of a model before it is loaded, only from its config.json.
 
     from tokenwright import plan
 

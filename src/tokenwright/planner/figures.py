@@ -98,7 +98,7 @@ class Plan:
 
     @cached_property
     def weight_bytes(self) -> int:
-        """All weights. Quantisation applies to matrices alone; norms, biases and positions are then float32."""
+        """All weights. Quantisation applies only to matrices; norms, biases and positions are then float32."""
         return stored_bytes(self.graph, self._others, self.blueprint.kept)
 
     @cached_property

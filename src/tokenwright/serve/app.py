@@ -45,7 +45,7 @@ class Served:
 
     strict_fields: requests with unknown fields are refused. stored_responses: bytes of OpenAI's that are kept.
     adapters: the names of those that the model is opened with; each is served as a model of its own.
-    spans: makes OpenTelemetry's spans of the requests. alone: the process serves this model to its end and does nothing
+    spans: makes OpenTelemetry's spans of the requests. `alone`: the process serves this model to its end and does nothing
     else, so the server decides when garbage is collected.
     """
 
@@ -174,7 +174,7 @@ def add_routes(
 
 
 def refusing(metrics: Metrics) -> Callable[[Scope, Problem, str], App]:
-    """What makes the guard's answers: errors in the shape of the API whose path it is."""
+    """Makes the guard's answers: errors in the shape of the API whose path it is."""
 
     def refused(scope: Scope, problem: Problem, request_id: str) -> App:
         metrics.refused(problem)

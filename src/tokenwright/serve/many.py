@@ -1,4 +1,4 @@
-"""A server of several models: each has an app of its own, as if it were alone, behind a switch that reads `model`.
+"""A server of several models: each has an app of its own, behind a switch that reads the field `model`.
 
     Guard ──► Switch ──► routes of the server: lists, health, metrics, pull, delete, copy (store_routes.py)
                   └────► the app of the model that the body names, which is loaded first if it is not there

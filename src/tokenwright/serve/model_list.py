@@ -25,7 +25,7 @@ USUAL = 20  # as many where nothing is said
 
 
 class Catalogue(Protocol):
-    """What has the names of a server's models. created: when it began, in seconds since 1970."""
+    """The names of a server's models. created: when it began, in seconds since 1970."""
 
     @property
     def created(self) -> int: ...

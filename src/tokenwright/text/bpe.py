@@ -108,7 +108,7 @@ def byte_level(
 
 
 def splits_of(state: Mapping[str, Any]) -> tuple[object, ...]:
-    """What `byte_level` makes of a name, out of a tokenizer.json: patterns, normalizer, and whether words are merged.
+    """A named pre-tokenizer of `byte_level`, from a tokenizer.json: patterns, normalizer, and whether words are merged.
 
     Other kinds of pre-tokenizers give what no name does.
     """

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tokenizers
 
@@ -24,14 +24,27 @@ log = logging.getLogger(__name__)
 
 _LONG = 4096  # characters; other threads run while a longer text is tokenised
 _KEEPING = {"ByteLevel", "Split", "Digits", "Metaspace", "Punctuation"}  # pre-tokenizers that drop nothing
+Encoded = TypeVar("Encoded", tokenizers.Encoding, list[tokenizers.Encoding])
 
 
 def _encoded(library: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
-    """`text` without special tokens. The library releases the GIL for batches alone, which cost a short text more."""
+    """`text` without special tokens. The library releases the GIL for batches only, which cost a short text more.
+
+    Raises RequestError.
+    """
     if len(text) <= _LONG:
-        return library.encode(text, add_special_tokens=False)
-    [encoding] = library.encode_batch_fast([text], add_special_tokens=False)
+        return _called(library.encode, text, add_special_tokens=False)
+    [encoding] = _called(library.encode_batch_fast, [text], add_special_tokens=False)
     return encoding
+
+
+def _called(function: Callable[..., Encoded], *given: object, **options: bool) -> Encoded:
+    """The result of a function of the library. Raises RequestError if it fails."""
+    try:
+        return function(*given, **options)
+    except BaseException:  # the library's panics are no Exceptions
+        with library_errors("the tokenizer failed on this text", RequestError):
+            raise
 
 
 class Tokenizer:
@@ -100,10 +113,9 @@ class Tokenizer:
         library = self._library
         if not parse_special:
             library, text = self._plain.library, self._plain.renamed(self._tags.split(text))
-        with library_errors("the tokenizer failed on this text", RequestError):
-            encoding = _encoded(library, text)
-            ids = encoding.ids
-            return self._in_model(self._with_bos(ids, library.post_process(encoding).ids) if add_special else ids)
+        encoding = _encoded(library, text)
+        ids = encoding.ids
+        return self._in_model(self._with_bos(ids, _called(library.post_process, encoding).ids) if add_special else ids)
 
     def least_tokens(self, text: str) -> int:
         """A lower bound of the tokens of `text`, without tokenising it: by its length and the longest token.
@@ -131,8 +143,7 @@ class Tokenizer:
         RequestError.
         """
         text = self._plain.renamed(parts)
-        with library_errors("the tokenizer failed on this text", RequestError):
-            ids = _encoded(self._plain.library, text).ids
+        ids = _encoded(self._plain.library, text).ids
         steering = set(self.control.ids.values()) - {self._unknown}  # an unknown character is no control token
         wanted = [part for part in parts if part in steering]
         assert [token for token in ids if token in steering] == wanted, "a text brought in, or lost, a control token"

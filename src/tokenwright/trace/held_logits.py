@@ -11,7 +11,7 @@ MOST_BYTES = 16 * 2**20  # of one run
 class HeldLogits:
     """The last rows of logits [V], fp32, by step, as many as `most` bytes hold, and always the newest.
 
-    Any thread may add rows and read them. A row that was computed alone is held as it is, for nobody writes to the
+    Any thread may add rows and read them. A single computed row is held as it is, for nothing writes to the
     logits of a step again; one of several is copied, for it would keep the others.
     """
 

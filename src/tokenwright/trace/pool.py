@@ -1,4 +1,4 @@
-"""A snapshot of the page pool, read between two steps: who has which page, how full it is, what is shared."""
+"""A snapshot of the page pool, read between two steps: the owners of each page, its fill, and what is shared."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

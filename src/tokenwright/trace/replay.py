@@ -1,4 +1,4 @@
-"""Replay of a past step: the attention row of one head at one position, from the cache or from the tokens alone.
+"""Replay of a past step: the attention row of one head at one position, from the cache or only from the tokens.
 
 Replay changes no page: a replayed row writes its K and V to the store's scratch slots, and reads those that its own
 step left in the cache.

@@ -18,7 +18,7 @@ def coded(weights: torch.Tensor, layer: int, head: int) -> AttentionRow:
 
 
 def masses(rows: torch.Tensor, step: int) -> HeadMasses:
-    """What the heads of all layers did, from their rows [L, H, t] at a step."""
+    """The attention of the heads of all layers, from their rows [L, H, t] at a step."""
     flat = rows.flatten(0, 1).double()  # [L H, t]
     even = math.log(max(2, flat.shape[-1]))
     entropy = -torch.xlogy(flat, flat).sum(-1) / even

@@ -1,4 +1,4 @@
-"""What the engine thread keeps of a watched step, from which the run's reader makes the frame.
+"""The engine thread's record of a watched step, from which the run's reader makes the frame.
 
 A frame takes longer to make than to read: its Python objects alone are a hundred. So the engine goes on meanwhile.
 """
@@ -47,7 +47,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class ChunkFacts:
-    """What a step computed of one sequence. position: of its first token. rows: of logits."""
+    """The results of a step for one sequence. position: of its first token. rows: of logits."""
 
     position: int
     length: int

@@ -7,7 +7,7 @@ from tokenwright.trace.messages.schema import Summary
 
 
 class StepSums(Protocol):
-    """What the summary needs of a step: a StepFrame, or what a page still knows of one."""
+    """The facts of a step for the summary: a StepFrame, or as much of one as a page still has."""
 
     @property
     def start(self) -> int: ...

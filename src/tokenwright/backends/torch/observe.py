@@ -20,7 +20,7 @@ _KERNELS = ReferenceKernels()
 
 
 class Observer:
-    """Puts the facts of one pass together. `counts`: those of its kernels, which are new with each pass."""
+    """Puts the facts of one pass together. `counts`: of its kernels, which are new with each pass."""
 
     def __init__(self, watched: Sequence[Watched], counts: WorkCounts, store: KVStore) -> None:
         self._watched = watched
@@ -43,7 +43,7 @@ class Observer:
                 kept.update({i: value[one.row] for i, one in enumerate(self._watched) if one.layer == layer})
 
     def observed(self, batch: Batch, logits: Logits, scorings: Sequence[Scored]) -> Observed:
-        """What the pass told, after its end; fills in the watched rows. scorings: of each layer."""
+        """The facts of the pass, after its end; fills in the watched rows. scorings: of each layer."""
         ended, counts, chunks = self._clock(), self._counts, range(len(batch.output_rows))
         rows = batch.logits_rows.tolist()
         for i, one in enumerate(self._watched):
@@ -95,7 +95,7 @@ def attention_row(
 ) -> torch.Tensor:
     """Weights [position + 1], fp32, of one query [D] over the keys of one KV head (`group`); 0 at masked positions.
 
-    Kernels keep no attention matrix; a row needs only its query and the cached keys. chunk: the row alone, and the
+    Kernels keep no attention matrix; a row needs only its query and the cached keys. chunk: only the row, and the
     slots that it reads. sink_query: the query [D] for the keys of sinks. scoring: that of the one head.
     """
     k, positions = _KERNELS.keys(view.head(group), chunk)  # [t, 1, D], [t]

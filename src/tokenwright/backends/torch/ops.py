@@ -39,7 +39,7 @@ class ForwardState:
     def linear(self, kernels: Kernels, x: torch.Tensor, weight: Linear, name: str) -> torch.Tensor:
         """[T, in] -> [T, out] by the matrix `name`; to the rows of an adapter it adds what that adapter does.
 
-        An adapter's rows are computed together, by kernels whose result for a row depends on that row alone.
+        An adapter's rows are computed together, by kernels whose result for a row depends only on that row.
         """
         y = kernels.linear(x, weight)
         for adapter, rows in self.batch.adapted.items():

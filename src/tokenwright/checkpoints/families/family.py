@@ -1,4 +1,4 @@
-"""What every model family is made of: where a checkpoint stores a tensor, and readers of keys that families share."""
+"""The parts of every model family: where a checkpoint stores a tensor, and readers of keys that families share."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -101,7 +101,7 @@ class Family:
 
     `parse` returns the ModelConfig and the graph of an architecture. `names` maps our names to the checkpoint's, both
     without `.weight` and `.bias`; {i} is the layer, {e} the expert. `prefix` is optional before the names in a file.
-    `inert` matches tensors that are not weights. `aliases`: from other names that files have to those of `names`.
+    `inert` matches tensors that are not weights. `aliases`: from other names in files to the names in `names`.
     neighbours: whether files turn dimensions 2 i and 2 i + 1 of a head together. renames: patterns of whole names, and
     what replaces them. stacks: matches tensors [n, out, ...] that are read as [n out, ...]. plain: names that folders
     have in place of others where their weights are not quantised. orders: the order of a tensor's rows, by our name

@@ -21,7 +21,7 @@ from tokenwright.models.graph import Graph
 
 @dataclass(frozen=True, slots=True)
 class GemmaLike:
-    """The differences between the generations; defaults are those of absent keys."""
+    """The differences between the generations; each default is the value of an absent key."""
 
     context: int
     vocab_size: int

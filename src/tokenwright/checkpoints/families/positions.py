@@ -66,7 +66,7 @@ def read_both_ropes(
 ) -> tuple[Rope, int, Rope]:
     """The rotation of layers with full attention, the context, and the rotation of those with a window.
 
-    theta, local: the default bases of the two; None: the same. A scaling beside rope_theta is that of the former alone;
+    theta, local: the default bases of the two; None: the same. A scaling beside rope_theta applies only to the former;
     rope_parameters may have both. Raises CheckpointError.
     """
     both = keys.raw("rope_parameters")

@@ -122,7 +122,7 @@ def family_of(architecture: str) -> Family:
 
 
 def text_keys(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The keys of the text model: those of text_config over the outer ones, where encoders stand beside it.
+    """The keys of the text model: text_config's keys over the outer ones, where encoders stand beside it.
 
     Raises CheckpointError if text_config is no object.
     """

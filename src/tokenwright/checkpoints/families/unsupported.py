@@ -1,4 +1,4 @@
-"""What a config.json asks for that Tokenwright does not compute: from keys and architectures to operations.
+"""Operations of a config.json that Tokenwright does not compute: from keys and architectures to operations.
 
 `inspect` and `plan` say it of an architecture that no family has. An operation leaves the tables when a backend has it.
 """

@@ -40,7 +40,7 @@ def read_gguf_name(text: str) -> GgufName | None:
 
 
 def part_names(name: str) -> list[str]:
-    """The names of all files that belong to one, in order; the name alone if it is not one of several."""
+    """The names of all files that belong to one, in order; only its own name if it is not one of several."""
     match = _PART.fullmatch(name)
     if match is None or not 1 <= int(match["number"]) <= int(match["count"]) <= _MOST_PARTS:
         return [name]

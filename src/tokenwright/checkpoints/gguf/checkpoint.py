@@ -62,7 +62,7 @@ _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """What the header of a file says about its model."""
+    """The facts about a model in the header of its file."""
 
     config: ModelConfig
     graph: Graph

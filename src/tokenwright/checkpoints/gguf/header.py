@@ -48,7 +48,7 @@ _BEFORE_GGUF: Mapping[bytes, str] = {b"lmgg": "GGML", b"fmgg": "GGMF", b"tjgg": 
 
 
 def block_bytes(dtype: str, count: int) -> int:
-    """Bytes of so many numbers of a type, in whole blocks."""
+    """Bytes of `count` numbers of a type, in whole blocks."""
     each, nbytes = _SIZES[dtype]
     return count // each * nbytes
 

@@ -1,4 +1,4 @@
-"""What GGUF files of each architecture contain: the names of their tensors, and the keys that their metadata stand for.
+"""The contents of GGUF files by architecture: names of tensors, and the config keys that their metadata stand for.
 
 llama.cpp rotates neighbouring dimensions of a head for some architectures, and its halves for the others; files of the
 former hold the rows of q and k in that order. All experts of a layer are one tensor [experts, out, in].

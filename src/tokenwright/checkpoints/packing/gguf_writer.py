@@ -42,7 +42,7 @@ _NUMBERS = numpy.dtype(numpy.float32)  # the writer is given shapes of numbers, 
 
 
 class Contents:
-    """What a file will hold: metadata, and the types of the tensors. Raises CheckpointError if it cannot.
+    """The contents of a file to write: metadata, and the types of the tensors. Raises CheckpointError if it cannot.
 
     remarks: what the file cannot say as the model does, in words.
     """
@@ -114,7 +114,7 @@ class Contents:
 
 
 def check_writing(checkpoint: Checkpoint, file: Path, form: WeightFormat) -> Contents:
-    """What `write_gguf` would write. Raises RequestError or CheckpointError, before any work, for what it refuses."""
+    """The contents that `write_gguf` would write. Raises RequestError or CheckpointError for what it refuses."""
     if form.name not in _TYPES:
         raise RequestError(f"a GGUF file is written with --weights bfloat16, int8 or int4, not {form}", "weights")
     if checkpoint.packed is not None:
@@ -130,7 +130,7 @@ def check_writing(checkpoint: Checkpoint, file: Path, form: WeightFormat) -> Con
 def write_gguf(contents: Contents, file: Path, report: Report | None = None) -> int:
     """Write a GGUF file; returns the bytes of its tensors. It appears complete or not at all.
 
-    What a killed writer left of it is removed first. Raises CheckpointError if it cannot be written, or values do not
+    Remains of a killed writer are removed first. Raises CheckpointError if it cannot be written, or values do not
     fit. `report` is called with (bytes written, total bytes).
     """
     try:

@@ -27,7 +27,7 @@ _MAYBE_ITEM = re.compile(r"[-*+]$|\d+[.)]?$")  # one more character decides
 
 
 class AnswerView(AbstractContextManager["AnswerView"], Protocol):
-    """Shows one answer. Call it with each piece of text; False: nobody reads it any more."""
+    """Shows one answer. Call it with each piece of text; False: the reader is gone."""
 
     def __call__(self, text: str) -> bool: ...
 

@@ -71,7 +71,7 @@ class Conversation:
         return self._spliced(first, next(later, len(self.messages)), [])
 
     def cleared(self) -> Conversation:
-        """The system message alone."""
+        """Only the system message."""
         return Conversation(self.system)
 
     def _spliced(self, start: int, stop: int, messages: Messages) -> Conversation:

@@ -1,4 +1,4 @@
-"""What a person or a pipe says to `tokenwright chat`: lines, messages of several lines, and answers to questions.
+"""Input of `tokenwright chat`, from a person or a pipe: lines, messages of several lines, and answers to questions.
 
 On a terminal GNU readline gives editing and a history, and keeps a paste of several lines together. Where Python has
 another line editor, the lines of a paste arrive one after another without a pause and are joined here. In a pipe a line

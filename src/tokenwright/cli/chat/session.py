@@ -35,7 +35,7 @@ IN_A_ROW = 1.0  # seconds between two Ctrl-C of which the second leaves a conver
 
 @dataclass
 class ChatOptions:
-    """What a conversation was started with, as its help says; `shift` can be changed in it."""
+    """The options that a conversation was started with, as its help says; `shift` can be changed in it."""
 
     markup: bool = False
     shift: bool = False

@@ -68,7 +68,7 @@ def explore(
 ) -> None:
     """Trace the model in a browser: every token, every layer, the KV cache, and the cost of each step.
 
-    The server accepts connections from this machine alone. Ctrl-C stops it. With --tty it shows one run in this
+    The server accepts connections from this machine only. Ctrl-C stops it. With --tty it shows one run in this
     terminal instead; with --static it writes a site and ends.
     """
     engine, name = opt.of_engine(locals()), opt.the_model(named, model)

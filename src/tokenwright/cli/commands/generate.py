@@ -129,7 +129,7 @@ def _check_cache_file(path: Path, several: bool, no_cache: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What is written beside the text."""
+    """The files and lines that are written beside the text."""
 
     echo: bool
     json: bool

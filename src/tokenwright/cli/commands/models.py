@@ -45,7 +45,7 @@ def models(json_: opt.Json = False) -> None:
 
 
 def pull(model: HubName, revision: opt.Revision = None) -> None:
-    """Download MODEL from the Hugging Face hub, the files that are needed alone, and check that it runs."""
+    """Download MODEL from the Hugging Face hub, only the files that are needed, and check that it runs."""
     found = store.fetch(model, revision, progress=sys.stderr.isatty())
     write(f"{model}: {binary(found.bytes)}, {found.about}, in {found.folder}\n")
 

@@ -1,4 +1,4 @@
-"""`tokenwright plan`: a model's memory and the cost of its steps, from its config.json alone."""
+"""`tokenwright plan`: a model's memory and the cost of its steps, only from its config.json."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def serve(
 ) -> None:
     """Serve models over HTTP: OpenAI's API and others, so that existing clients work unchanged.
 
-    Several models are loaded when a request asks for one. The server accepts connections from this machine alone,
+    Several models are loaded when a request asks for one. The server accepts connections from this machine only,
     unless --host says otherwise. Ctrl-C stops it.
     """
     given = locals() | {"lora": [str(folder) for folder in lora or ()]}

@@ -1,4 +1,4 @@
-"""Defaults of common options: from a settings file and from TOKENWRIGHT_* variables. What is typed wins over both.
+"""Defaults of common options: from a settings file and from TOKENWRIGHT_* variables. Typed options win over both.
 
 COMMON is the one table of them. A key of the file is an option's name without its dashes, such as kv-memory = "2GB";
 the variable is TOKENWRIGHT_KV_MEMORY. A variable wins over the file. Unknown keys are refused: they are most likely

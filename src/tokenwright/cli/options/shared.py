@@ -174,7 +174,7 @@ OF_ENGINE = (  # parameters of commands that `opened` and LLM take under the sam
 
 
 def of_engine(parameters: Mapping[str, Any], *, but: Sequence[str] = ()) -> dict[str, Any]:
-    """Of a command's parameters (its `locals()`) those that say how to open the model; `but`: those that do not.
+    """The parameters of a command (its `locals()`) that say how to open the model; `but`: the ones that do not.
 
     Raises RequestError for a --kv-memory that is no size.
     """

@@ -1,4 +1,4 @@
-"""A plan as a chart: the bytes of the KV cache over the context, beside those of the weights."""
+"""A plan as a chart: the bytes of the KV cache over the context, beside the bytes of the weights."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class LaneReport:
 class Result:
     """All lanes after the race, the cached one first and the naive one second. `about`: model, dtype and device.
 
-    busy: who else used the processors during the race, in words, or ''. sums: of the steps whose logits were compared.
+    busy: other users of the processors during the race, in words, or ''. sums: of the steps whose logits were compared.
     """
 
     lanes: tuple[LaneReport, ...]

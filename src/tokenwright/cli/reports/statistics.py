@@ -61,7 +61,7 @@ def rate(value: float) -> str:
 
 
 def facts_line(llm: LLM, completion: Completion) -> str:
-    """What a person wants to know of them, as one line of text."""
+    """The figures that a person wants, as one line of text."""
     usage = completion.usage
     parts = [f"{usage.prompt_tokens:,} prompt + {_written(completion):,} generated tokens"]
     if usage.ttft_s is not None:

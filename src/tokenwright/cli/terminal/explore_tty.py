@@ -176,7 +176,7 @@ def cache_rows(frame: StepFrame, layers: int, tokens: int, first: int, rows: int
 
 
 def cell(frame: StepFrame, position: int, tokens: int) -> str:
-    """What the step did in the column of a token: all its layers alike."""
+    """The work of the step in the column of a token: all its layers alike."""
     if position >= frame.start + frame.length or position >= tokens:
         return EMPTY
     if position < frame.start:

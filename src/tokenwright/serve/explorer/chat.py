@@ -1,4 +1,4 @@
-"""What the chat page needs beside the public API, by which it talks: the model's card, and the prompt of an answer.
+"""Routes of the chat page beside the public API, by which it talks: the model's card, and the prompt of an answer.
 
 The page opens an answer in the explorer by its prompt's ids: texts would not do, because a control token that a person
 has written in a message is text there, and would be a control token in a prompt that is read again.

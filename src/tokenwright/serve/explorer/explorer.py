@@ -34,7 +34,7 @@ class Strict(BaseModel):
 
 
 class EarlierStep(Strict):
-    """What the summary of a run needs of a step that a lost run made (trace/summary.py)."""
+    """The facts of a step of a lost run that the summary of a run needs (trace/summary.py)."""
 
     start: Step
     length: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
@@ -44,11 +44,11 @@ class EarlierStep(Strict):
 
 
 class NewRun(Strict):
-    """POST /runs. `ids`: those of the prompt; None: those of its text. Control tokens that a person has written in a
-    message are text, which the prompt's text alone does not tell.
+    """POST /runs. `ids`: of the prompt; None: of its text. Control tokens that a person has written in a
+    message are text, which the prompt's text does not tell.
 
     `written`: ids already generated after the prompt, where a lost run resumes at `first_step`. `earlier`: its steps
-    before that one, or those since its fork.
+    before that one, or since its fork.
     """
 
     prompt: Text

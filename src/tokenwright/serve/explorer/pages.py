@@ -46,7 +46,7 @@ class NewBatch(Strict):
 
 
 class Write(Strict):
-    """POST /batches/ID/write: each text goes on for so many tokens."""
+    """POST /batches/ID/write: each text goes on for `tokens` tokens."""
 
     tokens: Tokens = 1
 
@@ -78,7 +78,7 @@ class PromptBatch:
         return [Known(handle.sequence, "batch", place, prompt, text) for place, (handle, prompt, text) in found]
 
     def write(self, tokens: int) -> None:
-        """Let each text go on for so many tokens."""
+        """Let each text go on for a number of tokens."""
         for handle in self.handles:
             handle.let_write(tokens)
 

@@ -299,7 +299,7 @@ class Runs:
         return player is not None
 
     def close(self) -> None:
-        """End all runs, and wait for their threads, also for those of runs that were removed."""
+        """End all runs, and wait for their threads, also for the threads of removed runs."""
         with self._lock:
             players, self._players = [*self._players.values(), *self._dropped], {}
         for player in players:

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class NewRace(Strict):
-    """POST /race. every: the uncached lane computes every so many-th step; budget_s: seconds for the whole race."""
+    """POST /race. every: the uncached lane computes one step in `every`; budget_s: seconds for the whole race."""
 
     prompt: Text
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 64

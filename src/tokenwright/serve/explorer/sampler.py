@@ -59,7 +59,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
 
 
 def view(explorer: Explorer, run: Run, step: int, wanted: Mapping[str, float]) -> SamplerView:
-    """What the run's sampler makes of a step's logits, with its own settings but for those `wanted`.
+    """The result of the run's sampler for a step's logits, with its own settings except the ones in `wanted`.
 
     Raises RequestError for a step whose logits are not held, and for settings out of range.
     """

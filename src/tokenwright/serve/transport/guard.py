@@ -137,7 +137,7 @@ def read_keys(path: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Who may call. hosts: "name:port" of this server; None: any Host. origins: of other pages that may call it.
+    """The admitted callers. hosts: "name:port" of this server; None: any Host. origins: of other pages.
 
     body: the most bytes of a request's body.
     """

@@ -23,7 +23,7 @@ CANCELLED_S = 2  # after the drain's time: then uvicorn cancels what did not end
 
 
 class Drainable(Protocol):
-    """What a server asks of the service behind its app. draining: it takes no new requests."""
+    """The service behind an app, as its server sees it. draining: it takes no new requests."""
 
     draining: bool
 

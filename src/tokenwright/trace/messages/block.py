@@ -1,4 +1,4 @@
-"""What the page shows of one token in one layer. The page's types are generated from this module (typescript.py)."""
+"""One token in one layer, as the page shows it. The page's types are generated from this module (typescript.py)."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -23,7 +23,7 @@ class BlockStage:
 
 @dataclass(frozen=True, slots=True)
 class HeadRead:
-    """What a head of the layer read most."""
+    """The positions that a head of the layer read most."""
 
     head: int
     position: int

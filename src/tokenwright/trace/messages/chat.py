@@ -1,4 +1,4 @@
-"""What the chat page asks of the server beside the public API: whom one talks to, and a conversation as a prompt."""
+"""Messages of the chat page beside the public API: the model's card, and a conversation as a prompt."""
 
 from dataclasses import dataclass
 from typing import Literal

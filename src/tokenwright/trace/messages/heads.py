@@ -1,4 +1,4 @@
-"""What the page shows of all heads. The page's types are generated from this module (typescript.py)."""
+"""All heads, as the page shows them. The page's types are generated from this module (typescript.py)."""
 
 from dataclasses import dataclass
 from typing import Literal

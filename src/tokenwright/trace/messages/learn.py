@@ -1,4 +1,4 @@
-"""What the lesson and the server say to each other: facts for the cards, the challenges, and their checked answers."""
+"""Messages between the lesson and the server: facts for the cards, the challenges, and their checked answers."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What the page shows of the page pool: its pages, the sequences that use them, and a batch of prompts beside the run.
+"""The page pool, as the page shows it: its pages, the sequences that use them, and a batch of prompts beside the run.
 
 The page's types are generated from this module (typescript.py). It imports the standard library and `wire` alone.
 """
@@ -47,7 +47,7 @@ class PoolGroup:
 
 @dataclass(frozen=True, slots=True)
 class PoolSequence:
-    """A sequence of the engine. Those of other clients have no text."""
+    """A sequence of the engine. Sequences of other clients have no text."""
 
     whose: Whose
     place: int  # of a batch's prompt, from 0

@@ -1,4 +1,4 @@
-"""What a run tells about itself: the frame of a step and the messages around it, declared once.
+"""The messages of a run: the frame of a step and the messages around it, declared once.
 
 A frame goes over the wire in little-endian binary and as JSON with the same names (`codec.py`); the messages are JSON.
 The page's types and its decoder are generated from here: `python -m tokenwright.trace.typescript`. Panels of the page
@@ -27,7 +27,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class AttentionRow:
-    """What one head of one layer read to choose a token: a weight for each position up to the row's own."""
+    """The attention of one head of one layer that chose a token: a weight for each position up to the row's own."""
 
     layer: int
     head: int
@@ -218,7 +218,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What the run is doing. Sent whenever it changes."""
+    """The state of the run. Sent whenever it changes."""
 
     state: Literal["paused", "running", "done", "failed", "expired"]
     steps: int  # frames so far, from 0

@@ -34,8 +34,8 @@ constexpr int64_t SCALED = 32;  // numbers of a KV cache row that share a scale
 //
 //   float16 [output 16], with minima [2][output 16]; and for each of its groups int8 [output 16], with minima [2][16]
 //
-// where the scale of a group is the product of both, and so is its minimum. AMX loads the lines of a slab as a tile, and
-// VNNI multiplies each line as a vector.
+// where the scale of a group is the product of both, and so is its minimum. AMX loads the lines of a slab as a tile,
+// and VNNI multiplies each line as a vector.
 struct Matrix {
   int64_t out, in;
   int64_t format;
@@ -91,8 +91,8 @@ struct Part {
 struct KVLayer {
   int64_t parts;
   Part part[2];
-  int64_t window;  // attention window: positions that a row attends to, itself included; 0: all
-  int64_t sinks;   // first positions that every row attends to beside the window
+  int64_t window;              // attention window: positions that a row attends to, itself included; 0: all
+  int64_t sinks;               // first positions that every row attends to beside the window
   const float* sink_rotation;  // [2][D / 2]: of the queries on sinks, at positions from sinks + window - 1 on; or null
 };
 
@@ -107,9 +107,9 @@ struct ChunkRows {
 
 struct Heads {
   int64_t heads, kv_heads, size;
-  int64_t values;  // numbers of a value: `size`, or fewer in a latent, where it is the first part of its key
-  double scale;  // of q k
-  double cap;    // soft cap of the scores, scale included: cap tanh(score / cap); 0: none
+  int64_t values;            // numbers of a value: `size`, or fewer in a latent, where it is the first part of its key
+  double scale;              // of q k
+  double cap;                // soft cap of the scores, scale included: cap tanh(score / cap); 0: none
   const float* sink_logits;  // [heads]: learned logits that the softmax counts as one more key's; or null
 };
 

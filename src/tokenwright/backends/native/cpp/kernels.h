@@ -1,6 +1,6 @@
 // The kernels that each instruction set implements, as one table of functions, chosen at run time.
 //
-// Every function runs in the calling thread; `step.cpp` divides the work among threads. The result of a row depends on
+// Every function runs in the calling thread; `ops/` divides the work among threads. The result of a row depends on
 // that row alone: sums run over the inputs in order, with one accumulator per output, for any number of rows.
 #pragma once
 
@@ -14,8 +14,8 @@ enum RowKind : int64_t { ROWS_F32 = 0, ROWS_INT8 = 1, ROWS_BF16 = 2 };
 // Rows quantised for a matrix, `depth` inputs each: `in` rounded up to whole slabs and padded with zeros.
 //
 // `together` rows are interleaved unit by unit, so that a kernel reads them through one pointer: a unit is a float,
-// four int8 or two bfloat16, and one scale or sum. For AMX sixteen rows form a tile, line by line; see isa_amx.cpp. The
-// memory holds whole tiles: rows up to the next multiple of 32.
+// four int8 or two bfloat16, and one scale or sum. For AMX sixteen rows form a tile, line by line; see amx_linear.h.
+// The memory holds whole tiles: rows up to the next multiple of 32.
 struct QuantisedRows {
   int64_t kind, rows, depth;
   int64_t groups;    // per row, if it is int8
@@ -84,7 +84,7 @@ struct Kernels {
 
   // Writes K and V [G, D] of one position into the layer's KV memory, if its part has a page for that position.
   void (*store_kv)(const KVLayer&, const Heads&, const ChunkRows&, int64_t page_size, int64_t position, const float* k,
-               const float* v);
+                   const float* v);
   // Attention of some rows and query heads of one chunk. scratch: `attention_scratch` floats.
   void (*attend)(const KVLayer&, const Heads&, const ChunkRows&, int64_t page_size, const Queries&, float* scratch);
   int64_t (*attention_scratch)(const Heads&);
@@ -112,8 +112,8 @@ struct Kernels {
   // -sum(exp(x - total) (x - total)) of n numbers: the entropy of logits whose logsumexp is `total`.
   double (*entropy)(int64_t n, const float* x, double total);
 
-  // For measuring limits. read: reads all bytes, with a prefetch `ahead` bytes before each line (0: none), and returns the
-  // sum of their words. multiply: multiplies at the peak rate of a format's instructions and returns the number of
+  // For measuring limits. read: reads all bytes, with a prefetch `ahead` bytes before each line (0: none), and returns
+  // the sum of their words. multiply: multiplies at the peak rate of a format's instructions and returns the number of
   // multiplications.
   uint64_t (*read)(const void* data, int64_t bytes, int64_t ahead);
   int64_t (*multiply)(int64_t format, int64_t rounds);

@@ -4,8 +4,8 @@
 #include <new>
 
 #include "kernels.h"
-#include "pool.h"
-#include "step.h"
+#include "ops/step.h"
+#include "threads/pool.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -63,11 +63,11 @@ int64_t with_workspace(Workspace* shared, Run run) {
 
 // Writes the sizes of the structs that Python mirrors, so that it can refuse a library built from other sources.
 TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
-  const int64_t ours[] = {sizeof(Matrix), sizeof(Norm),  sizeof(KVTensor),    sizeof(Part),        sizeof(KVLayer),
-                          sizeof(ChunkRows),   sizeof(Heads), sizeof(EmbedOp), sizeof(AttentionOp), sizeof(MLPOp),
-                          sizeof(HeadOp), sizeof(ParallelOp), sizeof(ExpertsOp), sizeof(LatentOp), sizeof(Op),
-                          sizeof(Model), sizeof(Batch), sizeof(Queries), sizeof(Routing), sizeof(LowRank),
-                          sizeof(AdaptedRows), sizeof(WatchedRow), sizeof(Observed)};
+  const int64_t ours[] = {
+      sizeof(Matrix),    sizeof(Norm),     sizeof(KVTensor),    sizeof(Part),       sizeof(KVLayer), sizeof(ChunkRows),
+      sizeof(Heads),     sizeof(EmbedOp),  sizeof(AttentionOp), sizeof(MLPOp),      sizeof(HeadOp),  sizeof(ParallelOp),
+      sizeof(ExpertsOp), sizeof(LatentOp), sizeof(Op),          sizeof(Model),      sizeof(Batch),   sizeof(Queries),
+      sizeof(Routing),   sizeof(LowRank),  sizeof(AdaptedRows), sizeof(WatchedRow), sizeof(Observed)};
   const int64_t known = sizeof(ours) / sizeof(ours[0]);
   for (int64_t i = 0; i < count && i < known; i++) sizes[i] = ours[i];
   return known;
@@ -109,9 +109,8 @@ TW_EXPORT int64_t tw_linear(const Kernels* k, Workspace* workspace, const Matrix
 
 TW_EXPORT int64_t tw_attend(const Kernels* k, Workspace* workspace, const KVLayer* kv, const Heads* h, int64_t chunks,
                             const ChunkRows* chunk, int64_t page_size, const Queries* queries, int64_t threads) {
-  return with_workspace(workspace, [&](Workspace& w) {
-    attend_rows(*k, w, *kv, *h, chunks, chunk, page_size, *queries, threads);
-  });
+  return with_workspace(
+      workspace, [&](Workspace& w) { attend_rows(*k, w, *kv, *h, chunks, chunk, page_size, *queries, threads); });
 }
 
 // k and v: [rows of all chunks][G][D].
@@ -154,8 +153,7 @@ TW_EXPORT void tw_route(const Routing* r, int64_t rows, float* logits, int64_t* 
 
 TW_EXPORT int64_t tw_summarise(const Kernels* k, Workspace* workspace, int64_t n, int64_t vocab, const float* logits,
                                int64_t* best, double* log_total, int64_t threads) {
-  return with_workspace(workspace,
-                        [&](Workspace& w) { summarise(*k, w, n, vocab, logits, best, log_total, threads); });
+  return with_workspace(workspace, [&](Workspace& w) { summarise(*k, w, n, vocab, logits, best, log_total, threads); });
 }
 
 // Reads every byte once, by all threads, with a prefetch `ahead` bytes before each line. Returns the sum of the words.
@@ -197,7 +195,7 @@ TW_EXPORT int64_t tw_multiply(const Kernels* k, int64_t format, int64_t rounds, 
 
 // Packs rows [first, first + count) of a matrix, one block per work item; returns how many numbers are not finite.
 TW_EXPORT int64_t tw_pack(const Kernels* k, const Matrix* m, int64_t source_format, const void* source, int64_t stride,
-                int64_t first, int64_t count, int64_t threads) {
+                          int64_t first, int64_t count, int64_t threads) {
   struct Job {
     const Kernels* k;
     const Matrix* m;

@@ -1,4 +1,0 @@
-#define TW_ISA avx2
-#include "table.inl.h"
-
-const tw::Kernels* tw::avx2_kernels() { return &tw::avx2::table; }

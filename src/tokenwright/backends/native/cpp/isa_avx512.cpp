@@ -1,4 +1,0 @@
-#define TW_ISA avx512
-#include "table.inl.h"
-
-const tw::Kernels* tw::avx512_kernels() { return &tw::avx512::table; }

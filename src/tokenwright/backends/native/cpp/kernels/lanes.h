@@ -1,0 +1,310 @@
+// Vectors of sixteen lanes, for any register width: one register of 512 bits, two of 256 or four of 128.
+//
+// Each instruction set has its own namespace, so that the linker never merges code of different instruction sets. Files
+// that include this header use no templates of std, because the linker would merge those.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#ifndef TW_ISA
+#error "TW_ISA names the instruction set that this file is compiled for"
+#endif
+
+#define TW_INLINE static inline __attribute__((always_inline))
+
+namespace tw {
+namespace TW_ISA {
+
+#if defined(__AVX512F__)
+constexpr int WIDTH = 16;
+#elif defined(__AVX2__)
+constexpr int WIDTH = 8;
+#else
+constexpr int WIDTH = 4;
+#endif
+constexpr int PARTS = 16 / WIDTH;
+
+typedef float FPart __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t IPart __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t UPart __attribute__((vector_size(4 * WIDTH)));
+typedef int16_t SPart __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t HPart __attribute__((vector_size(2 * WIDTH)));
+typedef uint8_t BPart __attribute__((vector_size(WIDTH)));
+typedef int8_t CPart __attribute__((vector_size(WIDTH)));
+
+struct F {  // fp32
+  FPart p[PARTS];
+};
+struct I {  // int32
+  IPart p[PARTS];
+};
+
+#define TW_PARTS _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++)
+
+// Memory is read and written part by part. Where memcpy copies a whole F or I, or the index of a part or lane is not
+// known at compile time, GCC keeps the struct, and every sum that it meets, in memory instead of registers.
+template <typename Part>
+TW_INLINE Part load_part(const void* x) {
+  Part r;
+  memcpy(&r, x, sizeof r);
+  return r;
+}
+template <typename Part>
+TW_INLINE void store_part(void* x, Part v) {
+  memcpy(x, &v, sizeof v);
+}
+TW_INLINE F load(const float* x) {
+  F r;
+  TW_PARTS r.p[i] = load_part<FPart>(x + i * WIDTH);
+  return r;
+}
+TW_INLINE void store(float* x, F v) {
+  TW_PARTS store_part(x + i * WIDTH, v.p[i]);
+}
+TW_INLINE I load_bits(const void* x) {  // 64 bytes
+  I r;
+  TW_PARTS r.p[i] = load_part<IPart>((const char*)x + 4 * i * WIDTH);
+  return r;
+}
+TW_INLINE void store_bits(void* x, I v) {
+  TW_PARTS store_part((char*)x + 4 * i * WIDTH, v.p[i]);
+}
+#if defined(__AVX512F__)
+#elif defined(__AVX2__)
+TW_INLINE __m256i first_lanes(int64_t n) {  // -1 in the first n lanes of eight; n may be negative or above eight
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32((int32_t)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#else
+// Of a part, its first n lanes; n may be negative or above four. Not by memcpy of a variable length: no register
+// outlives a call, so sums that are stored after a loop would be in memory within it.
+TW_INLINE FPart load_first(const float* x, int64_t n) {
+  if (n >= 4) return load_part<FPart>(x);
+  return FPart{n > 0 ? x[0] : 0.0f, n > 1 ? x[1] : 0.0f, n > 2 ? x[2] : 0.0f, 0.0f};
+}
+TW_INLINE void store_first(float* x, FPart v, int64_t n) {
+  if (n >= 4) return store_part(x, v);
+  if (n > 0) x[0] = v[0];
+  if (n > 1) x[1] = v[1];
+  if (n > 2) x[2] = v[2];
+}
+#endif
+TW_INLINE F load(const float* x, int64_t n) {  // the first n <= 16 lanes; the others are zeros
+#if defined(__AVX512F__)
+  F r;
+  r.p[0] = (FPart)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), x);
+  return r;
+#elif defined(__AVX2__)
+  F r;
+  TW_PARTS r.p[i] = (FPart)_mm256_maskload_ps(x + 8 * i, first_lanes(n - 8 * i));
+  return r;
+#else
+  F r;
+  TW_PARTS r.p[i] = load_first(x + 4 * i, n - 4 * i);
+  return r;
+#endif
+}
+TW_INLINE void store(float* x, F v, int64_t n) {  // the first n <= 16 lanes
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(x, (__mmask16)((1u << n) - 1), (__m512)v.p[0]);
+#elif defined(__AVX2__)
+  TW_PARTS _mm256_maskstore_ps(x + 8 * i, first_lanes(n - 8 * i), (__m256)v.p[i]);
+#else
+  TW_PARTS store_first(x + 4 * i, v.p[i], n - 4 * i);
+#endif
+}
+
+// Has a vector computed here and held in registers. Without it compilers collect the products of a long unrolled sum
+// before they add them up, and run out of registers.
+TW_INLINE void settle(I& a) {
+#if defined(__AVX512F__)
+  TW_PARTS __asm__ volatile("" : "+v"(a.p[i]));
+#elif defined(__SSE2__)
+  TW_PARTS __asm__ volatile("" : "+x"(a.p[i]));
+#elif defined(__aarch64__)
+  TW_PARTS __asm__ volatile("" : "+w"(a.p[i]));
+#else
+  (void)a;
+#endif
+}
+
+TW_INLINE F all(float x) {
+  F r;
+#if defined(__AVX512F__)
+  r.p[0] = (FPart)_mm512_set1_ps(x);
+#else
+  TW_PARTS r.p[i] = x - (FPart){};
+#endif
+  return r;
+}
+TW_INLINE I all(int32_t x) {
+  I r;
+  TW_PARTS r.p[i] = x - (IPart){};
+  return r;
+}
+
+#define TW_BINARY(T, op)                \
+  TW_INLINE T operator op(T a, T b) {   \
+    T r;                                \
+    TW_PARTS r.p[i] = a.p[i] op b.p[i]; \
+    return r;                           \
+  }
+TW_BINARY(F, +)
+TW_BINARY(F, -)
+TW_BINARY(F, *)
+TW_BINARY(F, /)
+TW_BINARY(I, +)
+TW_BINARY(I, -)
+TW_BINARY(I, *)
+TW_BINARY(I, &)
+TW_BINARY(I, |)
+TW_BINARY(I, ^)
+#undef TW_BINARY
+
+TW_INLINE I operator<<(I a, int n) {
+  TW_PARTS a.p[i] = a.p[i] << n;
+  return a;
+}
+TW_INLINE I operator>>(I a, int n) {  // arithmetic
+  TW_PARTS a.p[i] = a.p[i] >> n;
+  return a;
+}
+
+// a b + c, rounded once if the processor has fused multiply-add (the build uses -ffp-contract=fast).
+TW_INLINE F fma(F a, F b, F c) {
+  F r;
+  TW_PARTS r.p[i] = a.p[i] * b.p[i] + c.p[i];
+  return r;
+}
+TW_INLINE F larger(F a, F b) {  // b where a is NaN
+  F r;
+  TW_PARTS r.p[i] = a.p[i] > b.p[i] ? a.p[i] : b.p[i];
+  return r;
+}
+TW_INLINE F smaller(F a, F b) {
+  F r;
+  TW_PARTS r.p[i] = a.p[i] < b.p[i] ? a.p[i] : b.p[i];
+  return r;
+}
+TW_INLINE F bits_to_float(I a) {
+  F r;
+  TW_PARTS r.p[i] = (FPart)a.p[i];
+  return r;
+}
+TW_INLINE I float_to_bits(F a) {
+  I r;
+  TW_PARTS r.p[i] = (IPart)a.p[i];
+  return r;
+}
+TW_INLINE F magnitude(F a) { return bits_to_float(float_to_bits(a) & all(0x7fffffff)); }
+// Each lane of a and b as two int16: total + the sum of both products.
+TW_INLINE I dot16(I total, I a, I b) {
+#if defined(__AVX512VNNI__)
+  total.p[0] = (IPart)_mm512_dpwssd_epi32((__m512i)total.p[0], (__m512i)a.p[0], (__m512i)b.p[0]);
+#elif defined(__AVX2__)
+  TW_PARTS total.p[i] += (IPart)_mm256_madd_epi16((__m256i)a.p[i], (__m256i)b.p[i]);
+#elif defined(__SSE2__)
+  TW_PARTS total.p[i] += (IPart)_mm_madd_epi16((__m128i)a.p[i], (__m128i)b.p[i]);
+#elif defined(__aarch64__)
+  TW_PARTS {
+    const int16x8_t x = (int16x8_t)a.p[i], y = (int16x8_t)b.p[i];
+    const int32x4_t products = vmull_s16(vget_low_s16(x), vget_low_s16(y));
+    total.p[i] += (IPart)vpaddq_s32(products, vmull_high_s16(x, y));
+  }
+#else
+  TW_PARTS total.p[i] += (a.p[i] << 16 >> 16) * (b.p[i] << 16 >> 16) + (a.p[i] >> 16) * (b.p[i] >> 16);
+#endif
+  return total;
+}
+// Shifts both int16 of each lane: to the left, and arithmetically to the right.
+TW_INLINE I left16(I a, int n) {
+  TW_PARTS a.p[i] = (IPart)((SPart)a.p[i] << n);
+  return a;
+}
+TW_INLINE I right16(I a, int n) {
+  TW_PARTS a.p[i] = (IPart)((SPart)a.p[i] >> n);
+  return a;
+}
+TW_INLINE F to_float(I a) {
+  F r;
+  TW_PARTS r.p[i] = __builtin_convertvector(a.p[i], FPart);
+  return r;
+}
+TW_INLINE I to_int(F a) {  // towards zero
+  I r;
+  TW_PARTS r.p[i] = __builtin_convertvector(a.p[i], IPart);
+  return r;
+}
+// Rounds to the nearest integer, ties to even; |a| below 2^22.
+TW_INLINE F rounded(F a) {
+#if defined(__AVX512F__)
+  a.p[0] = (FPart)_mm512_roundscale_ps((__m512)a.p[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return a;
+#elif defined(__AVX2__)
+  TW_PARTS a.p[i] = (FPart)_mm256_round_ps((__m256)a.p[i], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return a;
+#else
+  const F magic = all(12582912.0f);  // 1.5 * 2^23
+  return (a + magic) - magic;
+#endif
+}
+
+TW_INLINE I nearest(F a) {
+#if defined(__AVX512F__)
+  I r;
+  r.p[0] = (IPart)_mm512_cvt_roundps_epi32((__m512)a.p[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return r;
+#else
+  return to_int(rounded(a));
+#endif
+}
+
+// Sum and maximum of all lanes, always in the same order: a tree reduction by halves.
+TW_INLINE float sum(F a) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)a.p[0]);
+#else
+  float x[8];
+  TW_PARTS
+    if (i < PARTS / 2) store_part(x + i * WIDTH, a.p[i] + a.p[i + PARTS / 2]);
+  return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+#endif
+}
+TW_INLINE float largest(F a) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)a.p[0]);
+#else
+  float x[8];
+  TW_PARTS
+    if (i < PARTS / 2) store_part(x + i * WIDTH, a.p[i] > a.p[i + PARTS / 2] ? a.p[i] : a.p[i + PARTS / 2]);
+  for (int n = 4; n; n /= 2)
+    for (int i = 0; i < n; i++) x[i] = x[i] > x[i + n] ? x[i] : x[i + n];
+  return x[0];
+#endif
+}
+
+// A range of lanes: [low, high).
+struct Stretch {
+  int64_t low, high;
+};
+
+// x in the lanes of [low, high), `other` elsewhere; the vector's first lane is `lane`.
+TW_INLINE F only(F x, int64_t lane, Stretch read, float other) {
+  static const int32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const I number = load_bits(numbers);
+  const I low = all((int32_t)(read.low - lane)), high = all((int32_t)(read.high - lane));
+  const F instead = all(other);
+  TW_PARTS x.p[i] = (number.p[i] >= low.p[i]) & (number.p[i] < high.p[i]) ? x.p[i] : instead.p[i];
+  return x;
+}
+
+}  // namespace TW_ISA
+}  // namespace tw

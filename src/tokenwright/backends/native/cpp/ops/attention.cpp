@@ -1,0 +1,132 @@
+// The attention op: the heads' norms and rotation between its two linears, and the threads' work items.
+#include "ops/attention.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/observer.h"
+#include "ops/ops.h"
+#include "ops/residual.h"
+#include "ops/threaded_linear.h"
+
+namespace tw {
+
+namespace {
+
+constexpr int64_t QUERIES = 64;  // fewest queries of a chunk per piece of attention
+constexpr int64_t SINGLES = 4;   // pieces of attention per thread, at least, with many single-row chunks
+
+// The norm of one row's heads in place: over each of them, or over all together.
+void norm_heads(const Kernels& k, Norm norm, int64_t over, int64_t heads, int64_t size, float* x) {
+  if (!norm.weight) return;
+  if (over == ALL_HEADS) return k.norm(norm, heads * size, x, x);
+  for (int64_t i = 0; i < heads; i++) {
+    k.norm(norm, size, x + i * size, x + i * size);
+    if (over == OWN_WEIGHTS) norm.weight += size;
+  }
+}
+
+// The heads of one row between projection and attention: norms, rotation, and storing K and V in the cache.
+void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
+  const Heads& h = op.heads;
+  const int64_t size = h.size, stride = (h.heads + 2 * h.kv_heads) * size;
+  const ChunkRows& chunk = p.batch.chunk[chunk_of(p.batch, row)];
+  const int64_t position = chunk.start + row - chunk.row;
+  float* q = p.qkv + row * stride;
+  float *key = q + h.heads * size, *value = key + h.kv_heads * size;
+  norm_heads(p.k, op.q_norm, op.head_norms, h.heads, size, q);
+  norm_heads(p.k, op.k_norm, op.head_norms, h.kv_heads, size, key);
+  if (op.rotation >= 0) {
+    const float* rotation = chunk.rotation + ((row - chunk.row) * p.model.rotations + op.rotation) * size;
+    if (kv.sinks) {
+      const float* at = position < kv.sinks + kv.window - 1 ? rotation : kv.sink_rotation;
+      float* sink = p.sink + row * h.heads * size;
+      for (int64_t i = 0; i < h.heads; i++) p.k.rotate(size, at, q + i * size, sink + i * size);
+    }
+    for (int64_t i = 0; i < h.heads; i++) p.k.rotate(size, rotation, q + i * size, q + i * size);
+    for (int64_t i = 0; i < h.kv_heads; i++) p.k.rotate(size, rotation, key + i * size, key + i * size);
+  }
+  p.k.store_kv(kv, h, chunk, p.batch.page_size, position, key, value);
+}
+
+}  // namespace
+
+void keep_queries(Pass& p, Team& team, int64_t layer, int64_t size, const Queries& all) {
+  if (!p.observer || !p.observer->watches(layer)) return;
+  team.each(p.batch.observed->watched, [&](int64_t i) { p.observer->keep_query(i, layer, size, all); });
+}
+
+// Splits attention into pieces. A chunk is split by rows and KV heads, and by query heads too if there are fewer pieces
+// than threads. A piece of a single-row chunk has as many KV heads as leave enough pieces, because consecutive KV heads
+// are contiguous in the KV memory.
+void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h, int64_t chunks, const ChunkRows* chunk,
+                int64_t page_size, const Queries& all, float* scratch, int64_t scratch_each, int64_t thread) {
+  const int64_t ratio = h.heads / h.kv_heads;
+  const int64_t some_rows = QUERY_ROWS * ratio < QUERIES ? QUERIES / ratio : QUERY_ROWS;
+  int64_t singles = 0, pieces = 0;
+  for (int64_t i = 0; i < chunks; i++) {
+    singles += chunk[i].rows == 1;
+    pieces += chunk[i].rows == 1 ? 0 : (chunk[i].rows + some_rows - 1) / some_rows;
+  }
+  const int64_t wanted = singles == 1 ? team.size() : SINGLES * team.size();  // sequences differ in length
+  int64_t together = std::min({singles * h.kv_heads / wanted, QUERIES_TOGETHER / ratio, h.kv_heads});
+  if (together < 1) together = 1;
+  const int64_t groups = (h.kv_heads + together - 1) / together;
+  together = (h.kv_heads + groups - 1) / groups;
+  int64_t parts = 1;
+  while ((pieces * h.kv_heads + singles * groups) * parts < team.size() && parts * 2 <= ratio) parts *= 2;
+  const int64_t each = (ratio + parts - 1) / parts;
+  const auto units_of = [&](const ChunkRows& one) {
+    return (one.rows == 1 ? groups : (one.rows + some_rows - 1) / some_rows * h.kv_heads) * parts;
+  };
+  float* mine = scratch + thread * scratch_each;
+  team.each((pieces * h.kv_heads + singles * groups) * parts, [&](int64_t unit) {
+    const ChunkRows* one = chunk;
+    for (; unit >= units_of(*one); one++) unit -= units_of(*one);
+    const int64_t part = unit % parts, row_groups = one->rows == 1 ? groups : h.kv_heads;
+    const int64_t first = unit / parts % row_groups * (one->rows == 1 ? together : 1);
+    const int64_t last = one->rows == 1 ? std::min(first + together, h.kv_heads) : first + 1;
+    Queries some = all;
+    some.first = unit / parts / row_groups * some_rows;
+    some.last = std::min(some.first + some_rows, one->rows);
+    some.head = first * ratio + part * each;
+    some.head_last = parts == 1 ? last * ratio : std::min(some.head + each, last * ratio);
+    if (some.head < some.head_last) k.attend(kv, h, *one, page_size, some, mine);
+  });
+}
+
+void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, const AttentionOp& op) {
+  const int64_t q_width = op.heads.heads * op.heads.size;
+  r.rows.reserve(op.qkv, batch.rows);
+  r.rows.reserve(op.out, batch.rows);
+  needs.qkv = std::max(needs.qkv, op.qkv.out);
+  needs.mixed = std::max(needs.mixed, q_width);
+  if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, op.out.out);
+  reserve_updates(r, batch, op.qkv_updates);
+  reserve_updates(r, batch, op.out_updates);
+  if (batch.kv[op.layer].sinks) needs.sink = std::max(needs.sink, q_width);
+  needs.scratch = std::max(needs.scratch, k.attention_scratch(op.heads));
+}
+
+void run(Pass& p, Team& team, int64_t thread, const AttentionOp& op) {
+  const KVLayer& kv = p.batch.kv[op.layer];
+  const int64_t rows = p.batch.rows, q_width = op.heads.heads * op.heads.size;
+  const bool sinks = op.rotation >= 0 && kv.sinks;
+
+  QuantisedRows quantised = normed_rows(p, team, thread, p.x, op.norm, op.qkv);
+  linears_of(p, team, op.qkv, quantised, p.qkv, nullptr, op.qkv.out);
+  update(p, team, op.qkv_updates, p.qkv, op.qkv.out,
+         [&](int64_t row) { return normed_row(p, thread, p.x, op.norm, row); });
+  each_row(team, rows, [&](int64_t row) { heads_of(p, op, kv, row); });
+  const Queries all{0, 0, 0, 0, p.qkv, sinks ? p.sink : nullptr, p.mixed, op.qkv.out, q_width, q_width};
+  keep_queries(p, team, op.layer, op.heads.size, all);
+  attend_all(p.k, team, kv, op.heads, p.batch.chunks, p.batch.chunk, p.batch.page_size, all, p.scratch, p.scratch_each,
+             thread);
+
+  quantised = p.r.rows.of(p.k, op.out, rows);
+  const auto mixed = [&](int64_t row) { return p.mixed + row * q_width; };
+  each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.out, mixed(row), row, quantised); });
+  add_linear(p, team, op.out, quantised, op.after, op.out_updates, mixed);
+}
+
+}  // namespace tw

@@ -1,0 +1,27 @@
+// The embedding of the step's tokens.
+#include "ops/ops.h"
+
+#include <cstdint>
+
+#include "ops/residual.h"
+#include "ops/threaded_linear.h"
+
+namespace tw {
+
+void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const EmbedOp&) {}
+
+void run(Pass& p, Team& team, int64_t, const EmbedOp& op) {
+  const int64_t width = p.model.width;
+  each_row(team, p.batch.rows, [&](int64_t row) {
+    float* x = p.x + row * width;
+    p.k.embed(op.table, p.batch.tokens[row], x);
+    if (op.scale != 1) scale_row(width, op.scale, x);
+    if (op.positions) {
+      const ChunkRows& chunk = p.batch.chunk[chunk_of(p.batch, row)];
+      const float* learned = op.positions + (chunk.start + row - chunk.row) * width;
+      for (int64_t i = 0; i < width; i++) x[i] += learned[i];
+    }
+  });
+}
+
+}  // namespace tw

@@ -1,0 +1,207 @@
+// The mixture of experts.
+//
+// A visit is a row at an expert. Visits are sorted by expert, and the visits of one expert are a linear's rows like any
+// others: an expert's rows lie in whole tiles of their own. Each row adds its experts' results in the order of their
+// numbers, and the shared expert's last, so its bits do not depend on what other rows choose. Only experts with visits
+// are read.
+//
+//   normed [rows][width] -> logits [rows][router.out] -> ids [rows][chosen], weights
+//   visits, sorted: in -> hidden [visits][2 m] -> middle -> results [visits][width]
+//   places [rows][chosen]: the visit of each choice
+#include "ops/ops.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+#include "ops/residual.h"
+#include "ops/threaded_linear.h"
+
+namespace tw {
+
+namespace {
+
+// An expert with visits, or the shared one, which every row visits.
+struct Busy {
+  Matrix up, down;
+  int64_t first;             // index of its first visit
+  QuantisedRows in, middle;  // of its visits
+  float *hidden, *result;
+  int64_t up_piece, down_piece;  // indices of its first work item in the two phases of linears
+};
+
+struct Visit {
+  int64_t busy, row;  // which of the busy experts; the row of the step
+};
+
+int64_t visits_of(const Batch& batch, const ExpertsOp& op) {
+  return batch.rows * (op.routing.chosen + (op.shared_up.out > 0));
+}
+
+// Sorts the choices of all rows by expert, and lists the experts that have any.
+class Sorting {
+ public:
+  Sorting(Pass& p, const ExpertsOp& op, int64_t threads)
+      : p_(p), m_(p.r.experts), op_(op), threads_(threads), visit_(m_.visits.of<Visit>(0)) {}
+
+  void run() {
+    const int64_t experts = op_.routing.experts, rows = p_.batch.rows, choices = rows * op_.routing.chosen;
+    const int64_t* ids = m_.ids.of<int64_t>(0);
+    int64_t* next = m_.next.of<int64_t>(0);  // [experts]: the number of visits, then the next one
+    std::fill(next, next + experts, 0);
+    for (int64_t i = 0; i < choices; i++) next[ids[i]]++;
+    for (int64_t expert = 0; expert < experts; expert++) {
+      const int64_t visits = next[expert];
+      next[expert] = visits_;
+      if (visits) list_expert(expert, visits);
+    }
+    for (int64_t i = 0; i < choices; i++) {
+      const int64_t place = next[ids[i]]++;
+      m_.places.of<int64_t>(0)[i] = place;
+      visit_[place].row = i / op_.routing.chosen;
+    }
+    if (op_.shared_up.out && rows) {  // an expert without visits has no work items
+      for (int64_t row = 0; row < rows; row++) visit_[choices + row].row = row;
+      list(op_.shared_up, op_.shared_down, m_.shared_in.of(p_.k, op_.shared_up, rows),
+           m_.shared_middle.of(p_.k, op_.shared_down, rows));
+    }
+    m_.up_pieces.store(up_pieces_, std::memory_order_relaxed);
+    m_.down_pieces.store(down_pieces_, std::memory_order_relaxed);
+  }
+
+ private:
+  void list_expert(int64_t expert, int64_t visits) {
+    const Matrix up = matrix_in(op_.up, expert, op_.routing.experts);
+    const Matrix down = matrix_in(op_.down, expert, op_.routing.experts);
+    list(up, down, m_.in.of(p_.k, up, visits, tiles_), m_.middle.of(p_.k, down, visits, tiles_));
+    tiles_ += whole_tiles(visits);
+  }
+
+  void list(const Matrix& up, const Matrix& down, const QuantisedRows& in, const QuantisedRows& middle) {
+    float *hidden = m_.hidden.of<float>(0) + hidden_, *result = m_.results.of<float>(0) + visits_ * p_.model.width;
+    m_.busy.of<Busy>(0)[count_] = Busy{up, down, visits_, in, middle, hidden, result, up_pieces_, down_pieces_};
+    for (int64_t i = 0; i < in.rows; i++) visit_[visits_++].busy = count_;
+    count_++;
+    hidden_ += in.rows * up.out;
+    up_pieces_ += Pieces(up, in.rows, threads_).count();
+    down_pieces_ += Pieces(down, in.rows, threads_).count();
+  }
+
+  Pass& p_;
+  ExpertMemory& m_;
+  const ExpertsOp& op_;
+  const int64_t threads_;
+  Visit* const visit_;
+  int64_t count_ = 0, visits_ = 0, tiles_ = 0, hidden_ = 0, up_pieces_ = 0, down_pieces_ = 0;
+};
+
+// The busy expert that a work item of one phase belongs to. The visits tell the last of them.
+const Busy& owner(const Busy* busy, int64_t last, int64_t Busy::* first, int64_t piece) {
+  int64_t low = 0;
+  while (low < last) {
+    const int64_t middle = (low + last + 1) / 2;
+    if (busy[middle].*first <= piece)
+      low = middle;
+    else
+      last = middle - 1;
+  }
+  return busy[low];
+}
+
+// added = the sum of a row's results, times their weights.
+void sum_visits(Pass& p, const ExpertsOp& op, int64_t row) {
+  ExpertMemory& m = p.r.experts;
+  const int64_t chosen = op.routing.chosen, width = p.model.width;
+  const float* weights = m.weights.of<float>(0) + row * (chosen + op.routing.shared_gate);
+  const int64_t* places = m.places.of<int64_t>(0) + row * chosen;
+  float *added = p.added + row * width, *results = m.results.of<float>(0);
+  std::fill(added, added + width, 0.0f);
+  for (int64_t i = 0; i < chosen; i++) {
+    float* result = results + places[i] * width;
+    scale_row(width, weights[i], result);
+    add(width, result, added);
+  }
+  if (!op.shared_up.out) return;
+  float* result = results + (p.batch.rows * chosen + row) * width;
+  if (op.routing.shared_gate) scale_row(width, weights[chosen], result);
+  add(width, result, added);
+}
+
+}  // namespace
+
+void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, const ExpertsOp& op) {
+  ExpertMemory& m = r.experts;
+  const Routing& routing = op.routing;
+  const int64_t rows = batch.rows, chosen = rows * routing.chosen, busy = std::min(chosen, routing.experts);
+  const int64_t all = visits_of(batch, op), inner = op.down.in, width = op.router.in;
+  r.rows.reserve(op.router, rows);
+  m.in.reserve(op.up, chosen + 31 * busy);
+  m.middle.reserve(op.down, chosen + 31 * busy);
+  m.shared_in.reserve(op.shared_up, rows);
+  m.shared_middle.reserve(op.shared_down, rows);
+  m.normed.of<float>(rows * width);
+  m.logits.of<float>(rows * op.router.out);
+  m.ids.of<int64_t>(chosen);
+  m.weights.of<float>(rows * (routing.chosen + 1));
+  m.places.of<int64_t>(chosen);
+  m.next.of<int64_t>(routing.experts);
+  m.busy.of<Busy>(busy + 1);
+  m.visits.of<Visit>(all);
+  m.hidden.of<float>(chosen * 2 * inner + rows * op.shared_up.out);
+  m.results.of<float>(all * width);
+  needs.act = std::max({needs.act, inner, op.shared_down.in});
+  needs.added = std::max(needs.added, width);
+}
+
+void run(Pass& p, Team& team, int64_t thread, const ExpertsOp& op) {
+  ExpertMemory& m = p.r.experts;
+  const Routing& routing = op.routing;
+  const int64_t rows = p.batch.rows, visits = visits_of(p.batch, op), width = p.model.width;
+  const int64_t widest = std::max(op.down.in, op.shared_down.in);
+  float *normed = m.normed.of<float>(0), *logits = m.logits.of<float>(0);
+  const Busy* busy = m.busy.of<Busy>(0);
+  const Visit* visit = m.visits.of<Visit>(0);
+
+  const QuantisedRows asking = p.r.rows.of(p.k, op.router, rows);
+  each_row(team, rows, [&](int64_t row) {
+    float* to = normed + row * width;
+    if (op.norm.weight)
+      p.k.norm(op.norm, width, p.x + row * width, to);
+    else
+      std::copy(p.x + row * width, p.x + (row + 1) * width, to);
+    p.k.quantise_row(op.router, to, row, asking);
+  });
+  linears_of(p, team, op.router, asking, logits, nullptr, op.router.out);
+  each_row(team, rows, [&](int64_t row) {
+    route(routing, logits + row * op.router.out, m.ids.of<int64_t>(0) + row * routing.chosen,
+          m.weights.of<float>(0) + row * (routing.chosen + routing.shared_gate));
+  });
+  team.each(1, [&](int64_t) { Sorting(p, op, team.size()).run(); });
+
+  each_row(team, visits, [&](int64_t i) {
+    const Busy& b = busy[visit[i].busy];
+    p.k.quantise_row(b.up, normed + visit[i].row * width, i - b.first, b.in);
+  });
+  team.each(m.up_pieces.load(std::memory_order_relaxed), [&](int64_t i) {
+    const Busy& b = owner(busy, visit[visits - 1].busy, &Busy::up_piece, i);
+    const Pieces pieces(b.up, b.in.rows, team.size());
+    linear_piece(p.k, b.up, b.in, pieces, i - b.up_piece, Out{b.hidden, nullptr, b.up.out});
+  });
+  each_row(team, visits, [&](int64_t i) {
+    const Busy& b = busy[visit[i].busy];
+    float* act = p.act + thread * widest;
+    p.k.gated(op.activation, b.down.in, b.hidden + (i - b.first) * b.up.out, act);
+    p.k.quantise_row(b.down, act, i - b.first, b.middle);
+  });
+  team.each(m.down_pieces.load(std::memory_order_relaxed), [&](int64_t i) {
+    const Busy& b = owner(busy, visit[visits - 1].busy, &Busy::down_piece, i);
+    const Pieces pieces(b.down, b.middle.rows, team.size());
+    linear_piece(p.k, b.down, b.middle, pieces, i - b.down_piece, Out{b.result, nullptr, width});
+  });
+  each_row(team, rows, [&](int64_t row) {
+    sum_visits(p, op, row);
+    add_row(p, op.after, row);
+  });
+}
+
+}  // namespace tw

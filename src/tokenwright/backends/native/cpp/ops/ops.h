@@ -1,0 +1,32 @@
+// The ops of a model, each in a file of its own name: what memory it needs, and how it runs.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels.h"
+#include "ops/pass.h"
+#include "ops/step.h"
+#include "ops/workspace.h"
+#include "threads/pool.h"
+
+namespace tw {
+
+// Grows the workspace, and the needs of the pass, to what an op needs. Called before the threads start.
+void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const EmbedOp&);
+void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const AttentionOp&);
+void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const MLPOp&);
+void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const ParallelOp&);
+void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const ExpertsOp&);
+void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const LatentOp&);
+void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const HeadOp&);
+
+// Runs an op: each thread of the team calls it, with its own number.
+void run(Pass&, Team&, int64_t thread, const EmbedOp&);
+void run(Pass&, Team&, int64_t thread, const AttentionOp&);
+void run(Pass&, Team&, int64_t thread, const MLPOp&);
+void run(Pass&, Team&, int64_t thread, const ParallelOp&);
+void run(Pass&, Team&, int64_t thread, const ExpertsOp&);
+void run(Pass&, Team&, int64_t thread, const LatentOp&);
+void run(Pass&, Team&, int64_t thread, const HeadOp&);
+
+}  // namespace tw

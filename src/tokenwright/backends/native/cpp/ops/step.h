@@ -1,0 +1,221 @@
+// A whole step in one call, from token ids to logits.
+#pragma once
+
+#include "api.h"
+#include "kernels.h"
+
+namespace tw {
+
+// A model is a list of ops over its residual stream x [rows][width]. An op is a struct here, a case of `visit`
+// (pass.h), and two functions of ops.h: `reserve` for its share of the workspace, and `run`. `native/compile.py` fills
+// the structs.
+enum OpKind : int64_t { EMBED = 0, ATTENTION = 1, MLP = 2, HEAD = 3, PARALLEL = 4, EXPERTS = 5, LATENT = 6 };
+
+// x = scale times the table's row of each token, plus that of its position in a learned table, if any.
+struct EmbedOp {
+  Matrix table;
+  const float* positions;  // [context][width], or null
+  double scale;
+};
+
+// What an op's result goes through before it is added to x: scale * norm(result). In every op, a norm with a null
+// weight means no norm.
+struct After {
+  Norm norm;
+  double scale;
+};
+
+// What an adapter adds to the result of a matrix for its rows: up(down(row)), with weights in fp32. `down` has no
+// outputs where the adapter leaves the matrix alone.
+struct LowRank {
+  Matrix down, up;
+};
+
+// Norms of q and k: over each head with the same weights, over all heads together, over each head with its own weights.
+enum HeadNorms : int64_t { EACH_HEAD = 0, ALL_HEADS = 1, OWN_WEIGHTS = 2 };
+
+// x += after(out(attention(q, k, v))), with q, k and v from norm(x); K and V go through the layer's KV cache.
+struct AttentionOp {
+  int64_t layer;
+  Heads heads;
+  int64_t rotation;  // its index among the model's rotations; -1: none
+  Norm norm;
+  Matrix qkv;   // the heads of q, then those of k, then those of v
+  Norm q_norm;  // before the rotation
+  Norm k_norm;
+  int64_t head_norms;  // what these two are over: HeadNorms
+  Matrix out;
+  After after;
+  const LowRank *qkv_updates, *out_updates;  // of each of the model's adapters; null without adapters
+};
+
+// x += after(out(values of heads)), by latent attention: the cache has one row for all heads, the latent and then the
+// part of the key that turns. A head's query is its `still` numbers times k_up, beside those that turn; its values are
+// the mixed latents times v_up.
+struct LatentOp {
+  int64_t layer;
+  Heads heads;       // of one KV head: its size is that of a row, its values that of the latent
+  int64_t rotation;  // its index among the model's rotations; -1: none
+  int64_t still;     // numbers of a head of q that do not turn; the others follow
+  Norm norm;
+  Matrix down;  // the rows of q, or of its latent; then those of the latent of K and V, then the key part that turns
+  Norm q_norm;
+  Matrix q_up;        // from q's latent to the heads of q; without outputs: none
+  Norm kv_norm;       // of the latent
+  Matrix k_up, v_up;  // one head after another, each in whole blocks
+  Matrix out;
+  After after;
+  const LowRank *down_updates, *q_up_updates, *out_updates;  // as in AttentionOp
+};
+
+// x += after(down(activation(up(norm(x))))).
+struct MLPOp {
+  int64_t activation, gated;
+  Norm norm;
+  Matrix up;  // if gated: the gates, then the values
+  Matrix down;
+  After after;
+  const LowRank *up_updates, *down_updates;  // as in AttentionOp
+};
+
+// The logits of the batch's logits rows: matrix(scale * norm(x)), softly capped if cap > 0: cap tanh(logit / cap); and
+// norm(x) of its hidden rows.
+struct HeadOp {
+  Norm norm;
+  Matrix matrix;
+  double scale, cap;
+};
+
+// Attention and MLP of one layer, both of which read x as it was before the layer.
+struct ParallelOp {
+  AttentionOp attention;
+  MLPOp mlp;
+};
+
+// How a router's logits [experts] choose some experts for a row, by their ranks: scores, plus the correction. The
+// lowest number is first among equals. With more than one group of experts, they come from the groups whose
+// `group_best` highest ranks (1 or 2) have the largest sums; at most MOST_GROUPS.
+constexpr int64_t MOST_GROUPS = 64;
+enum Scores : int64_t { SOFTMAX = 0, SIGMOID = 1 };
+struct Routing {
+  int64_t experts, chosen;
+  int64_t scores;
+  int64_t renormalise;  // whether the weights of the chosen are divided by their sum
+  int64_t shared_gate;  // whether one more logit, through a sigmoid, is the weight of the shared expert
+  int64_t groups, chosen_groups, group_best;
+  double factor;            // of the weights
+  const float* correction;  // [experts], or null
+};
+
+// x += after(sum of weight * down(activation(up(norm(x)))) over the experts that the row chose), the shared one last.
+struct ExpertsOp {
+  Routing routing;
+  int64_t activation;
+  Norm norm;
+  Matrix router;
+  Matrix up;    // of each expert the gates, then the values; one expert after another, each in whole blocks
+  Matrix down;  // one expert after another
+  Matrix shared_up, shared_down;  // without outputs: none
+  After after;
+};
+
+struct Op {
+  int64_t kind;
+  const void* op;  // one of these structs
+};
+
+struct Model {
+  int64_t width;
+  int64_t rotations;  // different rotations, whose cosines and sines are side by side in `ChunkRows::rotation`
+  int64_t ops;
+  const Op* op;
+};
+
+// The rows of a batch whose requests chose one adapter.
+struct AdaptedRows {
+  int64_t adapter;  // its index among the updates of an op
+  int64_t rows;
+  const int64_t* row;  // [rows]: their indices in the batch
+};
+
+// A row of the batch that somebody looks at: what one head of one layer reads there, and the logits.
+struct WatchedRow {
+  int64_t layer, head, row;
+  float* weights;    // [position + 1]: the head's attention weights
+  int64_t logits;    // the row's index among the logits rows; -1: it has none
+  int64_t* highest;  // [Observed::candidates]: the ids of the highest logits, the lowest first among equals
+  double* entropy;   // -sum p log p of the logits, in nat
+};
+
+// What a pass tells of itself. Its counts are added up as the kernels run.
+struct Observed {
+  int64_t* ends;    // [2 layers + 2]: when the embedding, each layer's attention and MLP, and the pass had ended, in
+                    // nanoseconds of the monotonic clock
+  int64_t looking;  // nanoseconds after the pass that the watched rows took
+  int64_t watched, candidates;
+  const WatchedRow* row;          // [watched]
+  int64_t layer_flop, head_flop;  // of the matrix products over all rows: of all layers, and of the head
+  int64_t weight_bytes;           // read by these products
+  int64_t *attention_flop, *kv_read, *kv_written;  // [chunks]; the last two in bytes
+};
+
+struct Batch {
+  int64_t rows;
+  const int64_t* tokens;
+  int64_t chunks;
+  const ChunkRows* chunk;
+  int64_t page_size;
+  const KVLayer* kv;           // [layers]
+  int64_t wanted;              // the number of logits rows
+  const int64_t* row;          // [wanted]: their indices in the batch
+  float* logits;               // [wanted][vocab]
+  int64_t* best;               // [wanted]: the argmax, the lowest index among equals
+  double* log_total;           // [wanted]: the logsumexp, NaN if some logit of the row is not finite
+  int64_t hidden;              // the number of rows whose hidden states are needed
+  const int64_t* hidden_row;   // [hidden]: their indices in the batch
+  float* states;               // [hidden][width]: the rows after the head's norm
+  int64_t adapted;             // the number of adapters in the batch
+  const AdaptedRows* adapter;  // [adapted], each adapter once
+  Observed* observed;          // null: nobody looks
+};
+
+// The scratch memory of a step. It grows to the need of the largest step, and serves one call at a time.
+struct Workspace;
+Workspace* new_workspace();  // null if memory runs out
+void free_workspace(Workspace*);
+int64_t count_workspaces();  // live ones, for tests
+
+// The workspace of one call: the shared one, or a temporary one while another call uses that or if it is null.
+class CallWorkspace {
+ public:
+  explicit CallWorkspace(Workspace* shared);  // throws std::bad_alloc
+  ~CallWorkspace();
+  CallWorkspace(const CallWorkspace&) = delete;
+  CallWorkspace& operator=(const CallWorkspace&) = delete;
+
+  Workspace& operator*() const { return *used_; }
+
+ private:
+  Workspace* const shared_;  // null: `used_` is temporary
+  Workspace* const used_;
+};
+
+// Each of these uses at most `threads` threads, and throws std::bad_alloc if the workspace cannot grow.
+void forward(const Kernels&, Workspace&, const Model&, const Batch&, int64_t threads);
+
+// One linear over rows of fp32, as in `forward`.
+void linear_rows(const Kernels&, Workspace&, const Matrix&, int64_t rows, const float* x, float* y, int64_t threads);
+
+// The argmax and logsumexp that `forward` reports, for any logits [n][vocab].
+void summarise(const Kernels&, Workspace&, int64_t n, int64_t vocab, const float* logits, int64_t* best,
+               double* log_total, int64_t threads);
+
+// The choice of one row: overwrites logits [experts, and one if there is a shared gate], writes the experts' numbers
+// [chosen] in ascending order, and their weights [chosen, and one if there is a shared gate].
+void route(const Routing&, float* logits, int64_t* ids, float* weights);
+
+// One attention over `queries` in fp32, whose rows and heads are those of the whole step.
+void attend_rows(const Kernels&, Workspace&, const KVLayer&, const Heads&, int64_t chunks, const ChunkRows*,
+                 int64_t page_size, const Queries&, int64_t threads);
+
+}  // namespace tw
