@@ -71,6 +71,7 @@ class Grammar:
 
     seed: int
     text: tuple[int, ...] = ()
+    answering = True
 
     @property
     def ids(self):

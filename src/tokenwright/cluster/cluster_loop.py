@@ -22,7 +22,8 @@ from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, Told
 from tokenwright.cluster.supervisor import Launcher, News, Supervisor
 from tokenwright.cluster.text_orders import orders_of
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler
-from tokenwright.engine.loop import CLOSED, Action, EngineLoop, Listener, RequestHandle
+from tokenwright.engine.loop import CLOSED, EngineLoop, Listener, RequestHandle
+from tokenwright.engine.mailbox import Action
 from tokenwright.errors import EngineError
 
 T = TypeVar("T")

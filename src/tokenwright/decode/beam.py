@@ -108,6 +108,8 @@ class BeamSearch:
     The search is also the request's stop checker: at the deadline it ends with the hypotheses found so far.
     """
 
+    constrained = False
+
     def __init__(self, params: SamplingParams, stop_checker: StopChecker) -> None:
         self.params = params
         self.root = Node(None, -1, 0.0, 0.0, 0)

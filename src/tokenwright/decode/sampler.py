@@ -338,7 +338,7 @@ def _goes_on(chunk: Chunk, text: _Text, pick: Pick) -> bool:
     text.tokens.append(token)
     text.sampler_logprob += logprob
     try:
-        if text.checker.mask() is None:
+        if not text.checker.constrained and text.checker.mask() is None:
             return True
         if text.checker is chunk.stop_checker:  # the engine's own advances in commit
             text.checker = text.checker.fork()

@@ -108,6 +108,10 @@ class TextStopChecker:
     def mask(self) -> Any:
         return None if self.constraint is None else self.constraint.mask()
 
+    @property
+    def constrained(self) -> bool:
+        return self.constraint is not None
+
     def forced(self) -> Sequence[int]:
         return () if self.constraint is None else self.constraint.forced()
 

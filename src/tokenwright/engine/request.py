@@ -54,10 +54,11 @@ class StopChecker(Protocol):
         """A copy, for a sequence that goes on from the same text."""
 
     def mask(self) -> Any:
-        """For the sampler: which ids may come next, as uint32 words [ceil(V / 32)], the lowest bit first.
+        """For the sampler: which ids may come next, as uint32 words [ceil(V / 32)], the lowest bit first; None: all."""
 
-        None: all, here and wherever the text goes on to.
-        """
+    @property
+    def constrained(self) -> bool:
+        """Whether `mask` may come to forbid an id."""
 
     def forced(self) -> ListLike[int]:
         """For the proposer: tokens that the text most likely goes on with, because its bytes are settled."""
@@ -67,6 +68,7 @@ class NoStopChecker:
     """Lets a sequence run to its length, and makes no text."""
 
     stopped = None
+    constrained = False
 
     def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002  (part of the protocol)
         return None

@@ -45,8 +45,8 @@ class Served:
 
     strict_fields: requests with unknown fields are refused. stored_responses: bytes of OpenAI's that are kept.
     adapters: the names of those that the model is opened with; each is served as a model of its own.
-    spans: makes OpenTelemetry's spans of the requests. `alone`: the process serves this model to its end and does nothing
-    else, so the server decides when garbage is collected.
+    spans: makes OpenTelemetry's spans of the requests. `alone`: the process serves this model to its end and does
+    nothing else, so the server decides when garbage is collected.
     """
 
     names: Sequence[str] = ()

@@ -37,7 +37,7 @@ from tokenwright.serve.openai.message_bodies import (
     Choice,
     Format,
     FunctionTool,
-    Parts,
+    Prediction,
     Variables,
 )
 from tokenwright.serve.service.types import PRIORITIES
@@ -158,13 +158,6 @@ class Sampling(Samplers):
     grammar: Text | None = None
     guided_grammar: Text | None = None
     ebnf: Text | None = None
-
-
-class Prediction(Body):
-    """What the answer may come to, such as the file that it edits; its tokens are drafted where they fit."""
-
-    type: Literal["content"]
-    content: Text | Parts
 
 
 class CompletionBody(Sampling):

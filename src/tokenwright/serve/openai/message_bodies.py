@@ -65,6 +65,15 @@ class ThoughtPart(Body):
 
 
 Parts = Annotated[list[TextPart], many(MOST_PARTS)]
+
+
+class Prediction(Body):
+    """What the answer may come to, such as the file that it edits; its tokens are drafted where they fit."""
+
+    type: Literal["content"]
+    content: Text | Parts = ""
+
+
 AnswerPart = Annotated[TextPart | RefusalPart | ThoughtPart, Field(discriminator="type")]
 AnswerParts = Annotated[list[AnswerPart], many(MOST_PARTS)]
 

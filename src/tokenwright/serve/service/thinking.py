@@ -113,10 +113,10 @@ class ThoughtGate:
         return self._inner.mask()
 
     def forced(self) -> Sequence[int]:
-        """The rest of the end tag, or what the grammar of the answer leaves as the only text."""
-        if self._forced:
+        """The rest of the end tag where the budget is spent; what the grammar leaves, where the thoughts are over."""
+        if self._forced or self._inner is None:
             return self._forced
-        return () if self._inner is None or self._state != "over" else self._inner.forced()
+        return self._inner.forced() if self._state == "over" else ()
 
     def advance(self, token: int) -> bool:
         """Advance by a token; True: nothing may follow it."""
