@@ -3,7 +3,8 @@
 import pytest
 
 from tests.cluster.test_kv_events import free_ports as free_ports
-from tokenwright.cli.commands.serve import models_of, published, serve_many
+from tokenwright.cli.commands.serve import models_of, serve_many
+from tokenwright.cli.options.replicas import published
 from tokenwright.errors import RequestError
 from tokenwright.serve.settings import Settings
 

@@ -70,6 +70,10 @@ class ClusterEngine(LLMEngine):
         return self.shape.kv_format
 
     @property
+    def replicas(self) -> int:
+        return len(self.cluster.dispatcher.members)
+
+    @property
     def occupancy(self) -> Occupancy:
         members, pages = list(self.cluster.dispatcher.members), sum(group.pages for group in self.shape.groups)
         available = sum(one.available for one in members)

@@ -179,6 +179,11 @@ class LLMEngine:
         return f"{form}{window}" + (f" and {options.sinks} sinks" if options.sinks else "")
 
     @property
+    def replicas(self) -> int:
+        """How many engines compute its requests at this moment."""
+        return 1
+
+    @property
     def occupancy(self) -> Occupancy:
         """Its pages at this moment."""
         pool = self.loop.engine.pool

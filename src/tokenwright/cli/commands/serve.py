@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from tokenwright.checkpoints.files.local import local_folder
+from tokenwright.cli.options import replicas as of_replicas
 from tokenwright.cli.options import shared as opt
 from tokenwright.cli.options.defaults import of_serve
 from tokenwright.cli.terminal.output import remark
@@ -25,16 +24,11 @@ from tokenwright.units import read_bytes
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from tokenwright.cluster.cluster_llm import ClusterLLM
-    from tokenwright.llm.llm import LLM
     from tokenwright.serve.app import Served
     from tokenwright.serve.fleet import ManySource
     from tokenwright.serve.transport.guard import Policy
 
-Load = Callable[[Callable[[int, int], None]], "LLM"]
-
 MOST_KV = 4 * 2**30  # bytes of each model's cache where nothing is said
-SERVER = "Server"
 
 Named = Annotated[
     list[str] | None,
@@ -61,7 +55,7 @@ Memory = Annotated[
     Option(
         help="Memory for all models together, such as 16GB: the longest unused one leaves when another needs it. "
         "By default seven eighths of what is free.",
-        rich_help_panel=SERVER,
+        rich_help_panel=opt.SERVER,
     ),
 ]
 Config = Annotated[
@@ -69,109 +63,94 @@ Config = Annotated[
     Option(
         "--config",
         help="A TOML file of these settings, which wins over the table serve of your own.",
-        rich_help_panel=SERVER,
+        rich_help_panel=opt.SERVER,
     ),
 ]
 Host = Annotated[
     str | None,
-    Option(help="The address to listen on; any but this machine's own needs a key.", rich_help_panel=SERVER),
+    Option(help="The address to listen on; any but this machine's own needs a key.", rich_help_panel=opt.SERVER),
 ]
-Port = Annotated[int | None, Option(help="The port to listen on; 0: a free one.", rich_help_panel=SERVER)]
+Port = Annotated[int | None, Option(help="The port to listen on; 0: a free one.", rich_help_panel=opt.SERVER)]
 ApiKey = Annotated[
     list[str] | None,
     Option(
         help="A key that clients must send (several: repeat it). Other users see it in the list of processes.",
-        rich_help_panel=SERVER,
+        rich_help_panel=opt.SERVER,
     ),
 ]
-ApiKeyFile = Annotated[str | None, Option(help="A file of such keys, one a line.", rich_help_panel=SERVER)]
+ApiKeyFile = Annotated[str | None, Option(help="A file of such keys, one a line.", rich_help_panel=opt.SERVER)]
 NoKey = Annotated[
     bool | None,
     Option(
         "--no-key",
         help="Listen on another address without a key; on all addresses (0.0.0.0) it needs --allowed-host.",
-        rich_help_panel=SERVER,
+        rich_help_panel=opt.SERVER,
     ),
 ]
 AllowedHost = Annotated[
     list[str] | None,
-    Option(help="A name under which clients call the server (several: repeat it).", rich_help_panel=SERVER),
+    Option(help="A name under which clients call the server (several: repeat it).", rich_help_panel=opt.SERVER),
 ]
 CorsOrigin = Annotated[
     list[str] | None,
-    Option(help="The origin of a web page that may call it (several: repeat it).", rich_help_panel=SERVER),
+    Option(help="The origin of a web page that may call it (several: repeat it).", rich_help_panel=opt.SERVER),
 ]
 ServedModelName = Annotated[
     list[str] | None,
-    Option(help="What clients may call the model (several: repeat it).", rich_help_panel=SERVER),
+    Option(help="What clients may call the model (several: repeat it).", rich_help_panel=opt.SERVER),
 ]
 Adapter = Annotated[
     list[str] | None,
     Option(
         metavar="NAME=FOLDER",
         help="A LoRA adapter (PEFT) beside the model, served as a model of this name (several: repeat it).",
-        rich_help_panel=SERVER,
+        rich_help_panel=opt.SERVER,
     ),
 ]
 MaxQueue = Annotated[
-    int | None, Option(help="Requests that may wait; later ones are answered by 429.", rich_help_panel=SERVER)
+    int | None, Option(help="Requests that may wait; later ones are answered by 429.", rich_help_panel=opt.SERVER)
 ]
-MaxBody = Annotated[int | None, Option(help="Bytes of a request's body at most.", rich_help_panel=SERVER)]
+MaxBody = Annotated[int | None, Option(help="Bytes of a request's body at most.", rich_help_panel=opt.SERVER)]
 RequestTimeout = Annotated[
     float | None,
-    Option(help="Seconds that a request may take, waiting included; 0: no limit.", rich_help_panel=SERVER),
+    Option(help="Seconds that a request may take, waiting included; 0: no limit.", rich_help_panel=opt.SERVER),
 ]
 ReaderTimeout = Annotated[
     float | None,
     Option(
         help="Seconds in all that a request may be paused because its client reads too slowly; 0: no limit.",
-        rich_help_panel=SERVER,
+        rich_help_panel=opt.SERVER,
     ),
 ]
 DrainTimeout = Annotated[
     float | None,
-    Option(help="Seconds that running requests have to finish when it is stopped.", rich_help_panel=SERVER),
+    Option(help="Seconds that running requests have to finish when it is stopped.", rich_help_panel=opt.SERVER),
 ]
 Timings = Annotated[
-    bool | None, Option("--timings", help="Say in every reply where the time went.", rich_help_panel=SERVER)
+    bool | None, Option("--timings", help="Say in every reply where the time went.", rich_help_panel=opt.SERVER)
 ]
 StoredResponses = Annotated[
     int | None,
     Option(
-        help="Bytes of OpenAI's responses that are kept in memory for later requests; 0: none.", rich_help_panel=SERVER
+        help="Bytes of OpenAI's responses that are kept in memory for later requests; 0: none.",
+        rich_help_panel=opt.SERVER,
     ),
 ]
 StrictFields = Annotated[
     bool | None,
-    Option("--strict-fields", help="Refuse requests that have fields which are unknown here.", rich_help_panel=SERVER),
+    Option(
+        "--strict-fields", help="Refuse requests that have fields which are unknown here.", rich_help_panel=opt.SERVER
+    ),
 ]
 AccessLog = Annotated[
     bool | None,
-    Option("--access-log", help="Write a line of JSON to standard error for every request.", rich_help_panel=SERVER),
-]
-Replicas = Annotated[
-    int | None,
     Option(
-        help="Processes that write the texts and are replaced when they die; 0: the server itself writes them.",
-        rich_help_panel=SERVER,
+        "--access-log", help="Write a line of JSON to standard error for every request.", rich_help_panel=opt.SERVER
     ),
-]
-Retries = Annotated[
-    int | None, Option(help="How many replicas may die with a text before its request fails.", rich_help_panel=SERVER)
-]
-KvEvents = Annotated[
-    str | None,
-    Option(
-        metavar="ADDRESS",
-        help="The address, such as tcp://*:5557, of vLLM's KV events for routers; replays are at the next port.",
-        rich_help_panel=SERVER,
-    ),
-]
-KvEventsTopic = Annotated[
-    str | None, Option(help="The topic of these events, such as kv@pod@model.", rich_help_panel=SERVER)
 ]
 Explorer = Annotated[
-    bool | None, Option("--explorer", help="Let the page trace runs; every step is then timed.", rich_help_panel=SERVER)
+    bool | None,
+    Option("--explorer", help="Let the page trace runs; every step is then timed.", rich_help_panel=opt.SERVER),
 ]
 
 
@@ -198,10 +177,10 @@ def serve(
     stored_responses: StoredResponses = None,
     strict_fields: StrictFields = None,
     access_log: AccessLog = None,
-    replicas: Replicas = None,
-    retries: Retries = None,
-    kv_events: KvEvents = None,
-    kv_events_topic: KvEventsTopic = None,
+    replicas: of_replicas.Replicas = None,
+    retries: of_replicas.Retries = None,
+    kv_events: of_replicas.KvEvents = None,
+    kv_events_topic: of_replicas.KvEventsTopic = None,
     explorer: Explorer = None,
     revision: opt.Revision = None,
     device: opt.Device = "auto",
@@ -238,54 +217,10 @@ def serve(
     local_folder(chosen, engine["revision"])  # refuses what is neither here nor a name on the hub, before it listens
     engine |= {"adapters": adapters} if adapters else {}
     if settings.replicas:
-        load = clustered(chosen, engine, settings)
+        load = of_replicas.clustered(chosen, engine, settings)
     else:
-        load = published(opt.loader(chosen, trace=settings.explorer, **engine), settings)
+        load = of_replicas.published(opt.loader(chosen, trace=settings.explorer, **engine), settings)
     serve_app(chosen, load, settings, tuple(adapters))
-
-
-def clustered(model: str, engine: dict[str, Any], settings: Settings) -> Load:
-    """The function that starts replicas of a model. From now on SIGHUP replaces them, one after another."""
-    opened: list[ClusterLLM] = []
-
-    def replace_all(*_: object) -> None:
-        for llm in opened:
-            llm.cluster.roll()
-
-    signal.signal(signal.SIGHUP, replace_all)
-
-    def loaded(report: Callable[[int, int], None]) -> LLM:
-        from tokenwright.cluster.processes import open_cluster
-
-        opened.append(
-            open_cluster(
-                model,
-                settings.replicas,
-                engine,
-                retries=settings.retries,
-                drain_s=settings.drain_timeout,
-                report=report,
-            )
-        )
-        return opened[0]
-
-    return loaded
-
-
-def published(load: Load, settings: Settings) -> Load:
-    """`load`, after which the model's KV events are published, where the settings say so. Raises RequestError."""
-    if not settings.kv_events:
-        return load
-    from tokenwright.cluster.publisher import KVPublisher, check_address
-
-    check_address(settings.kv_events)
-
-    def loaded(report: Callable[[int, int], None]) -> LLM:
-        llm = load(report)
-        atexit.register(KVPublisher(llm, settings.kv_events, settings.kv_events_topic).close)
-        return llm
-
-    return loaded
 
 
 def adapters_of(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
@@ -365,7 +300,7 @@ def needed(source: str, engine: Mapping[str, Any]) -> int:
     return found.weight_bytes + min(int(engine["kv_memory"]), found.kv_bytes_total)
 
 
-def serve_app(model: str, load: Load, settings: Settings, adapters: Sequence[str] = ()) -> None:
+def serve_app(model: str, load: of_replicas.Load, settings: Settings, adapters: Sequence[str] = ()) -> None:
     """Listen, load the model and serve it until a signal ends the server. Raises what keeps it from being loaded.
 
     adapters: the names of those that `load` opens the model with.

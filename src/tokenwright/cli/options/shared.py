@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 STORIES = "stories"
 MOST_PROMPT = 256 << 20  # bytes
-MODEL, SAMPLING, ENGINE, OUTPUT = "Model", "Sampling", "Engine", "Output"
+MODEL, SAMPLING, ENGINE, OUTPUT, SERVER = "Model", "Sampling", "Engine", "Output", "Server"
 
 
 def model_names(incomplete: str) -> list[str]:

@@ -159,7 +159,6 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Generatio
         thinking_budget=thinking.budget,
         variables=thinking.variables,
         reasoning=body.reasoning_format != "none",
-        prediction=predicted(body),
         **prefill_of(body),
         **common,
     )

@@ -123,6 +123,8 @@ class _Gauges(Collector):
         caches = [one.host.llm.llm_engine.occupancy for one in ready]
         pages, available = sum(one.pages for one in caches), sum(one.available for one in caches)
         cached = sum(one.cached for one in caches)
+        replicas = sum(one.host.llm.llm_engine.replicas for one in ready)
+        yield _gauge("replicas", "Engines that take texts: the server's own, or its replicas", replicas)
         yield _gauge("pages", "Pages of the KV cache", pages)
         yield _gauge("pages_cached", "Pages without a request, whose K and V can be found again", cached)
         used = 1 - available / pages if pages else 0.0

@@ -1,0 +1,85 @@
+"""Options of `serve` about replicas and clusters, and how a model is opened with them."""
+
+from __future__ import annotations
+
+import atexit
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from tokenwright.cli.options.shared import SERVER
+from tokenwright.serve.settings import Settings
+
+if TYPE_CHECKING:
+    from tokenwright.cluster.cluster_llm import ClusterLLM
+    from tokenwright.llm.llm import LLM
+
+Load = Callable[[Callable[[int, int], None]], "LLM"]
+
+Replicas = Annotated[
+    int | None,
+    Option(
+        help="Processes that write the texts and are replaced when they die; 0: the server itself writes them.",
+        rich_help_panel=SERVER,
+    ),
+]
+Retries = Annotated[
+    int | None, Option(help="How many replicas may die with a text before its request fails.", rich_help_panel=SERVER)
+]
+KvEvents = Annotated[
+    str | None,
+    Option(
+        metavar="ADDRESS",
+        help="The address, such as tcp://*:5557, of vLLM's KV events for routers; replays are at the next port.",
+        rich_help_panel=SERVER,
+    ),
+]
+KvEventsTopic = Annotated[
+    str | None, Option(help="The topic of these events, such as kv@pod@model.", rich_help_panel=SERVER)
+]
+
+
+def clustered(model: str, engine: dict[str, Any], settings: Settings) -> Load:
+    """The function that starts replicas of a model. From now on SIGHUP replaces them, one after another."""
+    opened: list[ClusterLLM] = []
+
+    def replace_all(*_: object) -> None:
+        for llm in opened:
+            llm.cluster.roll()
+
+    signal.signal(signal.SIGHUP, replace_all)
+
+    def loaded(report: Callable[[int, int], None]) -> LLM:
+        from tokenwright.cluster.processes import open_cluster
+
+        opened.append(
+            open_cluster(
+                model,
+                settings.replicas,
+                engine,
+                retries=settings.retries,
+                drain_s=settings.drain_timeout,
+                report=report,
+            )
+        )
+        return opened[0]
+
+    return loaded
+
+
+def published(load: Load, settings: Settings) -> Load:
+    """`load`, after which the model's KV events are published, where the settings say so. Raises RequestError."""
+    if not settings.kv_events:
+        return load
+    from tokenwright.cluster.publisher import KVPublisher, check_address
+
+    check_address(settings.kv_events)
+
+    def loaded(report: Callable[[int, int], None]) -> LLM:
+        llm = load(report)
+        atexit.register(KVPublisher(llm, settings.kv_events, settings.kv_events_topic).close)
+        return llm
+
+    return loaded
