@@ -24,6 +24,7 @@ from tokenwright.cli.commands.plan import plan
 from tokenwright.cli.commands.quantize import quantize
 from tokenwright.cli.commands.race import race
 from tokenwright.cli.commands.serve import serve
+from tokenwright.cli.commands.verify import verify
 from tokenwright.cli.options import defaults as settings
 from tokenwright.cli.options.naming import options_of, spoken
 from tokenwright.cli.terminal import interrupt, output
@@ -157,7 +158,7 @@ def _options(
 
 for _command in (
     *(generate, chat, serve, explore, inspect, plan, quantize, race, bench),
-    *(models, pull, rm, cache),
+    *(models, pull, rm, cache, verify),
 ):
     app.command(cls=Command, help=help_of(_command))(_command)
 

@@ -21,7 +21,7 @@ static float mean_of_squares(int64_t size, const float* x, float center) {
     total = fma(v, v, total);
   }
   float rest = 0;
-  for (; i < size; i++) rest += (x[i] - center) * (x[i] - center);
+  for (; i < size; i++) rest = fma(x[i] - center, x[i] - center, rest);
   return (sum(total) + rest) / (float)size;
 }
 

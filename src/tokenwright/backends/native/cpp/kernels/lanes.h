@@ -178,11 +178,40 @@ TW_INLINE I operator>>(I a, int n) {  // arithmetic
   return a;
 }
 
-// a b + c, rounded once if the processor has fused multiply-add (the build uses -ffp-contract=fast).
+// a b + c and c - a b, rounded once where the instruction set has fused multiply-add (all but SSE), else twice. The
+// compiler fuses nothing by itself (-ffp-contract=off), so every compiler computes the same bits.
 TW_INLINE F fma(F a, F b, F c) {
   F r;
+#if defined(__AVX512F__)
+  r.p[0] = (FPart)_mm512_fmadd_ps((__m512)a.p[0], (__m512)b.p[0], (__m512)c.p[0]);
+#elif defined(__AVX2__)
+  TW_PARTS r.p[i] = (FPart)_mm256_fmadd_ps((__m256)a.p[i], (__m256)b.p[i], (__m256)c.p[i]);
+#elif defined(__aarch64__)
+  TW_PARTS r.p[i] = (FPart)vfmaq_f32((float32x4_t)c.p[i], (float32x4_t)a.p[i], (float32x4_t)b.p[i]);
+#else
   TW_PARTS r.p[i] = a.p[i] * b.p[i] + c.p[i];
+#endif
   return r;
+}
+TW_INLINE F fnma(F a, F b, F c) {
+  F r;
+#if defined(__AVX512F__)
+  r.p[0] = (FPart)_mm512_fnmadd_ps((__m512)a.p[0], (__m512)b.p[0], (__m512)c.p[0]);
+#elif defined(__AVX2__)
+  TW_PARTS r.p[i] = (FPart)_mm256_fnmadd_ps((__m256)a.p[i], (__m256)b.p[i], (__m256)c.p[i]);
+#elif defined(__aarch64__)
+  TW_PARTS r.p[i] = (FPart)vfmsq_f32((float32x4_t)c.p[i], (float32x4_t)a.p[i], (float32x4_t)b.p[i]);
+#else
+  TW_PARTS r.p[i] = c.p[i] - a.p[i] * b.p[i];
+#endif
+  return r;
+}
+TW_INLINE float fma(float a, float b, float c) {
+#if defined(__AVX2__) || defined(__aarch64__)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
 }
 TW_INLINE F larger(F a, F b) {  // b where a is NaN
   F r;
@@ -270,7 +299,11 @@ TW_INLINE I nearest(F a) {
 // Sum and maximum of all lanes, always in the same order: a tree reduction by halves.
 TW_INLINE float sum(F a) {
 #if defined(__AVX512F__)
-  return _mm512_reduce_add_ps((__m512)a.p[0]);
+  const __m512 x = (__m512)a.p[0];
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return two[0] + two[1];
 #else
   float x[8];
   TW_PARTS
@@ -280,7 +313,11 @@ TW_INLINE float sum(F a) {
 }
 TW_INLINE float largest(F a) {
 #if defined(__AVX512F__)
-  return _mm512_reduce_max_ps((__m512)a.p[0]);
+  const __m512 x = (__m512)a.p[0];
+  const __m256 eight = _mm256_max_ps(_mm512_extractf32x8_ps(x, 1), _mm512_castps512_ps256(x));
+  const __m128 four = _mm_max_ps(_mm256_extractf128_ps(eight, 1), _mm256_castps256_ps128(eight));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 #else
   float x[8];
   TW_PARTS

@@ -227,9 +227,8 @@ static void save_sums(const Tile& tile, int64_t query, float* to) {
   memcpy(to + SUMS, tile.mixed + query * tile.depth, 4 * tile.values);
 }
 
-// Adds the sums of a later stretch. One in which the query read nothing has sums of zero. Not inlined, so that it
-// rounds the same wherever it is called.
-static __attribute__((noinline)) void merge_sums(int64_t values, const float* from, float* to) {
+// Adds the sums of a later stretch. One in which the query read nothing has sums of zero.
+static void merge_sums(int64_t values, const float* from, float* to) {
   if (sum(load(from)) == 0.0f) return;
   if (sum(load(to)) == 0.0f) {
     memcpy(to, from, 4 * (SUMS + values));
@@ -237,9 +236,9 @@ static __attribute__((noinline)) void merge_sums(int64_t values, const float* fr
   }
   const float highest = from[16] > to[16] ? from[16] : to[16];
   const F before = exponential(all(to[16] - highest)), more = exponential(all(from[16] - highest));
-  store(to, fma(load(from), more, load(to) * before));
+  store(to, fma(load(to), before, load(from) * more));
   store(to + 16, all(highest));
-  for (int64_t i = SUMS; i < SUMS + values; i += 16) store(to + i, fma(load(from + i), more, load(to + i) * before));
+  for (int64_t i = SUMS; i < SUMS + values; i += 16) store(to + i, fma(load(to + i), before, load(from + i) * more));
 }
 
 static void finish_sums(int64_t values, const float* from, float* out) {

@@ -37,8 +37,8 @@ static void rotate(int64_t size, const float* rotation, const float* x, float* y
     const int64_t n = least(16, half - i);
     const F cosine = load(rotation + i, n), sine = load(rotation + half + i, n);
     const F first = load(x + i, n), second = load(x + half + i, n);
-    store(y + i, first * cosine - second * sine, n);
-    store(y + half + i, second * cosine + first * sine, n);
+    store(y + i, fnma(second, sine, first * cosine), n);
+    store(y + half + i, fma(first, sine, second * cosine), n);
   }
 }
 

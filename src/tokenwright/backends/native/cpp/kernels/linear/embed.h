@@ -43,7 +43,7 @@ static void embed(const Matrix& m, int64_t index, float* x) {
     for (int64_t first = 0; first < m.in; first += m.group) {
       const float scale = scale_of(m, scales, lane, first, 0);
       const float minimum = m.minima ? scale_of(m, scales, lane, first, 1) : 0;
-      for (int64_t i = first; i < first + m.group && i < m.in; i++) x[i] = code_of(m, w, i) * scale - minimum;
+      for (int64_t i = first; i < first + m.group && i < m.in; i++) x[i] = fma(code_of(m, w, i), scale, -minimum);
     }
     return;
   }

@@ -1,0 +1,55 @@
+"""The bits of the logits of the model that ships inside, and the published ones of each instruction set.
+
+The kernels' sources say which products are fused with a sum, and compilers fuse none by themselves. So a hash holds for
+every compiler, and for every processor with the instruction set. `tokenwright verify` compares them.
+"""
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenwright.backends.native.native_kernels import find_kernels
+from tokenwright.errors import RequestError
+from tokenwright.llm.llm import LLM
+
+PUBLISHED = Path(__file__).with_suffix(".json")
+FORMATS: Mapping[str, Mapping[str, Any]] = {  # of weights and of the KV cache
+    "float32": {},
+    "bfloat16": {"weights": "bfloat16", "kv": "bfloat16"},
+    "int8": {"weights": "int8", "kv": "int8"},
+    "int4": {"weights": "int4", "kv": "int4"},
+}
+PROMPT = "Once upon a time, in a land far away, there lived a little fox who had never seen the sea. One day"
+STEPS = 12  # the first computes the whole prompt, the others one row each
+
+
+def instruction_set() -> str:
+    """The instruction set of the native kernels. Raises RequestError without them, and where none are published."""
+    kernels = find_kernels()
+    if kernels is None:
+        raise RequestError("there are no native kernels, whose bits are published; reinstall with a C++ compiler")
+    if kernels.isa not in published():
+        raise RequestError(f"no bits are published for {kernels.isa} kernels")
+    return kernels.isa
+
+
+def published() -> dict[str, dict[str, str]]:
+    """The published hashes, by instruction set and format."""
+    hashes: dict[str, dict[str, str]] = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    return hashes
+
+
+def logits_hash(form: str) -> str:
+    """The SHA-256 of the logits [V], fp32, of every step of a greedy text, in a format of FORMATS."""
+    found = sha256()
+    with LLM("stories", trace=True, dtype="float32", device="cpu", **FORMATS[form]) as llm:
+        run = llm.run(PROMPT, temperature=0.0, max_tokens=STEPS, ignore_eos=True)
+        for step in range(STEPS):
+            run.step()
+            found.update(np.asarray(run.logits(step), dtype="<f4").tobytes())
+        run.close()
+    return found.hexdigest()
