@@ -83,10 +83,15 @@ def explore(
         asked = opt.given(max_tokens=60 if new_tokens is None else new_tokens, seed=seed)
         _in_terminal(name, PROMPT if prompt is None else prompt, asked, **engine)
         return
+    local_folder(name, revision)  # refuses what is neither here nor a name on the hub
+    _serve(name, port, browser=not no_browser, **engine)
+
+
+def _serve(name: str, port: int | None, *, browser: bool, **engine: Any) -> None:
+    """Serve the page until Ctrl-C. Raises RequestError without a page, and for a port that is taken."""
     from tokenwright.llm.web_page import page_folder
     from tokenwright.serve.transport.sockets import listen
 
-    local_folder(name, revision)  # refuses what is neither here nor a name on the hub
     page = page_folder()  # before the model is loaded: without a page there is nothing to open
     listener = listen("127.0.0.1", (USUAL_PORT, 0) if port is None else (port,))
     address = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -101,7 +106,7 @@ def explore(
     app = make_app(Explorer(name, uncollected(opt.loader(name, trace=True, browser=True, **engine))), names, page)
     taken = f"port {USUAL_PORT} is taken; " if port is None and not address.endswith(f":{USUAL_PORT}") else ""
     remark(f"{taken}the explorer is at http://{address} (Ctrl-C ends it)")
-    if not no_browser:
+    if browser:
         # In a thread: a text-mode browser blocks its caller, and the server would not answer it.
         threading.Thread(target=webbrowser.open, args=(f"http://{address}",), daemon=True).start()
     Server(app, 0.0, remark).keep(listener)  # a page is told that it ended
