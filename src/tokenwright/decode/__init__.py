@@ -1,7 +1,7 @@
 """From logits to tokens: logits processors, sampling, beam search, grammars and stop checkers."""
 
 from tokenwright.decode.beam import BeamSearch
-from tokenwright.decode.sampler import TorchSampler, uniform
+from tokenwright.decode.sampler import RowSampler, uniform
 from tokenwright.decode.stopping import TextStopChecker
 
-__all__ = ["BeamSearch", "TextStopChecker", "TorchSampler", "uniform"]
+__all__ = ["BeamSearch", "RowSampler", "TextStopChecker", "uniform"]
