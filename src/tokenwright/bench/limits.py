@@ -168,7 +168,7 @@ def measure_limits(seconds: float = 0.3, report: Report | None = None) -> Machin
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Measures a limit for given seconds, with the kernels' threads; and software that must not beat it, if there is any."""
+    """Measures a limit for given seconds, with the kernels' threads; and software that must not beat it, if any."""
 
     per_second: Callable[[float], float]
     rival: str = ""
@@ -207,7 +207,7 @@ def _probe(name: str) -> Probe:
 
 
 def _numpy_per_second(seconds: float) -> float:
-    """Multiplications of numpy's product of square float32 matrices; of the kernels' number of threads, if that is smaller.
+    """Multiplications of numpy's product of square float32 matrices; of the kernels' threads, if these are fewer.
 
     numpy multiplies on all processors of the process, whatever the kernels' number of threads.
     """

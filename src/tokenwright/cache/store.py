@@ -144,8 +144,8 @@ class KVStore:
             )
         except (RuntimeError, OSError, OverflowError) as error:  # torch raises no narrower class
             raise CapacityError(
-                f"the KV cache of {sum(self.pages)} pages needs {self.nbytes} bytes, which {memory.name} does not have; "
-                "grant it less (kv_memory) or free some memory"
+                f"the KV cache of {sum(self.pages)} pages needs {self.nbytes} bytes, which {memory.name} does not "
+                "have; grant it less (kv_memory) or free some memory"
             ) from error
         self._views = tuple(self._viewed(layer, spec) for layer, spec in enumerate(specs))
 
@@ -254,7 +254,7 @@ class KVStore:
                 mine[:, :count] = theirs[:, :count]
 
     def poison(self) -> None:
-        """Fill every slot with what decodes to NaN, so that a read of a slot that was never written shows. For tests."""
+        """Fill every slot with what decodes to NaN, so that a read of a slot never written shows. For tests."""
         for view in self._views:
             for part in view.parts:
                 for side in (part.k, part.v):

@@ -154,7 +154,7 @@ def _without(logits: Array, ids: NDArray[np.bool_] | list[int]) -> Array:
 
 def softmax(logits: Doubles) -> Doubles:
     """The softmax of logits [..., V] over the last dimension."""
-    chances = np.exp(logits - logits.max(-1, keepdims=True))
+    chances: Doubles = np.exp(logits - logits.max(-1, keepdims=True))
     chances /= chances.sum(-1, keepdims=True)
     return chances
 

@@ -165,7 +165,8 @@ def unobserved(chunk: Chunk, logits: Floats, chances: Doubles | None) -> None:
 class RowSampler:
     """Picks tokens for the chunks of a step, each row independently. A row with a NaN fails only its own sequence.
 
-    It computes with sums in fp64, whatever device the model runs on, so that draws do not depend on the device. The rows of a beam search go to `BeamSearch.pick` together; one row with a NaN fails the whole search.
+    It sums in fp64, whatever device the model runs on, so that draws do not depend on the device. The rows of a beam
+    search go to `BeamSearch.pick` together; one row with a NaN fails the whole search.
     """
 
     def pick(self, output: Output[Floats], step: Step, observe: Observe = unobserved) -> list[Result]:

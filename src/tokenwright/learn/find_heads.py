@@ -33,7 +33,7 @@ def masses(work: CheckWork) -> dict[str, Floats]:
     sums: dict[str, Floats] = {}
     for seed in range(SEGMENTS):
         for name, found in _of(work, _segment(work, seed)).items():
-            sums[name] = sums.get(name, np.zeros_like(found)) + found / SEGMENTS
+            sums[name] = sums.get(name, np.zeros_like(found)) + found / np.float32(SEGMENTS)
     return sums
 
 

@@ -272,7 +272,7 @@ def _arrays() -> tuple[type[Any], ...]:
 
 def _listed(ids: Any) -> list[int]:
     """The list of an array of ids. Raises RequestError for one of another form."""
-    listed = ids.tolist()
+    listed: list[int] = ids.tolist()
     if ids.ndim != 1 or any(type(token) is not int for token in listed):
         raise RequestError(
             f"an array as a prompt has ids, one after another; this one is {ids.dtype} {list(ids.shape)}"

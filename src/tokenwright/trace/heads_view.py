@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from tokenwright.arrays import Floats
+from tokenwright.arrays import Array, Bytes, Floats
 from tokenwright.decode.logits_processors import Doubles, log_softmax
 from tokenwright.models.taps import Site
 from tokenwright.trace.messages.heads import AtlasCard, HeadCard, HeadKind, LensCard, LensRow, MatrixCard
@@ -140,7 +140,7 @@ def _kind(means: Sequence[float | None]) -> HeadKind:
 
 
 def _pooled(row: Floats, columns: int) -> Floats:
-    """The largest of each of at most `columns` parts of a row [t]; neighbouring parts share a number where they meet."""
+    """The largest of each of at most `columns` parts of a row [t]; neighbours may share a number."""
     if len(row) <= columns:
         return row
     borders = ((at * len(row) // columns, -(-(at + 1) * len(row) // columns)) for at in range(columns))
@@ -149,8 +149,8 @@ def _pooled(row: Floats, columns: int) -> Floats:
 
 def _coded(weights: Floats) -> bytes:
     """round(255 sqrt(weight)) of each weight."""
-    codes = (np.sqrt(weights.clip(0, 1)) * np.float32(255)).round().astype(np.uint8)
-    return codes.tobytes()
+    codes: Bytes = (np.sqrt(weights.clip(0, 1)) * np.float32(255)).round().astype(np.uint8)
+    return bytes(codes)
 
 
 def _cells(weights: Floats, cell: int) -> Floats:
@@ -171,7 +171,7 @@ def matrix(look: Look, stop: int, step: int, layer: int, head: int) -> Generator
     for start in range(first, stop, rows):
         count = min(rows, stop - start)
 
-        def read(replay: AttentionReplay, text: ReplayedText, at: int = start, count: int = count) -> Floats:
+        def read(replay: AttentionReplay, text: ReplayedText, at: int = start, count: int = count) -> Array:
             return _LayerQueries(at, count, layer).take(replay, text).weights(replay, text, layer, head)[0]
 
         weights = look(read, start, count)[:, first:]  # [count, start + count - first]

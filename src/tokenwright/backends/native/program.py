@@ -106,9 +106,9 @@ class Program:
         tokens, wanted, model = batch.tokens, batch.logits_rows, self.model
         alive: list[object] = []  # keeps alive the arrays that the words point to
         chunks = self._chunk_rows(batch, alive)
-        count = len(wanted)
-        best, totals = array("q", [0]) * count, array("d", [0.0]) * count
-        logits = _empty(count, model.graph.vocab_size)
+        picked = len(wanted)
+        best, totals = array("q", [0]) * picked, array("d", [0.0]) * picked
+        logits = _empty(picked, model.graph.vocab_size)
         hidden = _empty(len(batch.hidden_rows), model.graph.width) if batch.hidden_rows else None
         words = (  # the words of a `lib.Batch`
             len(tokens),
@@ -117,7 +117,7 @@ class Program:
             chunks.buffer_info()[0],
             self.store.page_size,
             self._kv_address,
-            count,
+            picked,
             wanted.buffer_info()[0],
             place_of(logits),
             best.buffer_info()[0],

@@ -1,4 +1,4 @@
-"""A reference forward pass beside an engine: chunk by chunk over a cache of its own, with attention in torch; and faults.
+"""A reference forward pass beside an engine: chunk by chunk over a cache of its own, with attention in torch.
 
 Matrix products may use the engine's kernels, which give the same rows; rotation, the cache and attention are the
 reference's. Arrays go in and come out.

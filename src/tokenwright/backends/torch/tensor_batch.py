@@ -25,9 +25,7 @@ class TorchBatch:
     slots: tuple[torch.Tensor, ...]  # for each group, [T]: the slots for their K and V
     chunks: tuple[ChunkRows, ...]
     rotations: Mapping[Rope, TensorRotation]  # for each of the model's rotations, [T, D]
-    sink_rotations: Mapping[
-        tuple[Rope, AttentionWindow], TensorRotation
-    ]  # of layers with sinks, [T, D]: of queries on sinks
+    sink_rotations: Mapping[tuple[Rope, AttentionWindow], TensorRotation]  # [T, D], of queries on sinks
     adapted: Mapping[int, torch.Tensor]  # number of an adapter -> the rows [n] of the requests that have it
 
 
