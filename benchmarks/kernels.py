@@ -171,7 +171,7 @@ class Texts:
         )
         self.bytes_per_token = spec.bytes_per_token
         self.pages = nbytes // (PAGE * self.bytes_per_token)
-        self.store = KVStore([spec], self.pages, PAGE, CPU)
+        self.store = KVStore([spec], self.pages, PAGE)
         for slots in torch.arange(self.pages * PAGE).split(max(CONTEXTS)):
             k, v = (torch.randn(len(slots), KV_HEADS, SIZE) for _ in range(2))
             kernels.store(self.store.view(0), [slots], k, v)

@@ -40,7 +40,7 @@ from benchmarks.quality import COLOURS, canvas, save, table
 from tokenwright import LLM, SamplingParams
 from tokenwright.backends.native.program import NativeBackend
 from tokenwright.backends.runner import ModelRunner
-from tokenwright.decode import TextStopChecker, TorchSampler
+from tokenwright.decode import TextStopChecker, RowSampler
 from tokenwright.engine import Engine, Group, LogitsNeeded, Output, PagePool, Request, Scheduler, Step
 from tokenwright.engine.loop import EngineLoop, Inbox
 
@@ -204,7 +204,7 @@ def prepared(streams: int, context: int, vocabulary: int, rounds: int) -> Point:
     pages = streams * (-(-(context + most) // PAGE) + 1)
     pool = PagePool([Group(pages)], PAGE)
     scheduler = Scheduler(pool, token_budget=max(512, context), max_sequences=streams)
-    engine = Engine(Prepared(streams, vocabulary), TorchSampler(), scheduler, context + most)
+    engine = Engine(Prepared(streams, vocabulary), RowSampler(), scheduler, context + most)
     params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
     prompts = [tuple((5 + stream + place) % vocabulary for place in range(context)) for stream in range(streams)]
     requests = [Request(prompt, params, TextStopChecker(Silent(), ())) for prompt in prompts]

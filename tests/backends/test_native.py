@@ -22,9 +22,10 @@ from tests.backends.native import (
     threads,
 )
 from tests.profiles import examples
-from tokenwright.backends import Dense, ReferenceKernels
 from tokenwright.backends.native.native_kernels import find_kernels, usable
 from tokenwright.backends.packed import Packed
+from tokenwright.backends.torch.kernels import Dense
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.errors import RequestError
 from tokenwright.formats import WeightFormat
 from tokenwright.models.rotary import Rotation

@@ -22,7 +22,8 @@ from tests.engine.hand import sequence_of
 from tests.models.fixtures import VOCAB, make_checkpoint
 from tests.oracle.harness import CPU, prompt_of
 from tests.profiles import examples
-from tokenwright.backends import Logits, ReferenceKernels, Scored
+from tests.tensors import kv_memory
+from tokenwright.backends import Logits, Scored
 from tokenwright.backends.adapters import Update, beside, not_beside
 from tokenwright.backends.adapters import packed as packed_weight
 from tokenwright.backends.native import program
@@ -31,6 +32,7 @@ from tokenwright.backends.observation import Observed, Watched
 from tokenwright.backends.runner import backend_over
 from tokenwright.backends.torch import observe
 from tokenwright.backends.torch.decoder import Decoder
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.cache import ChunkRows, KVStore, KVView, layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.packer import load_packed
@@ -163,7 +165,7 @@ class Bench:
     def memory(self) -> list[torch.Tensor]:
         """All that is kept, but for the scratch page, as bytes: NaN is no equal of itself."""
         groups = range(len(self.store.groups))
-        return [one[:, :-1].contiguous().view(torch.uint8) for group in groups for one in self.store.tensors(group)]
+        return [one[:, :-1].contiguous().view(torch.uint8) for group in groups for one in kv_memory(self.store, group)]
 
 
 def steps(
@@ -434,7 +436,7 @@ def test_the_rotary_cache_keeps_the_rows_of_streams_with_different_limits(monkey
     rope = checkpoint("dynamic")[0].graph.positions
     assert isinstance(rope, Rope) and isinstance(rope.scaling, DynamicScaling)
     monkeypatch.setattr(program, "ROTARY_POSITIONS", 4 * 1024)
-    size, table = 16, RotaryTable(rope, 16, CPU)
+    size, table = 16, RotaryTable(rope, 16)
     rotary = RotaryCache((rope,), size)
     made: list[int] = []
     rows = rotary._rows

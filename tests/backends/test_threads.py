@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from tests.backends.native import KERNELS, WEIGHTS, needs_native, noise, packed, threads
+from tokenwright.backends.device import threads_of
 from tokenwright.backends.native.native_kernels import NativeKernels, matrix
-from tokenwright.bench import limits
 from tokenwright.errors import CapacityError
 
 NATIVE = Path(__file__).parents[2] / "src" / "tokenwright" / "backends" / "native" / "cpp"
@@ -153,7 +153,7 @@ def team_sizes(seconds: float) -> list[int]:
     """Of linears for so long, one after another: how many threads each was split for."""
     kernels, weight, x = any_kernels(), packed("int8", 2000, 600), noise(16, 600)
     sizes, until = list[int](), time.monotonic() + seconds
-    with limits.threads(2):
+    with threads_of(2):
         while time.monotonic() < until:
             kernels.linear(x, weight)
             sizes.append(kernels.library.tw_last_team())

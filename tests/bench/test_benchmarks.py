@@ -19,8 +19,9 @@ from peers import Turn
 
 from benchmarks import kernels
 from tests.backends.native import needs_native
-from tokenwright.backends import Dense, ReferenceKernels
 from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels
+from tokenwright.backends.torch.kernels import Dense
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.bench.limits import Bound, Least, StepWork
 from tokenwright.formats import WeightFormat
 

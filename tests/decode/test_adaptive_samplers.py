@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.decode.test_draws import LOGITS, fits
 from tests.engine.hand import sequence_of
 from tokenwright.decode.logits_processors import adjusted, filtered, mirostat, mirostat_bound, without_top
-from tokenwright.decode.sampler import TorchSampler, of_choice, probabilities, uniform
+from tokenwright.decode.sampler import RowSampler, of_choice, probabilities, uniform
 from tokenwright.engine import Chunk, LogitsNeeded, Output, Request, SamplingParams, Step
 from tokenwright.errors import RequestError
 
@@ -143,7 +143,7 @@ def test_mirostat_holds_the_mean_surprise(version, tau):
     for _ in range(400):
         logits = torch.randn(1, 200, generator=generator) * (1 + 2 * torch.rand(1, generator=generator))
         chunk = Chunk(sequence, len(sequence.tokens) - 1, len(sequence.tokens), LogitsNeeded.LAST)
-        [pick] = TorchSampler().pick(Output((range(1),), logits), Step((chunk,)))
+        [pick] = RowSampler().pick(Output((range(1),), logits), Step((chunk,)))
         sequence.tokens += pick.tokens
         sequence.counts.sampler_logprob += pick.sampler_logprobs[0]
     assert -sequence.counts.sampler_logprob / math.log(2) / 400 == pytest.approx(tau, abs=0.1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.engine.hand import sequence_of
 from tokenwright.decode.logits_processors import filtered
-from tokenwright.decode.sampler import TorchSampler, choose, probabilities, uniform
+from tokenwright.decode.sampler import RowSampler, choose, probabilities, uniform
 from tokenwright.engine import Chunk, LogitsNeeded, Output, Pick, Request, SamplingParams, Step
 
 DRAWS = 200_000
@@ -138,7 +138,7 @@ def test_a_draw_is_the_same_in_any_batch(batch, seed):
 
     def picked(places):
         output = Output(tuple(range(i, i + 1) for i in range(len(places))), logits[list(places)])
-        results = TorchSampler().pick(output, Step(tuple(chunks[i] for i in places)))
+        results = RowSampler().pick(output, Step(tuple(chunks[i] for i in places)))
         return {result.parent: result for result in results}
 
     together = picked(range(len(chunks)))
@@ -156,7 +156,7 @@ def test_choices_of_one_chunk_are_those_of_each_alone():
         return Chunk(sequence, 0, 2, LogitsNeeded.LAST)
 
     def picks(choices):
-        return TorchSampler().pick(Output((range(1),), LOGITS[None]), Step((chunk(choices),)))
+        return RowSampler().pick(Output((range(1),), LOGITS[None]), Step((chunk(choices),)))
 
     together = picks((0, 1, 2))
     assert [pick.choice for pick in together] == [0, 1, 2]

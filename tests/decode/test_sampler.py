@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.engine.hand import sequence_of
 from tokenwright.decode import sampler
 from tokenwright.decode.logits_processors import filtered
-from tokenwright.decode.sampler import TorchSampler, log_totals, probabilities, top_ids, uniform
+from tokenwright.decode.sampler import RowSampler, log_totals, probabilities, top_ids, uniform
 from tokenwright.engine import (
     Chunk,
     Fault,
@@ -118,7 +118,7 @@ def test_what_kernels_tell_of_a_row_changes_no_answer(asked):
     request = Request(prompt, params, constraints=constraints)
     one = Chunk(sequence_of(*text, asked=request, limit=9), 3, 4, LogitsNeeded.LAST)
     plain, told = (
-        TorchSampler().pick(Output((range(1),), logits, *more), Step((one,)))
+        RowSampler().pick(Output((range(1),), logits, *more), Step((one,)))
         for more in ((), ((3,), tuple(log_totals(logits.numpy()))))
     )
     assert plain == told
@@ -151,7 +151,7 @@ def pick(chunks, logits, observe=sampler.unobserved):
         count = {LogitsNeeded.NONE: 0, LogitsNeeded.LAST: 1, LogitsNeeded.ALL: len(one.tokens)}[one.logits_needed]
         rows.append(range(first, first + count))
         first += count
-    return TorchSampler().pick(Output(tuple(rows), logits), Step(tuple(chunks)), observe)
+    return RowSampler().pick(Output(tuple(rows), logits), Step(tuple(chunks)), observe)
 
 
 def test_the_sampler_answers_each_chunk_and_a_bad_row_fails_alone():

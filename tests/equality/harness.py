@@ -21,11 +21,13 @@ import torch
 
 from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import CPU, DEVICE, Recorder, Subject, prompt_of
-from tokenwright.backends import Kernels, ReferenceKernels
+from tests.tensors import tensors_of
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.runner import ModelRunner
 from tokenwright.backends.torch.decoder import Decoder
+from tokenwright.backends.torch.kernels import Kernels
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.cache.snapshot import Snapshot, load, save
 from tokenwright.checkpoints.folder import Checkpoint
@@ -90,7 +92,7 @@ def make_subject(kind: str) -> Subject:
     with tempfile.TemporaryDirectory() as folder:
         path, oracle = make_checkpoint(Path(folder) / "model", one.fixture, changes=dict(one.changes))
         checkpoint = Checkpoint.open(path)
-        weights = checkpoint.tensors(torch.float32)
+        weights = tensors_of(checkpoint, torch.float32)
     return Subject(kind, checkpoint.config, checkpoint.graph, weights, "float32", oracle)
 
 

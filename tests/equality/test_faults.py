@@ -18,9 +18,11 @@ from tests.equality import ways
 from tests.equality.harness import PROMPT, WAYS, Bench, Case, Seen
 from tests.equality.test_matrix import NATIVE_PAIRS, PAIRS
 from tests.oracle.test_faults import moved_by_one
-from tokenwright.backends import Logits, ReferenceKernels
+from tokenwright.backends import Logits
 from tokenwright.backends.native.program import NativeBackend
 from tokenwright.backends.runner import ModelRunner
+from tokenwright.backends.torch import kv_codec
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.cache import ChunkRows, KVStore, KVView
 from tokenwright.engine import Batch, Scheduler
 from tokenwright.engine import Sequence as Text
@@ -60,8 +62,8 @@ class StalePage(Exact):
         for part in view.parts:
             written = part.k.memory[0][slots[part.group]].isfinite().flatten(1).all(1)
             fresh = ~(written & (slots[part.group] // 16 == 1))
-            part.k.write(slots[part.group][fresh], k[fresh])
-            part.v.write(slots[part.group][fresh], v[fresh])
+            kv_codec.write(part.k, slots[part.group][fresh], k[fresh])
+            kv_codec.write(part.v, slots[part.group][fresh], v[fresh])
 
 
 class WrongScale(Exact):

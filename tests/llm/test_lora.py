@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from tests.models.fixtures import make_checkpoint
 from tests.models.published_files import write
 from tests.serve.live import live
+from tests.tensors import tensors_of
 from tokenwright import LLM
 from tokenwright.backends.layout import unpacked
 from tokenwright.backends.native.native_kernels import find_kernels
@@ -178,12 +179,12 @@ def test_a_merge_adds_every_adapter_and_has_a_cache_of_its_own(
     cache, form = WeightCache(tmp_path, 0), WeightFormat.parse("int8")
     files = {cache._file(one, form) for one in (base, *(base.merged([made[name]]) for name in made))}
     assert len(files) == 5
-    twice = base.merged([made["a0"], made["a3"]]).tensors(torch.float32)
+    twice = tensors_of(base.merged([made["a0"], made["a3"]]), torch.float32)
     name = "layers.0.attention.q.weight"
     added = sum(
         one.up @ one.down * one.scale for path in ("a0", "a3") for one in [base.adapter(made[path]).updates[name[:-7]]]
     )
-    assert torch.allclose(twice[name], base.tensors(torch.float32)[name] + added, atol=1e-6)
+    assert torch.allclose(twice[name], tensors_of(base, torch.float32)[name] + added, atol=1e-6)
 
 
 def test_a_merge_decodes_what_it_changes_of_a_quantised_folder(tmp_path: Path) -> None:

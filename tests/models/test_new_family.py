@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM, SamplingParams, plan
-from tokenwright.backends import Kernels
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native import compile as native_compile
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.torch import ops as torch_ops
+from tokenwright.backends.torch.kernels import Kernels
 from tokenwright.checkpoints.families import registry
 from tokenwright.checkpoints.families.registry import LLAMA
 from tokenwright.checkpoints.files.json_keys import JsonKeys

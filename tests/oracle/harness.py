@@ -23,17 +23,19 @@ from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.models.fixtures import VOCAB, make_checkpoint
-from tokenwright.backends import Kernels, ReferenceKernels
+from tests.tensors import tensors_of
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.runner import Model, ModelRunner
 from tokenwright.backends.torch.decoder import Decoder
+from tokenwright.backends.torch.kernels import Kernels
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.cache import KVStore, LayerSpec, groups_for, layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.config import DynamicScaling, ModelConfig, angle_length
-from tokenwright.decode import TorchSampler
+from tokenwright.decode import RowSampler
 from tokenwright.engine import (
     Engine,
     Failed,
@@ -70,7 +72,7 @@ class Recorder:
     """
 
     def __init__(self, forced: Mapping[int, Sequence[int]] | None = None) -> None:
-        self.sampler = TorchSampler()
+        self.sampler = RowSampler()
         self.forced = forced or {}
         self.rows: dict[int, dict[int, torch.Tensor]] = {}
 
@@ -125,7 +127,7 @@ class Subject:
 
     def engine(
         self,
-        sampler: Recorder | TorchSampler,
+        sampler: Recorder | RowSampler,
         *,
         page_size: int = 16,
         pages: int | None = None,
@@ -176,7 +178,7 @@ def make_subject(kind: str, dtype: DType = "float32") -> Subject:
     with tempfile.TemporaryDirectory() as folder:
         path, oracle = make_checkpoint(Path(folder) / "model", kind, dtype=dtype)
         checkpoint = Checkpoint.open(path)
-        weights = checkpoint.tensors(getattr(torch, dtype))
+        weights = tensors_of(checkpoint, getattr(torch, dtype))
         packed = load_packed(checkpoint, WeightFormat(dtype), dtype)
     return Subject(kind, checkpoint.config, checkpoint.graph, weights, dtype, oracle, packed)
 

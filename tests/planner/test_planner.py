@@ -17,6 +17,7 @@ from tests.checkpoints.test_hub import hub, sharded, single  # noqa: F401
 from tests.models.fake_hub import FakeHub
 from tests.models.fixtures import KINDS, make_checkpoint, make_config
 from tests.models.sized import Sized
+from tests.tensors import kv_memory
 from tokenwright import LLM, SamplingParams, plan
 from tokenwright.bench.bandwidth import cache_sizes, measure
 from tokenwright.cache import KVStore, layer_specs
@@ -400,7 +401,7 @@ class TestEngine:
 
 def allocated(store: KVStore) -> int:
     """Bytes of all its tensors, by torch."""
-    return sum(tensor.nbytes for group in range(len(store.groups)) for tensor in store.tensors(group))
+    return sum(tensor.nbytes for group in range(len(store.groups)) for tensor in kv_memory(store, group))
 
 
 class TestRemarks:

@@ -8,6 +8,7 @@ import torch
 
 from tests.engines import assert_at_rest, held, settled
 from tests.models.fixtures import KINDS, make_checkpoint
+from tests.tensors import kv_memory
 from tokenwright import LLM, RequestError, SamplingParams
 from tokenwright.backends.torch import observe as observe_module
 from tokenwright.backends.torch.backend import TorchBackend
@@ -391,7 +392,7 @@ def test_a_planted_fault_shows_in_the_rows(tmp_path, fault):
     folder, _ = make_checkpoint(tmp_path / "m", "qwen2")
     with LLM(folder, pages=64, trace=True) as llm:
         recorder = llm.engine.runner
-        for tensor in recorder.runner.store.tensors(0):
+        for tensor in kv_memory(recorder.runner.store, 0):
             tensor.fill_(0.5)  # what nobody wrote must be numbers, for the fault to show in the rows
         recorder.runner = Wrong(recorder.runner, fault)
         worst = 0.0

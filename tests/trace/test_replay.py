@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.backends.test_runner import KEPT
-from tests.oracle.harness import CPU, Subject, make_subject, prompt_of
-from tokenwright.backends import ReferenceKernels
+from tests.oracle.harness import Subject, make_subject, prompt_of
 from tokenwright.backends.torch.ops import TorchAttention
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.backends.torch.tensor_batch import Batcher
 from tokenwright.cache import KVStore, LayerSpec
 from tokenwright.engine import one_chunk
@@ -22,7 +22,7 @@ SIZE = 4  # of a page
 
 
 def looker_of(subject: Subject, specs: Sequence[LayerSpec]) -> AttentionReplay:
-    return AttentionReplay(subject.config, subject.decoder(WIDE), specs, CPU)
+    return AttentionReplay(subject.config, subject.decoder(WIDE), specs)
 
 
 def text_of(replay: AttentionReplay, tokens: tuple[int, ...], cuts: Sequence[int]) -> ReplayedText:

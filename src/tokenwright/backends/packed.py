@@ -304,7 +304,7 @@ def _places(bits: int) -> Bytes:
 def _by_output(blocks: Array, lane: int) -> Array:
     """Blocks whose dimension `lane` has 16 outputs, as rows: [blocks, ...] -> [16 blocks, ...]."""
     rows = np.moveaxis(blocks, lane, 1)
-    return rows.reshape(-1, *rows.shape[2:])
+    return rows.reshape(LANES * len(blocks), *rows.shape[2:])
 
 
 def _int8(groups: Floats) -> tuple[Floats, Halves]:

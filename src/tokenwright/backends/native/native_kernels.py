@@ -41,7 +41,7 @@ class Workspace:
 
 
 class NativeKernels:
-    """The operations of the torch backend's `Kernels`, over arrays: `isa` is one of ISAS. `handle`: the function table."""
+    """The operations of torch's `Kernels`, over arrays: `isa` is one of ISAS. `handle`: the function table."""
 
     def __init__(self, library: ctypes.CDLL, isa: str) -> None:
         self.library = library

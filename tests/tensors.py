@@ -1,0 +1,75 @@
+"""What the tests that compare with torch use: packed weights and native kernels that take tensors and give tensors."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from tokenwright.backends.native.native_kernels import NativeKernels
+from tokenwright.backends.packed import Packed
+from tokenwright.backends.torch import kv_codec
+from tokenwright.backends.torch.border import TORCH_DTYPES, array, tensor
+from tokenwright.backends.torch.over_native import TensorKernels
+from tokenwright.cache import KVStore
+from tokenwright.cache.codec import Codec
+from tokenwright.checkpoints.folder import Checkpoint
+
+CPU = torch.device("cpu")
+
+
+class TensorPacked(Packed):
+    """A packed weight of which rows go in and come out as tensors; `codes` and `scales` are arrays."""
+
+    def pack_rows(self, first: int, rows: Any) -> int:
+        return super().pack_rows(first, array(rows))
+
+    def put_codes(self, first: int, codes: Any, scales: Any) -> int:
+        return super().put_codes(first, array(codes), array(scales))
+
+    def rows(self, ids: Any) -> Any:
+        return tensor(super().rows(array(ids)))
+
+    def blocks(self, first: int, last: int) -> Any:
+        return tensor(super().blocks(first, last))
+
+
+class NativeOverTensors(TensorKernels):
+    """`TensorKernels` with the rest of what native kernels can do, over tensors."""
+
+    def __init__(self, native: NativeKernels) -> None:
+        super().__init__(native)
+        self.isa, self.library, self.handle = native.isa, native.library, native.handle
+        self.compute, self.multiply = native.compute, native.multiply
+
+    def summarise(self, logits: Any) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        return self.native.summarise(np.ascontiguousarray(array(logits)))
+
+    def pack(self, packed: Packed, first: int, rows: Any, threads: int = 1) -> int:
+        return self.native.pack(packed, first, array(rows), threads)
+
+    def read(self, buffer: Any, ahead: int = 0) -> int:
+        return self.native.read(array(buffer), ahead)
+
+
+def encode(codec: Codec, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return kv_codec.encode(codec.name, x)
+
+
+def decode(codec: Codec, parts: tuple[torch.Tensor, ...], count: int, dtype: torch.dtype) -> torch.Tensor:
+    return kv_codec.decode(codec.name, parts, count, dtype)
+
+
+def address(of: torch.Tensor | None) -> int | None:
+    """The address of a tensor's first number."""
+    return None if of is None or not of.numel() else of.data_ptr()
+
+
+def tensors_of(checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+    """The weights of a checkpoint as tensors."""
+    name = None if dtype is None else next(name for name, one in TORCH_DTYPES.items() if one is dtype)
+    return {ours: tensor(one) for ours, one in checkpoint.tensors(name).items()}
+
+
+def kv_memory(store: KVStore, group: int) -> list[torch.Tensor]:
+    """The memory of a group of a store, as tensors over it."""
+    return [tensor(one) for one in store.arrays(group)]
