@@ -1,18 +1,26 @@
 """What the tests that compare with torch use: packed weights and native kernels that take tensors and give tensors."""
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from types import ModuleType
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 
 from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.packed import Packed
+from tokenwright.backends.runner import Cache, Model
 from tokenwright.backends.torch import kv_codec
 from tokenwright.backends.torch.border import TORCH_DTYPES, array, tensor
 from tokenwright.backends.torch.over_native import TensorKernels
 from tokenwright.cache import KVStore
 from tokenwright.cache.codec import Codec
 from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.decode import RowSampler
+from tokenwright.decode.sampler import Observe, unobserved
+from tokenwright.engine import Output, Result, Step
 
 CPU = torch.device("cpu")
 
@@ -73,3 +81,54 @@ def tensors_of(checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> dict
 def kv_memory(store: KVStore, group: int) -> list[torch.Tensor]:
     """The memory of a group of a store, as tensors over it."""
     return [tensor(one) for one in store.arrays(group)]
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def over_tensors(function: Function) -> Function:
+    """A function over arrays as one over tensors: its arguments, and its result, alone or in a tuple."""
+
+    @wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        def given(one: Any) -> Any:
+            return array(one) if isinstance(one, torch.Tensor) else one
+
+        return _made(function(*map(given, arguments), **{name: given(one) for name, one in named.items()}))
+
+    return cast("Function", called)
+
+
+def _made(found: Any) -> Any:
+    if isinstance(found, np.ndarray):
+        return tensor(found) if found.flags.writeable else tensor(found.copy())
+    return tuple(map(_made, found)) if type(found) is tuple else found
+
+
+class TensorSampler(RowSampler):
+    """The engine's sampler over logits in tensors."""
+
+    def pick(self, output: Output[Any], step: Step, observe: Observe = unobserved) -> list[Result]:
+        given = replace(output, logits=array(output.logits))
+        if observe is unobserved:
+            return super().pick(given, step)
+        return super().pick(given, step, lambda chunk, *both: observe(chunk, *map(_made, both)))
+
+
+class TensorModel(Model):
+    """The decoder as a function, with its logits as tensors."""
+
+    def __call__(self, tokens: Any, cache: Cache | None = None) -> tuple[Any, Cache]:
+        logits, cache = super().__call__(tokens, cache)
+        return tensor(logits), cache
+
+
+class Processors:
+    """A module of functions over arrays, as functions over tensors."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._module, name)
+        return over_tensors(found) if callable(found) else found

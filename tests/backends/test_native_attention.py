@@ -6,6 +6,7 @@ from ctypes import byref
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -75,7 +76,7 @@ def test_what_is_stored_is_what_the_codec_makes(isa: str, form: str, size: int, 
     k, v = (hard_rows(15, size, seed + i).view(5, 3, size) for i in range(2))
     KERNELS[isa].store(store.view(0), [slots], k, v)
 
-    right = (*CODECS[form].encode(k), *CODECS[form].encode(v))
+    right = (*kv_codec.encode(form, k), *kv_codec.encode(form, v))
     others = torch.ones(15, dtype=torch.bool).index_fill(0, slots, False)
     for memory, was, codes in zip(kv_memory(store, 0), before, right, strict=True):
         assert same(memory[0].flatten(0, 1)[slots], codes)
@@ -186,9 +187,7 @@ class Text:
         values = self.case.layout.value_size
         out = torch.full((*self.q.shape[:2], values), torch.nan)
         pages = -(-self.case.tokens // self.store.page_size)
-        tables = tuple(
-            torch.tensor([table.get(page, -1) for page in range(pages)], dtype=torch.int32) for table in self.tables
-        )
+        tables = tuple(np.array([table.get(page, -1) for page in range(pages)], np.int32) for table in self.tables)
         layer = kv_layer(self.store.view(0))
         sizes = (self.case.kv_heads, self.case.size, values)
         shape = lib.CHeads(heads, *sizes, self.scoring.scale, self.scoring.cap or 0, None)

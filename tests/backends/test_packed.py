@@ -15,6 +15,7 @@ from tokenwright.backends.native.library import find, load
 from tokenwright.backends.native.native_kernels import find_kernels, usable
 from tokenwright.backends.packed import DIVISORS, LANES, Packed, packed_sizes
 from tokenwright.backends.torch import reference_kernels as reference
+from tokenwright.backends.torch.border import array
 from tokenwright.backends.torch.kernels import Dense
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.errors import RequestError
@@ -276,11 +277,14 @@ def test_native_packing_gives_the_same_bytes(
     rows = wide[:, :inner]
     matrices = [TensorPacked.empty(out, inner, WeightFormat.parse(form)) for _ in range(2)]
     for made in matrices:
-        made.codes.fill_(7)
-        made.scales.fill_(3)
+        made.codes.fill(7)
+        made.scales.fill(3)
     pieces = [(first, last) for first, last in ((min(cut, out), out), (0, min(cut, out))) if first < last]
     counts = [
-        (matrices[0].pack_rows(first, rows[first:last]), kernels.pack(matrices[1], first, rows[first:last], threads))
+        (
+            matrices[0].pack_rows(first, rows[first:last]),
+            kernels.pack(matrices[1], first, array(rows[first:last]), threads),
+        )
         for first, last in pieces
     ]
     assert all(ours == theirs for ours, theirs in counts)
@@ -296,7 +300,7 @@ def test_the_reference_computes_with_packed_weights(
 ) -> None:
     """As with the decoded weights, however many blocks are decoded at a time."""
     w, x, bias = noise(70, 90), noise(6, 90, seed=1), noise(1, 70, seed=2)[0]
-    made = TensorPacked.empty(70, 90, WeightFormat.parse(form), bias)
+    made = TensorPacked.empty(70, 90, WeightFormat.parse(form), bias.numpy())
     made.pack_rows(0, w)
     kernels = ReferenceKernels(wide)
     expected = kernels.linear(x, Dense(made.unpack(), bias))

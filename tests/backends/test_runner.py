@@ -14,7 +14,9 @@ from tests.engine.hand import sequence_of
 from tests.models.fixtures import KINDS, VOCAB
 from tests.models.naive import naive_logits
 from tests.oracle.harness import TOLERANCE, Subject, greedy, make_subject, prompt_of
+from tests.tensors import TensorModel
 from tokenwright.backends.runner import Cache, Model, ModelRunner
+from tokenwright.backends.torch.border import tensor
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.cache import KVStore, layer_specs
@@ -265,18 +267,18 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
                 rows.append(whole[cut:stop])
         step = Step(tuple(chunks))
         sent = pickle.dumps(flatten(step))
-        assert torch.equal(runner.forward(step).logits, torch.cat(rows))
+        assert torch.equal(tensor(runner.forward(step).logits), torch.cat(rows))
         for chunk in chunks:
             for table in chunk.tables:
                 table.clear()
-        assert torch.equal(runner.backend(pickle.loads(sent)).rows, torch.cat(rows)), "it has tables of its own"
+        assert torch.equal(tensor(runner.backend(pickle.loads(sent)).rows), torch.cat(rows)), "it has tables of its own"
 
 
 def test_the_decoder_keeps_nothing_between_calls_but_its_count() -> None:
     """Two functions over one decoder do not meet."""
     subject = make_subject("tinyllama")
     decoder = Decoder(subject.graph, subject.decoder().kernels, dict(subject.weights))
-    one, two = (Model(decoder, layer_specs(subject.graph, "float32")) for _ in range(2))
+    one, two = (TensorModel(decoder, layer_specs(subject.graph, "float32")) for _ in range(2))
     tokens = prompt_of(20)
     alone, _ = in_pieces(subject.model(), tokens, [10])
     first, cache = one(tokens[:10])

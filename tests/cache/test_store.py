@@ -2,7 +2,9 @@
 
 import resource
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -10,8 +12,9 @@ from hypothesis import strategies as st
 
 from tests.cache.test_spec import SPECS
 from tests.models.fixtures import make_config
-from tests.tensors import kv_memory
+from tests.tensors import decode, encode, kv_memory
 from tokenwright.backends.torch import kv_codec
+from tokenwright.backends.torch.border import tensor as tensor_of
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.engine.page_table import PageTable
@@ -47,8 +50,9 @@ def contents(store: KVStore) -> list[torch.Tensor]:
     return [tensor.clone() for group in range(len(store.groups)) for tensor in kv_memory(store, group)]
 
 
-def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same(first: Any, second: Any) -> bool:
     """To the bit, NaN included."""
+    one, other = tensor_of(first), tensor_of(second)
     return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
@@ -99,7 +103,7 @@ def test_a_row_comes_back_from_where_it_was_put(kv: str) -> None:
             for side in (part.k, part.v):
                 before = contents(store)
                 kv_codec.write(side, slots, x)
-                exact = side.codec.decode(side.codec.encode(x), 16, torch.float64)
+                exact = decode(side.codec, encode(side.codec, x), 16, torch.float64)
                 assert torch.equal(kv_codec.read(side, slots, torch.float64), exact)
                 assert kv_codec.read(side, slots, torch.float32).dtype == torch.float32
                 others = torch.tensor([s for s in range(16) if s not in slots])
@@ -130,7 +134,7 @@ def test_pages_of_a_layer_are_pages_of_its_group() -> None:
             assert part.bytes_per_token == spec_part.bytes_per_token
             place = group.layers.index(layer)
             memories = (*part.k.memory, *part.v.memory)
-            for tensor, memory in zip(kv_memory(store, part.group), memories, strict=True):
+            for tensor, memory in zip(kv_memory(store, part.group), map(torch.from_numpy, memories), strict=True):
                 assert torch.equal(tensor[place, 2, 3], memory[2 * 4 + 3])
                 assert tensor.shape[:3] == (len(group.layers), 4, 4)
 
@@ -145,9 +149,9 @@ def test_a_page_is_copied_within_its_group(kv: str) -> None:
             tensor[:, 0] = tensor[:, 2]
         store.copy(group, 2, 0)
         assert all(map(same, kv_memory(store, group), expected))
-        touched = {id(tensor) for tensor in kv_memory(store, group)}
+        touched = {tensor.data_ptr() for tensor in kv_memory(store, group)}
         tensors = [tensor for number in range(len(store.groups)) for tensor in kv_memory(store, number)]
-        assert all(same(*pair) for pair in zip(before, tensors, strict=True) if id(pair[1]) not in touched)
+        assert all(same(*pair) for pair in zip(before, tensors, strict=True) if pair[1].data_ptr() not in touched)
 
 
 @pytest.mark.parametrize("kv", KVS)
@@ -158,7 +162,7 @@ def test_pages_go_out_and_come_back(kv: str) -> None:
     other.poison()
     for group in range(len(one.groups)):
         taken = one.read(group, [2, 0])
-        before = [tensor.clone() for tensor in taken]
+        before = [part.copy() for part in taken]
         one.copy(group, 1, 2)
         assert all(map(same, taken, before)), "what was taken is a copy"
         other.write(group, [1, 4], taken)
@@ -167,7 +171,7 @@ def test_pages_go_out_and_come_back(kv: str) -> None:
         assert sum(part.nbytes for part in taken) == 2 * one.groups[group].page_bytes(4)
         assert all(map(same, other.read(group, [1, 4]), before))
         rest = other.read(group, [0, 2, 3])
-        floats = [part for part in rest if part.is_floating_point()]
+        floats = [part for part in map(tensor_of, rest) if part.is_floating_point()]
         assert all(part.isnan().all() for part in floats)
 
 
@@ -203,7 +207,7 @@ def test_what_rows_of_a_chunk_read() -> None:
     first = store.chunk_rows([PageTable({0: 2}).pages, PageTable().pages], range(1), 0)
     assert [one.tolist() for one in first.slots] == [[8], []]
     assert [one.tolist() for one in first.positions] == [[0], []]
-    assert {one.dtype for one in (*chunk.slots, *first.slots, *first.positions)} == {torch.int64}
+    assert {one.dtype for one in (*chunk.slots, *first.slots, *first.positions)} == {np.dtype(np.int64)}
     for missing in ({0: 5, 1: 0}, {0: 5, 2: 7}, {1: 0, 2: 7}):
         with pytest.raises(KeyError):
             store.chunk_rows([tables[0], PageTable(missing).pages], range(2), 9)

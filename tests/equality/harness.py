@@ -22,6 +22,7 @@ import torch
 from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import CPU, DEVICE, Recorder, Subject, prompt_of
 from tests.tensors import tensors_of
+from tokenwright.backends.kv_sizing import memory_of
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.runner import ModelRunner
@@ -100,7 +101,7 @@ def make_subject(kind: str) -> Subject:
 class Bench:
     """An engine whose parts can be reached: one spec, one fresh pool, memory full of NaN."""
 
-    engine: Engine[torch.Tensor]
+    engine: Engine[Any]
     store: KVStore
     sampler: Recorder
 
@@ -163,13 +164,13 @@ class Case:
         sequences: int = 64,
         swap: int = 0,
         kernels: Kernels | None = None,
-        around: Callable[[ModelRunner], Runner[torch.Tensor]] = lambda runner: runner,
+        around: Callable[[ModelRunner], Runner[Any]] = lambda runner: runner,
         forced: Mapping[int, Sequence[int]] | None = None,
         scheduler: type[Scheduler] = Scheduler,
         store: type[KVStore] = KVStore,
     ) -> Bench:
         pages = pages or -(-CONTEXT // page_size)
-        memory = store(self.specs, pages, page_size, DEVICE if self.weights == "reference" else CPU)
+        memory = store(self.specs, pages, page_size, memory_of(DEVICE if self.weights == "reference" else CPU))
         memory.poison()
         groups = [
             Group(count, group.window, group.page_bytes(page_size))

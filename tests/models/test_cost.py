@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.models.fixtures import KINDS, make_checkpoint
-from tests.tensors import tensors_of
+from tests.tensors import TensorModel, tensors_of
 from tokenwright import LLM, SamplingParams
 from tokenwright.backends.runner import Model
 from tokenwright.backends.torch.backend import TorchBackend
@@ -111,7 +111,7 @@ def counted_steps(tmp_path, kind, steps=STEPS, kv="native", window=None, sinks=0
     graph = checkpoint.graph
     specs = layer_specs(graph, "float32", KVFormat.parse(kv), window, sinks)
     kernels = Counting(Model.PAGE_SIZE)
-    model = Model(Decoder(graph, kernels, tensors_of(checkpoint, torch.float32)), specs)
+    model = TensorModel(Decoder(graph, kernels, tensors_of(checkpoint, torch.float32)), specs)
     costs = CostModel(graph, specs)
     cache = None
     for start, length in steps:

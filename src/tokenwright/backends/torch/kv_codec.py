@@ -22,12 +22,12 @@ Parts = tuple[torch.Tensor, ...]
 def write(side: Side, slots: torch.Tensor, x: torch.Tensor) -> None:
     """Encode rows x [n, G, D] into the slots [n] of K or V of a layer."""
     for memory, part in zip(map(tensor, side.memory), encode(side.codec.name, x), strict=True):
-        memory[slots] = part
+        memory[tensor(slots)] = part
 
 
 def read(side: Side, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The decoded rows of the slots [n] of K or V of a layer: [n, G, D] in `dtype`, copied from the memory."""
-    parts = tuple(tensor(memory).index_select(0, slots) for memory in side.memory)
+    parts = tuple(tensor(memory).index_select(0, tensor(slots)) for memory in side.memory)
     return decode(side.codec.name, parts, side.size, dtype)
 
 

@@ -148,7 +148,7 @@ class ReferenceKernels:
 
         Both are in the order of positions.
         """
-        positions = _joined([chunk.positions[part.group] for part in view.parts])
+        positions = _joined([tensor(chunk.positions[part.group]) for part in view.parts])
         return self._read(view.parts, [part.k for part in view.parts], chunk), positions
 
     def values(self, view: KVView, chunk: ChunkRows) -> torch.Tensor:
