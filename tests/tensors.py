@@ -91,10 +91,18 @@ def over_tensors(function: Function) -> Function:
 
     @wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:
-        def given(one: Any) -> Any:
-            return array(one) if isinstance(one, torch.Tensor) else one
+        tensors: dict[int, torch.Tensor] = {}  # by id() of the array made of it, which is alive meanwhile
 
-        return _made(function(*map(given, arguments), **{name: given(one) for name, one in named.items()}))
+        def given(one: Any) -> Any:
+            if not isinstance(one, torch.Tensor):
+                return one
+            made = array(one)
+            tensors[id(made)] = one
+            return made
+
+        arrays, more = [given(one) for one in arguments], {name: given(one) for name, one in named.items()}
+        found = function(*arrays, **more)
+        return tensors[id(found)] if id(found) in tensors else _made(found)
 
     return cast("Function", called)
 

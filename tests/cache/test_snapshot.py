@@ -272,7 +272,7 @@ def test_a_file_that_is_deleted_while_it_is_read_is_read(file: Path, monkeypatch
 
 
 def _write_for_ever(path: Path, snapshots: list[Snapshot], ready: "multiprocessing.synchronize.Event") -> None:
-        ready.set()
+    ready.set()
     while True:
         for one in snapshots:
             save(path, one, ABOUT)

@@ -39,7 +39,7 @@ rows = st.lists(st.integers(-12, 12).map(lambda n: n / 2), min_size=1, max_size=
 
 
 def choose(logits, params, position):
-    [token] = sampler.choose(logits, probabilities(logits, params), params.seed, position)
+    [token] = over_tensors(sampler.choose)(logits, probabilities(logits, params), params.seed, position)
     return token
 
 
@@ -66,7 +66,7 @@ def test_a_number_at_a_border_draws_a_token_that_has_a_chance(number, token, mon
     """Each token has its lower border, not its upper one; 1, which no number is, stands for what rounding may do."""
     monkeypatch.setattr(sampler, "uniform", lambda seed, position, choice: number)
     chances = torch.tensor([0, 0.25, 0.5, 0, 0.25, 0], dtype=torch.float64)
-    assert sampler.choose(chances, chances, 1, 0) == [token]
+    assert over_tensors(sampler.choose)(chances, chances, 1, 0) == [token]
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e6])

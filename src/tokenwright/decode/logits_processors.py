@@ -82,7 +82,8 @@ def repetition(logits: Array, text: ListLike[int], penalty: float) -> Array:
     """
     ids = sorted({token for token in text if token < len(logits)})
     found = logits[ids].astype(np.float64)
-    changed = np.where(found < 0, found * penalty, found / penalty)
+    with np.errstate(over="ignore"):
+        changed = np.where(found < 0, found * penalty, found / penalty)
     row = logits.copy()
     row[ids] = changed.clip(max=np.finfo(logits.dtype).max)
     return row
@@ -205,7 +206,8 @@ def adjusted(
 def tempered(logits: Array, temperature: float) -> Array:
     """logits [V], fp64, less their maximum and divided by the temperature, which is above 0."""
     # Shifted first: dividing by a tiny temperature then gives -inf at worst, never inf - inf.
-    found: Doubles = (logits.astype(np.float64) - logits.max()) / temperature
+    with np.errstate(over="ignore"):
+        found: Doubles = (logits.astype(np.float64) - logits.max()) / temperature
     return found
 
 
