@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 import numpy as np
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

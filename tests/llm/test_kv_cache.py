@@ -202,7 +202,7 @@ def test_pages_are_sized_by_the_memory_that_is_granted(folder: Path) -> None:
                 taken = sum(
                     tensor.nbytes
                     for group in range(len(llm.llm_engine.store.groups))
-                    for tensor in kv_memory(llm.llm_engine.store, group)
+                    for tensor in llm.llm_engine.store.arrays(group)
                 )
                 assert taken == llm.kv_memory, "what is told is what was taken"
     with pytest.raises(CapacityError, match=r"grant it more memory \(kv_memory\)"):

@@ -17,13 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.models.fixtures import VOCAB, make_checkpoint
-from tests.tensors import TensorModel, tensors_of
+from tests.tensors import NativeOverTensors, TensorModel, tensors_of
 from tokenwright.backends.device import CPU, Device
 from tokenwright.backends.kv_sizing import memory_of
 from tokenwright.backends.layout import Weights
@@ -96,7 +97,7 @@ class Recorder:
 
 def device_of(kernels: Kernels | NativeKernels | None) -> Device:
     """Where a model with these kernels computes."""
-    return CPU if isinstance(kernels, NativeKernels) else DEVICE
+    return CPU if isinstance(kernels, NativeKernels | NativeOverTensors) else DEVICE
 
 
 @dataclass
@@ -114,6 +115,8 @@ class Subject:
 
     def decoder(self, kernels: Any = None) -> Decoder:
         """On the reference kernels, or on given ones; with native kernels a step is one call."""
+        if isinstance(kernels, NativeOverTensors):
+            kernels = kernels.native
         if isinstance(kernels, NativeKernels):
             assert self.packed is not None, "make_subject packs weights"
             return NativeDecoder(self.graph, kernels, dict(self.packed))
