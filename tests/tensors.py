@@ -13,7 +13,7 @@ from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.runner import Cache, Model
 from tokenwright.backends.torch import kv_codec
-from tokenwright.backends.torch.border import TORCH_DTYPES, array, tensor
+from tokenwright.backends.torch.border import TORCH_DTYPES, TensorRotation, array, tensor
 from tokenwright.backends.torch.over_native import TensorKernels
 from tokenwright.cache import KVStore
 from tokenwright.cache.codec import Codec
@@ -21,6 +21,7 @@ from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.decode import RowSampler
 from tokenwright.decode.sampler import Observe, unobserved
 from tokenwright.engine import Output, Result, Step
+from tokenwright.models.rotary import RotaryTable
 
 CPU = torch.device("cpu")
 
@@ -140,3 +141,10 @@ class Processors:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._module, name)
         return over_tensors(found) if callable(found) else found
+
+
+class TensorTable(RotaryTable):
+    """Cosines and sines of positions, as tensors."""
+
+    def rows(self, positions: Any, limit: int) -> Any:
+        return TensorRotation.of(super().rows(array(positions), limit), CPU)

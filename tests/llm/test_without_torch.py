@@ -97,7 +97,7 @@ def test_the_server() -> None:
         "    print(client.post('/v1/completions', json=asked).json()['usage']['completion_tokens'])\n"
         "    run = client.post('/runs', json={'prompt': 'Once upon', 'max_tokens': 3, 'seed': 1}).json()['run']\n"
         "    with client.websocket_connect(f'ws://{host}/runs/{run}/stream?since_step=0') as page:\n"
-        "        page.send_json({'op': 'play', 'delay_ms': 0})\n"
+        "        page.send_json({'op': 'play', 'pace': None})\n"
         "        while client.get(f'/runs/{run}/steps/2').status_code != 200: time.sleep(0.01)\n"
         "        print(client.get(f'/runs/{run}/sampler?step=2&top_k=5').json()['kept'])\n"
         "        print(client.get(f'/runs/{run}/heads?step=2').json())\n"
