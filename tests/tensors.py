@@ -9,6 +9,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 
+from tokenwright.backends import layout
+from tokenwright.backends.layout import Weights
 from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.runner import Cache, Model
@@ -21,6 +23,7 @@ from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.decode import RowSampler
 from tokenwright.decode.sampler import Observe, unobserved
 from tokenwright.engine import Output, Result, Step
+from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import RotaryTable
 
 CPU = torch.device("cpu")
@@ -148,3 +151,8 @@ class TensorTable(RotaryTable):
 
     def rows(self, positions: Any, limit: int) -> Any:
         return TensorRotation.of(super().rows(array(positions), limit), CPU)
+
+
+def unpacked(graph: Graph, weights: Weights) -> dict[str, torch.Tensor]:
+    """The weights decoded to fp32, as tensors."""
+    return {name: tensor(one) for name, one in layout.unpacked(graph, weights).items()}

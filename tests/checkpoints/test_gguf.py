@@ -14,10 +14,11 @@ import torch
 
 from tests.models.fixtures import make_checkpoint
 from tests.models.gguf_files import Kind, random_blocks, write_gguf
-from tests.tensors import tensors_of
+from tests.tensors import tensors_of, unpacked
 from tokenwright import LLM
-from tokenwright.backends.layout import nbytes, unpacked, weight_bytes
+from tokenwright.backends.layout import nbytes, weight_bytes
 from tokenwright.backends.packed import Packed
+from tokenwright.backends.torch.border import tensor
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checkpoints.folder import Checkpoint, read_rows
@@ -182,7 +183,7 @@ def test_the_forms_of_a_type_hold_its_numbers_to_the_bit(kind: str, form: Weight
     packed = Packed.empty(40, one.shape[1], form)
     for first, last in ((0, 9), (9, 40)):
         assert packed.put_codes(first, *read_codes(one, first, last, form)) == 0
-    assert torch.equal(packed.unpack(), read_rows(one, 0, 40))
+    assert torch.equal(tensor(packed.unpack()), read_rows(one, 0, 40))
 
 
 @pytest.mark.parametrize(("lowest", "highest"), [(104, 143), (103, 143), (104, 144)])

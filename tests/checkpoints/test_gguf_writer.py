@@ -14,9 +14,8 @@ import torch
 from tests.checkpoints.test_gguf import CHANGES
 from tests.models.adapters import write_adapter
 from tests.models.fixtures import make_checkpoint, write_json
-from tests.tensors import tensors_of
+from tests.tensors import tensors_of, unpacked
 from tokenwright import LLM
-from tokenwright.backends.layout import unpacked
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.gguf_writer import check_writing, write_gguf
 from tokenwright.checkpoints.packing.packer import load_packed

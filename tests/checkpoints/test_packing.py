@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.models.fixtures import KINDS, make_checkpoint, write_json
-from tests.tensors import tensors_of
-from tokenwright.backends.layout import Weights, empty_weights, nbytes, unpacked, weight_bytes
+from tests.tensors import tensors_of, unpacked
+from tokenwright.backends.layout import Weights, empty_weights, nbytes, weight_bytes
 from tokenwright.backends.packed import Packed
 from tokenwright.checkpoints.files.atomic_write import draft_file
 from tokenwright.checkpoints.folder import Checkpoint

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from tests.models.fixtures import make_checkpoint
 from tests.models.published_files import CASES, SIZES, write
-from tests.tensors import tensors_of
+from tests.tensors import tensors_of, unpacked
 from tokenwright import LLM
-from tokenwright.backends.layout import nbytes, unpacked, weight_bytes
+from tokenwright.backends.layout import nbytes, weight_bytes
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.errors import CheckpointError

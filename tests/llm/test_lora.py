@@ -17,9 +17,8 @@ from transformers import AutoModelForCausalLM
 from tests.models.fixtures import make_checkpoint
 from tests.models.published_files import write
 from tests.serve.live import live
-from tests.tensors import tensors_of
+from tests.tensors import tensors_of, unpacked
 from tokenwright import LLM
-from tokenwright.backends.layout import unpacked
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.packer import load_packed

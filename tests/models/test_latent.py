@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 from tests.models.fixtures import make_checkpoint, make_config
 from tests.models.published_files import write
 from tests.oracle.harness import prompt_of
-from tests.tensors import kv_memory, tensors_of
+from tests.tensors import kv_memory, tensors_of, unpacked
 from tokenwright import LLM, plan
-from tokenwright.backends.layout import unpacked
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.torch import kv_codec
+from tokenwright.backends.torch.border import tensor
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.checkpoints.folder import Checkpoint
@@ -89,7 +89,7 @@ def test_the_halves_of_kv_b_are_those_of_the_heads(nope: int, tmp_path: Path) ->
     for name, right in (("k_up", stored[:, :nope].transpose(1, 2)), ("v_up", stored[:, nope:])):
         ours = packed[f"layers.1.attention.{name}"]
         assert isinstance(ours, Packed)
-        assert torch.equal(ours.unpack(), right.flatten(0, 1))
+        assert torch.equal(tensor(ours.unpack()), right.flatten(0, 1))
 
 
 def test_fp8_in_blocks_is_decoded(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_fp8_in_blocks_is_decoded(tmp_path: Path) -> None:
     oracle = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager")
     prompt = list(prompt_of(30))
     with LLM(folder, weights="float32", dtype="float32") as llm, torch.no_grad():
-        logits, right = llm.model(prompt)[0], oracle(torch.tensor([prompt])).logits[0]
+        logits, right = tensor(llm.model(prompt)[0]), oracle(torch.tensor([prompt])).logits[0]
     assert (logits - right).abs().max() < 1e-4
 
 
@@ -197,7 +197,7 @@ def test_adapters_of_what_is_held_transposed_are_refused(part: str, tmp_path: Pa
         right = model(torch.tensor([prompt])).logits[0]
     assert merged.shape == (out, inner)
     with LLM(path, weights="float32", adapters={"one": tmp_path / "adapter"}, lora=[tmp_path / "adapter"]) as llm:
-        ours = llm.model(prompt)[0]
+        ours = tensor(llm.model(prompt)[0])
     assert (ours - right).abs().max() < 1e-3
 
 
