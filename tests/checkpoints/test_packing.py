@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.fixtures import KINDS, make_checkpoint, write_json
 from tests.tensors import tensors_of, unpacked
+from tokenwright.arrays import Array
 from tokenwright.backends.layout import Weights, empty_weights, nbytes, weight_bytes
 from tokenwright.backends.packed import Packed
 from tokenwright.checkpoints.files.atomic_write import draft_file
@@ -43,11 +44,11 @@ def cache(tmp_path: Path) -> WeightCache:
 def same(ours: Weights, theirs: Weights) -> bool:
     """Whether all memory holds the same."""
     assert ours.keys() == theirs.keys()
-    return all(all(map(torch.equal, _parts(ours[name]), _parts(theirs[name]))) for name in ours)
+    return all(all(map(np.array_equal, _parts(ours[name]), _parts(theirs[name]))) for name in ours)
 
 
-def _parts(one: torch.Tensor | Packed) -> list[torch.Tensor]:
-    if isinstance(one, torch.Tensor):
+def _parts(one: Array | Packed) -> list[Array]:
+    if not isinstance(one, Packed):
         return [one]
     return [one.codes, one.scales, *([] if one.bias is None else [one.bias])]
 
@@ -75,22 +76,22 @@ def test_every_format_from_every_dtype(form: str, dtype: str, tmp_path: Path) ->
     found = Checkpoint.open(make_checkpoint(tmp_path, "gpt2", dtype=dtype).path)
     chosen = WeightFormat.parse(form)
     weights = load_packed(found, chosen, "float32")
-    tensors, expected = tensors_of(found), empty_weights(found.graph, chosen)
+    tensors, expected = found.tensors(), empty_weights(found.graph, chosen)
     joined = [f"layers.1.attention.{letter}" for letter in "qkv"]
     qkv, embed = expected["layers.1.attention.qkv"], expected["embed"]
     assert isinstance(qkv, Packed)
     assert isinstance(embed, Packed)
-    qkv.pack_rows(0, torch.cat([tensors[f"{name}.weight"] for name in joined]))
+    qkv.pack_rows(0, np.concatenate([tensors[f"{name}.weight"] for name in joined]))
     embed.pack_rows(0, tensors["embed.weight"])
-    bias = torch.cat([tensors[f"{name}.bias"] for name in joined]).float()
+    bias = np.concatenate([tensors[f"{name}.bias"] for name in joined]).astype(np.float32)
     for name, one in (("layers.1.attention.qkv", qkv), ("embed", embed)):
         loaded = weights[name]
         assert isinstance(loaded, Packed)
         assert (loaded.out, loaded.inner, loaded.format, loaded.group) == (one.out, one.inner, one.format, one.group)
         assert np.array_equal(loaded.codes, one.codes)
         assert np.array_equal(loaded.scales, one.scales)
-    assert torch.equal(_parts(weights["layers.1.attention.qkv"])[2], bias)
-    assert all(one.dtype is torch.float32 for one in weights.values() if isinstance(one, torch.Tensor))
+    assert np.array_equal(_parts(weights["layers.1.attention.qkv"])[2], bias)
+    assert all(one.dtype == np.float32 for one in weights.values() if not isinstance(one, Packed))
     assert nbytes(weights) == weight_bytes(found.graph, chosen)
 
 
@@ -128,7 +129,7 @@ def test_no_more_than_a_slab_is_read_at_a_time(model: Checkpoint, monkeypatch: p
     """What lies in memory beside the weights is what the two threads have read last."""
     read: list[int] = []
 
-    def spied(*arguments: Any) -> torch.Tensor:
+    def spied(*arguments: Any) -> Array:
         rows = real(*arguments)
         read.append(rows.nbytes)
         return rows
@@ -298,7 +299,7 @@ def test_damaged_memory_of_digests_does_no_harm(model: Checkpoint, cache: Weight
 def test_several_processes_share_a_cache(model: Checkpoint, cache: WeightCache) -> None:
     """All load at once, and load and save again and again; each gets right weights, and no rests are left."""
     code = f"""
-import torch
+import numpy as np
 from pathlib import Path
 from tokenwright.formats import WeightFormat
 from tokenwright.checkpoints.files.atomic_write import draft_file
@@ -306,7 +307,6 @@ from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.packer import load_packed, pack_checkpoint
 from tokenwright.checkpoints.packing.weight_cache import WeightCache, log
 log.warning = lambda *arguments: exit(arguments)  # all finds whole files
-torch.set_num_threads(1)
 model, cache = Checkpoint.open({str(model.path)!r}), WeightCache(Path({str(cache.folder)!r}), smallest=0)
 form = WeightFormat.parse("int8")
 right = pack_checkpoint(model, form)
