@@ -172,7 +172,8 @@ def matrix(look: Look, stop: int, step: int, layer: int, head: int) -> Generator
         count = min(rows, stop - start)
 
         def read(replay: AttentionReplay, text: ReplayedText, at: int = start, count: int = count) -> Array:
-            return _LayerQueries(at, count, layer).take(replay, text).weights(replay, text, layer, head)[0]
+            one: Array = _LayerQueries(at, count, layer).take(replay, text).weights(replay, text, layer, head)[0]
+            return one
 
         weights = look(read, start, count)[:, first:]  # [count, start + count - first]
         pooled = _cells(weights, cell)
