@@ -182,9 +182,11 @@ def test_a_merge_adds_every_adapter_and_has_a_cache_of_its_own(
     twice = tensors_of(base.merged([made["a0"], made["a3"]]), torch.float32)
     name = "layers.0.attention.q.weight"
     added = sum(
-        one.up @ one.down * one.scale for path in ("a0", "a3") for one in [base.adapter(made[path]).updates[name[:-7]]]
+        tensor(one.up @ one.down * one.scale)
+        for path in ("a0", "a3")
+        for one in [base.adapter(made[path]).updates[name[:-7]]]
     )
-    assert torch.allclose(twice[name], tensors_of(base, torch.float32)[name] + tensor(added), atol=1e-6)
+    assert torch.allclose(twice[name], tensors_of(base, torch.float32)[name] + added, atol=1e-6)
 
 
 def test_a_merge_decodes_what_it_changes_of_a_quantised_folder(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_the_logits_are_adjusted_as_any_parameters_ask(llm):
         the = [llm.tokenizer.encode(word, add_special=False)[-1] for word in ("the", " the")]
         for settings, banned in [({"bad_words": ["the"]}, the), ({"min_tokens": 7, "stop_ids": (7, 8)}, [7, 8])]:
             row = run.adjusted_logits(5, SamplingParams(ignore_eos=True, **settings))
-            assert row.isinf().nonzero().flatten().tolist() == sorted(banned)
+            assert np.flatnonzero(np.isinf(row)).tolist() == sorted(banned)
         with pytest.raises(RequestError, match="the model's ids are 0 to"):
             run.adjusted_logits(5, SamplingParams(banned_ids=(llm.config.vocab_size,)))
         with pytest.raises(RequestError, match="without a grammar"):
