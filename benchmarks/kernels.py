@@ -28,19 +28,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
+import numpy as np
 
 from benchmarks.quality import COLOURS, canvas, save, table
+from tokenwright.arrays import DTYPES, Floats, address, empty
+from tokenwright.backends.device import CPU, kernel_threads, threads_of
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.native_kernels import ChunkArray, NativeKernels, find_kernels, kv_layer, matrix
 from tokenwright.backends.packed import LANES, Packed, packed_sizes
 from tokenwright.bench.bandwidth import best_seconds, beyond_caches
-from tokenwright.bench.limits import CPU, TURN, Bound, StepWork, processor, threads
-from tokenwright.cache import TORCH_DTYPES, Heads, KVStore, LayerSpec
+from tokenwright.bench.limits import TURN, Bound, StepWork, processor
+from tokenwright.cache import Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS
 from tokenwright.engine.window import AttentionWindow
 from tokenwright.formats import WeightFormat
 
+DRAW = np.random.default_rng(0)
 OF_K_QUANTS = (("int4", 32, 256, True), ("int5", 32, 256, True), ("int6", 16, 256, False), ("int6", 16, 256, True))
 WEIGHTS = (
     *map(WeightFormat.parse, ("float32", "bfloat16", "int8", "int4", "int4:64")),
@@ -125,14 +128,20 @@ def measure(case: Case, bound: Bound, rounds: int) -> Point:
     )
 
 
+def normal(*shape: int) -> Floats:
+    """Normally distributed numbers."""
+    return DRAW.standard_normal(shape, np.float32)
+
+
 def filled(out: int, inner: int, form: WeightFormat) -> Packed:
     """A packed matrix of random numbers, of whole blocks and slabs: it needs no padding."""
     packed = Packed.empty(out, inner, form)
     if packed.group:
-        packed.codes.random_(1, 256)
-        packed.scales.fill_(0.01)
+        packed.codes[:] = DRAW.integers(1, 256, packed.codes.size, np.uint8)
+        packed.scales.fill(0.01)
     else:
-        packed.codes.view(TORCH_DTYPES[form.name]).normal_()
+        numbers = packed.codes.view(DTYPES[form.name])
+        numbers[:] = normal(numbers.size)
     return packed
 
 
@@ -147,14 +156,14 @@ def linear_groups(kernels: NativeKernels, rows: Sequence[int], nbytes: int) -> I
             if counts:
                 packed = filled(*shape, form)
                 cases = [linear_case(kernels, packed, str(form), count) for count in counts]
-                yield Group(Bound(packed.nbytes, packed.format), torch.get_num_threads(), cases)
+                yield Group(Bound(packed.nbytes, packed.format), kernel_threads.count, cases)
 
 
 def linear_case(kernels: NativeKernels, packed: Packed, name: str, rows: int) -> Case:
-    x, y, struct = torch.randn(rows, packed.inner), torch.empty(rows, packed.out), matrix(packed)
+    x, y, struct = normal(rows, packed.inner), empty((rows, packed.out)), matrix(packed)
 
     def run() -> None:
-        places = (byref(struct), rows, lib.address(x), lib.address(y), torch.get_num_threads())
+        places = (byref(struct), rows, address(x), address(y), kernel_threads.count)
         kernels.compute(kernels.library.tw_linear, *places)
 
     work = StepWork(packed.nbytes, weights=rows * packed.numel)
@@ -171,21 +180,22 @@ class Texts:
         )
         self.bytes_per_token = spec.bytes_per_token
         self.pages = nbytes // (PAGE * self.bytes_per_token)
-        self.store = KVStore([spec], self.pages, PAGE, CPU)
-        for slots in torch.arange(self.pages * PAGE).split(max(CONTEXTS)):
-            k, v = (torch.randn(len(slots), KV_HEADS, SIZE) for _ in range(2))
+        self.store = KVStore([spec], self.pages, PAGE)
+        for first in range(0, self.pages * PAGE, max(CONTEXTS)):
+            slots = np.arange(first, min(first + max(CONTEXTS), self.pages * PAGE))
+            k, v = (normal(len(slots), KV_HEADS, SIZE) for _ in range(2))
             kernels.store(self.store.view(0), [slots], k, v)
 
     def case(self, context: int, rows: int, texts: int) -> Case:
         """Attention of the last `rows` rows of each of at most `texts` sequences, one call per sequence."""
         each = -(-context // PAGE)
-        tables = torch.arange(self.pages, dtype=torch.int32).split(each)[: min(texts, self.pages // each)]
+        tables = [np.arange(at * each, (at + 1) * each, dtype=np.int32) for at in range(min(texts, self.pages // each))]
         arrays = [ChunkArray([(range(rows), context - rows, (table,))]) for table in tables]
         layer, heads = kv_layer(self.store.view(0)), lib.CHeads(QUERY_HEADS, KV_HEADS, SIZE, SIZE, SIZE**-0.5)
-        q, width = torch.randn(rows, QUERY_HEADS, SIZE), QUERY_HEADS * SIZE
-        out = torch.empty_like(q)
-        queries = lib.CQueries(0, 0, 0, 0, lib.address(q), None, lib.address(out), width, width, width)
-        kernels, count = self.kernels, torch.get_num_threads()
+        q, width = normal(rows, QUERY_HEADS, SIZE), QUERY_HEADS * SIZE
+        out = empty(q.shape)
+        queries = lib.CQueries(0, 0, 0, 0, address(q), None, address(out), width, width, width)
+        kernels, count = self.kernels, kernel_threads.count
         attend = kernels.library.tw_attend
 
         def run() -> None:
@@ -205,28 +215,28 @@ def attention_groups(kernels: NativeKernels, contexts: Sequence[int], nbytes: in
         texts = Texts(kernels, form, max(nbytes, max(contexts) * KV_HEADS * SIZE * 2 * 4))
         each = [texts.case(context, 1, 1 << 16) for context in contexts]
         chunks = [texts.case(context, CHUNK, 1) for context in contexts if context >= CHUNK]
-        yield Group(Bound(max(one.work.nbytes for one in each)), torch.get_num_threads(), each)
+        yield Group(Bound(max(one.work.nbytes for one in each)), kernel_threads.count, each)
         if chunks:
-            yield Group(Bound(max(one.work.nbytes for one in chunks)), torch.get_num_threads(), chunks)
+            yield Group(Bound(max(one.work.nbytes for one in chunks)), kernel_threads.count, chunks)
 
 
 def rest_groups(kernels: NativeKernels) -> Iterator[Group]:
     """The groups of the other kernels, which write at most as many numbers as they read."""
     out, inner = SMALL
-    x, normed, scale = torch.randn(CHUNK, inner), torch.empty(CHUNK, inner), torch.ones(inner)
-    up, gated, logits = torch.randn(CHUNK, 2 * out), torch.empty(CHUNK, out), torch.randn(1, VOCABULARY)
-    by, library, handle = lib.CNorm(lib.address(scale), None, 1e-6), kernels.library, kernels.handle
+    x, normed, scale = normal(CHUNK, inner), empty((CHUNK, inner)), np.ones(inner, np.float32)
+    up, gated, logits = normal(CHUNK, 2 * out), empty((CHUNK, out)), normal(1, VOCABULARY)
+    by, library, handle = lib.CNorm(address(scale), None, 1e-6), kernels.library, kernels.handle
 
     def norm() -> None:
-        library.tw_norm(handle, byref(by), CHUNK, inner, lib.address(x), lib.address(normed))
+        library.tw_norm(handle, byref(by), CHUNK, inner, address(x), address(normed))
 
     def gate() -> None:
-        library.tw_gated(handle, lib.ACTIVATIONS["silu"], CHUNK, out, lib.address(up), lib.address(gated))
+        library.tw_gated(handle, lib.ACTIVATIONS["silu"], CHUNK, out, address(up), address(gated))
 
     for kernel, run, count, nbytes in (
         ("norm", norm, 1, x.nbytes + normed.nbytes),
         ("gated", gate, 1, up.nbytes + gated.nbytes),
-        ("summary", lambda: kernels.summarise(logits), torch.get_num_threads(), logits.nbytes),
+        ("summary", lambda: kernels.summarise(logits), kernel_threads.count, logits.nbytes),
     ):
         yield Group(Bound(nbytes), count, [Case(kernel, "float32", CHUNK if count == 1 else 1, StepWork(nbytes), run)])
 
@@ -243,7 +253,7 @@ def groups(kernels: NativeKernels, arguments: argparse.Namespace) -> Iterator[Gr
 def measure_all(kernels: NativeKernels, arguments: argparse.Namespace) -> list[Point]:
     found = []
     for group in groups(kernels, arguments):
-        with threads(group.threads):
+        with threads_of(group.threads):
             for case in group.cases:
                 found.append(measure(case, group.bound, arguments.rounds))
                 print(" ".join(row(found[-1])), file=sys.stderr, flush=True)
@@ -306,7 +316,7 @@ def main() -> None:
         parser.error("there are no native kernels here, or TOKENWRIGHT_KERNELS asks for others")
     before = os.getloadavg()[0]
     points = measure_all(kernels, arguments)
-    title = f"{processor()}, {kernels.isa}, {torch.get_num_threads()} threads"
+    title = f"{processor()}, {kernels.isa}, {kernel_threads.count} threads"
     print(f"{title}, load {before:.2f} before\n\n{report(points)}", end="")
     arguments.out.mkdir(parents=True, exist_ok=True)
     record = {"about": title, "load": before, "points": [asdict(one) for one in points]}

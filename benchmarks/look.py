@@ -18,9 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-import torch
-
 from tokenwright import LLM, SamplingParams
+from tokenwright.arrays import Floats
 from tokenwright.bench import shapes
 from tokenwright.serve.explorer.player import AHEAD
 from tokenwright.trace.held_logits import HeldLogits
@@ -32,7 +31,7 @@ OFF, COUNTED, WATCHED, HELD = "off", "counted", "one row watched", "and logits h
 class Unheld(HeldLogits):
     """Holds no logits."""
 
-    def add(self, step: int, logits: torch.Tensor, *, alone: bool) -> None:
+    def add(self, step: int, logits: Floats, *, alone: bool) -> None:
         pass
 
 
@@ -76,7 +75,7 @@ def measure(model: str, weights: str, pairs: int, tokens: int) -> dict[str, list
             (HELD, lambda: watched(traced, params, ids, held=True)),
         ]
         for _, way in ways:
-            way()  # a warm-up: torch's first calls do not count
+            way()  # a warm-up: the first calls do not count
         seconds: dict[str, list[float]] = {name: [] for name, _ in ways}
         for turn in range(pairs):
             for name, way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:

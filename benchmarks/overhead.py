@@ -34,13 +34,15 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.quality import COLOURS, canvas, save, table
 from tokenwright import LLM, SamplingParams
+from tokenwright.arrays import Floats
+from tokenwright.backends.device import compute_with
 from tokenwright.backends.native.program import NativeBackend
 from tokenwright.backends.runner import ModelRunner
-from tokenwright.decode import TextStopChecker, TorchSampler
+from tokenwright.decode import RowSampler, TextStopChecker
+from tokenwright.decode.sampler import log_totals
 from tokenwright.engine import Engine, Group, LogitsNeeded, Output, PagePool, Request, Scheduler, Step
 from tokenwright.engine.loop import EngineLoop, Inbox
 
@@ -70,11 +72,11 @@ class Prepared:
     """A runner that returns precomputed logits [S, V]."""
 
     def __init__(self, streams: int, vocabulary: int) -> None:
-        self.logits = torch.randn(streams, vocabulary, generator=torch.Generator().manual_seed(0))
+        self.logits = np.random.default_rng(0).standard_normal((streams, vocabulary), np.float32)
         self.best = tuple(self.logits.argmax(1).tolist())
-        self.log_totals = tuple(self.logits.double().logsumexp(1).tolist())
+        self.log_totals = tuple(log_totals(self.logits))
 
-    def forward(self, step: Step) -> Output[torch.Tensor]:
+    def forward(self, step: Step) -> Output[Floats]:
         logits_needed = [chunk.logits_needed is not LogitsNeeded.NONE for chunk in step.chunks]
         rows, row = [], 0
         for one in logits_needed:
@@ -204,7 +206,7 @@ def prepared(streams: int, context: int, vocabulary: int, rounds: int) -> Point:
     pages = streams * (-(-(context + most) // PAGE) + 1)
     pool = PagePool([Group(pages)], PAGE)
     scheduler = Scheduler(pool, token_budget=max(512, context), max_sequences=streams)
-    engine = Engine(Prepared(streams, vocabulary), TorchSampler(), scheduler, context + most)
+    engine = Engine(Prepared(streams, vocabulary), RowSampler(), scheduler, context + most)
     params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
     prompts = [tuple((5 + stream + place) % vocabulary for place in range(context)) for stream in range(streams)]
     requests = [Request(prompt, params, TextStopChecker(Silent(), ())) for prompt in prompts]
@@ -303,7 +305,7 @@ def main() -> None:
     parser.add_argument("--model", help="a folder or a name: measure with a real model, too")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    compute_with(1)
     before = os.getloadavg()[0]
     points = measure(arguments)
     print(f"{platform.machine()}, load {before:.1f} before and {os.getloadavg()[0]:.1f} after\n\n{report(points)}")

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from recipes.stories.data import documents_of
 from tokenwright import LLM
 from tokenwright.cache import LayerSpec, layer_specs
+from tokenwright.decode.logits_processors import Doubles, log_softmax
 from tokenwright.formats import DType, KVFormat
 
 if TYPE_CHECKING:
@@ -120,9 +120,9 @@ def upto(texts: Iterable[Text], tokens: int) -> list[Text]:
     return taken
 
 
-def logprobs(llm: LLM, ids: list[int]) -> torch.Tensor:
+def logprobs(llm: LLM, ids: list[int]) -> Doubles:
     """Log-probabilities [n, vocabulary] in fp64."""
-    return llm.model(ids)[0].double().log_softmax(-1)
+    return log_softmax(llm.model(ids)[0])
 
 
 def compare(llm: LLM, texts: Sequence[Text], name: str, formats: Sequence[str] = FORMATS) -> list[Rows]:
@@ -140,12 +140,12 @@ def compare(llm: LLM, texts: Sequence[Text], name: str, formats: Sequence[str] =
     return [Rows(kv, lengths, *each) for kv, each in zip(formats, columns, strict=True)]
 
 
-def beside(exact: torch.Tensor, other: torch.Tensor, ids: list[int]) -> tuple[Numbers, Numbers, Numbers]:
+def beside(exact: Doubles, other: Doubles, ids: list[int]) -> tuple[Numbers, Numbers, Numbers]:
     """KL, flips and losses of log-probabilities [n, vocabulary] against the native ones."""
-    kl = (exact.exp() * (exact - other)).sum(-1)
-    flips = (exact.argmax(-1) != other.argmax(-1)).double()
-    losses = -other[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-    return kl.numpy(), flips.numpy(), np.append(losses.numpy(), np.nan)
+    kl = (np.exp(exact) * (exact - other)).sum(-1)
+    flips = (exact.argmax(-1) != other.argmax(-1)).astype(np.float64)
+    losses = -other[np.arange(len(ids) - 1), ids[1:]]
+    return kl, flips, np.append(losses, np.nan)
 
 
 def interval(values: Numbers, owners: NDArray[np.int64]) -> list[float]:

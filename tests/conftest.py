@@ -8,11 +8,12 @@ from collections.abc import Generator
 from contextlib import nullcontext
 
 import pytest
-import torch
+import torch  # noqa: F401  (compute_with sets its threads too, once it is loaded)
 
 from tests import profiles, tracing
+from tokenwright.backends.device import compute_with
 
-torch.set_num_threads(1)
+compute_with(1)
 profiles.register()
 
 

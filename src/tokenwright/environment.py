@@ -21,6 +21,7 @@ class Environment:
     settings_named: bool = False  # whether TOKENWRIGHT_SETTINGS is set
     defaults: Mapping[str, str] = field(default_factory=dict)  # all TOKENWRIGHT_* variables, without the prefix
     otel: Mapping[str, str] = field(default_factory=dict)  # all OTEL_* variables, with the prefix
+    threads: int = 0  # OMP_NUM_THREADS, as other libraries of numbers read it; 0: not set
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
@@ -47,6 +48,7 @@ class Environment:
             bool(named),
             defaults,
             {name: text for name, text in variables.items() if name.startswith("OTEL_")},
+            int(threads) if (threads := variables.get("OMP_NUM_THREADS", "")).isdecimal() else 0,
         )
 
     def cache_folder(self, name: str) -> Path:

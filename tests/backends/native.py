@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from tests.tensors import NativeOverTensors, TensorPacked
+from tokenwright.backends.device import threads_of
 from tokenwright.backends.native.library import find, load
 from tokenwright.backends.native.native_kernels import NativeKernels, usable
-from tokenwright.backends.packed import Packed
-from tokenwright.bench import limits
 from tokenwright.formats import FILE_FORMATS, WeightFormat
 
 FOUND = find()
-KERNELS = {isa: NativeKernels(load(FOUND), isa) for isa in usable(load(FOUND))} if FOUND else {}
+KERNELS = {isa: NativeOverTensors(NativeKernels(load(FOUND), isa)) for isa in usable(load(FOUND))} if FOUND else {}
 FUSED = [isa for isa in KERNELS if isa != "portable"]  # a b + c is rounded once
 WEIGHTS = ("float32", "bfloat16", "float16", "int8:32", "int8:64", "int4:32", "int4:64")
 
@@ -44,10 +44,10 @@ def rows(count: int, size: int, seed: int) -> torch.Tensor:
     return x
 
 
-def packed(form: str, out: int, inner: int, bias: bool = False, seed: int = 1) -> Packed:
+def packed(form: str, out: int, inner: int, bias: bool = False, seed: int = 1) -> TensorPacked:
     """A random weight [out, inner], its rows of different sizes."""
     w = noise(out, inner, seed=seed) * torch.exp(noise(out, 1, seed=seed + 1))
-    made = Packed.empty(out, inner, WeightFormat.parse(form), noise(out, seed=seed + 2) if bias else None)
+    made = TensorPacked.empty(out, inner, WeightFormat.parse(form), noise(out, seed=seed + 2).numpy() if bias else None)
     assert made.pack_rows(0, w) == 0
     return made
 
@@ -56,7 +56,7 @@ def packed(form: str, out: int, inner: int, bias: bool = False, seed: int = 1) -
 class Blocks:
     """A random weight in a form that files have. codes: whole numbers [out, in]; scales, minima: fp32 [out, groups]."""
 
-    packed: Packed
+    packed: TensorPacked
     codes: torch.Tensor
     scales: torch.Tensor
     minima: torch.Tensor
@@ -74,7 +74,7 @@ def blocks(form: WeightFormat, out: int, inner: int, bias: bool = False, seed: i
     halves = (noise(2, out, inner // span, seed=seed) * torch.exp(noise(1, out, 1, seed=seed + 1))).half()
     integers = whole(-128, 128, 2, out, inner // form.group) if form.super else torch.ones(2, out, inner // span)
     levels = halves.float().repeat_interleave(span // form.group, -1) * integers
-    made = Packed.empty(out, inner, form, noise(out, seed=seed + 2) if bias else None)
+    made = TensorPacked.empty(out, inner, form, noise(out, seed=seed + 2).numpy() if bias else None)
     if form.super or form.minima:
         fields = 1 + form.minima
         parts = [torch.stack(tuple(halves[:fields]), -1).view(torch.uint8)]
@@ -94,7 +94,7 @@ def blocks(form: WeightFormat, out: int, inner: int, bias: bool = False, seed: i
 def threads(count: int) -> Iterator[None]:
     """With so many threads, however many processors there are and whoever else uses them."""
     libraries = [KERNELS[isa].library for isa in list(KERNELS)[:1]]
-    with limits.threads(count):
+    with threads_of(count):
         before = [library.tw_exact_threads(count) for library in libraries]
         try:
             yield

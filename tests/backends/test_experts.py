@@ -12,9 +12,9 @@ from tests.backends.native import KERNELS, each_isa, needs_native, noise, thread
 from tests.backends.test_program import Bench, decoder
 from tests.oracle.harness import prompt_of
 from tests.profiles import examples
-from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.packed import Packed
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.engine import Step, flatten
 from tokenwright.models.experts import Experts, Routing
 from tokenwright.models.taps import Site

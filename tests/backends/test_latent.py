@@ -37,7 +37,7 @@ def layer(isa: str) -> NativeDecoder:
         path, _ = make_checkpoint(Path(folder) / "model", "deepseek3", changes={"num_hidden_layers": 1})
         opened = Checkpoint.open(path)
         weights = load_packed(opened, WeightFormat("float32"), "float32")
-    return NativeDecoder(opened.graph, KERNELS[isa], weights)
+    return NativeDecoder(opened.graph, KERNELS[isa].native, weights)
 
 
 def begun(isa: str, kept: str, text: tuple[int, ...]) -> Bench:

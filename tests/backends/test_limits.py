@@ -4,9 +4,10 @@ import platform
 
 import numpy as np
 import pytest
-import torch
 
 from tests.backends.native import KERNELS, each_isa, threads
+from tokenwright.arrays import Bytes
+from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.bench.bandwidth import best_seconds
 
@@ -16,13 +17,13 @@ PORTABLE = (16 if platform.machine() == "aarch64" else 12, 4)  # independent sum
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
 
 
-def random_bytes(count: int) -> torch.Tensor:
-    return torch.randint(0, 256, (count,), dtype=torch.uint8, generator=torch.Generator().manual_seed(count))
+def random_bytes(count: int) -> Bytes:
+    return np.random.default_rng(count).integers(0, 256, count, np.uint8)
 
 
-def reads_all(kernels: NativeKernels, buffer: torch.Tensor) -> bool:
+def reads_all(kernels: NativeKernels, buffer: Bytes) -> bool:
     """Whether the sum is that of its 32-bit words, and of the bytes behind the last one."""
-    data, whole = buffer.numpy(), buffer.nbytes // 4 * 4
+    data, whole = buffer, buffer.nbytes // 4 * 4
     total = int(data[:whole].view(np.uint32).sum(dtype=np.uint64)) + int(data[whole:].sum(dtype=np.uint64))
     return all(kernels.read(buffer, ahead) == total % 2**32 for ahead in (0, 4096))
 
@@ -34,13 +35,13 @@ def right_count(kernels: NativeKernels, form: str, rounds: int) -> bool:
     each = sums * lanes * (4 if integer else 1)
     if kernels.isa == "amx" and (integer or form == "bfloat16"):
         each = 4 * 16 * 16 * (64 if integer else 32)
-    return kernels.multiply(form, rounds) == rounds * each * torch.get_num_threads()
+    return kernels.multiply(form, rounds) == rounds * each * kernel_threads.count
 
 
 class Forgetful(NativeKernels):
     """Leaves out the last line, and counts a round too many."""
 
-    def read(self, buffer: torch.Tensor, ahead: int = 0) -> int:
+    def read(self, buffer: Bytes, ahead: int = 0) -> int:
         return super().read(buffer[:-64], ahead)
 
     def multiply(self, form: str, rounds: int) -> int:

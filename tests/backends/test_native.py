@@ -22,9 +22,11 @@ from tests.backends.native import (
     threads,
 )
 from tests.profiles import examples
-from tokenwright.backends import Dense, ReferenceKernels
+from tests.tensors import NativeOverTensors
 from tokenwright.backends.native.native_kernels import find_kernels, usable
 from tokenwright.backends.packed import Packed
+from tokenwright.backends.torch.kernels import Dense
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.errors import RequestError
 from tokenwright.formats import WeightFormat
 from tokenwright.models.rotary import Rotation
@@ -51,7 +53,7 @@ def integer_definition(x: torch.Tensor, weight: Packed) -> torch.Tensor:
     scales = most / 127
 
     plain = torch.nn.functional.pad(weight.unpack(), fill).unflatten(1, (-1, weight.group))  # [out, G, group]
-    each = weight.scales.view(-1, weight.depth // weight.group, 16).transpose(1, 2).flatten(0, 1)
+    each = torch.from_numpy(weight.scales).view(-1, weight.depth // weight.group, 16).transpose(1, 2).flatten(0, 1)
     weight_scales = each[: weight.out, : plain.shape[1]].float()  # [out, G]
     step = torch.where(weight_scales == 0, 1, weight_scales)
     weight_codes = (plain / step[..., None]).round().double()
@@ -61,12 +63,12 @@ def integer_definition(x: torch.Tensor, weight: Packed) -> torch.Tensor:
         whole = codes[:, group] @ weight_codes[:, group].T
         scale = (scales[:, group, None] * weight_scales[:, group]).double()
         total = (total.double() + whole * scale).float()
-    return total if weight.bias is None else total + weight.bias
+    return total if weight.bias is None else total + torch.from_numpy(weight.bias)
 
 
 def terms(x: torch.Tensor, weight: Packed) -> torch.Tensor:
     """[T, out]: the sum of the magnitudes of what a linear adds up; rounding is relative to it."""
-    bias = 0 if weight.bias is None else weight.bias.abs().double()
+    bias = 0 if weight.bias is None else torch.from_numpy(weight.bias).abs().double()
     return x.abs().double() @ weight.unpack().abs().double().T + bias
 
 
@@ -84,7 +86,8 @@ def test_linear_of_floats(isa: str, form: str, out: int, inner: int, count: int,
     x, weight = rows(count, inner, seed), packed(form, out, inner, bias)
     if isa == "amx" and form == "bfloat16":
         x = x.bfloat16().float()  # what the matrix unit reads
-    right = REFERENCE.linear(x.double(), Dense(weight.unpack().double(), None if not bias else weight.bias.double()))
+    added = torch.from_numpy(weight.bias).double() if bias else None
+    right = REFERENCE.linear(x.double(), Dense(weight.unpack().double(), added))
     error = (KERNELS[isa].linear(x, weight).double() - right).abs()
     assert (error <= 1e-5 * terms(x, weight) + 1e-37).all()
 
@@ -364,7 +367,7 @@ def test_an_instruction_set_can_be_asked_for(isa: str, fresh: None, monkeypatch:
     assert kernels is not None
     assert kernels.isa == isa
     x, weight = noise(3, 40), packed("bfloat16", 20, 40)
-    assert torch.equal(kernels.linear(x, weight), KERNELS[isa].linear(x, weight))
+    assert torch.equal(NativeOverTensors(kernels).linear(x, weight), KERNELS[isa].linear(x, weight))
 
 
 @needs_native

@@ -6,6 +6,7 @@ from ctypes import byref
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 
 from tests.backends.native import KERNELS, each_isa, noise, threads
 from tests.profiles import examples
-from tokenwright.backends import ReferenceKernels
+from tests.tensors import address, kv_memory
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.native_kernels import ChunkArray, kv_layer
 from tokenwright.backends.protocol import Scored as Scoring
+from tokenwright.backends.torch import kv_codec
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.cache import ChunkRows, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS
 from tokenwright.config import Latent
@@ -66,16 +69,16 @@ def same(ours: torch.Tensor, right: torch.Tensor) -> bool:
 @given(size=st.integers(2, 130), seed=st.integers(0, 1 << 30))
 def test_what_is_stored_is_what_the_codec_makes(isa: str, form: str, size: int, seed: int) -> None:
     spec = LayerSpec(Heads(3, size), AttentionWindow(), CODECS[form], CODECS[form], native=CODECS["float32"])
-    store = KVStore([spec], 4, 3, CPU)
+    store = KVStore([spec], 4, 3)
     store.poison()
-    before = [tensor.clone() for tensor in store.tensors(0)]
+    before = [tensor.clone() for tensor in kv_memory(store, 0)]
     slots = torch.tensor([7, 0, 8, 11, 2])
     k, v = (hard_rows(15, size, seed + i).view(5, 3, size) for i in range(2))
     KERNELS[isa].store(store.view(0), [slots], k, v)
 
-    right = (*CODECS[form].encode(k), *CODECS[form].encode(v))
+    right = (*kv_codec.encode(form, k), *kv_codec.encode(form, v))
     others = torch.ones(15, dtype=torch.bool).index_fill(0, slots, False)
-    for memory, was, codes in zip(store.tensors(0), before, right, strict=True):
+    for memory, was, codes in zip(kv_memory(store, 0), before, right, strict=True):
         assert same(memory[0].flatten(0, 1)[slots], codes)
         assert same(memory[0].flatten(0, 1)[others], was[0].flatten(0, 1)[others])
 
@@ -145,7 +148,7 @@ class Text:
         self.spec = LayerSpec(case.layout, case.window, k, v, case.first, native=CODECS["bfloat16"])
         count = -(-case.tokens // size)
         pages = random.Random(case.seed).sample(range(count + 2), count)
-        self.store = KVStore([self.spec], count + 2, size, CPU)
+        self.store = KVStore([self.spec], count + 2, size)
         self.store.poison()
         self.tables = [
             PageTable(
@@ -168,8 +171,8 @@ class Text:
                 places = [
                     table[j // self.store.page_size] * self.store.page_size + j % self.store.page_size for j in span
                 ]
-                part.k.write(torch.tensor(places), k[span.start : span.stop])
-                part.v.write(torch.tensor(places), v[span.start : span.stop])
+                kv_codec.write(part.k, torch.tensor(places), k[span.start : span.stop])
+                kv_codec.write(part.v, torch.tensor(places), v[span.start : span.stop])
 
     @property
     def chunk(self) -> ChunkRows:
@@ -184,13 +187,11 @@ class Text:
         values = self.case.layout.value_size
         out = torch.full((*self.q.shape[:2], values), torch.nan)
         pages = -(-self.case.tokens // self.store.page_size)
-        tables = tuple(
-            torch.tensor([table.get(page, -1) for page in range(pages)], dtype=torch.int32) for table in self.tables
-        )
+        tables = tuple(np.array([table.get(page, -1) for page in range(pages)], np.int32) for table in self.tables)
         layer = kv_layer(self.store.view(0))
         sizes = (self.case.kv_heads, self.case.size, values)
         shape = lib.CHeads(heads, *sizes, self.scoring.scale, self.scoring.cap or 0, None)
-        ends = (lib.address(self.q), lib.address(self.sink_q), lib.address(out))
+        ends = (address(self.q), address(self.sink_q), address(out))
         queries = lib.CQueries(0, 0, 0, 0, *ends, width, width, heads * values)
         for chunk in chunks or [range(self.case.rows)]:
             array = ChunkArray([(chunk, self.case.start + chunk.start, tables)])

@@ -5,8 +5,10 @@ import torch
 from torch.nn import functional as F
 
 from tests.models.sized import Sized
-from tokenwright.backends import Dense, Linear, ReferenceKernels
-from tokenwright.backends.torch.ops import OPS, ForwardState, TorchMLP, lacking, linear, norm
+from tokenwright.backends.native.compile import lacking
+from tokenwright.backends.torch.kernels import Dense, Linear
+from tokenwright.backends.torch.ops import OPS, ForwardState, TorchMLP, linear, norm
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.backends.torch.tensor_batch import TorchBatch
 from tokenwright.cache import KVStore
 from tokenwright.models.graph import MLP, Embed, Graph, Head, Matrix, Norm

@@ -2,17 +2,22 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.backends.native import OF_FILES, blocks
-from tokenwright.backends import Dense, ReferenceKernels
+from tests.tensors import TensorPacked
+from tokenwright.arrays import place_of
 from tokenwright.backends.native.library import find, load
 from tokenwright.backends.native.native_kernels import find_kernels, usable
 from tokenwright.backends.packed import DIVISORS, LANES, Packed, packed_sizes
 from tokenwright.backends.torch import reference_kernels as reference
+from tokenwright.backends.torch.border import array
+from tokenwright.backends.torch.kernels import Dense
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.errors import RequestError
 from tokenwright.formats import WeightFormat
 
@@ -42,7 +47,7 @@ KINDS = ("plain", "tiny", "spread", "whole", "large")
 
 
 def packed(w: torch.Tensor, form: str) -> Packed:
-    made = Packed.empty(*w.shape, WeightFormat.parse(form))
+    made = TensorPacked.empty(*w.shape, WeightFormat.parse(form))
     assert made.pack_rows(0, w) == 0
     return made
 
@@ -57,9 +62,9 @@ def test_every_number_lies_where_the_layout_says(form: str, out: int, inner: int
     per_slab = {"float32": 16, "bfloat16": 32, "float16": 32, "int8": 64, "int4": 64}[name]
     slab_bytes = 512 if name == "int4" else 1024
     slabs, blocks = math.ceil(inner / per_slab), math.ceil(out / 16)
-    assert made.codes.numel() == blocks * slabs * slab_bytes
-    assert made.codes.data_ptr() % 64 == 0
-    memory = bytes(made.codes.numpy())
+    assert made.codes.size == blocks * slabs * slab_bytes
+    assert place_of(made.codes) % 64 == 0
+    memory = bytes(made.codes)
     for block, lane, at in [(b, lane, i) for b in range(blocks) for lane in range(16) for i in range(slabs * per_slab)]:
         row, start, i = 16 * block + lane, (block * slabs + at // per_slab) * slab_bytes, at % per_slab
         there = row < out and at < inner
@@ -69,7 +74,7 @@ def test_every_number_lies_where_the_layout_says(form: str, out: int, inner: int
             kept = torch.frombuffer(bytearray(memory[place : place + size]), dtype=FLOATS[name])[0]
             assert kept == (w[row, at].to(FLOATS[name]) if there else 0)
             continue
-        scale = made.scales[((block * slabs * per_slab // group) + at // group) * 16 + lane].float()
+        scale = made.scales[((block * slabs * per_slab // group) + at // group) * 16 + lane].astype(np.float32)
         if name == "int8":
             code = memory[start + (i // 4 * 16 + lane) * 4 + i % 4] - 128
         else:
@@ -93,7 +98,7 @@ def test_blocks_of_files_lie_where_the_layout_says(form: WeightFormat) -> None:
     slab_bytes, upper = {"int4": (512, 0), "int5": (640, 1), "int6": (768, 2)}[form.name]
     slabs, span, fields = -(-inner // 64), form.super or form.group, 1 + form.minima
     record = LANES * fields * (2 + (form.super // form.group if form.super else 0))
-    codes, scales = bytes(made.packed.codes.numpy()), bytes(made.packed.scales.view(torch.uint8).numpy())
+    codes, scales = bytes(made.packed.codes), bytes(made.packed.scales)
     assert (len(codes), len(scales)) == (3 * slabs * slab_bytes, 3 * (slabs * 64 // span) * record)
 
     def level(row: int, at: int, which: int) -> float:
@@ -152,7 +157,7 @@ def test_int8_scales_by_the_largest() -> None:
     made = packed(w, "int8")
     most = torch.nn.functional.pad(w, (0, 56)).view(20, 4, 64).abs().amax(-1)
     assert torch.equal(made.rows(torch.arange(20)).abs().amax(-1), made.unpack().abs().amax(-1))
-    scales = made.scales.view(2, 4, LANES).transpose(1, 2).reshape(32, 4)
+    scales = torch.from_numpy(made.scales).view(2, 4, LANES).transpose(1, 2).reshape(32, 4)
     assert torch.equal(scales[:20], (most / 127).half())
 
 
@@ -178,11 +183,11 @@ def test_rows_are_packed_alone(form: str) -> None:
     """Whatever the cuts, the bytes are the same; and what lies outside of the rows is left as it was."""
     w = noise(50, 90)
     whole = packed(w, form)
-    parts = Packed.empty(50, 90, WeightFormat.parse(form))
+    parts = TensorPacked.empty(50, 90, WeightFormat.parse(form))
     for first, last in ((20, 37), (0, 3), (37, 50), (3, 20)):
         assert parts.pack_rows(first, w[first:last]) == 0
-    assert torch.equal(parts.codes, whole.codes)
-    assert torch.equal(parts.scales, whole.scales)
+    assert np.array_equal(parts.codes, whole.codes)
+    assert np.array_equal(parts.scales, whole.scales)
     before = whole.unpack()
     whole.pack_rows(18, torch.zeros(5, 90))
     after = whole.unpack()
@@ -194,11 +199,11 @@ def test_rows_are_packed_alone(form: str) -> None:
 @pytest.mark.parametrize("out", [100, 8192, 8200])
 def test_large_matrices_have_memory_of_their_own(out: int) -> None:
     """Aligned, as long as it must be, and not shared with another; large pages or not."""
-    made, other = (Packed.empty(out, 1024, WeightFormat("int8", 64)) for _ in range(2))
-    assert made.codes.numel() == packed_sizes(out, 1024, WeightFormat("int8", 64))[0]
-    assert made.codes.data_ptr() % 64 == 0
-    made.codes.fill_(1)
-    other.codes.fill_(2)
+    made, other = (TensorPacked.empty(out, 1024, WeightFormat("int8", 64)) for _ in range(2))
+    assert made.codes.size == packed_sizes(out, 1024, WeightFormat("int8", 64))[0]
+    assert place_of(made.codes) % 64 == 0
+    made.codes.fill(1)
+    other.codes.fill(2)
     assert (made.codes == 1).all()
 
 
@@ -209,7 +214,7 @@ def test_rows_and_blocks_agree(form: str) -> None:
     assert torch.equal(made.rows(ids), made.unpack()[ids])
     assert torch.equal(made.blocks(1, 3), made.unpack()[16:])
     assert made.nbytes == sum(one.nbytes for one in (made.codes, made.scales))
-    assert (made.codes.numel(), made.scales.numel()) == packed_sizes(40, 70, WeightFormat.parse(form))
+    assert (made.codes.size, made.scales.size) == packed_sizes(40, 70, WeightFormat.parse(form))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -219,16 +224,16 @@ def test_what_is_not_finite_is_counted(form: str, bad: float) -> None:
     w[7, 66] = bad
     group = WeightFormat.parse(form).group
     expected = 1 if not group else 70 - 66 // group * group
-    assert Packed.empty(10, 70, WeightFormat.parse(form)).pack_rows(0, w) == expected
+    assert TensorPacked.empty(10, 70, WeightFormat.parse(form)).pack_rows(0, w) == expected
 
 
 @pytest.mark.parametrize(("form", "most"), [("float16", 7e4), ("int8", 9e6), ("int4", 8e5)])
 def test_what_does_not_fit_is_counted(form: str, most: float) -> None:
     w = noise(3, 32)
     w[1, 2] = most
-    assert Packed.empty(3, 32, WeightFormat.parse(form)).pack_rows(0, w) > 0
+    assert TensorPacked.empty(3, 32, WeightFormat.parse(form)).pack_rows(0, w) > 0
     w[1, 2] = most / 2
-    assert Packed.empty(3, 32, WeightFormat.parse(form)).pack_rows(0, w) == 0
+    assert TensorPacked.empty(3, 32, WeightFormat.parse(form)).pack_rows(0, w) == 0
 
 
 @pytest.mark.parametrize("form", ["int8", "int4", "int4:64"])
@@ -237,13 +242,13 @@ def test_zeros_have_no_sign(form: str) -> None:
     plain, signed = torch.zeros(32, 128), torch.zeros(32, 128).copysign(noise(32, 128))
     signed[16:] = -0.0
     expected, made = packed(plain, form), packed(signed, form)
-    assert torch.equal(made.codes, expected.codes)
-    assert torch.equal(made.scales.view(torch.int16), expected.scales.view(torch.int16))
+    assert np.array_equal(made.codes, expected.codes)
+    assert np.array_equal(made.scales.view(np.int16), expected.scales.view(np.int16))
     for isa in ISAS:
         kernels = find_kernels("native", isa)
         assert kernels is not None
-        kernels.pack(made, 0, signed)
-        assert torch.equal(made.scales.view(torch.int16), expected.scales.view(torch.int16))
+        kernels.pack(made, 0, signed.numpy())
+        assert np.array_equal(made.scales.view(np.int16), expected.scales.view(np.int16))
 
 
 @pytest.mark.skipif(not ISAS, reason="no native kernels were compiled")
@@ -270,19 +275,22 @@ def test_native_packing_gives_the_same_bytes(
     wide = torch.full((out, inner + 7), math.nan, dtype=FLOATS[source])  # rows need not follow each other
     wide[:, :inner] = w
     rows = wide[:, :inner]
-    matrices = [Packed.empty(out, inner, WeightFormat.parse(form)) for _ in range(2)]
+    matrices = [TensorPacked.empty(out, inner, WeightFormat.parse(form)) for _ in range(2)]
     for made in matrices:
-        made.codes.fill_(7)
-        made.scales.fill_(3)
+        made.codes.fill(7)
+        made.scales.fill(3)
     pieces = [(first, last) for first, last in ((min(cut, out), out), (0, min(cut, out))) if first < last]
     counts = [
-        (matrices[0].pack_rows(first, rows[first:last]), kernels.pack(matrices[1], first, rows[first:last], threads))
+        (
+            matrices[0].pack_rows(first, rows[first:last]),
+            kernels.pack(matrices[1], first, array(rows[first:last]), threads),
+        )
         for first, last in pieces
     ]
     assert all(ours == theirs for ours, theirs in counts)
     if not any(ours for ours, _ in counts):
-        assert torch.equal(matrices[0].codes, matrices[1].codes)
-        assert torch.equal(matrices[0].scales.view(torch.int16), matrices[1].scales.view(torch.int16))
+        assert np.array_equal(matrices[0].codes, matrices[1].codes)
+        assert np.array_equal(matrices[0].scales.view(np.int16), matrices[1].scales.view(np.int16))
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -292,7 +300,7 @@ def test_the_reference_computes_with_packed_weights(
 ) -> None:
     """As with the decoded weights, however many blocks are decoded at a time."""
     w, x, bias = noise(70, 90), noise(6, 90, seed=1), noise(1, 70, seed=2)[0]
-    made = Packed.empty(70, 90, WeightFormat.parse(form), bias)
+    made = TensorPacked.empty(70, 90, WeightFormat.parse(form), bias.numpy())
     made.pack_rows(0, w)
     kernels = ReferenceKernels(wide)
     expected = kernels.linear(x, Dense(made.unpack(), bias))

@@ -5,13 +5,14 @@ import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_float
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
@@ -20,9 +21,10 @@ from hypothesis import strategies as st
 from tests.backends.native import KERNELS, each_isa, needs_native, noise, threads
 from tests.engine.hand import sequence_of
 from tests.models.fixtures import VOCAB, make_checkpoint
-from tests.oracle.harness import CPU, prompt_of
+from tests.oracle.harness import prompt_of
 from tests.profiles import examples
-from tokenwright.backends import Logits, ReferenceKernels, Scored
+from tests.tensors import kv_memory
+from tokenwright.backends import Logits, Scored
 from tokenwright.backends.adapters import Update, beside, not_beside
 from tokenwright.backends.adapters import packed as packed_weight
 from tokenwright.backends.native import program
@@ -30,7 +32,9 @@ from tokenwright.backends.native.program import NativeBackend, NativeDecoder, Ro
 from tokenwright.backends.observation import Observed, Watched
 from tokenwright.backends.runner import backend_over
 from tokenwright.backends.torch import observe
+from tokenwright.backends.torch.border import tensor
 from tokenwright.backends.torch.decoder import Decoder
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.cache import ChunkRows, KVStore, KVView, layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.packer import load_packed
@@ -94,7 +98,7 @@ def decoder(kind: str, weights: str, isa: str, vocab: int = VOCAB, mlp: int = ML
     opened, _ = checkpoint(kind, vocab, mlp)
     packed = load_packed(opened, WeightFormat.parse(weights), "float32")
     beside_it = beside(opened.graph, adapters(opened.graph), packed_weight)
-    return NativeDecoder(opened.graph, KERNELS[isa], packed, beside_it)
+    return NativeDecoder(opened.graph, KERNELS[isa].native, packed, beside_it)
 
 
 def adapters(graph: Graph) -> dict[int, dict[str, Update]]:
@@ -108,6 +112,11 @@ def adapters(graph: Graph) -> dict[int, dict[str, Update]]:
     }
 
 
+def in_tensors(logits: Logits) -> Any:
+    """A step's result with tensors in the place of arrays."""
+    return replace(logits, rows=tensor(logits.rows), hidden=None if logits.hidden is None else tensor(logits.hidden))
+
+
 class Bench:
     """A decoder over a store of its own, full of what was never written. Texts have tables of scattered pages."""
 
@@ -118,7 +127,7 @@ class Bench:
         if any(isinstance(layer.layout, Latent) for layer in made.graph.kv):
             kv = kv.replace("k=int8,v=int4", "int8")  # a latent has one format
         self.store = KVStore(
-            layer_specs(made.graph, "float32", KVFormat.parse(kv), window, sinks), self.PAGES, page_size, CPU
+            layer_specs(made.graph, "float32", KVFormat.parse(kv), window, sinks), self.PAGES, page_size
         )
         self.store.poison()
         self.backend = backend_over(made, self.store)
@@ -145,25 +154,26 @@ class Bench:
 
     def whole(self, chunks: Sequence[Chunk]) -> Logits:
         """In one native call."""
-        return self.backend(flatten(Step(tuple(chunks))))
+        return in_tensors(self.backend(flatten(Step(tuple(chunks)))))
 
     def by_parts(self, chunks: Sequence[Chunk]) -> Logits:
         """Operation by operation, as for one who looks."""
         seen: list[Site] = []
         logits = self.backend(flatten(Step(tuple(chunks))), lambda site, layer, x: seen.append(site))
         assert seen, "who looks is told"
-        return logits
+        return in_tensors(logits)
 
     def observed(self, chunks: Sequence[Chunk], watched: Sequence[Watched], *, whole: bool) -> tuple[Logits, Observed]:
         """In one native call or operation by operation, with the facts of the step."""
         assert isinstance(self.backend, NativeBackend)
         observe = self.backend.observe if whole else self.backend.op_by_op.observe
-        return observe(flatten(Step(tuple(chunks))), watched)
+        logits, told = observe(flatten(Step(tuple(chunks))), watched)
+        return in_tensors(logits), told
 
     def memory(self) -> list[torch.Tensor]:
         """All that is kept, but for the scratch page, as bytes: NaN is no equal of itself."""
         groups = range(len(self.store.groups))
-        return [one[:, :-1].contiguous().view(torch.uint8) for group in groups for one in self.store.tensors(group)]
+        return [one[:, :-1].contiguous().view(torch.uint8) for group in groups for one in kv_memory(self.store, group)]
 
 
 def steps(
@@ -331,7 +341,7 @@ def test_an_observed_step_tells_what_its_parts_tell(
         for got, wanted, rounding in zip(mine, right, roundings, strict=True):
             assert got.weights is not None and wanted.weights is not None
             rtol = 2e-4 + math.expm1(2 * rounding)  # a weight is exp(score) over a sum of such
-            torch.testing.assert_close(got.weights, wanted.weights, rtol=rtol, atol=2e-5)
+            torch.testing.assert_close(tensor(got.weights), tensor(wanted.weights), rtol=rtol, atol=2e-5)
             assert list(got.highest) == list(wanted.highest)
             assert (got.entropy is None) == (wanted.entropy is None) == (got.row not in logits_rows)
             if got.entropy is not None:
@@ -357,12 +367,12 @@ def test_a_batch_from_elsewhere_is_the_batch(kept: tuple[str, int | None, int], 
         right = here.backend(batch)
         got = pickle.loads(sent)
         logits = there.backend(got, lambda site, layer, x: None) if tapped else there.backend(got)
-        assert torch.equal(logits.rows, right.rows)
+        assert np.array_equal(logits.rows, right.rows)
         assert (logits.best, logits.log_totals) == (right.best, right.log_totals)
         assert all(map(torch.equal, here.memory(), there.memory()))
     last = pickle.loads(sent)
     emptied(here.tables)
-    assert torch.equal(there.backend(last).rows, right.rows)
+    assert np.array_equal(there.backend(last).rows, right.rows)
 
 
 @each_isa
@@ -403,8 +413,8 @@ def test_a_broken_row_is_told_and_stays_alone(isa: str, bad: float) -> None:
     rows = []
     for broken in (False, True):
         if broken:
-            packed["embed"].pack_rows(7, torch.full((1, packed["embed"].inner), bad))
-        bench = Bench(NativeDecoder(opened.graph, KERNELS[isa], dict(packed)), KEPT[0])
+            packed["embed"].pack_rows(7, np.full((1, packed["embed"].inner), bad, np.float32))
+        bench = Bench(NativeDecoder(opened.graph, KERNELS[isa].native, dict(packed)), KEPT[0])
         last = LogitsNeeded.LAST
         rows.append(bench.whole([bench.chunk(i, text, 0, 9, last) for i, text in enumerate(texts)]))
     sound, ours = rows
@@ -434,7 +444,7 @@ def test_the_rotary_cache_keeps_the_rows_of_streams_with_different_limits(monkey
     rope = checkpoint("dynamic")[0].graph.positions
     assert isinstance(rope, Rope) and isinstance(rope.scaling, DynamicScaling)
     monkeypatch.setattr(program, "ROTARY_POSITIONS", 4 * 1024)
-    size, table = 16, RotaryTable(rope, 16, CPU)
+    size, table = 16, RotaryTable(rope, 16)
     rotary = RotaryCache((rope,), size)
     made: list[int] = []
     rows = rotary._rows
@@ -444,8 +454,8 @@ def test_the_rotary_cache_keeps_the_rows_of_streams_with_different_limits(monkey
             alive: list[object] = []
             places = [(limit, rotary.address(3, 90, limit, alive)) for limit in limits]
             for limit, address in places:  # as a step reads them: after all of them were asked for
-                right = table.rows(torch.arange(3, 90), limit)
-                expected = torch.cat((right.cos[:, : size // 2], right.sin[:, : size // 2]), 1)
+                right = table.rows(np.arange(3, 90), limit)
+                expected = torch.from_numpy(np.concatenate((right.cos[:, : size // 2], right.sin[:, : size // 2]), 1))
                 assert torch.equal(rows_at(address, 87, size), expected), limit
         assert rotary._other_rows == sum(map(len, rotary._others.values())) <= 4 * 1024
     assert made == [200, 300, 400, *range(500, 510), *range(500, 510)], "ten do not fit, and so are made again"

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from tests.engine.hand import sequence_of
 from tests.models.fixtures import KINDS, VOCAB
 from tests.models.naive import naive_logits
-from tests.oracle.harness import CPU, TOLERANCE, Subject, greedy, make_subject, prompt_of
-from tokenwright.backends import ReferenceKernels
+from tests.oracle.harness import TOLERANCE, Subject, greedy, make_subject, prompt_of
+from tests.tensors import TensorModel
 from tokenwright.backends.runner import Cache, Model, ModelRunner
+from tokenwright.backends.torch.border import tensor
 from tokenwright.backends.torch.decoder import Decoder
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.checkpoints.families.graph_builder import decoder
 from tokenwright.engine import Chunk, LogitsNeeded, Step, flatten
@@ -193,7 +195,7 @@ def test_a_windowed_model_forgets_what_lies_behind_all_its_windows(pieces: Seque
 
 
 def runner_of(subject: Subject, pages: int, page_size: int) -> ModelRunner:
-    store = KVStore(layer_specs(subject.graph, subject.dtype), pages, page_size, CPU)
+    store = KVStore(layer_specs(subject.graph, subject.dtype), pages, page_size)
     store.poison()
     return ModelRunner(subject.decoder(), store)
 
@@ -239,7 +241,7 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
     """
     subject = make_subject("qwen2-window")
     specs, kernels, size = subject.specs(kv, window, sinks), ReferenceKernels(torch.float64), 4
-    store = KVStore(specs, 26, size, CPU)
+    store = KVStore(specs, 26, size)
     store.poison()
     runner = ModelRunner(subject.decoder(kernels), store)
     texts = [prompt_of(50, 1), prompt_of(41, 2)]
@@ -265,18 +267,18 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
                 rows.append(whole[cut:stop])
         step = Step(tuple(chunks))
         sent = pickle.dumps(flatten(step))
-        assert torch.equal(runner.forward(step).logits, torch.cat(rows))
+        assert torch.equal(tensor(runner.forward(step).logits), torch.cat(rows))
         for chunk in chunks:
             for table in chunk.tables:
                 table.clear()
-        assert torch.equal(runner.backend(pickle.loads(sent)).rows, torch.cat(rows)), "it has tables of its own"
+        assert torch.equal(tensor(runner.backend(pickle.loads(sent)).rows), torch.cat(rows)), "it has tables of its own"
 
 
 def test_the_decoder_keeps_nothing_between_calls_but_its_count() -> None:
     """Two functions over one decoder do not meet."""
     subject = make_subject("tinyllama")
     decoder = Decoder(subject.graph, subject.decoder().kernels, dict(subject.weights))
-    one, two = (Model(decoder, layer_specs(subject.graph, "float32"), CPU) for _ in range(2))
+    one, two = (TensorModel(decoder, layer_specs(subject.graph, "float32")) for _ in range(2))
     tokens = prompt_of(20)
     alone, _ = in_pieces(subject.model(), tokens, [10])
     first, cache = one(tokens[:10])

@@ -8,8 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenwright.backends import Dense, Kernels, ReferenceKernels
+from tests.tensors import kv_memory
 from tokenwright.backends.protocol import Scored as Scoring
+from tokenwright.backends.torch.kernels import Dense, Kernels
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.cache import ChunkRows, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.engine.page_table import PageTable
@@ -124,7 +126,7 @@ def spec_of(
 
 def store_of(spec: LayerSpec, pages: int, page_size: int) -> KVStore:
     """Memory of one layer, full of NaN: what is read must have been written."""
-    store = KVStore([spec], pages, page_size, CPU)
+    store = KVStore([spec], pages, page_size)
     store.poison()
     return store
 
@@ -140,7 +142,7 @@ def test_store_writes_the_named_slots_and_no_others(dtype: torch.dtype) -> None:
     store = store_of(spec_of(Heads(2, 5), k=name, v=name), 4, 3)
     k, v = noise(3, 2, 5).to(dtype), noise(3, 2, 5, seed=1).to(dtype)
     KERNELS.store(store.view(0), [torch.tensor([7, 0, 8])], k, v)
-    for memory, rows in zip(store.tensors(0), (k, v), strict=True):
+    for memory, rows in zip(kv_memory(store, 0), (k, v), strict=True):
         for row, (page, slot) in enumerate([(2, 1), (0, 0), (2, 2)]):
             assert torch.equal(memory[0, page, slot], rows[row])
         assert int(memory.isnan().any(-1).any(-1).sum()) == 15 - 3

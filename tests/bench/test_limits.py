@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import torch
 
 from tests.backends.native import needs_native
+from tokenwright.backends.device import everywhere, kernel_threads
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.bench import limits
 from tokenwright.bench.bandwidth import BandwidthProbe
@@ -27,9 +27,9 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.mark.usefixtures("quick")
 def test_all_limits_are_measured_and_the_threads_are_as_before(kind: str) -> None:
     told: list[tuple[int, int]] = []
-    before = torch.get_num_threads()
+    before = kernel_threads.count
     found = measure_limits(0.0, lambda done, total: told.append((done, total)))
-    assert torch.get_num_threads() == before == found.threads
+    assert kernel_threads.count == before == found.threads
     assert (found.kind, found.cache_bytes) == (kind, 1 << 14)
     assert found.cache is not None
     every = [found.memory, found.cache, *found.multiplications.values()]
@@ -53,7 +53,7 @@ def test_a_buffer_that_only_the_largest_cache_holds(
     sizes: list[int], nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "cache_sizes", lambda: sizes)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(everywhere, "given", 1)
     assert cache_bytes() == nbytes
 
 

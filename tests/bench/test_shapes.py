@@ -33,7 +33,7 @@ def test_transformers_and_ours_read_the_same_model(folder: Path) -> None:
         logits = model(torch.tensor([IDS])).logits[0]  # [tokens, vocabulary]
     with LLM(str(folder), dtype="float32") as llm:
         ours = llm.model(IDS)[0]
-    torch.testing.assert_close(ours[-1], logits[-1], atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(torch.from_numpy(ours[-1]), logits[-1], atol=1e-3, rtol=1e-4)
     assert 3 < logits.std() < 5
 
 

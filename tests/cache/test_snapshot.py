@@ -14,9 +14,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
+from safetensors.numpy import save_file
 
 from tests.profiles import share
 from tokenwright.cache import snapshot
@@ -26,27 +26,27 @@ from tokenwright.regular_file import open_regular
 
 ABOUT = {"weights": "w" * 64, "kv format": "int8 #12345678"}
 SHAPES = [
-    [torch.empty(2, 1, 4, 1, 8, dtype=torch.int8), torch.empty(2, 1, 4, 1, 1, dtype=torch.float16)],
-    [torch.empty(1, 1, 4, 1, 8)],
+    [np.empty((2, 1, 4, 1, 8), np.int8), np.empty((2, 1, 4, 1, 1), np.float16)],
+    [np.empty((1, 1, 4, 1, 8), np.float32)],
 ]
 
 
 def made(seed: int = 0, pages: int = 3) -> Snapshot:
-    torch.manual_seed(seed)
+    draw = np.random.default_rng(seed)
     rows = [list(range(pages)), [pages - 1]]
     contents = [
         [
-            torch.randint(-100, 100, (2, pages, 4, 1, 8), dtype=torch.int8),
-            torch.rand(2, pages, 4, 1, 1).half(),
+            draw.integers(-100, 100, (2, pages, 4, 1, 8), np.int8),
+            draw.random((2, pages, 4, 1, 1)).astype(np.float16),
         ],
-        [torch.rand(1, 1, 4, 1, 8)],
+        [draw.random((1, 1, 4, 1, 8), np.float32)],
     ]
     return Snapshot(tuple(range(seed, seed + 4 * pages)), rows, contents)
 
 
 def same(one: Snapshot, other: Snapshot) -> bool:
     pairs = zip(one.contents, other.contents, strict=True)
-    equal = all(torch.equal(a, b) for left, right in pairs for a, b in zip(left, right, strict=True))
+    equal = all(np.array_equal(a, b) for left, right in pairs for a, b in zip(left, right, strict=True))
     return equal and one.tokens == other.tokens and [list(row) for row in one.pages] == other.pages
 
 
@@ -206,7 +206,7 @@ def test_tensors_of_another_kind_are_refused(file: Path) -> None:
 
 def test_other_safetensors_are_no_cache(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    save_file({"a": torch.zeros(3)}, path)
+    save_file({"a": np.zeros(3)}, path)
     refused(path, "not a cache file")
     refused(tmp_path / "absent.kv", "No such file")
 
@@ -234,7 +234,7 @@ def test_names_that_are_no_files_are_refused(tmp_path: Path, file: Path) -> None
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS], ids=os.strerror)
-@pytest.mark.parametrize("name", ["mkdtemp", "save_file", "_digest", "_sync_folder"])
+@pytest.mark.parametrize("name", ["mkdtemp", "_write", "_digest", "_sync_folder"])
 def test_a_failing_disk_leaves_the_old_file(
     file: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
 ) -> None:
@@ -272,7 +272,6 @@ def test_a_file_that_is_deleted_while_it_is_read_is_read(file: Path, monkeypatch
 
 
 def _write_for_ever(path: Path, snapshots: list[Snapshot], ready: "multiprocessing.synchronize.Event") -> None:
-    torch.set_num_threads(1)
     ready.set()
     while True:
         for one in snapshots:

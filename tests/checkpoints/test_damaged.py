@@ -14,6 +14,7 @@ import pytest
 from tests.models.fixtures import make_checkpoint
 from tests.models.gguf_files import Kind, write_gguf
 from tests.models.published_files import CASES, SIZES, write
+from tests.tensors import tensors_of
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.gguf.header import read_gguf
 from tokenwright.checkpoints.packing.packer import load_packed
@@ -73,7 +74,7 @@ def outcome(opened: Path) -> str:
     try:
         found = Checkpoint.open(opened)
         found.tokenizer()
-        found.tensors()
+        tensors_of(found)
         load_packed(found, WeightFormat("native"), found.config.dtype)
     except CheckpointError as error:
         return str(error)

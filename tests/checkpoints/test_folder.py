@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tests.models.fixtures import KINDS, VARIANTS, make_checkpoint, write_json
+from tests.tensors import tensors_of
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.errors import CheckpointError
 
@@ -179,7 +180,7 @@ def test_every_kind_is_read_as_transformers_holds_it(kind: str, spelling: str, t
     """But for latent attention, whose tensors are cut and transposed; tests/oracle holds its logits."""
     path, model = make_checkpoint(tmp_path, kind, spelling=spelling)
     found = Checkpoint.open(path)
-    tensors, expected = found.tensors(), oracle(model)
+    tensors, expected = tensors_of(found), oracle(model)
     assert list(tensors) == list(found.graph.shapes)
     assert tensors.keys() == expected.keys()
     for name, tensor in tensors.items():
@@ -211,13 +212,13 @@ def test_a_text_model_beside_an_encoder_is_read_alone(
     kind: str, beside: Callable[[Tensors, Any], tuple[Tensors, Any]], tower: str, copy: Callable[[str], Path]
 ) -> None:
     folder = copy(kind)
-    alone, expected = Checkpoint.open(folder), Checkpoint.open(folder).tensors()
+    alone, expected = Checkpoint.open(folder), tensors_of(Checkpoint.open(folder))
     tensors, config = beside(load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text()))
     save_file(tensors | {f"{tower}.patch_embed.proj.weight": torch.ones(2, 2)}, folder / "model.safetensors")
     write_json(folder / "config.json", config)
     found = Checkpoint.open(folder)
     assert found.graph.blocks == alone.graph.blocks and found.skipped == {tower: 1}
-    assert all(torch.equal(one, expected[name]) for name, one in found.tensors().items())
+    assert all(torch.equal(one, expected[name]) for name, one in tensors_of(found).items())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -226,9 +227,9 @@ def test_sharded_half_precision_is_read_and_converted(dtype: str, tmp_path: Path
     found = Checkpoint.open(path)
     assert found.config.dtype == dtype
     assert found.nbytes == 2 * found.parameters
-    assert {one.dtype for one in found.tensors().values()} == {getattr(torch, dtype)}
+    assert {one.dtype for one in tensors_of(found).values()} == {getattr(torch, dtype)}
     expected = oracle(model)
-    for name, tensor in found.tensors(torch.float32).items():
+    for name, tensor in tensors_of(found, torch.float32).items():
         assert torch.equal(tensor, expected[name]), name
 
 
@@ -247,7 +248,7 @@ def test_progress_is_reported_in_bytes_up_to_all(made: Callable[[str], Path]) ->
 
 
 def test_the_pieces_of_a_fused_tensor_do_not_keep_it_alive(made: Callable[[str], Path]) -> None:
-    tensors = Checkpoint.open(made("gpt2")).tensors()
+    tensors = tensors_of(Checkpoint.open(made("gpt2")))
     for name, tensor in tensors.items():
         assert tensor.untyped_storage().nbytes() == tensor.numel() * 4, name
 
@@ -278,14 +279,14 @@ def test_a_tied_head_in_the_file_must_be_the_embeddings(copy: Callable[[str], Pa
     folder = copy("qwen3")
     change_weights(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
     found = Checkpoint.open(folder)
-    assert "head.weight" not in found.tensors()
+    assert "head.weight" not in tensors_of(found)
     assert found.nbytes == 4 * found.parameters
     change_weights(folder, lambda t: t["lm_head.weight"].add_(1))
     with pytest.raises(CheckpointError, match="tie_word_embeddings"):
-        Checkpoint.open(folder).tensors()
+        tensors_of(Checkpoint.open(folder))
     change_weights(folder, lambda t: t.update({"lm_head.weight": t["lm_head.weight"].half()}))
     with pytest.raises(CheckpointError, match="tie_word_embeddings"):
-        Checkpoint.open(folder).tensors()
+        tensors_of(Checkpoint.open(folder))
 
 
 def test_an_untied_head_must_be_there(copy: Callable[[str], Path]) -> None:
@@ -345,15 +346,15 @@ def test_values_that_are_not_finite_are_refused_by_name(
 
     change_weights(folder, spoil)
     with pytest.raises(CheckpointError, match=r"layers\.2\.mlp\.down_proj\.weight .* not finite"):
-        Checkpoint.open(folder).tensors()
+        tensors_of(Checkpoint.open(folder))
 
 
 def test_values_too_large_for_float16_are_told_apart(copy: Callable[[str], Path]) -> None:
     folder = copy("llama2")
     change_weights(folder, lambda t: t["model.norm.weight"].fill_(1e6))
     with pytest.raises(CheckpointError, match=r"does not fit float16; give dtype bfloat16"):
-        Checkpoint.open(folder).tensors(torch.float16)
-    assert Checkpoint.open(folder).tensors(torch.bfloat16)
+        tensors_of(Checkpoint.open(folder), torch.float16)
+    assert tensors_of(Checkpoint.open(folder), torch.bfloat16)
 
 
 def test_a_truncated_shard_is_told_by_how_much(tmp_path: Path) -> None:
@@ -471,7 +472,7 @@ def test_a_file_that_changes_after_opening_is_an_error_not_a_fault(copy: Callabl
     with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(5000)
     with pytest.raises(CheckpointError, match="became shorter"):
-        found.tensors()
+        tensors_of(found)
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="cannot read"):
-        found.tensors()
+        tensors_of(found)

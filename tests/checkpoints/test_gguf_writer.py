@@ -14,8 +14,8 @@ import torch
 from tests.checkpoints.test_gguf import CHANGES
 from tests.models.adapters import write_adapter
 from tests.models.fixtures import make_checkpoint, write_json
+from tests.tensors import tensors_of, unpacked
 from tokenwright import LLM
-from tokenwright.backends.layout import unpacked
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.gguf_writer import check_writing, write_gguf
 from tokenwright.checkpoints.packing.packer import load_packed
@@ -69,7 +69,7 @@ def test_the_gguf_package_reads_the_same_numbers(tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "model", "llama2").path
     ours = written(model, tmp_path / "out.gguf", "int4")
     reader = gguf.GGUFReader(tmp_path / "out.gguf")
-    tensors = ours.tensors(torch.float32)
+    tensors = tensors_of(ours, torch.float32)
     assert {one.name for one in reader.tensors} == {source.name for source in ours.sources.values()}
     by_name = {one.name: one for one in reader.tensors}
     for name in ("embed.weight", "layers.1.mlp.down.weight", "norm.weight"):
@@ -101,8 +101,8 @@ def test_a_gguf_file_may_be_written_from_another(tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "model", "llama2", dtype="bfloat16").path
     first = written(model, tmp_path / "first.gguf", "bfloat16")
     second = written(first.path, tmp_path / "second.gguf", "bfloat16")
-    tensors = second.tensors()
-    assert all(torch.equal(tensors[name], one) for name, one in Checkpoint.open(model).tensors().items())
+    tensors = tensors_of(second)
+    assert all(torch.equal(tensors[name], one) for name, one in tensors_of(Checkpoint.open(model)).items())
 
 
 def pieces_files(prefix: bool) -> TokenizerFiles:
@@ -193,14 +193,14 @@ def test_adapters_are_merged_as_they_are_written(tmp_path: Path) -> None:
     """Rows of q and k lie in pairs in the file, and in order in an adapter; a file may be the source as well."""
     model = make_checkpoint(tmp_path / "model", "llama2", dtype="bfloat16").path
     adapter = write_adapter(str(model), tmp_path / "adapter", 4, 1)
-    expected = Checkpoint.open(model).merged([adapter]).tensors(torch.bfloat16)
+    expected = tensors_of(Checkpoint.open(model).merged([adapter]), torch.bfloat16)
     plain = written(model, tmp_path / "plain.gguf", "bfloat16").path
     for source in (model, plain):
         contents = check_writing(
             Checkpoint.open(source).merged([adapter]), tmp_path / f"{source.name}.gguf", WeightFormat("bfloat16")
         )
         write_gguf(contents, tmp_path / f"{source.name}.gguf")
-        found = Checkpoint.open(tmp_path / f"{source.name}.gguf").tensors()
+        found = tensors_of(Checkpoint.open(tmp_path / f"{source.name}.gguf"))
         assert all(torch.equal(found[name], one) for name, one in expected.items())
 
 

@@ -14,6 +14,7 @@ import torch
 
 from tests.models.fake_hub import FakeHub, Files, commit_of
 from tests.models.fixtures import make_checkpoint
+from tests.tensors import tensors_of
 from tokenwright.checkpoints.files.hub import download, is_hub_name, read_name
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.errors import CheckpointError
@@ -62,7 +63,7 @@ def test_a_name_is_fetched_and_read(hub: FakeHub, capsys: pytest.CaptureFixture[
     found = Checkpoint.open(NAME)
     assert found.config.architecture == "LlamaForCausalLM"
     assert found.path.name == commit_of(NAME, "main")
-    assert all(torch.isfinite(tensor).all() for tensor in found.tensors().values())
+    assert all(torch.isfinite(tensor).all() for tensor in tensors_of(found).values())
     assert capsys.readouterr().err == ""
 
 
@@ -95,7 +96,7 @@ def test_the_second_run_fetches_nothing_and_works_offline(hub: FakeHub, monkeypa
     offline = Checkpoint.open(NAME)
     assert offline.path == first.path
     assert hub.requests == []
-    assert torch.equal(offline.tensors()["norm.weight"], first.tensors()["norm.weight"])
+    assert torch.equal(tensors_of(offline)["norm.weight"], tensors_of(first)["norm.weight"])
 
 
 def test_a_hub_out_of_reach_is_served_from_the_cache(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

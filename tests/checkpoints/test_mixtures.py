@@ -13,6 +13,7 @@ from tests.models.originals import ORIGINALS
 from tokenwright import plan
 from tokenwright.backends.layout import read_bytes
 from tokenwright.backends.packed import Packed
+from tokenwright.backends.torch.border import tensor
 from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.packer import load_packed
@@ -102,7 +103,7 @@ def test_mxfp4_is_copied_into_int8_without_loss(tmp_path: Path) -> None:
         right = model.get_parameter(f"model.layers.1.mlp.experts.{theirs}").transpose(1, 2)  # [E, out, in]
         if name == "gate_up":
             right = torch.cat((right[:, ::2], right[:, 1::2]), 1)
-        assert torch.equal(ours.unpack(), right.flatten(0, 1))
+        assert torch.equal(tensor(ours.unpack()), right.flatten(0, 1))
 
 
 def test_a_step_is_planned_to_read_the_experts_it_meets() -> None:

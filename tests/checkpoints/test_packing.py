@@ -8,12 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.models.fixtures import KINDS, make_checkpoint, write_json
-from tokenwright.backends.layout import Weights, empty_weights, nbytes, unpacked, weight_bytes
+from tests.tensors import tensors_of, unpacked
+from tokenwright.arrays import Array
+from tokenwright.backends.layout import Weights, empty_weights, nbytes, weight_bytes
 from tokenwright.backends.packed import Packed
 from tokenwright.checkpoints.files.atomic_write import draft_file
 from tokenwright.checkpoints.folder import Checkpoint
@@ -41,11 +44,11 @@ def cache(tmp_path: Path) -> WeightCache:
 def same(ours: Weights, theirs: Weights) -> bool:
     """Whether all memory holds the same."""
     assert ours.keys() == theirs.keys()
-    return all(all(map(torch.equal, _parts(ours[name]), _parts(theirs[name]))) for name in ours)
+    return all(all(map(np.array_equal, _parts(ours[name]), _parts(theirs[name]))) for name in ours)
 
 
-def _parts(one: torch.Tensor | Packed) -> list[torch.Tensor]:
-    if isinstance(one, torch.Tensor):
+def _parts(one: Array | Packed) -> list[Array]:
+    if not isinstance(one, Packed):
         return [one]
     return [one.codes, one.scales, *([] if one.bias is None else [one.bias])]
 
@@ -59,7 +62,7 @@ def test_every_kind_is_packed_as_it_is_read(
     monkeypatch.setattr(packer, "SLAB_BYTES", slab)
     found = Checkpoint.open(make_checkpoint(tmp_path, kind, shards=2).path)
     weights = load_packed(found, NATIVE, "float32")
-    ours, theirs = unpacked(found.graph, weights), found.tensors()
+    ours, theirs = unpacked(found.graph, weights), tensors_of(found)
     assert list(ours) == list(theirs)
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name]), name
@@ -78,17 +81,17 @@ def test_every_format_from_every_dtype(form: str, dtype: str, tmp_path: Path) ->
     qkv, embed = expected["layers.1.attention.qkv"], expected["embed"]
     assert isinstance(qkv, Packed)
     assert isinstance(embed, Packed)
-    qkv.pack_rows(0, torch.cat([tensors[f"{name}.weight"] for name in joined]))
+    qkv.pack_rows(0, np.concatenate([tensors[f"{name}.weight"] for name in joined]))
     embed.pack_rows(0, tensors["embed.weight"])
-    bias = torch.cat([tensors[f"{name}.bias"] for name in joined]).float()
+    bias = np.concatenate([tensors[f"{name}.bias"] for name in joined]).astype(np.float32)
     for name, one in (("layers.1.attention.qkv", qkv), ("embed", embed)):
         loaded = weights[name]
         assert isinstance(loaded, Packed)
         assert (loaded.out, loaded.inner, loaded.format, loaded.group) == (one.out, one.inner, one.format, one.group)
-        assert torch.equal(loaded.codes, one.codes)
-        assert torch.equal(loaded.scales, one.scales)
-    assert torch.equal(_parts(weights["layers.1.attention.qkv"])[2], bias)
-    assert all(one.dtype is torch.float32 for one in weights.values() if isinstance(one, torch.Tensor))
+        assert np.array_equal(loaded.codes, one.codes)
+        assert np.array_equal(loaded.scales, one.scales)
+    assert np.array_equal(_parts(weights["layers.1.attention.qkv"])[2], bias)
+    assert all(one.dtype == np.float32 for one in weights.values() if not isinstance(one, Packed))
     assert nbytes(weights) == weight_bytes(found.graph, chosen)
 
 
@@ -126,7 +129,7 @@ def test_no_more_than_a_slab_is_read_at_a_time(model: Checkpoint, monkeypatch: p
     """What lies in memory beside the weights is what the two threads have read last."""
     read: list[int] = []
 
-    def spied(*arguments: Any) -> torch.Tensor:
+    def spied(*arguments: Any) -> Array:
         rows = real(*arguments)
         read.append(rows.nbytes)
         return rows
@@ -296,7 +299,7 @@ def test_damaged_memory_of_digests_does_no_harm(model: Checkpoint, cache: Weight
 def test_several_processes_share_a_cache(model: Checkpoint, cache: WeightCache) -> None:
     """All load at once, and load and save again and again; each gets right weights, and no rests are left."""
     code = f"""
-import torch
+import numpy as np
 from pathlib import Path
 from tokenwright.formats import WeightFormat
 from tokenwright.checkpoints.files.atomic_write import draft_file
@@ -304,13 +307,12 @@ from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.packer import load_packed, pack_checkpoint
 from tokenwright.checkpoints.packing.weight_cache import WeightCache, log
 log.warning = lambda *arguments: exit(arguments)  # all finds whole files
-torch.set_num_threads(1)
 model, cache = Checkpoint.open({str(model.path)!r}), WeightCache(Path({str(cache.folder)!r}), smallest=0)
 form = WeightFormat.parse("int8")
 right = pack_checkpoint(model, form)
 for _ in range(10):
     weights = load_packed(model, form, "float32", cache=cache)
-    assert all(torch.equal(weights[name].codes, one.codes) for name, one in right.items() if hasattr(one, "codes"))
+    assert all(np.array_equal(weights[name].codes, one.codes) for name, one in right.items() if hasattr(one, "codes"))
     cache.save(model, form, weights)
 """
     running = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
@@ -367,7 +369,7 @@ def test_packed_weights_do_not_become_others(model: Checkpoint, folder: Path, tm
     with pytest.raises(RequestError, match="kept as int4 and cannot become int8"):
         load_packed(found, INT8, "float32")
     with pytest.raises(CheckpointError, match="packed as int4"):
-        found.tensors()
+        tensors_of(found)
     with pytest.raises(RequestError, match="quantised already"):
         write_folder(found, tmp_path / "other", INT8, {})
     with pytest.raises(RequestError, match="is no quantised format"):

@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from tests.models.fixtures import make_checkpoint
 from tests.models.published_files import CASES, SIZES, write
+from tests.tensors import tensors_of, unpacked
 from tokenwright import LLM
-from tokenwright.backends.layout import nbytes, unpacked, weight_bytes
+from tokenwright.backends.layout import nbytes, weight_bytes
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.errors import CheckpointError
@@ -42,8 +43,8 @@ def written(model: Path, folder: Path, case: str) -> tuple[Path, Path]:
 def test_the_numbers_are_those_of_the_definition(model: Path, case: str, tmp_path: Path) -> None:
     folder, plain = written(model, tmp_path, case)
     ours, theirs = Checkpoint.open(folder), Checkpoint.open(plain)
-    expected = theirs.tensors(torch.float32)
-    assert all(torch.equal(one, expected[name]) for name, one in ours.tensors(torch.float32).items())
+    expected = tensors_of(theirs, torch.float32)
+    assert all(torch.equal(one, expected[name]) for name, one in tensors_of(ours, torch.float32).items())
     form = CASES[case][2]
     assert {str(one) for one in ours.as_stored.values()} == ({form} if form else set())
     assert all(torch.equal(one, expected[name]) for name, one in decoded(ours).items())

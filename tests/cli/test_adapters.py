@@ -12,8 +12,8 @@ from tests.cli.conftest import Run
 from tests.models.adapters import write_adapter
 from tests.models.fixtures import make_checkpoint
 from tests.models.published_files import write
+from tests.tensors import unpacked
 from tokenwright import LLM
-from tokenwright.backends.layout import unpacked
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.formats import WeightFormat

@@ -11,10 +11,24 @@ from hypothesis import strategies as st
 
 from tests.decode.test_draws import LOGITS, fits
 from tests.engine.hand import sequence_of
-from tokenwright.decode.logits_processors import adjusted, filtered, mirostat, mirostat_bound, without_top
-from tokenwright.decode.sampler import TorchSampler, of_choice, probabilities, uniform
+from tests.tensors import TensorSampler, over_tensors
+from tokenwright.decode.logits_processors import adjusted as adjusted_of_arrays
+from tokenwright.decode.logits_processors import filtered as filtered_of_arrays
+from tokenwright.decode.logits_processors import mirostat as mirostat_of_arrays
+from tokenwright.decode.logits_processors import mirostat_bound
+from tokenwright.decode.logits_processors import without_top as without_top_of_arrays
+from tokenwright.decode.sampler import of_choice as of_choice_of_arrays
+from tokenwright.decode.sampler import probabilities as probabilities_of_arrays
+from tokenwright.decode.sampler import uniform
 from tokenwright.engine import Chunk, LogitsNeeded, Output, Request, SamplingParams, Step
 from tokenwright.errors import RequestError
+
+adjusted = over_tensors(adjusted_of_arrays)
+filtered = over_tensors(filtered_of_arrays)
+mirostat = over_tensors(mirostat_of_arrays)
+without_top = over_tensors(without_top_of_arrays)
+of_choice = over_tensors(of_choice_of_arrays)
+probabilities = over_tensors(probabilities_of_arrays)
 
 # Values on a coarse grid make ties.
 rows = st.lists(st.integers(-12, 12).map(lambda n: n / 4), min_size=1, max_size=30).map(
@@ -143,7 +157,7 @@ def test_mirostat_holds_the_mean_surprise(version, tau):
     for _ in range(400):
         logits = torch.randn(1, 200, generator=generator) * (1 + 2 * torch.rand(1, generator=generator))
         chunk = Chunk(sequence, len(sequence.tokens) - 1, len(sequence.tokens), LogitsNeeded.LAST)
-        [pick] = TorchSampler().pick(Output((range(1),), logits), Step((chunk,)))
+        [pick] = TensorSampler().pick(Output((range(1),), logits), Step((chunk,)))
         sequence.tokens += pick.tokens
         sequence.counts.sampler_logprob += pick.sampler_logprobs[0]
     assert -sequence.counts.sampler_logprob / math.log(2) / 400 == pytest.approx(tau, abs=0.1)

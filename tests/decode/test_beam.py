@@ -11,13 +11,13 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.hand import sequence_of
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.decode import BeamSearch, TextStopChecker
+from tokenwright.decode.logits_processors import log_softmax
 from tokenwright.engine import (
     Chunk,
     Fault,
@@ -127,7 +127,7 @@ class Case:
 
     def model(self, text):
         """The model's log-probabilities after a text."""
-        return torch.tensor(self.rows(text), dtype=torch.float64).log_softmax(-1).tolist()
+        return log_softmax(np.array(self.rows(text))).tolist()
 
     def row(self, text):
         """The log-probabilities of what may follow a text."""
@@ -240,7 +240,7 @@ class Player:
 
     def step(self):
         order = sorted(self.texts, reverse=self.reverse)
-        rows = [(self.chunk(one), torch.tensor(self.case.rows(self.texts[one]), dtype=torch.float64)) for one in order]
+        rows = [(self.chunk(one), np.array(self.case.rows(self.texts[one]))) for one in order]
         results = self.search.pick(rows)
         if not all(isinstance(result, Pick) for result in results):
             assert [result.parent for result in results] == order, "at the end every beam is told"

@@ -9,9 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.hand import sequence_of
-from tokenwright.decode.logits_processors import filtered
-from tokenwright.decode.sampler import TorchSampler, choose, probabilities, uniform
+from tests.tensors import TensorSampler, over_tensors
+from tokenwright.decode.logits_processors import filtered as filtered_of_arrays
+from tokenwright.decode.sampler import choose as choose_of_arrays
+from tokenwright.decode.sampler import probabilities as probabilities_of_arrays
+from tokenwright.decode.sampler import uniform
 from tokenwright.engine import Chunk, LogitsNeeded, Output, Pick, Request, SamplingParams, Step
+
+filtered = over_tensors(filtered_of_arrays)
+choose = over_tensors(choose_of_arrays)
+probabilities = over_tensors(probabilities_of_arrays)
 
 DRAWS = 200_000
 CHANCE = 1e-6  # of a right sampler failing one test; the draws are fixed by their seeds, so it is decided once
@@ -138,7 +145,7 @@ def test_a_draw_is_the_same_in_any_batch(batch, seed):
 
     def picked(places):
         output = Output(tuple(range(i, i + 1) for i in range(len(places))), logits[list(places)])
-        results = TorchSampler().pick(output, Step(tuple(chunks[i] for i in places)))
+        results = TensorSampler().pick(output, Step(tuple(chunks[i] for i in places)))
         return {result.parent: result for result in results}
 
     together = picked(range(len(chunks)))
@@ -156,7 +163,7 @@ def test_choices_of_one_chunk_are_those_of_each_alone():
         return Chunk(sequence, 0, 2, LogitsNeeded.LAST)
 
     def picks(choices):
-        return TorchSampler().pick(Output((range(1),), LOGITS[None]), Step((chunk(choices),)))
+        return TensorSampler().pick(Output((range(1),), LOGITS[None]), Step((chunk(choices),)))
 
     together = picks((0, 1, 2))
     assert [pick.choice for pick in together] == [0, 1, 2]

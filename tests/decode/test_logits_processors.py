@@ -13,9 +13,12 @@ import transformers
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from tokenwright.decode import logits_processors as ours
+from tests.tensors import Processors
+from tokenwright.decode import logits_processors
 from tokenwright.decode.top_p import FEW, last_key, top_p_mask, typical_mask
 from tokenwright.engine import SamplingParams, TokenConstraints
+
+ours = Processors(logits_processors)
 
 SIZE = 24  # ids
 NEAR = 1e-9

@@ -9,9 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.hand import sequence_of
+from tests.tensors import TensorSampler, over_tensors
 from tokenwright.decode import sampler
-from tokenwright.decode.logits_processors import filtered
-from tokenwright.decode.sampler import TorchSampler, log_totals, probabilities, top_ids, uniform
+from tokenwright.decode.logits_processors import filtered as filtered_of_arrays
+from tokenwright.decode.sampler import log_totals, uniform
+from tokenwright.decode.sampler import probabilities as probabilities_of_arrays
+from tokenwright.decode.sampler import top_ids as top_ids_of_arrays
 from tokenwright.engine import (
     Chunk,
     Fault,
@@ -27,12 +30,16 @@ from tokenwright.engine import (
 )
 from tokenwright.errors import EngineError
 
+filtered = over_tensors(filtered_of_arrays)
+probabilities = over_tensors(probabilities_of_arrays)
+top_ids = over_tensors(top_ids_of_arrays)
+
 # Values on a coarse grid make ties, which is where rules differ.
 rows = st.lists(st.integers(-12, 12).map(lambda n: n / 2), min_size=1, max_size=40).map(torch.tensor)
 
 
 def choose(logits, params, position):
-    [token] = sampler.choose(logits, probabilities(logits, params), params.seed, position)
+    [token] = over_tensors(sampler.choose)(logits, probabilities(logits, params), params.seed, position)
     return token
 
 
@@ -59,7 +66,7 @@ def test_a_number_at_a_border_draws_a_token_that_has_a_chance(number, token, mon
     """Each token has its lower border, not its upper one; 1, which no number is, stands for what rounding may do."""
     monkeypatch.setattr(sampler, "uniform", lambda seed, position, choice: number)
     chances = torch.tensor([0, 0.25, 0.5, 0, 0.25, 0], dtype=torch.float64)
-    assert sampler.choose(chances, chances, 1, 0) == [token]
+    assert over_tensors(sampler.choose)(chances, chances, 1, 0) == [token]
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e6])
@@ -118,7 +125,7 @@ def test_what_kernels_tell_of_a_row_changes_no_answer(asked):
     request = Request(prompt, params, constraints=constraints)
     one = Chunk(sequence_of(*text, asked=request, limit=9), 3, 4, LogitsNeeded.LAST)
     plain, told = (
-        TorchSampler().pick(Output((range(1),), logits, *more), Step((one,)))
+        TensorSampler().pick(Output((range(1),), logits, *more), Step((one,)))
         for more in ((), ((3,), tuple(log_totals(logits.numpy()))))
     )
     assert plain == told
@@ -151,7 +158,7 @@ def pick(chunks, logits, observe=sampler.unobserved):
         count = {LogitsNeeded.NONE: 0, LogitsNeeded.LAST: 1, LogitsNeeded.ALL: len(one.tokens)}[one.logits_needed]
         rows.append(range(first, first + count))
         first += count
-    return TorchSampler().pick(Output(tuple(rows), logits), Step(tuple(chunks)), observe)
+    return TensorSampler().pick(Output(tuple(rows), logits), Step(tuple(chunks)), observe)
 
 
 def test_the_sampler_answers_each_chunk_and_a_bad_row_fails_alone():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.engine.hand import sequence_of
-from tokenwright.decode import TorchSampler
+from tokenwright.decode import RowSampler
 from tokenwright.decode.sampler import log_totals
 from tokenwright.engine import (
     Chunk,
@@ -58,7 +58,7 @@ def picks(text, drafts, rows, checker, *, told=False, **params):
     needed = LogitsNeeded.ALL if drafts else LogitsNeeded.LAST
     chunk = Chunk(sequence, len(text) - 1, len(text) + len(drafts), needed, tuple(drafts))
     more = (tuple(rows.argmax(1).tolist()), tuple(log_totals(rows.numpy()))) if told else ()
-    [found] = TorchSampler().pick(Output((range(len(rows)),), rows, *more), Step((chunk,)))
+    [found] = RowSampler().pick(Output((range(len(rows)),), rows, *more), Step((chunk,)))
     return found
 
 
@@ -70,7 +70,7 @@ def one_by_one(checker, count, **params):
         sequence = sequence_of(*text, asked=request, limit=99, stop_checker=checker)
         sequence.counts.sampler_logprob = spent
         chunk = Chunk(sequence, len(text) - 1, len(text), LogitsNeeded.LAST)
-        [pick] = TorchSampler().pick(Output((range(1),), ROWS[row : row + 1]), Step((chunk,)))
+        [pick] = RowSampler().pick(Output((range(1),), ROWS[row : row + 1]), Step((chunk,)))
         if isinstance(pick, Fault):
             return found
         found.append((pick.tokens[0], pick.logprobs[0], pick.sampler_logprobs[0], pick.tops[0]))

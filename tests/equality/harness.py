@@ -22,11 +22,14 @@ import torch
 
 from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import CPU, DEVICE, Recorder, Subject, prompt_of
-from tokenwright.backends import Kernels, ReferenceKernels
+from tests.tensors import tensors_of
+from tokenwright.backends.kv_sizing import memory_of
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.runner import ModelRunner
 from tokenwright.backends.torch.decoder import Decoder
+from tokenwright.backends.torch.kernels import Kernels
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.cache.snapshot import Snapshot, load, save
 from tokenwright.checkpoints.folder import Checkpoint
@@ -103,7 +106,7 @@ def make_subject(kind: str) -> Subject:
     with tempfile.TemporaryDirectory() as folder:
         path, oracle = make_checkpoint(Path(folder) / "model", one.fixture, changes=dict(one.changes))
         checkpoint = Checkpoint.open(path)
-        weights = checkpoint.tensors(torch.float32)
+        weights = tensors_of(checkpoint, torch.float32)
     return Subject(kind, checkpoint.config, checkpoint.graph, weights, "float32", oracle)
 
 
@@ -111,7 +114,7 @@ def make_subject(kind: str) -> Subject:
 class Bench:
     """An engine whose parts can be reached: one spec, one fresh pool, memory full of NaN."""
 
-    engine: Engine[torch.Tensor]
+    engine: Engine[Any]
     store: KVStore
     sampler: Recorder
 
@@ -174,14 +177,14 @@ class Case:
         sequences: int = 64,
         swap: int = 0,
         kernels: Kernels | None = None,
-        around: Callable[[ModelRunner], Runner[torch.Tensor]] = lambda runner: runner,
+        around: Callable[[ModelRunner], Runner[Any]] = lambda runner: runner,
         forced: Mapping[int, Sequence[int]] | None = None,
         scheduler: type[Scheduler] = Scheduler,
         proposer: Proposer | None = None,
         store: type[KVStore] = KVStore,
     ) -> Bench:
         pages = pages or -(-CONTEXT // page_size)
-        memory = store(self.specs, pages, page_size, DEVICE if self.weights == "reference" else CPU)
+        memory = store(self.specs, pages, page_size, memory_of(DEVICE if self.weights == "reference" else CPU))
         memory.poison()
         groups = [
             Group(count, group.window, group.page_bytes(page_size))

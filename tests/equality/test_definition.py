@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import gelu, silu
 
 from tests.equality.harness import FORMATS, KINDS, MIXED, PROMPT, Case
+from tests.tensors import decode, encode
 from tokenwright.cache.codec import CODECS
 from tokenwright.config import LinearScaling, ModelConfig, Rope
 from tokenwright.formats import KVFormat
@@ -53,7 +54,7 @@ def kept(x: torch.Tensor, name: str, position: int, layer: int, config: ModelCon
     """K or V [G, D] of one token as it is read back, `name` being what its side is kept as."""
     plain = position < form.first or layer in {one % config.layers for one in form.native} or name == "native"
     codec = CODECS["float32" if plain else name]
-    return codec.decode(codec.encode(x.float()), x.shape[-1], torch.float64)
+    return decode(codec, encode(codec, x.float()), x.shape[-1], torch.float64)
 
 
 def defined(case: Case, tokens: list[int]) -> torch.Tensor:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,9 +19,12 @@ from tests.equality import ways
 from tests.equality.harness import PROMPT, WAYS, Bench, Case, Seen
 from tests.equality.test_matrix import NATIVE_PAIRS, PAIRS
 from tests.oracle.test_faults import moved_by_one
-from tokenwright.backends import Logits, ReferenceKernels
+from tokenwright.backends import Logits
 from tokenwright.backends.native.program import NativeBackend
 from tokenwright.backends.runner import ModelRunner
+from tokenwright.backends.torch import kv_codec
+from tokenwright.backends.torch.border import tensor
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.cache import ChunkRows, KVStore, KVView
 from tokenwright.decode import sampler
 from tokenwright.engine import Batch, Output, Scheduler, Step
@@ -59,10 +63,10 @@ class StalePage(Exact):
 
     def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
         for part in view.parts:
-            written = part.k.memory[0][slots[part.group]].isfinite().flatten(1).all(1)
+            written = tensor(part.k.memory[0])[slots[part.group]].isfinite().flatten(1).all(1)
             fresh = ~(written & (slots[part.group] // 16 == 1))
-            part.k.write(slots[part.group][fresh], k[fresh])
-            part.v.write(slots[part.group][fresh], v[fresh])
+            kv_codec.write(part.k, slots[part.group][fresh], k[fresh])
+            kv_codec.write(part.v, slots[part.group][fresh], v[fresh])
 
 
 class WrongScale(Exact):
@@ -72,7 +76,8 @@ class WrongScale(Exact):
         super().store(view, slots, k, v)
         for part in view.parts:
             if len(k) == 1 and len(part.k.memory) > 1:
-                part.k.memory[1][slots[part.group]] *= 1.02
+                scales = tensor(part.k.memory[1])
+                scales[slots[part.group]] *= 1.02
 
 
 class SinksFarAway(Exact):
@@ -101,7 +106,7 @@ class OtherLayer(KVStore):
     """What is put into a page is the neighbouring layer's."""
 
     def write(self, group: int, pages: list[int], contents: Any) -> None:
-        super().write(group, pages, tuple(one.roll(1, 0) for one in contents))
+        super().write(group, pages, tuple(np.roll(one, 1, 0) for one in contents))
 
 
 class Forgetful(KVManager):
@@ -235,7 +240,7 @@ def one_bit(when: Callable[[Batch], bool]) -> Callable[[ModelRunner], ModelRunne
         def wrong(batch: Batch) -> Logits:
             logits: Logits = program(batch)
             if len(logits.rows) and when(batch):
-                logits.rows[-1, -1] = logits.rows[-1, -1].nextafter(torch.tensor(torch.inf))
+                logits.rows[-1, -1] = np.nextafter(logits.rows[-1, -1], np.float32(np.inf))
             return logits
 
         backend.program = wrong

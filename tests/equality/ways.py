@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tests.equality.harness import CONTEXT, NEW, PROMPT, Case, Drafts, Seen, alone, compare, restored, way
 from tests.oracle.harness import prompt_of
+from tests.tensors import kv_memory
 from tokenwright.engine import State
 
 LATE = 5  # tokens after which something happens to a text
@@ -102,7 +103,7 @@ def swapped(case: Case, folder: Path) -> None:
         for group in reversed(bench.scheduler.running):
             bench.scheduler.preempt(group)
         for group in range(len(bench.store.groups)):  # whatever was in the pages is gone
-            for tensor in bench.store.tensors(group):
+            for tensor in kv_memory(bench.store, group):
                 tensor.copy_(tensor.roll(1, 1))
 
     bench.run(put_off)

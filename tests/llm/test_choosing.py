@@ -12,6 +12,7 @@ import torch
 
 from tests.engines import assert_at_rest
 from tokenwright import LLM, CapacityError, EngineError, Grammar, RequestError, SamplingParams
+from tokenwright.backends.torch.border import tensor
 from tokenwright.decode import BeamSearch, stopping
 from tokenwright.engine import NoStopChecker
 from tokenwright.engine.loop import Inbox
@@ -66,7 +67,7 @@ def test_logprobs_are_the_models_and_the_samplers_apart(llm):
     ids = llm.tokenizer.encode(PROMPT)
     rows, _ = llm.model([*ids, *done.token_ids])
     for place, token in enumerate(done.token_ids):
-        row = rows[len(ids) + place - 1].double()
+        row = tensor(rows[len(ids) + place - 1]).double()
         model = row.log_softmax(-1)
         cut = torch.where(row >= row.topk(5).values[-1], row / 0.5, -math.inf).log_softmax(-1)
         assert done.logprobs[place] == pytest.approx(float(model[token]), abs=1e-4)

@@ -10,6 +10,7 @@ import torch
 
 from tests.models.fixtures import VOCAB, make_checkpoint
 from tokenwright import LLM, CapacityError, RequestError, SamplingParams
+from tokenwright.backends.torch.border import tensor
 from tokenwright.errors import CacheFileError, CheckpointError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -202,7 +203,7 @@ def test_pages_are_sized_by_the_memory_that_is_granted(folder: Path) -> None:
                 taken = sum(
                     tensor.nbytes
                     for group in range(len(llm.llm_engine.store.groups))
-                    for tensor in llm.llm_engine.store.tensors(group)
+                    for tensor in llm.llm_engine.store.arrays(group)
                 )
                 assert taken == llm.kv_memory, "what is told is what was taken"
     with pytest.raises(CapacityError, match=r"grant it more memory \(kv_memory\)"):
@@ -212,7 +213,7 @@ def test_pages_are_sized_by_the_memory_that_is_granted(folder: Path) -> None:
 def test_the_quantised_cache_in_sixteen_bits(folder: Path) -> None:
     with LLM(folder, dtype="bfloat16", kv="int8", pages=8) as llm:
         assert len(llm.generate([text_of(30)], GREEDY)[0].token_ids) == 12
-        assert torch.isfinite(llm.model(text_of(30))[0]).all()
+        assert torch.isfinite(tensor(llm.model(text_of(30))[0])).all()
         assert re.fullmatch("int8", llm.kv_format)
 
 

@@ -25,6 +25,7 @@ from tokenwright import (
     RequestError,
     SamplingParams,
 )
+from tokenwright.backends.torch.border import tensor
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.units import read_bytes
 
@@ -119,7 +120,7 @@ def test_stop_strings_end_and_are_not_shown(llm):
 def test_score_is_the_log_softmax(llm):
     ids = [5, 9, 200, 31, 7, 7, 80]
     logits, _ = llm.model(ids)
-    right = logits.log_softmax(-1)[range(6), ids[1:]]
+    right = tensor(logits).log_softmax(-1)[range(6), ids[1:]]
     assert llm.score(ids) == pytest.approx(right.tolist(), abs=1e-4)
     assert llm.score([5]).shape == (0,)
     assert llm.score(ids).dtype == np.float64

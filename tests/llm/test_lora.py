@@ -17,9 +17,10 @@ from transformers import AutoModelForCausalLM
 from tests.models.fixtures import make_checkpoint
 from tests.models.published_files import write
 from tests.serve.live import live
+from tests.tensors import tensors_of, unpacked
 from tokenwright import LLM
-from tokenwright.backends.layout import unpacked
 from tokenwright.backends.native.native_kernels import find_kernels
+from tokenwright.backends.torch.border import tensor
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.checkpoints.packing.weight_cache import WeightCache
@@ -124,7 +125,7 @@ def recorded(llm: LLM) -> Rows:
         output = forward(step, *rest)
         for chunk, places in zip(step.chunks, output.rows, strict=True):
             for position, place in zip(range(chunk.stop - len(places), chunk.stop), places, strict=True):
-                rows[chunk.request.prompt, chunk.request.adapter, position] = output.logits[place].clone()
+                rows[chunk.request.prompt, chunk.request.adapter, position] = tensor(output.logits[place].copy())
         return output
 
     runner.forward = recording
@@ -178,12 +179,14 @@ def test_a_merge_adds_every_adapter_and_has_a_cache_of_its_own(
     cache, form = WeightCache(tmp_path, 0), WeightFormat.parse("int8")
     files = {cache._file(one, form) for one in (base, *(base.merged([made[name]]) for name in made))}
     assert len(files) == 5
-    twice = base.merged([made["a0"], made["a3"]]).tensors(torch.float32)
+    twice = tensors_of(base.merged([made["a0"], made["a3"]]), torch.float32)
     name = "layers.0.attention.q.weight"
     added = sum(
-        one.up @ one.down * one.scale for path in ("a0", "a3") for one in [base.adapter(made[path]).updates[name[:-7]]]
+        tensor(one.up @ one.down * one.scale)
+        for path in ("a0", "a3")
+        for one in [base.adapter(made[path]).updates[name[:-7]]]
     )
-    assert torch.allclose(twice[name], base.tensors(torch.float32)[name] + added, atol=1e-6)
+    assert torch.allclose(twice[name], tensors_of(base, torch.float32)[name] + added, atol=1e-6)
 
 
 def test_a_merge_decodes_what_it_changes_of_a_quantised_folder(tmp_path: Path) -> None:
@@ -196,7 +199,7 @@ def test_a_merge_decodes_what_it_changes_of_a_quantised_folder(tmp_path: Path) -
     assert base.as_stored.keys() - merged.as_stored.keys() == gone
     update, name = merged.adapters[0].updates["layers.1.attention.q"], "layers.1.attention.q.weight"
     before, after = (unpacked(one.graph, load_packed(one, NATIVE, "float32")) for one in (base, merged))
-    assert torch.allclose(after.pop(name), before.pop(name) + update.scale * update.up @ update.down, atol=1e-5)
+    assert torch.allclose(after.pop(name), before.pop(name) + tensor(update.scale * update.up @ update.down), atol=1e-5)
     assert all(torch.equal(after[other], before[other]) for other in before), "the other matrices stay as they are"
 
 

@@ -112,7 +112,7 @@ def test_a_reranker_gives_the_probability_of_yes(reranker):
     ids = [reranker.tokenizer.encode(one)[-1] for one in ("yes", "no")]
     for document, score in zip(documents, found, strict=True):
         logits, _ = reranker.model(asked(reranker, "sun", document))
-        yes, no = logits[-1][ids].double().tolist()
+        yes, no = logits[-1][ids].tolist()
         assert score == pytest.approx(1 / (1 + math.exp(no - yes)), abs=1e-6)
     assert len(set(found)) == 3
     assert reranker.rerank("sun", documents, instruction="Find moons")[0] != found[0]

@@ -9,6 +9,7 @@ import torch
 
 import tokenwright
 from tokenwright import LLM, SamplingParams
+from tokenwright.backends.torch.border import tensor
 from tokenwright.checkpoints.folder import Checkpoint
 
 HOME = Path(tokenwright.__file__).parent / "stories"
@@ -28,7 +29,7 @@ def test_the_golden_text(llm):
     params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
     done = llm.generate(golden["prompt"], params)[0]
     logits, _ = llm.model([*llm.tokenizer.encode(golden["prompt"]), *done.token_ids])
-    top = logits[-201:-1].topk(2).values
+    top = tensor(logits)[-201:-1].topk(2).values
     margin = float((top[:, 0] - top[:, 1]).min())
     assert margin > 1e-2, "another prompt should be chosen: rounding could decide this one"
     assert done.text == golden["text"]

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from tests.models.fixtures import KINDS, make_checkpoint
+from tests.tensors import TensorModel, tensors_of
 from tokenwright import LLM, SamplingParams
-from tokenwright.backends import ReferenceKernels
 from tokenwright.backends.runner import Model
 from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.decoder import Decoder
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.cache import layer_specs
 from tokenwright.checkpoints.families.graph_builder import decoder
 from tokenwright.checkpoints.folder import Checkpoint
@@ -110,7 +111,7 @@ def counted_steps(tmp_path, kind, steps=STEPS, kv="native", window=None, sinks=0
     graph = checkpoint.graph
     specs = layer_specs(graph, "float32", KVFormat.parse(kv), window, sinks)
     kernels = Counting(Model.PAGE_SIZE)
-    model = Model(Decoder(graph, kernels, checkpoint.tensors(torch.float32)), specs, torch.device("cpu"))
+    model = TensorModel(Decoder(graph, kernels, tensors_of(checkpoint, torch.float32)), specs)
     costs = CostModel(graph, specs)
     cache = None
     for start, length in steps:
@@ -157,7 +158,7 @@ def test_a_whole_run_is_the_sum_of_its_steps(tmp_path):
     with LLM(folder, pages=64) as llm:
         kernels = Counting(llm.engine.runner.store.page_size)
         specs = layer_specs(llm.graph, "float32")
-        weights = Checkpoint.open(folder).tensors(torch.float32)
+        weights = tensors_of(Checkpoint.open(folder), torch.float32)
         decoder, runner = Decoder(llm.graph, kernels, weights), llm.engine.runner
         runner.backend = TorchBackend(decoder, runner.store)
         costs = CostModel(llm.graph, specs)

@@ -17,9 +17,11 @@ from typer.testing import CliRunner
 from tests.models.fixtures import make_checkpoint, make_config
 from tests.models.published_files import write
 from tests.oracle.harness import prompt_of
+from tests.tensors import kv_memory, tensors_of, unpacked
 from tokenwright import LLM, plan
-from tokenwright.backends.layout import unpacked
 from tokenwright.backends.packed import Packed
+from tokenwright.backends.torch import kv_codec
+from tokenwright.backends.torch.border import tensor
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.checkpoints.folder import Checkpoint
@@ -49,8 +51,8 @@ def test_a_token_takes_one_row_in_each_layer(kv: str, row: int, tmp_path: Path) 
     path, _ = make_checkpoint(tmp_path / "model", "deepseek3")
     assert plan(path, kv=kv).kv_bytes_per_token == 3 * row
     specs = layer_specs(Checkpoint.open(path).graph, "float32", KVFormat.parse(kv))
-    store = KVStore(specs, 5, 16, CPU)
-    assert sum(one.nbytes for one in store.tensors(0)) == store.nbytes == 6 * 16 * 3 * row
+    store = KVStore(specs, 5, 16)
+    assert sum(one.nbytes for one in kv_memory(store, 0)) == store.nbytes == 6 * 16 * 3 * row
     with LLM(path, weights="float32", kv=kv) as llm:
         assert llm.costs.bytes_per_token == 3 * row
 
@@ -58,13 +60,17 @@ def test_a_token_takes_one_row_in_each_layer(kv: str, row: int, tmp_path: Path) 
 @pytest.mark.parametrize("kv", ["native", "int8", "int4", "fp8"])
 def test_values_are_the_first_numbers_of_the_rows(kv: str) -> None:
     graph = parse_config(make_config("deepseek2")).graph
-    store = KVStore(layer_specs(graph, "float32", KVFormat.parse(kv)), 2, 4, CPU)
+    store = KVStore(layer_specs(graph, "float32", KVFormat.parse(kv)), 2, 4)
     [part], slots = store.view(1).parts, torch.tensor([7, 2, 3])
-    part.k.write(slots, torch.randn(3, 1, 40))
-    assert torch.equal(part.v.read(slots, torch.float32), part.k.read(slots, torch.float32)[..., :32])
-    held = part.k.read(slots, torch.float32)
-    part.v.write(slots, held[..., :32])
-    assert torch.equal(part.k.read(slots, torch.float32), held), "the same bytes, where values are written too"
+    kv_codec.write(part.k, slots, torch.randn(3, 1, 40))
+    assert torch.equal(
+        kv_codec.read(part.v, slots, torch.float32), kv_codec.read(part.k, slots, torch.float32)[..., :32]
+    )
+    held = kv_codec.read(part.k, slots, torch.float32)
+    kv_codec.write(part.v, slots, held[..., :32])
+    assert torch.equal(kv_codec.read(part.k, slots, torch.float32), held), (
+        "the same bytes, where values are written too"
+    )
 
 
 def test_one_latent_has_one_format(tmp_path: Path) -> None:
@@ -83,7 +89,7 @@ def test_the_halves_of_kv_b_are_those_of_the_heads(nope: int, tmp_path: Path) ->
     for name, right in (("k_up", stored[:, :nope].transpose(1, 2)), ("v_up", stored[:, nope:])):
         ours = packed[f"layers.1.attention.{name}"]
         assert isinstance(ours, Packed)
-        assert torch.equal(ours.unpack(), right.flatten(0, 1))
+        assert torch.equal(tensor(ours.unpack()), right.flatten(0, 1))
 
 
 def test_fp8_in_blocks_is_decoded(tmp_path: Path) -> None:
@@ -93,13 +99,13 @@ def test_fp8_in_blocks_is_decoded(tmp_path: Path) -> None:
     names = load_file(folder / "model.safetensors").keys()
     assert "model.layers.1.self_attn.kv_b_proj.weight_scale_inv" in names
     ours, theirs = Checkpoint.open(folder), Checkpoint.open(plain)
-    expected = theirs.tensors(torch.float32)
+    expected = tensors_of(theirs, torch.float32)
     decoded = unpacked(ours.graph, load_packed(ours, WeightFormat("native"), "float32"))
     assert all(torch.equal(one, expected[name]) for name, one in decoded.items())
     oracle = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager")
     prompt = list(prompt_of(30))
     with LLM(folder, weights="float32", dtype="float32") as llm, torch.no_grad():
-        logits, right = llm.model(prompt)[0], oracle(torch.tensor([prompt])).logits[0]
+        logits, right = tensor(llm.model(prompt)[0]), oracle(torch.tensor([prompt])).logits[0]
     assert (logits - right).abs().max() < 1e-4
 
 
@@ -124,7 +130,7 @@ def test_the_bias_of_the_choice_is_not_rounded(tmp_path: Path) -> None:
     right = model.get_buffer("model.layers.1.mlp.gate.e_score_correction_bias")
     assert not torch.equal(right, right.bfloat16().float())
     name = "layers.1.mlp.correction.weight"
-    assert torch.equal(Checkpoint.open(path).tensors()[name], right)
+    assert torch.equal(tensors_of(Checkpoint.open(path))[name], right)
 
 
 def test_which_layers_have_experts_and_how_they_are_chosen() -> None:
@@ -184,14 +190,14 @@ def test_adapters_of_what_is_held_transposed_are_refused(part: str, tmp_path: Pa
         with pytest.raises(CheckpointError, match=r"kv_b_proj.*latent attention holds transposed"):
             Checkpoint.open(path).adapter(tmp_path / "adapter")
         return
-    merged = Checkpoint.open(path).merged([tmp_path / "adapter"]).tensors()["layers.1.attention.q.weight"]
+    merged = tensors_of(Checkpoint.open(path).merged([tmp_path / "adapter"]))["layers.1.attention.q.weight"]
     with torch.no_grad():
         model.get_parameter(f"{module}.weight").add_(tensors["lora_B"] @ tensors["lora_A"])
         prompt = list(prompt_of(20))
         right = model(torch.tensor([prompt])).logits[0]
     assert merged.shape == (out, inner)
     with LLM(path, weights="float32", adapters={"one": tmp_path / "adapter"}, lora=[tmp_path / "adapter"]) as llm:
-        ours = llm.model(prompt)[0]
+        ours = tensor(llm.model(prompt)[0])
     assert (ours - right).abs().max() < 1e-3
 
 

@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM, SamplingParams, plan
-from tokenwright.backends import Kernels
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native import compile as native_compile
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.torch import ops as torch_ops
+from tokenwright.backends.torch.border import tensor
+from tokenwright.backends.torch.kernels import Kernels
 from tokenwright.checkpoints.families import registry
 from tokenwright.checkpoints.families.registry import LLAMA
 from tokenwright.checkpoints.files.json_keys import JsonKeys
@@ -93,7 +94,7 @@ def test_it_computes_what_it_should(added: set[str], tmp_path: Path) -> None:
     with LLM(folder, weights="float32", trace=True) as llm, torch.no_grad():
         ours, _ = llm.model(PROMPT)
         theirs = oracle(torch.tensor([PROMPT])).logits[0]
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(tensor(ours), theirs, rtol=1e-3, atol=1e-3)
         [cached], [naive] = (llm.generate([PROMPT], GREEDY, cache=cache) for cache in (True, False))
         assert cached.token_ids == naive.token_ids
         frames = list(llm.run(PROMPT, GREEDY).step())
@@ -108,11 +109,11 @@ def test_the_cap_is_felt(added: set[str], tmp_path: Path) -> None:
     for cap in (0.05, 1e6):
         folder, _ = folder_of(tmp_path / str(cap), cap)
         with LLM(folder, weights="float32") as llm:
-            logits.append(llm.model(PROMPT)[0])
+            logits.append(tensor(llm.model(PROMPT)[0]))
     plain, _ = make_checkpoint(tmp_path / "plain", "llama2")
     with LLM(plain, weights="float32") as llm:
-        torch.testing.assert_close(logits[1], llm.model(PROMPT)[0], rtol=1e-4, atol=1e-4)
-    assert (logits[0] - logits[1]).abs().max() > 0.05
+        torch.testing.assert_close(tensor(logits[1]), tensor(llm.model(PROMPT)[0]), rtol=1e-4, atol=1e-4)
+    assert abs(logits[0] - logits[1]).max() > 0.05
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4", "bfloat16"])

@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.models.fixtures import make_config
+from tests.tensors import TensorTable
 from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.config import (
     DynamicScaling,
@@ -22,9 +23,7 @@ from tokenwright.config import (
     RopeScaling,
     YarnScaling,
 )
-from tokenwright.models.rotary import RotaryTable
 
-CPU = torch.device("cpu")
 PLACES = (0, 1, 2, 3, 17, 100, 999, 4095, 100_000)
 
 
@@ -41,7 +40,7 @@ def theirs(rope: dict[str, Any], size: int, context: int, limit: int) -> tuple[t
 
 def agree(ours: Rope, rope: dict[str, Any], size: int, context: int, limit: int) -> None:
     inverse, factor = theirs(rope, size, context, limit)
-    rotation = RotaryTable(ours, size, CPU).rows(torch.tensor(PLACES), limit)
+    rotation = TensorTable(ours, size).rows(torch.tensor(PLACES), limit)
     assert rotation.cos.dtype == rotation.sin.dtype == torch.float32
     for row, place in enumerate(PLACES):
         angles = torch.cat((inverse, inverse)).double() * place
@@ -116,13 +115,13 @@ def test_a_config_that_is_read_gives_the_tables_of_transformers(rope: dict[str, 
 def test_angles_far_out_are_exact() -> None:
     """At position 2^24 + 1 fp32 can no longer count; the angles are fp64."""
     place = 2**24 + 1
-    rotation = RotaryTable(Rope(), 4, CPU).rows(torch.tensor([place]), place)
+    rotation = TensorTable(Rope(), 4).rows(torch.tensor([place]), place)
     assert float(rotation.cos[0, 0]) == pytest.approx(math.cos(place), abs=1e-6)
     assert float(rotation.sin[0, 1]) == pytest.approx(math.sin(place / 100), abs=1e-6)
 
 
 def test_longrope_has_factors_for_limits_up_to_the_original_context_and_others_beyond() -> None:
-    table = RotaryTable(Rope(scaling=LongScaling(100, (2.0, 1.0), (8.0, 4.0), 1.5)), 4, CPU)
+    table = TensorTable(Rope(scaling=LongScaling(100, (2.0, 1.0), (8.0, 4.0), 1.5)), 4)
     places = torch.tensor([50])
     for limit, factors in ((100, (2, 1)), (101, (8, 4)), (5000, (8, 4))):
         angles = torch.tensor([50 / factors[0], 50 / 100 / factors[1]])
@@ -132,6 +131,6 @@ def test_longrope_has_factors_for_limits_up_to_the_original_context_and_others_b
 def test_only_dynamic_scaling_heeds_the_limit() -> None:
     places = torch.tensor([50])
     for scaling, _ in SCALINGS.values():
-        table = RotaryTable(Rope(scaling=scaling), 16, CPU)
+        table = TensorTable(Rope(scaling=scaling), 16)
         heeds = not torch.equal(table.rows(places, 100).cos, table.rows(places, 5000).cos)
         assert heeds is isinstance(scaling, DynamicScaling)

@@ -17,23 +17,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.models.fixtures import VOCAB, make_checkpoint
-from tokenwright.backends import Kernels, ReferenceKernels
+from tests.tensors import NativeOverTensors, TensorModel, tensors_of
+from tokenwright.backends.device import CPU, Device
+from tokenwright.backends.kv_sizing import memory_of
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.runner import Model, ModelRunner
+from tokenwright.backends.torch.border import tensor
 from tokenwright.backends.torch.decoder import Decoder
+from tokenwright.backends.torch.kernels import Kernels
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.cache import KVStore, LayerSpec, groups_for, layer_specs
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.config import DynamicScaling, ModelConfig, angle_length
-from tokenwright.decode import TorchSampler
+from tokenwright.decode import RowSampler
 from tokenwright.engine import (
     Engine,
     Failed,
@@ -51,8 +57,7 @@ from tokenwright.engine import Sequence as Text
 from tokenwright.formats import DType, KVFormat, WeightFormat
 from tokenwright.models.graph import Graph
 
-CPU = torch.device("cpu")
-DEVICE = torch.device(os.environ.get("TESTS_DEVICE", "cpu"))  # of the torch backend; native kernels are the CPU's
+DEVICE = Device.named(os.environ.get("TESTS_DEVICE", "cpu"))  # of the torch backend; native kernels are the CPU's
 TOLERANCE = 1e-4  # of logits in fp32, ours against the oracle's
 MARGIN = 1e-3  # between the oracle's two highest logits, above which greedy must agree
 
@@ -70,17 +75,17 @@ class Recorder:
     """
 
     def __init__(self, forced: Mapping[int, Sequence[int]] | None = None) -> None:
-        self.sampler = TorchSampler()
+        self.sampler = RowSampler()
         self.forced = forced or {}
         self.rows: dict[int, dict[int, torch.Tensor]] = {}
 
-    def pick(self, output: Output[torch.Tensor], step: Step) -> list[Result]:
+    def pick(self, output: Output[Any], step: Step) -> list[Result]:
         stops: dict[int, int] = {}
         for chunk, rows in zip(step.chunks, output.rows, strict=True):
             stops[chunk.sequence.id] = chunk.stop
             kept = self.rows.setdefault(chunk.sequence.id, {})
             for place, row in zip(range(chunk.stop - len(rows), chunk.stop), rows, strict=True):
-                kept[place] = output.logits[row].cpu().clone()
+                kept[place] = tensor(output.logits[row]).clone()
         results = self.sampler.pick(output, step)
         return [
             replace(one, tokens=(self.forced[one.parent][stops[one.parent]],))
@@ -90,9 +95,9 @@ class Recorder:
         ]
 
 
-def device_of(kernels: Kernels | None) -> torch.device:
+def device_of(kernels: Kernels | NativeKernels | None) -> Device:
     """Where a model with these kernels computes."""
-    return CPU if isinstance(kernels, NativeKernels) else DEVICE
+    return CPU if isinstance(kernels, NativeKernels | NativeOverTensors) else DEVICE
 
 
 @dataclass
@@ -108,38 +113,40 @@ class Subject:
     packed: Weights | None = None  # the same weights for native kernels
     _last: tuple[object, torch.Tensor] | None = field(default=None, repr=False)
 
-    def decoder(self, kernels: Kernels | None = None) -> Decoder:
+    def decoder(self, kernels: Any = None) -> Decoder:
         """On the reference kernels, or on given ones; with native kernels a step is one call."""
+        if isinstance(kernels, NativeOverTensors):
+            kernels = kernels.native
         if isinstance(kernels, NativeKernels):
             assert self.packed is not None, "make_subject packs weights"
             return NativeDecoder(self.graph, kernels, dict(self.packed))
         return Decoder(
-            self.graph, kernels or ReferenceKernels(), {name: one.to(DEVICE) for name, one in self.weights.items()}
+            self.graph, kernels or ReferenceKernels(), {name: one.to(str(DEVICE)) for name, one in self.weights.items()}
         )
 
     def specs(self, kv: str = "native", window: int | None = None, sinks: int = 0) -> tuple[LayerSpec, ...]:
         return layer_specs(self.graph, self.dtype, KVFormat.parse(kv), window, sinks)
 
-    def model(self, specs: Sequence[LayerSpec] | None = None, kernels: Kernels | None = None) -> Model:
-        return Model(self.decoder(kernels), specs or self.specs(), device_of(kernels))
+    def model(self, specs: Sequence[LayerSpec] | None = None, kernels: Any = None) -> Model:
+        return TensorModel(self.decoder(kernels), specs or self.specs(), device_of(kernels))
 
     def engine(
         self,
-        sampler: Recorder | TorchSampler,
+        sampler: Recorder | RowSampler,
         *,
         page_size: int = 16,
         pages: int | None = None,
         token_budget: int = 512,
         max_sequences: int = 64,
         specs: Sequence[LayerSpec] | None = None,
-        kernels: Kernels | None = None,
-        around: Callable[[ModelRunner], Runner[torch.Tensor]] = lambda runner: runner,
-    ) -> Engine[torch.Tensor]:
+        kernels: Any = None,
+        around: Callable[[ModelRunner], Runner[Any]] = lambda runner: runner,
+    ) -> Engine[Any]:
         """An engine over a fresh pool, by default of one full context. `around` may wrap its runner."""
         pages = pages or -(-self.config.context // page_size)
         specs = specs or self.specs()
         groups = groups_for(specs, page_size, pages, token_budget, max_sequences)
-        store = KVStore(specs, [group.pages for group in groups], page_size, device_of(kernels))
+        store = KVStore(specs, [group.pages for group in groups], page_size, memory_of(device_of(kernels)))
         store.poison()
         runner = ModelRunner(self.decoder(kernels), store)
         scheduler = Scheduler(PagePool(groups, page_size, store), token_budget, max_sequences)
@@ -176,7 +183,7 @@ def make_subject(kind: str, dtype: DType = "float32") -> Subject:
     with tempfile.TemporaryDirectory() as folder:
         path, oracle = make_checkpoint(Path(folder) / "model", kind, dtype=dtype)
         checkpoint = Checkpoint.open(path)
-        weights = checkpoint.tensors(getattr(torch, dtype))
+        weights = tensors_of(checkpoint, getattr(torch, dtype))
         packed = load_packed(checkpoint, WeightFormat(dtype), dtype)
     return Subject(kind, checkpoint.config, checkpoint.graph, weights, dtype, oracle, packed)
 
@@ -188,7 +195,7 @@ def greedy(prompt: Sequence[int], max_tokens: int, *, cache: bool = True, prompt
     return Request(tuple(prompt), params, cache=cache, prompt_logprobs_from=1 if prompt_logprobs else None, salt=salt)
 
 
-def write(engine: Engine[torch.Tensor], requests: Sequence[Request]) -> list[Text]:
+def write(engine: Engine[Any], requests: Sequence[Request]) -> list[Text]:
     """Run the requests to their ends. A request that fails fails the test."""
     texts = [engine.submit(request) for request in requests]
     while engine.busy:

@@ -12,10 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from tests.oracle.harness import Subject, make_subject, prompt_of
-from tokenwright.backends import ReferenceKernels
+from tests.tensors import tensors_of
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.checkpoints.files.local import STORIES
 from tokenwright.checkpoints.folder import Checkpoint
-from tokenwright.decode import BeamSearch, TextStopChecker, TorchSampler
+from tokenwright.decode import BeamSearch, RowSampler, TextStopChecker
 from tokenwright.decode.beam import Hypothesis
 from tokenwright.engine import Engine, Failed, FinishReason, Request, SamplingParams, TokenConstraints
 
@@ -131,7 +132,9 @@ class Tally:
 def stories():
     checkpoint = Checkpoint.open("stories")
     oracle = AutoModelForCausalLM.from_pretrained(STORIES, dtype=torch.float32).eval()
-    return Subject("stories", checkpoint.config, checkpoint.graph, checkpoint.tensors(torch.float32), "float32", oracle)
+    return Subject(
+        "stories", checkpoint.config, checkpoint.graph, tensors_of(checkpoint, torch.float32), "float32", oracle
+    )
 
 
 @pytest.mark.parametrize("kind", ["llama3", "gpt2", "qwen2-window", "stories"])
@@ -143,7 +146,7 @@ def test_beam_search_is_transformers(kind, stories):
     for beams, penalty, stopping in product(BEAMS, PENALTIES, STOPPING):
         prompt = [0, 300, 301, 302] if inside else prompt_of(5 + beams, beams)
         ends = (1, 4) if inside else (2, 4)
-        tally.compare(subject.engine(TorchSampler()), subject.oracle, prompt, ends, 4.0, beams, penalty, stopping)
+        tally.compare(subject.engine(RowSampler()), subject.oracle, prompt, ends, 4.0, beams, penalty, stopping)
     assert tally.qualified >= 0.9 * tally.cases
     assert tally.early >= 0.3 * tally.hypotheses
 
@@ -152,7 +155,7 @@ def test_beam_search_is_transformers(kind, stories):
 def test_one_beam_is_the_greedy_text(kind, stories):
     subject = stories if kind == "stories" else make_subject(kind)
     prompt, ends = prompt_of(7), (2, 4)
-    found = search(subject.engine(TorchSampler()), prompt, ends, beams=2, n=1, max_tokens=1)
+    found = search(subject.engine(RowSampler()), prompt, ends, beams=2, n=1, max_tokens=1)
     with torch.no_grad():
         row = subject.oracle(torch.tensor([list(prompt)])).logits[0, -1]
     assert written(found.best(1)[0]) == [int(row.argmax())]
@@ -172,7 +175,7 @@ def test_with_any_cache_it_is_its_own_uncached_search(kind, kv, window, sinks):
         options = {"beams": beams, "beam_groups": groups, "diversity_penalty": 1.0 if groups > 1 else 0.0}
         ways = []
         for cache, more in ((True, {}), (False, {}), (True, {"token_budget": beams})):
-            engine = subject.engine(TorchSampler(), specs=specs, kernels=WIDE, page_size=4, **more)
+            engine = subject.engine(RowSampler(), specs=specs, kernels=WIDE, page_size=4, **more)
             ways.append(search(engine, prompt_of(9), (2, 4), cache=cache, logit_bias={2: 3.0}, **options))
         texts = [[written(one) for one in way.best(beams)] for way in ways]
         assert texts[0] == texts[1] == texts[2]

@@ -21,7 +21,7 @@ from tests.models.fixtures import KINDS, make_checkpoint
 from tests.oracle.harness import Subject, greedy, make_subject, prompt_of, write
 from tests.profiles import examples
 from tokenwright import LLM
-from tokenwright.decode import TorchSampler
+from tokenwright.decode import RowSampler
 from tokenwright.engine import Request, SamplingParams
 from tokenwright.engine import Sequence as Text
 
@@ -90,12 +90,12 @@ def test_recomputation_is_counted_too(six_layers: Path) -> None:
 
 def alone(subject: Subject, request: Request) -> list[int]:
     """The text of one request in an engine of its own, whole chunks, pages of 16."""
-    [text] = write(subject.engine(TorchSampler()), [request])
+    [text] = write(subject.engine(RowSampler()), [request])
     return list(text.written)
 
 
 def together(subject: Subject, requests: Sequence[Request], **sizes: int) -> list[Text]:
-    return write(subject.engine(TorchSampler(), **sizes), requests)
+    return write(subject.engine(RowSampler(), **sizes), requests)
 
 
 def uncached(request: Request) -> Request:

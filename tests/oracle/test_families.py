@@ -25,8 +25,9 @@ from tests.oracle.harness import (
     prompt_of,
     write,
 )
-from tokenwright.backends import Kernels, ReferenceKernels
 from tokenwright.backends.native.native_kernels import find_kernels
+from tokenwright.backends.torch.kernels import Kernels
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 
 STEPS = 64
 PROMPTS = (1, 17, 300)

@@ -14,8 +14,10 @@ import torch
 
 from tests.models.fixtures import KINDS, make_config
 from tests.oracle.harness import TOLERANCE, Recorder, Subject, greedy, make_subject, prompt_of, write
-from tokenwright.backends import Kernels, ReferenceKernels
 from tokenwright.backends.runner import ModelRunner
+from tokenwright.backends.torch import kv_codec
+from tokenwright.backends.torch.kernels import Kernels
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.backends.torch.tensor_batch import Batcher, TorchBatch
 from tokenwright.cache import ChunkRows, KVView
 from tokenwright.checkpoints.families.deepseek import DEEPSEEK
@@ -90,8 +92,8 @@ class StalePage(ReferenceKernels):
         for part in view.parts:
             places = slots[part.group]
             fresh = places // PAGE != 1 if self.armed else torch.ones_like(places, dtype=torch.bool)
-            part.k.write(places[fresh], k[fresh])
-            part.v.write(places[fresh], v[fresh])
+            kv_codec.write(part.k, places[fresh], k[fresh])
+            kv_codec.write(part.v, places[fresh], v[fresh])
 
 
 class Moved:

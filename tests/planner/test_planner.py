@@ -17,7 +17,10 @@ from tests.checkpoints.test_hub import hub, sharded, single  # noqa: F401
 from tests.models.fake_hub import FakeHub
 from tests.models.fixtures import KINDS, make_checkpoint, make_config
 from tests.models.sized import Sized
+from tests.tensors import kv_memory
 from tokenwright import LLM, SamplingParams, plan
+from tokenwright.backends.device import Device
+from tokenwright.backends.torch.border import DeviceMemory
 from tokenwright.bench.bandwidth import cache_sizes, measure
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.cache.codec import CODECS
@@ -337,7 +340,7 @@ class TestEngine:
         for options in allowed("gpt2" if name == "gpt-2" else name):
             found = plan(name, context=4000, batch=5, **options)
             pages = [group.pages for group in found.engine_groups]
-            store = KVStore(found.specs, pages, 16, torch.device("meta"))
+            store = KVStore(found.specs, pages, 16, DeviceMemory(Device("meta")))
             assert found.engine_kv_bytes == store.nbytes == allocated(store)
             assert found.engine_pages == 5 * 250
             narrow = 5 * (64 + 32 + 1)
@@ -400,7 +403,7 @@ class TestEngine:
 
 def allocated(store: KVStore) -> int:
     """Bytes of all its tensors, by torch."""
-    return sum(tensor.nbytes for group in range(len(store.groups)) for tensor in store.tensors(group))
+    return sum(tensor.nbytes for group in range(len(store.groups)) for tensor in kv_memory(store, group))
 
 
 class TestRemarks:

@@ -12,6 +12,7 @@ import pytest
 from tests.engines import settled
 from tests.serve.conftest import served
 from tests.serve.live import HANGS, live
+from tokenwright.decode.logits_processors import log_softmax
 from tokenwright.errors import CapacityError
 from tokenwright.learn import CHALLENGES
 from tokenwright.learn.work import CheckWork, Stopped
@@ -76,7 +77,7 @@ def test_a_text_is_scored_in_one_pass(lesson):
     ids = [7, 3, 11, 5, 2]
     found = client.post("/learn/score", json={"ids": ids}).json()
     logits, _ = explorer.llm.model(ids)
-    right = -logits.log_softmax(-1)[range(4), ids[1:]]
+    right = -log_softmax(logits)[range(4), ids[1:]]
     assert found["losses"][0] is None and len(found["tokens"]) == 5
     assert found["losses"][1:] == pytest.approx(right.tolist(), abs=1e-4)
     facts = {fact["name"]: fact["value"] for fact in found["facts"]}

@@ -13,6 +13,7 @@ from tests.bench.fixtures import read_little
 from tests.engines import assert_at_rest, settled
 from tests.serve.conftest import begin, served, watching
 from tokenwright import LLM
+from tokenwright.backends.torch.border import tensor
 from tokenwright.serve.explorer import lab as lab_routes
 from tokenwright.serve.explorer import pages
 from tokenwright.trace import heads_view
@@ -203,7 +204,7 @@ def test_heads_are_named_by_their_mass(server):
 
 def test_shifted_weights_turn_the_masses_red(server, monkeypatch):
     real = heads_view._LayerQueries.weights
-    monkeypatch.setattr(heads_view._LayerQueries, "weights", lambda *args: real(*args).roll(1, -1))
+    monkeypatch.setattr(heads_view._LayerQueries, "weights", lambda *args: np.roll(real(*args), 1, -1))
     with pytest.raises(AssertionError):
         check_masses(*server)
 
@@ -382,7 +383,9 @@ def check_lab(client, explorer):
         full, _ = explorer.llm.model(ids[:-1])
         rows, _ = other.model(ids[:-1])
         scores = other.score(ids) - explorer.llm.score(ids)
-    kl = torch.nn.functional.kl_div(rows.log_softmax(-1), full.log_softmax(-1), reduction="none", log_target=True)
+    kl = torch.nn.functional.kl_div(
+        tensor(rows).log_softmax(-1), tensor(full).log_softmax(-1), reduction="none", log_target=True
+    )
     assert np.allclose(found["kl"], kl.sum(-1).numpy(), atol=1e-5)
     assert np.allclose(found["delta"], scores, atol=1e-5)
     assert math.isclose(found["mean_kl"], np.mean(found["kl"]), rel_tol=1e-6)

@@ -8,9 +8,11 @@ import torch
 
 from tests.engines import assert_at_rest, held, settled
 from tests.models.fixtures import KINDS, make_checkpoint
+from tests.tensors import kv_memory
 from tokenwright import LLM, RequestError, SamplingParams
 from tokenwright.backends.torch import observe as observe_module
 from tokenwright.backends.torch.backend import TorchBackend
+from tokenwright.backends.torch.border import tensor
 from tokenwright.engine import FinishReason
 from tokenwright.engine.page_table import PageTable
 from tokenwright.llm import run as run_module
@@ -112,7 +114,7 @@ def test_a_row_is_what_transformers_attends_to(traced):
 def contents(store):
     """All pages of a store, to the bit; not the scratch pages."""
     parts = [part for group, pages in enumerate(store.pages) for part in store.read(group, range(pages))]
-    return [part.view(torch.uint8).numpy().tobytes() for part in parts]
+    return [part.tobytes() for part in parts]
 
 
 def test_looking_changes_nothing(traced):
@@ -177,14 +179,15 @@ def test_the_choice_is_told(llm):
     for frame in run.frames:
         if frame.token is None:
             continue
-        row = logits[frame.seq_len - 2].double()
+        row = tensor(logits[frame.seq_len - 2]).double()
         scores = row.log_softmax(-1)
         order = scores.argsort(descending=True)
         assert [candidate.token for candidate in frame.candidates[:5]] == order[:5].tolist()
         assert frame.logprob == pytest.approx(float(scores[frame.token]), abs=1e-4)
         assert frame.entropy == pytest.approx(float(-(scores.exp() * scores).sum()) / 0.6931471805599453, abs=1e-4)
         assert frame.rank == order.tolist().index(frame.token)
-        kept = (row / 0.8).masked_fill(row < row.topk(5).values[-1], -torch.inf).softmax(-1)
+        wide = row
+        kept = (wide / 0.8).masked_fill(wide < wide.topk(5).values[-1], -torch.inf).softmax(-1)
         for candidate in frame.candidates:
             assert candidate.sampled == pytest.approx(float(kept[candidate.token]), abs=1e-4)
         below = float(kept[: frame.token].sum())
@@ -306,7 +309,7 @@ def test_a_lost_run_goes_on_alike(llm, settings):
         assert rest.frames[0].step == 100
         first = next(frame.step for frame in rest.frames if frame.token is not None)
         there = whole.frames[cut - 9].step
-        torch.testing.assert_close(rest.adjusted_logits(first), whole.adjusted_logits(there))
+        torch.testing.assert_close(tensor(rest.adjusted_logits(first)), tensor(whole.adjusted_logits(there)))
         texts = "".join(frame.text for frame in whole.frames if frame.seq_len > len(PROMPT) + cut)
         assert "".join(frame.text for frame in rest.frames) == texts
 
@@ -391,7 +394,7 @@ def test_a_planted_fault_shows_in_the_rows(tmp_path, fault):
     folder, _ = make_checkpoint(tmp_path / "m", "qwen2")
     with LLM(folder, pages=64, trace=True) as llm:
         recorder = llm.engine.runner
-        for tensor in recorder.runner.store.tensors(0):
+        for tensor in kv_memory(recorder.runner.store, 0):
             tensor.fill_(0.5)  # what nobody wrote must be numbers, for the fault to show in the rows
         recorder.runner = Wrong(recorder.runner, fault)
         worst = 0.0

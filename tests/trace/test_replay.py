@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from tests.backends.test_runner import KEPT
-from tests.oracle.harness import CPU, Subject, make_subject, prompt_of
-from tokenwright.backends import ReferenceKernels
+from tests.oracle.harness import Subject, make_subject, prompt_of
+from tokenwright.backends.kv_sizing import memory_of
+from tokenwright.backends.torch.border import tensor
 from tokenwright.backends.torch.ops import TorchAttention
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.backends.torch.tensor_batch import Batcher
 from tokenwright.cache import KVStore, LayerSpec
 from tokenwright.engine import one_chunk
@@ -22,13 +24,13 @@ SIZE = 4  # of a page
 
 
 def looker_of(subject: Subject, specs: Sequence[LayerSpec]) -> AttentionReplay:
-    return AttentionReplay(subject.config, subject.decoder(WIDE), specs, CPU)
+    return AttentionReplay(subject.config, subject.decoder(WIDE), specs)
 
 
 def text_of(replay: AttentionReplay, tokens: tuple[int, ...], cuts: Sequence[int]) -> ReplayedText:
     """A text that was computed in pieces, on pages in any order, those that are not read any more taken away."""
     pages = -(-len(tokens) // SIZE)
-    store = KVStore(replay.specs, pages, SIZE, replay.device)
+    store = KVStore(replay.specs, pages, SIZE, memory_of(replay.device))
     store.poison()
     random = torch.Generator().manual_seed(7)
     tables = [PageTable(dict(enumerate(torch.randperm(pages, generator=random).tolist()))) for _ in store.groups]
@@ -56,8 +58,8 @@ def test_a_row_is_its_definition(kind: str, kv: str, window: int | None, sinks: 
         for layer, head in ((0, 0), (1, 3), (2, 1)):
             spec = replay.specs[layer]
             right = torch.tensor(replay.reference(tokens, length, layer, head), dtype=torch.float64)
-            row = replay.row(text, length - 1, layer, head)
-            rebuilt = replay.row(replay.rebuilt(tokens, length), length - 1, layer, head)
+            row = tensor(replay.row(text, length - 1, layer, head))
+            rebuilt = tensor(replay.row(replay.rebuilt(tokens, length), length - 1, layer, head))
             assert row.shape == right.shape == (length,)
             assert row.dtype == torch.float32
             for one in (row, rebuilt):
@@ -80,7 +82,7 @@ def test_an_earlier_row_needs_its_pages() -> None:
     rebuilt = replay.rebuilt(tokens, 60)
     right = torch.tensor(replay.reference(tokens[:41], 60, 0, 0), dtype=torch.float64)
     assert rebuilt.holds(40)
-    assert (replay.row(rebuilt, 40, 0, 0) - right).abs().max() <= 2e-6
+    assert (tensor(replay.row(rebuilt, 40, 0, 0)) - right).abs().max() <= 2e-6
     assert replay.rebuilt(tokens[:30], 60) is rebuilt, "it is kept for the next question"
     assert replay.rebuilt(tokens[1:], 60) is not rebuilt
 
@@ -94,7 +96,7 @@ def test_looking_changes_no_page(kv: str, window: int | None, sinks: int) -> Non
 
     def held() -> list[bytes]:
         groups = range(len(text.store.groups))
-        return [part.view(torch.uint8).numpy().tobytes() for g in groups for part in text.store.read(g, pages)]
+        return [part.tobytes() for g in groups for part in text.store.read(g, pages)]
 
     before = held()
     replay.row(text, 29, 2, 1)
@@ -130,6 +132,6 @@ def test_the_definition_tells_faults_apart(wrong: str) -> None:
         attention._rotated_for_sinks = lambda *_: None  # type: ignore[method-assign]
     else:
         replay = looker_of(subject, subject.specs(*other[wrong]))
-    row = replay.row(text_of(replay, tokens, []), 59, 1, 1)
+    row = tensor(replay.row(text_of(replay, tokens, []), 59, 1, 1))
     expected = looker_of(subject, subject.specs("int4,first=3", 20, 4)).reference(tokens, 60, 1, 1)
     assert (row - torch.tensor(expected)).abs().max() > 1e-3

@@ -1,6 +1,5 @@
-"""The arithmetic of a step behind one protocol. The torch reference is always available and is every test's oracle."""
+"""The arithmetic of a step behind one protocol. The reference in torch is the oracle of every test."""
 
-from tokenwright.backends.protocol import Backend, Dense, Kernels, Linear, Logits, Scored
-from tokenwright.backends.torch.reference_kernels import ReferenceKernels
+from tokenwright.backends.protocol import Backend, Logits, Scored
 
-__all__ = ["Backend", "Dense", "Kernels", "Linear", "Logits", "ReferenceKernels", "Scored"]
+__all__ = ["Backend", "Logits", "Scored"]

@@ -7,12 +7,12 @@ one more pair of products: y += (x A^T) (scale B)^T, for the rows of the request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
+import numpy as np
 
+from tokenwright.arrays import Array, Floats
 from tokenwright.backends.packed import Packed, packed_sizes
-from tokenwright.backends.protocol import Dense, Linear
 from tokenwright.formats import WeightFormat
 from tokenwright.models.graph import MLP, Attention, Graph, Matrix, Parallel
 from tokenwright.models.latent import LatentAttention
@@ -22,26 +22,30 @@ from tokenwright.models.latent import LatentAttention
 class Update:
     """An adapter's update of the weight [out, in] of a linear layer: scale B A, in fp32."""
 
-    down: torch.Tensor  # A [rank, in]
-    up: torch.Tensor  # B [out, rank]
+    down: Floats  # A [rank, in]
+    up: Floats  # B [out, rank]
     scale: float
 
-    def added_to(self, rows: torch.Tensor, first: int) -> torch.Tensor:
+    def added_to(self, rows: Array, first: int) -> Floats:
         """Rows [first, first + n) of the layer's weight, [n, in] of any dtype, with the update: fp32."""
-        return torch.addmm(rows.float(), self.up[first : first + len(rows)], self.down, alpha=self.scale)
+        added = self.up[first : first + len(rows)] @ self.down
+        return rows.astype(np.float32, copy=False) + np.float32(self.scale) * added
 
 
 class LowRank(NamedTuple):
-    """An adapter's update of a whole matrix as two products: up(down(x)). The scale is in `up`."""
+    """An adapter's update of a whole matrix as two products: up(down(x)). The scale is in `up`.
 
-    down: Linear  # [ranks, in]
-    up: Linear  # [out, ranks]
+    Both are weights of the kernels that compute with them: `Packed`, or dense ones of the torch backend.
+    """
+
+    down: Any  # [ranks, in]
+    up: Any  # [out, ranks]
 
 
 Updates = Mapping[str, Update]  # of one adapter, by the name of the linear layer
 Beside = Mapping[str, Mapping[int, LowRank]]  # name of a matrix -> number of an adapter -> its update
 NO_ADAPTERS: Beside = MappingProxyType({})
-Make = Callable[[torch.Tensor], Linear]  # of a weight [out, in] in fp32
+Make = Callable[[Floats], Any]  # of a weight [out, in] in fp32
 
 
 def beside(graph: Graph, adapters: Mapping[int, Updates], make: Make) -> Beside:
@@ -77,21 +81,16 @@ def _joined(matrix: Matrix, updates: Updates, make: Make) -> LowRank:
         if part in updates:
             places.append((first, updates[part]))
         first += out
-    up, at = torch.zeros(matrix.out, sum(len(one.down) for _, one in places)), 0
+    up, at = np.zeros((matrix.out, sum(len(one.down) for _, one in places)), np.float32), 0
     for row, one in places:
         rank = len(one.down)
-        up[row : row + len(one.up), at : at + rank] = one.scale * one.up
+        up[row : row + len(one.up), at : at + rank] = np.float32(one.scale) * one.up
         at += rank
-    return LowRank(make(torch.cat([one.down for _, one in places])), make(up))
+    return LowRank(make(np.concatenate([one.down for _, one in places])), make(up))
 
 
-def packed(weight: torch.Tensor) -> Packed:
+def packed(weight: Floats) -> Packed:
     """A weight for kernels over packed weights, in fp32."""
     made = Packed.empty(weight.shape[0], weight.shape[1], WeightFormat("float32"))
     made.pack_rows(0, weight)
     return made
-
-
-def dense(dtype: torch.dtype, device: torch.device) -> Make:
-    """Makes weights for kernels over torch tensors."""
-    return lambda weight: Dense(weight.to(device, dtype))

@@ -1,47 +1,122 @@
 """A model's device and dtype, the free memory of a device, and how many threads compute."""
 
+import importlib.util
+import os
+import platform
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import cast, get_args
 
-import torch
-
 from tokenwright.backends.ram import free_ram
+from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType
 
 
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where a model computes: cpu, or one of torch's devices, such as cuda:1 or mps."""
+
+    type: str = "cpu"
+    index: int | None = None
+
+    @classmethod
+    def named(cls, name: str) -> "Device":
+        """The device that `str` gives this name."""
+        kind, _, index = name.partition(":")
+        return cls(kind, int(index) if index else None)
+
+    def __str__(self) -> str:
+        return self.type if self.index is None else f"{self.type}:{self.index}"
+
+
+CPU = Device()
+
+
 class KernelThreads(threading.local):
-    """`own`: how many threads native kernels use that this thread calls; 0: as many as torch."""
+    """How many threads compute. `own`: what this thread asks for; 0: as many as `everywhere`."""
 
     own = 0
 
     @property
     def count(self) -> int:
-        return self.own or torch.get_num_threads()
+        return self.own or everywhere.count
 
 
-kernel_threads = KernelThreads()
+class _Everywhere:
+    """The number of threads where a thread asks for none: of `compute_with`, else one for each core."""
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    @property
+    def count(self) -> int:
+        return self.given or cores()
 
 
-def resolve_device(name: str) -> torch.device:
-    """A torch device for auto, cpu, cuda, cuda:1, mps. Raises RequestError for an unknown or unavailable device."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+kernel_threads, everywhere = KernelThreads(), _Everywhere()
+
+
+@cache
+def cores() -> int:
+    """OMP_NUM_THREADS, if it is set; else the cores of the processors that this process may use.
+
+    Two threads of one core share its arithmetic units, so that they compute no faster than one.
+    """
+    if given := Environment.read().threads:
+        return given
+    processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return len({_core(processor) for processor in processors}) or 1
+
+
+def _core(processor: int) -> str:
+    """The processors of the core that this one belongs to, as the system lists them; itself where it does not."""
     try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise RequestError(f"device {name!r} is not known; use auto, cpu, cuda, cuda:N or mps", "device") from None
-    there = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),
-        "mps": torch.backends.mps.is_available(),
-    }
-    if not there.get(device.type, False):
-        raise RequestError(f"device {name!r} is not usable with this torch on this machine; use auto or cpu", "device")
-    return device
+        return Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list").read_text()
+    except OSError:
+        return str(processor)
 
 
-def resolve_dtype(name: str, stored: DType, device: torch.device, native: bool = False) -> DType:
+def torch_is_there() -> bool:
+    """Whether torch is installed; does not import it."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def needs_torch(what: str, *options: str) -> None:
+    """Raises RequestError unless torch is installed, with the command that installs it."""
+    if not torch_is_there():
+        raise RequestError(
+            f"{what} needs torch, which is not installed; run: pip install 'tokenwright[torch]'", *options
+        )
+
+
+def resolve_device(name: str) -> Device:
+    """A device for auto, cpu, cuda, cuda:1, mps. Raises RequestError for an unknown or unavailable device.
+
+    `auto` asks torch only on a machine that seems to have another device than the CPU: importing it takes seconds.
+    """
+    if name == "cpu" or (name == "auto" and not (_accelerated() and torch_is_there())):
+        return CPU
+    if name != "auto" and name.partition(":")[0] not in ("cuda", "mps"):
+        raise RequestError(f"device {name!r} is not known; use auto, cpu, cuda, cuda:N or mps", "device")
+    needs_torch(f"device {name!r}", "device")
+    from tokenwright.backends.torch import border
+
+    return border.usable_device(border.accelerator() if name == "auto" else name)
+
+
+def _accelerated() -> bool:
+    """Whether the system shows a device that torch may compute on."""
+    apple = sys.platform == "darwin" and platform.machine() == "arm64"
+    return apple or any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")))
+
+
+def resolve_dtype(name: str, stored: DType, device: Device, native: bool = False) -> DType:
     """The dtype of weights and cache. `auto`: the checkpoint's dtype, but float32 for the reference kernels on the CPU.
 
     The reference kernels round 16-bit products differently for one row and for many, so cached and naive output could
@@ -56,37 +131,66 @@ def resolve_dtype(name: str, stored: DType, device: torch.device, native: bool =
     raise RequestError(f"dtype {name!r} is not known; use auto, {', '.join(get_args(DType))}", "dtype")
 
 
-def free_memory(device: torch.device) -> int | None:
+def free_memory(device: Device) -> int | None:
     """Bytes on the device that this process may still use; None if the system does not report them."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        from tokenwright.backends.torch import border
+
+        return border.free_device_memory(device)
     return free_ram()
 
 
 def compute_with(threads: int) -> None:
-    """Set the number of compute threads, of this thread and of threads that start later."""
-    torch.set_num_threads(threads)
+    """Compute with so many threads from now on, native kernels and torch alike, wherever a thread asks for no other."""
+    everywhere.given = threads
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(threads)
 
 
-def compute_beside_kernels(threads: int) -> None:
-    """Native kernels use `threads` threads here, and torch one; in threads that start later torch uses `threads`.
+def leave_a_core() -> None:
+    """Compute with one thread fewer, to leave a core to others.
+
+    Threads that share a product wait for each other: if one waits for the core that a browser uses, all wait. Native
+    kernels beside an event loop alone lose less by that than by a thread fewer.
+    """
+    compute_with(max(1, everywhere.count - 1))
+
+
+def asked_threads(native: bool) -> int:
+    """The threads that this thread asks for: of native kernels, or of torch."""
+    torch = sys.modules.get("torch")
+    return kernel_threads.count if native or torch is None else torch.get_num_threads()
+
+
+def compute_here(threads: int, native: bool) -> None:
+    """Compute with so many threads in this thread. Beside native kernels torch uses one.
 
     After an operation, torch's threads wait for the next one at full speed, for milliseconds in which they hold the
-    cores that the kernels of the next step need: with two cores and 151,936 ids a sampled step took half as long again.
+    cores that the kernels of the next step need.
     """
-    kernel_threads.own = threads
-    torch.get_num_threads()  # torch sets a thread's number at its first call, and would set it over ours
-    torch.set_num_threads(1)
+    torch = sys.modules.get("torch")
+    if native:
+        kernel_threads.own = threads
+    if torch is None:
+        return
+    torch.set_num_threads(1 if native else threads)
     # The last call in any thread decides for threads that start later.
     later = threading.Thread(target=torch.set_num_threads, args=[threads])
     later.start()
     later.join()
 
 
-def leave_a_core() -> None:
-    """Compute with one thread fewer, in this thread and in threads that start later, to leave a core to others.
-
-    Threads that share a product wait for each other: if one waits for the core that a browser uses, all wait. Native
-    kernels beside a mere event loop lose less by that than by a thread fewer.
-    """
-    torch.set_num_threads(max(1, torch.get_num_threads() - 1))
+@contextmanager
+def threads_of(count: int) -> Iterator[None]:
+    """A block in which this thread computes with so many threads, native kernels and torch alike."""
+    torch = sys.modules.get("torch")
+    own, before = kernel_threads.own, 0 if torch is None else torch.get_num_threads()
+    kernel_threads.own = count
+    if torch is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        kernel_threads.own = own
+        if torch is not None:
+            torch.set_num_threads(before)

@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 
-import torch
-
-from tokenwright.backends.device import free_memory
-from tokenwright.cache import KVStore, LayerSpec, groups_for, pages_within
+from tokenwright.backends.device import Device, free_memory
+from tokenwright.cache import HOST, KVStore, LayerSpec, Memory, groups_for, pages_within
 from tokenwright.config import EngineConfig
 from tokenwright.engine import Group
 from tokenwright.errors import CapacityError
@@ -15,8 +13,17 @@ from tokenwright.units import binary, enough
 MOST_KV_MEMORY = 4 * 2**30  # bytes, the limit without an explicit kv_memory or pages
 
 
+def memory_of(device: Device) -> Memory:
+    """Where a store for a device lies."""
+    if device.type == "cpu":
+        return HOST
+    from tokenwright.backends.torch.border import DeviceMemory
+
+    return DeviceMemory(device)
+
+
 def make_store(
-    specs: Sequence[LayerSpec], options: EngineConfig, context: int, device: torch.device
+    specs: Sequence[LayerSpec], options: EngineConfig, context: int, device: Device
 ) -> tuple[KVStore, tuple[Group, ...]]:
     """Allocate the KV memory for the engine that `options` describe; return it with its groups of pages.
 
@@ -42,10 +49,10 @@ def make_store(
             f"the KV cache of {pages:,} pages needs {binary(needed)}, and {device} has {binary(free)} free; grant it "
             "less (pages or kv_memory)"
         )
-    return KVStore(specs, [group.pages for group in groups], size, device), groups
+    return KVStore(specs, [group.pages for group in groups], size, memory_of(device)), groups
 
 
-def refuse_weights(needed: int, device: torch.device, form: str) -> None:
+def refuse_weights(needed: int, device: Device, form: str) -> None:
     """Raises CapacityError if weights of `needed` bytes do not fit the device's free memory. form: of the matrices."""
     free = free_memory(device)
     if free is not None and needed > free:

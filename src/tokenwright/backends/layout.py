@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from math import prod
 from types import MappingProxyType
 
-import torch
+import numpy as np
 
+from tokenwright.arrays import Array, empty
 from tokenwright.backends.packed import Packed, packed_sizes
 from tokenwright.formats import DTYPE_BYTES, WEIGHT_GROUPS, WeightFormat
 from tokenwright.models.graph import Graph, Shape
 
-Weights = dict[str, torch.Tensor | Packed]
+Weights = dict[str, Array | Packed]
 
 FINER = WeightFormat("int8", WEIGHT_GROUPS["int8"])  # format of the embedding and the head under int4
 
@@ -37,13 +38,13 @@ _NONE: Formats = MappingProxyType({})
 
 
 def empty_weights(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> Weights:
-    """Allocate a model's weights in a resolved format (not native): Packed matrices and dense fp32 tensors."""
+    """Allocate a model's weights in a resolved format (not native): Packed matrices and dense fp32 arrays."""
     weights: Weights = {}
     for name, matrix in graph.matrices.items():
-        bias = torch.zeros(matrix.out) if matrix.bias else None
+        bias = np.zeros(matrix.out, np.float32) if matrix.bias else None
         weights[name] = Packed.empty(matrix.out, matrix.inner, _kept_as(matrix.parts[0][0], name, form, kept), bias)
     for name in graph.dense:
-        weights[name] = torch.empty(graph.shapes[name])
+        weights[name] = empty(graph.shapes[name])
     return weights
 
 
@@ -97,24 +98,25 @@ def read_bytes(graph: Graph, form: WeightFormat, rows: int, kept: Formats = _NON
     return sum(tensor_bytes(name, shape, form, kept) for name, shape in graph.read(rows).items())
 
 
-def nbytes(weights: Mapping[str, torch.Tensor | Packed]) -> int:
+def nbytes(weights: Mapping[str, Array | Packed]) -> int:
     """Bytes in memory; a tensor with two names counts once."""
     return sum(one.nbytes for one in {id(one): one for one in weights.values()}.values())
 
 
-def unpacked(graph: Graph, weights: Weights) -> dict[str, torch.Tensor]:
+def unpacked(graph: Graph, weights: Weights) -> dict[str, Array]:
     """The weights decoded to fp32, under the names of `graph.shapes`."""
-    found: dict[str, torch.Tensor] = {}
+    found: dict[str, Array] = {}
     for name, matrix in graph.matrices.items():
         packed = weights[name]
         assert isinstance(packed, Packed), "matrices are packed"
-        names, sizes = [name for name, _ in matrix.parts], [out for _, out in matrix.parts]
-        for part, rows in zip(names, torch.split(packed.unpack(), sizes), strict=True):
-            found[f"{part}.weight"] = rows
-        if packed.bias is not None:
-            found |= {f"{part}.bias": bias for part, bias in zip(names, torch.split(packed.bias, sizes), strict=True)}
+        rows, first = packed.unpack(), 0
+        for part, out in matrix.parts:
+            found[f"{part}.weight"] = rows[first : first + out]
+            if packed.bias is not None:
+                found[f"{part}.bias"] = packed.bias[first : first + out]
+            first += out
     for name in graph.dense:
         dense = weights[name]
-        assert isinstance(dense, torch.Tensor), "norms and positions are dense"
+        assert not isinstance(dense, Packed), "norms and positions are dense"
         found[name] = dense
     return {name: found[name] for name in graph.shapes}

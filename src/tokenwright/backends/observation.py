@@ -3,25 +3,22 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-import torch
+from tokenwright.arrays import Floats
+from tokenwright.backends.device import Device
 
 CANDIDATES = 20  # the most probable next tokens that are told
 
 Clock = Callable[[], float]  # seconds
 
 
-def device_clock(device: torch.device) -> Clock:
+def device_clock(device: Device) -> Clock:
     """The monotonic clock in seconds, read when `device` has finished its queued work."""
-    wait: Callable[[], None]
-    match device.type:
-        case "cuda":
-            wait = partial(torch.cuda.synchronize, device)
-        case "mps":
-            wait = torch.mps.synchronize
-        case _:
-            return time.perf_counter
+    if device.type == "cpu":
+        return time.perf_counter
+    from tokenwright.backends.torch.border import waiting
+
+    wait = waiting(device)
 
     def now() -> float:
         wait()
@@ -41,7 +38,7 @@ class Watched:
     layer: int
     head: int
     row: int
-    weights: torch.Tensor | None = None
+    weights: Floats | None = None
     highest: Sequence[int] = ()
     entropy: float | None = None
 

@@ -1,62 +1,28 @@
-"""Two protocols. A Backend computes batches of one model; Kernels are the few operations that a decoder calls.
+"""What a Backend is: it computes batches of one model over one KV store. And what it returns.
 
-All kernels compute the same function as the reference; an implementation may only be faster.
-
-Shapes: T tokens of the step, H query heads, G KV heads, D head size. Activations have one dtype throughout;
-sums, norms and the softmax are at least fp32 inside.
+The result is in NumPy arrays on the CPU, whatever a backend computes with.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
-import torch
-
+from tokenwright.arrays import Floats
 from tokenwright.backends.observation import Observed, Watched
-from tokenwright.backends.packed import Packed
-from tokenwright.cache import ChunkRows, KVStore, KVView
+from tokenwright.cache import KVStore
 from tokenwright.engine import Batch
-from tokenwright.models.experts import Routing
 from tokenwright.models.graph import Scoring
-from tokenwright.models.rotary import Rotation
 from tokenwright.models.taps import Tap, ignore
 
 
 @dataclass(frozen=True, slots=True)
-class Dense:
-    """A weight [out, in] and an optional bias [out], as torch tensors."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
-
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """The weights [n, in] of the outputs `ids` [n]."""
-        return self.weight[ids]
-
-    def split(self, count: int) -> "list[Dense]":
-        """`count` weights of equally many outputs, one after another, as views."""
-        biases = [None] * count if self.bias is None else list(self.bias.view(count, -1))
-        return [Dense(*pair) for pair in zip(self.weight.chunk(count), biases, strict=True)]
-
-    @property
-    def numel(self) -> int:
-        """The number of weights, without the bias."""
-        return self.weight.numel()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weight and bias."""
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-
-Linear = Packed | Dense
-
-
-@dataclass(frozen=True, slots=True)
 class Scored(Scoring):
-    """Scoring with the learned logits of the query heads [H], which the softmax counts as one more key's; or None."""
+    """Scoring with the learned logits of the query heads [H], which the softmax counts as one more key's; or None.
 
-    sink_logits: torch.Tensor | None = None
+    sink_logits: an array for native kernels, a tensor for those of torch.
+    """
+
+    sink_logits: Any = None
 
     def of_head(self, head: int) -> "Scored":
         """That of one query head."""
@@ -71,10 +37,10 @@ class Logits:
     hidden: the hidden states [N, width] in fp32 after the final norm, of the batch's `hidden_rows`; None without any.
     """
 
-    rows: torch.Tensor
+    rows: Floats
     best: tuple[int, ...] = ()
     log_totals: tuple[float, ...] = ()
-    hidden: torch.Tensor | None = None
+    hidden: Floats | None = None
 
 
 class Backend(Protocol):
@@ -90,58 +56,3 @@ class Backend(Protocol):
 
     def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
         """As a call; also the facts of the pass. Fills the queries of `watched`."""
-
-
-class Kernels(Protocol):
-    """The operations that a device must implement."""
-
-    def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
-        """[T, in] -> [T, out]."""
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
-
-    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-        """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension."""
-
-    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        """act(x) for one of silu, gelu, gelu_tanh, relu."""
-
-    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        """[T, 2 m], gates then values -> act(gates) * values [T, m]."""
-
-    def route(
-        self, logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The experts that each row of a router's logits [T, out] chooses, and their weights.
-
-        correction: the biases [experts] of their ranks.
-        Returns the experts' numbers [T, k] in ascending order, int64, and their weights [T, k]; if there is a shared
-        gate, [T, k + 1], the last is that of the shared expert.
-        """
-
-    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
-        """cap tanh(x / cap), for every number."""
-
-    def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        """[T, heads, D] rotated by each row's angles, in the rotate-half order."""
-
-    def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write K and V [T, G, D] into the slots [T] of each of the layer's groups.
-
-        In a layer with a latent K is the whole row, and V its first part.
-        """
-
-    def attention(
-        self,
-        q: torch.Tensor,
-        view: KVView,
-        chunks: Sequence[ChunkRows],
-        scoring: Scored,
-        sink_q: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """[T, H, D] -> [T, H, value size]: each row attends to the positions up to its own, within the window.
-
-        The kernel reads all K and V from the view, this step's included. With `sink_q` [T, H, D], it scores the
-        keys of sinks with `sink_q` instead of `q`.
-        """

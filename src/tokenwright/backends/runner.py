@@ -1,48 +1,53 @@
 """Two ways to run a decoder: as the engine's Runner over pages, and as a plain function with its own cache."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-
+from tokenwright.arrays import Floats
 from tokenwright.backends import Backend, Logits
+from tokenwright.backends.device import CPU, Device
+from tokenwright.backends.kv_sizing import memory_of
 from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.observation import Observed, Watched
-from tokenwright.backends.torch.backend import TorchBackend
-from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore, LayerSpec
 from tokenwright.config import DynamicScaling, LongScaling, Rope
 from tokenwright.engine import Batch, Output, Step, flatten, one_chunk
 from tokenwright.engine.page_table import PageTable
 from tokenwright.errors import ContextError, RequestError
 
+if TYPE_CHECKING:
+    from tokenwright.backends.torch.decoder import Decoder
 
-def backend_over(decoder: Decoder, store: KVStore) -> Backend:
+
+def backend_over(decoder: "NativeDecoder | Decoder", store: KVStore) -> Backend:
     """The backend of a decoder: native for a NativeDecoder, else torch."""
     if isinstance(decoder, NativeDecoder):
         return NativeBackend(decoder, store)
+    from tokenwright.backends.torch.backend import TorchBackend
+
     return TorchBackend(decoder, store)
 
 
 class ModelRunner:
     """Implements the engine's Runner: computes steps with one decoder over one KV store."""
 
-    def __init__(self, decoder: Decoder, store: KVStore) -> None:
+    def __init__(self, decoder: "NativeDecoder | Decoder", store: KVStore) -> None:
         self.decoder = decoder
         self.store = store
         self.backend = backend_over(decoder, store)
 
-    def forward(self, step: Step) -> Output[torch.Tensor]:
+    def forward(self, step: Step) -> Output[Floats]:
         batch = flatten(step)
         return _output(batch, self.backend(batch))
 
-    def observe(self, step: Step, watched: Sequence[Watched]) -> tuple[Output[torch.Tensor], Observed]:
+    def observe(self, step: Step, watched: Sequence[Watched]) -> tuple[Output[Floats], Observed]:
         """As `forward`; also the facts of the pass. Fills the queries of `watched`."""
         batch = flatten(step)
         logits, observed = self.backend.observe(batch, watched)
         return _output(batch, logits), observed
 
 
-def _output(batch: Batch, logits: Logits) -> Output[torch.Tensor]:
+def _output(batch: Batch, logits: Logits) -> Output[Floats]:
     return Output(batch.output_rows, logits.rows, logits.best, logits.log_totals, logits.hidden)
 
 
@@ -67,13 +72,13 @@ class Model:
     """The decoder as a function: `logits, cache = model(tokens, cache)`.
 
     It computes the K and V of `tokens` (ids), which follow the tokens of `cache` (None: an empty one), appends them to
-    the cache in place, and returns the logits [len(tokens), vocabulary] in fp32 on the CPU, with the cache.
+    the cache in place, and returns the logits [len(tokens), vocabulary] in fp32, with the cache.
     Raises RequestError for no tokens or ids beyond the vocabulary, ContextError beyond the context.
     """
 
     PAGE_SIZE = 64
 
-    def __init__(self, decoder: Decoder, specs: Sequence[LayerSpec], device: torch.device) -> None:
+    def __init__(self, decoder: "NativeDecoder | Decoder", specs: Sequence[LayerSpec], device: Device = CPU) -> None:
         graph = decoder.graph
         self.decoder = decoder
         self.specs = tuple(specs)
@@ -84,8 +89,7 @@ class Model:
             # The angles depend on the sequence's maximum length, which a plain function does not know.
             self.context = graph.positions.scaling.original_context
 
-    @torch.inference_mode()
-    def __call__(self, tokens: Sequence[int], cache: Cache | None = None) -> tuple[torch.Tensor, Cache]:
+    def __call__(self, tokens: Sequence[int], cache: Cache | None = None) -> tuple[Floats, Cache]:
         length = len(tokens) + (cache.length if cache else 0)
         if not len(tokens) or not all(type(token) is int and 0 <= token < self.vocab_size for token in tokens):
             raise RequestError(f"tokens must be a list of ids from 0 to {self.vocab_size - 1}, at least one")
@@ -101,9 +105,9 @@ class Model:
         batch = one_chunk(tokens, cache.length, [table] * len(cache.store.groups), length)
         logits = cache.backend(batch).rows
         cache.length = length
-        return logits.cpu(), cache
+        return logits, cache
 
     def _over(self, tokens: int) -> Backend:
         """The decoder over a new store for `tokens` tokens, at most the context."""
         pages = -(-max(1, min(tokens, self.context)) // self.PAGE_SIZE)
-        return backend_over(self.decoder, KVStore(self.specs, pages, self.PAGE_SIZE, self.device))
+        return backend_over(self.decoder, KVStore(self.specs, pages, self.PAGE_SIZE, memory_of(self.device)))

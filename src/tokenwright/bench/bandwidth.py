@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
+import numpy as np
 
-from tokenwright.backends.device import free_memory, resolve_device
+from tokenwright.arrays import aligned_bytes
+from tokenwright.backends.device import Device, free_memory, kernel_threads, resolve_device
 from tokenwright.backends.native.native_kernels import find_kernels
-from tokenwright.backends.packed import aligned_bytes
 from tokenwright.bench import machine_load
 
 _LEAST, _MOST = 1 << 28, 1 << 32  # bytes of the buffer
@@ -44,23 +45,28 @@ class BandwidthProbe:
     without them, and on other devices, torch sums it up.
     """
 
-    def __init__(self, nbytes: int, place: torch.device) -> None:
+    def __init__(self, nbytes: int, place: Device) -> None:
         self._native = find_kernels() if place.type == "cpu" else None
+        self._read: Callable[[], object] = self._by_kernels
         if self._native is None:
-            self._buffer = torch.ones(max(1, nbytes // 4), dtype=torch.float32, device=place)
+            from tokenwright.backends.torch.border import summing
+
+            self._read, self.nbytes = summing(place, nbytes)
         else:
-            self._buffer = aligned_bytes(nbytes).fill_(1)  # a write makes the system allocate the memory
-        self.nbytes = self._buffer.nbytes
+            self._buffer = aligned_bytes(nbytes)
+            self._buffer[:] = 1  # a write makes the system allocate the memory
+            self.nbytes = self._buffer.nbytes
         self._ahead = 0
         self()  # the first pass pays the one-time costs
         if self._native is not None:
             self._ahead = min(_AHEAD, key=self._seconds)
 
     def __call__(self) -> None:
-        if self._native is None:
-            self._buffer.sum().item()  # item() waits for the device
-        else:
-            self._native.read(self._buffer, self._ahead)
+        self._read()
+
+    def _by_kernels(self) -> None:
+        assert self._native is not None, "without kernels torch reads"
+        self._native.read(self._buffer, self._ahead)
 
     def _seconds(self, ahead: int) -> float:
         """The seconds of a pass with a prefetch at this distance."""
@@ -68,9 +74,11 @@ class BandwidthProbe:
         return min(best_seconds(self, 0.0) for _ in range(2))
 
     def plain_bytes_per_second(self, seconds: float) -> float:
-        """The rate of torch's sum over the same buffer: no kernel of ours."""
-        numbers = self._buffer.view(torch.float32)
-        return self.nbytes / best_seconds(numbers.sum, seconds)
+        """The rate of NumPy's maxima over the same buffer, by as many threads: no kernel of ours."""
+        numbers, count = self._buffer.view(np.uint64), kernel_threads.count
+        parts = np.array_split(numbers, count)
+        with ThreadPoolExecutor(count) as pool:
+            return self.nbytes / best_seconds(lambda: list(pool.map(np.max, parts)), seconds)
 
     def bytes_per_second(self, seconds: float) -> float:
         """The rate of the fastest of the calls made within `seconds`."""
@@ -101,7 +109,7 @@ def measure(device: str = "auto", seconds: float = _SECONDS) -> Bandwidth:
     return Bandwidth(rate, "measured", str(place), reason)
 
 
-def beyond_caches(place: torch.device) -> int:
+def beyond_caches(place: Device) -> int:
     """Bytes of a buffer that is larger than the caches.
 
     At least four times the largest cache, but at most a quarter of the free memory.

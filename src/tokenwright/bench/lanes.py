@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import torch
+import numpy as np
 
+from tokenwright.arrays import Floats
 from tokenwright.checks import check_whole
+from tokenwright.decode.logits_processors import log_softmax
 from tokenwright.errors import RequestError
 from tokenwright.llm.input_processor import Prompt
 from tokenwright.llm.llm import LLM
@@ -35,12 +37,12 @@ class Agreement:
     equal: bool
 
 
-def agreement(cached: torch.Tensor, uncached: torch.Tensor) -> Agreement:
+def agreement(cached: Floats, uncached: Floats) -> Agreement:
     """Compare two rows of logits [V], in fp64."""
-    one, other = cached.double(), uncached.double()
-    log_p, log_q = one.log_softmax(-1), other.log_softmax(-1)
-    kl = float((log_p.exp() * (log_p - log_q)).sum())
-    return Agreement(float((one - other).abs().max()), max(0.0, kl), bool(one.argmax() == other.argmax()))
+    log_p, log_q = log_softmax(cached), log_softmax(uncached)
+    kl = float((np.exp(log_p) * (log_p - log_q)).sum())
+    apart = float(np.abs(cached.astype(np.float64) - uncached).max())
+    return Agreement(apart, max(0.0, kl), bool(cached.argmax() == uncached.argmax()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ class Race:
             sums=self._sums.message(),
         )
 
-    def _uncached(self, step: int, context: int) -> tuple[LaneStep, torch.Tensor]:
+    def _uncached(self, step: int, context: int) -> tuple[LaneStep, Floats]:
         """Compute the first `context` tokens of the text without a cache; the work, and the last row's logits [V]."""
         start = self.run.start
         forced = self.run.tokens[len(start.prompt) : context]

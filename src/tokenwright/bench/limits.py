@@ -2,27 +2,25 @@
 
 The native library measures them with loops that hold nothing but a kernel's instructions. Without it, torch does: a
 sum reads, and a product of square matrices multiplies, in float32 for int8 and int4 as well, since the reference
-kernels decode quantised weights. The library's limits are held against software that is not ours, a plain read by torch
-and numpy's product: what those beat is no limit.
+kernels decode quantised weights. The library's limits are held against software that is not ours, a plain read and
+numpy's product: what those beat is no limit.
 """
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 
+from tokenwright.backends.device import CPU, kernel_threads, threads_of
 from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels, usable
 from tokenwright.bench import machine_load
 from tokenwright.bench.bandwidth import BandwidthProbe, best_seconds, beyond_caches, cache_sizes
 
-CPU = torch.device("cpu")
 MATRICES: Mapping[str, str] = {  # weight format: the format whose rate bounds its products
     "float32": "float32",
     "float16": "float32",
@@ -71,7 +69,7 @@ class MachineLimits:
 
 
 class Multiplier:
-    """Multiplications in a format of FORMATS, with torch's threads; a call makes enough of them to time."""
+    """Multiplications in a format of FORMATS, with the kernels' threads; a call makes enough of them to time."""
 
     def __init__(self, form: str) -> None:
         native = find_kernels()
@@ -94,10 +92,12 @@ def _rounds(native: NativeKernels, form: str) -> Callable[[], int]:
 
 
 def _product(form: str) -> Callable[[], int]:
-    square = torch.ones(_SIDE, _SIDE, dtype=torch.bfloat16 if form == "bfloat16" else torch.float32)
+    from tokenwright.backends.torch.border import multiplying
+
+    product = multiplying(_SIDE, "bfloat16" if form == "bfloat16" else "float32")
 
     def multiply() -> int:
-        torch.mm(square, square)
+        product()
         return _SIDE**3
 
     return multiply
@@ -163,12 +163,12 @@ def measure_limits(seconds: float = 0.3, report: Report | None = None) -> Machin
             report(len(rates), len(names))
     kind: Kind = "torch" if find_kernels() is None else "native"
     products = {form: rates[form] for form in FORMATS}
-    return MachineLimits(kind, torch.get_num_threads(), rates["memory"], rates.get("cache"), inside, products)
+    return MachineLimits(kind, kernel_threads.count, rates["memory"], rates.get("cache"), inside, products)
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Measures a limit for given seconds, with torch's threads; and software that must not beat it, if there is any."""
+    """Measures a limit for given seconds, with the kernels' threads; and software that must not beat it, if any."""
 
     per_second: Callable[[float], float]
     rival: str = ""
@@ -181,7 +181,7 @@ def _rate(probe: Probe, seconds: float) -> Rate:
     def measure() -> tuple[Rate, float]:
         every = probe.per_second(seconds)
         rival = 0.0 if probe.rival_per_second is None else probe.rival_per_second(seconds)
-        with threads(1):
+        with threads_of(1):
             return Rate(every, probe.per_second(seconds)), rival
 
     def doubt(found: tuple[Rate, float]) -> str:
@@ -207,13 +207,13 @@ def _probe(name: str) -> Probe:
 
 
 def _numpy_per_second(seconds: float) -> float:
-    """Multiplications of numpy's product of square float32 matrices; of torch's number of threads, if that is smaller.
+    """Multiplications of numpy's product of square float32 matrices; of the kernels' threads, if these are fewer.
 
-    numpy multiplies on all processors of the process, whatever torch's number of threads.
+    numpy multiplies on all processors of the process, whatever the kernels' number of threads.
     """
     square = np.ones((_SIDE, _SIDE), np.float32)
     product = np.empty_like(square)
-    part = min(1.0, torch.get_num_threads() / (os.cpu_count() or 1))
+    part = min(1.0, kernel_threads.count / (os.cpu_count() or 1))
     return part * _SIDE**3 / best_seconds(partial(np.matmul, square, square, out=product), seconds)
 
 
@@ -223,18 +223,7 @@ def cache_bytes() -> int:
     Four times the next smaller caches of all threads, and at most half of the largest, which other processes share.
     """
     sizes = cache_sizes()
-    return min(4 * torch.get_num_threads() * sizes[-2], sizes[-1] // 2) if len(sizes) > 1 else 0
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Run a block with `count` torch threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return min(4 * kernel_threads.count * sizes[-2], sizes[-1] // 2) if len(sizes) > 1 else 0
 
 
 def processor() -> str:

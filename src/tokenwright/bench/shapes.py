@@ -14,6 +14,7 @@ import argparse
 import json
 import shutil
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,7 @@ from tokenwright.environment import Environment
 from tokenwright.errors import CheckpointError, RequestError
 
 if TYPE_CHECKING:
-    import torch
-
+    from tokenwright.arrays import Floats
     from tokenwright.checkpoints.folder import Report
 
 SPREAD = 4.0  # standard deviation of the logits
@@ -97,8 +97,7 @@ def make(shape: str, folder: Path, seed: int = 0, report: Report | None = None) 
 
 def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Report | None = None) -> None:
     """Write the safetensors file of `config` tensor by tensor, with at most one in memory."""
-    import torch
-
+    from tokenwright.arrays import BFLOAT16, as_bytes
     from tokenwright.checkpoints.families.registry import parse_config
 
     family, _, graph = parse_config(config)
@@ -107,7 +106,7 @@ def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Repo
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
-        start, end = end, end + 2 * torch.Size(shape).numel()
+        start, end = end, end + 2 * prod(shape)
         header[f"{family.prefix}{name}"] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -116,22 +115,27 @@ def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Repo
         file.write(len(text).to_bytes(8, "little") + text)
         for at, (name, shape) in enumerate(shapes.items()):
             values = weight(sources[name][0], shape, graph.shapes[sources[name][0]][-1], seed * len(shapes) + at)
-            written += file.write(values.bfloat16().view(torch.uint8).numpy().data)
+            written += file.write(as_bytes(values.astype(BFLOAT16)).data)
             if report is not None:
                 report(written, end)
 
 
-def weight(name: str, shape: tuple[int, ...], inputs: int, seed: int) -> torch.Tensor:
+def weight(name: str, shape: tuple[int, ...], inputs: int, seed: int) -> Floats:
     """Random values [*shape] for our tensor `name`; a linear one has unit gain over its `inputs`."""
-    import torch
+    import numpy as np
+
+    from tokenwright.backends.device import needs_torch
 
     if name.endswith("norm.weight"):
-        return torch.ones(shape)
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        return np.ones(shape, np.float32)
+    needs_torch("making a model with random weights")
+    from tokenwright.backends.torch.border import normals
+
+    values = normals(shape, seed)
     if name.endswith(".bias"):
-        return values * BIAS
+        return values * np.float32(BIAS)
     gain = SPREAD if name == "embed.weight" else 1.0  # the embedding is also the head
-    return values * float(gain / inputs**0.5)
+    return values * np.float32(gain / inputs**0.5)
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:

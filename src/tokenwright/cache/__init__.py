@@ -1,6 +1,5 @@
 """The KV cache: what one layer keeps of each token, and the memory that stores it. It knows no sequences."""
 
-from tokenwright.cache.codec import TORCH_DTYPES
 from tokenwright.cache.spec import (
     LayerGroup,
     LayerSpec,
@@ -10,11 +9,11 @@ from tokenwright.cache.spec import (
     layer_specs,
     pages_within,
 )
-from tokenwright.cache.store import ChunkRows, KVPart, KVStore, KVView, Side
+from tokenwright.cache.store import HOST, ChunkRows, KVPart, KVStore, KVView, Memory, Side
 from tokenwright.config import Heads
 
 __all__ = [
-    "TORCH_DTYPES",
+    "HOST",
     "ChunkRows",
     "Heads",
     "KVPart",
@@ -22,6 +21,7 @@ __all__ = [
     "KVView",
     "LayerGroup",
     "LayerSpec",
+    "Memory",
     "Part",
     "Side",
     "group_layers",

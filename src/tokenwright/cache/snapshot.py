@@ -19,18 +19,20 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save_file
+import numpy as np
 
+from tokenwright.arrays import DTYPES, Array, as_bytes
 from tokenwright.errors import CacheFileError
 from tokenwright.regular_file import kind_of, open_regular
 
 FORMAT, VERSION = "tokenwright-kv", "1"
 Pages = Sequence[Sequence[int]]  # page numbers in the text, for each group
-Contents = Sequence[Sequence[torch.Tensor]]  # K and V of these pages, for each group
+Contents = Sequence[Sequence[Array]]  # K and V of these pages, for each group
 
+_DTYPES: Mapping[str, np.dtype[Any]] = {  # by their names in the container
+    "F32": DTYPES["float32"], "F16": DTYPES["float16"], "BF16": DTYPES["bfloat16"], "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8), "I64": np.dtype(np.int64),
+}  # fmt: skip
 _NO_DIGEST = "0" * 64
 _BEFORE_DIGEST = re.compile(rb'"sha256"\s*:\s*"')
 _LARGEST_HEADER = 100_000_000  # bytes, safetensors' own limit
@@ -51,8 +53,8 @@ def save(path: Path, snapshot: Snapshot, about: Mapping[str, str]) -> None:
 
     Raises CacheFileError if that fails; the old file is then unchanged.
     """
-    tensors = {f"{g}.{i}": one for g, parts in enumerate(snapshot.contents) for i, one in enumerate(parts)}
-    tensors["tokens"] = torch.tensor(snapshot.tokens, dtype=torch.int64)
+    arrays = {f"{g}.{i}": one for g, parts in enumerate(snapshot.contents) for i, one in enumerate(parts)}
+    arrays["tokens"] = np.array(snapshot.tokens, np.int64)
     metadata = {
         "format": FORMAT,
         "version": VERSION,
@@ -66,7 +68,7 @@ def save(path: Path, snapshot: Snapshot, about: Mapping[str, str]) -> None:
     try:
         draft = Path(mkdtemp(prefix=f"{_drafts(path)}{os.getpid()}-", dir=path.parent))
         whole = draft / "kv"
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, whole, metadata)
+        _write(whole, arrays, metadata)
         whole.chmod(0o600)
         with whole.open("r+b") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -78,8 +80,8 @@ def save(path: Path, snapshot: Snapshot, about: Mapping[str, str]) -> None:
             os.fsync(file.fileno())
         whole.replace(path)
         _sync_folder(path.parent)
-    except (OSError, SafetensorError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    except OSError as error:
+        reason = error.strerror or str(error)
         raise CacheFileError(f"the cache cannot be saved to {path}: {reason}; what was there is unchanged") from error
     finally:
         if draft is not None:
@@ -99,16 +101,47 @@ def load(path: Path, about: Mapping[str, str], shapes: Contents) -> Snapshot:
         raise CacheFileError(f"{path} is damaged: its checksum is not that of its contents; delete it")
     try:
         _compare(path, json.loads(metadata["about"]), about)
-        tensors = load_tensors(bytes(data))
+        arrays = _arrays(data)
         pages = [[int(page) for page in row] for row in json.loads(metadata["pages"])]
-        contents = [[tensors[f"{g}.{i}"] for i in range(len(parts))] for g, parts in enumerate(shapes)]
-        tokens = tensors["tokens"]
+        contents = [[arrays[f"{g}.{i}"] for i in range(len(parts))] for g, parts in enumerate(shapes)]
+        tokens = arrays["tokens"]
         snapshot = Snapshot(tuple(tokens.tolist()), pages, contents)
-    except (SafetensorError, KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
+    except (KeyError, IndexError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise _strange(path) from error
-    if tokens.dtype != torch.int64 or tokens.dim() != 1 or not _fits(snapshot, shapes):
+    if tokens.dtype != np.int64 or tokens.ndim != 1 or not _fits(snapshot, shapes):
         raise _strange(path)
     return snapshot
+
+
+def _write(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file: the header's length, the header padded with blanks, the arrays one after another."""
+    names = {kind: name for name, kind in _DTYPES.items()}
+    header: dict[str, Any] = {"__metadata__": metadata}
+    start = 0
+    for name, one in arrays.items():
+        header[name] = {"dtype": names[one.dtype], "shape": one.shape, "data_offsets": [start, start + one.nbytes]}
+        start += one.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for one in arrays.values():
+            file.write(as_bytes(np.ascontiguousarray(one)).data)
+
+
+def _arrays(data: bytearray) -> dict[str, Array]:
+    """The arrays of a file whose length was checked. Raises KeyError, TypeError or ValueError for a bad header."""
+    first = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:first])
+    del header["__metadata__"]
+    found = {}
+    for name, about in header.items():
+        start, end = about["data_offsets"]
+        if not 0 <= start <= end:
+            raise ValueError(f"{name} ends before it begins")
+        memory = np.frombuffer(data, np.uint8, end - start, first + start)
+        found[name] = memory.view(_DTYPES[about["dtype"]]).reshape(about["shape"])
+    return found
 
 
 def _strange(path: Path) -> CacheFileError:

@@ -4,21 +4,23 @@ The store owns memory and knows neither sequences nor kernels. Slot `s` of a gro
 page `s // page_size`, the same in every layer of the group. After a group's last page comes a scratch page, which is in
 no page table: kernels write rows there whose K and V the group does not keep (`scratch`).
 
-    one tensor for each group, side (K, V) and codec part:      [layers, pages + 1, page_size, G, n]
+    one array for each group, side (K, V) and codec part:       [layers, pages + 1, page_size, G, n]
                                                                    |
     view(i).parts[j].k.memory: for each codec part                 [slots, G, n]         .v the same
 
-Of a latent there is the side K alone; V is a view of the first numbers of each row.
+Of a latent there is the side K alone; V is a view of the first numbers of each row. The arrays are NumPy's, or tensors
+on a device of torch (`backends/torch/border.py`), which has the same indexing.
 """
 
-import math
-import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
-from tokenwright.cache.codec import Codec, Parts
+from tokenwright.arrays import Array, zeros
+from tokenwright.cache.codec import Codec
 from tokenwright.cache.spec import LayerGroup, LayerSpec, group_layers, stored
 from tokenwright.config import Heads
 from tokenwright.engine.page_table import Pages
@@ -30,14 +32,15 @@ from tokenwright.errors import CapacityError
 class ChunkRows:
     """The rows of one chunk among the rows of a step, and the slots of the K and V that they read.
 
-    Row `rows.start + i` is at position `start + i` of its text. `slots` and `positions` have a tensor [t] for each
-    group, in the order of the text: the slots that the rows read, and the positions whose K and V these hold.
+    Row `rows.start + i` is at position `start + i` of its text. `slots` and `positions` have an array [t], int64, for
+    each group, in the order of the text: the slots that the rows read, and the positions whose K and V these hold. For
+    kernels of torch they are tensors.
     """
 
     rows: range
     start: int
-    slots: tuple[torch.Tensor, ...]
-    positions: tuple[torch.Tensor, ...]
+    slots: tuple[Any, ...]
+    positions: tuple[Any, ...]
 
     @property
     def stop(self) -> int:
@@ -50,17 +53,7 @@ class Side:
 
     codec: Codec
     size: int
-    memory: Parts  # [slots, G, n] each
-
-    def write(self, slots: torch.Tensor, x: torch.Tensor) -> None:
-        """Encode rows x [n, G, D] into the slots [n]."""
-        for memory, part in zip(self.memory, self.codec.encode(x), strict=True):
-            memory[slots] = part
-
-    def read(self, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The decoded rows of the slots [n]: [n, G, D] in `dtype`, copied from the memory."""
-        parts = tuple(memory.index_select(0, slots) for memory in self.memory)
-        return self.codec.decode(parts, self.size, dtype)
+    memory: tuple[Any, ...]  # [slots, G, n] each
 
     def head(self, index: int) -> "Side":
         """A view of one KV head (G = 1)."""
@@ -97,6 +90,39 @@ class KVView:
         return replace(self, parts=tuple(parts))
 
 
+class Memory(Protocol):
+    """Where a store's arrays are allocated."""
+
+    name: str  # of the device
+
+    def zeros(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        """An array of zeros, because a cache file must not leak old memory. Raises an error without the memory."""
+
+    def fetched(self, memory: Any) -> Array:
+        """An array in NumPy's form, a copy if it lies elsewhere."""
+
+    def sent(self, content: Array) -> Any:
+        """Content in the form of the memory."""
+
+
+class HostMemory:
+    """Memory of the CPU."""
+
+    name = "cpu"
+
+    def zeros(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+        return zeros(shape, dtype)
+
+    def fetched(self, memory: Array) -> Array:
+        return memory
+
+    def sent(self, content: Array) -> Array:
+        return content
+
+
+HOST = HostMemory()
+
+
 class KVStore:
     """Memory for pages of `page_size` tokens in every group. Raises CapacityError if the device lacks the memory.
 
@@ -104,26 +130,26 @@ class KVStore:
     """
 
     def __init__(
-        self, specs: Sequence[LayerSpec], pages: int | Sequence[int], page_size: int, device: torch.device
+        self, specs: Sequence[LayerSpec], pages: int | Sequence[int], page_size: int, memory: Memory = HOST
     ) -> None:
         self.specs = tuple(specs)
         self.groups = group_layers(specs)
         self.pages = (pages,) * len(self.groups) if isinstance(pages, int) else tuple(pages)
         assert len(self.pages) == len(self.groups), "a number of pages for each group"
         self.page_size = page_size
-        self.device = device
+        self.memory = memory
         try:
             self._sides = tuple(
                 self._allocated(group, count + 1) for group, count in zip(self.groups, self.pages, strict=True)
             )
         except (RuntimeError, OSError, OverflowError) as error:  # torch raises no narrower class
             raise CapacityError(
-                f"the KV cache of {sum(self.pages)} pages needs {self.nbytes} bytes, which {device} does not have; "
-                "grant it less (kv_memory) or free some memory"
+                f"the KV cache of {sum(self.pages)} pages needs {self.nbytes} bytes, which {memory.name} does not "
+                "have; grant it less (kv_memory) or free some memory"
             ) from error
         self._views = tuple(self._viewed(layer, spec) for layer, spec in enumerate(specs))
 
-    def _allocated(self, group: LayerGroup, pages: int) -> tuple[Parts, ...]:
+    def _allocated(self, group: LayerGroup, pages: int) -> tuple[tuple[Any, ...], ...]:
         """The memory of K and V; of a latent that of the rows that are both."""
         layout = group.part.layout
         sides: list[tuple[Codec, int]] = [(group.part.k, layout.key_size)]
@@ -131,7 +157,7 @@ class KVStore:
             sides.append((group.part.v, layout.value_size))
         shape = (len(group.layers), pages, self.page_size, layout.kv_heads)
         return tuple(
-            tuple(zeros((*shape, length), dtype, self.device) for dtype, length in codec.parts(size))
+            tuple(self.memory.zeros((*shape, length), dtype) for dtype, length in codec.parts(size))
             for codec, size in sides
         )
 
@@ -141,7 +167,7 @@ class KVStore:
         for part in spec.parts:
             index = places[part]
             at = self.groups[index].layers.index(layer)
-            memories = [tuple(tensor[at].flatten(0, 1) for tensor in side) for side in self._sides[index]]
+            memories = [tuple(map(_in_slots, (whole[at] for whole in side))) for side in self._sides[index]]
             k = Side(part.k, part.layout.key_size, memories[0])
             size = part.layout.value_size
             v = Side(part.v, size, memories[1]) if isinstance(part.layout, Heads) else k.first(size)
@@ -159,8 +185,8 @@ class KVStore:
         each = zip(self.groups, self.pages, strict=True)
         return sum((count + 1) * group.page_bytes(self.page_size) for group, count in each)
 
-    def tensors(self, group: int) -> Iterator[torch.Tensor]:
-        """All tensors of a group: [layers, pages + 1, page_size, G, n] each."""
+    def arrays(self, group: int) -> Iterator[Any]:
+        """All arrays of a group: [layers, pages + 1, page_size, G, n] each."""
         for side in self._sides[group]:
             yield from side
 
@@ -172,13 +198,13 @@ class KVStore:
         """The K and V of one layer, without a copy."""
         return self._views[layer]
 
-    def slots(self, group: int, pages: Pages, positions: range) -> torch.Tensor:
-        """The slots [n], on the CPU, of adjacent positions; scratch for positions that the group does not keep.
+    def slots(self, group: int, pages: Pages, positions: range) -> NDArray[np.int64]:
+        """The slots [n] of adjacent positions; scratch for positions that the group does not keep.
 
         Raises KeyError if a page is missing.
         """
         kept = stored(self.groups[group].window, positions)
-        slots = torch.full((len(positions),), self.scratch(group))
+        slots = np.full(len(positions), self.scratch(group), np.int64)
         if kept:
             first = kept.start - positions.start
             slots[first : first + len(kept)] = self._found(pages, kept)
@@ -192,66 +218,60 @@ class KVStore:
         slots, positions = [], []
         for group, pages in zip(self.groups, tables, strict=True):
             read = group.window.spans(start, start + len(rows))
-            slots.append(_joined([self._found(pages, some) for some in read]).to(self.device))
-            positions.append(_joined([torch.arange(some.start, some.stop) for some in read]).to(self.device))
+            slots.append(_joined([self._found(pages, some) for some in read]))
+            positions.append(_joined([np.arange(some.start, some.stop) for some in read]))
         return ChunkRows(rows, start, tuple(slots), tuple(positions))
 
-    def _found(self, pages: Pages, positions: range) -> torch.Tensor:
+    def _found(self, pages: Pages, positions: range) -> NDArray[np.int64]:
         """The slots [n] of adjacent positions. Raises KeyError if the table lacks one of their pages."""
         size, first = self.page_size, positions.start // self.page_size
         count = (positions.stop - 1) // size + 1 - first
         found = pages[first : first + count]
         if len(found) < count or min(found) < 0:
             raise KeyError(f"some page from {first} to {first + count - 1} is missing")
-        numbers = torch.frombuffer(found, dtype=torch.int32).long()
-        slots = (numbers[:, None] * size + torch.arange(size)).flatten()  # of whole pages
+        numbers = np.frombuffer(found, np.int32).astype(np.int64)
+        slots = (numbers[:, None] * size + np.arange(size)).reshape(-1)  # of whole pages
         return slots[positions.start - first * size : positions.stop - first * size]
 
     def copy(self, group: int, source: int, target: int) -> None:
         """Copy a page within a group, in all its layers."""
-        for tensor in self.tensors(group):
-            tensor[:, target] = tensor[:, source]
+        for whole in self.arrays(group):
+            whole[:, target] = whole[:, source]
 
-    def read(self, group: int, pages: Sequence[int]) -> Parts:
+    def read(self, group: int, pages: Sequence[int]) -> tuple[Array, ...]:
         """The contents of a group's pages, copied to the CPU: [layers, n, page_size, G, n_i] each."""
-        return tuple(tensor[:, list(pages)].cpu() for tensor in self.tensors(group))
+        return tuple(self.memory.fetched(whole[:, list(pages)]) for whole in self.arrays(group))
 
-    def write(self, group: int, pages: Sequence[int], contents: Parts) -> None:
+    def write(self, group: int, pages: Sequence[int], contents: Sequence[Array]) -> None:
         """Write contents that `read` returned into as many pages of a group."""
-        for tensor, content in zip(self.tensors(group), contents, strict=True):
-            tensor[:, list(pages)] = content.to(self.device)
+        for whole, content in zip(self.arrays(group), contents, strict=True):
+            whole[:, list(pages)] = self.memory.sent(content)
 
     def take(self, other: "KVStore") -> None:
         """Copy all pages of a store with equal specs and page size, and at most as many pages, to the same numbers."""
         for group, count in enumerate(other.pages):
-            for mine, theirs in zip(self.tensors(group), other.tensors(group), strict=True):
+            for mine, theirs in zip(self.arrays(group), other.arrays(group), strict=True):
                 mine[:, :count] = theirs[:, :count]
 
     def poison(self) -> None:
-        """Fill every slot with encoded NaN, so that a read of a slot that was never written shows. For tests."""
+        """Fill every slot with what decodes to NaN, so that a read of a slot never written shows. For tests."""
         for view in self._views:
             for part in view.parts:
                 for side in (part.k, part.v):
-                    nothing = side.codec.encode(torch.full((side.size,), torch.nan, device=self.device))
-                    for memory, row in zip(side.memory, nothing, strict=True):
-                        memory.copy_(row.expand_as(memory))
+                    for memory, (dtype, _) in zip(side.memory, side.codec.parts(side.size), strict=True):
+                        memory[...] = _NAN_BYTE if dtype.itemsize == 1 else float("nan")
 
 
-def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of zeros, because a cache file must not leak old memory.
-
-    On the CPU the system hands out zeroed memory when a page of it is first written, so that a short run does not take
-    all of it; `torch.zeros` would write it all. Raises OSError, OverflowError or RuntimeError if memory runs out.
-    """
-    nbytes = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or not nbytes:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # aligned to a page
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+_NAN_BYTE = 0x7F  # a NaN in fp8; a code of int8 or int4, whose scale is NaN
 
 
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Index tensors, int64, concatenated to one [n]."""
+def _in_slots(pages: Any) -> Any:
+    """An array [pages, page_size, ...] as [slots, ...]."""
+    return pages.reshape(-1, *pages.shape[2:])
+
+
+def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Index arrays, concatenated to one [n]."""
     if len(parts) == 1:
         return parts[0]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)

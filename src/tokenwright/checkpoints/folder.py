@@ -7,7 +7,6 @@ holds packed weights already; `packed` is their format. Tokenwright never runs o
 """
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,10 +14,11 @@ from math import prod
 from pathlib import Path
 from typing import NoReturn
 
-import torch
+import numpy as np
 
+from tokenwright.arrays import DTYPES as ARRAYS
+from tokenwright.arrays import Array, finite, narrowed
 from tokenwright.backends.adapters import Update
-from tokenwright.cache import TORCH_DTYPES
 from tokenwright.checkpoints.families.family import Family, TensorSource, next_layer, tower_of
 from tokenwright.checkpoints.families.registry import family_of, parse_config, text_keys
 from tokenwright.checkpoints.files import hub
@@ -187,12 +187,7 @@ class Checkpoint:
         """Bytes of the weights as stored, a tied head counted once."""
         return sum(self.stored[name].nbytes for name in {one.name for one in self.sources.values()})
 
-    def tensors(
-        self,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str = "cpu",
-        report: Report | None = None,
-    ) -> dict[str, torch.Tensor]:
+    def tensors(self, dtype: DType | None = None, report: Report | None = None) -> dict[str, Array]:
         """The weights under our names, linear ones as [out, in], converted to `dtype` (None: `config.dtype`).
 
         Raises CheckpointError for values that are not finite before or after the conversion, and for packed weights.
@@ -202,11 +197,11 @@ class Checkpoint:
                 f"the weights in {self.path} are packed as {self.packed}; they are read as such alone"
             )
         self.check_tied_head()
-        target = dtype or TORCH_DTYPES[self.config.dtype]
+        target: DType = dtype or self.config.dtype
         users: dict[str, list[str]] = {}
         for ours, source in self.sources.items():
             users.setdefault(source.name, []).append(ours)
-        found: dict[str, torch.Tensor] = {}
+        found: dict[str, Array] = {}
         done, total = 0, self.nbytes
         for theirs in sorted(users, key=lambda name: (self.stored[name].file, self.stored[name].start)):
             stored = self.stored[theirs]
@@ -214,12 +209,13 @@ class Checkpoint:
             for ours in users[theirs]:
                 source = self.sources[ours]
                 piece = piece_of(raw, source)
-                kept = torch.float32 if source.plus or source.wide else target
                 for update in self.updates.get(ours.removesuffix(".weight"), ()):
                     piece = update.added_to(piece, 0)
-                found[ours] = piece.to(device, kept, copy=piece is not raw, memory_format=torch.contiguous_format)
-                if not _finite(found[ours]):
-                    refuse_values(raw, theirs, stored.file, str(target).removeprefix("torch."))
+                kept = narrowed(piece, ARRAYS["float32" if source.plus or source.wide else target])
+                view = kept is piece and piece is not raw  # which would keep all of `raw`
+                found[ours] = np.array(kept, order="C") if view else np.ascontiguousarray(kept)
+                if not finite(found[ours]):
+                    refuse_values(raw, theirs, stored.file, target)
             done += self.stored[theirs].nbytes
             if report is not None:
                 report(done, total)
@@ -363,19 +359,13 @@ def _dtype_of_blocks(stored: Iterable[Stored]) -> DType:
     return _dtype_of(plain) if plain else "bfloat16"
 
 
-def refuse_values(raw: torch.Tensor, name: str, file: Path, form: str) -> NoReturn:
+def refuse_values(raw: Array, name: str, file: Path, form: str) -> NoReturn:
     """Raise the CheckpointError for a stored tensor with values that are not finite in `form`."""
-    if _finite(raw):
+    if finite(raw):
         wider = "float32" if form == "bfloat16" else "bfloat16 or float32"
         option = "dtype" if form in DTYPE_BYTES else "weights"
         raise CheckpointError(f"{name} in {file} does not fit {form}; give {option} {wider}", option)
     raise CheckpointError(f"{name} in {file} has values that are not finite; the file is damaged or badly trained")
-
-
-def _finite(tensor: torch.Tensor) -> bool:
-    """Whether all values are finite, in one pass without a copy: any NaN or infinity reaches the minimum or maximum."""
-    low, high = torch.aminmax(tensor)
-    return math.isfinite(low.item()) and math.isfinite(high.item())
 
 
 def _same_bytes(one: Stored, other: Stored) -> bool:

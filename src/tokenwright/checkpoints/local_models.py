@@ -84,7 +84,7 @@ def described(name: str, source: str, folder: Path, nbytes: int | None = None, r
 
 def checked(folder: Path) -> str:
     """The architecture and the size of a model that runs. Raises CheckpointError for one that does not."""
-    from tokenwright.backends.torch.ops import lacking
+    from tokenwright.backends.native.compile import lacking
     from tokenwright.checkpoints.folder import Checkpoint
 
     checkpoint = Checkpoint.open(folder)

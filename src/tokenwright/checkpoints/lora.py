@@ -12,8 +12,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
+from tokenwright.arrays import Floats, finite
 from tokenwright.backends.adapters import Update
 from tokenwright.checkpoints.families.family import TensorSource
 from tokenwright.checkpoints.files.json_keys import JsonKeys, read_json, shown
@@ -152,9 +153,9 @@ def read_adapter(
         down, up = _values(a, module), _values(b, module)
         digest.update(f"{module} {scale!r} {tuple(down.shape)} {tuple(up.shape)} ".encode())
         for one in (down, up):
-            digest.update(one.numpy().tobytes())
+            digest.update(one.tobytes())
         for part in parts:
-            updates[part] = Update(down, piece_of(up, places[part]).contiguous(), scale)
+            updates[part] = Update(down, np.ascontiguousarray(piece_of(up, places[part])), scale)
     return Adapter(folder, updates, digest.hexdigest(), tuple(sorted(pairs)), settings.base)
 
 
@@ -277,10 +278,10 @@ def _check_shapes(module: str, pair: tuple[Stored, Stored], rank: int, weight: t
             )
 
 
-def _values(one: Stored, module: str) -> torch.Tensor:
+def _values(one: Stored, module: str) -> Floats:
     """A tensor in fp32. Raises CheckpointError for values that are not finite."""
-    values = read_rows(one, 0, one.shape[0]).float()
-    if not values.isfinite().all():
+    values = read_rows(one, 0, one.shape[0]).astype(np.float32, copy=False)
+    if not finite(values):
         raise CheckpointError(f"{shown(module)} in {one.file} has values that are not finite; the file is damaged")
     return values
 

@@ -16,10 +16,11 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast, get_args
 
-import torch
+import numpy as np
 
+from tokenwright.arrays import Array, as_bytes
 from tokenwright.backends.layout import Weights, empty_weights, format_of
-from tokenwright.backends.packed import packed_sizes
+from tokenwright.backends.packed import Packed, packed_sizes
 from tokenwright.checkpoints.files.atomic_write import draft_file
 from tokenwright.checkpoints.files.json_keys import shown
 from tokenwright.checkpoints.files.safetensors import Stored, read_header_and_metadata
@@ -35,7 +36,9 @@ METHOD = "tokenwright"  # quantization_config.quant_method in config.json, and `
 VERSION = "1"  # of the layout, and of the choice of a format for each matrix
 THREADS = 2  # for reading and checking
 _PIECE = 1 << 24  # bytes read or written at a time
-_NAMES = {torch.uint8: "U8", torch.float16: "F16", torch.float32: "F32"}
+_NAMES: Mapping[np.dtype[Any], str] = {
+    np.dtype(kind): name for kind, name in ((np.uint8, "U8"), (np.float16, "F16"), (np.float32, "F32"))
+}
 
 
 def own_quantisation(settings: dict[str, Any], where: str) -> tuple[WeightFormat, DType] | None:
@@ -104,10 +107,10 @@ def write_weights(file: Path, weights: Weights, form: WeightFormat, report: Repo
         os.fsync(stream.fileno())
 
 
-def named_tensors(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(weights: Weights) -> Iterator[tuple[str, Array]]:
     """Every tensor of the weights with its name in the file."""
     for name, one in weights.items():
-        if isinstance(one, torch.Tensor):
+        if not isinstance(one, Packed):
             yield name, one
         else:
             yield f"{name}.codes", one.codes
@@ -158,9 +161,9 @@ def _sums(text: str) -> Mapping[str, int]:
     return sums if sound else {}
 
 
-def _read(one: Stored, tensor: torch.Tensor, name: str, expected: int) -> int:
+def _read(one: Stored, tensor: Array, name: str, expected: int) -> int:
     """Read a stored tensor into `tensor` and verify its checksum; returns the number of bytes."""
-    memory, total = _bytes_of(tensor), 0
+    memory, total = as_bytes(tensor).data, 0
     try:
         with open_regular(one.file) as stream:
             stream.seek(one.start)
@@ -176,33 +179,28 @@ def _read(one: Stored, tensor: torch.Tensor, name: str, expected: int) -> int:
     return len(memory)
 
 
-def _write(stream: BinaryIO, tensors: Mapping[str, torch.Tensor], form: WeightFormat, report: Report | None) -> None:
+def _write(stream: BinaryIO, tensors: Mapping[str, Array], form: WeightFormat, report: Report | None) -> None:
     with ThreadPoolExecutor(THREADS, "tokenwright-sum") as pool:
-        sums = dict(zip(tensors, pool.map(lambda one: zlib.crc32(_bytes_of(one)), tensors.values()), strict=True))
+        sums = dict(zip(tensors, pool.map(lambda one: zlib.crc32(as_bytes(one).data), tensors.values()), strict=True))
     stream.write(_header(tensors, form, sums))
     done, total = 0, sum(one.nbytes for one in tensors.values())
     for tensor in tensors.values():
-        memory = _bytes_of(tensor)
+        memory = as_bytes(tensor).data
         for at in range(0, len(memory), _PIECE):
             done += stream.write(memory[at : at + _PIECE])
             if report is not None:
                 report(done, total)
 
 
-def _header(tensors: Mapping[str, torch.Tensor], form: WeightFormat, sums: Mapping[str, int]) -> bytes:
+def _header(tensors: Mapping[str, Array], form: WeightFormat, sums: Mapping[str, int]) -> bytes:
     """A safetensors header: its length, then JSON, padded with blanks so that the data begin at a multiple of 64."""
     about = {"format": METHOD, "version": VERSION, "weights": str(form), "crc32": json.dumps(sums)}
     header: dict[str, Any] = {"__metadata__": about}
     start = 0
     for name, one in tensors.items():
-        assert one.is_contiguous() and one.nbytes == prod(one.shape) * one.itemsize, "tensors are whole"
+        assert one.flags.c_contiguous and one.nbytes == prod(one.shape) * one.itemsize, "tensors are whole"
         header[name] = {"dtype": _NAMES[one.dtype], "shape": one.shape, "data_offsets": [start, start + one.nbytes]}
         start += one.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-(8 + len(text)) % 64)
     return len(text).to_bytes(8, "little") + text
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """A tensor's memory as bytes, without a copy."""
-    return tensor.view(-1).view(torch.uint8).numpy().data

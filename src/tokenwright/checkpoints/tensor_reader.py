@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
-import torch
+import numpy as np
 
-from tokenwright.cache import TORCH_DTYPES
+from tokenwright.arrays import DTYPES as ARRAYS
+from tokenwright.arrays import FLOAT8_E4M3, FLOAT8_E5M2, Array, Bytes, as_bytes, empty
 from tokenwright.checkpoints.families.family import TensorSource
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.blocks import FORMS, IF_SCALES_FIT, codes_and_scales, dequantised, scales_fit
@@ -18,17 +20,16 @@ from tokenwright.formats import DType, WeightFormat
 from tokenwright.regular_file import open_regular
 
 DTYPES: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # of tensors that are numbers
-_OF_PARTS = {
-    "I8": torch.int8, "U8": torch.uint8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64, "U32": torch.int32,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F64": torch.float64, "BOOL": torch.bool,
-    **{name: TORCH_DTYPES[dtype] for name, dtype in DTYPES.items()},
+_OF_PARTS: dict[str, Any] = {
+    "I8": np.int8, "U8": np.uint8, "I16": np.int16, "I32": np.int32, "I64": np.int64, "U32": np.int32,
+    "F8_E4M3": FLOAT8_E4M3, "F8_E5M2": FLOAT8_E5M2, "F64": np.float64, "BOOL": np.bool_,
+    **{name: ARRAYS[dtype] for name, dtype in DTYPES.items()},
 }  # fmt: skip
-
 
 _LOOKED_AT = 1 << 20  # bytes of a tensor whose scales are looked at together
 
 
-def read_rows(one: Stored, first: int, last: int) -> torch.Tensor:
+def read_rows(one: Stored, first: int, last: int) -> Array:
     """Rows [first, last) of a tensor, blocks decoded to fp32; copied, not mapped: a file that shrinks is no bus error.
 
     Raises CheckpointError if the file has become shorter or cannot be read.
@@ -38,10 +39,10 @@ def read_rows(one: Stored, first: int, last: int) -> torch.Tensor:
         return one.codec.numbers(_parts(one))
     if one.dtype in BLOCKS:
         return dequantised(_read_blocks(one, first, last), one.dtype)
-    return _read_bytes(one, first, torch.empty((last - first, *one.shape[1:]), dtype=TORCH_DTYPES[DTYPES[one.dtype]]))
+    return _read_bytes(one, first, empty((last - first, *one.shape[1:]), ARRAYS[DTYPES[one.dtype]]))
 
 
-def read_codes(one: Stored, first: int, last: int, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:
+def read_codes(one: Stored, first: int, last: int, form: WeightFormat) -> tuple[Bytes, Array]:
     """Rows [first, last) of a tensor in one of its `forms_of`: codes and scales as `Packed.put_codes` takes them."""
     if isinstance(one, Compound):
         assert form == one.form and (first, last) == (0, one.shape[0]), "it was offered, and is read as a whole"
@@ -61,41 +62,42 @@ def forms_of(one: Stored) -> tuple[WeightFormat, ...]:
     return FORMS.get(one.dtype, ())
 
 
-def read_whole(one: Stored) -> torch.Tensor:
-    """A tensor of any dtype as it is stored. Raises CheckpointError for a dtype that torch lacks."""
+def read_whole(one: Stored) -> Array:
+    """A tensor of any dtype as it is stored. Raises CheckpointError for a dtype that no codec has."""
     if one.dtype not in _OF_PARTS:
         raise CheckpointError(f"{one.file} has a tensor of dtype {one.dtype}, which Tokenwright does not read")
-    return _read_bytes(one, 0, torch.empty(one.shape, dtype=_OF_PARTS[one.dtype]))
+    return _read_bytes(one, 0, empty(one.shape, _OF_PARTS[one.dtype]))
 
 
-def _parts(one: Compound) -> dict[str, torch.Tensor]:
+def _parts(one: Compound) -> dict[str, Array]:
     return {name: read_whole(part) for name, part in one.parts.items()}
 
 
-def _read_blocks(one: Stored, first: int, last: int) -> torch.Tensor:
-    return _read_bytes(one, first, torch.empty((last - first, one.nbytes // one.shape[0]), dtype=torch.uint8))
+def _read_blocks(one: Stored, first: int, last: int) -> Bytes:
+    return _read_bytes(one, first, empty((last - first, one.nbytes // one.shape[0]), np.uint8))
 
 
-def _read_bytes(one: Stored, first: int, raw: torch.Tensor) -> torch.Tensor:
+def _read_bytes(one: Stored, first: int, raw: Array) -> Array:
     with opened(one.file) as stream:
         stream.seek(one.start + (first * one.nbytes // one.shape[0] if first else 0))
-        if stream.readinto(raw.view(-1).view(torch.uint8).numpy().data) != raw.nbytes:
+        if stream.readinto(as_bytes(raw).data) != raw.nbytes:
             raise CheckpointError(f"{one.file} became shorter while it was read; {fetch_again(one.file)}")
     return raw
 
 
-def piece_of(raw: torch.Tensor, source: TensorSource) -> torch.Tensor:
+def piece_of(raw: Array, source: TensorSource) -> Array:
     """Our tensor as a view of the stored one; `raw` itself if they are identical."""
     if source.rows is not None and source.stacked:
         raw = raw[source.rows[0] : source.rows[1]]
-    piece = raw.t() if source.transpose else raw  # [out, in]
+    piece = raw.T if source.transpose else raw  # [out, in]
     if source.rows is not None and not source.stacked:
         piece = piece[source.rows[0] : source.rows[1]]
     if source.order is not None:
         blocks = piece.reshape(-1, source.order.block, *piece.shape[1:])  # [blocks, block, in]
         picked = blocks[:, list(source.order.rows)]
-        piece = (picked.transpose(1, 2) if source.order.turned else picked).flatten(0, 1)
-    return piece.float() + source.plus if source.plus else piece
+        turned = picked.swapaxes(1, 2) if source.order.turned else picked
+        piece = turned.reshape(-1, *turned.shape[2:])
+    return piece.astype(np.float32) + np.float32(source.plus) if source.plus else piece
 
 
 @contextmanager

@@ -22,7 +22,7 @@ def _torch_version() -> str:
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return "is not installed; run: pip install torch"
+        return "is not installed (an optional extra)"
 
 
 def _build_lines(folders: Iterable[str]) -> list[str]:

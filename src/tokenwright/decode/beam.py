@@ -21,9 +21,10 @@ from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 
-import torch
+import numpy as np
 
-from tokenwright.decode.logits_processors import adjusted
+from tokenwright.arrays import Array, Floats
+from tokenwright.decode.logits_processors import Doubles, adjusted, log_softmax
 from tokenwright.decode.sampler import exhausted, top_ids
 from tokenwright.engine import (
     Chunk,
@@ -119,8 +120,7 @@ class BeamSearch:
         self.over = False
         self.stopped = None
 
-    @torch.inference_mode()
-    def pick(self, rows: ListLike[tuple[Chunk, torch.Tensor]]) -> list[Result]:
+    def pick(self, rows: ListLike[tuple[Chunk, Floats]]) -> list[Result]:
         """The picks of a step, from each beam's chunk and row of logits [V]; at the end a Finish or Fault for each."""
         chunks = {chunk.choices[0]: (chunk, logits) for chunk, logits in rows}
         table = {choice: self._row(choice, *pair) for choice, pair in chunks.items()}
@@ -200,9 +200,9 @@ class BeamSearch:
     def mask(self) -> None:
         return None
 
-    def _row(self, choice: int, chunk: Chunk, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _row(self, choice: int, chunk: Chunk, logits: Floats) -> tuple[Doubles, Array]:
         """A beam's log-probabilities [V], fp64: the model's, and adjusted."""
-        logprobs = logits.double().log_softmax(-1)
+        logprobs = log_softmax(logits)
         beam = next(group.beams[choice] for group in self.groups if not group.done and choice in group.beams)
         request = chunk.request
         row = adjusted(
@@ -211,21 +211,20 @@ class BeamSearch:
         return logprobs, row
 
     def _candidates(
-        self, group: BeamGroup, table: dict[int, tuple[torch.Tensor, torch.Tensor]], taken: Counter[int], ends: int
+        self, group: BeamGroup, table: dict[int, tuple[Doubles, Array]], taken: Counter[int], ends: int
     ) -> list[BeamCandidate]:
         """The best candidates of a group, the best first; on ties the earlier beam and the lower id."""
         choices = list(group.beams)
-        rows = torch.stack([table[choice][1] for choice in choices])  # [beams, V]
-        cost = torch.zeros(rows.shape[1], dtype=rows.dtype)
+        rows = np.stack([table[choice][1] for choice in choices])  # [beams, V]
+        cost = np.zeros(rows.shape[1])
         if taken and self.params.diversity_penalty:
             ids, times = zip(*taken.items(), strict=True)
-            cost[list(ids)] = torch.tensor(times, dtype=rows.dtype) * self.params.diversity_penalty
-        steered = rows - cost + torch.tensor([[group.beams[choice].steered] for choice in choices], dtype=rows.dtype)
-        flat = steered.flatten()
+            cost[list(ids)] = np.array(times, np.float64) * self.params.diversity_penalty
+        steered = rows - cost + np.array([[group.beams[choice].steered] for choice in choices])
+        flat = steered.reshape(-1)
         most = min(max(2, 1 + ends) * group.width, len(flat))
-        least = flat.topk(most).values[-1]
-        order = (flat >= least).nonzero()[:, 0]  # as topk, with the lower index first on ties
-        order = order[flat[order].sort(descending=True, stable=True).indices][:most]
+        order = np.flatnonzero(flat >= np.partition(flat, -most)[-most])
+        order = order[np.argsort(-flat[order], kind="stable")][:most]  # the lower index first on ties
         candidates = []
         for place in order[flat[order] > -math.inf].tolist():
             choice, token = choices[place // rows.shape[1]], place % rows.shape[1]
@@ -297,6 +296,6 @@ class BeamSearch:
         return [found for group in self.groups for found in group.best]
 
 
-def _top(logprobs: torch.Tensor, row: torch.Tensor, n: int) -> tuple[TopLogprob, ...]:
+def _top(logprobs: Doubles, row: Array, n: int) -> tuple[TopLogprob, ...]:
     """The top n logprobs of a beam's row: the model's, and the adjusted one."""
     return tuple(TopLogprob(token, float(logprobs[token]), float(row[token])) for token in top_ids(logprobs, n))

@@ -18,50 +18,51 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
+from tokenwright.arrays import Array
 from tokenwright.decode.top_p import top_p_mask, typical_mask
 from tokenwright.engine import SamplingParams, TokenConstraints
+
+Doubles = NDArray[np.float64]
 
 MOST_PENALTY = 1e30  # the most that DRY subtracts: far more than any logit, and still finite in fp32
 
 
 @lru_cache(maxsize=64)
-def _members(ids: tuple[int, ...] | frozenset[int], size: int) -> torch.Tensor:
+def _members(ids: tuple[int, ...] | frozenset[int], size: int) -> NDArray[np.bool_]:
     """Which of `size` ids are among `ids`: bool [size], read-only."""
-    inside = torch.zeros(size, dtype=torch.bool)
+    inside = np.zeros(size, np.bool_)
     inside[[token for token in ids if token < size]] = True
+    inside.flags.writeable = False
     return inside
 
 
-def biased(logits: torch.Tensor, biases: ListLike[tuple[int, float]]) -> torch.Tensor:
+def biased(logits: Array, biases: ListLike[tuple[int, float]]) -> Array:
     """logits [V] with a bias added at each given id, as in the OpenAI API."""
     known = [(token, bias) for token, bias in biases if token < len(logits)]
-    if not known:
-        return logits
-    ids, amounts = zip(*known, strict=True)
-    return logits.index_add(0, torch.tensor(ids), torch.tensor(amounts, dtype=logits.dtype))
+    return _added(logits, [token for token, _ in known], [bias for _, bias in known]) if known else logits
 
 
-def allowed(logits: torch.Tensor, ids: tuple[int, ...] | None) -> torch.Tensor:
+def allowed(logits: Array, ids: tuple[int, ...] | None) -> Array:
     """logits [V] with -inf at all other ids; None allows all."""
-    return logits if ids is None else logits.masked_fill(~_members(ids, len(logits)), -math.inf)
+    return logits if ids is None else _without(logits, ~_members(ids, len(logits)))
 
 
-def banned(logits: torch.Tensor, ids: tuple[int, ...] | frozenset[int]) -> torch.Tensor:
+def banned(logits: Array, ids: tuple[int, ...] | frozenset[int]) -> Array:
     """logits [V] with -inf at `ids`."""
-    return logits.masked_fill(_members(ids, len(logits)), -math.inf) if ids else logits
+    return _without(logits, _members(ids, len(logits))) if ids else logits
 
 
-def without_words(logits: torch.Tensor, text: ListLike[int], words: ListLike[tuple[int, ...]]) -> torch.Tensor:
+def without_words(logits: Array, text: ListLike[int], words: ListLike[tuple[int, ...]]) -> Array:
     """logits [V] with -inf at the last token of each word whose other tokens end the text."""
     last = text[-1] if len(text) else None
     ids = [w[-1] for w in words if len(w) == 1 or (w[-2] == last and tuple(text[1 - len(w) :]) == w[:-1])]
     inside = sorted({token for token in ids if token < len(logits)})
-    return logits.index_fill(0, torch.tensor(inside), -math.inf) if inside else logits
+    return _without(logits, inside) if inside else logits
 
 
-def masked(logits: torch.Tensor, words: Any) -> torch.Tensor:
+def masked(logits: Array, words: Any) -> Array:
     """logits [V] with -inf where a bit is 0: uint32 `words`, an array or its bytes, the lowest bit first; None: all 1.
 
     Ids past the last word count as 0.
@@ -71,21 +72,24 @@ def masked(logits: torch.Tensor, words: Any) -> torch.Tensor:
     packed = words if isinstance(words, np.ndarray) else np.frombuffer(words, "<u4")
     octets = np.ascontiguousarray(packed, "<u4").view(np.uint8)
     open_ids = np.unpackbits(octets, count=len(logits), bitorder="little").view(np.bool_)
-    return logits.masked_fill(~torch.from_numpy(open_ids), -math.inf)
+    return _without(logits, ~open_ids)
 
 
-def repetition(logits: torch.Tensor, text: ListLike[int], penalty: float) -> torch.Tensor:
+def repetition(logits: Array, text: ListLike[int], penalty: float) -> Array:
     """logits [V]; of ids in `text` they are divided by the penalty if positive, else multiplied (arXiv 1909.05858).
 
     An id is penalised once, however often it occurs.
     """
-    ids = torch.tensor(sorted({token for token in text if token < len(logits)}), dtype=torch.int64)
-    found = logits[ids].double()
-    changed = torch.where(found < 0, found * penalty, found / penalty)
-    return logits.index_copy(0, ids, changed.clamp(max=torch.finfo(logits.dtype).max).to(logits.dtype))
+    ids = sorted({token for token in text if token < len(logits)})
+    found = logits[ids].astype(np.float64)
+    with np.errstate(over="ignore"):
+        changed = np.where(found < 0, found * penalty, found / penalty)
+    row = logits.copy()
+    row[ids] = changed.clip(max=np.finfo(logits.dtype).max)
+    return row
 
 
-def occurrences(logits: torch.Tensor, written: ListLike[int], presence: float, frequency: float) -> torch.Tensor:
+def occurrences(logits: Array, written: ListLike[int], presence: float, frequency: float) -> Array:
     """logits [V] less `presence` at each id in `written`, and less `frequency` per occurrence, as in the OpenAI API."""
     counts = {token: count for token, count in Counter(written).items() if token < len(logits)}
     amounts = [-presence - frequency * count for count in counts.values()]
@@ -119,13 +123,13 @@ def repeats(text: ListLike[int], breakers: Collection[int] = frozenset()) -> dic
 
 
 def dry(
-    logits: torch.Tensor,
+    logits: Array,
     text: ListLike[int],
     breakers: Collection[int],
     multiplier: float,
     base: float,
     allowed_length: int,
-) -> torch.Tensor:
+) -> Array:
     """logits [V] less multiplier * base ** (length - allowed_length) at each token that would continue a repetition.
 
     The length is that of `repeats`; below allowed_length there is no penalty. DRY, "Don't repeat yourself", by
@@ -136,9 +140,31 @@ def dry(
     return _added(logits, list(lengths), [-math.exp(min(x, math.log(MOST_PENALTY))) for x in exponents])
 
 
-def _added(logits: torch.Tensor, ids: list[int], amounts: list[float]) -> torch.Tensor:
-    added = torch.tensor(amounts, dtype=logits.dtype)
-    return logits.index_add(0, torch.tensor(ids, dtype=torch.int64), added)
+def _added(logits: Array, ids: list[int], amounts: list[float]) -> Array:
+    row = logits.copy()
+    np.add.at(row, np.array(ids, np.int64), np.array(amounts, logits.dtype))  # an id may be there twice
+    return row
+
+
+def _without(logits: Array, ids: NDArray[np.bool_] | list[int]) -> Array:
+    """logits [V] with -inf at ids, in a list or as a mask [V]."""
+    row = logits.copy()
+    row[ids] = -math.inf
+    return row
+
+
+def softmax(logits: Doubles) -> Doubles:
+    """The softmax of logits [..., V] over the last dimension."""
+    chances: Doubles = np.exp(logits - logits.max(-1, keepdims=True))
+    chances /= chances.sum(-1, keepdims=True)
+    return chances
+
+
+def log_softmax(logits: Array) -> Doubles:
+    """The logarithm of the softmax of logits [..., V] over the last dimension, in fp64."""
+    below = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    found: Doubles = below - np.log(np.exp(below).sum(-1, keepdims=True))
+    return found
 
 
 def _adjusts(params: SamplingParams, constraints: TokenConstraints, written: int, mask: Any) -> bool:
@@ -147,13 +173,13 @@ def _adjusts(params: SamplingParams, constraints: TokenConstraints, written: int
 
 
 def adjusted(
-    logits: torch.Tensor,
+    logits: Array,
     text: ListLike[int],
     prompt_length: int,
     params: SamplingParams,
     constraints: TokenConstraints = TokenConstraints(),  # noqa: B008  (it is frozen)
     mask: Any = None,
-) -> torch.Tensor:
+) -> Array:
     """The row [V] before temperature, with bans and penalties applied; `logits` itself if the request has none.
 
     text: the prompt of `prompt_length` tokens and the tokens written after it. mask: as in `masked`. Beam search
@@ -177,48 +203,49 @@ def adjusted(
     return row
 
 
-def tempered(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+def tempered(logits: Array, temperature: float) -> Array:
     """logits [V], fp64, less their maximum and divided by the temperature, which is above 0."""
     # Shifted first: dividing by a tiny temperature then gives -inf at worst, never inf - inf.
-    return (logits.double() - logits.max()) / temperature
+    with np.errstate(over="ignore"):
+        found: Doubles = (logits.astype(np.float64) - logits.max()) / temperature
+    return found
 
 
-def top_n_sigma(logits: torch.Tensor, n: float) -> torch.Tensor:
+def top_n_sigma(logits: Array, n: float) -> Array:
     """Keep logits within n standard deviations of the highest (arXiv 2411.07641); -inf is left out of these. 0: all."""
     if n == 0.0:
         return logits
-    row = logits.numpy()
-    below = row.max() - row[np.isfinite(row)]
+    below = logits.max() - logits[np.isfinite(logits)]
     widest = float(below.max()) or 1.0  # scale factor, so that no square overflows
-    return _cut(logits, float(row.max()) - n * float((below / widest).std()) * widest)
+    return _cut(logits, float(logits.max()) - n * float((below / widest).std()) * widest)
 
 
-def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
+def top_k(logits: Array, k: int) -> Array:
     """Keep the k highest of logits [V] and those tied with the k-th; the rest become -inf. 0 keeps all."""
     if not 0 < k < len(logits):
         return logits
-    return _cut(logits, float(np.partition(logits.numpy(), -k)[-k]))
+    return _cut(logits, float(np.partition(logits, -k)[-k]))
 
 
-def top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
+def top_p(logits: Array, p: float) -> Array:
     """Keep the smallest set of most probable ids whose mass reaches p, at least one (arXiv 1904.09751).
 
     On ties the lower id comes first. The rest become -inf.
     """
-    return logits if p >= 1.0 else logits.where(torch.from_numpy(top_p_mask(logits.double().numpy(), p)), -math.inf)
+    return logits if p >= 1.0 else _without(logits, ~top_p_mask(logits.astype(np.float64), p))
 
 
-def min_p(logits: torch.Tensor, p: float) -> torch.Tensor:
+def min_p(logits: Array, p: float) -> Array:
     """Keep ids at least p times as probable as the most probable one (arXiv 2407.01082). 0 keeps all."""
     return _cut(logits, logits.max() + math.log(p)) if p else logits
 
 
-def typical_p(logits: torch.Tensor, p: float) -> torch.Tensor:
+def typical_p(logits: Array, p: float) -> Array:
     """Keep the ids whose surprisal is nearest to the entropy until their mass reaches p (arXiv 2202.00666).
 
     Ids tied with the last one stay. The rest become -inf.
     """
-    return logits if p >= 1.0 else logits.where(torch.from_numpy(typical_mask(logits.double().numpy(), p)), -math.inf)
+    return logits if p >= 1.0 else _without(logits, ~typical_mask(logits.astype(np.float64), p))
 
 
 MIROSTAT_TOP = 100  # ids that version 1 estimates the exponent of Zipf's law from
@@ -232,22 +259,22 @@ def mirostat_bound(tau: float, eta: float, surprises: float, count: int) -> floa
     return 2.0 * tau - eta * (surprises - count * tau)
 
 
-def mirostat(logits: torch.Tensor, version: int, bound: float) -> torch.Tensor:
+def mirostat(logits: Array, version: int, bound: float) -> Array:
     """Keep the most probable of logits [V], fp64, up to a surprise of `bound` bits, at least one (arXiv 2007.14966).
 
     Version 2 keeps ids whose surprise is at most that. Version 1 keeps the k most probable, with the k for which
     Zipf's law has that surprise; it estimates the law's exponent from the most probable ids.
     """
     if version == 2:
-        logp = logits.log_softmax(-1)
-        return logits.masked_fill(logp < min(-bound * math.log(2.0), float(logp.max())), -math.inf)
+        logp = log_softmax(logits)
+        return _without(logits, logp < min(-bound * math.log(2.0), float(logp.max())))
     return top_k(logits, _zipf_rank(logits, bound))
 
 
-def _zipf_rank(logits: torch.Tensor, bound: float) -> int:
+def _zipf_rank(logits: Array, bound: float) -> int:
     """The k of Mirostat's version 1: k ** s = (s - 1) * 2 ** bound / (1 - V ** (1 - s)), with the estimated s."""
     size, finite = len(logits), logits[logits > -math.inf]
-    ranked = finite.topk(min(MIROSTAT_TOP, len(finite))).values.numpy()
+    ranked = np.sort(finite)[::-1][:MIROSTAT_TOP]
     steps = np.diff(np.log(np.arange(1, len(ranked) + 1)))
     exponent = float((steps * -np.diff(ranked)).sum() / max(float((steps * steps).sum()), 1e-300))
     if exponent == 0.0:  # a level row: each id has the surprise log2(V)
@@ -258,26 +285,28 @@ def _zipf_rank(logits: torch.Tensor, bound: float) -> int:
     return size if rank >= math.log(size) else max(1, int(math.exp(rank)))
 
 
-def without_top(chances: torch.Tensor, threshold: float) -> torch.Tensor:
+def without_top(chances: Doubles, threshold: float) -> Doubles:
     """chances [V], fp64, without all but the least probable of those that are at least `threshold`; they sum to 1.
 
     The highest id of equals stays. XTC, "Exclude Top Choices", by P. E. Weidmann (text-generation-webui, pull
     request 6335).
     """
-    top = ((chances >= threshold) & (chances > 0)).nonzero()[:, 0]
+    top = np.flatnonzero((chances >= threshold) & (chances > 0))
     if len(top) < 2:
         return chances
     least = chances[top].min()
     spared = int(top[chances[top] == least][-1])
-    left = chances.index_fill(0, top[top != spared], 0.0)
-    return left / left.sum()
+    left = chances.copy()
+    left[top[top != spared]] = 0.0
+    left /= left.sum()
+    return left
 
 
-def _cut(logits: torch.Tensor, least: Any) -> torch.Tensor:
-    return logits.masked_fill(logits < least, -math.inf)
+def _cut(logits: Array, least: Any) -> Array:
+    return _without(logits, logits < least)
 
 
-def filtered(logits: torch.Tensor, params: SamplingParams, bound: float = math.inf) -> torch.Tensor:
+def filtered(logits: Array, params: SamplingParams, bound: float = math.inf) -> Array:
     """The sampler's logits [V], fp64: divided by the temperature, with -inf at every id that cannot be drawn.
 
     logits: an `adjusted` row with at least one finite logit; the temperature is not 0. bound: the `mirostat_bound`.

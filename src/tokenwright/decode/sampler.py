@@ -16,10 +16,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from tokenwright.decode.logits_processors import adjusted, filtered, mirostat_bound, without_top
+from tokenwright.arrays import Floats
+from tokenwright.decode.logits_processors import Doubles, adjusted, filtered, mirostat_bound, softmax, without_top
 from tokenwright.engine import (
     Chunk,
     Fault,
@@ -59,17 +59,15 @@ def _uniforms(seed: int, run: int, choice: int, word: int) -> list[float]:
     return numbers
 
 
-def probabilities(logits: torch.Tensor, params: SamplingParams, bound: float = math.inf) -> torch.Tensor | None:
+def probabilities(logits: Floats, params: SamplingParams, bound: float = math.inf) -> Doubles | None:
     """The distribution [V], fp64, that a token is drawn from; 0 at ids that were cut. None if decoding is greedy.
 
     logits: an `adjusted` row with at least one finite logit. bound: the `mirostat_bound`. XTC is not applied yet.
     """
-    return None if params.greedy else filtered(logits, params, bound).softmax(-1)
+    return None if params.greedy else softmax(filtered(logits, params, bound))
 
 
-def of_choice(
-    chances: torch.Tensor | None, params: SamplingParams, position: int, choice: int = 0
-) -> torch.Tensor | None:
+def of_choice(chances: Doubles | None, params: SamplingParams, position: int, choice: int = 0) -> Doubles | None:
     """`chances` as one choice draws from them at `position`: after XTC, if the choice's number for it says so."""
     if chances is None or not params.xtc_probability or params.mirostat:
         return chances
@@ -85,8 +83,8 @@ def _bound(request: Request, text: "_Text") -> float:
 
 
 def choose(
-    logits: torch.Tensor,
-    chances: torch.Tensor | None,
+    logits: Floats,
+    chances: Doubles | None,
     seed: int | None,
     position: int,
     choices: ListLike[int] = (0,),
@@ -96,27 +94,26 @@ def choose(
     If `chances` is None, all are the argmax of `logits` [V], the lowest id on ties.
     """
     if chances is None:
-        return [int(logits.numpy().argmax())] * len(choices)
+        return [int(logits.argmax())] * len(choices)
     assert seed is not None, "the seed is resolved before a request reaches the engine"
-    mass = chances.cumsum(-1).numpy()  # in id order
+    mass = chances.cumsum()  # in id order
     last = mass.searchsorted(mass[-1])  # the last id of nonzero probability, an upper bound against rounding
     marks = [uniform(seed, position, choice) * mass[-1] for choice in choices]
     return [int(min(mass.searchsorted(mark, "right"), last)) for mark in marks]
 
 
-def top_ids(logits: torch.Tensor, n: int) -> list[int]:
+def top_ids(logits: Floats | Doubles, n: int) -> list[int]:
     """The ids of the min(n, V) highest of logits [V], the highest first and the lower id on ties."""
     if (n := min(n, len(logits))) == 0:
         return []
-    row = logits.numpy()
     ids = _candidates(logits, n)
-    values = row[ids]
+    values = logits[ids]
     ids = ids[values >= np.partition(values, -n)[-n]]
-    first: list[int] = ids[np.argsort(-row[ids], kind="stable")][:n].tolist()
+    first: list[int] = ids[np.argsort(-logits[ids], kind="stable")][:n].tolist()
     return first
 
 
-def _candidates(logits: torch.Tensor, n: int) -> NDArray[np.int64]:
+def _candidates(logits: Floats | Doubles, n: int) -> NDArray[np.int64]:
     """Ids among which the n highest of logits [V] are, in ascending order, so that most logits are read once.
 
     The n highest maxima of ranges are n logits; whatever is as high as the lowest of them lies in such a range.
@@ -124,12 +121,12 @@ def _candidates(logits: torch.Tensor, n: int) -> NDArray[np.int64]:
     whole = len(logits) // RANGE * RANGE
     if whole <= n * RANGE:
         return np.arange(len(logits))
-    maxima = logits[:whole].view(-1, RANGE).amax(1).numpy()
+    maxima = logits[:whole].reshape(-1, RANGE).max(1)
     ranges = np.flatnonzero(maxima >= np.partition(maxima, -n)[-n])
     return np.append((ranges[:, None] * RANGE + np.arange(RANGE)).ravel(), np.arange(whole, len(logits)))
 
 
-def log_totals(logits: NDArray[np.float32]) -> list[float]:
+def log_totals(logits: Floats) -> list[float]:
     """The logsumexp of each row of logits [n, V]: a log-probability is its logit less this."""
     step = max(1, BLOCK // logits.shape[1])
     totals: list[float] = []
@@ -142,7 +139,7 @@ def log_totals(logits: NDArray[np.float32]) -> list[float]:
     return totals
 
 
-def score(chunk: Chunk, logits: torch.Tensor, totals: ListLike[float] = ()) -> PromptLogprobs:
+def score(chunk: Chunk, logits: Floats, totals: ListLike[float] = ()) -> PromptLogprobs:
     """Prompt logprobs: the model's log-probabilities, over all ids at temperature 1, of the chunk's following tokens.
 
     logits: [n, V], one row for each token of the chunk; totals: their `log_totals` [n], if known. The sampler's
@@ -150,40 +147,37 @@ def score(chunk: Chunk, logits: torch.Tensor, totals: ListLike[float] = ()) -> P
     """
     known = len(chunk.following)
     logits = logits[:known]
-    rows = list(zip(logits, logits.numpy(), totals[:known] or log_totals(logits.numpy()), strict=True))
-    logprobs = tuple(float(row[token]) - total for token, (_, row, total) in zip(chunk.following, rows, strict=True))
+    rows = list(zip(logits, totals[:known] or log_totals(logits), strict=True))
+    logprobs = tuple(float(row[token]) - total for token, (row, total) in zip(chunk.following, rows, strict=True))
     tops: tuple[tuple[TopLogprob, ...], ...] = ()
     if n := chunk.request.params.prompt_logprobs:
-        tops = tuple(
-            tuple(TopLogprob(i, float(row[i]) - total, 0.0) for i in top_ids(tensor, n)) for tensor, row, total in rows
-        )
+        tops = tuple(tuple(TopLogprob(i, float(row[i]) - total, 0.0) for i in top_ids(row, n)) for row, total in rows)
     return PromptLogprobs(chunk.sequence.id, chunk.start + 1, logprobs, tops)
 
 
-_Beam = tuple[Chunk, torch.Tensor, tuple[float, ...]]  # its logits [n, V], and their `log_totals` [n], if known
-Observe = Callable[[Chunk, torch.Tensor, torch.Tensor | None], None]
+_Beam = tuple[Chunk, Floats, tuple[float, ...]]  # its logits [n, V], and their `log_totals` [n], if known
+Observe = Callable[[Chunk, Floats, Doubles | None], None]
 
 
-def unobserved(chunk: Chunk, logits: torch.Tensor, chances: torch.Tensor | None) -> None:
+def unobserved(chunk: Chunk, logits: Floats, chances: Doubles | None) -> None:
     """A no-op `Observe`, for steps that no recorder observes."""
 
 
-class TorchSampler:
+class RowSampler:
     """Picks tokens for the chunks of a step, each row independently. A row with a NaN fails only its own sequence.
 
-    It computes on the CPU, with sums in fp64, whatever device the model runs on, so that draws do not depend on the
-    device. The rows of a beam search go to `BeamSearch.pick` together; one row with a NaN fails the whole search.
+    It sums in fp64, whatever device the model runs on, so that draws do not depend on the device. The rows of a beam
+    search go to `BeamSearch.pick` together; one row with a NaN fails the whole search.
     """
 
-    def pick(self, output: Output[torch.Tensor], step: Step, observe: Observe = unobserved) -> list[Result]:
+    def pick(self, output: Output[Floats], step: Step, observe: Observe = unobserved) -> list[Result]:
         """The results of a step. `observe` gets each chunk that picks, with its logits [V] and `probabilities`.
 
         The results of beam searches come after all others; for their chunks `observe` gets None as probabilities.
         """
         results: list[Result] = []
         searches: dict[int, list[_Beam]] = {}  # by id() of the search
-        everything = output.logits.cpu()
-        values = everything.numpy()  # the same [rows, V]
+        values = output.logits  # [rows, V]
         pairs = list(zip(step.chunks, output.rows, strict=True))
         totals: Mapping[int, float] | tuple[float, ...] = output.log_totals
         if totals:
@@ -197,7 +191,7 @@ class TorchSampler:
                 results.append(_hidden(chunk, output.hidden, rows))
             elif picks and search is not None:
                 beams = searches.setdefault(id(search), [])
-                beams.append((chunk, everything[rows.start : rows.stop], output.log_totals[rows.start : rows.stop]))
+                beams.append((chunk, values[rows.start : rows.stop], output.log_totals[rows.start : rows.stop]))
             elif chunk.drafts:
                 each = [None if i in unsound else _row(output, values, totals, i) for i in rows]
                 results.append(_verified(chunk, each, observe))
@@ -206,7 +200,7 @@ class TorchSampler:
             else:
                 if chunk.logits_needed is ALL:
                     known = output.log_totals[rows.start : rows.stop]
-                    results.append(score(chunk, everything[rows.start : rows.stop], known))
+                    results.append(score(chunk, values[rows.start : rows.stop], known))
                 if picks:
                     sequence = chunk.sequence
                     text = _Text(sequence.tokens, sequence.stop_checker, sequence.counts.sampler_logprob)
@@ -216,20 +210,16 @@ class TorchSampler:
         return results
 
 
-def _hidden(chunk: Chunk, hidden: torch.Tensor | None, rows: range) -> HiddenStates | Fault:
+def _hidden(chunk: Chunk, hidden: Floats | None, rows: range) -> HiddenStates | Fault:
     """The chunk's `rows` of the hidden states [N, width]; a Fault if some number is not finite."""
     assert hidden is not None, "the runner answers every chunk"
-    found = hidden[rows.start : rows.stop].cpu()
-    return (
-        HiddenStates(chunk.sequence.id, chunk.start, found.numpy())
-        if _sound(found)
-        else Fault(chunk.sequence.id, _unsound())
-    )
+    found = hidden[rows.start : rows.stop]
+    if not _sound(found):
+        return Fault(chunk.sequence.id, _unsound())
+    return HiddenStates(chunk.sequence.id, chunk.start, found)
 
 
-def _totals(
-    logits: NDArray[np.float32], unsound: Container[int], pairs: ListLike[tuple[Chunk, range]]
-) -> dict[int, float]:
+def _totals(logits: Floats, unsound: Container[int], pairs: ListLike[tuple[Chunk, range]]) -> dict[int, float]:
     """The `log_totals`, by row number, of the finite rows of logits [rows, V] that a token is sampled from."""
     each = [rows[-1 - len(chunk.drafts) :] for chunk, rows in pairs if chunk.picks and chunk.request.search is None]
     picking = [row for ends in each for row in ends if row not in unsound]
@@ -237,14 +227,12 @@ def _totals(
     return dict(zip(picking, log_totals(chosen), strict=True))
 
 
-def _row(
-    output: Output[torch.Tensor], logits: NDArray[np.float32], totals: Mapping[int, float] | tuple[float, ...], i: int
-) -> "_Row":
+def _row(output: Output[Floats], logits: Floats, totals: Mapping[int, float] | tuple[float, ...], i: int) -> "_Row":
     return _Row(logits[i], totals[i], output.best[i] if output.best else None)
 
 
-def _sound(logits: torch.Tensor) -> bool:
-    return bool(np.isfinite(logits.numpy()).all())
+def _sound(logits: Floats) -> bool:
+    return bool(np.isfinite(logits).all())
 
 
 def _unsound() -> EngineError:
@@ -282,12 +270,11 @@ def _picked(chunk: Chunk, found: _Row, text: _Text, observe: Observe) -> list[Pi
     known = best if request.argmax and mask is None and position - request.prompt_length >= params.min_tokens else None
     if known is not None and not params.logprobs:  # the argmax and the total suffice
         if observe is not unobserved:
-            observe(chunk, torch.from_numpy(values), None)
+            observe(chunk, values, None)
         tokens, logprobs = (known,), (values.item(known) - total,)
         return [Pick(sequence.id, tokens, logprobs, (0.0,), ((),), choice) for choice in sequence.choices]
-    logits = torch.from_numpy(values)
-    row = adjusted(logits, text.tokens, request.prompt_length, params, request.constraints, mask)
-    if row is not logits and row.numpy().max() == -math.inf:
+    row = adjusted(values, text.tokens, request.prompt_length, params, request.constraints, mask)
+    if row is not values and row.max() == -math.inf:
         return [Fault(sequence.id, exhausted())]
     chances = probabilities(row, params, _bound(request, text) if params.mirostat else math.inf)
     each = [of_choice(chances, params, position, choice) for choice in sequence.choices]
@@ -298,13 +285,12 @@ def _picked(chunk: Chunk, found: _Row, text: _Text, observe: Observe) -> list[Pi
         chosen = [choose(row, its, params.seed, position, (choice,))[0] for its, choice in pairs]
     else:
         chosen = choose(row, chances, params.seed, position, sequence.choices)
-    observe(chunk, logits, each[0])
-    first = top_ids(logits, params.logprobs) if params.logprobs else []
+    observe(chunk, values, each[0])
+    first = top_ids(values, params.logprobs) if params.logprobs else []
     picks: list[Pick] = []
     for choice, token, its in zip(sequence.choices, chosen, each, strict=True):
-        drawn = None if its is None else its.numpy()
-        top = tuple(TopLogprob(i, float(values[i]) - total, _drawn(drawn, token, i)) for i in first)
-        of_model, of_sampler = float(values[token]) - total, _drawn(drawn, token, token)
+        top = tuple(TopLogprob(i, float(values[i]) - total, _drawn(its, token, i)) for i in first)
+        of_model, of_sampler = float(values[token]) - total, _drawn(its, token, token)
         picks.append(Pick(sequence.id, (token,), (of_model,), (of_sampler,), (top,), choice))
     return picks
 
@@ -347,7 +333,7 @@ def _goes_on(chunk: Chunk, text: _Text, pick: Pick) -> bool:
         return False
 
 
-def _drawn(chances: NDArray[np.float64] | None, chosen: int, token: int) -> float:
+def _drawn(chances: Doubles | None, chosen: int, token: int) -> float:
     """The log-probability with which the sampler draws a token; greedy decoding gives the chosen one 0, others -inf."""
     chance = float(token == chosen) if chances is None else float(chances[token])
     return math.log(chance) if chance else -math.inf

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-import torch
+import numpy as np
 
+from tokenwright.arrays import Floats
 from tokenwright.config import Rope
 from tokenwright.engine import SamplingParams
 from tokenwright.learn.challenge import Challenge, ChallengeAnswer, Figures, choice
 from tokenwright.learn.challenge_texts import OPENING, QUESTION, STORY, asked, repeated
-from tokenwright.learn.forward import ForwardPass, Reference, RotatedTwice, Unmasked, one_further
+from tokenwright.learn.forward import ForwardPass
 from tokenwright.learn.work import PAGE, CheckWork
 from tokenwright.llm.llm import LLM
 from tokenwright.models.taps import Site, Tap
@@ -37,22 +38,22 @@ def planted(llm: LLM) -> dict[str, str]:
 class ComputedLane:
     """The results of one way of computing a text: logits [rows, V], and K and V of the first layer by position."""
 
-    logits: list[torch.Tensor] = field(default_factory=list)
-    keys: dict[int, torch.Tensor] = field(default_factory=dict)
-    values: dict[int, torch.Tensor] = field(default_factory=dict)
+    logits: list[Floats] = field(default_factory=list)
+    keys: dict[int, Floats] = field(default_factory=dict)
+    values: dict[int, Floats] = field(default_factory=dict)
 
     def tap(self, start: int) -> Tap:
         """A tap for a chunk from position `start` on."""
 
-        def keep(site: Site, layer: int, value: torch.Tensor) -> None:
+        def keep(site: Site, layer: int, value: Floats) -> None:
             if layer == 0 and site in (Site.KEY, Site.VALUE):
                 found = self.keys if site is Site.KEY else self.values
-                found.update(enumerate(value.float().cpu().clone(), start))
+                found.update(enumerate(value.astype(np.float32), start))
 
         return keep
 
-    def rows(self) -> torch.Tensor:
-        return torch.cat(self.logits)
+    def rows(self) -> Floats:
+        return np.concatenate(self.logits)
 
 
 def uncached(work: CheckWork, ids: Sequence[int], start: int) -> ComputedLane:
@@ -64,16 +65,15 @@ def uncached(work: CheckWork, ids: Sequence[int], start: int) -> ComputedLane:
 
 def cached(work: CheckWork, ids: Sequence[int], start: int, fault: str = "") -> ComputedLane:
     """The prompt in one chunk, then token by token, with a fault planted."""
-    kinds = {TWICE: RotatedTwice, MASK: Unmasked}
-    lane, kernels = ComputedLane(), kinds.get(fault, Reference)
-    text = ForwardPass(work, len(ids), kernels)
-    shift = one_further(len(ids)) if fault == SHIFTED else None
+    lane, text = ComputedLane(), ForwardPass(work, len(ids), {TWICE: "twice", MASK: "unmasked"}.get(fault, ""))
     lane.logits.append(text.rows(ids[:start], 0, lane.tap(0))[-1:])
     if fault == STALE:  # a page that still holds the K and V of another branch
         other = repeated(work.llm.tokenizer.encode(OPENING, add_special=False), PAGE)
         text.rows(other, PAGE, lane.tap(PAGE))
     for position in range(start, len(ids) - 1):
-        lane.logits.append(text.rows(ids[position : position + 1], position, lane.tap(position), shift))
+        lane.logits.append(
+            text.rows(ids[position : position + 1], position, lane.tap(position), further=fault == SHIFTED)
+        )
     return lane
 
 
@@ -100,12 +100,12 @@ def _written(llm: LLM, ids: Sequence[int], start: int, fault: str) -> tuple[int,
     return right, (next((end for end in ends if end > 1), ROWS) if fault == EOS else right)
 
 
-def _other(one: dict[int, torch.Tensor], other: dict[int, torch.Tensor]) -> str:
+def _other(one: dict[int, Floats], other: dict[int, Floats]) -> str:
     """The tokens, counted from 1, whose keys or values differ, in words."""
     there = sorted(one.keys() & other.keys())
-    largest = max(float(one[position].abs().max()) for position in there)
+    largest = max(float(np.abs(one[position]).max()) for position in there)
     found = [
-        position + 1 for position in there if float((one[position] - other[position]).abs().max()) > DIFFERS * largest
+        position + 1 for position in there if float(np.abs(one[position] - other[position]).max()) > DIFFERS * largest
     ]
     if not found:
         return "nowhere"
@@ -117,7 +117,7 @@ def _evidence(figures: Figures, work: CheckWork, fault: str) -> None:
     ids, start = _texts(work, fault)
     right, wrong = uncached(work, ids, start), cached(work, ids, start, fault)
     equal = int((right.rows().argmax(-1) == wrong.rows().argmax(-1)).sum())
-    apart = float((right.rows() - wrong.rows()).abs().max())
+    apart = float(np.abs(right.rows() - wrong.rows()).max())
     written = _written(work.llm, ids, start, fault)
     rows = len(right.rows())
     figures.counted("prompt", "prompt", start, "tokens", "tokens before the first written one")
@@ -148,7 +148,7 @@ def agree(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     healthy, right = cached(work, ids, start), uncached(work, ids, start)
     rows = len(right.rows())
     equal = int((right.rows().argmax(-1) == healthy.rows().argmax(-1)).sum())
-    apart = float((right.rows() - healthy.rows()).abs().max())
+    apart = float(np.abs(right.rows() - healthy.rows()).max())
     most = tolerance(work.llm)
     figures.counted("equal", f"argmax equal without it, of {rows}", equal, "", "rows")
     figures.read("apart", "largest |Δ logit| without it", apart, "logit", f"at most {most:g} in {work.llm.dtype}")

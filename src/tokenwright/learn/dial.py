@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from tokenwright.decode.sampler import choose, probabilities
 from tokenwright.engine import SamplingParams
 from tokenwright.errors import RequestError
@@ -24,7 +26,7 @@ def sampler(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     chances = probabilities(row, SamplingParams(temperature=temperature, top_p=top_p))
     assert chances is not None, "the temperature is above 0"
     kept = chances[chances > 0]
-    entropy = float(-(kept * kept.log2()).sum())
+    entropy = float(-(kept * np.log2(kept)).sum())
     [token] = choose(row, chances, seed, len(ids))
     rank = 1 + int((row > row[token]).sum())
     figures.read("entropy", "entropy", entropy, "bit", "-sum p log2 p of the distribution that is drawn from")

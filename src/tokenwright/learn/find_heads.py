@@ -2,12 +2,12 @@
 
 import random
 
-import torch
+import numpy as np
 
-from tokenwright.engine.window import AttentionWindow
+from tokenwright.arrays import Floats
 from tokenwright.errors import RequestError
 from tokenwright.learn.challenge import Challenge, ChallengeAnswer, Figures, head
-from tokenwright.learn.forward import ForwardPass, Reference
+from tokenwright.learn.forward import ForwardPass
 from tokenwright.learn.work import CheckWork
 from tokenwright.models.taps import Site
 from tokenwright.trace.messages.learn import Checked
@@ -28,38 +28,34 @@ def _segment(work: CheckWork, seed: int) -> list[int]:
     return draw.choices(plain, k=min(SEGMENT, work.context // 2 - 2))
 
 
-def masses(work: CheckWork) -> dict[str, torch.Tensor]:
+def masses(work: CheckWork) -> dict[str, Floats]:
     """For each kind of head its mean weight, [layers, heads], on repeated random ids."""
-    sums: dict[str, torch.Tensor] = {}
+    sums: dict[str, Floats] = {}
     for seed in range(SEGMENTS):
         for name, found in _of(work, _segment(work, seed)).items():
-            sums[name] = sums.get(name, torch.zeros_like(found)) + found / SEGMENTS
+            sums[name] = sums.get(name, np.zeros_like(found)) + found / np.float32(SEGMENTS)
     return sums
 
 
-def _of(work: CheckWork, segment: list[int]) -> dict[str, torch.Tensor]:
-    kernels, begin = Reference(work.llm.loaded.decoder.kernels), work.llm.tokenizer.encode("")
+def _of(work: CheckWork, segment: list[int]) -> dict[str, Floats]:
+    begin = work.llm.tokenizer.encode("")
     ids, back = begin + segment * 2, len(segment) - 1  # from a token to the one after its previous occurrence
-    config = work.llm.config
-    queries: dict[int, torch.Tensor] = {}
-    found: dict[str, list[torch.Tensor]] = {name: [] for name in KINDS}
+    text = ForwardPass(work, len(ids))
+    queries: dict[int, Floats] = {}
+    found: dict[str, list[Floats]] = {name: [] for name in KINDS}
 
-    def tap(site: Site, layer: int, value: torch.Tensor) -> None:
+    def tap(site: Site, layer: int, value: Floats) -> None:
         work.check()
         if site is Site.QUERY:
             queries[layer] = value
         elif site is Site.KEY:
-            window = AttentionWindow(config.windows[layer])
-            places = torch.arange(len(ids), device=value.device)
-            scoring = work.llm.loaded.decoder.scorings[layer]
-            rows = kernels.weights(queries.pop(layer), value.float(), places, 0, window, scoring)
-            rows = rows.flatten(0, 1)  # [H, t, t]
-            found["previous"].append(rows.diagonal(-1, 1, 2).mean(-1).cpu())
-            found["sink"].append(rows[:, 1:, 0].mean(-1).cpu())
-            found["induction"].append(rows.diagonal(-back, 1, 2)[:, len(begin) + 1 :].mean(-1).cpu())
+            rows = text.weights(layer, queries.pop(layer), value)  # [H, t, t]
+            found["previous"].append(rows.diagonal(-1, 1, 2).mean(-1))
+            found["sink"].append(rows[:, 1:, 0].mean(-1))
+            found["induction"].append(rows.diagonal(-back, 1, 2)[:, len(begin) + 1 :].mean(-1))
 
-    ForwardPass(work, len(ids)).rows(ids, 0, tap)
-    return {name: torch.stack(each) for name, each in found.items()}
+    text.rows(ids, 0, tap)
+    return {name: np.stack(each) for name, each in found.items()}
 
 
 def heads(work: CheckWork, answer: ChallengeAnswer) -> Checked:

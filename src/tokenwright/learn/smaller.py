@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
-import torch
+import numpy as np
 
+from tokenwright.arrays import Floats
 from tokenwright.cache import layer_specs
 from tokenwright.config import Learned
+from tokenwright.decode.logits_processors import log_softmax
 from tokenwright.formats import KVFormat
 from tokenwright.learn.challenge import Challenge, ChallengeAnswer, Figures, choice, whole
 from tokenwright.learn.challenge_texts import OPENING, STORY
@@ -23,10 +25,10 @@ def text_of(work: CheckWork) -> list[int]:
     return prompt + work.greedy(prompt, LAST)
 
 
-def mean_kl(full: torch.Tensor, other: torch.Tensor) -> float:
+def mean_kl(full: Floats, other: Floats) -> float:
     """The mean of KL(full || other) in nats over rows of logits [n, V]."""
-    p, q = full.double().log_softmax(-1), other.double().log_softmax(-1)
-    return float((p.exp() * (p - q)).sum(-1).mean())
+    p, q = log_softmax(full), log_softmax(other)
+    return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
 def divergence(work: CheckWork, ids: Sequence[int], window: int, sinks: int) -> float:

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
+from tokenwright.arrays import Floats
 from tokenwright.backends.runner import Model
 from tokenwright.cache import layer_specs
 from tokenwright.engine import SamplingParams
@@ -86,7 +85,7 @@ class CheckWork:
         self.check()
         return best
 
-    def logits(self, tokens: Sequence[int], **cache: Any) -> torch.Tensor:
+    def logits(self, tokens: Sequence[int], **cache: Any) -> Floats:
         """Logits [n, vocabulary] of a whole text in one pass, over a cache as `kv`, `window` and `sinks` say."""
         self.check()
         loaded = self.llm.loaded.again()

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import finalize
 
-import torch
-
-from tokenwright.backends.device import compute_beside_kernels, compute_with
+from tokenwright.arrays import Floats
+from tokenwright.backends.device import asked_threads, compute_here
 from tokenwright.backends.kv_sizing import make_store
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.observation import device_clock
@@ -21,7 +20,7 @@ from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import EngineConfig, ModelConfig, Rope, angle_length
-from tokenwright.decode import SuffixProposer, TorchSampler
+from tokenwright.decode import RowSampler, SuffixProposer
 from tokenwright.decode.step_costs import StepCosts, costs_of
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler, SwapSpace
 from tokenwright.engine.loop import CLOSED, EngineLoop, Inbox, Listener, RequestHandle
@@ -31,11 +30,11 @@ from tokenwright.llm.cache_file import load_pages, save_pages
 from tokenwright.llm.input_processor import InputProcessor, Prompt
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.output_processor import OutputProcessor
+from tokenwright.llm.progress import Report
 from tokenwright.llm.relevance import Relevance
 from tokenwright.llm.streams import AsyncStreams
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph
-from tokenwright.progress import Report
 from tokenwright.units import binary
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class LLMEngine:
         scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap, proposer)
         model, inputs = Model(loaded.decoder, self.specs, loaded.device), InputProcessor(loaded, self.context)
         runner: Any = ModelRunner(loaded.decoder, store)
-        sampler: Any = TorchSampler()
+        sampler: Any = RowSampler()
         recording = end_step = None
         if loaded.traced:
             recording = _recording(loaded, self.specs, self.costs, runner, sampler)
@@ -104,7 +103,7 @@ class LLMEngine:
         loop = EngineLoop(Engine(runner, sampler, scheduler, self.context), end_step=end_step)
         self._owned: _Owned | None = _Owned(loaded, store, model, loop, inputs, recording)
         self.streams = AsyncStreams()
-        self._threads = 0  # of torch, in the thread that submitted last
+        self._threads = 0  # asked for in the thread that submitted last
         loaded.enter()
         self._abandon = finalize(self, _abandon, loop, loaded, self.streams)
         self._abandon.atexit = False  # at exit the loop ends by itself
@@ -242,10 +241,10 @@ class LLMEngine:
         cannot be served, EngineError where the engine has ended.
         """
         loop = self.loop
-        if (threads := torch.get_num_threads()) != self._threads:  # torch's thread count is per thread
+        native = isinstance(self.loaded.decoder, NativeDecoder)
+        if (threads := asked_threads(native)) != self._threads:  # each thread may ask for its own number
             self._threads = threads
-            compute = compute_beside_kernels if isinstance(self.loaded.decoder, NativeDecoder) else compute_with
-            loop.post(lambda _: compute(threads))
+            loop.post(lambda _: compute_here(threads, native))
         return loop.submit(requests, listener, paused=paused)
 
     def transcript(self, handle: RequestHandle) -> OutputProcessor:
@@ -288,7 +287,7 @@ class LLMEngine:
         _ = self.loop  # raises for a closed engine
         return await self.streams.in_thread(prepare)
 
-    def inspect(self, function: Callable[[Engine[torch.Tensor]], T]) -> T:
+    def inspect(self, function: Callable[[Engine[Floats]], T]) -> T:
         """`function(engine)`, called by the engine thread between two steps; it must leave the engine as it is.
 
         Raises what it raises, and EngineError if the engine has ended.
@@ -334,7 +333,7 @@ def context_of(options: EngineConfig, config: ModelConfig) -> int:
 
 
 def _recording(
-    loaded: LoadedModel, specs: tuple[LayerSpec, ...], costs: CostModel, runner: ModelRunner, sampler: TorchSampler
+    loaded: LoadedModel, specs: tuple[LayerSpec, ...], costs: CostModel, runner: ModelRunner, sampler: RowSampler
 ) -> Recording:
     from tokenwright.trace.recorder import Recorder  # here: a tenth of our own import time
     from tokenwright.trace.replay import AttentionReplay

@@ -7,8 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-import torch
-
+from tokenwright.arrays import Floats
 from tokenwright.backends.runner import Model
 from tokenwright.cache import LayerSpec
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults
@@ -124,7 +123,7 @@ class EngineView:
         return self.llm_engine.model
 
     @property
-    def engine(self) -> Engine[torch.Tensor]:
+    def engine(self) -> Engine[Floats]:
         """The engine, for inspection while it is idle: the engine thread changes it at any other time."""
         return self.llm_engine.loop.engine
 
@@ -209,7 +208,7 @@ class EngineView:
         """The assembler of a submitted request's texts, from its deliveries."""
         return self.llm_engine.transcript(handle)
 
-    def inspect(self, function: Callable[[Engine[torch.Tensor]], T]) -> T:
+    def inspect(self, function: Callable[[Engine[Floats]], T]) -> T:
         """`function(engine)`, called by the engine thread between two steps; it must leave the engine as it is.
 
         Raises what it raises, and EngineError if the engine has ended.

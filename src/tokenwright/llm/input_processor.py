@@ -1,6 +1,7 @@
 """Builds the engine's Request from a client's prompt and sampling parameters."""
 
 import secrets
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -9,7 +10,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tokenwright.checks import check_bool, shown
@@ -21,7 +21,7 @@ from tokenwright.llm.model import LoadedModel
 from tokenwright.sampling_params import DRAWING, SamplingParams, check_unicode
 from tokenwright.text import TextStream
 
-Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | torch.Tensor  # text, or token ids
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]]  # text, or token ids; a tensor of torch is taken too
 NOTHING: Mapping[str, Any] = {}
 
 _ELSEWHERE = {  # what other libraries call ours
@@ -96,7 +96,7 @@ class InputProcessor:
 
     def ids(self, prompt: object) -> list[int]:
         """The token ids of a prompt. Raises RequestError for a value of another type, and for ids out of range."""
-        if isinstance(prompt, np.ndarray | torch.Tensor):
+        if isinstance(prompt, _arrays()):
             prompt = _listed(prompt)
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
             raise RequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
@@ -277,9 +277,15 @@ def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in overrides.items() if value is not None}
 
 
-def _listed(ids: NDArray[Any] | torch.Tensor) -> list[int]:
+def _arrays() -> tuple[type[Any], ...]:
+    """The types of arrays: NumPy's, and torch's where the program has imported it."""
+    torch = sys.modules.get("torch")
+    return (np.ndarray,) if torch is None else (np.ndarray, torch.Tensor)
+
+
+def _listed(ids: Any) -> list[int]:
     """The list of an array of ids. Raises RequestError for one of another form."""
-    listed = ids.tolist()
+    listed: list[int] = ids.tolist()
     if ids.ndim != 1 or any(type(token) is not int for token in listed):
         raise RequestError(
             f"an array as a prompt has ids, one after another; this one is {ids.dtype} {list(ids.shape)}"

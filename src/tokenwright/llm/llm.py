@@ -26,8 +26,8 @@ from tokenwright.llm.input_processor import Prompt, RequestOptions
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.output_processor import OutputProcessor
 from tokenwright.llm.outputs import Completion, Piece
+from tokenwright.llm.progress import progress_bar
 from tokenwright.llm.streams import Stream
-from tokenwright.progress import progress_bar
 from tokenwright.text import Message, Rendered
 from tokenwright.text.messages import check_messages
 from tokenwright.units import read_bytes

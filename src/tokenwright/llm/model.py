@@ -9,20 +9,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from tokenwright.backends import ReferenceKernels
-from tokenwright.backends.adapters import Updates, beside, dense, not_beside, packed
-from tokenwright.backends.device import resolve_device, resolve_dtype
+from tokenwright.backends.adapters import Updates, beside, not_beside, packed
+from tokenwright.backends.device import Device, needs_torch, resolve_device, resolve_dtype
 from tokenwright.backends.kv_sizing import refuse_weights
 from tokenwright.backends.layout import Weights, weight_bytes
-from tokenwright.backends.native.compile import compiles
+from tokenwright.backends.native.compile import compiles, lacking
 from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels
 from tokenwright.backends.native.program import NativeDecoder
-from tokenwright.backends.torch.decoder import Decoder
-from tokenwright.backends.torch.ops import lacking
-from tokenwright.cache import TORCH_DTYPES
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults
 from tokenwright.checkpoints.files.pooling import PoolingConfig
 from tokenwright.checkpoints.folder import Checkpoint, Report
@@ -38,6 +33,9 @@ from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
 from tokenwright.llm.token_constraints import Vocabulary
 from tokenwright.models.graph import Graph
 from tokenwright.text import ChatTemplate, Tokenizer
+
+if TYPE_CHECKING:
+    from tokenwright.backends.torch.decoder import Decoder
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +67,7 @@ class ModelFacts:
     generation: GenerationDefaults
     pooling: PoolingConfig
     tokenizer: Tokenizer
-    device: torch.device
+    device: Device
     dtype: DType
     weights: WeightFormat
     kernels: str
@@ -163,7 +161,7 @@ class LoadedModel:
         return self.facts.tokenizer
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> Device:
         return self.facts.device
 
     @property
@@ -201,7 +199,7 @@ class LoadedModel:
         """
         other = copy(self)
         other.traced = trace
-        other.decoder = self.decoder.using(self.decoder.kernels)
+        other.decoder = self.decoder.again()
         return other
 
     def enter(self) -> None:
@@ -245,12 +243,12 @@ def make_decoder(
     checkpoint: Checkpoint,
     form: WeightFormat,
     dtype: DType,
-    device: torch.device,
+    device: Device,
     native: NativeKernels | None = None,
     report: Report | None = None,
     adapters: Mapping[int, Updates] = MappingProxyType({}),
     shared: int | None = None,
-) -> Decoder:
+) -> "NativeDecoder | Decoder":
     """The decoder of a checkpoint, with weights in `form` (native: `dtype`); reference kernels if `native` is None.
 
     adapters: kept beside, by their numbers. shared: as LoadedModel has it, for packed weights.
@@ -262,13 +260,14 @@ def make_decoder(
             f"{checkpoint.graph.architecture} needs {', '.join(missing)}, which this Tokenwright does not have; "
             "use a newer one"
         )
-    graph, kernels = checkpoint.graph, native or ReferenceKernels()
+    graph = checkpoint.graph
     kept = (checkpoint.packed or form).resolved(dtype)
     copies = checkpoint.kept(form)
+    if native is None or not compiles(graph):
+        needs_torch("this installation has no native kernels, and without them a model" if native is None else "it")
     if native is None and not kept.quantised and not copies:
         refuse_weights(graph.parameters * DTYPE_BYTES[dtype], device, dtype)
-        kept_beside = beside(graph, adapters, dense(TORCH_DTYPES[dtype], device))
-        return Decoder(graph, kernels, {**checkpoint.tensors(TORCH_DTYPES[dtype], device, report)}, kept_beside)
+        return _in_tensors(checkpoint, dtype, device, report, adapters)
     if device.type != "cpu":
         other = "" if checkpoint.packed else ", or native weights"
         raise RequestError(f"{kept} weights are computed on the CPU alone; use device cpu{other}", "device")
@@ -280,6 +279,25 @@ def make_decoder(
 
     weights = load() if shared is None else load_shared(shared, load)
     kept_beside = beside(graph, adapters, packed)
-    if native is None or not compiles(graph):
-        return Decoder(graph, kernels, weights, kept_beside)
-    return NativeDecoder(graph, native, weights, kept_beside)
+    if native is not None and compiles(graph):
+        return NativeDecoder(graph, native, weights, kept_beside)
+    from tokenwright.backends.torch.decoder import Decoder
+    from tokenwright.backends.torch.over_native import TensorKernels
+    from tokenwright.backends.torch.reference_kernels import ReferenceKernels
+
+    kernels: Any = ReferenceKernels() if native is None else TensorKernels(native)
+    return Decoder(graph, kernels, {**weights}, kept_beside)
+
+
+def _in_tensors(
+    checkpoint: Checkpoint, dtype: DType, device: Device, report: Report | None, adapters: Mapping[int, Updates]
+) -> "Decoder":
+    """The decoder of torch over unpacked weights."""
+    from tokenwright.backends.torch.border import TORCH_DTYPES, weights_on
+    from tokenwright.backends.torch.decoder import Decoder
+    from tokenwright.backends.torch.kernels import dense
+    from tokenwright.backends.torch.reference_kernels import ReferenceKernels
+
+    weights = weights_on(device, checkpoint.tensors(dtype, report))
+    kept_beside = beside(checkpoint.graph, adapters, dense(TORCH_DTYPES[dtype], str(device)))
+    return Decoder(checkpoint.graph, ReferenceKernels(), {**weights}, kept_beside)

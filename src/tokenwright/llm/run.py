@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import torch
-
+from tokenwright.arrays import Floats
 from tokenwright.checks import check_bool, is_whole, shown
 from tokenwright.decode.logits_processors import adjusted
 from tokenwright.engine import Engine, FinishReason, PagePool, Request, SamplingParams, Sequence
@@ -242,7 +241,7 @@ class Run:
             raise RequestError(f"step {step + 1} read a part of the prompt and chose no token; take a later one")
         return frame.start + frame.length
 
-    def logits(self, step: int) -> torch.Tensor:
+    def logits(self, step: int) -> Floats:
         """The model's logits [V], fp32, that a step's token was chosen from. They are held only for the last steps.
 
         Raises RequestError for a step that does not exist, chose no token, or is too old.
@@ -255,7 +254,7 @@ class Run:
             raise RequestError(f"the logits of step {step + 1} are no longer held; from step {first + 1} on they are")
         return row
 
-    def adjusted_logits(self, step: int, params: SamplingParams | None = None) -> torch.Tensor:
+    def adjusted_logits(self, step: int, params: SamplingParams | None = None) -> Floats:
         """`logits` after the bans and penalties of `params`; None: the run's own, as its sampler had them: [V].
 
         Raises RequestError for a grammar, whose bans are not kept, and for ids and words that the model lacks.
@@ -289,11 +288,11 @@ class Run:
         """
         return masses(self._replayed(step, self._recording.replay.rows), step)
 
-    def _weights(self, step: int, layer: int, head: int) -> torch.Tensor:
+    def _weights(self, step: int, layer: int, head: int) -> Floats:
         self.check(layer, head)
         return self._replayed(step, lambda text, position: self._recording.replay.row(text, position, layer, head))
 
-    def _replayed(self, step: int, read: Callable[[ReplayedText, int], torch.Tensor]) -> torch.Tensor:
+    def _replayed(self, step: int, read: Callable[[ReplayedText, int], Floats]) -> Floats:
         """Call `read` with the text, in its cache or in a recomputed one, and the position of the step's last token."""
         position = self.last_position(step)
         return self.look(lambda _, text: read(text, position), position)

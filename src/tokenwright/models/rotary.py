@@ -3,18 +3,21 @@
 import math
 from dataclasses import dataclass
 
-import torch
-from torch.nn import functional
+import numpy as np
+from numpy.typing import NDArray
 
+from tokenwright.arrays import Floats, padded
 from tokenwright.config import DynamicScaling, LinearScaling, Llama3Scaling, LongScaling, NoScaling, Rope, YarnScaling
+
+Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
     """cos and sin of every row's angles: [T, D] each, fp32; both halves of D are equal. 1 and 0 where nothing turns."""
 
-    cos: torch.Tensor
-    sin: torch.Tensor
+    cos: Floats
+    sin: Floats
 
 
 class RotaryTable:
@@ -24,30 +27,29 @@ class RotaryTable:
     base, and under LongRoPE the factors, because the angle of a cached key must not change while the sequence grows.
     """
 
-    def __init__(self, rope: Rope, head_size: int, device: torch.device) -> None:
+    def __init__(self, rope: Rope, head_size: int) -> None:
         self.rope = rope
         self.rotated = rope.rotated or head_size  # of the head's dimensions
         self.still = (head_size - self.rotated) // 2  # pairs that do not turn
-        self.device = device
         by_length = isinstance(rope.scaling, DynamicScaling | LongScaling)
         self._fixed = None if by_length else self._frequencies(rope.theta)
 
-    def rows(self, positions: torch.Tensor, limit: int) -> Rotation:
-        """The rotation [n, D] of positions [n] (int64, on the CPU)."""
+    def rows(self, positions: NDArray[np.int64], limit: int) -> Rotation:
+        """The rotation [n, D] of positions [n]."""
         frequencies = self._by_length(limit) if self._fixed is None else self._fixed
-        angles = positions.double()[:, None] * frequencies  # [n, rotated / 2]
+        angles = positions.astype(np.float64)[:, None] * frequencies  # [n, rotated / 2]
         scaling = self.rope.scaling
         factor = scaling.attention_factor if isinstance(scaling, YarnScaling | LongScaling) else 1.0
-        cos, sin = self._whole(angles.cos() * factor, 1.0), self._whole(angles.sin() * factor, 0.0)
-        return Rotation(cos, sin)
+        return Rotation(self._whole(np.cos(angles) * factor, 1.0), self._whole(np.sin(angles) * factor, 0.0))
 
-    def _whole(self, half: torch.Tensor, still: float) -> torch.Tensor:
+    def _whole(self, half: Doubles, still: float) -> Floats:
         """[n, rotated / 2] completed to both halves of a head, [n, D] in fp32."""
-        half = functional.pad(half, (0, self.still), value=still)  # [n, D / 2]
-        return torch.cat((half, half), dim=-1).float().to(self.device)
+        half = padded(half, half.shape[1] + self.still, still)  # [n, D / 2]
+        return np.concatenate((half, half), -1).astype(np.float32)
 
-    def _frequencies(self, theta: float) -> torch.Tensor:
-        plain = theta ** -(torch.arange(0, self.rotated, 2, dtype=torch.float64) / self.rotated)  # [rotated / 2]
+    def _frequencies(self, theta: float) -> Doubles:
+        # Python's power is rounded rightly more often than numpy's.
+        plain = np.array([theta ** -(at / self.rotated) for at in range(0, self.rotated, 2)])  # [rotated / 2]
         match self.rope.scaling:
             case NoScaling() | DynamicScaling() | LongScaling():
                 return plain
@@ -58,26 +60,27 @@ class RotaryTable:
             case YarnScaling() as scaling:
                 return _yarn(plain, theta, self.rotated, scaling)
 
-    def _by_length(self, limit: int) -> torch.Tensor:
+    def _by_length(self, limit: int) -> Doubles:
         scaling = self.rope.scaling
         if isinstance(scaling, LongScaling):
             factors = scaling.short if limit <= scaling.original_context else scaling.long
-            return self._frequencies(self.rope.theta) / torch.tensor(factors, dtype=torch.float64)
+            return self._frequencies(self.rope.theta) / np.array(factors, np.float64)
         assert isinstance(scaling, DynamicScaling), "no other scaling depends on the length"
         length = max(limit, scaling.original_context)
         stretch = scaling.factor * length / scaling.original_context - (scaling.factor - 1)
         return self._frequencies(self.rope.theta * stretch ** (self.rotated / (self.rotated - 2)))
 
 
-def llama3_frequencies(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
+def llama3_frequencies(plain: Doubles, scaling: Llama3Scaling) -> Doubles:
     """Llama 3.1: stretch wavelengths beyond original / low, keep those below original / high, blend in between."""
     turns = scaling.original_context * plain / (2 * math.pi)  # full turns within the original context
     smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    smooth = smooth.clamp(0, 1)
-    return (1 - smooth) * plain / scaling.factor + smooth * plain
+    smooth = smooth.clip(0, 1)
+    mixed: Doubles = (1 - smooth) * plain / scaling.factor + smooth * plain
+    return mixed
 
 
-def _yarn(plain: torch.Tensor, theta: float, size: int, scaling: YarnScaling) -> torch.Tensor:
+def _yarn(plain: Doubles, theta: float, size: int, scaling: YarnScaling) -> Doubles:
     """YaRN (arXiv 2309.00071, section 3.2): a ramp over dimensions, extrapolation (fast) to interpolation (slow)."""
 
     def dimension(turns: float) -> float:  # the dimension whose angle makes `turns` full turns
@@ -87,5 +90,6 @@ def _yarn(plain: torch.Tensor, theta: float, size: int, scaling: YarnScaling) ->
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
-    ramp = ((torch.arange(size // 2, dtype=torch.float64) - low) / max(high - low, 0.001)).clamp(0, 1)
-    return plain * (1 - ramp) + plain / scaling.factor * ramp
+    ramp = ((np.arange(size // 2, dtype=np.float64) - low) / max(high - low, 0.001)).clip(0, 1)
+    mixed: Doubles = plain * (1 - ramp) + plain / scaling.factor * ramp
+    return mixed

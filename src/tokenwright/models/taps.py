@@ -7,8 +7,7 @@ of a key, v of a value (with a latent less than D), d width, m the numbers betwe
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-
-import torch
+from typing import Any
 
 
 class Site(StrEnum):
@@ -41,8 +40,8 @@ DIMS: Mapping[Site, tuple[str, ...]] = {
     Site.MLP: ("T", "d"),
 }
 
-Tap = Callable[[Site, int, torch.Tensor], None]  # site, layer, value
+Tap = Callable[[Site, int, Any], None]  # site, layer, value: a tensor of the torch backend
 
 
-def ignore(site: Site, layer: int, value: torch.Tensor) -> None:
+def ignore(site: Site, layer: int, value: Any) -> None:
     """The no-op tap, for steps without an observer."""

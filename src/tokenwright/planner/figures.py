@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from tokenwright.backends.layout import read_bytes, stored_bytes
-from tokenwright.backends.torch.ops import lacking
+from tokenwright.backends.native.compile import lacking
 from tokenwright.bench.bandwidth import Bandwidth
 from tokenwright.cache import LayerSpec, group_layers, groups_for
 from tokenwright.cache.codec import CODECS, Codec
@@ -122,7 +122,7 @@ class Plan:
 
     @property
     def total_bytes(self) -> int:
-        """Weights, adapters and cache, without the other memory of a step (activations, torch itself)."""
+        """Weights, adapters and cache, without the other memory of a step (activations, Python itself)."""
         return self.weight_bytes + sum(self.adapters) + self.kv_bytes_total
 
     def kv_bytes(self, tokens: int) -> int:

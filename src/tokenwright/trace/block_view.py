@@ -6,9 +6,9 @@ the model computes. FLOPs are derived from the shapes of the layer's ops.
 
 from collections.abc import Mapping, Sequence
 
-import torch
+import numpy as np
 
-from tokenwright.backends.torch.observe import attention_row
+from tokenwright.decode.logits_processors import Doubles
 from tokenwright.engine import AttentionWindow
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import MLP, Attention, Graph, Op
@@ -32,20 +32,19 @@ _PLACES = (  # stages in their order: its name, and the site that it is read fro
 )
 
 
-@torch.inference_mode()
 def block(replay: AttentionReplay, text: ReplayedText, position: int, layer: int) -> BlockView:
     """The vectors of the token at `position` in one layer, with their norms and the FLOPs that lead to them."""
-    seen: dict[Site, torch.Tensor] = {}
-    before: list[torch.Tensor] = []  # the residual stream on its way to the layer
+    seen: dict[Site, Doubles] = {}
+    before: list[Doubles] = []  # the residual stream on its way to the layer
 
-    def tap(site: Site, at: int, value: torch.Tensor) -> None:
+    def tap(site: Site, at: int, value: Doubles) -> None:
         if at == layer and site is not Site.EMBEDDING:
-            seen[site] = value[-1].double()
+            seen[site] = value[-1].astype(np.float64)
         elif site is Site.EMBEDDING or (site is Site.MLP and at < layer):
-            before[:] = [value[-1].double()]
+            before[:] = [value[-1].astype(np.float64)]
 
     chunk = replay.replayed(text, position, tap)
-    vectors: dict[str, torch.Tensor] = {"input": before[0]}
+    vectors: dict[str, Doubles] = {"input": before[0]}
     vectors |= {name: seen[site] for name, site in _PLACES if site is not None and site in seen}
     vectors["output"] = seen[Site.ATTENTION] - before[0]
     vectors["mlp_output"] = seen[Site.MLP] - seen[Site.ATTENTION]
@@ -54,12 +53,11 @@ def block(replay: AttentionReplay, text: ReplayedText, position: int, layer: int
     flops = _flops(graph, layer, context)
     total = sum(flops.values())
     names = ["input", *(name for name, _ in _PLACES if name in vectors)]
-    view, queries, sinks = text.store.view(layer), seen[Site.QUERY].float(), seen.get(Site.SINK_QUERY)
+    view, queries, sinks = text.store.view(layer), seen[Site.QUERY].astype(np.float32), seen.get(Site.SINK_QUERY)
     reads = []
     for head, query in enumerate(queries):
-        sink = None if sinks is None else sinks[head].float()
-        scoring = replay.decoder.scorings[layer].of_head(head)
-        row = attention_row(view, chunk, query, sink, replay.group(head), scoring)
+        sink = None if sinks is None else sinks[head].astype(np.float32)
+        row = replay.passes.row(view, chunk, query, sink, replay.group(head), replay.passes.scoring(layer, head))
         reads.append(HeadRead(head, int(row.argmax()), float(row.max())))
     return BlockView(
         position=position,
@@ -74,9 +72,9 @@ def block(replay: AttentionReplay, text: ReplayedText, position: int, layer: int
     )
 
 
-def _stage(name: str, vector: torch.Tensor, flops: int, total: int) -> BlockStage:
-    heads = vector.norm(dim=-1).tolist() if vector.dim() > 1 else ()
-    return BlockStage(name, tuple(vector.shape), float(vector.norm()), tuple(heads), flops, flops / total)
+def _stage(name: str, vector: Doubles, flops: int, total: int) -> BlockStage:
+    heads = np.linalg.norm(vector, axis=-1).tolist() if vector.ndim > 1 else ()
+    return BlockStage(name, tuple(vector.shape), float(np.linalg.norm(vector)), tuple(heads), flops, flops / total)
 
 
 def _ops(graph: Graph, layer: int) -> Sequence[Op]:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-import torch
-from torch.nn import functional as F
+import numpy as np
 
-from tokenwright.backends import ReferenceKernels
+from tokenwright.arrays import Array, Bytes, Floats
+from tokenwright.decode.logits_processors import Doubles, log_softmax
 from tokenwright.models.taps import Site
 from tokenwright.trace.messages.heads import AtlasCard, HeadCard, HeadKind, LensCard, LensRow, MatrixCard
 from tokenwright.trace.messages.schema import TokenCard
@@ -33,8 +33,6 @@ MOST_MATRIX = 2048  # tokens of a matrix: the last ones
 SLICE = 512  # of its rows in one part
 CELLS = 256  # of a matrix, in each direction
 
-_KERNELS = ReferenceKernels()
-
 
 class Look(Protocol):
     """Calls `read` between two steps, with the replay and a text of which it can replay `rows` rows."""
@@ -49,37 +47,30 @@ class _LayerQueries:
     first: int
     rows: int
     layer: int | None = None
-    queries: dict[int, torch.Tensor] = field(default_factory=dict)
-    sinks: dict[int, torch.Tensor] = field(default_factory=dict)  # for the keys of sinks, where there are such
+    queries: dict[int, Floats] = field(default_factory=dict)
+    sinks: dict[int, Floats] = field(default_factory=dict)  # for the keys of sinks, where there are such
 
-    def __call__(self, site: Site, layer: int, value: torch.Tensor) -> None:
+    def __call__(self, site: Site, layer: int, value: Floats) -> None:
         if self.layer in (None, layer):
             if site is Site.QUERY:
-                self.queries[layer] = value
+                self.queries[layer] = value.copy()
             elif site is Site.SINK_QUERY:
-                self.sinks[layer] = value
+                self.sinks[layer] = value.copy()
 
     def take(self, replay: AttentionReplay, text: ReplayedText) -> "_LayerQueries":
         """Replay the rows."""
         replay.replayed(text, self.first, self, self.rows)
         return self
 
-    @torch.inference_mode()
-    def weights(self, replay: AttentionReplay, text: ReplayedText, layer: int, head: int | None = None) -> torch.Tensor:
+    def weights(self, replay: AttentionReplay, text: ReplayedText, layer: int, head: int | None = None) -> Floats:
         """The weights [heads, rows, first + rows], fp32, of all heads of a layer or of one."""
         chosen = slice(None) if head is None else slice(head, head + 1)
         view = text.store.view(layer) if head is None else text.store.view(layer).head(replay.group(head))
         chunk = text.store.chunk_rows([table.pages for table in text.tables], range(self.rows), self.first)
-        keys, positions = _KERNELS.keys(view, chunk)  # [t, G, D], [t]
         sinks = self.sinks.get(layer)
         others = None if sinks is None else sinks[:, chosen]
-        scoring = replay.decoder.scorings[layer]
-        scoring = scoring if head is None else scoring.of_head(head)
-        window, queries = view.spec.window, self.queries[layer][:, chosen]
-        found = _KERNELS.weights(queries, keys, positions, self.first, window, scoring, others)
-        whole = torch.zeros(*found.flatten(0, 1).shape[:2], self.first + self.rows, device=found.device)
-        whole[:, :, positions] = found.flatten(0, 1).float()
-        return whole
+        scoring = replay.passes.scoring(layer, head)
+        return replay.passes.weights(view, chunk, self.queries[layer][:, chosen], others, scoring)
 
 
 def atlas(
@@ -118,19 +109,18 @@ def _repeats(tokens: Sequence[int], first: int) -> list[tuple[int, int]]:
     return found
 
 
-def _cards(weights: torch.Tensor, layer: int, first: int, pairs: list[tuple[int, int]]) -> list[HeadCard]:
+def _cards(weights: Floats, layer: int, first: int, pairs: list[tuple[int, int]]) -> list[HeadCard]:
     stop = weights.shape[-1]
     counted = list(_counted(first, stop)) or [stop - 1]
-    rows = torch.tensor(counted) - first
-    chosen = weights[:, rows].double().cpu()  # [H, n, stop]
-    places = torch.tensor(counted)
+    places = np.array(counted)
+    chosen = weights[:, places - first].astype(np.float64)  # [H, n, stop]
     sink = chosen[:, :, 0].mean(1)
-    before = chosen[:, torch.arange(len(counted)), (places - 1).clamp(min=0)].mean(1)
-    near = torch.stack([chosen[:, n, max(0, at + 1 - LOCAL) : at + 1].sum(1) for n, at in enumerate(counted)]).mean(0)
-    again: torch.Tensor | None = None
+    before = chosen[:, np.arange(len(counted)), (places - 1).clip(min=0)].mean(1)
+    near = np.stack([chosen[:, n, max(0, at + 1 - LOCAL) : at + 1].sum(1) for n, at in enumerate(counted)]).mean(0)
+    again: Doubles | None = None
     if len(pairs) >= NEEDED:
-        at, target = torch.tensor(pairs).T
-        again = weights[:, at - first, target].double().mean(1)
+        at, target = np.array(pairs).T
+        again = weights[:, at - first, target].astype(np.float64).mean(1)
     found = []
     for head in range(len(weights)):
         induction = None if again is None else round(float(again[head]), 6)
@@ -149,17 +139,25 @@ def _kind(means: Sequence[float | None]) -> HeadKind:
     return "mixed"
 
 
-def _pooled(row: torch.Tensor, columns: int) -> torch.Tensor:
-    """The largest of each of at most `columns` parts of a row [t]."""
+def _pooled(row: Floats, columns: int) -> Floats:
+    """The largest of each of at most `columns` parts of a row [t]; neighbours may share a number."""
     if len(row) <= columns:
         return row
-    return F.adaptive_max_pool1d(row[None], columns)[0]
+    borders = ((at * len(row) // columns, -(-(at + 1) * len(row) // columns)) for at in range(columns))
+    return np.array([row[start:stop].max() for start, stop in borders])
 
 
-def _coded(weights: torch.Tensor) -> bytes:
+def _coded(weights: Floats) -> bytes:
     """round(255 sqrt(weight)) of each weight."""
-    codes = (weights.clamp(0, 1).sqrt() * 255).round().to(torch.uint8).cpu()
-    return codes.contiguous().numpy().tobytes()
+    codes: Bytes = (np.sqrt(weights.clip(0, 1)) * np.float32(255)).round().astype(np.uint8)
+    return bytes(codes)
+
+
+def _cells(weights: Floats, cell: int) -> Floats:
+    """The largest of each square of `cell` rows and columns of weights [n, t], smaller at the far edges."""
+    rows = np.maximum.reduceat(weights, np.arange(0, weights.shape[0], cell), 0)
+    pooled: Floats = np.maximum.reduceat(rows, np.arange(0, weights.shape[1], cell), 1)
+    return pooled
 
 
 def matrix(look: Look, stop: int, step: int, layer: int, head: int) -> Generator[MatrixCard | None, None, None]:
@@ -168,16 +166,17 @@ def matrix(look: Look, stop: int, step: int, layer: int, head: int) -> Generator
     tokens = stop - first
     cell = -(-tokens // CELLS)
     size = -(-tokens // cell)
-    found = torch.zeros(size, size)
+    found = np.zeros((size, size), np.float32)
     rows = max(cell, SLICE // cell * cell)  # whole cells
     for start in range(first, stop, rows):
         count = min(rows, stop - start)
 
-        def read(replay: AttentionReplay, text: ReplayedText, at: int = start, count: int = count) -> torch.Tensor:
-            return _LayerQueries(at, count, layer).take(replay, text).weights(replay, text, layer, head)[0]
+        def read(replay: AttentionReplay, text: ReplayedText, at: int = start, count: int = count) -> Array:
+            one: Array = _LayerQueries(at, count, layer).take(replay, text).weights(replay, text, layer, head)[0]
+            return one
 
-        weights = look(read, start, count)[:, first:].cpu()  # [count, start + count - first]
-        pooled = F.max_pool2d(weights[None], cell, ceil_mode=True)[0]
+        weights = look(read, start, count)[:, first:]  # [count, start + count - first]
+        pooled = _cells(weights, cell)
         down = (start - first) // cell
         found[down : down + len(pooled), : pooled.shape[1]] = pooled
         yield None
@@ -188,20 +187,19 @@ def matrix(look: Look, stop: int, step: int, layer: int, head: int) -> Generator
 def lens(look: Look, position: int, step: int, chosen: int, card: Callable[[int], TokenCard]) -> LensCard:
     """Each layer's guess at the token after `position`, where `chosen` was written."""
 
-    @torch.inference_mode()
-    def read(replay: AttentionReplay, text: ReplayedText) -> torch.Tensor:
-        streams: list[torch.Tensor] = []  # before the first layer, and after each one
+    def read(replay: AttentionReplay, text: ReplayedText) -> Doubles:
+        streams: list[Floats] = []  # before the first layer, and after each one
 
-        def tap(site: Site, layer: int, value: torch.Tensor) -> None:  # noqa: ARG001
+        def tap(site: Site, layer: int, value: Floats) -> None:  # noqa: ARG001
             if site in (Site.EMBEDDING, Site.MLP):
-                streams.append(value[-1])
+                streams.append(value[-1].copy())
 
         replay.replayed(text, position, tap)
-        return replay.decoder.logits(torch.stack(streams)).double().log_softmax(-1).cpu()  # [L + 1, V]
+        return log_softmax(replay.passes.logits(np.stack(streams)))  # [L + 1, V]
 
     rows = []
     for layer, logprobs in enumerate(look(read, position), start=-1):
         best, own = int(logprobs.argmax()), logprobs[chosen]
         rank = int((logprobs > own).sum())
-        rows.append(LensRow(layer, card(best), float(logprobs[best].exp()), rank, float(own.exp())))
+        rows.append(LensRow(layer, card(best), float(np.exp(logprobs[best])), rank, float(np.exp(own))))
     return LensCard(step, card(chosen), tuple(rows))

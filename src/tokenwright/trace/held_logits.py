@@ -3,7 +3,7 @@
 import threading
 from collections import OrderedDict
 
-import torch
+from tokenwright.arrays import Floats
 
 MOST_BYTES = 16 * 2**20  # of one run
 
@@ -18,12 +18,12 @@ class HeldLogits:
     def __init__(self, most: int = MOST_BYTES) -> None:
         self.most = most
         self.nbytes = 0
-        self._rows: OrderedDict[int, torch.Tensor] = OrderedDict()
+        self._rows: OrderedDict[int, Floats] = OrderedDict()
         self._lock = threading.Lock()
 
-    def add(self, step: int, logits: torch.Tensor, *, alone: bool) -> None:
+    def add(self, step: int, logits: Floats, *, alone: bool) -> None:
         """Hold a step's row, and let go of the oldest for which there is no room. It must not change later."""
-        row = logits if alone else logits.clone()
+        row = logits if alone else logits.copy()
         with self._lock:
             self._drop(self._rows.pop(step, None))  # of an attempt that failed
             while self._rows and self.nbytes + row.nbytes > self.most:
@@ -31,14 +31,14 @@ class HeldLogits:
             self._rows[step] = row
             self.nbytes += row.nbytes
 
-    def _drop(self, row: torch.Tensor | None) -> None:
+    def _drop(self, row: Floats | None) -> None:
         self.nbytes -= 0 if row is None else row.nbytes
 
-    def get(self, step: int) -> torch.Tensor | None:
+    def get(self, step: int) -> Floats | None:
         """A copy of the row of a step; None: it is not held, or no longer."""
         with self._lock:
             row = self._rows.get(step)
-            return None if row is None else row.clone()
+            return None if row is None else row.copy()
 
     @property
     def first(self) -> int | None:

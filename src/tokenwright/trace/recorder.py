@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-import torch
-
+from tokenwright.arrays import Floats
 from tokenwright.backends.observation import Clock, Observed, Watched
 from tokenwright.cache import KVStore
+from tokenwright.decode.logits_processors import Doubles
 from tokenwright.decode.sampler import Observe, unobserved
 from tokenwright.engine import Chunk, Output, Pick, Result, Sequence, Step
 from tokenwright.models.cost import CostModel
@@ -31,15 +31,15 @@ class WatchedRunner(Protocol):
 
     store: KVStore
 
-    def forward(self, step: Step) -> Output[torch.Tensor]: ...
+    def forward(self, step: Step) -> Output[Floats]: ...
 
-    def observe(self, step: Step, watched: ListLike[Watched]) -> tuple[Output[torch.Tensor], Observed]: ...
+    def observe(self, step: Step, watched: ListLike[Watched]) -> tuple[Output[Floats], Observed]: ...
 
 
 class ObservedSampler(Protocol):
     """A Sampler that reports the logits and the distribution that it picked from."""
 
-    def pick(self, output: Output[torch.Tensor], step: Step, observe: Observe = unobserved) -> list[Result]: ...
+    def pick(self, output: Output[Floats], step: Step, observe: Observe = unobserved) -> list[Result]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +99,7 @@ class Recorder:
         """Stop recording a sequence."""
         self._watches.pop(watch.sequence.id, None)
 
-    def forward(self, step: Step) -> Output[torch.Tensor]:
+    def forward(self, step: Step) -> Output[Floats]:
         """The runner's forward pass, observed if the step has a watched sequence."""
         self._done = []  # of a step that was interrupted after `pick`
         self._drafts = self._drafted(step) if self._watches else []
@@ -120,12 +120,12 @@ class Recorder:
                 drafts.append(_Draft(watch, chunk, index, Watched(*watch.watched, row) if chunk.picks else None))
         return drafts
 
-    def pick(self, output: Output[torch.Tensor], step: Step) -> list[Result]:
+    def pick(self, output: Output[Floats], step: Step) -> list[Result]:
         """The sampler's results, after recording the watched rows."""
         if not self._drafts or self._observed is None:
             return self.sampler.pick(output, step)
         began, observed = self.clock(), self._observed
-        seen: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        seen: dict[int, tuple[Floats, Doubles | None]] = {}
         results = self.sampler.pick(output, step, lambda chunk, *both: seen.update({chunk.sequence.id: both}))
         sampled = self.clock()
         picks = {result.parent: result for result in reversed(results) if isinstance(result, Pick)}  # the first of each
@@ -149,9 +149,7 @@ class Recorder:
             watch.step += 1
         self._done = []
 
-    def _recorded(
-        self, draft: _Draft, choice: Choice | None, output: Output[torch.Tensor], observed: Observed
-    ) -> Recorded:
+    def _recorded(self, draft: _Draft, choice: Choice | None, output: Output[Floats], observed: Observed) -> Recorded:
         watch, chunk = draft.watch, draft.chunk
         facts = ChunkFacts(
             position=chunk.start,

@@ -5,18 +5,24 @@ step left in the cache.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
-from tokenwright.backends.torch.decoder import Decoder
-from tokenwright.backends.torch.observe import attention_row
-from tokenwright.backends.torch.tensor_batch import Batcher
+from tokenwright.arrays import Array, Floats
+from tokenwright.backends.device import CPU, Device, needs_torch
+from tokenwright.backends.kv_sizing import memory_of
 from tokenwright.cache import ChunkRows, KVStore, LayerSpec
 from tokenwright.config import ModelConfig
+from tokenwright.decode.logits_processors import softmax
 from tokenwright.engine import one_chunk
 from tokenwright.engine.page_table import PageTable
 from tokenwright.models.taps import Site, Tap, ignore
+
+if TYPE_CHECKING:
+    from tokenwright.backends.torch.passes import OpByOp
 
 PAGE_SIZE = 64  # tokens, of the stores made here
 ROWS = 512  # of one forward pass, where replay recomputes a text
@@ -46,56 +52,59 @@ class ReplayedText:
 
 
 class AttentionReplay:
-    """Replays attention rows of one model, for any layer, head and position.
+    """Replays attention rows of one model, for any layer, head and position. Needs torch when it is asked.
 
     It is as thread-safe as its stores: a caller that shares a store with an engine calls between two steps.
     """
 
-    def __init__(self, config: ModelConfig, decoder: Decoder, specs: Sequence[LayerSpec], device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, decoder: Any, specs: Sequence[LayerSpec], device: Device = CPU) -> None:
         self.config = config
         self.decoder = decoder
         self.specs = tuple(specs)
         self.device = device
         self._last: ReplayedText | None = None  # recomputed last, with a cache outside the pool's memory
 
-    @torch.inference_mode()
-    def row(self, text: ReplayedText, position: int, layer: int, head: int) -> torch.Tensor:
+    @cached_property
+    def passes(self) -> "OpByOp":
+        """The model op by op. Raises RequestError where torch is not installed."""
+        needs_torch("what looks inside a layer")
+        from tokenwright.backends.torch.passes import OpByOp
+
+        return OpByOp(self.decoder.op_by_op)
+
+    def row(self, text: ReplayedText, position: int, layer: int, head: int) -> Floats:
         """Weights [position + 1], fp32, of one head at `position`; the text must hold the pages that it reads."""
         seen = _Queries(layer, head)
         chunk = self.replayed(text, position, seen)
-        view, group, scoring = text.store.view(layer), self.group(head), self.decoder.scorings[layer].of_head(head)
-        return attention_row(view, chunk, seen.query, seen.sink_query, group, scoring)
+        view, group, scoring = text.store.view(layer), self.group(head), self.passes.scoring(layer, head)
+        return self.passes.row(view, chunk, seen.query, seen.sink_query, group, scoring)
 
-    @torch.inference_mode()
-    def rows(self, text: ReplayedText, position: int) -> torch.Tensor:
+    def rows(self, text: ReplayedText, position: int) -> Floats:
         """As `row`, of all heads of all layers: [L, H, position + 1]."""
-        queries: dict[int, torch.Tensor] = {}
-        sinks: dict[int, torch.Tensor] = {}
+        queries: dict[int, Floats] = {}
+        sinks: dict[int, Floats] = {}
 
-        def tap(site: Site, layer: int, value: torch.Tensor) -> None:
+        def tap(site: Site, layer: int, value: Floats) -> None:
             if site is Site.QUERY:
-                queries[layer] = value[-1]  # [H, D]
+                queries[layer] = value[-1].copy()  # [H, D]
             elif site is Site.SINK_QUERY:
-                sinks[layer] = value[-1]  # [H, D]
+                sinks[layer] = value[-1].copy()  # [H, D]
 
         chunk = self.replayed(text, position, tap)
         found = []
         for layer, query in sorted(queries.items()):
-            view, sink, scoring = text.store.view(layer), sinks.get(layer), self.decoder.scorings[layer]
+            view, sink = text.store.view(layer), sinks.get(layer)
             for head in range(self.config.heads):
                 other = None if sink is None else sink[head]
-                row = attention_row(view, chunk, query[head], other, self.group(head), scoring.of_head(head))
-                found.append(row)
-        return torch.stack(found).view(len(queries), self.config.heads, -1)
+                scoring = self.passes.scoring(layer, head)
+                found.append(self.passes.row(view, chunk, query[head], other, self.group(head), scoring))
+        return np.stack(found).reshape(len(queries), self.config.heads, -1)
 
-    @torch.inference_mode()
     def replayed(self, text: ReplayedText, position: int, tap: Tap, rows: int = 1) -> ChunkRows:
         """Run `rows` rows from `position` on again under a tap, and store nothing. Returns the slots that they read."""
         tokens = text.tokens[position : position + rows]
-        batch = Batcher(self.decoder.graph, text.store)(one_chunk(tokens, position, text.tables, text.limit))
-        scratch = (torch.full_like(slots, text.store.scratch(group)) for group, slots in enumerate(batch.slots))
-        self.decoder.forward(replace(batch, slots=tuple(scratch)), text.store, tap)
-        return batch.chunks[0]
+        self.passes.run(one_chunk(tokens, position, text.tables, text.limit), text.store, tap, stored=False)
+        return text.store.chunk_rows([table.pages for table in text.tables], range(rows), position)
 
     def rebuilt(self, tokens: Sequence[int], limit: int) -> ReplayedText:
         """A text whose pages were freed, recomputed in a cache of its own. The last one is kept for the next call."""
@@ -104,48 +113,47 @@ class AttentionReplay:
             last = self._last = self._computed(tokens, limit, ignore)
         return last
 
-    @torch.inference_mode()
     def reference(self, tokens: Sequence[int], limit: int, layer: int, head: int) -> list[float]:
         """The expected `row` at the last of `tokens`, by definition: everything recomputed, softmax(q k) in fp64.
 
         It reads no page of the engine, so it can verify a row that does.
         """
         seen, group = _Queries(layer, head), self.group(head)
-        keys: list[torch.Tensor] = []
+        keys: list[Array] = []
 
-        def tap(site: Site, at: int, value: torch.Tensor) -> None:
+        def tap(site: Site, at: int, value: Floats) -> None:
             seen(site, at, value)
             if (site, at) == (Site.KEY, layer):
-                keys.append(value[:, group])
+                keys.append(value[:, group].copy())
 
         self._computed(tokens, limit, tap)
+        from tokenwright.backends.torch.border import array
+        from tokenwright.backends.torch.passes import as_kept
+
         spec = self.specs[layer]
-        read = _as_kept(spec, torch.cat(keys))  # [t, D]
-        scores, places = read @ seen.query.double(), torch.arange(len(tokens), device=self.device)  # [t]
+        read = as_kept(spec, np.concatenate(keys))  # [t, D]
+        scores, places = read @ seen.query.astype(np.float64), np.arange(len(tokens))  # [t]
         sinks = places < spec.window.sinks
         if seen.sink_query is not None:
-            scores = torch.where(sinks, read @ seen.sink_query.double(), scores)
+            scores = np.where(sinks, read @ seen.sink_query.astype(np.float64), scores)
         size = len(tokens) if spec.window.size is None else spec.window.size
         hidden = ~sinks & (places < len(tokens) - size)
-        scoring = self.decoder.scorings[layer].of_head(head)
+        scoring = self.passes.scoring(layer, head)
         scores *= scoring.scale
         if scoring.cap is not None:
-            scores = scoring.cap * (scores / scoring.cap).tanh()
-        scores = scores.masked_fill(hidden, -torch.inf)
+            scores = scoring.cap * np.tanh(scores / scoring.cap)
+        scores[hidden] = -np.inf
         if scoring.sink_logits is not None:
-            scores = torch.cat((scores, scoring.sink_logits.double()))
-        weights: list[float] = scores.softmax(-1)[: len(tokens)].tolist()
+            scores = np.concatenate((scores, array(scoring.sink_logits).astype(np.float64)))
+        weights: list[float] = softmax(scores)[: len(tokens)].tolist()
         return weights
 
-    @torch.inference_mode()
     def _computed(self, tokens: Sequence[int], limit: int, tap: Tap) -> ReplayedText:
         table = PageTable({page: page for page in range(-(-len(tokens) // PAGE_SIZE))})
-        store = KVStore(self.specs, len(table), PAGE_SIZE, self.device)
+        store = KVStore(self.specs, len(table), PAGE_SIZE, memory_of(self.device))
         tables = [table] * len(store.groups)
-        batcher = Batcher(self.decoder.graph, store)
         for start in range(0, len(tokens), ROWS):
-            rows = one_chunk(tokens[start : start + ROWS], start, tables, limit)
-            self.decoder.forward(batcher(rows), store, tap)
+            self.passes.run(one_chunk(tokens[start : start + ROWS], start, tables, limit), store, tap)
         return ReplayedText(tuple(tokens), limit, store, tables)
 
     def group(self, head: int) -> int:
@@ -158,21 +166,11 @@ class _Queries:
 
     def __init__(self, layer: int, head: int) -> None:
         self.layer, self.head = layer, head
-        self.query = torch.empty(0)  # [D]
-        self.sink_query: torch.Tensor | None = None  # [D], where the layer has one
+        self.query: Floats = np.empty(0, np.float32)  # [D]
+        self.sink_query: Floats | None = None  # [D], where the layer has one
 
-    def __call__(self, site: Site, layer: int, value: torch.Tensor) -> None:
+    def __call__(self, site: Site, layer: int, value: Floats) -> None:
         if (site, layer) == (Site.QUERY, self.layer):
-            self.query = value[-1, self.head]
+            self.query = value[-1, self.head].copy()
         elif (site, layer) == (Site.SINK_QUERY, self.layer):
-            self.sink_query = value[-1, self.head]
-
-
-def _as_kept(spec: LayerSpec, keys: torch.Tensor) -> torch.Tensor:
-    """Keys [t, D] of a whole text, encoded and decoded as in the cache, in fp64."""
-    kept = []
-    for part in spec.parts:
-        places = part.stored(range(len(keys)))
-        encoded = part.k.encode(keys[places.start : places.stop])
-        kept.append(part.k.decode(encoded, keys.shape[-1], torch.float64))
-    return torch.cat(kept)
+            self.sink_query = value[-1, self.head].copy()

@@ -3,28 +3,29 @@
 import math
 
 import numpy as np
-import torch
 
+from tokenwright.arrays import Floats
+from tokenwright.decode.logits_processors import Doubles
 from tokenwright.trace.messages.schema import AttentionRow, HeadMasses
 
 LOCAL = 8  # positions, the row's own included, that count as local
 
 
-def coded(weights: torch.Tensor, layer: int, head: int) -> AttentionRow:
+def coded(weights: Floats, layer: int, head: int) -> AttentionRow:
     """A row in its wire format: one byte per position, round(255 sqrt(weight))."""
-    row = weights.cpu().numpy()
-    codes = (np.sqrt(row) * 255 + 0.5).astype(np.uint8)
-    return AttentionRow(layer, head, int(row.argmax()), codes.tobytes())
+    codes = (np.sqrt(weights) * 255 + 0.5).astype(np.uint8)
+    return AttentionRow(layer, head, int(weights.argmax()), codes.tobytes())
 
 
-def masses(rows: torch.Tensor, step: int) -> HeadMasses:
+def masses(rows: Floats, step: int) -> HeadMasses:
     """The attention of the heads of all layers, from their rows [L, H, t] at a step."""
-    flat = rows.flatten(0, 1).double()  # [L H, t]
+    flat = rows.reshape(-1, rows.shape[-1]).astype(np.float64)  # [L H, t]
     even = math.log(max(2, flat.shape[-1]))
-    entropy = -torch.xlogy(flat, flat).sum(-1) / even
+    logs = np.log(flat, where=flat > 0, out=np.zeros_like(flat))  # 0 log 0 is 0
+    entropy = -(flat * logs).sum(-1) / even
     sink, local = flat[:, 0], flat[:, -LOCAL:].sum(-1)
-    return HeadMasses(step, _rounded(sink), _rounded(local), _rounded(entropy.clamp(0, 1)))
+    return HeadMasses(step, _rounded(sink), _rounded(local), _rounded(entropy.clip(0, 1)))
 
 
-def _rounded(measure: torch.Tensor) -> tuple[float, ...]:
+def _rounded(measure: Doubles) -> tuple[float, ...]:
     return tuple(round(value, 6) for value in measure.tolist())

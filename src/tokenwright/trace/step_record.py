@@ -9,9 +9,9 @@ from itertools import pairwise
 from operator import mul
 from typing import TypeVar
 
-import torch
-
+from tokenwright.arrays import Floats
 from tokenwright.backends.observation import Observed, Watched
+from tokenwright.decode.logits_processors import Doubles
 from tokenwright.decode.sampler import uniform
 from tokenwright.engine import Pick
 from tokenwright.models.cost import CostModel
@@ -30,8 +30,8 @@ class Choice:
     """
 
     pick: Pick
-    logits: torch.Tensor
-    chances: torch.Tensor | None
+    logits: Floats
+    chances: Doubles | None
     seed: int | None
 
 
@@ -127,10 +127,10 @@ class Recorded:
 
     def _candidates(self, choice: Choice) -> tuple[Candidate, ...]:
         assert self.row is not None, "the chunk picks a token"
-        token, highest, logits = choice.pick.tokens[0], list(self.row.highest), choice.logits.numpy()
+        token, highest, logits = choice.pick.tokens[0], list(self.row.highest), choice.logits
         ids = highest if token in highest else [*highest[:-1], token]
         total = float(logits[token]) - choice.pick.logprobs[0]
-        samplers = [float(i == token) for i in ids] if choice.chances is None else choice.chances.numpy()[ids].tolist()
+        samplers = [float(i == token) for i in ids] if choice.chances is None else choice.chances[ids].tolist()
         each = zip(ids, logits[ids].tolist(), samplers, strict=True)
         return tuple(Candidate(i, value - total, chance) for i, value, chance in each)
 
@@ -139,7 +139,7 @@ class Recorded:
         if self.choice is None or self.row is None:
             return None
         token = self.choice.pick.tokens[0]
-        logits = self.choice.logits.numpy()
+        logits = self.choice.logits
         if token in self.row.highest:
             own = next(one.logprob for one in candidates if one.token == token)
             return sum(one.logprob > own for one in candidates)

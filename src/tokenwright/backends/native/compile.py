@@ -8,9 +8,11 @@ import ctypes
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
+import numpy as np
 
+from tokenwright.arrays import address
 from tokenwright.backends.adapters import Beside
+from tokenwright.backends.device import torch_is_there
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.native_kernels import NativeKernels, matrix, routing_of
@@ -21,7 +23,7 @@ from tokenwright.models.latent import LatentAttention
 
 
 class NativeModel:
-    """A graph, its weights and its adapters as structs. It keeps the tensors alive that the structs point into."""
+    """A graph, its weights and its adapters as structs. It keeps the arrays alive that the structs point into."""
 
     def __init__(self, graph: Graph, kernels: NativeKernels, weights: Weights, adapters: Beside) -> None:
         self.graph = graph
@@ -30,7 +32,7 @@ class NativeModel:
         self._adapters = adapters
         self._updates: list[object] = []  # the arrays that ops point to
         self._count = max((number for each in adapters.values() for number in each), default=0)  # of adapters
-        self._zeros = torch.zeros(graph.width)  # the bias of a LayerNorm without one
+        self._zeros = np.zeros(graph.width, np.float32)  # the bias of a LayerNorm without one
         self._ops = [COMPILERS[type(op)](op, self) for op in graph.ops]
         pairs = [lib.COp(lib.OPS.index(type(one)), ctypes.addressof(one)) for one in self._ops]
         self._list = (lib.COp * len(pairs))(*pairs)
@@ -59,19 +61,29 @@ class NativeModel:
             return lib.CNorm()
         bias = self.address(f"{of.name}.bias")
         if of.kind == "layer" and not of.bias:
-            bias = lib.address(self._zeros)  # a null bias stands for RMSNorm
+            bias = address(self._zeros)  # a null bias stands for RMSNorm
         return lib.CNorm(self.address(f"{of.name}.weight"), bias, of.eps)
 
     def address(self, name: str) -> int | None:
         """The address of a dense tensor; None if the model lacks it."""
-        tensor = self._weights.get(name)
-        assert not isinstance(tensor, Packed), "norms and positions are not packed"
-        return lib.address(tensor)
+        dense = self._weights.get(name)
+        assert not isinstance(dense, Packed), "norms and positions are not packed"
+        return address(dense)
 
 
 def compiles(graph: Graph) -> bool:
     """Whether the native backend can compile every op of a graph."""
     return all(type(op) in COMPILERS for op in graph.ops)
+
+
+def lacking(graph: Graph) -> list[str]:
+    """The names of a graph's block ops that no backend has, sorted. Asks torch's only for ops that are missing here."""
+    missing = [op for op in graph.blocks if type(op) not in COMPILERS]
+    if missing and torch_is_there():
+        from tokenwright.backends.torch.ops import OPS
+
+        missing = [op for op in missing if type(op) not in OPS]
+    return sorted({type(op).__name__ for op in missing})
 
 
 def _embed(op: Embed, model: NativeModel) -> lib.CEmbedOp:

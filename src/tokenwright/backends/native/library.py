@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tokenwright.errors import RequestError
 
 NAME = "_native.so"
@@ -327,11 +325,3 @@ def load(file: Path) -> ctypes.CDLL:
     if known != len(_STRUCTS) or list(sizes) != [ctypes.sizeof(struct) for struct in _STRUCTS]:
         raise foreign
     return library
-
-
-def address(tensor: torch.Tensor | None) -> int | None:
-    """The address of a contiguous CPU tensor; None for None or an empty tensor."""
-    if tensor is None or not tensor.numel():
-        return None
-    assert tensor.is_contiguous() and tensor.device.type == "cpu", "kernels read plain memory"
-    return tensor.data_ptr()

@@ -1,6 +1,6 @@
-"""The native kernels: C++ for the processor's instruction set, behind the same protocol as the reference.
+"""The native kernels: C++ for the processor's instruction set, the same operations as the reference's, over arrays.
 
-They compute in fp32 over packed weights and own their threads: as many as torch's setting, fewer while other programs
+They compute in fp32 over packed weights and own their threads: as many as `kernel_threads`, fewer while other programs
 use the processors. The result of a row depends on that row alone, to the bit. `find_kernels` returns them.
 """
 
@@ -12,12 +12,14 @@ from ctypes import byref, c_double, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
+from tokenwright.arrays import Array, Floats, address, empty, place_of
 from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.packed import Packed
-from tokenwright.backends.protocol import Linear, Scored
+from tokenwright.backends.protocol import Scored
 from tokenwright.cache import ChunkRows, KVPart, KVView, Side
 from tokenwright.environment import Environment
 from tokenwright.errors import CapacityError, RequestError
@@ -39,7 +41,7 @@ class Workspace:
 
 
 class NativeKernels:
-    """Implements `Kernels` with one instruction set: `isa` is one of ISAS. `handle`: the library's function table."""
+    """The operations of torch's `Kernels`, over arrays: `isa` is one of ISAS. `handle`: the function table."""
 
     def __init__(self, library: ctypes.CDLL, isa: str) -> None:
         self.library = library
@@ -51,126 +53,127 @@ class NativeKernels:
             )
         self._workspace = Workspace(library)  # for kernels that Python calls one by one
 
-    def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
-        packed = _packed(weight)
-        rows = x.contiguous()
-        y = torch.empty(len(x), packed.out)
-        places = (byref(matrix(packed)), len(rows), lib.address(rows), lib.address(y), kernel_threads.count)
+    def linear(self, x: Floats, weight: Packed) -> Floats:
+        if not isinstance(weight, Packed):
+            raise RequestError("native kernels compute with packed weights; load them with load_packed")
+        rows = np.ascontiguousarray(x)
+        y = empty((len(x), weight.out))
+        places = (byref(matrix(weight)), len(rows), address(rows), address(y), kernel_threads.count)
         self.compute(self.library.tw_linear, *places)
         return y
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return self._norm(x, lib.CNorm(lib.address(weight), None, eps))
+    def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
+        return self._norm(x, lib.CNorm(address(weight), None, eps))
 
-    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-        return self._norm(x, lib.CNorm(lib.address(weight), lib.address(bias), eps))
+    def layer_norm(self, x: Floats, weight: Floats, bias: Floats, eps: float) -> Floats:
+        return self._norm(x, lib.CNorm(address(weight), address(bias), eps))
 
-    def _norm(self, x: torch.Tensor, by: lib.CNorm) -> torch.Tensor:
-        rows, size = x.contiguous(), x.shape[-1]
-        y = torch.empty_like(rows)
-        self.library.tw_norm(self.handle, byref(by), rows.numel() // size, size, lib.address(rows), lib.address(y))
+    def _norm(self, x: Floats, by: lib.CNorm) -> Floats:
+        rows, size = np.ascontiguousarray(x), x.shape[-1]
+        y = empty(rows.shape)
+        self.library.tw_norm(self.handle, byref(by), rows.size // size, size, address(rows), address(y))
         return y
 
-    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        rows = x.contiguous()
-        y = torch.empty_like(rows)
+    def activate(self, x: Floats, activation: str) -> Floats:
+        rows = np.ascontiguousarray(x)
+        y = empty(rows.shape)
         kind = lib.ACTIVATIONS[activation]
-        self.library.tw_activate(self.handle, kind, rows.numel(), lib.address(rows), lib.address(y))
+        self.library.tw_activate(self.handle, kind, rows.size, address(rows), address(y))
         return y
 
-    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        rows, size = x.contiguous(), x.shape[-1] // 2
-        y = torch.empty(*x.shape[:-1], size)
+    def gated(self, x: Floats, activation: str) -> Floats:
+        rows, size = np.ascontiguousarray(x), x.shape[-1] // 2
+        y = empty((*x.shape[:-1], size))
         kind = lib.ACTIVATIONS[activation]
-        self.library.tw_gated(self.handle, kind, y.numel() // size, size, lib.address(rows), lib.address(y))
+        self.library.tw_gated(self.handle, kind, y.size // size, size, address(rows), address(y))
         return y
 
     def route(
-        self, logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        scores = logits.clone(memory_format=torch.contiguous_format)  # overwritten
-        ids = torch.empty(len(logits), routing.chosen, dtype=torch.int64)
-        weights = torch.empty(len(logits), routing.chosen + routing.shared_gate)
-        places = (lib.address(scores), lib.address(ids), lib.address(weights))
-        biases = None if correction is None else correction.float().contiguous()
-        self.library.tw_route(byref(routing_of(routing, lib.address(biases))), len(logits), *places)
+        self, logits: Floats, routing: Routing, correction: Floats | None = None
+    ) -> tuple[NDArray[np.int64], Floats]:
+        scores = np.array(logits, order="C")  # overwritten
+        ids = empty((len(logits), routing.chosen), np.int64)
+        weights = empty((len(logits), routing.chosen + routing.shared_gate))
+        places = (address(scores), address(ids), address(weights))
+        biases = None if correction is None else np.ascontiguousarray(correction, np.float32)
+        self.library.tw_route(byref(routing_of(routing, address(biases))), len(logits), *places)
         return ids, weights
 
-    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
-        y = x.clone(memory_format=torch.contiguous_format)
-        self.library.tw_soft_cap(self.handle, cap, y.numel(), lib.address(y))
+    def soft_cap(self, x: Floats, cap: float) -> Floats:
+        y: Floats = np.array(x, order="C")
+        self.library.tw_soft_cap(self.handle, cap, y.size, address(y))
         return y
 
-    def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        rows, half = x.contiguous(), x.shape[2] // 2
-        turns = torch.cat((rotation.cos[:, :half], rotation.sin[:, :half]), 1)
-        y = torch.empty_like(rows)
-        places = (lib.address(turns), lib.address(rows), lib.address(y))
+    def rotate(self, x: Floats, rotation: Rotation) -> Floats:
+        rows, half = np.ascontiguousarray(x), x.shape[2] // 2
+        turns = np.concatenate((rotation.cos[:, :half], rotation.sin[:, :half]), 1)
+        y = empty(rows.shape)
+        places = (address(turns), address(rows), address(y))
         self.library.tw_rotate(self.handle, len(rows), x.shape[1], x.shape[2], *places)
         return y
 
-    def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
-        keys, values = k.contiguous(), v.contiguous()
+    def store(self, view: KVView, slots: Sequence[NDArray[np.int64]], k: Floats, v: Floats) -> None:
+        keys, values = np.ascontiguousarray(k), np.ascontiguousarray(v)
         heads = lib.CHeads(0, k.shape[1], k.shape[2], v.shape[2], 0, 0)
         for part in view.parts:  # every part gets each row; its slot is a scratch slot if the part does not store it
             layer = lib.CKVLayer(
                 1, (lib.CPart * 2)(lib.CPart(0, -1, 0, part.bytes_per_token, *_kv_tensors(part))), 0, 0, None
             )
-            array = ChunkArray([(range(len(k)), 0, (slots[part.group].int(),))])
+            array = ChunkArray([(range(len(k)), 0, (slots[part.group].astype(np.int32),))])
             self.library.tw_store_kv(
-                self.handle, byref(layer), byref(heads), 1, array.address, 1, lib.address(keys), lib.address(values)
+                self.handle, byref(layer), byref(heads), 1, array.address, 1, address(keys), address(values)
             )
 
     def attention(
         self,
-        q: torch.Tensor,
+        q: Floats,
         view: KVView,
         chunks: Sequence[ChunkRows],
         scoring: Scored,
-        sink_q: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        rows, sinks = q.contiguous(), None if sink_q is None else sink_q.contiguous()
+        sink_q: Floats | None = None,
+    ) -> Floats:
+        rows, sinks = np.ascontiguousarray(q), None if sink_q is None else np.ascontiguousarray(sink_q)
         layout = view.spec.layout
-        out = torch.empty(*q.shape[:2], layout.value_size)
+        out = empty((*q.shape[:2], layout.value_size))
         width, out_width = q.shape[1] * q.shape[2], q.shape[1] * layout.value_size
         layer = kv_layer(view)
         array = ChunkArray([(chunk.rows, chunk.start, _by_position(chunk)) for chunk in chunks])
-        learned = None if scoring.sink_logits is None else scoring.sink_logits.float().contiguous()
+        learned = None if scoring.sink_logits is None else np.ascontiguousarray(scoring.sink_logits, np.float32)
         sizes = (layout.kv_heads, layout.key_size, layout.value_size)
-        heads = lib.CHeads(q.shape[1], *sizes, scoring.scale, scoring.cap or 0, lib.address(learned))
-        ends = (lib.address(rows), lib.address(sinks), lib.address(out))
+        heads = lib.CHeads(q.shape[1], *sizes, scoring.scale, scoring.cap or 0, address(learned))
+        ends = (address(rows), address(sinks), address(out))
         queries = lib.CQueries(0, 0, 0, 0, *ends, width, width, out_width)
         read = (byref(layer), byref(heads), len(chunks), array.address, 1)
         self.compute(self.library.tw_attend, *read, byref(queries), kernel_threads.count)
         return out
 
-    def summarise(self, logits: torch.Tensor) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    def summarise(self, logits: Floats) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """The argmax (the lowest index among equals) and the logsumexp of each row of logits [n, V].
 
         The logsumexp is NaN if some logit of the row is not finite.
         """
         rows, vocab = logits.shape
         best, totals = (c_int64 * rows)(), (c_double * rows)()
-        places = (lib.address(logits), ctypes.addressof(best), ctypes.addressof(totals))
+        places = (address(logits), ctypes.addressof(best), ctypes.addressof(totals))
         self.compute(self.library.tw_summarise, rows, vocab, *places, kernel_threads.count)
         return tuple(best), tuple(totals)
 
-    def pack(self, packed: Packed, first: int, rows: torch.Tensor, threads: int = 1) -> int:
+    def pack(self, packed: Packed, first: int, rows: Array, threads: int = 1) -> int:
         """`Packed.pack_rows` in C++, to the same bytes. Returns the number of values that are not finite."""
-        assert rows.stride(-1) == 1 or rows.shape[-1] == 1, "a row's numbers lie side by side"
-        kind = lib.FORMATS[str(rows.dtype).removeprefix("torch.")]
+        assert rows.strides[-1] == rows.itemsize or rows.shape[-1] == 1, "a row's numbers lie side by side"
+        kind, stride = lib.FORMATS[str(rows.dtype)], rows.strides[0] // rows.itemsize
         bad: int = self.library.tw_pack(
-            self.handle, byref(matrix(packed)), kind, rows.data_ptr(), rows.stride(0), first, len(rows), threads
+            self.handle, byref(matrix(packed)), kind, place_of(rows), stride, first, len(rows), threads
         )
         return bad
 
-    def read(self, buffer: torch.Tensor, ahead: int = 0) -> int:
+    def read(self, buffer: Array, ahead: int = 0) -> int:
         """Read every byte of a contiguous buffer once and write nothing: measures the read bandwidth.
 
         ahead: the distance in bytes of a prefetch; 0: none. Returns the sum of its 32-bit words modulo 2^32; bytes
         after the last whole 256 are added one by one.
         """
-        place, count = lib.address(buffer), kernel_threads.count
+        place, count = address(buffer), kernel_threads.count
         total: int = self.library.tw_read(self.handle, place, buffer.nbytes, ahead, count)
         return total % (1 << 32)
 
@@ -198,9 +201,9 @@ class ChunkArray:
     chunks: for each its rows, the position of the first row, and for each group the slots [positions] in int32.
     """
 
-    def __init__(self, chunks: Sequence[tuple[range, int, tuple[torch.Tensor, ...]]]) -> None:
+    def __init__(self, chunks: Sequence[tuple[range, int, tuple[NDArray[np.int32], ...]]]) -> None:
         self._tables = [table for _, _, tables in chunks for table in tables]  # keeps the tables alive for the pointers
-        self._pointers = [(c_void_p * len(tables))(*map(lib.address, tables)) for _, _, tables in chunks]
+        self._pointers = [(c_void_p * len(tables))(*map(address, tables)) for _, _, tables in chunks]
         found = [
             lib.CChunkRows(rows.start, len(rows), start, None, ctypes.addressof(pointers))
             for (rows, start, _), pointers in zip(chunks, self._pointers, strict=True)
@@ -209,19 +212,19 @@ class ChunkArray:
         self.address = ctypes.addressof(self._chunks)
 
 
-def _by_position(chunk: ChunkRows) -> tuple[torch.Tensor, ...]:
+def _by_position(chunk: ChunkRows) -> tuple[NDArray[np.int32], ...]:
     """For each group the slots [positions] in int32; -1 at positions that the chunk does not read."""
     tables = []
     for slots, positions in zip(chunk.slots, chunk.positions, strict=True):
-        table = torch.full((int(positions[-1]) + 1 if len(positions) else 0,), -1, dtype=torch.int32)
-        table[positions] = slots.int()
+        table = np.full(int(positions[-1]) + 1 if len(positions) else 0, -1, np.int32)
+        table[positions] = slots
         tables.append(table)
     return tuple(tables)
 
 
 def matrix(packed: Packed) -> lib.CMatrix:
     """The struct of a packed weight."""
-    places = (lib.address(packed.codes), lib.address(packed.scales), lib.address(packed.bias))
+    places = (address(packed.codes), address(packed.scales), address(packed.bias))
     scaling = (packed.super, packed.minima)
     return lib.CMatrix(packed.out, packed.inner, lib.FORMATS[packed.format], packed.group, *places, *scaling)
 
@@ -258,13 +261,7 @@ def _kv_tensors(part: KVPart) -> tuple[lib.CKVTensor, lib.CKVTensor]:
 
 def _kv_tensor(side: Side) -> lib.CKVTensor:
     codes, *scales = side.memory
-    return lib.CKVTensor(lib.FORMATS[side.codec.name], lib.address(codes), lib.address(scales[0]) if scales else None)
-
-
-def _packed(weight: Linear) -> Packed:
-    if not isinstance(weight, Packed):
-        raise RequestError("native kernels compute with packed weights; load them with load_packed")
-    return weight
+    return lib.CKVTensor(lib.FORMATS[side.codec.name], address(codes), address(scales[0]) if scales else None)
 
 
 def usable(library: ctypes.CDLL) -> list[str]:

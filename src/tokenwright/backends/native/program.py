@@ -10,20 +10,20 @@ import math
 from array import array
 from collections.abc import Sequence
 from ctypes import byref
+from functools import cached_property
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-import torch
 
+from tokenwright.arrays import Floats, address, place_of
 from tokenwright.backends import Logits
 from tokenwright.backends.adapters import NO_ADAPTERS, Beside
-from tokenwright.backends.device import kernel_threads
-from tokenwright.backends.layout import Weights
+from tokenwright.backends.device import kernel_threads, needs_torch
+from tokenwright.backends.layout import Weights, nbytes
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.compile import NativeModel
 from tokenwright.backends.native.native_kernels import NativeKernels, Workspace, kv_layer
 from tokenwright.backends.observation import CANDIDATES, Observed, Watched
-from tokenwright.backends.torch.backend import TorchBackend
-from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.cache import KVStore
 from tokenwright.config import Rope, angle_length
 from tokenwright.engine import AttentionWindow, Batch
@@ -31,6 +31,10 @@ from tokenwright.errors import CapacityError
 from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import RotaryTable, Rotation
 from tokenwright.models.taps import Tap, ignore
+
+if TYPE_CHECKING:
+    from tokenwright.backends.torch.backend import TorchBackend
+    from tokenwright.backends.torch.decoder import Decoder
 
 # Filling ctypes structs takes several times as long as making arrays of their 8-byte words.
 assert ctypes.sizeof(lib.CChunkRows) == 5 * 8, "the rows of a chunk are five words"
@@ -41,12 +45,39 @@ assert ctypes.sizeof(lib.CAdaptedRows) == 3 * 8, "the rows of an adapter are thr
 ROTARY_POSITIONS = 1 << 16  # most positions in the rotary cache
 
 
-class NativeDecoder(Decoder):
-    """A decoder over packed weights. Its steps can run as a `Program`, or op by op, which taps can observe."""
+class NativeDecoder:
+    """A graph over packed weights, compiled for the native kernels, whose steps run as a `Program`.
+
+    `weight_bytes`: bytes of the weights in memory. `counted`: tokens times layers that programs have computed.
+    """
 
     def __init__(self, graph: Graph, kernels: NativeKernels, weights: Weights, adapters: Beside = NO_ADAPTERS) -> None:
         self.native = NativeModel(graph, kernels, weights, adapters)
-        super().__init__(graph, kernels, weights, adapters)
+        self.graph = graph
+        self.kernels = kernels
+        self.weight_bytes = nbytes(weights)
+        self.counted = 0
+        self._parts = weights, adapters
+
+    @property
+    def layer_tokens(self) -> int:
+        """Tokens times layers computed so far, in either way."""
+        made = self.__dict__.get("op_by_op")
+        return self.counted + (0 if made is None else made.layer_tokens)
+
+    def again(self) -> Self:
+        """The same model, its weights shared, with a counter of its own."""
+        return type(self)(self.graph, self.kernels, *self._parts)
+
+    @cached_property
+    def op_by_op(self) -> "Decoder":
+        """The same model with the same kernels, called one by one, which taps can observe. Needs torch."""
+        needs_torch("what looks at a model op by op")
+        from tokenwright.backends.torch.decoder import Decoder
+        from tokenwright.backends.torch.over_native import TensorKernels
+
+        weights, adapters = self._parts
+        return Decoder(self.graph, TensorKernels(self.kernels), {**weights}, adapters)
 
 
 class Program:
@@ -63,7 +94,7 @@ class Program:
         self._rotary = RotaryCache(ropes, size) if ropes else None
         pairs_of = zip(model.graph.attention, store.specs, strict=True)
         self._sinks = [None if op.rope is None else at_edge(op.rope, size, spec.window) for op, spec in pairs_of]
-        pairs = [(store.view(i), lib.address(self._sinks[i])) for i in range(layers)]
+        pairs = [(store.view(i), address(self._sinks[i])) for i in range(layers)]
         self._kv = (lib.CKVLayer * layers)(*(kv_layer(*pair) for pair in pairs))
         self._kv_address = ctypes.addressof(self._kv)
 
@@ -75,9 +106,9 @@ class Program:
         tokens, wanted, model = batch.tokens, batch.logits_rows, self.model
         alive: list[object] = []  # keeps alive the arrays that the words point to
         chunks = self._chunk_rows(batch, alive)
-        count = len(wanted)
-        best, totals = array("q", [0]) * count, array("d", [0.0]) * count
-        logits = _empty(count, model.graph.vocab_size)
+        picked = len(wanted)
+        best, totals = array("q", [0]) * picked, array("d", [0.0]) * picked
+        logits = _empty(picked, model.graph.vocab_size)
         hidden = _empty(len(batch.hidden_rows), model.graph.width) if batch.hidden_rows else None
         words = (  # the words of a `lib.Batch`
             len(tokens),
@@ -86,21 +117,22 @@ class Program:
             chunks.buffer_info()[0],
             self.store.page_size,
             self._kv_address,
-            count,
+            picked,
             wanted.buffer_info()[0],
-            logits.data_ptr(),
+            place_of(logits),
             best.buffer_info()[0],
             totals.buffer_info()[0],
             len(batch.hidden_rows),
             batch.hidden_rows.buffer_info()[0],
-            0 if hidden is None else hidden.data_ptr(),
+            0 if hidden is None else place_of(hidden),
             *self._adapted(batch, alive),
             observed,
         )
         struct, kernels = array("q", words), model.kernels
-        threads = kernel_threads.own or torch.get_num_threads()  # not `count`: each step goes through here
         at = struct.buffer_info()[0]
-        if kernels.library.tw_forward(kernels.handle, self._workspace.address, byref(model.struct), at, threads):
+        if kernels.library.tw_forward(
+            kernels.handle, self._workspace.address, byref(model.struct), at, kernel_threads.count
+        ):
             raise CapacityError(f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget")
         return Logits(logits, tuple(best), tuple(totals), hidden)
 
@@ -118,7 +150,7 @@ class Program:
             one.weights = _empty(batch.position(one.row) + 1)
             logits_row = wanted.index(one.row) if one.row in wanted else -1
             places = at + 8 * (highest + ids * i), entropy + 8 * i
-            row = (one.layer, one.head, one.row, one.weights.data_ptr(), logits_row, *places)
+            row = (one.layer, one.head, one.row, place_of(one.weights), logits_row, *places)
             facts[rows + ROW * i : rows + ROW * (i + 1)] = array("q", row)
         logits = self(batch, at)
         for i, one in enumerate(watched):
@@ -166,18 +198,24 @@ class NativeBackend:
         self.store = store
         self.program = Program(decoder.native, store)
         self._layers = decoder.graph.layers
-        self.op_by_op = TorchBackend(decoder, store)
+
+    @cached_property
+    def op_by_op(self) -> "TorchBackend":
+        """The backend of steps under a tap."""
+        from tokenwright.backends.torch.backend import TorchBackend
+
+        return TorchBackend(self.decoder.op_by_op, self.store)
 
     def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
         if tap is not ignore:
             found = self.op_by_op(batch, tap)
             return Logits(found.rows, *self.decoder.native.kernels.summarise(found.rows), found.hidden)
-        self.decoder.layer_tokens += len(batch.tokens) * self._layers
+        self.decoder.counted += len(batch.tokens) * self._layers
         return self.program(batch)
 
     def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
         """As a call; also the facts of the pass."""
-        self.decoder.layer_tokens += len(batch.tokens) * self._layers
+        self.decoder.counted += len(batch.tokens) * self._layers
         return self.program.observe(batch, watched)
 
 
@@ -190,23 +228,23 @@ class RotaryCache:
     """
 
     def __init__(self, ropes: Sequence[Rope], head_size: int) -> None:
-        self._tables = [RotaryTable(rope, head_size, torch.device("cpu")) for rope in ropes]
+        self._tables = [RotaryTable(rope, head_size) for rope in ropes]
         self._width = len(ropes) * head_size  # numbers in a row
         self._rope = ropes[0]
         self._fixed = angle_length(self._rope, 1) is None  # the angles depend on no length
         self._length = 0  # the maximum length that the rows belong to
-        self._others: dict[int, torch.Tensor] = {}  # the rows of other lengths, those used last at the end
+        self._others: dict[int, Floats] = {}  # the rows of other lengths, those used last at the end
         self._other_rows = 0  # of them together
-        self._set(torch.empty(0, self._width))
+        self._set(_empty(0, self._width))
 
-    def _set(self, rows: torch.Tensor) -> None:
-        self._cached, self._count, self._address = rows, len(rows), rows.data_ptr()  # tensor calls are slow
+    def _set(self, rows: Floats) -> None:
+        self._cached, self._count, self._address = rows, len(rows), place_of(rows)
         self._row_bytes = self._width * rows.itemsize
 
     def address(self, start: int, stop: int, limit: int, alive: list[object]) -> int:
         """The address of the rows of positions [start, stop), in a sequence of at most `limit` tokens.
 
-        Appends to `alive` the tensors outside the cache that this step's addresses point into.
+        Appends to `alive` the arrays outside the cache that this step's addresses point into.
         """
         if not self._fixed:
             length = angle_length(self._rope, limit)
@@ -216,7 +254,7 @@ class RotaryCache:
             if start and stop > ROTARY_POSITIONS:
                 rows = self._rows(start, stop, limit)
                 alive.append(rows)
-                return rows.data_ptr()
+                return place_of(rows)
             alive.append(self._cached)
             self._set(self._rows(0, max(1024, 1 << (stop - 1).bit_length()), limit))
         return self._address + start * self._row_bytes
@@ -226,24 +264,23 @@ class RotaryCache:
         others = self._others
         others[self._length], self._other_rows, self._length = self._cached, self._other_rows + self._count, length
         found = others.pop(length, None)
-        self._set(torch.empty(0, self._width) if found is None else found)
+        self._set(_empty(0, self._width) if found is None else found)
         self._other_rows -= self._count
         while self._other_rows > ROTARY_POSITIONS:
             dropped = others.pop(next(iter(others)))
             self._other_rows -= len(dropped)
             alive.append(dropped)
 
-    def _rows(self, start: int, stop: int, limit: int) -> torch.Tensor:
-        positions = torch.arange(start, stop)
-        return torch.cat([_halves(table.rows(positions, limit)) for table in self._tables], 1)
+    def _rows(self, start: int, stop: int, limit: int) -> Floats:
+        positions = np.arange(start, stop)
+        return np.concatenate([_halves(table.rows(positions, limit)) for table in self._tables], 1)
 
 
-def _empty(*shape: int) -> torch.Tensor:
-    """`torch.empty`, without letting go of the interpreter: another thread would hold it before the native call."""
-    return torch.from_numpy(np.empty(shape, np.float32))
+def _empty(*shape: int) -> Floats:
+    return np.empty(shape, np.float32)
 
 
-def at_edge(rope: Rope, head_size: int, window: AttentionWindow) -> torch.Tensor | None:
+def at_edge(rope: Rope, head_size: int, window: AttentionWindow) -> Floats | None:
     """The rotation [1, D] of queries on sinks once the window is full: its last position. None without sinks.
 
     Up to there a query has the same position for sinks as for other keys. Models with sinks have no angle that depends
@@ -252,10 +289,10 @@ def at_edge(rope: Rope, head_size: int, window: AttentionWindow) -> torch.Tensor
     if not window.sinks or window.size is None:
         return None
     edge = window.sinks + window.size - 1
-    return _halves(RotaryTable(rope, head_size, torch.device("cpu")).rows(torch.tensor([edge]), 0))
+    return _halves(RotaryTable(rope, head_size).rows(np.array([edge]), 0))
 
 
-def _halves(rotation: Rotation) -> torch.Tensor:
+def _halves(rotation: Rotation) -> Floats:
     """The cosines, then the sines, of one half of a head: [n, D]."""
     half = rotation.cos.shape[1] // 2
-    return torch.cat((rotation.cos[:, :half], rotation.sin[:, :half]), 1)
+    return np.concatenate((rotation.cos[:, :half], rotation.sin[:, :half]), 1)

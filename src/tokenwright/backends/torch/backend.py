@@ -6,6 +6,7 @@ import torch
 
 from tokenwright.backends import Logits
 from tokenwright.backends.observation import Observed, Watched
+from tokenwright.backends.torch.border import array
 from tokenwright.backends.torch.counted import CountedKernels, WorkCounts
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.backends.torch.observe import Observer
@@ -43,4 +44,5 @@ class TorchBackend:
     def _run(self, decoder: Decoder, batch: Batch, tap: Tap) -> Logits:
         x = decoder.forward(self.batcher(batch), self.store, tap)  # [T, width]
         rows = decoder.logits(x[batch.logits_rows.tolist()])
-        return Logits(rows, hidden=decoder.hidden(x[batch.hidden_rows.tolist()]) if batch.hidden_rows else None)
+        hidden = array(decoder.hidden(x[batch.hidden_rows.tolist()])) if batch.hidden_rows else None
+        return Logits(array(rows), hidden=hidden)

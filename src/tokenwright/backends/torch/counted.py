@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tokenwright.backends import Kernels, Linear, Scored
+from tokenwright.backends import Scored
+from tokenwright.backends.torch.border import TensorRotation
+from tokenwright.backends.torch.kernels import Kernels, Linear
 from tokenwright.cache import ChunkRows, KVView
 from tokenwright.models.experts import Routing
-from tokenwright.models.rotary import Rotation
 
 
 @dataclass(slots=True)
@@ -41,6 +42,9 @@ class CountedKernels:
             self.counts.weight_bytes += weight.nbytes
         return self.kernels.linear(x, weight)
 
+    def rows(self, weight: Linear, ids: torch.Tensor) -> torch.Tensor:
+        return self.kernels.rows(weight, ids)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return self.kernels.rms_norm(x, weight, eps)
 
@@ -61,7 +65,7 @@ class CountedKernels:
     def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
         return self.kernels.soft_cap(x, cap)
 
-    def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    def rotate(self, x: torch.Tensor, rotation: TensorRotation) -> torch.Tensor:
         return self.kernels.rotate(x, rotation)
 
     def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:

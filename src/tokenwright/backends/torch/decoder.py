@@ -5,15 +5,17 @@ from typing import Self
 
 import torch
 
-from tokenwright.backends import Kernels, Scored
+from tokenwright.backends import Scored
 from tokenwright.backends.adapters import NO_ADAPTERS, Beside
-from tokenwright.backends.layout import Weights, nbytes
+from tokenwright.backends.layout import nbytes
+from tokenwright.backends.torch.kernels import Dense, Kernels
 from tokenwright.backends.torch.ops import (
     ForwardState,
     TorchAttention,
     TorchEmbed,
     TorchHead,
     TorchParallel,
+    Weights,
     running,
     using,
 )
@@ -36,16 +38,31 @@ class Decoder:
         self.kernels = kernels
         self.adapters = adapters
         self.weight_bytes = nbytes(weights)
-        self.embed = TorchEmbed(graph.embed, weights)
+        self.embed = TorchEmbed(graph.embed, kernels, weights)
         self.blocks = [running(op, kernels, weights) for op in graph.blocks]
         self.head = TorchHead(graph.head, kernels, weights)
         self.layer_tokens = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        matrix = self.head.matrix
+        return matrix.weight.device if isinstance(matrix, Dense) else torch.device("cpu")
 
     @property
     def scorings(self) -> list[Scored]:
         """How the attention scores of each layer follow from q k."""
         each = [op.attention if isinstance(op, TorchParallel) else op for op in self.blocks]
         return [op.scoring for op in each if isinstance(op, TorchAttention)]
+
+    @property
+    def op_by_op(self) -> Self:
+        """This decoder, which always runs op by op."""
+        return self
+
+    def again(self) -> Self:
+        """The same model, its weights shared, with a counter of its own."""
+        return self.using(self.kernels)
 
     def using(self, kernels: Kernels) -> Self:
         """The same model with other kernels, wherever it runs op by op, and a counter of its own; it shares weights."""

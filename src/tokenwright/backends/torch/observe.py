@@ -7,9 +7,13 @@ from collections.abc import Sequence
 
 import torch
 
-from tokenwright.backends import Logits, ReferenceKernels, Scored
+from tokenwright.backends import Logits, Scored
+from tokenwright.backends.device import Device
 from tokenwright.backends.observation import CANDIDATES, Observed, Watched, device_clock
+from tokenwright.backends.torch.border import array, tensor
 from tokenwright.backends.torch.counted import WorkCounts
+from tokenwright.backends.torch.reference_kernels import ReferenceKernels
+from tokenwright.backends.torch.tensor_batch import tensors_of
 from tokenwright.cache import ChunkRows, KVStore, KVView
 from tokenwright.engine import Batch
 from tokenwright.models.taps import Site
@@ -26,7 +30,7 @@ class Observer:
         self._watched = watched
         self._counts = counts
         self._store = store
-        self._clock = device_clock(store.device)
+        self._clock = device_clock(Device.named(store.memory.name))
         self._ends: list[int] = []
         self._layer_flop = 0
         self._queries: dict[int, torch.Tensor] = {}  # by the index of the watched row: [H, D]
@@ -49,7 +53,7 @@ class Observer:
         for i, one in enumerate(self._watched):
             self._weigh(i, one, batch, scorings[one.layer].of_head(one.head))
             if one.row in rows:
-                row = logits.rows[rows.index(one.row)]
+                row = tensor(logits.rows[rows.index(one.row)])
                 one.highest = row.topk(min(CANDIDATES, len(row))).indices.tolist()
                 logprobs = row.log_softmax(-1)
                 one.entropy = float(-(logprobs.exp() @ logprobs)) / math.log(2)
@@ -76,7 +80,8 @@ class Observer:
         try:
             read = store.chunk_rows(batch.tables_of(one.row), range(1), position)
             sink_query = None if sinks is None else sinks[one.head]
-            one.weights = attention_row(view, read, query[one.head], sink_query, group, scoring).cpu()
+            chunk = tensors_of(read, query.device)
+            one.weights = array(attention_row(view, chunk, query[one.head], sink_query, group, scoring))
         except RuntimeError:  # of torch, most often out of memory
             log.exception("the row of layer %d, head %d could not be computed", one.layer, one.head)
 

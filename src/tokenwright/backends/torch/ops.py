@@ -12,18 +12,21 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from tokenwright.backends import Dense, Kernels, Linear, Scored
+from tokenwright.backends import Scored
 from tokenwright.backends.adapters import Beside
-from tokenwright.backends.layout import Weights
+from tokenwright.backends.packed import Packed
+from tokenwright.backends.torch.border import tensor
+from tokenwright.backends.torch.kernels import Dense, Kernels, Linear
 from tokenwright.backends.torch.tensor_batch import TorchBatch
 from tokenwright.cache import KVStore, KVView
 from tokenwright.config import Rope
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op, Parallel
+from tokenwright.models.graph import MLP, Attention, Embed, Head, Matrix, Norm, Op, Parallel
 from tokenwright.models.latent import LatentAttention
 from tokenwright.models.taps import Site, Tap
 
 Function = Callable[[torch.Tensor], torch.Tensor]
+Weights = dict[str, Any]  # tensors, arrays or packed weights, by our names
 AnyOp = TypeVar("AnyOp")
 
 
@@ -59,13 +62,14 @@ class RunningOp(Protocol):
 class TorchEmbed:
     """Computes the residual stream before the first layer."""
 
-    def __init__(self, op: Embed, weights: Weights) -> None:
+    def __init__(self, op: Embed, kernels: Kernels, weights: Weights) -> None:
+        self.kernels = kernels
         self.table = linear(weights, op.table)
         self.positions = None if op.positions is None else dense(weights, "positions.weight")
         self.scale = _scaled(op.scale)
 
     def __call__(self, state: ForwardState) -> torch.Tensor:
-        x = self.scale(self.table.rows(state.batch.tokens))  # [T, width]
+        x = self.scale(self.kernels.rows(self.table, state.batch.tokens))  # [T, width]
         if self.positions is not None:
             x = x + self.positions[state.batch.positions]
         state.tap(Site.EMBEDDING, 0, x)
@@ -304,18 +308,13 @@ def using(op: AnyOp, before: Kernels, kernels: Kernels) -> AnyOp:
     return other
 
 
-def lacking(graph: Graph) -> list[str]:
-    """The names of a graph's block ops that this backend lacks, sorted."""
-    return sorted({type(op).__name__ for op in graph.blocks if type(op) not in OPS})
-
-
 def linear(weights: Weights, matrix: Matrix) -> Linear:
     """A matrix of the graph: packed under its own name, or dense, concatenated from its parts.
 
     Removes concatenated parts from `weights`, so that memory holds a second copy of one matrix at a time.
     """
     packed = weights.get(matrix.name)
-    if packed is not None and not isinstance(packed, torch.Tensor):
+    if isinstance(packed, Packed):
         return packed
     names = [name for name, _ in matrix.parts]
     parts = [dense(weights, f"{name}.weight") for name in names]
@@ -329,9 +328,9 @@ def linear(weights: Weights, matrix: Matrix) -> Linear:
 
 def dense(weights: Weights, name: str) -> torch.Tensor:
     """A dense tensor of `weights`."""
-    tensor = weights[name]
-    assert isinstance(tensor, torch.Tensor), f"{name} is not packed"
-    return tensor
+    found = weights[name]
+    assert not isinstance(found, Packed), f"{name} is not packed"
+    return tensor(found)
 
 
 def norm(of: Norm | None, kernels: Kernels, weights: Weights) -> Function:

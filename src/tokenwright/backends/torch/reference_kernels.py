@@ -12,11 +12,13 @@ import torch
 from torch.nn import functional as F
 
 from tokenwright.backends.packed import LANES, Packed
-from tokenwright.backends.protocol import Linear, Scored
+from tokenwright.backends.protocol import Scored
+from tokenwright.backends.torch import kv_codec
+from tokenwright.backends.torch.border import TensorRotation, array, tensor
+from tokenwright.backends.torch.kernels import Linear
 from tokenwright.cache import ChunkRows, KVPart, KVView, Side
 from tokenwright.engine.window import AttentionWindow
 from tokenwright.models.experts import Routing
-from tokenwright.models.rotary import Rotation
 
 MOST_DECODED = 1 << 22  # packed weights decoded at a time: 16 MiB in fp32
 MOST_WEIGHTS = 1 << 26  # attention weights in memory at a time, over all heads: 256 MiB in fp32
@@ -48,15 +50,18 @@ class ReferenceKernels:
         bias = None if weight.bias is None else self._in(weight.bias)
         return _as(F.linear(self._in(x), self._in(weight.weight), bias), x.dtype)
 
+    def rows(self, weight: Linear, ids: torch.Tensor) -> torch.Tensor:
+        return tensor(weight.rows(array(ids))) if isinstance(weight, Packed) else weight.weight[ids]
+
     def _packed(self, x: torch.Tensor, weight: Packed) -> torch.Tensor:
         """[T, in] -> [T, out], decoding and multiplying some blocks of outputs at a time."""
         wide, blocks = self._in(x), -(-weight.out // LANES)
         step = max(1, MOST_DECODED // (LANES * weight.inner))
         parts = []
         for first in range(0, blocks, step):
-            rows = weight.blocks(first, min(first + step, blocks)).to(wide.dtype)
+            rows = tensor(weight.blocks(first, min(first + step, blocks))).to(wide.dtype)
             at = first * LANES
-            bias = None if weight.bias is None else weight.bias[at : at + len(rows)].to(wide.dtype)
+            bias = None if weight.bias is None else tensor(weight.bias[at : at + len(rows)]).to(wide.dtype)
             parts.append(F.linear(wide, rows, bias))
         return _as(torch.cat(parts, -1), x.dtype)
 
@@ -106,7 +111,7 @@ class ReferenceKernels:
     def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
         return _as(self._in(x).div(cap).tanh_().mul_(cap), x.dtype)
 
-    def rotate(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    def rotate(self, x: torch.Tensor, rotation: TensorRotation) -> torch.Tensor:
         wide = _as(x, self.wide)
         first, second = wide.chunk(2, dim=-1)
         turned = wide * rotation.cos[:, None] + torch.cat((-second, first), dim=-1) * rotation.sin[:, None]
@@ -114,8 +119,8 @@ class ReferenceKernels:
 
     def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
         for part in view.parts:
-            part.k.write(slots[part.group], k)
-            part.v.write(slots[part.group], v)
+            kv_codec.write(part.k, slots[part.group], k)
+            kv_codec.write(part.v, slots[part.group], v)
 
     def attention(
         self,
@@ -143,7 +148,7 @@ class ReferenceKernels:
 
         Both are in the order of positions.
         """
-        positions = _joined([chunk.positions[part.group] for part in view.parts])
+        positions = _joined([tensor(chunk.positions[part.group]) for part in view.parts])
         return self._read(view.parts, [part.k for part in view.parts], chunk), positions
 
     def values(self, view: KVView, chunk: ChunkRows) -> torch.Tensor:
@@ -152,7 +157,7 @@ class ReferenceKernels:
 
     def _read(self, parts: Sequence[KVPart], sides: Sequence[Side], chunk: ChunkRows) -> torch.Tensor:
         each = zip(parts, sides, strict=True)
-        return _joined([side.read(chunk.slots[part.group], self.wide) for part, side in each])
+        return _joined([kv_codec.read(side, chunk.slots[part.group], self.wide) for part, side in each])
 
     def weights(
         self,

@@ -21,12 +21,16 @@ has a form. IQ4_XS alone is always decoded, by the `gguf` package.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
+from tokenwright.arrays import Array, Bytes, Floats
 from tokenwright.formats import WeightFormat
+
+Halves = NDArray[np.float16]
+Integers = NDArray[Any]  # int8
 
 _INT8, _INT5 = WeightFormat("int8", 32), WeightFormat("int5", 32)
 _MINIMA = WeightFormat("int5", 32, minima=True)
@@ -49,28 +53,30 @@ _HALF_EXPONENT = 128  # of MXFP4's scale of doubled values, 2^(e - 128)
 _EXPONENTS = (_HALF_EXPONENT - 24, _HALF_EXPONENT + 15)  # those of which float16 holds the power
 
 
-def dequantised(raw: torch.Tensor, dtype: str) -> torch.Tensor:
+def dequantised(raw: Bytes, dtype: str) -> Floats:
     """Rows [n, bytes] of blocks of a type, as numbers [n, in] in fp32."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    with numpy.errstate(all="ignore"):  # values that are not finite are refused where they are stored
-        return torch.from_numpy(dequantize(raw.numpy(), GGMLQuantizationType[dtype]).copy())
+    with np.errstate(all="ignore"):  # values that are not finite are refused where they are stored
+        numbers: Floats = dequantize(raw, GGMLQuantizationType[dtype]).copy()
+        return numbers
 
 
-def codes_and_scales(raw: torch.Tensor, dtype: str, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:
+def codes_and_scales(raw: Bytes, dtype: str, form: WeightFormat) -> tuple[Bytes, Array]:
     """Rows [n, bytes] of a type as `Packed.put_codes` takes them; `form`: one of FORMS of the type.
 
     Codes uint8 [n, in]; float16 scales [n, in / 32], or records uint8 [n, bytes] with minima or super-blocks.
     Scales of MXFP4 that float16 does not hold become infinite, or 0 where all codes of the block are 0.
     """
-    blocks = raw.view(len(raw), -1, _BYTES[dtype])
+    rows = len(raw)
+    blocks = raw.reshape(rows, -1, _BYTES[dtype])
     if dtype.endswith("_K"):
         found = _OF_SUPER_BLOCKS[dtype](blocks)
-        return found.codes.flatten(1), found.records(form).flatten(1)
+        return found.codes.reshape(rows, -1), found.records(form).reshape(rows, -1)
     if dtype == "MXFP4":
         codes = _looked_up(blocks[..., 1:], DOUBLED)
-        return codes.flatten(1), _powers(blocks[..., 0], (codes == 128).all(-1))
+        return codes.reshape(rows, -1), _powers(blocks[..., 0], (codes == 128).all(-1))
     scales, codes = _half(blocks, 0)[..., 0], blocks[..., 2:]
     match dtype:
         case "Q8_0":
@@ -83,13 +89,14 @@ def codes_and_scales(raw: torch.Tensor, dtype: str, form: WeightFormat) -> tuple
             codes = _five_bits(codes) + (0 if form == _INT5 else 112)  # to an offset of 128
         case _:  # Q4_1, Q5_1
             codes = _nibbles(codes[..., 2:]) if dtype == "Q4_1" else _five_bits(codes[..., 2:])
-            return codes.flatten(1), torch.cat((blocks[..., :2], _bytes(-_half(blocks, 2))), -1).flatten(1)
-    return codes.flatten(1), scales
+            both = np.concatenate((blocks[..., :2], _bytes(-_half(blocks, 2))), -1)
+            return codes.reshape(rows, -1), both.reshape(rows, -1)
+    return codes.reshape(rows, -1), scales
 
 
-def scales_fit(raw: torch.Tensor) -> bool:
+def scales_fit(raw: Bytes) -> bool:
     """Whether float16 holds the scales of rows [n, bytes] of MXFP4."""
-    return bool(codes_and_scales(raw, IF_SCALES_FIT, _INT8)[1].isfinite().all())
+    return bool(np.isfinite(codes_and_scales(raw, IF_SCALES_FIT, _INT8)[1]).all())
 
 
 class _SuperBlocks(NamedTuple):
@@ -99,106 +106,108 @@ class _SuperBlocks(NamedTuple):
     subtracted from their codes; the others minimum and minimum_steps, as scale and steps.
     """
 
-    codes: torch.Tensor
-    scale: torch.Tensor
-    steps: torch.Tensor
-    minimum: torch.Tensor | None = None
-    minimum_steps: torch.Tensor | None = None
+    codes: Bytes
+    scale: Halves
+    steps: Integers
+    minimum: Halves | None = None
+    minimum_steps: Integers | None = None
     offset: int = 0
 
-    def records(self, form: WeightFormat) -> torch.Tensor:
+    def records(self, form: WeightFormat) -> Bytes:
         """The records of a form [n, blocks, bytes]: the float16 numbers, then each group's integers."""
         steps = _grouped(self.steps, form)
         if not form.minima:
-            return torch.cat((_bytes(self.scale), steps.view(torch.uint8)), -1)
+            return np.concatenate((_bytes(self.scale), steps.view(np.uint8)), -1)
         if self.minimum is None or self.minimum_steps is None:
-            minimum, minima = self.scale * self.offset, steps  # a power of two: exact
+            minimum, minima = self.scale * np.float16(self.offset), steps  # a power of two: exact
         else:
             minimum, minima = self.minimum, _grouped(self.minimum_steps, form)
-        integers = torch.stack((steps, minima), -1).flatten(-2)
-        return torch.cat((_bytes(self.scale), _bytes(minimum), integers.view(torch.uint8)), -1)
+        integers = np.stack((steps, minima), -1).reshape(*steps.shape[:-1], -1)
+        return np.concatenate((_bytes(self.scale), _bytes(minimum), integers.view(np.uint8)), -1)
 
 
-def _grouped(steps: torch.Tensor, form: WeightFormat) -> torch.Tensor:
+def _grouped(steps: Integers, form: WeightFormat) -> Integers:
     """Integers [n, blocks, groups] for the groups of a form, which are as long or half as long."""
-    return steps.repeat_interleave(form.super // form.group // steps.shape[-1], -1)
+    return steps.repeat(form.super // form.group // steps.shape[-1], -1)
 
 
-def _q2(blocks: torch.Tensor) -> _SuperBlocks:
+def _q2(blocks: Bytes) -> _SuperBlocks:
     both = blocks[..., :16]
     codes = _pieces(blocks[..., 16:80], 32, 2)
     return _SuperBlocks(
-        codes, _half(blocks, 80), (both & 15).view(torch.int8), _half(blocks, 82), (both >> 4).view(torch.int8)
+        codes, _half(blocks, 80), (both & 15).view(np.int8), _half(blocks, 82), (both >> 4).view(np.int8)
     )
 
 
-def _q3(blocks: torch.Tensor) -> _SuperBlocks:
+def _q3(blocks: Bytes) -> _SuperBlocks:
     upper = _pieces(blocks[..., :32], 32, 1)
     packed = blocks[..., 96:108]
     steps = _pieces(packed[..., :8], 8, 4) | _pieces(packed[..., 8:], 4, 2) << 4
     codes = _pieces(blocks[..., 32:96], 32, 2) | upper << 2
-    return _SuperBlocks(codes, _half(blocks, 108), steps.view(torch.int8) - 32, offset=4)
+    return _SuperBlocks(codes, _half(blocks, 108), steps.view(np.int8) - 32, offset=4)
 
 
-def _q4(blocks: torch.Tensor) -> _SuperBlocks:
+def _q4(blocks: Bytes) -> _SuperBlocks:
     return _SuperBlocks(_pieces(blocks[..., 16:], 32, 4), *_scales_and_minima(blocks))
 
 
-def _q5(blocks: torch.Tensor) -> _SuperBlocks:
+def _q5(blocks: Bytes) -> _SuperBlocks:
     codes = _pieces(blocks[..., 48:], 32, 4) | _pieces(blocks[..., 16:48], 32, 1) << 4
     return _SuperBlocks(codes, *_scales_and_minima(blocks))
 
 
-def _q6(blocks: torch.Tensor) -> _SuperBlocks:
+def _q6(blocks: Bytes) -> _SuperBlocks:
     codes = _pieces(blocks[..., :128], 64, 4) | _pieces(blocks[..., 128:192], 32, 2) << 4
-    return _SuperBlocks(codes, _half(blocks, 208), blocks[..., 192:208].view(torch.int8), offset=32)
+    return _SuperBlocks(codes, _half(blocks, 208), blocks[..., 192:208].view(np.int8), offset=32)
 
 
 _OF_SUPER_BLOCKS = {"Q2_K": _q2, "Q3_K": _q3, "Q4_K": _q4, "Q5_K": _q5, "Q6_K": _q6}
 
 
-def _scales_and_minima(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _scales_and_minima(blocks: Bytes) -> tuple[Halves, Integers, Halves, Integers]:
     """Of Q4_K and Q5_K: scale, steps, minimum and its steps. Eight times six bits and six bits are in twelve bytes."""
-    first, second, third = blocks[..., 4:16].view(*blocks.shape[:2], 3, 4).unbind(-2)
-    steps = torch.cat((first & 63, third & 15 | first >> 2 & 48), -1)
-    minima = torch.cat((second & 63, third >> 4 | second >> 2 & 48), -1)
-    return _half(blocks, 0), steps.view(torch.int8), _half(blocks, 2), minima.view(torch.int8)
+    first, second, third = np.moveaxis(blocks[..., 4:16].reshape(*blocks.shape[:2], 3, 4), -2, 0)
+    steps = np.concatenate((first & 63, third & 15 | first >> 2 & 48), -1)
+    minima = np.concatenate((second & 63, third >> 4 | second >> 2 & 48), -1)
+    return _half(blocks, 0), steps.view(np.int8), _half(blocks, 2), minima.view(np.int8)
 
 
-def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+def _half(blocks: Bytes, at: int) -> Halves:
     """The float16 number at a byte of each block: [n, blocks, 1]."""
-    return blocks[..., at : at + 2].contiguous().view(torch.float16)
+    return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)
 
 
-def _bytes(halves: torch.Tensor) -> torch.Tensor:
-    return halves.contiguous().view(torch.uint8)
+def _bytes(halves: Halves) -> Bytes:
+    return np.ascontiguousarray(halves).view(np.uint8)
 
 
-def _pieces(packed: torch.Tensor, together: int, bits: int) -> torch.Tensor:
+def _pieces(packed: Bytes, together: int, bits: int) -> Bytes:
     """Numbers [n, blocks, count] of some bits: of each `together` bytes first their lowest bits, then the next."""
-    places = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
-    pieces = packed.view(*packed.shape[:2], -1, 1, together) >> places & (1 << bits) - 1
-    return pieces.flatten(-3)
+    places = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    pieces: Bytes = packed.reshape(*packed.shape[:2], -1, 1, together) >> places & (1 << bits) - 1
+    return pieces.reshape(*packed.shape[:2], -1)
 
 
-def _nibbles(packed: torch.Tensor) -> torch.Tensor:
+def _nibbles(packed: Bytes) -> Bytes:
     """Codes [..., 32] of bytes [..., 16]: the low halves first, then the high ones."""
-    return torch.cat((packed & 15, packed >> 4), -1)
+    return np.concatenate((packed & 15, packed >> 4), -1)
 
 
-def _looked_up(packed: torch.Tensor, table: tuple[int, ...]) -> torch.Tensor:
-    return torch.tensor([128 + value for value in table], dtype=torch.uint8)[_nibbles(packed).int()]
+def _looked_up(packed: Bytes, table: tuple[int, ...]) -> Bytes:
+    return np.array([128 + value for value in table], np.uint8)[_nibbles(packed)]
 
 
-def _five_bits(block: torch.Tensor) -> torch.Tensor:
+def _five_bits(block: Bytes) -> Bytes:
     """Codes [..., 32] of Q5_0 and Q5_1: 4 bytes with the fifth bits of the codes, then their low bits."""
-    fifth = (block[..., :4, None] >> torch.arange(8, dtype=torch.uint8)) & 1
-    return _nibbles(block[..., 4:]) | fifth.flatten(-2) << 4
+    fifth = (block[..., :4, None] >> np.arange(8, dtype=np.uint8)) & 1
+    codes: Bytes = _nibbles(block[..., 4:]) | fifth.reshape(*block.shape[:-1], 32) << 4
+    return codes
 
 
-def _powers(exponents: torch.Tensor, empty: torch.Tensor) -> torch.Tensor:
+def _powers(exponents: Bytes, empty: NDArray[np.bool_]) -> Halves:
     low, high = _EXPONENTS
-    powers = torch.ldexp(torch.ones(exponents.shape), exponents.int() - _HALF_EXPONENT).half()
-    powers[(exponents < low) | (exponents > high)] = torch.inf
+    with np.errstate(over="ignore"):
+        powers = np.ldexp(np.float32(1), exponents.astype(np.int32) - _HALF_EXPONENT).astype(np.float16)
+    powers[(exponents < low) | (exponents > high)] = np.inf
     powers[empty] = 0
     return powers

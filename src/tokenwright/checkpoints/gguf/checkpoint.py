@@ -203,16 +203,14 @@ def _longrope(keys: JsonKeys, header: Header, factors: Callable[[Stored], list[f
 
 def _llama3(keys: JsonKeys, factors: list[float]) -> dict[str, Any]:
     """Llama 3.1's scaling, if it gives these factors with the constants that all its models have."""
-    import torch
-
     from tokenwright.config import Llama3Scaling
     from tokenwright.models.rotary import llama3_frequencies
 
     factor = max(factors, default=1.0)
     base, pairs = _shortest(keys.number("rope.freq_base", 10000.0, above=1.0)), len(factors)
-    plain = torch.tensor([base ** (-at / pairs) for at in range(pairs)], dtype=torch.float64)
+    plain = numpy.array([base ** (-at / pairs) for at in range(pairs)], numpy.float64)
     scaled = llama3_frequencies(plain, Llama3Scaling(factor, 1.0, 4.0, 8192))
-    if factor < 1 or not torch.allclose(plain / scaled, torch.tensor(factors, dtype=torch.float64), rtol=1e-4):
+    if factor < 1 or not numpy.allclose(plain / scaled, numpy.array(factors, numpy.float64), rtol=1e-4):
         raise keys.error(f"{ROPE_FACTORS} is not Llama 3.1's scaling of 8,192 tokens; Tokenwright lacks it")
     return {
         "rope_type": "llama3",

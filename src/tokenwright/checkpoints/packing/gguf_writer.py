@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy
-import torch
+import numpy as np
 
+from tokenwright.arrays import BFLOAT16, Array, Bytes, Floats, as_bytes, finite, narrowed
 from tokenwright.backends.layout import format_of
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.packed import LANES, Packed
@@ -38,7 +38,7 @@ _FILE_TYPES: Mapping[str, int] = {"bfloat16": 32, "int8": 7, "int4": 2}  # gener
 _KINDS = {LAYOUTS[kind].model: kind for kind in ("llama", "qwen2", "qwen3")}  # those that are written
 _SLAB = 1 << 24  # bytes of fp32 that are converted together
 _THREADS = 2
-_NUMBERS = numpy.dtype(numpy.float32)  # the writer is given shapes of numbers, not of bytes
+_NUMBERS = np.dtype(np.float32)  # the writer is given shapes of numbers, not of bytes
 
 
 class Contents:
@@ -95,7 +95,7 @@ class Contents:
                 "folder instead"
             )
 
-    def data(self, name: str) -> Iterator[torch.Tensor]:
+    def data(self, name: str) -> Iterator[Bytes]:
         """The bytes of a tensor, in order, some rows at a time."""
         checkpoint, kind = self.checkpoint, self.types[name]
         source, updates = checkpoint.sources[name], checkpoint.updates.get(name.removesuffix(".weight"), ())
@@ -104,7 +104,7 @@ class Contents:
         step = stored.shape[0] if whole else _rows(stored.shape, source.order.block if source.order else self.paired)
         for first in range(0, stored.shape[0], step):
             raw = read_rows(stored, first, min(first + step, stored.shape[0]))
-            ours = piece_of(raw, source).float().contiguous()
+            ours = np.ascontiguousarray(piece_of(raw, source), np.float32)
             for update in updates:
                 ours = update.added_to(ours, first if source.order is None else source.order.ours(first))
             found = _as_bytes(_in_pairs(ours, self.paired) if name in self.turned else ours, kind)
@@ -171,12 +171,12 @@ def _append(contents: Contents, draft: Path, sizes: Mapping[str, int], report: R
     with draft.open("ab") as stream:
         stream.write(bytes(-stream.tell() % 32))
         if contents.factors is not None:
-            stream.write(contents.factors.numpy().tobytes())
+            stream.write(contents.factors.tobytes())
         for name, size in sizes.items():
             stream.write(bytes(-stream.tell() % 32))
             before = stream.tell()
             for piece in contents.data(name):
-                done += stream.write(piece.numpy().data)
+                done += stream.write(piece.data)
                 if report is not None:
                     report(done, total)
             assert stream.tell() - before == size, f"{name} has its bytes"
@@ -259,14 +259,14 @@ def _rope(positions: object) -> dict[str, Any]:
             raise CheckpointError(f"a GGUF file cannot say {type(other).__name__} of rotary positions; write a folder")
 
 
-def _rope_factors(checkpoint: Checkpoint) -> torch.Tensor | None:
+def _rope_factors(checkpoint: Checkpoint) -> Floats | None:
     """Divisors [head_size / 2] of the frequencies, in fp32, for Llama 3.1's scaling."""
     positions = checkpoint.config.positions
     if not isinstance(positions, Rope) or not isinstance(positions.scaling, Llama3Scaling):
         return None
     pairs = checkpoint.config.head_size // 2
-    plain = torch.tensor([positions.theta ** (-at / pairs) for at in range(pairs)], dtype=torch.float64)
-    return (plain / llama3_frequencies(plain, positions.scaling)).float()
+    plain = np.array([positions.theta ** (-at / pairs) for at in range(pairs)], np.float64)
+    return (plain / llama3_frequencies(plain, positions.scaling)).astype(np.float32)
 
 
 def _rows(shape: tuple[int, ...], paired: int) -> int:
@@ -275,16 +275,16 @@ def _rows(shape: tuple[int, ...], paired: int) -> int:
     return max(1, _SLAB // (4 * shape[1] * unit)) * unit
 
 
-def _in_pairs(rows: torch.Tensor, size: int) -> torch.Tensor:
+def _in_pairs(rows: Array, size: int) -> Array:
     """Rows 0, size / 2, 1, size / 2 + 1, ... of each head of `size` rows: the inverse of `piece_of`."""
-    return rows.reshape(-1, 2, size // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+    return rows.reshape(-1, 2, size // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def _as_bytes(rows: torch.Tensor, kind: str) -> torch.Tensor | None:
+def _as_bytes(rows: Array, kind: str) -> Bytes | None:
     """Rows [n, in] (or a vector) in fp32 as flat bytes of a type; None if values are not finite in it."""
     if kind in ("F32", "BF16"):
-        numbers = rows if kind == "F32" else rows.bfloat16()
-        return numbers.contiguous().view(-1).view(torch.uint8) if bool(numbers.isfinite().all()) else None
+        numbers = np.ascontiguousarray(rows if kind == "F32" else narrowed(rows, BFLOAT16))
+        return as_bytes(numbers) if finite(numbers) else None
     packed = Packed.empty(len(rows), rows.shape[1], WeightFormat("int8" if kind == "Q8_0" else "int4", 32))
     kernels = find_kernels()
     bad = packed.pack_rows(0, rows) if kernels is None else kernels.pack(packed, 0, rows, _THREADS)
@@ -293,5 +293,5 @@ def _as_bytes(rows: torch.Tensor, kind: str) -> torch.Tensor | None:
     codes, scales = packed.stored_rows()
     blocks = codes.reshape(len(rows), -1, 32)
     blocks = blocks ^ 0x80 if kind == "Q8_0" else blocks[..., :16] | blocks[..., 16:] << 4
-    head = scales.contiguous().view(torch.uint8).view(len(rows), -1, 2)
-    return torch.cat((head, blocks), -1).flatten()
+    head = np.ascontiguousarray(scales).view(np.uint8).reshape(len(rows), -1, 2)
+    return np.concatenate((head, blocks), -1).reshape(-1)

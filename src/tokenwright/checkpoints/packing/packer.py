@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from math import lcm
 from types import MappingProxyType
 
-import torch
+import numpy as np
 
+from tokenwright.arrays import Array, finite, narrowed
 from tokenwright.backends.adapters import Update
 from tokenwright.backends.layout import Weights, empty_weights
 from tokenwright.backends.native.native_kernels import find_kernels
@@ -28,7 +29,7 @@ from tokenwright.checkpoints.tensor_reader import piece_of, read_codes, read_row
 from tokenwright.errors import CheckpointError, RequestError, fetch_again
 from tokenwright.formats import DType, WeightFormat
 
-Pack = Callable[[Packed, int, torch.Tensor], int]  # `Packed.pack_rows`, or a faster one
+Pack = Callable[[Packed, int, Array], int]  # `Packed.pack_rows`, or a faster one
 
 THREADS = 2  # for reading and packing
 SLAB_BYTES = 1 << 20  # read at a time, in whole blocks; fits a core's L2 cache
@@ -117,19 +118,20 @@ class Place:
     updates: what adapters add to its rows before they are packed.
     """
 
-    target: Packed | torch.Tensor
+    target: Packed | Array
     first: int
     updates: tuple[Update, ...] = ()
 
-    def put(self, row: int, rows: torch.Tensor, pack: Pack) -> bool:
+    def put(self, row: int, rows: Array, pack: Pack) -> bool:
         """Write rows [row, ...) of our tensor. False if a value is not finite in the target's format."""
         first = self.first + row
         for update in self.updates:
             rows = update.added_to(rows, row)
         if isinstance(self.target, Packed):
             return pack(self.target, first, rows) == 0
-        kept = self.target[first : first + len(rows)].copy_(rows)
-        return bool(kept.isfinite().all())
+        kept = self.target[first : first + len(rows)]
+        kept[...] = narrowed(rows, kept.dtype)
+        return finite(kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +156,9 @@ class Job:
         raw = read_rows(self.stored, self.first, self.last)
         for source, place in self.users:
             ours = piece_of(raw, source)
-            step = len(ours) if ours.is_contiguous() else _rows_of_slab(ours[0].nbytes)
+            step = len(ours) if ours.flags.c_contiguous else _rows_of_slab(ours[0].nbytes)
             for row in range(0, len(ours), step):
-                if not place.put(self._ours(source) + row, ours[row : row + step].contiguous(), pack):
+                if not place.put(self._ours(source) + row, np.ascontiguousarray(ours[row : row + step]), pack):
                     refuse_values(raw, self.name, self.stored.file, _form_name(place))
         return self.stored.nbytes * (self.last - self.first) // self.stored.shape[0]
 

@@ -10,21 +10,21 @@ import fcntl
 import json
 import mmap
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 
-import torch
+import numpy as np
 
+from tokenwright.arrays import Array, as_bytes
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.packed import Packed
 from tokenwright.checkpoints.packed_file import named_tensors
 
 _HEAD = 8  # bytes of the index's length
 _APART = 64  # bytes: the kernels' loads want such addresses
-_DTYPES = {str(dtype): dtype for dtype in (torch.uint8, torch.float16, torch.float32)}
+_DTYPES = {np.dtype(one).name: np.dtype(one) for one in (np.uint8, np.float16, np.float32)}
 
 
 def new_shared_file() -> int:
@@ -65,7 +65,7 @@ def _is_written(descriptor: int) -> bool:
 def _write(descriptor: int, weights: Weights) -> None:
     tensors, at, places = dict(named_tensors(weights)), 0, {}
     for name, one in tensors.items():
-        places[name] = (at, str(one.dtype), list(one.shape))
+        places[name] = (at, one.dtype.name, list(one.shape))
         at += -(-one.nbytes // _APART) * _APART
     forms = {name: _form(one) for name, one in weights.items() if isinstance(one, Packed)}
     index = json.dumps({"tensors": places, "packed": forms, "order": list(weights)}).encode()
@@ -75,7 +75,7 @@ def _write(descriptor: int, weights: Weights) -> None:
         memory[_HEAD : _HEAD + len(index)] = index
         for name, one in tensors.items():
             place = start + places[name][0]
-            memory[place : place + one.nbytes] = one.contiguous().view(-1).view(torch.uint8).numpy().data
+            memory[place : place + one.nbytes] = as_bytes(np.ascontiguousarray(one)).data
         memory[:_HEAD] = len(index).to_bytes(_HEAD, "little")  # last: now it is whole
 
 
@@ -96,14 +96,10 @@ def _mapped(descriptor: int) -> Weights:
     memory = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
     start = _start(size)
 
-    def tensor(name: str) -> torch.Tensor:
+    def tensor(name: str) -> Array:
         at, dtype, shape = index["tensors"][name]
-        if not prod(shape):
-            return torch.empty(shape, dtype=_DTYPES[dtype])
-        with warnings.catch_warnings():  # nobody writes to weights, and here nobody can
-            warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-            flat = torch.frombuffer(memory, dtype=_DTYPES[dtype], count=prod(shape), offset=start + at)
-        return flat.view(shape)
+        flat = np.frombuffer(memory, _DTYPES[dtype], prod(shape), start + at if prod(shape) else 0)
+        return flat.reshape(shape)
 
     found: Weights = {}
     for name in index["order"]:
@@ -111,7 +107,7 @@ def _mapped(descriptor: int) -> Weights:
             found[name] = tensor(name)
             continue
         form = index["packed"][name]
-        scales = tensor(f"{name}.scales") if form["group"] else torch.empty(0, dtype=torch.float16)
+        scales = tensor(f"{name}.scales") if form["group"] else np.empty(0, np.float16)
         bias = tensor(f"{name}.bias") if f"{name}.bias" in index["tensors"] else None
         found[name] = replace(Packed(codes=tensor(f"{name}.codes"), scales=scales, **form), bias=bias)
     return found

@@ -16,12 +16,11 @@ nothing:
 from collections.abc import Mapping
 from typing import Protocol
 
-import torch
-
+from tokenwright.arrays import Array, Bytes, Floats
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.formats import WeightFormat
 
-Parts = Mapping[str, torch.Tensor]  # the tensors of a matrix by the last part of their names
+Parts = Mapping[str, Array]  # the tensors of a matrix by the last part of their names
 
 
 class MatrixCodec(Protocol):
@@ -41,10 +40,10 @@ class MatrixCodec(Protocol):
     def form(self, small: Parts, inner: int) -> WeightFormat | None:
         """The packed form that holds the matrix without loss, or None. Raises ValueError for impossible values."""
 
-    def numbers(self, parts: Parts) -> torch.Tensor:
+    def numbers(self, parts: Parts) -> Floats:
         """The matrix [out, in] in fp32."""
 
-    def codes(self, parts: Parts, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:
+    def codes(self, parts: Parts, form: WeightFormat) -> tuple[Bytes, Array]:
         """The codes [out, in] (uint8) and scales [out, in / group] (float16) of `form`, as `Packed` stores them."""
 
 
@@ -54,5 +53,5 @@ class Decoded:
     def form(self, small: Parts, inner: int) -> WeightFormat | None:  # noqa: ARG002  (the answer of others depends on it)
         return None
 
-    def codes(self, parts: Parts, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
+    def codes(self, parts: Parts, form: WeightFormat) -> tuple[Bytes, Array]:  # noqa: ARG002
         raise AssertionError("no packed form was offered")

@@ -5,10 +5,12 @@ Sources: AutoGPTQ's and AutoAWQ's packing, and compressed-tensors' format pack-q
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
+from tokenwright.arrays import Array, Bytes, Floats, narrowed
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.quantised.codecs import Parts
 from tokenwright.formats import WeightFormat
@@ -18,61 +20,69 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where AWQ keeps the outputs of a word: 
 _SPANS = (256, 128, 64, 32)  # inputs that share a scale in our forms: a super-block, or a group
 
 
+Shorts = NDArray[Any]  # int16
+Indices = NDArray[np.int64]
+
+
 class _Grouped(NamedTuple):
     """Unpacked codes [out, in] and zeros [out, groups] (int16), scales [out, groups], and each input's group [in]."""
 
-    codes: torch.Tensor
-    zeros: torch.Tensor
-    scales: torch.Tensor
-    group_of: torch.Tensor
+    codes: Shorts
+    zeros: Shorts
+    scales: Array
+    group_of: Indices
 
-    def numbers(self) -> torch.Tensor:
+    def numbers(self) -> Floats:
         steps = self.codes - self.zeros[:, self.group_of]
-        return steps.float().mul_(self.scales.float()[:, self.group_of])
+        numbers: Floats = steps.astype(np.float32) * self.scales.astype(np.float32)[:, self.group_of]
+        return numbers
 
-    def packed(self, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:
+    def packed(self, form: WeightFormat) -> tuple[Bytes, Array]:
         if form.minima:
-            return self.codes.to(torch.uint8), self._records(form)
+            return self.codes.astype(np.uint8), self._records(form)
         middle = 128 if form.name == "int8" else 8
-        codes = (self.codes - self.zeros[:, self.group_of] + middle).to(torch.uint8)
-        return codes, self.scales.half()[:, self.group_of[:: form.group]]
+        codes = (self.codes - self.zeros[:, self.group_of] + middle).astype(np.uint8)
+        return codes, _halves(self.scales)[:, self.group_of[:: form.group]]
 
-    def _records(self, form: WeightFormat) -> torch.Tensor:
+    def _records(self, form: WeightFormat) -> Bytes:
         """Scales as `Packed.put_codes` takes them in super-blocks: a group has scale * 1, minimum scale * zero."""
-        of_super = self.group_of[:: form.super]
-        scales, zeros = self.scales.half()[:, of_super], self.zeros[:, of_super]
-        halves = torch.stack((scales, scales), -1).view(torch.uint8)  # [out, super-blocks, 4]
-        pairs = torch.stack((torch.ones_like(zeros), zeros), -1).to(torch.uint8)
-        return torch.cat((halves, pairs.repeat(1, 1, form.super // form.group)), -1).flatten(1)
+        of_super, times = self.group_of[:: form.super], form.super // form.group
+        scales, zeros = _halves(self.scales)[:, of_super], self.zeros[:, of_super]
+        halves = np.stack((scales, scales), -1).view(np.uint8)  # [out, super-blocks, 4]
+        pairs = np.stack((np.ones_like(zeros), zeros), -1).astype(np.uint8)
+        return np.concatenate((halves, np.tile(pairs, (1, 1, times))), -1).reshape(len(scales), -1)
 
 
-def _form_of_groups(
-    bits: int, zeros: torch.Tensor | None, scales: torch.Tensor, group_of: torch.Tensor
-) -> WeightFormat | None:
+def _halves(scales: Array) -> NDArray[np.float16]:
+    return narrowed(scales, np.dtype(np.float16))
+
+
+def _form_of_groups(bits: int, zeros: Shorts | None, scales: Array, group_of: Indices) -> WeightFormat | None:
     """The form of codes in groups, if they are whole groups of ours and float16 holds every scale."""
     inner = len(group_of)
     span = next((one for one in _SPANS if inner % one == 0 and _constant_within(group_of, one)), None)
-    if bits != 4 or span is None or not torch.equal(scales.half().to(scales.dtype), scales):
+    if bits != 4 or span is None or not np.array_equal(_halves(scales).astype(scales.dtype), scales):
         return None
     if zeros is None or bool((zeros == 8).all()):
         return WeightFormat("int4", min(span, 64))
     return WeightFormat("int4", 32, span, minima=True) if span > 32 else WeightFormat("int8", 32)
 
 
-def _constant_within(group_of: torch.Tensor, size: int) -> bool:
-    blocks = group_of.view(-1, size)
+def _constant_within(group_of: Indices, size: int) -> bool:
+    blocks = group_of.reshape(-1, size)
     return bool((blocks == blocks[:, :1]).all())
 
 
-def _groups(inner: int, count: int) -> torch.Tensor:
+def _groups(inner: int, count: int) -> Indices:
     """Each input's group, where `count` groups of the same size follow each other."""
-    return torch.arange(inner) // max(1, -(-inner // count))
+    return np.arange(inner) // max(1, -(-inner // count))
 
 
-def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
+def _unpacked(words: Array, bits: int) -> Shorts:
     """The unsigned numbers in int32 words [..., n], the lowest bits first: [..., n * 32 / bits] in int16."""
-    shifts = torch.arange(0, _WORD, bits, dtype=torch.int32)
-    return ((words[..., None] >> shifts) & ((1 << bits) - 1)).to(torch.int16).flatten(-2)
+    shifts = np.arange(0, _WORD, bits, dtype=np.int32)
+    numbers = ((words[..., None] >> shifts) & ((1 << bits) - 1)).astype(np.int16)
+    return numbers.reshape(*words.shape[:-1], -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,28 +111,28 @@ class Gptq:
     def form(self, small: Parts, inner: int) -> WeightFormat | None:
         return _form_of_groups(self.bits, self._zeros(small), small["scales"], self._group_of(small, inner))
 
-    def numbers(self, parts: Parts) -> torch.Tensor:
+    def numbers(self, parts: Parts) -> Floats:
         return self._grouped(parts).numbers()
 
-    def codes(self, parts: Parts, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:
+    def codes(self, parts: Parts, form: WeightFormat) -> tuple[Bytes, Array]:
         return self._grouped(parts).packed(form)
 
     def _grouped(self, parts: Parts) -> _Grouped:
-        codes = _unpacked(parts["qweight"].t(), self.bits)  # [out, in]
+        codes = _unpacked(parts["qweight"].T, self.bits)  # [out, in]
         order = self._group_of(parts, codes.shape[1])
-        return _Grouped(codes, self._zeros(parts).t(), parts["scales"].t(), order)
+        return _Grouped(codes, self._zeros(parts).T, parts["scales"].T, order)
 
-    def _zeros(self, parts: Parts) -> torch.Tensor:
+    def _zeros(self, parts: Parts) -> Shorts:
         """The zeros [groups, out]."""
         zeros = _unpacked(parts["qzeros"], self.bits)[:, : parts["scales"].shape[1]]
         return (zeros + 1) & ((1 << self.bits) - 1) if self.less_one else zeros
 
     @staticmethod
-    def _group_of(parts: Parts, inner: int) -> torch.Tensor:
+    def _group_of(parts: Parts, inner: int) -> Indices:
         count = len(parts["scales"])
         if "g_idx" not in parts:
             return _groups(inner, count)
-        order = parts["g_idx"].long()
+        order = parts["g_idx"].astype(np.int64)
         if bool((order < 0).any()) or bool((order >= count).any()):
             raise ValueError(f"g_idx names groups beyond {count}")
         return order
@@ -148,21 +158,21 @@ class Awq:
         scales = small["scales"]
         return _form_of_groups(4, self._in_order(small["qzeros"]), scales, _groups(inner, len(scales)))
 
-    def numbers(self, parts: Parts) -> torch.Tensor:
+    def numbers(self, parts: Parts) -> Floats:
         return self._grouped(parts).numbers()
 
-    def codes(self, parts: Parts, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:
+    def codes(self, parts: Parts, form: WeightFormat) -> tuple[Bytes, Array]:
         return self._grouped(parts).packed(form)
 
     def _grouped(self, parts: Parts) -> _Grouped:
-        codes, scales = self._in_order(parts["qweight"]).t(), parts["scales"]
-        zeros = self._in_order(parts["qzeros"]).t()
-        return _Grouped(codes, zeros, scales.t(), _groups(codes.shape[1], len(scales)))
+        codes, scales = self._in_order(parts["qweight"]).T, parts["scales"]
+        zeros = self._in_order(parts["qzeros"]).T
+        return _Grouped(codes, zeros, scales.T, _groups(codes.shape[1], len(scales)))
 
     @staticmethod
-    def _in_order(words: torch.Tensor) -> torch.Tensor:
+    def _in_order(words: Array) -> Shorts:
         """The outputs [n, out] of words [n, out / 8]."""
-        return _unpacked(words, 4).view(len(words), -1, 8)[..., list(_AWQ_ORDER)].flatten(-2)
+        return _unpacked(words, 4).reshape(len(words), -1, 8)[..., list(_AWQ_ORDER)].reshape(len(words), -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,30 +202,30 @@ class PackedIntegers:
         scales = small["weight_scale"]
         return _form_of_groups(self.bits, self._zeros(small), scales, self._group_of(small, inner))
 
-    def numbers(self, parts: Parts) -> torch.Tensor:
+    def numbers(self, parts: Parts) -> Floats:
         return self._grouped(parts).numbers()
 
-    def codes(self, parts: Parts, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:
+    def codes(self, parts: Parts, form: WeightFormat) -> tuple[Bytes, Array]:
         return self._grouped(parts).packed(form)
 
     def _grouped(self, parts: Parts) -> _Grouped:
         codes, scales = _unpacked(parts["weight_packed"], self.bits), parts["weight_scale"]
         zeros = self._zeros(parts)
-        middle = torch.full(scales.shape, 1 << (self.bits - 1), dtype=torch.int16)
+        middle = np.full(scales.shape, 1 << (self.bits - 1), np.int16)
         return _Grouped(codes, middle if zeros is None else zeros, scales, self._group_of(parts, codes.shape[1]))
 
-    def _zeros(self, parts: Parts) -> torch.Tensor | None:
+    def _zeros(self, parts: Parts) -> Shorts | None:
         """The zeros [out, groups] as unsigned numbers, as the codes are."""
         if "weight_zero_point" not in parts:
             return None
-        return _unpacked(parts["weight_zero_point"].t(), self.bits).t()[: len(parts["weight_scale"])]
+        return _unpacked(parts["weight_zero_point"].T, self.bits).T[: len(parts["weight_scale"])]
 
     @staticmethod
-    def _group_of(parts: Parts, inner: int) -> torch.Tensor:
+    def _group_of(parts: Parts, inner: int) -> Indices:
         count = parts["weight_scale"].shape[1]
         order = parts.get("weight_g_idx")
         if order is None or bool((order == -1).all()):  # -1: in order
             return _groups(inner, count)
         if bool((order < 0).any()) or bool((order >= count).any()):
             raise ValueError(f"weight_g_idx names groups beyond {count}")
-        return order.long()
+        return order.astype(np.int64)

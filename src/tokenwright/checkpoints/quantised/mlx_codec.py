@@ -7,8 +7,9 @@ forms are whole steps; so matrices are decoded.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
+from tokenwright.arrays import Floats
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.quantised.codecs import Decoded, Parts
 
@@ -34,9 +35,10 @@ class Mlx(Decoded):
         out, inner = words.shape[0], words.shape[1] * (_WORD // self.bits)
         return (out, inner) if scales.shape == (out, inner // self.group) and inner % self.group == 0 else None
 
-    def numbers(self, parts: Parts) -> torch.Tensor:
-        shifts = torch.arange(0, _WORD, self.bits, dtype=torch.int32)
-        words = parts["weight"].view(torch.int32)
-        codes = ((words[..., None] >> shifts) & ((1 << self.bits) - 1)).float().flatten(1)  # [out, in]
-        scales, biases = (parts[name].float().repeat_interleave(self.group, 1) for name in ("scales", "biases"))
-        return codes.mul_(scales).add_(biases)
+    def numbers(self, parts: Parts) -> Floats:
+        shifts = np.arange(0, _WORD, self.bits, dtype=np.int32)
+        words = parts["weight"].view(np.int32)
+        codes = (words[..., None] >> shifts) & ((1 << self.bits) - 1)  # [out, words, codes of a word]
+        wide = (np.repeat(parts[name].astype(np.float32), self.group, 1) for name in ("scales", "biases"))
+        scales, biases = wide
+        return codes.reshape(len(words), -1).astype(np.float32) * scales + biases

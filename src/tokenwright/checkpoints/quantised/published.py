@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard
 
-import torch
-
+from tokenwright.arrays import Array
 from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.quantised.codecs import MatrixCodec, Parts
@@ -195,7 +194,7 @@ _MODELOPT = {
 }
 
 
-Read = Callable[[Stored], torch.Tensor]
+Read = Callable[[Stored], Array]
 
 
 def gather(stored: Mapping[str, Stored], scheme: Scheme, read: Read) -> dict[str, Stored]:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-import torch
+import numpy as np
 
+from tokenwright.arrays import Array, Bytes, Floats
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.quantised.codecs import Decoded, Parts
 from tokenwright.formats import WeightFormat
@@ -41,18 +42,18 @@ class Scaled(Decoded):
             )
         return weight.shape if fits and (zero is None or zero.shape == scale.shape) else None
 
-    def numbers(self, parts: Parts) -> torch.Tensor:
-        weight = parts["weight"].float()
+    def numbers(self, parts: Parts) -> Floats:
+        weight: Floats = parts["weight"].astype(np.float32)
         if "weight_zero_point" in parts:
-            weight = weight - self._spread(parts["weight_zero_point"].float(), weight.shape)
-        return weight * self._spread(parts[self.scale].float() * self.factor, weight.shape)
+            weight = weight - self._spread(parts["weight_zero_point"].astype(np.float32), weight.shape)
+        return weight * self._spread(parts[self.scale].astype(np.float32) * np.float32(self.factor), weight.shape)
 
-    def _spread(self, scale: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    def _spread(self, scale: Floats, shape: tuple[int, ...]) -> Floats:
         """Scales for each number of a matrix [out, in], or such that they broadcast to it."""
-        if self.block is None and scale.numel() in (1, shape[0]):
+        if self.block is None and scale.size in (1, shape[0]):
             return scale.reshape(-1, 1)
         outs, inputs = self.block or (1, shape[1] // scale.shape[1])
-        return scale.repeat_interleave(outs, 0)[: shape[0]].repeat_interleave(inputs, 1)[:, : shape[1]]
+        return scale.repeat(outs, 0)[: shape[0]].repeat(inputs, 1)[:, : shape[1]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +79,26 @@ class Mxfp4:
         fits = bool((exponents >= 128 - 24).all()) and bool((exponents <= 128 + 15).all())  # powers of two in float16
         return WeightFormat("int8", 32) if fits else None
 
-    def numbers(self, parts: Parts) -> torch.Tensor:
-        codes, exponents = self._doubled(parts), parts["scales"].flatten(0, 1).int() - 128
-        return torch.ldexp(codes.float().view(*exponents.shape, 32), exponents[..., None]).flatten(1)
+    def numbers(self, parts: Parts) -> Floats:
+        codes, exponents = self._doubled(parts), self._exponents(parts)
+        numbers = np.ldexp(codes.astype(np.float32).reshape(*exponents.shape, 32), exponents[..., None])
+        return numbers.reshape(len(codes), -1)
 
-    def codes(self, parts: Parts, form: WeightFormat) -> tuple[torch.Tensor, torch.Tensor]:
+    def codes(self, parts: Parts, form: WeightFormat) -> tuple[Bytes, Array]:
         assert form == WeightFormat("int8", 32), "it was offered"
-        exponents = parts["scales"].flatten(0, 1).int() - 128
-        scales = torch.ldexp(torch.ones(exponents.shape), exponents).half()
-        return (self._doubled(parts) + 128).to(torch.uint8), scales
+        scales = np.ldexp(np.float32(1), self._exponents(parts)).astype(np.float16)
+        return (self._doubled(parts) + 128).astype(np.uint8), scales
 
     @staticmethod
-    def _doubled(parts: Parts) -> torch.Tensor:
+    def _exponents(parts: Parts) -> Array:
+        """Of the scales of doubled numbers: [out, groups]."""
+        scales = parts["scales"]
+        return scales.reshape(-1, scales.shape[-1]).astype(np.int32) - 128
+
+    @staticmethod
+    def _doubled(parts: Parts) -> Array:
         """Twice the numbers [out, in] without their exponents, in int16."""
-        table = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int16)
-        blocks = parts["blocks"].flatten(0, 1)  # [out, groups, 16]
-        return table[torch.stack((blocks & 15, blocks >> 4), -1).long()].flatten(1)
+        table = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)
+        blocks = parts["blocks"]
+        each = blocks.reshape(-1, *blocks.shape[2:])  # [out, groups, 16]
+        return table[np.stack((each & 15, each >> 4), -1)].reshape(len(each), -1)

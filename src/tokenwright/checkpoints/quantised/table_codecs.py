@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-import torch
+import numpy as np
 
+from tokenwright.arrays import Floats
 from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.quantised.codecs import Decoded, Parts
@@ -48,25 +49,26 @@ class FourBit(Decoded):
         weight = parts["weight"]
         return (self.out, self.inner) if weight.dtype == "U8" and prod(weight.shape) * 2 == count else None
 
-    def numbers(self, parts: Parts) -> torch.Tensor:
-        both = parts["weight"].flatten()
-        index = torch.stack((both >> 4, both & 15), -1).flatten().int()  # the first number in the high bits
-        numbers = parts["quant_map"].float()[index]
+    def numbers(self, parts: Parts) -> Floats:
+        both = parts["weight"].reshape(-1)
+        index = np.stack((both >> 4, both & 15), -1).reshape(-1)  # the first number in the high bits
+        numbers = parts["quant_map"].astype(np.float32)[index]
         absmax = parts["absmax"]
-        if absmax.dtype == torch.uint8:
-            largest = parts["nested_absmax"].float().repeat_interleave(self.nested_block)[: len(absmax)]
-            absmax = parts["nested_quant_map"].float()[absmax.int()] * largest + self.nested_offset
-        steps = absmax.float().repeat_interleave(self.block)[: len(numbers)]
-        return numbers.mul_(steps).view(self.out, self.inner)
+        if absmax.dtype == np.uint8:
+            largest = parts["nested_absmax"].astype(np.float32).repeat(self.nested_block)[: len(absmax)]
+            absmax = parts["nested_quant_map"].astype(np.float32)[absmax] * largest + np.float32(self.nested_offset)
+        steps = absmax.astype(np.float32).repeat(self.block)[: len(numbers)]
+        matrix: Floats = (numbers * steps).reshape(self.out, self.inner)
+        return matrix
 
 
 def four_bit(parts: Parts) -> FourBit:
     """The codec of one matrix, from bitsandbytes' description of it. Raises ValueError."""
     [raw] = parts.values()
-    if raw.dtype != torch.uint8 or raw.numel() > _LONGEST_STATE:
+    if raw.dtype != np.uint8 or raw.size > _LONGEST_STATE:
         raise ValueError("its description is no text")
     try:
-        state = json.loads(bytes(raw.flatten().tolist()))
+        state = json.loads(raw.tobytes())
     except RecursionError as error:
         raise ValueError("its description is nested too deeply") from error
     if not isinstance(state, dict):

@@ -17,7 +17,7 @@ from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, Strict
 from tokenwright.serve.http.api import about, reads, unless_gone
 from tokenwright.trace.messages.beams import BeamCard, BeamNode, BeamText
 
-if TYPE_CHECKING:  # torch is loaded with the model, not with the server
+if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.decode.beam import BeamSearch, Node
     from tokenwright.llm.llm import LLM
 

@@ -15,7 +15,7 @@ from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, Strict
 from tokenwright.serve.http.api import reads
 from tokenwright.trace.messages.calculator import CalculatorCard
 
-if TYPE_CHECKING:  # torch is loaded with the model, not with the server
+if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
     from tokenwright.planner import Bandwidth, Plan
 
@@ -45,7 +45,7 @@ class Calculator:
 
     def __call__(self, llm: LLM, name: str, wanted: Calculate) -> CalculatorCard:
         """Raises RequestError for a model, a format or a number that cannot be planned."""
-        from tokenwright.checkpoints.files.known import KNOWN  # with torch
+        from tokenwright.checkpoints.files.known import KNOWN  # with NumPy
 
         if wanted.measure:
             self._measure(llm)
@@ -82,14 +82,14 @@ class Calculator:
         )
 
     def _measure(self, llm: LLM) -> None:
-        from tokenwright.bench.bandwidth import measure  # with torch
+        from tokenwright.bench.bandwidth import measure  # with NumPy
 
         with self._lock:
             self._bandwidth = self._bandwidth or measure(llm.device)
 
     def _plan(self, llm: LLM, name: str, wanted: Calculate) -> Plan:
         from tokenwright.checkpoints.files.known import known_name
-        from tokenwright.planner import Blueprint, plan_of  # with torch
+        from tokenwright.planner import Blueprint, plan_of  # with NumPy
         from tokenwright.planner.find import find
 
         weights = "native" if wanted.weights == LOADED else wanted.weights
@@ -109,7 +109,7 @@ class Calculator:
 
 def _allocated(plan: Plan, llm: LLM) -> tuple[int | None, str]:
     """Bytes of a KV memory for the plan, which is allocated and freed at once; or why there is none."""
-    from tokenwright.backends.kv_sizing import make_store  # with torch
+    from tokenwright.backends.kv_sizing import make_store  # with NumPy
 
     if plan.hindrances:
         return None, f"this engine {plan.hindrances[0].removeprefix('it ')}"
@@ -118,7 +118,7 @@ def _allocated(plan: Plan, llm: LLM) -> tuple[int | None, str]:
         store, _ = make_store(plan.specs, options, plan.context, llm.loaded.device)
     except CapacityError as error:
         return None, str(error)
-    return sum(tensor.nbytes for group in range(len(store.groups)) for tensor in store.tensors(group)), ""
+    return sum(array.nbytes for group in range(len(store.groups)) for array in store.arrays(group)), ""
 
 
 def add(app: FastAPI, explorer: Explorer) -> None:

@@ -15,7 +15,7 @@ from tokenwright.serve.http.fields import MOST_STOPS, Text, many
 from tokenwright.serve.service.model_host import Load, ModelHost
 from tokenwright.trace.messages.schema import Loading, ModelCard, RunCard, TokenCard
 
-if TYPE_CHECKING:  # torch is loaded with the model, not with the server (llm/run_trace.py needs it too)
+if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server (llm/run_trace.py needs it too)
     from tokenwright.llm.llm import LLM
     from tokenwright.llm.run import Run
     from tokenwright.trace.run_half import RunHalf

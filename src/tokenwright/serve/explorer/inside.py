@@ -19,7 +19,7 @@ from tokenwright.trace.messages.block import BlockView
 from tokenwright.trace.messages.heads import AtlasCard, LensCard, MatrixCard
 from tokenwright.trace.messages.way import WayView
 
-if TYPE_CHECKING:  # torch is loaded with the model, not with the server
+if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.llm.run import Run
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
 
     @app.get("/runs/{identity}/block", **HIDDEN)
     def block(identity: str, step: int, layer: int, position: int | None = None) -> BlockView:
-        from tokenwright.trace import block_view  # with torch
+        from tokenwright.trace import block_view  # with NumPy
 
         run = watched(identity)
         last = run.last_position(step)
@@ -81,7 +81,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
 
     @app.get("/runs/{identity}/lens", **HIDDEN)
     def lens(identity: str, step: int) -> LensCard:
-        from tokenwright.trace import heads_view  # with torch
+        from tokenwright.trace import heads_view  # with NumPy
 
         run = watched(identity)
         token = run.frame(step).token
@@ -91,7 +91,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
 
     @app.get("/runs/{identity}/atlas", **HIDDEN)
     async def all_heads(request: Request, identity: str, step: int) -> AtlasCard:
-        from tokenwright.trace import heads_view  # with torch
+        from tokenwright.trace import heads_view  # with NumPy
 
         run = watched(identity)
         tokens = run.tokens[: run.last_position(step) + 1]
@@ -102,7 +102,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
 
     @app.get("/runs/{identity}/matrix", **HIDDEN)
     async def matrix(request: Request, identity: str, step: int, layer: int, head: int) -> MatrixCard:
-        from tokenwright.trace import heads_view  # with torch
+        from tokenwright.trace import heads_view  # with NumPy
 
         run = watched(identity)
         run.check(layer, head)

@@ -21,9 +21,8 @@ from tokenwright.serve.explorer.inside import in_parts
 from tokenwright.serve.http.api import reads, unless_gone
 from tokenwright.trace.messages.lab import Changed, LabCard
 
-if TYPE_CHECKING:  # torch is loaded with the model, not with the server
-    import torch
-
+if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
+    from tokenwright.arrays import Floats
     from tokenwright.backends.runner import Model
     from tokenwright.llm.llm import LLM
 
@@ -49,10 +48,14 @@ class _Sums:
         self.delta: list[float] = []
         self.changed: list[Changed] = []
 
-    def add(self, full: torch.Tensor, lab: torch.Tensor, following: Sequence[int]) -> None:
+    def add(self, full: Floats, lab: Floats, following: Sequence[int]) -> None:
         """Compare rows of logits [n, V]; `following`: the tokens that they predict."""
-        wide, other = full.double().log_softmax(-1), lab.double().log_softmax(-1)
-        self.kl += (wide.exp() * (wide - other)).sum(-1).clamp(min=0).tolist()
+        import numpy as np
+
+        from tokenwright.decode.logits_processors import log_softmax
+
+        wide, other = log_softmax(full), log_softmax(lab)
+        self.kl += (np.exp(wide) * (wide - other)).sum(-1).clip(min=0).tolist()
         rows = range(len(following))
         self.delta += (other[rows, following] - wide[rows, following]).tolist()
         best = zip(wide.argmax(-1).tolist(), other.argmax(-1).tolist(), strict=True)
@@ -67,7 +70,7 @@ def compare(explorer: Explorer, tokens: Sequence[int], wanted: Lab) -> Generator
 
     Raises RequestError for a cache that the model does not support, CapacityError without memory for it.
     """
-    from tokenwright.backends.runner import Cache, Model  # with torch
+    from tokenwright.backends.runner import Cache, Model  # with NumPy
     from tokenwright.cache import layer_specs
     from tokenwright.llm.llm import LLM
 
@@ -83,7 +86,7 @@ def compare(explorer: Explorer, tokens: Sequence[int], wanted: Lab) -> Generator
         for start in range(0, count, SLICE):
             part = known[start : start + SLICE]
 
-            def forward(_: object, part: list[int] = part) -> list[torch.Tensor]:
+            def forward(_: object, part: list[int] = part) -> list[Floats]:
                 answers = [model(part, cache) for model, cache in zip(models, caches, strict=True)]
                 caches[:] = [cache for _, cache in answers]
                 return [logits for logits, _ in answers]

@@ -24,7 +24,7 @@ from tokenwright.serve.service.types import Missing
 from tokenwright.trace.messages.learn import Checked, Fact, Lesson, Losses
 from tokenwright.trace.messages.wire import Source
 
-if TYPE_CHECKING:  # torch is loaded with the model, not with the server
+if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.learn import CheckWork
     from tokenwright.llm.llm import LLM
 

@@ -25,7 +25,7 @@ from tokenwright.serve.http.api import about, reads
 from tokenwright.serve.http.fields import many
 from tokenwright.trace.messages.pages import BatchCard, PoolCard
 
-if TYPE_CHECKING:  # torch is loaded with the model, not with the server
+if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
     from tokenwright.llm.output_processor import OutputProcessor
     from tokenwright.trace.pool import Known
@@ -67,7 +67,7 @@ class PromptBatch:
 
     def known(self) -> list[Known]:
         """Its sequences, with what they have written so far."""
-        from tokenwright.trace.pool import Known  # with torch
+        from tokenwright.trace.pool import Known  # with NumPy
 
         with self.lock:
             while self.news:
@@ -154,7 +154,7 @@ def _check_room(engine: Engine[Any], requests: Sequence[EngineRequest]) -> None:
 
 
 def _pool(explorer: Explorer, batches: Batches, run: str | None, batch: str | None) -> PoolCard:
-    from tokenwright.cache import group_layers  # with torch
+    from tokenwright.cache import group_layers  # with NumPy
     from tokenwright.trace.pool import Known, snapshot
 
     known: list[Known] = []

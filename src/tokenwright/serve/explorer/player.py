@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 from tokenwright.errors import CapacityError, EngineError
 from tokenwright.trace.messages.schema import RunCard, RunState
 
-if TYPE_CHECKING:  # torch is loaded with the model, not with the server
+if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.llm.run import Run
 
 LEASE_S = 600.0

@@ -27,7 +27,7 @@ from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.service.types import Busy
 from tokenwright.trace.messages.race import RaceCard, RaceEnd, RaceStep
 
-if TYPE_CHECKING:  # torch is loaded with the model, not with the server
+if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.bench.lanes import Race
 
 log = logging.getLogger(__name__)

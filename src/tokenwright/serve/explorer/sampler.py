@@ -17,9 +17,9 @@ from tokenwright.engine import SamplingParams
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer
 from tokenwright.trace.messages.sampler import Ranked, SamplerView
 
-if TYPE_CHECKING:  # torch is loaded with the model, not with the server
-    import torch
-
+if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
+    from tokenwright.arrays import Floats
+    from tokenwright.decode.logits_processors import Doubles
     from tokenwright.llm.run import Run
 
 LISTED = 24  # tokens by name
@@ -34,7 +34,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
         """The model's logits of a step: fp32, little-endian, one for each id."""
         player = explorer.player(identity)
         player.renew()
-        return Response(player.run.logits(step).numpy().astype("<f4").tobytes(), media_type="application/octet-stream")
+        return Response(player.run.logits(step).astype("<f4").tobytes(), media_type="application/octet-stream")
 
     @app.get("/runs/{identity}/sampler", **HIDDEN)
     def sampler(
@@ -63,6 +63,7 @@ def view(explorer: Explorer, run: Run, step: int, wanted: Mapping[str, float]) -
 
     Raises RequestError for a step whose logits are not held, and for settings out of range.
     """
+    from tokenwright.decode.logits_processors import softmax
     from tokenwright.decode.sampler import choose, of_choice, probabilities, uniform
 
     params = replace(run.start.params, **wanted)  # type: ignore[arg-type]  # it checks them itself
@@ -73,11 +74,11 @@ def view(explorer: Explorer, run: Run, step: int, wanted: Mapping[str, float]) -
     drawn = choose(row, chances, params.seed, position)[0] if params.greedy or params.seed is not None else None
     if chances is None:
         chances = _one(row, drawn or 0)
-    p = logits.double().softmax(-1)  # [V]
-    order = row.argsort(descending=True, stable=True)  # the cuts go by it; the model's own without a penalty
+    p = softmax(logits.astype("f8"))  # [V]
+    order = (-row).argsort(stable=True)  # the cuts go by it; the model's own without a penalty
     ranks = spread(len(p))
     shown = order[[rank - 1 for rank in ranks]]
-    low = chances.cumsum(-1) - chances
+    low = chances.cumsum() - chances
     first = order[:LISTED].tolist()
     cards = dict(zip(first, explorer.looks(first), strict=True))
     return SamplerView(
@@ -105,24 +106,26 @@ def view(explorer: Explorer, run: Run, step: int, wanted: Mapping[str, float]) -
     )
 
 
-def _one(row: torch.Tensor, token: int) -> torch.Tensor:
+def _one(row: Floats, token: int) -> Doubles:
     """All of the probability at one id: greedy decoding as a distribution [V]."""
-    chances = row.double().new_zeros(len(row))
+    chances = row.astype("f8") * 0
     chances[token] = 1.0
     return chances
 
 
-def _left(row: torch.Tensor, params: SamplingParams) -> int:
+def _left(row: Floats, params: SamplingParams) -> int:
     """How many ids the cuts of `params` leave; one for greedy decoding."""
     from tokenwright.decode.logits_processors import filtered
 
     return 1 if params.greedy else int((filtered(row, params) > -math.inf).sum())
 
 
-def _entropy(p: torch.Tensor) -> float:
+def _entropy(p: Doubles) -> float:
     """In bits, of a distribution [V]."""
+    import numpy as np
+
     some = p[p > 0]
-    return float(-(some * some.log2()).sum())
+    return float(-(some * np.log2(some)).sum())
 
 
 def spread(size: int) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
     busy = threading.Lock()  # one measurement after the other: two would slow each other
 
     def alone(identity: str) -> Generator[RunTimes | None, None, None]:
-        from tokenwright.bench.run_times import run_times  # with torch
+        from tokenwright.bench.run_times import run_times  # with NumPy
 
         player = explorer.player(identity)
         player.renew()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenwright.sampling_params import SamplingParams
 
-if TYPE_CHECKING:  # torch is loaded with the model, not with the server
+if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
 
 

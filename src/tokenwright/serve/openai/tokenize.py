@@ -96,7 +96,7 @@ class Texts:
         check(wanted)
         ids = preparer.prompt(wanted, add_special=body.add_special_tokens is not False)[0]
         if body.text is not None:
-            from tokenwright.llm.run_trace import token_cards  # it loads torch, as the model does
+            from tokenwright.llm.run_trace import token_cards  # it loads NumPy, as the model does
 
             return {"tokens": [asdict(card) for card in token_cards(self.service.host.llm.tokenizer, ids)]}
         llm = self.service.host.llm

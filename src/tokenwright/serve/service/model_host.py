@@ -15,7 +15,7 @@ from tokenwright.errors import TokenwrightError
 from tokenwright.serve.service.types import NotReady
 from tokenwright.trace.messages.schema import Loading
 
-if TYPE_CHECKING:  # torch is loaded with the model, not with the server
+if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
 
 COLLECT_S = 10.0

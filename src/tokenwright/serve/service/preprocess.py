@@ -19,7 +19,7 @@ from tokenwright.serve.service.tool_forms.probing import probed
 from tokenwright.serve.service.tools import ModelTools, callable_tools
 from tokenwright.serve.service.types import PRIORITIES, GenerationRequest
 
-if TYPE_CHECKING:  # torch is loaded with the model, not with the server
+if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
 
 _SLOW = ("grammar", "logit_bias", "stop", "stop_ids", "dry_multiplier")  # each may be long
@@ -69,7 +69,7 @@ class Preprocessor:
     """Prepares the requests of one model. Thread-safe."""
 
     def __init__(self, llm: LLM) -> None:
-        from tokenwright.llm.input_processor import QUICK_PROMPT  # with torch
+        from tokenwright.llm.input_processor import QUICK_PROMPT  # with NumPy
         from tokenwright.text.fill_in_middle import Infill
 
         self._infill = Infill(llm.tokenizer)

@@ -37,7 +37,7 @@ from tokenwright.serve.service.types import (
     problem_of,
 )
 
-if TYPE_CHECKING:  # torch is loaded with the model, not with the server
+if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
 
 T = TypeVar("T")

@@ -1,0 +1,148 @@
+"""Where the engine's arrays and the tensors of torch meet: views between the two, devices, and memory on a device.
+
+Everything of torch is in this folder; the rest of the engine hands in arrays and names of devices, and gets arrays.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from tokenwright.arrays import BFLOAT16, DTYPES, FLOAT8_E4M3, FLOAT8_E5M2, Array, Floats
+from tokenwright.backends.device import Device
+from tokenwright.errors import RequestError
+from tokenwright.formats import DType
+from tokenwright.models.rotary import Rotation
+
+TORCH_DTYPES: Mapping[DType, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+# The dtypes that torch and NumPy do not exchange: such arrays go over as integers of their size.
+_AS_INTEGERS: Mapping[np.dtype[Any], tuple[type[Any], torch.dtype]] = {
+    BFLOAT16: (np.int16, torch.bfloat16),
+    FLOAT8_E4M3: (np.uint8, torch.float8_e4m3fn),
+    FLOAT8_E5M2: (np.uint8, torch.float8_e5m2),
+}
+_INTEGERS_OF = {theirs: (kind, ours) for ours, (kind, theirs) in _AS_INTEGERS.items()}
+
+
+def tensor(array: Any) -> torch.Tensor:
+    """A tensor over an array's memory; a tensor itself."""
+    if isinstance(array, torch.Tensor):
+        return array
+    if array.dtype in _AS_INTEGERS:
+        kind, dtype = _AS_INTEGERS[array.dtype]
+        return torch.from_numpy(array.view(kind)).view(dtype)
+    return torch.from_numpy(array)
+
+
+def array(of: Any) -> Array:
+    """An array over the memory of a tensor on the CPU, of a copy there for one on a device; an array itself."""
+    if not isinstance(of, torch.Tensor):
+        return of  # type: ignore[no-any-return]
+    here = of.detach().cpu()
+    if here.dtype in _INTEGERS_OF:
+        kind, ours = _INTEGERS_OF[here.dtype]
+        integers = torch.int16 if kind is np.int16 else torch.uint8
+        return here.view(integers).numpy().view(ours)
+    return here.numpy()
+
+
+def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """torch's dtype for one of NumPy's."""
+    return tensor(np.empty(0, dtype)).dtype
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRotation:
+    """A `Rotation` in tensors on the model's device."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    @classmethod
+    def of(cls, rotation: Rotation, device: torch.device) -> "TensorRotation":
+        return cls(tensor(rotation.cos).to(device), tensor(rotation.sin).to(device))
+
+
+class DeviceMemory:
+    """A KV store's memory on a device of torch."""
+
+    def __init__(self, device: Device) -> None:
+        self.name = str(device)
+        self._device = torch.device(self.name)
+
+    def zeros(self, shape: Sequence[int], dtype: np.dtype[Any]) -> torch.Tensor:
+        """Raises RuntimeError if the device's memory runs out."""
+        return torch.zeros(tuple(shape), dtype=torch_dtype(dtype), device=self._device)
+
+    def fetched(self, memory: torch.Tensor) -> Array:
+        """A copy on the CPU."""
+        return array(memory)
+
+    def sent(self, content: Array) -> torch.Tensor:
+        """The content on the device."""
+        return tensor(content).to(self._device)
+
+
+def accelerator() -> str:
+    """The device of `auto`."""
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def usable_device(name: str) -> Device:
+    """The device of a name. Raises RequestError for an unknown or unavailable one."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise RequestError(f"device {name!r} is not known; use auto, cpu, cuda, cuda:N or mps", "device") from None
+    there = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not there.get(device.type, False):
+        raise RequestError(f"device {name!r} is not usable with this torch on this machine; use auto or cpu", "device")
+    return Device(device.type, device.index)
+
+
+def free_device_memory(device: Device) -> int | None:
+    """Bytes on a device that this process may still use; None if torch does not report them."""
+    return torch.cuda.mem_get_info(torch.device(str(device)))[0] if device.type == "cuda" else None
+
+
+def waiting(device: Device) -> Callable[[], None]:
+    """A function that waits until a device has finished its queued work."""
+    if device.type == "cuda":
+        return partial(torch.cuda.synchronize, torch.device(str(device)))
+    return torch.mps.synchronize
+
+
+def weights_on(device: Device, weights: dict[str, Array]) -> dict[str, torch.Tensor]:
+    """Weights as tensors on a device. Empties `weights`, so that memory holds a second copy of one at a time."""
+    return {name: tensor(weights.pop(name)).to(str(device)) for name in list(weights)}
+
+
+def summing(device: Device, nbytes: int) -> tuple[Callable[[], object], int]:
+    """A function that sums a buffer of about `nbytes` on a device, and waits for the result; and the buffer's bytes."""
+    buffer = torch.ones(max(1, nbytes // 4), dtype=torch.float32, device=str(device))
+    return lambda: buffer.sum().item(), buffer.nbytes
+
+
+def multiplying(side: int, dtype: DType) -> Callable[[], object]:
+    """A function that multiplies two square matrices on the CPU."""
+    square = torch.ones(side, side, dtype=TORCH_DTYPES[dtype])
+    return lambda: torch.mm(square, square)
+
+
+def normals(shape: Sequence[int], seed: int) -> Floats:
+    """Normally distributed numbers, the same for a seed wherever torch draws them."""
+    return array(torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed)))
+
+
+assert TORCH_DTYPES.keys() == DTYPES.keys(), "the dtypes of a model have a form in torch and in NumPy"

@@ -1,0 +1,78 @@
+"""The native kernels as `Kernels` over tensors on the CPU, so that the op-by-op decoder can call them one by one."""
+
+from collections.abc import Sequence
+
+import torch
+
+from tokenwright.backends import Scored
+from tokenwright.backends.native.native_kernels import NativeKernels
+from tokenwright.backends.packed import Packed
+from tokenwright.backends.torch.border import TensorRotation, array, tensor
+from tokenwright.backends.torch.kernels import Linear
+from tokenwright.cache import ChunkRows, KVView
+from tokenwright.errors import RequestError
+from tokenwright.models.experts import Routing
+from tokenwright.models.rotary import Rotation
+
+
+class TensorKernels:
+    """Implements `Kernels`: hands the memory of tensors to native kernels, and makes tensors of what they return."""
+
+    def __init__(self, native: NativeKernels) -> None:
+        self.native = native
+
+    def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
+        return tensor(self.native.linear(array(x), _packed(weight)))
+
+    def rows(self, weight: Linear, ids: torch.Tensor) -> torch.Tensor:
+        return tensor(_packed(weight).rows(array(ids)))
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return tensor(self.native.rms_norm(array(x), array(weight), eps))
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        return tensor(self.native.layer_norm(array(x), array(weight), array(bias), eps))
+
+    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        return tensor(self.native.activate(array(x), activation))
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        return tensor(self.native.gated(array(x), activation))
+
+    def route(
+        self, logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        biases = None if correction is None else array(correction)
+        ids, weights = self.native.route(array(logits), routing, biases)
+        return tensor(ids), tensor(weights)
+
+    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        return tensor(self.native.soft_cap(array(x), cap))
+
+    def rotate(self, x: torch.Tensor, rotation: TensorRotation) -> torch.Tensor:
+        return tensor(self.native.rotate(array(x), Rotation(array(rotation.cos), array(rotation.sin))))
+
+    def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
+        self.native.store(view, [array(one) for one in slots], array(k), array(v))
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        view: KVView,
+        chunks: Sequence[ChunkRows],
+        scoring: Scored,
+        sink_q: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        read = [
+            ChunkRows(one.rows, one.start, tuple(map(array, one.slots)), tuple(map(array, one.positions)))
+            for one in chunks
+        ]
+        learned = None if scoring.sink_logits is None else array(scoring.sink_logits)
+        sinks = None if sink_q is None else array(sink_q)
+        return tensor(self.native.attention(array(q), view, read, Scored(scoring.scale, scoring.cap, learned), sinks))
+
+
+def _packed(weight: Linear) -> Packed:
+    if not isinstance(weight, Packed):
+        raise RequestError("native kernels compute with packed weights; load them with load_packed")
+    return weight

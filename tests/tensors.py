@@ -1,0 +1,158 @@
+"""What the tests that compare with torch use: packed weights and native kernels that take tensors and give tensors."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from types import ModuleType
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+
+from tokenwright.backends import layout
+from tokenwright.backends.layout import Weights
+from tokenwright.backends.native.native_kernels import NativeKernels
+from tokenwright.backends.packed import Packed
+from tokenwright.backends.runner import Cache, Model
+from tokenwright.backends.torch import kv_codec
+from tokenwright.backends.torch.border import TORCH_DTYPES, TensorRotation, array, tensor
+from tokenwright.backends.torch.over_native import TensorKernels
+from tokenwright.cache import KVStore
+from tokenwright.cache.codec import Codec
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.decode import RowSampler
+from tokenwright.decode.sampler import Observe, unobserved
+from tokenwright.engine import Output, Result, Step
+from tokenwright.models.graph import Graph
+from tokenwright.models.rotary import RotaryTable
+
+CPU = torch.device("cpu")
+
+
+class TensorPacked(Packed):
+    """A packed weight of which rows go in and come out as tensors; `codes` and `scales` are arrays."""
+
+    def pack_rows(self, first: int, rows: Any) -> int:
+        return super().pack_rows(first, array(rows))
+
+    def put_codes(self, first: int, codes: Any, scales: Any) -> int:
+        return super().put_codes(first, array(codes), array(scales))
+
+    def rows(self, ids: Any) -> Any:
+        return tensor(super().rows(array(ids)))
+
+    def blocks(self, first: int, last: int) -> Any:
+        return tensor(super().blocks(first, last))
+
+
+class NativeOverTensors(TensorKernels):
+    """`TensorKernels` with the rest of what native kernels can do, over tensors."""
+
+    def __init__(self, native: NativeKernels) -> None:
+        super().__init__(native)
+        self.isa, self.library, self.handle = native.isa, native.library, native.handle
+        self.compute, self.multiply = native.compute, native.multiply
+
+    def summarise(self, logits: Any) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        return self.native.summarise(np.ascontiguousarray(array(logits)))
+
+    def pack(self, packed: Packed, first: int, rows: Any, threads: int = 1) -> int:
+        return self.native.pack(packed, first, array(rows), threads)
+
+    def read(self, buffer: Any, ahead: int = 0) -> int:
+        return self.native.read(array(buffer), ahead)
+
+
+def encode(codec: Codec, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return kv_codec.encode(codec.name, x)
+
+
+def decode(codec: Codec, parts: tuple[torch.Tensor, ...], count: int, dtype: torch.dtype) -> torch.Tensor:
+    return kv_codec.decode(codec.name, parts, count, dtype)
+
+
+def address(of: torch.Tensor | None) -> int | None:
+    """The address of a tensor's first number."""
+    return None if of is None or not of.numel() else of.data_ptr()
+
+
+def tensors_of(checkpoint: Checkpoint, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+    """The weights of a checkpoint as tensors."""
+    name = None if dtype is None else next(name for name, one in TORCH_DTYPES.items() if one is dtype)
+    return {ours: tensor(one) for ours, one in checkpoint.tensors(name).items()}
+
+
+def kv_memory(store: KVStore, group: int) -> list[torch.Tensor]:
+    """The memory of a group of a store, as tensors over it."""
+    return [tensor(one) for one in store.arrays(group)]
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def over_tensors(function: Function) -> Function:
+    """A function over arrays as one over tensors: its arguments, and its result, alone or in a tuple."""
+
+    @wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        tensors: dict[int, torch.Tensor] = {}  # by id() of the array made of it, which is alive meanwhile
+
+        def given(one: Any) -> Any:
+            if not isinstance(one, torch.Tensor):
+                return one
+            made = array(one)
+            tensors[id(made)] = one
+            return made
+
+        arrays, more = [given(one) for one in arguments], {name: given(one) for name, one in named.items()}
+        found = function(*arrays, **more)
+        return tensors[id(found)] if id(found) in tensors else _made(found)
+
+    return cast("Function", called)
+
+
+def _made(found: Any) -> Any:
+    if isinstance(found, np.ndarray):
+        return tensor(found) if found.flags.writeable else tensor(found.copy())
+    return tuple(map(_made, found)) if type(found) is tuple else found
+
+
+class TensorSampler(RowSampler):
+    """The engine's sampler over logits in tensors."""
+
+    def pick(self, output: Output[Any], step: Step, observe: Observe = unobserved) -> list[Result]:
+        given = replace(output, logits=array(output.logits))
+        if observe is unobserved:
+            return super().pick(given, step)
+        return super().pick(given, step, lambda chunk, *both: observe(chunk, *map(_made, both)))
+
+
+class TensorModel(Model):
+    """The decoder as a function, with its logits as tensors."""
+
+    def __call__(self, tokens: Any, cache: Cache | None = None) -> tuple[Any, Cache]:
+        logits, cache = super().__call__(tokens, cache)
+        return tensor(logits), cache
+
+
+class Processors:
+    """A module of functions over arrays, as functions over tensors."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._module, name)
+        return over_tensors(found) if callable(found) else found
+
+
+class TensorTable(RotaryTable):
+    """Cosines and sines of positions, as tensors."""
+
+    def rows(self, positions: Any, limit: int) -> Any:
+        return TensorRotation.of(super().rows(array(positions), limit), CPU)
+
+
+def unpacked(graph: Graph, weights: Weights) -> dict[str, torch.Tensor]:
+    """The weights decoded to fp32, as tensors."""
+    return {name: tensor(one) for name, one in layout.unpacked(graph, weights).items()}
