@@ -44,7 +44,7 @@ class Tokenizer:
     def __init__(self, files: TokenizerFiles, vocab_size: int | None = None) -> None:
         self._library = files.library
         self._added = files.library.get_added_tokens_decoder()
-        self._add_bos = files.add_bos
+        self._files = files
         self._pieces = Pieces(files.library.decoder)
         both = (False, True)
         self._tables = {(first, skip): TokenBytes(partial(self._bytes, first, skip)) for first in both for skip in both}
@@ -65,7 +65,11 @@ class Tokenizer:
         self.bos_id = None if files.bos is None else self._with_row(files.bos)
         self.eos_ids = tuple(at for name in files.eos if (at := self._with_row(name)) is not None)
         self.chat_template = files.chat_template
-        self.template_variables = files.variables
+
+    @property
+    def template_variables(self) -> Mapping[str, str | tuple[str, ...]]:
+        """The tokens that the config names, by their keys: variables of chat templates."""
+        return self._files.variables
 
     @classmethod
     def load(cls, folder: Path, *, vocab_size: int | None = None) -> "Tokenizer":
@@ -184,7 +188,7 @@ class Tokenizer:
         if self.bos_id is None:
             return processed
         added = processed[: len(ids) + 1] == [self.bos_id, *ids]
-        wanted = (added if self._add_bos is None else self._add_bos) and ids[:1] != [self.bos_id]
+        wanted = (added if self._files.add_bos is None else self._files.add_bos) and ids[:1] != [self.bos_id]
         if added and not wanted:
             return processed[1:]
         return [self.bos_id, *processed] if wanted and not added else processed
