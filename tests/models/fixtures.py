@@ -488,6 +488,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "exaone-moe": _EXAONE_MOE,
     "minimax-m2": _MINIMAX,
     "ernie-moe": _ERNIE_MOE,
+    "glm4.7-flash": {key: value for key, value in _DEEPSEEK3.items() if key not in ("auto_map", "rope_scaling")}
+    | {"architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "n_group": 1, "topk_group": 1}
+    | {"rms_norm_eps": 1e-05, "rope_theta": 1000000, "rope_scaling": None, "partial_rotary_factor": 1.0},
     "olmoe": _OLMOE,
     "arcee": {key: value for key, value in _LLAMA.items() if key != "pretraining_tp"}
     | {"architectures": ["ArceeForCausalLM"], "attention_bias": False, "hidden_act": "relu2", "mlp_bias": False}
