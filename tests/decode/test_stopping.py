@@ -32,6 +32,8 @@ class Counting:
     def __init__(self, left):
         self.left = left
 
+    answering = True
+
     def mask(self):
         return [self.left]
 

@@ -29,7 +29,8 @@ for await (const event of await openai.responses.create({ model, input: messages
 }
 assert.equal(kinds[0], "response.created");
 assert.match(kinds.at(-1), /^response\.(completed|incomplete)$/);
-await assert.rejects(openai.responses.create({ model, input: "x", background: true }), { status: 400, param: "background" });
+const typo = { model, input: "x", stroe: true };
+await assert.rejects(openai.responses.create(typo), { status: 400, param: "stroe" });
 
 const anthropic = new Anthropic({ baseURL: url, apiKey: "none", maxRetries: 0 });
 const message = await anthropic.messages.stream({ model, messages, max_tokens: 16 }).finalMessage();

@@ -106,9 +106,9 @@ def make_talker(folder: Path, changes: dict[str, Any] | None = None, template: s
 
 
 @contextmanager
-def running(app: Any, service: Any, *, loaded: bool = True) -> Iterator[Talker]:
+def running(app: Any, service: Any, port: int = 0, *, loaded: bool = True) -> Iterator[Talker]:
     """Serve an app on a socket of its own, in a thread; ends when nothing runs any more. loaded: wait for the model."""
-    listening = listen("127.0.0.1", (0,))
+    listening = listen("127.0.0.1", (port,))
     server = Server(app, 5.0, lambda _: None)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

@@ -104,5 +104,5 @@ def test_a_reply_says_where_the_time_went_if_the_server_is_told_to(stories: Talk
 
 
 def test_the_tables_are_those_of_the_schemas() -> None:
-    assert len(re.findall("<!-- refused: ", PAGE)) == 2 * len(tables.BODIES)
+    assert len(re.findall("<!-- fields: ", PAGE)) == 2 * len(tables.BODIES)
     assert tables.written(PAGE) == PAGE, "run python -m tests.serve.tables"

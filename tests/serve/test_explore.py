@@ -709,6 +709,15 @@ ROUTES = [
     ("GET", "/v1/models"),
     ("GET", "/v1/models/x"),
     ("POST", "/v1/responses"),
+    ("POST", "/v1/responses/input_tokens"),
+    ("GET", "/v1/responses/x"),
+    ("DELETE", "/v1/responses/x"),
+    ("POST", "/v1/responses/x/cancel"),
+    ("GET", "/v1/responses/x/input_items"),
+    ("POST", "/apply-template"),
+    ("GET", "/props"),
+    ("GET", "/slots"),
+    *(("POST", path) for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/infill")),
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
     ("POST", "/api/generate"),
@@ -719,18 +728,12 @@ ROUTES = [
     ("POST", "/api/show"),
     ("GET", "/api/tags"),
     ("GET", "/api/version"),
-    ("POST", "/v1/responses/input_tokens"),
-    ("GET", "/v1/responses/x"),
-    ("POST", "/v1/responses/x/cancel"),
-    ("DELETE", "/v1/responses/x"),
-    ("GET", "/v1/responses/x/input_items"),
-    *(("POST", path) for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/infill")),
 ]
 
 
 def test_every_route_is_in_the_list(server):
     client, _ = server
-    paths = {re.sub(r"{(identity|name:path)}", "x", route.path) for route in client.app.routes}
+    paths = {re.sub(r"{(identity|name:path|response_id)}", "x", route.path) for route in client.app.routes}
     paths = {path.replace("{step}", "0").replace("{challenge}", "loop") for path in paths}
     assert paths - {"/runs/x/stream"} <= {path for _, path in ROUTES}
 

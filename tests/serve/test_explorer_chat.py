@@ -66,6 +66,7 @@ def test_a_run_of_a_prompts_ids_is_what_the_api_answers(stories: Any) -> None:
         ({}, "give one of prompt and messages"),
         ({"prompt": "a", "messages": CONVERSATION}, "give one of prompt and messages"),
         ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "contnet": "a"}]}, "contnet"),
         ({"prompt": 3}, "prompt"),
     ],
 )

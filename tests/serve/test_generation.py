@@ -9,11 +9,12 @@ from typing import Any
 from tokenwright.llm.outputs import Piece
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.serve.anthropic.routes import Events
-from tokenwright.serve.openai.responses_bodies import Create
-from tokenwright.serve.openai.responses_output import Envelope, ResponseOutput
+from tokenwright.serve.openai.responses.bodies import Create
+from tokenwright.serve.openai.responses.output_items import Envelope, ResponseOutput
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.output_parser import SortingReader
-from tokenwright.serve.service.tools import HERMES
+from tokenwright.serve.service.tool_forms.known_forms import HERMES
+from tokenwright.serve.service.tool_forms.reading import FormReader
 from tokenwright.serve.service.types import Delta, TokenCounts, Tool
 
 WRITTEN = (  # by the model; each is a step
@@ -31,7 +32,7 @@ SAID = ["Look it up.", {"a": 1}, "Thence on.", {"b": 2}, "Done."]
 
 def taken(*steps: int) -> Iterator[Delta]:
     """The deltas of WRITTEN for a reader that takes so many steps at a time."""
-    calls = HERMES.reader([Tool("find")], False, {})
+    calls = FormReader(HERMES, [Tool("find")])
     prepared: Any = SimpleNamespace(
         request=SimpleNamespace(prompt=(1,), params=SamplingParams()),
         text="",

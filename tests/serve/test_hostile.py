@@ -78,6 +78,7 @@ CASES = [
     Case(3, "n without a temperature", {"n": 2}, names="temperature"),
     Case(4, "max_tokens 0", {"max_tokens": 0}, OK),
     Case(4, "max_tokens -1", {"max_tokens": -1}, OK),  # no limit, as in llama.cpp
+    Case(4, "max_tokens -2", {"max_tokens": -2}, names="max_tokens"),
     Case(4, "max_tokens 2**63", {"max_tokens": 2**63}, names="max_tokens"),
     Case(4, "max_tokens 1e400", raw('"max_tokens": 1e400'), names="max_tokens"),
     Case(5, "temperature NaN", raw('"temperature": NaN'), names="NaN"),

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tests.serve.talking import Talker, make_talker, talking
+from tokenwright.serve.service.tool_forms.known_forms import HERMES
 
 SILENT = """\
 {%- for m in messages %}
@@ -48,11 +49,8 @@ def test_a_developer_is_the_system_where_the_template_knows_none(silent: Talker,
     assert usage["input_tokens"] == len(ids(silent, system, USER))
 
 
-def test_calls_that_the_template_would_leave_out_are_refused(silent: Talker) -> None:
+def test_calls_that_the_template_would_leave_out_are_written_for_it(silent: Talker) -> None:
     message = {"role": "assistant", "content": "a", "tool_calls": [CALL]}
-    body = {"model": "tiny", "messages": [USER, message, USER], "max_tokens": 1}
-    answer = httpx.post(f"{silent.url}/v1/chat/completions", json=body)
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert error["param"] == "messages"
-    assert error["message"] == "messages.1: this model's chat template has no form for calls of tools"
+    written = HERMES.written([("f", {})])
+    text = {"role": "assistant", "content": f"a\n{written}"}
+    assert ids(silent, USER, message, USER) == ids(silent, USER, text, USER)

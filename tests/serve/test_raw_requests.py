@@ -27,8 +27,12 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/show": {},
     "/tokenize": {"prompt": "Hello"},
     "/detokenize": {"tokens": [1]},
-    **{path: {"query": "a", "documents": ["b"]} for path in ("/v1/rerank", "/v2/rerank", "/rerank")},
-    **{path: {"text_1": "a", "text_2": "b"} for path in ("/v1/score", "/score")},
+    "/apply-template": {"messages": HELLO},
+}
+OTHERS = {  # the tiny model has nothing for them
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/v1/score": {"text_1": "a", "text_2": "b"},
+    "/infill": {"input_prefix": "a", "input_suffix": "b", "n_predict": 2},
 }
 STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate")
 ASKED = [(path, False) for path in BODIES] + [(path, True) for path in STREAMED]
@@ -61,7 +65,7 @@ def whole(connection: socket.socket) -> bytes:
 def test_these_are_all_routes(talker: Talker) -> None:
     paths = httpx.get(f"{talker.url}/openapi.json").json()["paths"]
     published = {path for path, methods in paths.items() if "post" in methods and path.startswith(("/v1", "/api"))}
-    assert {path for path in published if "{" not in path} <= set(BODIES)
+    assert {path for path in published if "{" not in path} <= {*BODIES, *OTHERS}
 
 
 @pytest.mark.parametrize("parts", [1, 2, 40], ids=lambda parts: f"{parts} parts")
@@ -81,6 +85,19 @@ def test_an_offer_of_another_protocol_is_ignored(talker: Talker, path: str, stre
         found = first + whole(connection)
     assert found.count(b"HTTP/1.1 200 OK") == 2, found[:500]
     assert b"HTTP/1.1 101" not in found
+
+
+@pytest.mark.parametrize("path", OTHERS)
+def test_an_offer_behind_which_a_refusal_comes(talker: Talker, path: str) -> None:
+    body = json.dumps(OTHERS[path]).encode()
+    asked = (
+        head_of(path, body, f"Host: x\r\n{H2C}") + body + head_of(path, body, "Host: x\r\nConnection: close\r\n") + body
+    )
+    with open_to(talker) as connection:
+        connection.sendall(asked)
+        found = whole(connection)
+    assert found.count(b"HTTP/1.1 ") == 2
+    assert b"is not JSON" not in found, "the body was read"
 
 
 def test_a_chunked_body_behind_an_offer_is_read(talker: Talker) -> None:

@@ -14,8 +14,8 @@ from tests.engines import held
 from tests.serve.talking import LONG, SCHEMA, Talker, aborted, until, valid
 from tokenwright import SamplingParams
 from tokenwright.llm.outputs import Piece
-from tokenwright.serve.openai.responses_bodies import Create
-from tokenwright.serve.openai.responses_output import Envelope, ResponseOutput
+from tokenwright.serve.openai.responses.bodies import Create
+from tokenwright.serve.openai.responses.output_items import Envelope, ResponseOutput
 from tokenwright.serve.service.types import Delta, TokenCounts
 
 HELLO = "Hello, how are you?"
@@ -229,14 +229,19 @@ def test_tokens_without_text_keep_their_log_probabilities() -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
+        ({"truncation": "atuo"}, "truncation"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
+        ({"text": {"verbsity": "low"}}, "text.verbsity"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 2.5}, "temperature"),
+        ({"input": []}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
-        ({"temprature": 1}, "temprature"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.id"),
+        ({"inptu": "a"}, "inptu"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -255,8 +260,6 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
         client.responses.create(
             model="tiny", input=[{"type": "function_call_output", "call_id": "x", "output": "warm"}]
         )
-    with pytest.raises(openai.NotFoundError, match="was not stored"):
-        client.responses.create(model="tiny", input=HELLO, previous_response_id="resp_1")
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve("resp_1")
 

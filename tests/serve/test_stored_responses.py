@@ -1,4 +1,4 @@
-"""Responses that are kept: a later request goes on from one, and clients read, list and delete them."""
+"""Responses that are kept: what refers to them, who sees them, and when they leave."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,103 +7,144 @@ import httpx
 import openai
 import pytest
 
-from tests.serve.talking import Talker
-from tokenwright.serve.openai.reply_schema import DeletedResponse, InputItems, InputTokens
-from tokenwright.serve.openai.stored_responses import AGE_S, StoredResponses, answer_of
+from tests.engines import held
+from tests.serve.talking import Talker, make_talker, talking, until
+from tokenwright.serve.app import Served
+from tokenwright.serve.openai.responses import stored as stored_responses
+from tokenwright.serve.openai.responses.stored import StoredResponse, StoredResponses
+
+ASKED: dict[str, Any] = {"model": "tiny", "temperature": 0.0, "max_output_tokens": 4}
+KEYS = ("a key of one", "a key of two")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def client(talker: Talker) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{talker.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
-def create(client: openai.OpenAI, text: str, **more: Any) -> Any:
-    return client.responses.create(model="tiny", input=text, max_output_tokens=4, temperature=0, **more)
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_a_conversation_goes_on_from_a_response(talker: Talker, client: openai.OpenAI, streamed: bool) -> None:
+    def create(**more: Any) -> Any:
+        if not streamed:
+            return client.responses.create(**ASKED, **more)
+        return list(client.responses.create(**ASKED, stream=True, **more))[-1].response  # type: ignore[union-attr]
+
+    first = create(input="Hello", instructions="Be brief.")
+    second = create(input="And?", previous_response_id=first.id)
+    third = create(input=[{"role": "user", "content": "So?"}], previous_response_id=second.id, instructions="Be kind.")
+    assert (first.store, second.previous_response_id) == (True, first.id)
+    told = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": first.output_text}]
+    told += [{"role": "user", "content": "And?"}]
+    assert second.usage.input_tokens == talker.tokens(told), "instructions are those of one request"
+    told += [{"role": "assistant", "content": second.output_text}, {"role": "user", "content": "So?"}]
+    assert third.usage.input_tokens == talker.tokens([{"role": "system", "content": "Be kind."}, *told])
+    assert third.output_text == talker.greedy([{"role": "system", "content": "Be kind."}, *told], 4)
 
 
-def test_a_request_goes_on_from_a_stored_response(talker: Talker, client: openai.OpenAI) -> None:
-    first = create(client, "Hello", instructions="Be brief.")
-    second = create(client, "And now?", previous_response_id=first.id)
-    whole = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Hello"},
-        {"role": "assistant", "content": first.output_text},
-        {"role": "user", "content": "And now?"},
-    ]
-    assert second.usage.input_tokens == len(talker.llm.template.render(whole).ids)
-    other = create(client, "And now?", previous_response_id=first.id, instructions="Sing.")
-    assert other.usage.input_tokens == len(
-        talker.llm.template.render([{"role": "system", "content": "Sing."}, *whole[1:]]).ids
-    ), "instructions are not carried over"
-
-
-def test_streams_are_kept_too(client: openai.OpenAI) -> None:
-    *_, last = create(client, "Hello", stream=True)
-    assert client.responses.retrieve(last.response.id).output_text == last.response.output_text
-
-
-def test_a_response_is_read_and_forgotten(talker: Talker, client: openai.OpenAI) -> None:
-    made = create(client, "Hello")
+def test_a_stored_response_is_read_and_deleted(client: openai.OpenAI) -> None:
+    made = client.responses.create(input="Hello", **ASKED)
     assert client.responses.retrieve(made.id).output_text == made.output_text
-    assert client.responses.cancel(made.id).id == made.id
-    items = httpx.get(f"{talker.url}/v1/responses/{made.id}/input_items")
-    assert InputItems.model_validate_json(items.content).data[0]["content"][0]["text"] == "Hello"
-    DeletedResponse.model_validate_json(httpx.delete(f"{talker.url}/v1/responses/{made.id}").content)
-    for call in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
-        with pytest.raises(openai.NotFoundError, match="is forgotten"):
-            call(made.id)
-    assert create(client, "Hello", store=False).id
+    client.responses.delete(made.id)
+    for again in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+        with pytest.raises(openai.NotFoundError, match="is stored here"):
+            again(made.id)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(input="And?", previous_response_id=made.id, **ASKED)
+    assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
+def test_a_response_that_is_not_to_be_stored_is_not(client: openai.OpenAI) -> None:
+    made = client.responses.create(input="Hello", store=False, **ASKED)
+    assert made.store is False  # type: ignore[attr-defined]
     with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve(create(client, "Hello", store=False).id)
+        client.responses.retrieve(made.id)
 
 
-def test_the_tokens_of_an_input_are_counted(talker: Talker, client: openai.OpenAI) -> None:
-    counted = httpx.post(f"{talker.url}/v1/responses/input_tokens", json={"model": "tiny", "input": "Hello"})
-    assert InputTokens.model_validate_json(counted.content).input_tokens == create(client, "Hello").usage.input_tokens
+def test_the_items_of_a_conversation_are_listed_in_pages(client: openai.OpenAI) -> None:
+    texts = [{"role": "user", "content": str(n)} for n in range(5)]
+    first = client.responses.create(input=texts, **ASKED)  # type: ignore[arg-type]
+    second = client.responses.create(input="last", previous_response_id=first.id, **ASKED)
+
+    def said(**more: Any) -> list[str]:
+        return [item.content[0].text for item in client.responses.input_items.list(second.id, **more)]
+
+    wanted = [*"01234", first.output_text, "last"]
+    assert said(order="asc", limit=3) == wanted
+    assert said() == wanted[::-1]
+    page = client.responses.input_items.list(second.id, order="asc", limit=3)
+    assert (len(page.data), page.has_more) == (3, True)
+    for bad in ({"limit": 0}, {"limit": 101}, {"after": "nothing"}):
+        with pytest.raises(openai.BadRequestError, match=next(iter(bad))):
+            client.responses.input_items.list(second.id, extra_query=bad)
 
 
-def test_reasoning_comes_back_as_one_text(talker: Talker, client: openai.OpenAI) -> None:
-    made = create(client, "Hello", reasoning={"effort": "low"}, include=["reasoning.encrypted_content"])
-    [item] = [one for one in made.output if one.type == "reasoning"]
-    text = item.content[0].text
-    user = {"role": "user", "content": "Hello"}
-    sealed = {"type": "reasoning", "id": item.id, "summary": [], "encrypted_content": item.encrypted_content}
-    back = [user, sealed, user]
-    again = client.responses.create(model="tiny", input=back, max_output_tokens=1)
-    said = [user, {"role": "assistant", "content": "", "reasoning_content": text}, user]
-    assert text
-    assert again.usage.input_tokens == len(talker.llm.template.render(said).ids)
+def test_an_item_may_be_sent_by_its_id(talker: Talker, client: openai.OpenAI) -> None:
+    first = client.responses.create(input="Hello", **ASKED)
+    given: Any = [{"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "And?"}]
+    second = client.responses.create(input=given, **ASKED)
+    told = [{"role": "assistant", "content": first.output_text}, {"role": "user", "content": "And?"}]
+    assert second.usage is not None and second.usage.input_tokens == talker.tokens(told)
 
 
-def response(name: str, size: int = 0) -> dict[str, Any]:
-    return {"id": name, "output": [], "more": "x" * size}
+def test_a_response_that_is_written_can_be_cancelled(talker: Talker, client: openai.OpenAI) -> None:
+    stream = client.responses.create(input="Hello", stream=True, **ASKED | {"max_output_tokens": 1500})
+    events = iter(stream)
+    created: Any = next(events)
+    with held(talker.llm):
+        assert client.responses.cancel(created.response.id).status == "cancelled"
+    last = list(events)[-1]
+    assert (last.type, last.response.status) == ("response.incomplete", "cancelled")  # type: ignore[union-attr]
+    until(talker.idle)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(created.response.id)
+    done = client.responses.create(input="Hello", **ASKED)
+    with pytest.raises(openai.BadRequestError, match="is incomplete already"):
+        client.responses.cancel(done.id)
 
 
-def test_they_are_kept_by_key_within_bytes_and_an_age() -> None:
-    now = [0.0]
-    kept = StoredResponses(1000, lambda: now[0])
-    for name in ("a", "b", "c"):
-        kept.add("key", response(name, 300), [], [])
-    assert [kept.get("key", name) is not None for name in "abc"] == [False, True, True], "the oldest goes first"
-    assert kept.get("other", "b") is None
-    kept.add("key", response("large", 2000), [], [])
-    assert kept.get("key", "large") is None
-    assert kept.get("key", "c") is not None
-    assert kept.nbytes <= 1000
-    now[0] = AGE_S + 1
-    assert kept.get("key", "c") is None
-    assert kept.nbytes == 0
+def test_each_key_sees_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = make_talker(tmp_path_factory.mktemp("keys"))
+    with talking(folder, keys=[key.replace(" ", "-") for key in KEYS]) as talker:
+        one, two = ({"authorization": f"Bearer {key.replace(' ', '-')}"} for key in KEYS)
+        url = f"{talker.url}/v1/responses"
+        made = httpx.post(url, json=ASKED | {"input": "Hello"}, headers=one).json()["id"]
+        for method in ("GET", "DELETE"):
+            assert httpx.request(method, f"{url}/{made}", headers=two).status_code == 404
+        asked = ASKED | {"input": "And?", "previous_response_id": made}
+        assert [httpx.post(url, json=asked, headers=key).status_code for key in (one, two)] == [200, 400]
 
 
-def test_an_answer_is_put_together_from_its_items() -> None:
-    output = [
-        {"type": "reasoning", "content": [{"text": "so"}]},
-        {"type": "message", "content": [{"text": "It "}, {"text": "is."}]},
-        {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"a": 1}'},
-        {"type": "custom_tool_call", "call_id": "2", "name": "g", "input": "x"},
-        {"type": "function_call", "call_id": "3", "name": "f", "arguments": "{cut"},
-    ]
-    found = answer_of(output)
-    assert (found["reasoning_content"], found["content"]) == ("so", "It is.")
-    assert [call["function"]["arguments"] for call in found["tool_calls"]] == [{"a": 1}, {"input": "x"}, "{cut"]
+def test_a_server_may_store_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = make_talker(tmp_path_factory.mktemp("nothing"))
+    with talking(folder, served=Served(["tiny"], stored_responses=0)) as talker:
+        made = httpx.post(f"{talker.url}/v1/responses", json=ASKED | {"input": "Hello"}).json()
+        assert made["store"] is False
+        assert httpx.get(f"{talker.url}/v1/responses/{made['id']}").status_code == 404
+
+
+def response(name: str) -> dict[str, Any]:
+    return {"id": name, "output": [{"type": "message", "role": "assistant", "id": f"m{name}", "content": "a" * 100}]}
+
+
+def test_the_oldest_leave_where_there_is_no_room() -> None:
+    stored = StoredResponses(500)
+    for name in "abc":
+        stored.add("key", StoredResponse.of(response(name), [], ()))
+    assert [stored.get("key", name) is not None for name in "abc"] == [False, True, True]
+    assert 0 < stored.size <= 500
+    stored.add("key", StoredResponse.of(response("d") | {"text": "a" * 600}, [], ()))
+    assert stored.get("key", "d") is None and stored.get("key", "c") is not None, "what never fits displaces nothing"
+    stored.add("key", StoredResponse.of(response("c"), [], ()))
+    for name in "bc":
+        assert stored.remove("key", name)
+    assert (stored.size, stored.remove("key", "c")) == (0, False)
+
+
+def test_a_response_leaves_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = StoredResponses()
+    stored.add("key", StoredResponse.of(response("a"), [], ()))
+    assert stored.get("key", "a") is not None and stored.get("other", "a") is None
+    monkeypatch.setattr(stored_responses, "KEPT_S", -1.0)
+    assert stored.get("key", "a") is None
+    assert stored.size == 0

@@ -33,7 +33,7 @@ def test_special_tokens_can_be_left_out() -> None:
         whole, bare = (tokens(stories, prompt="Once", add_special_tokens=one) for one in (True, False))
         assert whole == [bos, *bare] == tokens(stories, prompt="Once")
         back = httpx.post(f"{stories.url}/detokenize", json={"tokens": bare}).json()
-        assert back == {"prompt": "Once"}
+        assert back == {"prompt": "Once", "content": "Once"}
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,9 @@ def test_special_tokens_can_be_left_out() -> None:
         ({"prompt": "a", "messages": HELLO}, "prompt"),
         ({"prompt": "a", "tools": [TOOL]}, "tools"),
         ({"messages": HELLO, "add_special_tokens": True}, "add_special_tokens"),
-        ({"messages": HELLO, "continue_final_message": True}, "continue_final_message"),
-        ({"messages": HELLO, "add_generation_prompt": False}, "add_generation_prompt"),
+        ({"messages": HELLO, "continue_final_message": True}, "messages"),
+        ({"messages": HELLO, "chat_template": "x"}, "chat_template"),
+        ({"content": "a", "prompt": "a"}, "prompt"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_the_shape_of_openais_api(

@@ -11,11 +11,13 @@ import pytest
 from tests.serve.talking import HANGS_S, SCHEMA, Talker, make_talker, talking, valid
 
 MISTRAL = """\
-{%- for m in messages %}{{ m.role }}: {{ m.content }}
-{% endfor %}{# Of tools: [TOOL_CALLS][{"name", "arguments"}] #}"""
+{%- for m in messages %}{{ m.role }}: {{ m.content }}{% if m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}{% endfor %}]{% endif %}
+{% endfor %}{{ tools or "" }}"""
 LLAMA = """\
-{%- for m in messages %}{{ m.role }}: {{ m.content }}
-{% endfor %}{% if tools %}Answer with {"name": name, "parameters": {}}{% endif %}"""
+{%- for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}
+{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}{% endfor %}
+{% endfor %}{{ tools or "" }}"""
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 ANSWER = {
     "type": "object",
@@ -73,17 +75,6 @@ def test_a_call_behind_a_special_token_follows_its_schema(mistral: Talker) -> No
     assert (free["message"]["content"], free["finish_reason"]) == ("aaaa", "length")
 
 
-def test_a_demanded_call_follows_the_text_that_it_goes_on_from(mistral: Talker) -> None:
-    """Its mark is a special token that the model cannot write, so the prompt ends with it here as well."""
-    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "I look."}]
-    tool = {"name": "weather", "input_schema": SCHEMA}
-    body = {"model": "tiny", "messages": messages, "tools": [tool], "tool_choice": {"type": "any"}, "max_tokens": 1}
-    prompt, mark = (mistral.llm.template.render(messages[:1]).ids, mistral.llm.tokenizer.control.ids["[TOOL_CALLS]"])
-    ids = [*prompt, *mistral.llm.tokenizer.encode("I look.", add_special=False), mark]
-    usage = httpx.post(f"{mistral.url}/v1/messages", json=body, timeout=HANGS_S).json()["usage"]
-    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == len(ids)
-
-
 @pytest.mark.parametrize(("model", "begins"), [("talker", "<"), ("mistral", "[TOOL_CALLS]"), ("llama", "n")])
 def test_the_answer_is_a_call_or_follows_the_schema(request: pytest.FixtureRequest, model: str, begins: str) -> None:
     talker: Talker = request.getfixturevalue(model)
@@ -95,10 +86,11 @@ def test_the_answer_is_a_call_or_follows_the_schema(request: pytest.FixtureReque
     check_call(ask(talker, "{", response_format=FORMAT, tool_choice="required"))
 
 
-def test_a_schema_leaves_no_room_for_thoughts(talker: Talker) -> None:
-    """The template opens them, and the grammar lets none be written: what is written is the answer."""
-    thinking = {"chat_template_kwargs": {"enable_thinking": True}}
+def test_thoughts_come_before_what_follows_the_schema(talker: Talker) -> None:
+    """The template opens them; a budget closes them, because the model is a random one."""
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_budget": 6}
     for more in ({}, {"tools": None}):
         said = ask(talker, "{", response_format=FORMAT, **thinking, **more)
         assert json.loads(said["message"]["content"]).keys() == {"sure"}
-        assert "reasoning_content" not in said["message"]
+        assert said["message"]["reasoning_content"] == "{" * 6
+    check_call(ask(talker, "n", tool_choice="required", **thinking) | {"finish_reason": "tool_calls"})

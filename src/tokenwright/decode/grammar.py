@@ -187,6 +187,8 @@ class Matched:
         """Whether the text so far may end here."""
         return bool(self._matcher.is_accepting())
 
+    answering = True
+
     def fork(self) -> Self:
         """An independent copy in the same state."""
         other = copy(self)

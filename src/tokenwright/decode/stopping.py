@@ -37,6 +37,10 @@ class Constraint(Protocol):
     def accepting(self) -> bool:
         """Whether the text so far may end here."""
 
+    @property
+    def answering(self) -> bool:
+        """Whether the text is past its thoughts, so that stop strings may end it."""
+
 
 class TextStopChecker:
     """Ends a text at an end token, a stop id, a stop string, the end of a grammar or a deadline; collects its text.
@@ -80,7 +84,8 @@ class TextStopChecker:
             if self.include_stop:
                 self._fresh.append(self.stream.push(token, armed))
             return FinishReason.STOP_ID
-        self._fresh.append(self.stream.push(token, armed))
+        answering = self.constraint is None or self.constraint.answering
+        self._fresh.append(self.stream.push(token, armed and answering))
         complete = self.constraint is not None and self.constraint.advance(token)
         if self.stream.stopped is not None:
             return FinishReason.STOP

@@ -21,11 +21,13 @@ from tokenwright.serve import model_list, operations
 from tokenwright.serve.anthropic import routes as anthropic
 from tokenwright.serve.explorer import routes as explore
 from tokenwright.serve.explorer.explorer import Explorer, RunGone
-from tokenwright.serve.http.api import Api, Direct, HeadRequests, add_errors, add_schemas, api_of, handlers_of
+from tokenwright.serve.http.api import Api, add_errors, add_schemas, api_of
+from tokenwright.serve.http.dispatch import Direct, HeadRequests, handlers_of
 from tokenwright.serve.ollama import routes as ollama
-from tokenwright.serve.openai import embeddings, infill, rerank, responses, tokenize
+from tokenwright.serve.openai import embeddings, infill, llama_cpp, rerank, tokenize
 from tokenwright.serve.openai import routes as openai
-from tokenwright.serve.openai.stored_responses import StoredResponses
+from tokenwright.serve.openai.responses import routes as responses
+from tokenwright.serve.openai.responses.stored import MOST_BYTES, StoredResponses
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import collect_at_rest
 from tokenwright.serve.service.service import Service, ServiceLimits
@@ -41,10 +43,10 @@ APIS: tuple[Api, ...] = (anthropic.API, ollama.API, openai.API, explore.API)  # 
 class Served:
     """How a model is served. names: of the model, for clients; by default its own. timings: in every reply.
 
+    strict_fields: requests with unknown fields are refused. stored_responses: bytes of OpenAI's that are kept.
     adapters: the names of those that the model is opened with; each is served as a model of its own.
     spans: makes OpenTelemetry's spans of the requests. alone: the process serves this model to its end and does nothing
-    else, so the server decides when garbage is collected. strict_fields: unknown fields of bodies are refused.
-    stored_bytes: of JSON that responses may take that are kept for later requests.
+    else, so the server decides when garbage is collected.
     """
 
     names: Sequence[str] = ()
@@ -52,9 +54,9 @@ class Served:
     timings: bool = False
     spans: Spans | None = None
     alone: bool = False
-    adapters: Sequence[str] = ()
     strict_fields: bool = False
-    stored_bytes: int = 64 * 2**20
+    stored_responses: int = MOST_BYTES
+    adapters: Sequence[str] = ()
 
 
 PAGES = {"chat": "chat.html"}  # pages by the paths that people type
@@ -116,7 +118,7 @@ def make_app(
             await asyncio.to_thread(served.spans.close)
 
     app = new_app(lifespan=lifespan)
-    handlers = add_routes(app, explorer, service, metrics, page, StoredResponses(served.stored_bytes))
+    handlers = add_routes(app, explorer, service, metrics, page, StoredResponses(served.stored_responses))
     app.add_middleware(Guard, policy=policy, answer=refusing(metrics), queued=frozenset(handlers), full=service.full)
     add_access_log(app, served, metrics)
     return app
@@ -127,8 +129,8 @@ def add_access_log(app: FastAPI, served: Served, metrics: Metrics) -> None:
     app.add_middleware(
         AccessLog,
         timings=served.timings,
-        spans=served.spans,
         strict=served.strict_fields,
+        spans=served.spans,
         ignored=metrics.ignored,
     )
 
@@ -158,7 +160,8 @@ def add_routes(
     responses.add(app, service, stored)
     for other in (rerank, infill, anthropic, ollama):
         other.add(app, service)
-    tokenize.add(app, service)
+    for beside in (tokenize, llama_cpp):
+        beside.add(app, service)
     explore.add(app, explorer)
     add_schemas(app, APIS)
     if page is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from tokenwright.serve.app import add_routes, new_app
 from tokenwright.serve.explorer.explorer import Explorer
 from tokenwright.serve.http.api import RefusedRequest
-from tokenwright.serve.openai.stored_responses import StoredResponses
+from tokenwright.serve.openai.responses.stored import StoredResponses
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import Load
 from tokenwright.serve.service.residents import ResidentModel, Residents

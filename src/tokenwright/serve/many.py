@@ -29,8 +29,9 @@ from tokenwright.errors import RequestError
 from tokenwright.serve import model_list, store_routes
 from tokenwright.serve.app import APIS, Page, Served, add_access_log, new_app, refusing
 from tokenwright.serve.fleet import Fleet, LoadedApp, ManySource
-from tokenwright.serve.http.api import LARGE, HeadRequests, about, add_errors, add_schemas, unless_gone
-from tokenwright.serve.openai.stored_responses import StoredResponses
+from tokenwright.serve.http.api import LARGE, about, add_errors, add_schemas, unless_gone
+from tokenwright.serve.http.dispatch import HeadRequests
+from tokenwright.serve.openai.responses.stored import StoredResponses
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import Load, collect_at_rest
 from tokenwright.serve.service.residents import ResidentModel, Residents
@@ -164,7 +165,7 @@ def make_many_app(
     metrics = Metrics()
     limits = replace(served.limits or ServiceLimits(), keys=max(1, len(policy.keys)))
 
-    stored = StoredResponses(served.stored_bytes)  # of all models: they outlive one that leaves
+    stored = StoredResponses(served.stored_responses)  # of all models: they outlive one that leaves
 
     def open_(entry: ResidentModel, load: Load) -> LoadedApp:
         return LoadedApp(entry, load, limits, metrics, page, stored)

@@ -58,24 +58,24 @@ class Settings:
     )
     max_queue: int = _setting(1024, "Requests that may wait; later ones are answered by 429.")
     max_body: int = _setting(4 * 2**20, "Bytes of a request's body at most.")
-    stored_responses: int = _setting(64 * 2**20, "Bytes of responses kept for previous_response_id; 0 keeps none.")
     request_timeout: float = _setting(0.0, "Seconds that a request may take, waiting included; 0: no limit.")
     reader_timeout: float = _setting(
         300.0, "Seconds in all that a request may be paused because its client reads too slowly; 0: no limit."
     )
     drain_timeout: float = _setting(30.0, "Seconds that running requests have to finish when the server is stopped.")
     timings: bool = _setting(False, "Say in every reply where the time went.")
-    strict_fields: bool = _setting(
-        False, "Refuse unknown fields of requests, instead of naming them in the header X-Tokenwright-Ignored."
+    stored_responses: int = _setting(
+        64 * 2**20, "Bytes of OpenAI's responses that are kept in memory for later requests; 0: none."
     )
+    strict_fields: bool = _setting(False, "Refuse requests that have fields which are unknown here.")
     access_log: bool = _setting(False, "Write a line of JSON to standard error for every request.")
     explorer: bool = _setting(False, "Let the page trace runs; every step is then timed.")
 
     def __post_init__(self) -> None:
         check_whole("port", self.port, 0, 65_535)
         check_whole("max_queue", self.max_queue, 0, 1_000_000)
-        check_whole("stored_responses", self.stored_responses, 0, 1 << 40)
         check_whole("max_body", self.max_body, 1024, 1 << 30)
+        check_whole("stored_responses", self.stored_responses, 0, 1 << 40)
         for name in ("request_timeout", "reader_timeout", "drain_timeout"):
             if not 0 <= getattr(self, name) <= 86_400:
                 raise RequestError(f"{name} must be from 0 to 86,400 seconds, not {getattr(self, name)!r}")

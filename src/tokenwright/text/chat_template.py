@@ -21,6 +21,7 @@ from tokenwright.text.renderer import SECONDS, Renderer
 from tokenwright.text.tokenizer import Tokenizer
 
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
+_IN_CHANNEL = "<|channel|>final<|message|>"
 _PROBE = "9f1c6e"  # an answer that no template treats specially
 
 
@@ -56,6 +57,10 @@ class ChatTemplate:
         own = {name: tokenizer.token_text(at) for name, at in names.items() if at is not None}
         values = {**tokenizer.template_variables, **own}
         self._process = Renderer(self._source, values, seconds)
+        self._tools_source = tokenizer.tool_template or self._source
+        self._for_tools = (
+            self._process if tokenizer.tool_template is None else Renderer(self._tools_source, values, seconds)
+        )
         self._key = (self._source, *values.items())
 
     def render(
@@ -66,7 +71,7 @@ class ChatTemplate:
         markup: bool = False,
         answers: Mapping[int, Sequence[int]] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        variables: Mapping[str, bool] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> Rendered:
         """The prompt of a conversation.
 
@@ -80,19 +85,20 @@ class ChatTemplate:
         fails or exceeds its limits.
         """
         checked = check_messages(messages)
-        texts = [*strings(checked, 0), *strings(tools or [], 0)]
-        marker, border = unused_characters((*texts, self._source, *self._control.ids), 2)
+        texts = [*strings(checked, 0), *strings(tools or [], 0), *strings(variables or {}, 0)]
+        marker, border = unused_characters((*texts, self._source, self._tools_source, *self._control.ids), 2)
         if not markup:
             checked = [self._broken(message, marker) for message in checked]
-            tools = None if tools is None else mapped(tools, lambda text: self._control.broken(text, marker))
+            tools, variables = mapped([tools, variables], lambda text: self._control.broken(text, marker))
         more = {"tools": tools, "variables": dict(variables or {})}
+        process = self._process if tools is None else self._for_tools
         try:
-            text = self._process.render(checked, add_generation_prompt, more)
+            text = process.render(checked, add_generation_prompt, more)
         except RequestError as error:
             raise RequestError(str(error).replace(marker, "")) from None
         kept = {at: own for at, ids in (answers or {}).items() if (own := self._own(checked, at, ids, marker))}
         if kept:
-            bordered = self._process.render(_bordered(checked, kept, border), add_generation_prompt, more)
+            bordered = process.render(_bordered(checked, kept, border), add_generation_prompt, more)
             if re.sub(f"{border}(?:[0-9]+{border})?", "", bordered) == text:  # the borders changed nothing
                 return self._encoded(bordered, marker, border, kept)
         return self._encoded(text, marker, border, {})
@@ -115,12 +121,19 @@ class ChatTemplate:
     def _probed(self) -> str:
         """What the template writes after an answer; "" if it does not write the answer. Raises RequestError."""
         probe = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _PROBE}]
-        _, found, rest = self._process.render(probe, False).rpartition(_PROBE)
+        before, found, rest = self._process.render(probe, False).rpartition(_PROBE)
+        if before.endswith(_IN_CHANNEL):
+            rest = ""  # the token after an answer ends each message before it as well, such as thoughts
         if len(_Probes.known) == _Probes.MOST:
             _Probes.known.clear()
         rest = rest if found else ""
         _Probes.known[self._key] = rest
         return rest
+
+    @property
+    def tools_source(self) -> str:
+        """The source of the template that conversations with tools use."""
+        return self._tools_source
 
     def start(self) -> None:
         """Start the process before the first prompt, without waiting for it.
@@ -133,6 +146,7 @@ class ChatTemplate:
     def close(self) -> None:
         """End the process; a later `render` starts a new one."""
         self._process.close()
+        self._for_tools.close()
 
     def __enter__(self) -> Self:
         return self

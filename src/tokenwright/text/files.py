@@ -42,6 +42,7 @@ class TokenizerFiles:
     eos: tuple[str, ...]
     add_bos: bool | None  # None: as the post-processor does
     chat_template: str | None
+    tool_template: str | None = None  # for conversations with tools, where there is one of its own
     variables: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)  # of templates: tokens by their keys
 
 
@@ -66,7 +67,7 @@ def read_folder(folder: Path) -> TokenizerFiles:
                 folder,
             )
         library.add_special_tokens(known)
-        template = _chat_template(folder, config)
+        template, for_tools = _chat_templates(folder, config)
     add_bos = config.get("add_bos_token", None if model is None else model.adds_bos)
     return TokenizerFiles(
         library=library,
@@ -75,6 +76,7 @@ def read_folder(folder: Path) -> TokenizerFiles:
         add_bos=add_bos if isinstance(add_bos, bool) else None,
         chat_template=template,
         variables=_variables(config),
+        tool_template=for_tools,
     )
 
 
@@ -190,22 +192,20 @@ def _variables(config: Mapping[str, Any]) -> dict[str, str | tuple[str, ...]]:
     return found
 
 
-def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The template in chat_template.jinja, or else the config's.
+def _chat_templates(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The template of conversations, and the one named "tool_use", of files or of the config.
 
-    Of several named templates it is "default", or the first; with tools it is "tool_use", where there is one.
+    Of several named templates the first is "default", or the first of them.
     """
-    file = folder / "chat_template.jinja"
-    if file.exists():
-        return _read_text(file)
+    file, tools = folder / "chat_template.jinja", folder / "additional_chat_templates" / "tool_use.jinja"
     value = config.get("chat_template")
+    named = {item["name"]: item["template"] for item in value} if isinstance(value, list) else {}
+    for_tools = _read_text(tools) if tools.exists() else named.get("tool_use")
+    if file.exists():
+        return _read_text(file), for_tools
     if isinstance(value, list):
-        named = {item["name"]: item["template"] for item in value}
         value = named.get("default", next(iter(named.values()), None))
-        if isinstance(with_tools := named.get("tool_use"), str) and isinstance(value, str):
-            ours, other = (text.removesuffix("\n") for text in (with_tools, value))  # jinja leaves the last newline out
-            value = f"{{% if tools %}}{ours}{{% else %}}{other}{{% endif %}}"
-    return value if isinstance(value, str) else None
+    return value if isinstance(value, str) else None, for_tools
 
 
 def _read_text(path: Path) -> str:

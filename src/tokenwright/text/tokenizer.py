@@ -64,7 +64,16 @@ class Tokenizer:
         self._plain = PlainTokenizer(files.library, self.control)
         self.bos_id = None if files.bos is None else self._with_row(files.bos)
         self.eos_ids = tuple(at for name in files.eos if (at := self._with_row(name)) is not None)
-        self.chat_template = files.chat_template
+        self._templates = (files.chat_template, files.tool_template)
+
+    @property
+    def chat_template(self) -> str | None:
+        return self._templates[0]
+
+    @property
+    def tool_template(self) -> str | None:
+        """The template of conversations with tools, where there is one of its own."""
+        return self._templates[1]
 
     @property
     def template_variables(self) -> Mapping[str, str | tuple[str, ...]]:

@@ -112,10 +112,6 @@ MaxQueue = Annotated[
     int | None, Option(help="Requests that may wait; later ones are answered by 429.", rich_help_panel=SERVER)
 ]
 MaxBody = Annotated[int | None, Option(help="Bytes of a request's body at most.", rich_help_panel=SERVER)]
-StoredResponses = Annotated[
-    int | None,
-    Option(help="Bytes of responses kept for previous_response_id; 0 keeps none.", rich_help_panel=SERVER),
-]
 RequestTimeout = Annotated[
     float | None,
     Option(help="Seconds that a request may take, waiting included; 0: no limit.", rich_help_panel=SERVER),
@@ -134,9 +130,15 @@ DrainTimeout = Annotated[
 Timings = Annotated[
     bool | None, Option("--timings", help="Say in every reply where the time went.", rich_help_panel=SERVER)
 ]
+StoredResponses = Annotated[
+    int | None,
+    Option(
+        help="Bytes of OpenAI's responses that are kept in memory for later requests; 0: none.", rich_help_panel=SERVER
+    ),
+]
 StrictFields = Annotated[
     bool | None,
-    Option("--strict-fields", help="Refuse unknown fields of requests.", rich_help_panel=SERVER),
+    Option("--strict-fields", help="Refuse requests that have fields which are unknown here.", rich_help_panel=SERVER),
 ]
 AccessLog = Annotated[
     bool | None,
@@ -163,11 +165,11 @@ def serve(
     adapter: Adapter = None,
     max_queue: MaxQueue = None,
     max_body: MaxBody = None,
-    stored_responses: StoredResponses = None,
     request_timeout: RequestTimeout = None,
     reader_timeout: ReaderTimeout = None,
     drain_timeout: DrainTimeout = None,
     timings: Timings = None,
+    stored_responses: StoredResponses = None,
     strict_fields: StrictFields = None,
     access_log: AccessLog = None,
     explorer: Explorer = None,
@@ -341,7 +343,7 @@ def _listen(what: str, build: Callable[[Policy, Path | None, Served], FastAPI], 
         spans,
         alone=True,
         strict_fields=settings.strict_fields,
-        stored_bytes=settings.stored_responses,
+        stored_responses=settings.stored_responses,
     )
     app = build(policy, page, served)
     if settings.access_log:

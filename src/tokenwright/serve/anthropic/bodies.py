@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import Field
 
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.serve.http.fields import (
@@ -11,7 +11,8 @@ from tokenwright.serve.http.fields import (
     MOST_TOOLS,
     Body,
     CallId,
-    Name,
+    Effort,
+    ModelName,
     Object,
     Refused,
     Share,
@@ -19,39 +20,41 @@ from tokenwright.serve.http.fields import (
     Text,
     ToolName,
     many,
+    others,
 )
 
-CACHED = ("cache_control",)  # every prefix is cached, marked or not
+_TOOLSETS = Refused("tools are in no sets")
+_CACHED = {"cache_control": "every prefix is cached, marked or not"}
+_CALLER = {"caller": "only the model calls tools"}
 
 
 class TextBlock(Body):
-    harmless = (*CACHED, "citations")
+    harmless = {**_CACHED, "citations": "answers are plain text"}
 
     type: Literal["text"]
     text: Text
 
 
 class ThinkingBlock(Body):
-    """The reasoning of an earlier answer. signature: any; it is not checked."""
+    """The reasoning of an earlier answer."""
 
-    harmless = CACHED
+    harmless = {**_CACHED, "signature": "reasoning is not signed here"}
 
     type: Literal["thinking"]
     thinking: Text
-    signature: Text = ""
 
 
 class RedactedBlock(Body):
-    """Reasoning that only its provider can read; it is left out."""
+    """Reasoning that another server has encrypted; it is left out."""
 
-    harmless = CACHED
+    harmless = {**_CACHED, "data": "no model here can read it"}
 
     type: Literal["redacted_thinking"]
-    data: Text = ""
 
 
 class ToolUseBlock(Body):
-    harmless = (*CACHED, "caller", "toolset_name")
+    refused = {"toolset_name": _TOOLSETS}
+    harmless = {**_CACHED, **_CALLER}
 
     type: Literal["tool_use"]
     id: CallId
@@ -59,24 +62,13 @@ class ToolUseBlock(Body):
     input: Object
 
 
-class ToolReference(Body):
-    """A tool that a search found; its definition is among the tools."""
-
-    harmless = CACHED
-
-    type: Literal["tool_reference"]
-    tool_name: Text = ""
-
-
-ResultBlock = Annotated[TextBlock | ToolReference, Field(discriminator="type")]
-
-
 class ToolResultBlock(Body):
-    harmless = (*CACHED, "toolset_name")
+    refused = {"toolset_name": _TOOLSETS}
+    harmless = _CACHED
 
     type: Literal["tool_result"]
     tool_use_id: CallId
-    content: Text | Annotated[list[ResultBlock], many(MOST_PARTS)] = ""
+    content: Text | Annotated[list[TextBlock], many(MOST_PARTS)] = ""
     is_error: bool = False
 
 
@@ -107,32 +99,24 @@ Message = Annotated[
 
 
 class AnthropicTool(Body):
-    """A function of the client. strict: a schema that cannot be enforced whole is refused."""
+    """A function of the client. One of another type runs on servers, or has a form that is Anthropic's; it is left out.
 
-    harmless = (*CACHED, "allowed_callers", "defer_loading", "eager_input_streaming", "input_examples")
+    Its input always follows its schema, whatever `strict` says.
+    """
 
-    type: Literal["custom"] = "custom"
-    name: ToolName
+    harmless = {
+        **_CACHED,
+        "allowed_callers": "only the model calls tools",
+        "defer_loading": "all tools are in the prompt",
+        "eager_input_streaming": "inputs are streamed as they are written",
+        "input_examples": "the schema says what an input is",
+    }
+
+    type: Text = "custom"
+    name: ToolName | None = None
     description: Text = ""
-    input_schema: Object
+    input_schema: Object | None = None
     strict: bool = False
-
-
-class HostedTool(BaseModel):
-    """A tool that Anthropic's own servers run; it is left out, and named in X-Tokenwright-Ignored."""
-
-    type: Text
-    name: Text = ""
-
-
-def _tool_type(value: object) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "function" if kind in (None, "custom") else "hosted"
-
-
-AnyTool = Annotated[
-    Annotated[AnthropicTool, Tag("function")] | Annotated[HostedTool, Tag("hosted")], Discriminator(_tool_type)
-]
 
 
 class AutoChoice(Body):
@@ -159,92 +143,95 @@ Choice = Annotated[AutoChoice | AnyChoice | ToolChoice | NoChoice, Field(discrim
 
 
 class ThinkingOn(Body):
-    """The model reasons if it can, as long as it wants. display omitted: the reasoning is not returned."""
+    """The model reasons if it can. display omitted: the reasoning is not returned.
 
-    type: Literal["adaptive"]
+    budget_tokens: after so many tokens the reasoning is ended; adaptive thinking has no such limit.
+    """
+
+    type: Literal["adaptive", "enabled"]
     display: Literal["summarized", "omitted"] = "summarized"
-
-
-class ThinkingWithin(Body):
-    """The model reasons if it can. budget_tokens: named in X-Tokenwright-Ignored, as reasoning has no limit here."""
-
-    type: Literal["enabled"]
-    budget_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
-    display: Literal["summarized", "omitted"] = "summarized"
+    budget_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
 
 
 class ThinkingOff(Body):
-    harmless = ("budget_tokens", "display")
+    harmless = dict.fromkeys(("budget_tokens", "display"), "there is no reasoning")
 
     type: Literal["disabled"]
 
 
-Thinking = Annotated[ThinkingOn | ThinkingWithin | ThinkingOff, Field(discriminator="type")]
+Thinking = Annotated[ThinkingOn | ThinkingOff, Field(discriminator="type")]
 
 
 class OutputFormat(Body):
+    harmless = {"name": "it is a label", "strict": "the answer always follows it"}
+
     type: Literal["json_schema"]
     schema_: Annotated[Object, Field(alias="schema")]
 
 
 class OutputConfig(Body):
-    harmless = ("task_budget",)
+    """effort: for templates that know levels of it."""
+
+    harmless = {"task_budget": "max_tokens limits the answer"}
 
     format: OutputFormat | None = None
-    effort: Text | None = None
+    effort: Effort | None = None
 
 
-class ThinkingTurns(Body):
-    type: Literal["thinking_turns"]
-    value: Annotated[int, Field(ge=1)]
+class Amount(Body):
+    """A number of tokens or of uses of tools."""
+
+    type: Literal["input_tokens", "tool_uses", "thinking_turns"]
+    value: Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 
 
-class ClearThinking(Body):
-    """Leave reasoning out of the conversation, but for the newest answers that have some."""
+class Edit(Body):
+    """What of the conversation is left out: old reasoning, or old results of tools.
 
-    type: Literal["clear_thinking_20251015"]
-    keep: Literal["all"] | ThinkingTurns = ThinkingTurns(type="thinking_turns", value=1)
+    keep: how many of the last are kept. trigger: how much there must be of the prompt, or of the calls. clear_at_least
+    is no condition here: what is cleared is not counted first.
+    """
 
-
-class OtherEdit(BaseModel):
-    """An edit that is not made here; it is named in X-Tokenwright-Ignored."""
+    harmless = {"clear_at_least": "what is asked for is cleared, however little it is"}
 
     type: Text
-
-
-def _edit_type(value: object) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "thinking" if kind == "clear_thinking_20251015" else "other"
-
-
-Edit = Annotated[
-    Annotated[ClearThinking, Tag("thinking")] | Annotated[OtherEdit, Tag("other")], Discriminator(_edit_type)
-]
+    keep: Literal["all"] | Amount | None = None
+    trigger: Amount | None = None
+    exclude_tools: Annotated[list[Text], many(MOST_TOOLS)] = []
+    clear_tool_inputs: bool | Annotated[list[Text], many(MOST_TOOLS)] = False
 
 
 class ContextManagement(Body):
-    edits: Annotated[list[Edit], many(MOST_PARTS)] = []
+    edits: Annotated[list[Edit], many(16)] = []
 
 
 class AnthropicPrompted(Body):
     """What both routes have."""
 
     refused = {
-        "compaction": Refused("the client edits its conversation"),
         "container": Refused("this server runs no code"),
-        "mcp_servers": Refused("this server calls no tools itself"),
         "thread": Refused("nothing is stored; send the whole conversation in messages"),
     }
-    harmless = (
-        *(*CACHED, "betas", "billing_policy", "diagnostics", "fallback_credit_token", "fallbacks", "inference_geo"),
-        *("metadata", "service_tier", "speed", "user_profile_id", "workspace_id"),
-    )
-    off = {"model": ("",)}
+    harmless = {
+        **_CACHED,
+        "betas": "a field that is implemented needs no mark",
+        "billing_policy": "nothing is billed",
+        "diagnostics": "usage has the tokens that were cached",
+        "fallback_credit_token": "there is no other model",
+        "fallbacks": "there is no other model",
+        "inference_geo": "the model runs where this server runs",
+        "metadata": "it is a label",
+        "service_tier": "there is one tier",
+        "speed": "there is one speed",
+        "user_profile_id": "it is a label",
+        "workspace_id": "it is a label",
+        "anthropic_version": "there is one version",
+    }
 
-    model: Name | None = None
+    model: ModelName = ""
     messages: Annotated[list[Message], many(MOST_ITEMS, 1)]
     system: Text | Annotated[list[TextBlock], many(MOST_PARTS)] = ""
-    tools: Annotated[list[AnyTool], many(MOST_TOOLS)] = []
+    tools: Annotated[list[Annotated[AnthropicTool, others("custom")]], many(MOST_TOOLS)] = []
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -255,15 +242,17 @@ class AnthropicPrompted(Body):
 class CountTokens(AnthropicPrompted):
     """POST /v1/messages/count_tokens."""
 
+    harmless = dict.fromkeys(("max_tokens", "stream", "temperature", "top_k", "top_p"), "nothing is generated") | {
+        "stop_sequences": "nothing is generated"
+    }
+
 
 class Messages(AnthropicPrompted):
     """POST /v1/messages. max_tokens 0 fills the prefix cache and writes nothing."""
 
-    off = {"model": ("",), "top_k": (-1,), "top_p": (-1, 0)}
-
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)]
     stream: bool = False
     temperature: Share | None = None
-    top_k: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
     top_p: Share | None = None
     stop_sequences: Stops = []

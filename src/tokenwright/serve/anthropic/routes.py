@@ -5,7 +5,7 @@ An answer's content is a thinking block, a text block and tool_use blocks, in th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -16,27 +16,29 @@ from tokenwright.errors import RequestError
 from tokenwright.serve.anthropic.bodies import (
     AnthropicAssistantMessage,
     AnthropicPrompted,
-    AnthropicSystemMessage,
-    AnthropicTool,
-    AnthropicUserMessage,
     AnyChoice,
-    ClearThinking,
     CountTokens,
-    HostedTool,
     Messages,
     NoChoice,
-    OtherEdit,
-    TextBlock,
-    ThinkingBlock,
-    ThinkingOff,
     ThinkingOn,
-    ThinkingWithin,
     ToolChoice,
-    ToolResultBlock,
-    ToolUseBlock,
 )
+from tokenwright.serve.anthropic.context_edits import edited
 from tokenwright.serve.anthropic.reply_schema import AnthropicError, AnthropicMessage, CountedTokens
-from tokenwright.serve.http.api import EVENTS, Api, about, answers, body_of, off_loop, takes, unless_gone
+from tokenwright.serve.anthropic.turns import conversation
+from tokenwright.serve.http.api import (
+    EVENTS,
+    Api,
+    RefusedRequest,
+    about,
+    answers,
+    body_of,
+    off_loop,
+    takes,
+    unless_gone,
+)
+from tokenwright.serve.http.hosted import leave_out
+from tokenwright.serve.http.reasoning_options import Thinking
 from tokenwright.serve.http.replying import (
     answered,
     arguments_of,
@@ -108,26 +110,25 @@ def add(app: FastAPI, service: Service) -> None:
     )
     async def messages(request: Request) -> Response:
         body = await body_of(request, Messages)
-        model = check_model(request, service, body.model)
-        note_left_out(request, body)
-        prompt = await off_loop(request, lambda: prompt_of(body))
-        note_unenforced(request, prompt["tools"])
+        body.model = check_model(request, service, body.model)
         wanted = GenerationRequest(
-            **prompt,
+            **await off_loop(request, lambda: prompt_of(request, body)),
             overrides=overrides_of(request, body),
             caller=about(request).caller,
             request_id=about(request).request_id,
             streamed=body.stream,
-            model=model,
+            model=body.model,
         )
-        shown = not (isinstance(body.thinking, ThinkingOn | ThinkingWithin) and body.thinking.display == "omitted")
+        shown = not (isinstance(body.thinking, ThinkingOn) and body.thinking.display == "omitted")
         if not body.stream:
             generation, answer = await answered(request, service, wanted)
             answer.reasoning = answer.reasoning if shown else ""
             identity = new_identity()
-            return await whole(request, lambda: message_of(identity, model, answer, generation.counts()), generation)
+            return await whole(
+                request, lambda: message_of(identity, body.model, answer, generation.counts()), generation
+            )
         generation = await started(request, service, wanted)
-        events = Events(new_identity(), model, shown)
+        events = Events(new_identity(), body.model, shown)
         return Streamed(_stream(request, generation, events), generation.cancel)
 
     counted = answers(CountedTokens)
@@ -136,7 +137,7 @@ def add(app: FastAPI, service: Service) -> None:
     async def count_tokens(request: Request) -> JSONResponse:
         body = await body_of(request, CountTokens)
         check_model(request, service, body.model)
-        prompt = await off_loop(request, lambda: prompt_of(body))
+        prompt = await off_loop(request, lambda: prompt_of(request, body))
         wanted = GenerationRequest(**prompt, caller=about(request).caller)
         return JSONResponse({"input_tokens": await unless_gone(request, service.count(wanted))})
 
@@ -163,37 +164,58 @@ def _encoded(one: Event) -> bytes:
 
 def overrides_of(request: Request, body: Messages) -> dict[str, Any]:
     """The sampling parameters of a request."""
-    found: dict[str, Any] = {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
+    found: dict[str, Any] = {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p")}
+    found["top_k"] = 0 if body.top_k == -1 else body.top_k
     if body.stop_sequences:
         found["stop"] = body.stop_sequences
-    form = body.output_format
-    if form is None and body.output_config is not None:
-        form = body.output_config.format
+    form = (body.output_config and body.output_config.format) or body.output_format
     if form is not None:
-        found["grammar"] = schema_grammar(request, form.schema_, False, "output_config.format.schema")
+        found["grammar"] = schema_grammar(request, form.schema_, False, "output_config.format")
     return found
 
 
-def prompt_of(body: AnthropicPrompted) -> dict[str, Any]:
-    """The fields of a Wanted that make its prompt. Raises RequestError for messages that cannot be one."""
-    choice, last, messages = body.tool_choice, body.messages[-1], conversation(body)
-    if isinstance(last, AnthropicAssistantMessage) and (extra := messages[-1].keys() - {"role", "content"}):
-        what = "tool_use" if "tool_calls" in extra else "thinking"
+def prompt_of(request: Request, body: AnthropicPrompted) -> dict[str, Any]:
+    """The fields of a GenerationRequest that make its prompt. Raises RequestError for messages that cannot be one."""
+    choice, last = body.tool_choice, body.messages[-1]
+    messages = edited(body, conversation(body), about(request))
+    if isinstance(last, AnthropicAssistantMessage) and "tool_calls" in messages[-1]:
         raise RequestError(
             f"messages.{len(body.messages) - 1}: an answer goes on from text alone, and this last message has a "
-            f"{what} block; send the user's next message behind it"
+            "tool_use block; send the user's next message behind it"
         )
-    tools = [tool for tool in body.tools if isinstance(tool, AnthropicTool)]
-    effort = body.output_config and body.output_config.effort
+    thinking = thinking_of(body)
     return {
         "messages": messages,
-        "tools": [Tool(tool.name, tool.description, tool.input_schema, tool.strict) for tool in tools],
-        **choice_of(None if body.tools and not tools else choice),  # hosted tools are left out
-        "thinking": None if body.thinking is None else not isinstance(body.thinking, ThinkingOff),
-        "variables": {"reasoning_effort": effort} if effort else {},
+        "tools": tools_of(request, body),
+        **choice_of(choice),
+        "thinking": thinking.on,
+        "thinking_budget": thinking.budget,
+        "variables": thinking.variables,
         "continue_last": isinstance(last, AnthropicAssistantMessage),
         "parallel_tool_calls": not getattr(choice, "disable_parallel_tool_use", False),
     }
+
+
+def thinking_of(body: AnthropicPrompted) -> Thinking:
+    """Whether the model shall reason, and how."""
+    effort = None if body.output_config is None else body.output_config.effort
+    if isinstance(body.thinking, ThinkingOn):
+        return Thinking.of(True, body.thinking.budget_tokens, effort)
+    return Thinking.of(None if body.thinking is None else False, None, effort)
+
+
+def tools_of(request: Request, body: AnthropicPrompted) -> list[Tool]:
+    """The tools that the model may call. Raises RefusedRequest as `leave_out`, and for one without a schema."""
+    leave_out(about(request), [tool.type for tool in body.tools], ("custom",))
+    found = []
+    for at, tool in enumerate(body.tools):
+        if tool.type == "custom":
+            if tool.name is None or tool.input_schema is None:
+                place = f"tools.{at}.{'name' if tool.name is None else 'input_schema'}"
+                raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
+            found.append(Tool(tool.name, tool.description, tool.input_schema, tool.strict))
+    note_unenforced(request, found)
+    return found
 
 
 def choice_of(choice: object) -> dict[str, Any]:
@@ -207,91 +229,6 @@ def choice_of(choice: object) -> dict[str, Any]:
             return {"tool_choice": "none"}
         case _:
             return {"tool_choice": "auto"}
-
-
-def conversation(body: AnthropicPrompted) -> list[dict[str, Any]]:
-    """The messages of a request as the service reads them. Raises RequestError for a result without its call."""
-    found: list[dict[str, Any]] = []
-    if body.system:
-        found.append({"role": "system", "content": text_of(body.system)})
-    names: dict[str, str] = {}  # of the tools, by the id of their call
-    for at, message in enumerate(body.messages):
-        match message:
-            case AnthropicUserMessage():
-                found.extend(_from_user(message, names, at))
-            case AnthropicAssistantMessage():
-                found.append(_from_assistant(message, names))
-            case AnthropicSystemMessage():
-                found.append({"role": "system", "content": text_of(message.content)})
-    for edit in body.context_management.edits if body.context_management else ():
-        if isinstance(edit, ClearThinking) and edit.keep != "all":
-            clear_thinking(found, edit.keep.value)
-    return found
-
-
-def clear_thinking(messages: Iterable[dict[str, Any]], keep: int) -> None:
-    """Leave reasoning out of all answers but the newest `keep` that have some."""
-    thinking = [message for message in messages if "reasoning_content" in message]
-    for message in thinking[: len(thinking) - keep]:
-        del message["reasoning_content"]
-
-
-def note_left_out(request: Request, body: Messages) -> None:
-    """Name what the answer is made without: tools and edits of Anthropic's servers, and the budget of reasoning."""
-    reading = about(request).reading
-    for tool in body.tools:
-        if isinstance(tool, HostedTool):
-            reading.ignore(f"tools.{tool.type}")
-    for edit in body.context_management.edits if body.context_management else ():
-        if isinstance(edit, OtherEdit):
-            reading.ignore(f"context_management.{edit.type}")
-    if isinstance(body.thinking, ThinkingWithin) and body.thinking.budget_tokens:
-        reading.ignore("thinking.budget_tokens")
-
-
-def text_of(content: str | Iterable[object]) -> str:
-    """The text of a message's content."""
-    if isinstance(content, str):
-        return content
-    return "\n".join(block.text for block in content if isinstance(block, TextBlock))
-
-
-def _from_user(message: AnthropicUserMessage, names: Mapping[str, str], at: int) -> Iterator[dict[str, Any]]:
-    """A message for each tool result, then one with the text."""
-    if isinstance(message.content, str):
-        yield {"role": "user", "content": message.content}
-        return
-    for place, block in enumerate(message.content):
-        if isinstance(block, ToolResultBlock):
-            if block.tool_use_id not in names:
-                raise RequestError(
-                    f"messages.{at}.content.{place}.tool_use_id: no tool_use block before it has the id "
-                    f"{block.tool_use_id!r}"
-                )
-            text = text_of(block.content)
-            content = f"Error: {text}" if block.is_error else text
-            name = names[block.tool_use_id]
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content}
-    texts = [block for block in message.content if isinstance(block, TextBlock)]
-    if texts or not message.content:
-        yield {"role": "user", "content": text_of(texts)}
-
-
-def _from_assistant(message: AnthropicAssistantMessage, names: dict[str, str]) -> dict[str, Any]:
-    if isinstance(message.content, str):
-        return {"role": "assistant", "content": message.content}
-    found: dict[str, Any] = {"role": "assistant", "content": text_of(message.content)}
-    thoughts = [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]
-    calls = [block for block in message.content if isinstance(block, ToolUseBlock)]
-    names.update({call.id: call.name for call in calls})
-    if thoughts:
-        found["reasoning_content"] = "\n".join(thoughts)
-    if calls:
-        found["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}}
-            for call in calls
-        ]
-    return found
 
 
 def stop_of(finished: Answer | Delta) -> dict[str, Any]:
@@ -334,16 +271,15 @@ def message_of(identity: str, model: str, answer: Answer | None, counts: TokenCo
 
 
 def content_of(answer: Answer) -> list[dict[str, Any]]:
-    """The blocks of an answer, without a call that its end has cut off."""
+    """The blocks of an answer. A call that its end has cut off has the arguments that are whole."""
     blocks: list[dict[str, Any]] = []
     if answer.reasoning:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
     if answer.text:
         blocks.append({"type": "text", "text": answer.text})
     return blocks + [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments_of(call)}
         for call in answer.tool_calls
-        if (arguments := arguments_of(call)) is not None
     ]
 
 

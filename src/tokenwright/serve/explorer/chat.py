@@ -14,8 +14,8 @@ from tokenwright.errors import RequestError
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer
 from tokenwright.serve.http.api import about, body_of, unless_gone
 from tokenwright.serve.http.fields import MOST_ITEMS, Body, Text, many
-from tokenwright.serve.openai.bodies import AnyMessage
 from tokenwright.serve.openai.generation_request import messages_of
+from tokenwright.serve.openai.message_bodies import AnyMessage
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import GenerationRequest
 from tokenwright.trace.messages.chat import ChatModel, ChatPrompt

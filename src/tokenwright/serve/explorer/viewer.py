@@ -20,7 +20,7 @@ from tokenwright.errors import RequestError
 from tokenwright.serve.explorer.explorer import Explorer, Index, Step, Strict
 from tokenwright.serve.explorer.player import Player
 from tokenwright.serve.http.api import close_reason
-from tokenwright.serve.http.fields import complaint
+from tokenwright.serve.http.complaints import complaint
 from tokenwright.trace.frame_codec import named_ids, pack
 from tokenwright.trace.messages.schema import Labels, RunState
 

@@ -12,16 +12,15 @@ from typing import Any, Literal, TypeVar
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute, Match
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from tokenwright.checks import shown
 from tokenwright.errors import TokenwrightError
-from tokenwright.serve.http.fields import Reading, complaint, complaint_of_parameters
+from tokenwright.serve.http.complaints import complaint, complaint_of_parameters
+from tokenwright.serve.http.fields import Body, Reading
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.types import NOBODY, Caller, Kind, Problem, ServerError, Timings, problem_of
 
@@ -39,7 +38,8 @@ log = logging.getLogger(__name__)
 class About:
     """What the middlewares know of a request: in scope["tokenwright"]. timed: the reply says where the time went.
 
-    large: a thread reads its body. reading: how it is read, and the fields that were ignored.
+    large: a thread reads its body. strict: unknown fields of it are refused. ignored: what of the request had no
+    effect: paths of unknown fields, and other names.
 
     generations: those that the service has started for this request. The properties sum up their state so far: timings
     (with tokens), finishes, and asked, the time at which the service took the first, in seconds of time.perf_counter.
@@ -50,7 +50,8 @@ class About:
     caller: Caller = NOBODY
     model: str = ""
     large: bool = False
-    reading: Reading = field(default_factory=Reading)
+    strict: bool = False
+    ignored: list[str] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
 
     async def started(self, starting: Awaitable[Generation]) -> Generation:
@@ -138,8 +139,7 @@ async def body_of(request: Request, model: type[B], *, any_type: bool = False) -
         )
     raw = b"".join([part async for part in request.stream()])  # `request.body` would keep it while the request waits
     about(request).large = len(raw) > LARGE
-    reading = about(request).reading
-    return await off_loop(request, lambda: _parsed(raw, model, reading))
+    return await off_loop(request, lambda: _parsed(raw, model, about(request)))
 
 
 async def off_loop(request: Request, work: Callable[[], T]) -> T:
@@ -156,30 +156,34 @@ def reads(model: type[B]) -> Any:
     return Depends(read)
 
 
-def _parsed(raw: bytes, model: type[B], reading: Reading) -> B:
+def _parsed(raw: bytes, model: type[B], about: About) -> B:
     try:
         data = json.loads(raw, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise RefusedRequest(Problem(400, "invalid", f"the body is not JSON: {reason}")) from None
+    reading = Reading(model, about.strict) if issubclass(model, Body) else None
     try:
-        return model.model_validate(data, context=reading)
+        found = model.model_validate(data, context=reading)
     except ValidationError as error:
-        found = complaint(error, data)
-        raise RefusedRequest(Problem(400, "invalid", found.message, found.param)) from None
+        wrong = complaint(error, data)
+        raise RefusedRequest(Problem(400, "invalid", wrong.message, wrong.param)) from None
     except RecursionError:
         raise RefusedRequest(Problem(400, "invalid", "the body is nested too deeply")) from None
+    about.ignored += [] if reading is None else reading.ignored
+    return found
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of a body.
 
-    Raises ValueError for one that has a key twice, which readers understand differently, and for a key that is no text.
+    Raises ValueError for one that has a key twice, which readers understand differently, and for a key that no reply
+    can repeat.
     """
     found = dict(pairs)
     for name in found:
-        if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
-            raise ValueError(f"the name {shown(name)} has half of a surrogate pair, which is no character")
+        if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
+            raise ValueError("the name of a field has half of a surrogate pair, which is no character; remove it")
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
@@ -320,59 +324,6 @@ def add_errors(
     for kind in (TokenwrightError, RequestValidationError, HTTPException, ClientGone, Exception, *kinds):
         app.add_exception_handler(kind, answer)
     return answer
-
-
-class Direct:
-    """Calls the handlers of requests that wait, without the layers of FastAPI and its router.
-
-    Each layer keeps frames and objects for every request that waits. The routes stay in the app for its OpenAPI
-    document and for other methods. answer(request, error): the reply to an error.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        handlers: Mapping[str, Callable[[Request], Awaitable[Response]]],
-        answer: Callable[[Request, Exception], Awaitable[Response]],
-    ) -> None:
-        self._app = app
-        self._handlers = handlers
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        handler = self._handlers.get(scope["path"]) if scope.get("method") == "POST" else None
-        if handler is None:
-            await self._app(scope, receive, send)
-            return
-        request = Request(scope, receive, send)
-        try:
-            response = await handler(request)
-        except Exception as error:
-            response = await self._answer(request, error)
-        await response(scope, receive, send)
-
-
-class HeadRequests:
-    """Answers HEAD as GET where a route has GET; the server below leaves out the body. FastAPI's routes refuse it."""
-
-    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
-        self._app = app
-        self._routes = [route for route in routes if isinstance(route, APIRoute) and "GET" in (route.methods or ())]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope.get("method") == "HEAD":
-            asked = {**scope, "method": "GET"}
-            if any(route.matches(asked)[0] is Match.FULL for route in self._routes):
-                scope = asked
-        await self._app(scope, receive, send)
-
-
-def handlers_of(app: FastAPI, apis: Sequence[Api]) -> dict[str, Callable[[Request], Awaitable[Response]]]:
-    """The handlers of the paths whose requests wait. Each takes the request alone."""
-    queued = frozenset().union(*(one.queued for one in apis))
-    routes = [route for route in app.routes if isinstance(route, APIRoute) and route.path in queued]
-    assert sorted(route.path for route in routes) == sorted(queued), "each path that waits has one handler"
-    return {route.path: route.endpoint for route in routes}
 
 
 def apis_of(apis: Sequence[Api], path: str) -> list[Api]:

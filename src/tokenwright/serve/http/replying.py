@@ -16,7 +16,7 @@ from tokenwright.serve.http.api import RefusedRequest, about, unless_gone
 from tokenwright.serve.http.reply_text import LONG, Json, dumps, server_timing, timings_of, written
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.tools import read_json, unenforced
+from tokenwright.serve.service.tools import read_begun, read_json, unenforced
 from tokenwright.serve.service.types import (
     Answer,
     Delta,
@@ -32,9 +32,12 @@ from tokenwright.serve.service.types import (
 log = logging.getLogger(__name__)
 
 
-def check_model(request: Request, service: Service, name: str | None) -> str:
-    """The model that is asked for; None: the first. Raises Missing for one that this server does not have."""
-    name = service.names[0] if name is None else name
+def check_model(request: Request, service: Service, name: str) -> str:
+    """The name of the model that a request asks for: the server's own, where it names none.
+
+    Raises Missing for a model that this server does not have.
+    """
+    name = name or service.names[0]
     about(request).model = name
     if name not in service.names:
         raise no_model(name, service.names)
@@ -43,8 +46,7 @@ def check_model(request: Request, service: Service, name: str | None) -> str:
 
 def note_unenforced(request: Request, tools: Sequence[Tool]) -> None:
     """Name the keywords of the tools' schemas that the answer need not follow."""
-    for place in unenforced(tools):
-        about(request).reading.ignore(place)
+    about(request).ignored += unenforced(tools)
 
 
 def schema_grammar(request: Request, schema: Mapping[str, Any], strict: bool, where: str) -> Grammar:
@@ -56,8 +58,7 @@ def schema_grammar(request: Request, schema: Mapping[str, Any], strict: bool, wh
     if places and strict:
         why = f"{where} is strict, and {places[0]} cannot be enforced here; leave it out, or set strict to false"
         raise RefusedRequest(Problem(400, "invalid", why, where))
-    for place in places:
-        about(request).reading.ignore(f"schema.{place.rpartition('.')[2]}")
+    about(request).ignored += [f"schema.{place.rpartition('.')[2]}" for place in places]
     return Grammar.json_schema(found)
 
 
@@ -110,13 +111,13 @@ def _joined(chunks: Iterable[bytes]) -> bytes:
     return b"".join(chunks)
 
 
-def arguments_of(call: ToolCall) -> Json | None:
-    """The arguments of a call; None if the text ended before they were complete."""
+def arguments_of(call: ToolCall) -> Json:
+    """The arguments of a call; where the text's end has cut it off, those that are whole."""
     try:
         found = read_json(call.arguments)
     except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+        found = read_begun(call.arguments)
+    return found if isinstance(found, dict) else {}
 
 
 def said(request: Request, generation: Generation) -> Json:

@@ -1,7 +1,6 @@
 """The bodies of Ollama's API: POST /api/generate, /api/chat, /api/embed, /api/embeddings and /api/show."""
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -11,6 +10,7 @@ from tokenwright.serve.http.fields import (
     MOST_TOOLS,
     Body,
     CallId,
+    ModelName,
     Name,
     Object,
     Refused,
@@ -20,15 +20,18 @@ from tokenwright.serve.http.fields import (
     Text,
     ToolName,
     many,
+    others,
 )
 from tokenwright.serve.http.samplers import Samplers
 
+_LOADED = "the server's command line says how the model is loaded"
+_OTHER = "it was made for the program of the client"
 _NO_IMAGES = Refused("models here read text", ([],))
 MOST_LOGPROBS = 20  # as in Ollama
 MOST_TEXTS = 2_048  # of one request for embeddings
 
 Window = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
-KeepAlive = float | Annotated[str, Field(max_length=32)] | None
+KEPT = "the model stays loaded as long as the server runs"
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 
 
@@ -42,24 +45,11 @@ class Options(Samplers):
     refused = {
         "tfs_z": Refused("use min_p or typical_p", (1, 1.0)),
     }
-    harmless = (
-        *(
-            "embedding_only",
-            "f16_kv",
-            "logits_all",
-            "low_vram",
-            "main_gpu",
-            "num_batch",
-        ),
-        *("num_gpu", "num_gqa", "num_keep", "num_thread", "numa", "penalize_newline", "rope_frequency_base"),
-        *("rope_frequency_scale", "use_mlock", "use_mmap", "vocab_only"),
-    )
-    off = {
-        "num_ctx": (0, -1),
-        "temperature": (-1,),
-        "repeat_penalty": (0, -1),
-        **dict.fromkeys(("top_p", "min_p", "typical_p"), (-1,)),
-        "stop": ("", []),
+    harmless = {
+        **dict.fromkeys(("num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "logits_all"), _LOADED),
+        **dict.fromkeys(("vocab_only", "use_mlock", "use_mmap", "embedding_only", "f16_kv"), _LOADED),
+        "num_keep": "a text is never cut in the middle",
+        "penalize_newline": "penalties treat all tokens alike",
     }
 
     num_ctx: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
@@ -80,10 +70,8 @@ class Options(Samplers):
 class Show(Body):
     """POST /api/show. name: what older clients call the model."""
 
-    refused = {
-        **{name: Refused("models cannot be changed here") for name in ("system", "template", "options")},
-        "verbose": Refused("the card has no longer form", (False,)),
-    }
+    refused = {name: Refused("models cannot be changed here") for name in ("system", "template", "options")}
+    harmless = {"verbose": "the card has no longer form"}
 
     model: Name | None = None
     name: Name | None = None
@@ -92,20 +80,19 @@ class Show(Body):
 class OllamaPrompted(Body):
     """What /api/generate and /api/chat have in common.
 
-    format: "json", or the JSON schema of the answer. keep_alive: seconds, or a duration of Go's such as "1h30m"; the
-    model stays loaded as long as the server runs, which is at least as long as was asked; 0, which unloads it, is
-    refused. think: whether the model reasons first; it does at any level.
+    format: "json", or the JSON schema of the answer. keep_alive: any; the model stays loaded as long as the server
+    runs. think: whether the model reasons first, at a level where its template knows levels. truncate: leave out the
+    oldest messages of a conversation that is too long.
     """
 
-    harmless: ClassVar[tuple[str, ...]] = ("shift", "truncate")  # a text that does not fit is refused
-    off: ClassVar[Mapping[str, tuple[object, ...]]] = {"think": ("",), "options": ("", [])}
-    without_effect = ("keep_alive",)
+    refused = {"template": Refused("the model has its own chat template; use raw for another")}
+    harmless = {"shift": "a text is never cut", "keep_alive": KEPT}
 
-    model: Name
+    model: ModelName = ""
+    truncate: bool = True
     stream: bool = True
     format: Literal["", "json"] | Object = ""
     options: Options = Options()
-    keep_alive: KeepAlive = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
@@ -118,9 +105,8 @@ class Generate(OllamaPrompted):
     """
 
     refused = {
-        "context": Refused("use /api/chat for conversations", ([],)),
+        "context": Refused("use /api/chat for conversations"),
         "images": _NO_IMAGES,
-        "template": Refused("the model has its own chat template; use raw for another", ("",)),
         **{name: Refused("models here write text") for name in ("width", "height", "steps")},
     }
 
@@ -131,27 +117,32 @@ class Generate(OllamaPrompted):
 
 
 class Called(Body):
-    harmless = ("index",)
+    harmless = {"index": "calls are in the order of the list", "description": "its tool has one"}
 
     name: ToolName
-    arguments: Object = {}
-    description: Text = ""
+    arguments: Object | Text = {}
 
 
 class OllamaToolCall(Body):
+    harmless = {"index": "calls are in the order of the list"}
+
     id: CallId | None = None
     type: Literal["function"] = "function"
     function: Called
 
 
 class OllamaMessage(Body):
-    """thinking: the reasoning of an earlier answer. tool_name, tool_call_id: the call that a tool's message answers."""
+    """thinking: the reasoning of an earlier answer. tool_name, tool_call_id: the call that a tool's message answers.
+
+    name: who speaks, for templates that print it.
+    """
 
     refused = {"images": _NO_IMAGES}
-    harmless = ("name",)
+    harmless = {"cache_control": "every prefix is cached, marked or not", "provider_specific_fields": _OTHER}
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text = ""
+    name: Text = ""
     thinking: Text = ""
     tool_calls: Annotated[list[OllamaToolCall], many(MOST_TOOLS)] = []
     tool_name: ToolName | None = None
@@ -159,40 +150,43 @@ class OllamaMessage(Body):
 
 
 class OllamaFunction(Body):
+    harmless = {"strict": "arguments always follow their schema"}
+
     name: ToolName
     description: Text = ""
     parameters: Object = {"type": "object", "properties": {}}
 
 
 class OllamaTool(Body):
-    type: Literal["function"] = "function"
-    function: OllamaFunction
+    type: Text = "function"
+    function: OllamaFunction | None = None
 
 
 class Chat(OllamaPrompted):
     """POST /api/chat. Without messages it only loads the model."""
 
     messages: Annotated[list[OllamaMessage], many(MOST_ITEMS)] = []
-    tools: Annotated[list[OllamaTool], many(MOST_TOOLS)] = []
+    tools: Annotated[list[Annotated[OllamaTool, others("function")]], many(MOST_TOOLS)] = []
 
 
 class Embedded(Body):
-    """The fields of /api/embed and /api/embeddings. A text that does not fit is refused, whatever `truncate` says."""
+    """What /api/embed and /api/embeddings have in common."""
 
-    harmless = ("options", "stream", "truncate")
-    without_effect = ("keep_alive",)
+    harmless = {
+        "options": "an embedding draws nothing, and the command line says how the model is loaded",
+        "keep_alive": KEPT,
+        "stream": "vectors come at once",
+    }
 
-    model: Name
-    keep_alive: KeepAlive = None
+    model: ModelName = ""
 
 
 class OllamaEmbed(Embedded):
-    """POST /api/embed."""
+    """POST /api/embed. truncate: of a text that is too long, the last tokens alone are read."""
 
-    refused = {
-        "dimensions": Refused("vectors have the width of the model"),
-    }
+    refused = {"dimensions": Refused("vectors have the width of the model")}
 
+    truncate: bool = True
     input: Text | Annotated[list[Text], many(MOST_TEXTS, 1)]
 
 

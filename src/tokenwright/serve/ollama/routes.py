@@ -6,21 +6,18 @@ whatever their Content-Type, because Ollama's clients often send none.
 
 from __future__ import annotations
 
-import re
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import product
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 import tokenwright
-from tokenwright.checks import shown
 from tokenwright.errors import RequestError
 from tokenwright.llm.outputs import Piece
 from tokenwright.serve.http.api import Api, about, answers, body_of, off_loop, takes
+from tokenwright.serve.http.reasoning_options import Thinking
 from tokenwright.serve.http.reply_text import dumps
 from tokenwright.serve.http.replying import (
     answered,
@@ -42,12 +39,12 @@ from tokenwright.serve.ollama.bodies import (
     Generate,
     OllamaEmbed,
     OllamaEmbeddings,
-    OllamaMessage,
     OllamaPrompted,
     Options,
     Show,
 )
 from tokenwright.serve.ollama.card import card, entry, loaded
+from tokenwright.serve.ollama.prompts import chat_prompt, generate_prompt
 from tokenwright.serve.openai.embeddings import Embedded as Vectors
 from tokenwright.serve.openai.embeddings import embedded, tokens_of, vectors
 from tokenwright.serve.openai.replies import Tokens
@@ -56,12 +53,10 @@ from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import (
     Answer,
     Delta,
-    Gap,
     GenerationRequest,
     Problem,
     Timings,
     TokenCounts,
-    Tool,
     ToolCall,
 )
 
@@ -102,7 +97,7 @@ def add(app: FastAPI, service: Service) -> None:
     )
     async def chat(request: Request) -> Response:
         body = await body_of(request, Chat, any_type=True)
-        prompt = await off_loop(request, lambda: chat_prompt(body))
+        prompt = await off_loop(request, lambda: chat_prompt(request, body))
         return await _reply(request, service, body, prompt)
 
     @app.post("/api/embed", openapi_extra=takes(OllamaEmbed), responses=answers(replies.OllamaVectors), tags=["Ollama"])
@@ -168,23 +163,28 @@ _TAG = ":latest"
 
 
 async def _vectors(request: Request, service: Service, body: Embedded, inputs: Sequence[str]) -> Vectors:
-    check_keep_alive(body)
-    return await embedded(request, service, served_model(request, service, body.model), inputs)
+    body.model = body.model or service.names[0]
+    cut = isinstance(body, OllamaEmbed) and body.truncate
+    return await embedded(request, service, served_model(request, service, body.model), inputs, cut=cut)
 
 
 async def _reply(request: Request, service: Service, body: Chat | Generate, prompt: dict[str, Any]) -> Response:
+    body.model = body.model or service.names[0]
     model = served_model(request, service, body.model)
-    check_keep_alive(body)
     lines = Lines(body.model, chat=isinstance(body, Chat), tokens=lambda: Tokens(service.host.llm.tokenizer))
     if not (body.messages if isinstance(body, Chat) else body.prompt or body.suffix):
         await service.opened()
         return Response(dumps(lines.loaded()), media_type="application/json")
     note_unenforced(request, prompt.get("tools", ()))
+    effort = body.think if isinstance(body.think, str) else None
+    thinking = Thinking.of(None if body.think is None else body.think is not False, None, effort)
     wanted = GenerationRequest(
         **prompt,
         overrides=overrides_of(request, body),
         json_object=body.format == "json",
-        thinking=None if body.think is None else body.think is not False,
+        thinking=thinking.on,
+        variables=thinking.variables,
+        drop_oldest=body.truncate,
         context=body.options.num_ctx,
         caller=about(request).caller,
         request_id=about(request).request_id,
@@ -248,102 +248,6 @@ def _repetition(options: Options) -> dict[str, Any]:
     return {"repetition_penalty": penalty, "repetition_window": max(0, REPEAT_LAST_N if window is None else window)}
 
 
-def check_keep_alive(body: OllamaPrompted | Embedded) -> None:
-    """Raises RequestError for a string that Go would not read as a duration. The model stays loaded, whatever it is."""
-    given = body.keep_alive
-    if isinstance(given, str) and _DURATION.fullmatch(given) is None:
-        why = f'a number of seconds, or a duration such as "1h30m", not {shown(given)}'
-        raise RequestError(f"keep_alive must be {why}")
-
-
-_DURATION = re.compile(r"[+-]?(0|((\d+\.?\d*|\.\d+)(ns|us|[µμ]s|ms|s|m|h))+)", re.ASCII)
-
-
-def generate_prompt(body: Generate) -> dict[str, Any]:
-    """The prompt of /api/generate: a conversation of one message, or the text itself if it is raw or before a gap."""
-    if body.suffix and (body.system or body.think is not None):
-        raise RequestError("system and think belong to the chat template, which suffix leaves out; leave them out")
-    if body.suffix:
-        return {"prompt": body.prompt, "gap": Gap(body.suffix)}
-    if body.raw:
-        if body.think is not None:
-            raise RequestError("think belongs to the chat template, which raw leaves out; leave it out as well")
-        if body.system:
-            raise RequestError("system belongs to the chat template, which raw leaves out; put it into the prompt")
-        return {"prompt": body.prompt}
-    system = [{"role": "system", "content": body.system}] if body.system else []
-    return {"messages": [*system, {"role": "user", "content": body.prompt}]}
-
-
-def chat_prompt(body: Chat) -> dict[str, Any]:
-    """The prompt of /api/chat. An answer goes on from a last message that is the assistant's and text."""
-    last = body.messages[-1] if body.messages else None
-    goes_on = last is not None and last.role == "assistant" and bool(last.content) and not last.tool_calls
-    return {"messages": chat_messages(body), "tools": tools_of(body), "continue_last": goes_on}
-
-
-def chat_messages(body: Chat) -> list[dict[str, Any]]:
-    """The conversation of /api/chat. A call without an id gets one, and a result without one answers the next call."""
-    found: list[dict[str, Any]] = []
-    calls = _OpenCalls()
-    for at, message in enumerate(body.messages):
-        one: dict[str, Any] = {"role": message.role, "content": message.content}
-        if message.thinking:
-            one["reasoning_content"] = message.thinking
-        if message.tool_calls:
-            own = [(call.id or f"call_{at}_{place}", call) for place, call in enumerate(message.tool_calls)]
-            for identity, call in own:
-                calls.add(identity, call.function.name)
-            one["tool_calls"] = [
-                {
-                    "id": identity,
-                    "type": "function",
-                    "function": {"name": call.function.name, "arguments": call.function.arguments},
-                }
-                for identity, call in own
-            ]
-        if message.role == "tool":
-            one |= _answered(message, calls, at)
-        found.append(one)
-    return found
-
-
-class _OpenCalls:
-    """The calls of a conversation that have no result yet. However many there are, none is searched for."""
-
-    def __init__(self) -> None:
-        self._open: dict[int, tuple[str, str]] = {}  # (id, name), by the number of the call
-        self._numbers: dict[tuple[str | None, str | None], deque[int]] = {}  # by what a result may say; some are closed
-        self._count = 0
-
-    def add(self, identity: str, name: str) -> None:
-        """A call is open from now on."""
-        self._count += 1
-        self._open[self._count] = (identity, name)
-        for given in product((identity, None), (name, None)):
-            self._numbers.setdefault(given, deque()).append(self._count)
-
-    def answer(self, identity: str | None, name: str | None) -> tuple[str, str] | None:
-        """The id and the name of the first open call that has these, as far as they are given; it is closed then."""
-        numbers = self._numbers.get((identity, name), deque())
-        while numbers:
-            if (call := self._open.pop(numbers.popleft(), None)) is not None:
-                return call
-        return None
-
-
-def _answered(message: OllamaMessage, calls: _OpenCalls, at: int) -> dict[str, str]:
-    """The id and name of the call that a result answers, which is then no longer open."""
-    call = calls.answer(message.tool_call_id, message.tool_name)
-    if call is None:
-        raise RequestError(f"messages.{at} is the result of a tool that no message before it has called")
-    return {"tool_call_id": call[0], "name": call[1]}
-
-
-def tools_of(body: Chat) -> list[Tool]:
-    return [Tool(tool.function.name, tool.function.description, tool.function.parameters) for tool in body.tools]
-
-
 def now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
@@ -389,12 +293,11 @@ class Lines:
     def take(self, delta: Delta) -> Iterator[Line]:
         """The lines of a delta, but for its end."""
         self._answer.add(delta)
-        thoughts = delta.reasoning
-        if thoughts and delta.text:  # many clients read only one field of a line
-            yield self._line("", thoughts, (), ())
-            thoughts = ""
-        if delta.text or thoughts or delta.tokens:
-            yield self._line(delta.text, thoughts, (), delta.tokens)
+        if delta.reasoning and delta.text:  # no line has both: many clients read only one
+            yield self._line("", delta.reasoning, (), ())
+            yield self._line(delta.text, "", (), delta.tokens)
+        elif delta.text or delta.reasoning or delta.tokens:
+            yield self._line(delta.text, delta.reasoning, (), delta.tokens)
         complete = len(self._answer.tool_calls) - (0 if delta.finish else 1)
         if complete > self._sent:
             ready, self._sent = self._answer.tool_calls[self._sent : complete], complete
@@ -421,11 +324,7 @@ class Lines:
         content: dict[str, Any] = {"content" if self.chat else "response": text}
         if thinking:
             content["thinking"] = thinking
-        called = [
-            {"id": call.id, "function": {"name": call.name, "arguments": arguments}}
-            for call in calls
-            if (arguments := arguments_of(call)) is not None  # else the text's end has cut it off
-        ]
+        called = [{"id": call.id, "function": {"name": call.name, "arguments": arguments_of(call)}} for call in calls]
         if called:
             content["tool_calls"] = called
         body = {"message": {"role": "assistant", **content}} if self.chat else content

@@ -24,18 +24,27 @@ from tokenwright.serve.openai.reply_schema import EmbeddingList
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.multi_prompt import gathered
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import GenerationRequest, no_model
+from tokenwright.serve.service.types import GenerationRequest
 
 Embedded = list[tuple[Generation, NDArray[np.float32]]]
 
 
 async def embedded(
-    request: Request, service: Service, model: str, inputs: Sequence[Any], truncate: int | None = None
+    request: Request,
+    service: Service,
+    model: str,
+    inputs: Sequence[Any],
+    truncate: int | None = None,
+    *,
+    cut: bool = False,
 ) -> Embedded:
-    """The embedding of each text or list of ids. truncate: how many of its last tokens are read; None: all."""
-    if model not in service.names:
-        raise no_model(model, service.names)
-    about(request).model = model
+    """The embedding of each text or list of ids. truncate: how many of its last tokens are read; None: all.
+
+    cut: as many as the context has.
+    """
+    model = check_model(request, service, model)
+    if cut:
+        truncate = (await service.opened(about(request).caller.key)).context
     each = [
         GenerationRequest(
             prompt=one,
@@ -87,8 +96,8 @@ class Embeddings:
         body = await body_of(request, EmbeddingBody)
         given = body.input
         inputs = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
-        model = check_model(request, self.service, body.model)
-        found = await embedded(request, self.service, model, inputs, body.truncate_prompt_tokens)
+        body.model = check_model(request, self.service, body.model)
+        found = await embedded(request, self.service, body.model, inputs, body.truncate_prompt_tokens)
         tokens, pooling = tokens_of(found), self.service.host.llm.loaded.facts.pooling.pooling
 
         def reply() -> Json:
@@ -99,7 +108,7 @@ class Embeddings:
             truncated = sum(generation.counts().truncated for generation, _ in found)
             usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
             usage |= {"prompt_tokens_details": cut(truncated)} if truncated else {}
-            return {"object": "list", "data": data, "model": model, "pooling": pooling, "usage": usage}
+            return {"object": "list", "data": data, "model": body.model, "pooling": pooling, "usage": usage}
 
         return await vectors(request, found, reply, body.return_timings)
 

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from fastapi import Request
 
-from tokenwright.decode.gbnf import is_gbnf, lark_of
-from tokenwright.sampling_params import Grammar
 from tokenwright.serve.http.api import RefusedRequest, about
-from tokenwright.serve.http.replying import check_model, note_unenforced, schema_grammar
+from tokenwright.serve.http.hosted import leave_out
+from tokenwright.serve.http.reasoning_options import Thinking
+from tokenwright.serve.http.replying import check_model, note_unenforced
 from tokenwright.serve.http.samplers import samplers_of
-from tokenwright.serve.openai.bodies import (
+from tokenwright.serve.openai.answer_form import form_of
+from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
+from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
+from tokenwright.serve.openai.message_bodies import (
     AllowedChoice,
-    AnyFormat,
     AnyMessage,
     AssistantMessage,
     CalledTool,
-    ChatBody,
-    CompletionBody,
     FunctionTool,
-    GrammarFormat,
     NamedTool,
-    ObjectFormat,
-    RegexFormat,
-    Sampling,
-    SchemaFormat,
-    StructuredOutputs,
+    RefusalPart,
     TextPart,
     ToolMessage,
 )
-from tokenwright.serve.openai.stored_responses import read_arguments
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Gap, GenerationRequest, Problem, Tool, ToolMode
 
 Json = dict[str, Any]
 DEFAULT_TOKENS = 16  # of a completion; a chat goes on to its end
+TYPES = ("function", "custom")  # of tools
 
 
 def sampling_of(body: Sampling) -> Json:
@@ -44,6 +40,9 @@ def sampling_of(body: Sampling) -> Json:
     same = ("n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "top_k", "min_p", "typical_p")
     found = {name: getattr(body, name) for name in (*same, "repetition_penalty", "min_tokens", "ignore_eos")}
     found |= samplers_of(body)
+    found["top_k"] = 0 if body.top_k == -1 else body.top_k
+    if body.repetition_penalty is None:
+        found["repetition_penalty"] = body.repeat_penalty
     found["seed"] = None if body.seed is None else body.seed % 2**64
     found["stop"] = (body.stop,) if isinstance(body.stop, str) else body.stop
     found["stop_ids"], found["include_stop"] = body.stop_token_ids, body.include_stop_str_in_output
@@ -53,8 +52,8 @@ def sampling_of(body: Sampling) -> Json:
 
 def checked(service: Service, request: Request, body: Sampling) -> Json:
     """The fields of `GenerationRequest` that completions and chats have in common. Raises Missing, Refusal."""
-    model = check_model(request, service, body.model)
-    if body.stream_options is not None and not body.stream:
+    body.model = check_model(request, service, body.model)
+    if body.stream_options is not None and body.stream_options.include_usage and not body.stream:
         raise RefusedRequest(
             Problem(400, "invalid", "stream_options belongs to a stream; set stream", "stream_options")
         )
@@ -66,7 +65,7 @@ def checked(service: Service, request: Request, body: Sampling) -> Json:
         "priority": body.priority,
         "truncate_prompt_tokens": body.truncate_prompt_tokens,
         "streamed": body.stream,
-        "model": model,
+        "model": body.model,
     }
 
 
@@ -77,88 +76,140 @@ def messages_of(messages: Sequence[AnyMessage]) -> list[Json]:
 
 
 def _message(at: int, message: AnyMessage, names: dict[str, str]) -> Json:
-    content = message.content
-    if isinstance(content, list):
-        content = "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
-    found: Json = {"role": message.role, "content": content}
-    if isinstance(message, AssistantMessage):
-        if content is None:
-            found["content"] = message.refusal or ""
-        thoughts = message.reasoning if message.reasoning_content is None else message.reasoning_content
-        if thoughts is not None:
-            found["reasoning_content"] = thoughts
-        if message.tool_calls:
-            found["tool_calls"] = [_call(call) for call in message.tool_calls]
-            names.update({call.id: call.function.name for call in message.tool_calls})
-    if message.name is not None and not isinstance(message, ToolMessage):
+    found: Json = {"role": message.role, "content": _text(message.content)}
+    if message.name:
         found["name"] = message.name
-    if isinstance(message, ToolMessage):
-        found |= {"tool_call_id": message.tool_call_id, "name": _name_of(at, message, names)}
+    if isinstance(message, AssistantMessage):
+        if message.content is None:
+            found["content"] = message.refusal or ""
+        if (thought := message.thought) is not None:
+            found["reasoning_content"] = thought
+        if message.tool_calls:
+            found["tool_calls"] = [_call(at, n, call) for n, call in enumerate(message.tool_calls)]
+            names.update({call["id"]: call["function"]["name"] for call in found["tool_calls"]})
+    elif isinstance(message, ToolMessage):
+        if message.tool_call_id not in names:
+            place = f"messages.{at}.tool_call_id"
+            why = f"{place}: no message before it has a call with the id {message.tool_call_id[:100]!r}"
+            raise RefusedRequest(Problem(400, "invalid", why, place))
+        found |= {"tool_call_id": message.tool_call_id, "name": names[message.tool_call_id]}
     return found
 
 
-def _name_of(at: int, result: ToolMessage, names: Mapping[str, str]) -> str:
-    """The function whose result this is."""
-    name = names.get(result.tool_call_id)
-    if name is None:
-        place = f"messages.{at}.tool_call_id"
-        why = f"{place}: no message before it has a call with the id {result.tool_call_id!r}"
-        raise RefusedRequest(Problem(400, "invalid", why, place))
-    return name
+def _text(content: object) -> object:
+    """The text of a message's content, without its reasoning."""
+    if not isinstance(content, list):
+        return content
+    texts = [part.refusal if isinstance(part, RefusalPart) else part.text for part in content if _says(part)]
+    return "\n".join(texts)
 
 
-def _call(call: CalledTool) -> Json:
-    """A call as templates read it; arguments that are no JSON object stay text."""
-    arguments = read_arguments(call.function.arguments)
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+def _says(part: object) -> bool:
+    return isinstance(part, TextPart | RefusalPart)
+
+
+def _call(at: int, n: int, call: CalledTool) -> Json:
+    """An earlier call, as templates read it."""
+    arguments: str | Json
+    if call.custom is not None:
+        name, arguments = call.custom.name, arguments_of_input(call.custom.input)
+    elif call.function is not None:
+        name, arguments = call.function.name, call.function.arguments
+    else:
+        place = f"messages.{at}.tool_calls.{n}.{call.type}"
+        raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
+    return {"id": call.id, "type": "function", "function": {"name": name, "arguments": read_arguments(arguments)}}
+
+
+def read_arguments(given: str | Json) -> str | Json:
+    """The arguments of an earlier call: the object that they are the text of, or the text if it is of none."""
+    if not isinstance(given, str):
+        return given
+    try:
+        found = json.loads(given or "{}")
+    except (ValueError, RecursionError):
+        return given
+    return found if isinstance(found, dict) else given
 
 
 def chat_wanted(service: Service, request: Request, body: ChatBody) -> GenerationRequest:
-    """The internal request of a chat. Raises Missing, Refusal, RequestError."""
+    """The internal request of a chat. Raises Missing, RefusedRequest, RequestError."""
+    common = checked(service, request, body)
     overrides = sampling_of(body)
     overrides["max_tokens"] = most_tokens_of(body)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise RefusedRequest(Problem(400, "invalid", "top_logprobs needs logprobs: true", "top_logprobs"))
     overrides["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
-    overrides["grammar"] = grammar_of(request, body, body.response_format)
-    tools = tools_of(body.tools or ())
-    note_unenforced(request, tools)
-    thinking, variables = variables_of(body)
-    messages = messages_of(body.messages)
+    form = form_of(request, body)
+    thinking = thinking_of(body)
     return GenerationRequest(
-        messages=messages,
-        overrides=overrides,
-        tools=tools,
+        messages=messages_of(body.messages),
+        overrides=overrides | {name: one for name, one in form.items() if name == "grammar"},
+        tools=tools_of(request, body.tools or ()),
         **choice_of(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
-        json_object=overrides["grammar"] is None and wants_object(body),
-        thinking=thinking,
-        variables=variables,
-        continue_last=continues_last(body),
-        **checked(service, request, body),
+        json_object=form.get("json_object", False),
+        thinking=thinking.on,
+        thinking_budget=thinking.budget,
+        variables=thinking.variables,
+        reasoning=body.reasoning_format != "none",
+        **prefill_of(body),
+        **common,
     )
 
 
-def tools_of(tools: Sequence[FunctionTool]) -> list[Tool]:
-    """The functions that the model may call."""
-    return [
-        Tool(
-            tool.function.name,
-            tool.function.description or "",
-            tool.function.parameters or {"type": "object"},
-            bool(tool.function.strict),
-        )
-        for tool in tools
-    ]
+def prefill_of(body: ChatBody) -> Json:
+    """The fields of a GenerationRequest that say whether the answer goes on from the last message.
+
+    Raises RefusedRequest where it cannot.
+    """
+    last, asked = body.messages[-1], body.continue_final_message
+    own = isinstance(last, AssistantMessage) and not last.tool_calls
+    if asked and body.add_generation_prompt:
+        why = "add_generation_prompt begins a message, and continue_final_message goes on from one; leave one out"
+        raise RefusedRequest(Problem(400, "invalid", why, "add_generation_prompt"))
+    if asked and not own:
+        why = "continue_final_message: the last message is not a text of the assistant's"
+        raise RefusedRequest(Problem(400, "invalid", why, "continue_final_message"))
+    goes_on = own and asked is not False and not body.add_generation_prompt and len(body.messages) > 1
+    return {"continue_last": goes_on, "generation_prompt": goes_on or body.add_generation_prompt is not False}
 
 
-def choice_of(choice: ToolMode | NamedTool | AllowedChoice | None) -> Json:
-    """The fields of a Wanted that say whether a tool must be called, and which may be."""
+def tools_of(request: Request, tools: Sequence[FunctionTool]) -> list[Tool]:
+    """The tools that the model may call. Raises RefusedRequest for one without its function, and as `leave_out`."""
+    leave_out(about(request), [tool.type for tool in tools], TYPES)
+    found = [_tool(request, at, tool) for at, tool in enumerate(tools) if tool.type in TYPES]
+    note_unenforced(request, found)
+    return found
+
+
+def _tool(request: Request, at: int, tool: FunctionTool) -> Tool:
+    if tool.type == "custom" and tool.custom is not None:
+        if told_only(tool.custom.format):
+            about(request).ignored.append("tools.custom.format.grammar")
+        return custom_tool(tool.custom.name, tool.custom.description, tool.custom.format)
+    if tool.function is None:
+        place = f"tools.{at}.{tool.type}"
+        raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
+    function = tool.function
+    parameters = function.parameters or {"type": "object"}
+    return Tool(function.name, function.description or "", parameters, bool(function.strict))
+
+
+def customs_of(body: ChatBody) -> frozenset[str]:
+    """The names of the custom tools."""
+    return frozenset(tool.custom.name for tool in body.tools or () if tool.type == "custom" and tool.custom)
+
+
+def choice_of(choice: ToolMode | Literal["any"] | NamedTool | AllowedChoice | None) -> Json:
+    """The fields of a GenerationRequest that say whether a tool must be called, and which may be."""
     match choice:
         case NamedTool():
-            return {"tool_choice": "required", "allowed_tools": [choice.function.name]}
+            return {"tool_choice": "required", "allowed_tools": [choice.name]}
         case AllowedChoice(allowed_tools=some):
-            return {"tool_choice": some.mode, "allowed_tools": [tool.function.name for tool in some.tools]}
+            return {"tool_choice": some.mode, "allowed_tools": [tool.name for tool in some.tools]}
+        case "any":
+            return {"tool_choice": "required"}
         case _:
             return {"tool_choice": choice or "auto"}
 
@@ -172,93 +223,44 @@ def most_tokens_of(body: ChatBody) -> int | None:
     return older if newer is None else newer
 
 
-def variables_of(body: ChatBody) -> tuple[bool | None, Json]:
-    """Whether the model shall reason first (None: as its template says), and the template's other variables."""
-    variables = dict(body.chat_template_kwargs or {})
-    effort, thinking = body.reasoning_effort, variables.pop("enable_thinking", None)
-    if effort is not None and effort != "none":
-        variables.setdefault("reasoning_effort", effort)
-    if not isinstance(thinking, bool | None):
+def thinking_of(body: ChatBody) -> Thinking:
+    """Whether the model shall reason first, and how: of fields that differ, the one nearest to the template wins."""
+    given = dict(body.chat_template_kwargs or {})
+    variable = given.pop("enable_thinking", None)
+    if variable is not None and not isinstance(variable, bool):
         why = "chat_template_kwargs.enable_thinking must be true or false"
         raise RefusedRequest(Problem(400, "invalid", why, "chat_template_kwargs.enable_thinking"))
-    return (None if effort is None else effort != "none") if thinking is None else thinking, variables
-
-
-def continues_last(body: ChatBody) -> bool:
-    """Whether the answer goes on from the last message, which then is the assistant's and text."""
-    last = body.messages[-1]
-    plain = isinstance(last, AssistantMessage) and not last.tool_calls and bool(last.content)
-    return body.continue_final_message or (plain and body.add_generation_prompt is not True)
-
-
-def wants_object(body: Sampling) -> bool:
-    """Whether the answer must be any JSON object."""
-    form = body.response_format if isinstance(body, ChatBody) else None
-    given = body.structured_outputs
-    return (form is not None and form.type == "json_object") or (given is not None and given.json_object)
-
-
-def grammar_of(request: Request, body: Sampling, form: AnyFormat | None = None) -> Grammar | None:
-    """The form of the whole text, by whatever name. Raises RefusedRequest for several, RequestError for a wrong one."""
-    given = body.structured_outputs or StructuredOutputs.model_construct()
-    found = [
-        *_forms_of(request, form),
-        *(Grammar.choice(texts) for texts in (body.choice, body.guided_choice, given.choice) if texts),
-        *(Grammar.regex(pattern) for pattern in (body.regex, body.guided_regex, given.regex) if pattern),
-        *(written_grammar(text) for text in (body.grammar, body.guided_grammar, given.grammar) if text),
-        *(_of_schema(request, one) for one in (body.guided_json, body.json_schema, given.json_) if one is not None),
+    switch, options = body.thinking, body.reasoning
+    effort = body.reasoning_effort or (None if options is None else options.effort)
+    asked = [
+        variable,
+        body.enable_thinking,
+        None if switch is None or switch.type == "auto" else switch.type != "disabled",
+        None if options is None else options.enabled,
+        None if effort in (None, "auto") else effort != "none",
     ]
-    if len(found) > 1:
-        why = "the form of the text is given more than once; leave one of response_format, choice, regex, grammar"
-        raise RefusedRequest(Problem(400, "invalid", why, "response_format" if form is not None else "grammar"))
-    return found[0] if found else None
+    budgets = [getattr(body, name) for name in BUDGETS]
+    budgets += [None if switch is None else switch.budget_tokens, None if options is None else options.max_tokens]
+    budget = next((one for one in budgets if one is not None), None)
+    return Thinking.of(next((one for one in asked if one is not None), None), budget, effort, given)
 
 
-def written_grammar(text: str) -> Grammar:
-    """A grammar in llguidance's Lark, or in llama.cpp's GBNF. Raises RequestError."""
-    return Grammar.lark(lark_of(text) if is_gbnf(text) else text)
-
-
-def _of_schema(request: Request, schema: Json | str) -> Grammar:
-    """A grammar of a schema, or of the text of one."""
-    if isinstance(schema, str):
-        return Grammar.json_schema(schema)
-    return schema_grammar(request, schema, strict=False, where="json_schema")
-
-
-def _forms_of(request: Request, form: AnyFormat | None) -> Iterator[Grammar]:
-    match form:
-        case SchemaFormat(json_schema=None, schema_=None):
-            why = "response_format.json_schema: this field is required"
-            raise RefusedRequest(Problem(400, "invalid", why, "response_format.json_schema"))
-        case SchemaFormat(json_schema=named) if named is not None:
-            strict = named.strict in (True, "true")
-            yield schema_grammar(request, named.schema_, strict, "response_format.json_schema.schema")
-        case SchemaFormat(schema_=schema) | ObjectFormat(schema_=schema) if schema is not None:
-            yield _of_schema(request, schema)
-        case RegexFormat():
-            yield Grammar.regex(form.pattern)
-        case GrammarFormat():
-            yield written_grammar(form.grammar)
+BUDGETS = ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens", "reasoning_budget")
 
 
 def completion_wanted(service: Service, request: Request, body: CompletionBody) -> list[GenerationRequest]:
     """The internal requests of a completion, one for each prompt. Raises Missing, Refusal."""
     overrides = sampling_of(body) | {"logprobs": body.logprobs, "best_of": body.best_of}
     overrides["max_tokens"] = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
-    overrides["grammar"] = grammar_of(request, body)
     if body.echo and body.logprobs is not None:
         overrides["prompt_logprobs"] = body.logprobs
+    form = form_of(request, body)
+    overrides |= {name: one for name, one in form.items() if name == "grammar"}
     prompt = body.prompt
     prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
-    common = checked(service, request, body)
+    common = checked(service, request, body) | {"json_object": form.get("json_object", False)}
     if body.suffix and body.echo:
-        raise RefusedRequest(
-            Problem(400, "invalid", "echo repeats a prompt, which suffix parts; leave one out", "echo")
-        )
+        why = "echo repeats a prompt, which suffix parts; leave one out"
+        raise RefusedRequest(Problem(400, "invalid", why, "echo"))
     common["gap"] = Gap(body.suffix) if body.suffix else None
-    form = wants_object(body) and overrides["grammar"] is None
-    return [
-        GenerationRequest(prompt=one, overrides=overrides, json_object=form, together=len(prompts), **common)
-        for one in prompts
-    ]
+    return [GenerationRequest(prompt=one, overrides=overrides, together=len(prompts), **common) for one in prompts]

@@ -12,7 +12,7 @@ from pydantic import Field
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.engine import FinishReason
 from tokenwright.serve.http.api import EVENTS, about, answers, body_of, takes
-from tokenwright.serve.http.fields import Body, Name, Refused, Share, Stops, Text, many
+from tokenwright.serve.http.fields import Body, ModelName, Refused, Share, Stops, Text, many
 from tokenwright.serve.http.reply_text import Json, dumps, written
 from tokenwright.serve.http.replying import answered, check_model, events_of, started
 from tokenwright.serve.http.samplers import Samplers, samplers_of
@@ -24,7 +24,6 @@ from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Answer, Delta, Gap, GenerationRequest
 
 MOST_FILES = 1_024
-Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class ExtraFile(Body):
@@ -45,9 +44,12 @@ class InfillBody(Samplers):
         "lora": Refused("use model", ([],)),
         "grammar": Refused("use /v1/completions", ("",)),
     }
-    without_effect = ("samplers", "cache_prompt", "id_slot", "n_indent", "t_max_prompt_ms", "t_max_predict_ms")
+    harmless: ClassVar = dict.fromkeys(
+        ("samplers", "cache_prompt", "id_slot", "n_indent", "t_max_prompt_ms", "t_max_predict_ms"),
+        "it changes no text that a model here writes",
+    )
 
-    model: Name | None = None
+    model: ModelName = ""
     input_prefix: Text = ""
     input_suffix: Text = ""
     input_extra: Annotated[list[ExtraFile], many(MOST_FILES)] | None = None
@@ -66,12 +68,6 @@ class InfillBody(Samplers):
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     stop: Stops | None = None
     ignore_eos: bool | None = None
-    samplers: Annotated[list[Text], many(64)] | None = None
-    cache_prompt: bool | None = None
-    id_slot: Number | None = None
-    n_indent: Number | None = None
-    t_max_prompt_ms: Number | None = None
-    t_max_predict_ms: Number | None = None
 
 
 def wanted_of(request: Request, body: InfillBody, model: str) -> GenerationRequest:
@@ -130,8 +126,7 @@ def add(app: FastAPI, service: Service) -> None:
     async def infill(request: Request) -> Response:
         """Fill the gap between two texts."""
         body = await body_of(request, InfillBody)
-        model = body.model or service.names[0]
-        check_model(request, service, model)
+        model = check_model(request, service, body.model)
         wanted = wanted_of(request, body, model)
         if body.stream:
             generation = await started(request, service, wanted)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tokenwright.engine import TopLogprob
 from tokenwright.llm.outputs import Piece
 from tokenwright.serve.http.reply_text import Json, dumps, timings_of
+from tokenwright.serve.openai.custom_tools import CustomCalls, input_of
 from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.service.types import Answer, Delta, Problem, Timings, TokenCounts, ToolCallDelta
 from tokenwright.text import TextStream, Tokenizer
@@ -137,8 +138,8 @@ def _finite(logprob: float | None) -> float | None:
     return None if logprob is None else max(logprob, LEAST)
 
 
-def message_of(answer: Answer) -> Json:
-    """The message of a chat choice."""
+def message_of(answer: Answer, customs: Collection[str] = ()) -> Json:
+    """The message of a chat choice. customs: the names of the custom tools."""
     text = answer.text
     message: Json = {"role": "assistant", "content": text, "refusal": None}
     if answer.reasoning:
@@ -146,23 +147,30 @@ def message_of(answer: Answer) -> Json:
     if answer.tool_calls:
         message["content"] = text or None
         message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in answer.tool_calls
+            _called(call.id, call.name, call.arguments, call.name in customs) for call in answer.tool_calls
         ]
     return message
+
+
+def _called(identity: str, name: str, arguments: str, custom: bool) -> Json:
+    if custom:
+        return {"id": identity, "type": "custom", "custom": {"name": name, "input": input_of(arguments)}}
+    return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 class Chunks:
     """The chunks of a stream as lines, made by putting strings together: this is done for every token.
 
-    usage: every chunk says that it has none, because one at the end has it.
+    usage: every chunk says that it has none, because one at the end has it. customs: the names of the custom tools.
     """
 
-    def __init__(self, names: Names, usage: bool) -> None:
+    def __init__(self, names: Names, usage: bool, customs: Collection[str] = ()) -> None:
         kind = names.kind if names.kind == "text_completion" else f"{names.kind}.chunk"
         head = {"id": names.id, "object": kind, "created": names.created, "model": names.model}
         self._head = "data: " + dumps(head)[:-1] + ',"choices":['
         self._tail = ',"usage":null}\n\n' if usage else "}\n\n"
+        self._customs = customs
+        self._calls: dict[int, CustomCalls] = {}  # by choice, where there are custom tools
 
     def line(self, choice: str) -> str:
         """A chunk with one choice."""
@@ -175,26 +183,33 @@ class Chunks:
         return f"{self._head}],{dumps(more)[1:]}\n\n"
 
     def chat(self, delta: Delta, tokens: Tokens, first: bool) -> str:
-        """The chunks of one delta of a chat; `first`: of its choice."""
+        """The chunks of one delta of a chat; `first`: of its choice. None has two fields: some clients read one."""
         lines = []
         if first:
             lines.append(self.chat_choice(delta.choice, '{"role":"assistant","content":""}'))
         parts = []
-        thoughts = f'"reasoning_content":{dumps(delta.reasoning)}' if delta.reasoning else ""
-        if thoughts and (delta.text or delta.tool_calls):  # many clients read only one field of a chunk
-            lines.append(self.chat_choice(delta.choice, "{" + thoughts + "}"))
-        elif thoughts:
-            parts.append(thoughts)
+        if delta.reasoning:
+            parts.append(f'"reasoning_content":{dumps(delta.reasoning)}')
         if delta.text:
             parts.append(f'"content":{dumps(delta.text)}')
-        if delta.tool_calls:
-            parts.append(f'"tool_calls":{dumps([_fragment(call) for call in delta.tool_calls])}')
+        if calls := self._fragments(delta):
+            parts.append(f'"tool_calls":{dumps(calls)}')
+        lines += [self.chat_choice(delta.choice, f"{{{part}}}") for part in parts[:-1]]
         if parts or delta.tokens:
             logprobs = dumps(tokens.chat(delta.tokens)) if delta.tokens else "null"
-            lines.append(self.chat_choice(delta.choice, "{" + ",".join(parts) + "}", logprobs))
+            lines.append(self.chat_choice(delta.choice, f"{{{''.join(parts[-1:])}}}", logprobs))
         if delta.finish is not None:
             lines.append(self.chat_choice(delta.choice, "{}", finish=f'"{delta.finish}"'))
         return "".join(lines)
+
+    def _fragments(self, delta: Delta) -> list[Json]:
+        """The calls of a delta. Those of custom tools come whole."""
+        if not self._customs:
+            return [_fragment(call, custom=False) for call in delta.tool_calls]
+        calls = self._calls.setdefault(delta.choice, CustomCalls(self._customs))
+        found = [_fragment(call, custom=custom) for call, custom in calls.take(delta.tool_calls)]
+        rest = calls.rest() if delta.finish is not None else ()
+        return found + [_fragment(call, custom=custom) for call, custom in rest]
 
     def chat_choice(self, choice: int, delta: str, logprobs: str = "null", finish: str = "null") -> str:
         """A chunk with one choice of a chat."""
@@ -207,7 +222,10 @@ class Chunks:
         return self.line(f'{{"index":{index},"text":{dumps(text)},"logprobs":{found},"finish_reason":{reason}}}')
 
 
-def _fragment(call: ToolCallDelta) -> Json:
+def _fragment(call: ToolCallDelta, *, custom: bool) -> Json:
+    if custom:
+        about = {"name": call.name, "input": call.arguments}
+        return {"index": call.index, "id": call.id, "type": "custom", "custom": about}
     function: Json = {} if call.name is None else {"name": call.name}
     found: Json = {"index": call.index, "function": function | {"arguments": call.arguments}}
     return found if call.id is None else found | {"id": call.id, "type": "function"}

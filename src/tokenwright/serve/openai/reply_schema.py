@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, RootModel
 
 from tokenwright.serve.http.reply_schema import Json, Reply, TimingsReply, TokenLogprob, absent
 
@@ -68,10 +68,18 @@ class AnswerFunction(Reply):
     arguments: str
 
 
+class AnswerInput(Reply):
+    name: str
+    input: str
+
+
 class AnswerCall(Reply):
+    """A call of a function, or of a custom tool."""
+
     id: str
-    type: Literal["function"]
-    function: AnswerFunction
+    type: Literal["function", "custom"]
+    function: AnswerFunction = absent()
+    custom: AnswerInput = absent()
 
 
 class ChatMessage(Reply):
@@ -236,140 +244,66 @@ class TokenCards(Reply):
     tokens: list[TokenCardReply]
 
 
-class Detokenized(Reply):
-    """The reply of /detokenize to tokens."""
+class TokenPiece(Reply):
+    id: int
+    piece: str
+
+
+class TokenPieces(Reply):
+    """The reply of /tokenize to content."""
+
+    tokens: list[int] | list[TokenPiece]
+
+
+class AppliedTemplate(Reply):
+    """The reply of /apply-template."""
 
     prompt: str
+
+
+class GenerationSettings(Reply):
+    """What a request has that says nothing. n_ctx: the tokens of the context."""
+
+    n_ctx: int
+    params: Json
+
+
+class Props(Reply):
+    """The reply of /props."""
+
+    default_generation_settings: GenerationSettings
+    total_slots: int
+    model_alias: str
+    model_path: str
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    modalities: dict[str, bool]
+    build_info: str
+
+
+class Slot(Reply):
+    """A place in the engine; prompt and answer are those of its request so far, in tokens."""
+
+    id: int
+    n_ctx: int
+    is_processing: bool
+    n_prompt_tokens: int
+    n_decoded: int
+
+
+class Slots(RootModel[Annotated[list[Slot], Field(fail_fast=True)]]):
+    """The reply of /slots."""
+
+
+class Detokenized(Reply):
+    """The reply of /detokenize to tokens. Both are the text."""
+
+    prompt: str
+    content: str
 
 
 class DetokenizedText(Reply):
     """The reply of /detokenize to ids."""
 
     text: str
-
-
-ItemStatus = Literal["completed", "incomplete"]
-
-
-class ResponseText(Reply):
-    type: Literal["output_text"]
-    text: str
-    annotations: Annotated[list[Json], Field(max_length=0)]
-    logprobs: list[TokenLogprob]
-
-
-class OutputMessage(Reply):
-    id: str
-    type: Literal["message"]
-    status: ItemStatus
-    role: Literal["assistant"]
-    content: list[ResponseText]
-
-
-class ResponseReasoning(Reply):
-    type: Literal["reasoning_text"]
-    text: str
-
-
-class OutputReasoning(Reply):
-    id: str
-    type: Literal["reasoning"]
-    status: ItemStatus
-    summary: Annotated[list[Json], Field(max_length=0)]
-    content: list[ResponseReasoning]
-    encrypted_content: str = absent()
-
-
-class OutputCustomCall(Reply):
-    id: str
-    type: Literal["custom_tool_call"]
-    status: ItemStatus
-    call_id: str
-    name: str
-    input: str
-
-
-class OutputCall(Reply):
-    id: str
-    type: Literal["function_call"]
-    status: ItemStatus
-    call_id: str
-    name: str
-    arguments: str
-
-
-class Incomplete(Reply):
-    reason: Literal["max_output_tokens"]
-
-
-class InputDetails(Reply):
-    cached_tokens: int
-    cache_write_tokens: int
-
-
-class ResponseUsage(Reply):
-    input_tokens: int
-    input_tokens_details: InputDetails
-    output_tokens: int
-    output_tokens_details: CompletionDetails
-    total_tokens: int
-
-
-class DeletedResponse(Reply):
-    id: str
-    object: Literal["response"]
-    deleted: Literal[True]
-
-
-class InputItems(Reply):
-    """The items of a stored response's own input."""
-
-    object: Literal["list"]
-    data: list[Json]
-    first_id: str | None
-    last_id: str | None
-    has_more: Literal[False]
-
-
-class InputTokens(Reply):
-    object: Literal["response.input_tokens"]
-    input_tokens: int
-
-
-class Response(Reply):
-    """The reply of /v1/responses. What a request says comes back as it was read."""
-
-    id: str
-    object: Literal["response"]
-    created_at: float
-    completed_at: float | None
-    status: ItemStatus
-    error: None
-    incomplete_details: Incomplete | None
-    output: list[
-        Annotated[OutputMessage | OutputReasoning | OutputCall | OutputCustomCall, Field(discriminator="type")]
-    ]
-    usage: ResponseUsage
-    model: str
-    background: Literal[False]
-    conversation: None
-    instructions: str | None
-    max_output_tokens: int | None
-    max_tool_calls: None
-    metadata: dict[str, str]
-    parallel_tool_calls: bool
-    previous_response_id: str | None
-    prompt_cache_key: str | None
-    reasoning: dict[Literal["effort", "summary"], str | None]
-    safety_identifier: str | None
-    service_tier: Literal["default"]
-    store: bool
-    temperature: float
-    text: Json
-    tool_choice: str | Json
-    tools: list[Json]
-    top_logprobs: int
-    top_p: float
-    truncation: Literal["disabled"]
-    user: str | None
-    timings: TimingsReply = absent()

@@ -17,7 +17,7 @@ from tokenwright.checks import MAX_TOKENS
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.serve.http.api import about, answers, body_of, takes, unless_gone
-from tokenwright.serve.http.fields import Body, Name, Refused, Text, many
+from tokenwright.serve.http.fields import Body, ModelName, Refused, Text, many
 from tokenwright.serve.http.reply_text import Json, written
 from tokenwright.serve.http.replying import check_model
 from tokenwright.serve.openai.bodies import MOST_INPUTS
@@ -49,7 +49,7 @@ class RerankBody(Body):
         "max_tokens_per_doc": Refused("a document is read whole"),
     }
 
-    model: Name | None = None
+    model: ModelName = ""
     query: Text
     documents: Annotated[list[Text | DocumentObject], many(MOST_INPUTS, 1)]
     top_n: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
@@ -60,7 +60,7 @@ class RerankBody(Body):
 class ScoreBody(Body):
     """POST /v1/score: each of text_1 is compared with its neighbour in text_2, or one with all of them."""
 
-    model: Name | None = None
+    model: ModelName = ""
     text_1: Text | Annotated[list[Text], many(MOST_INPUTS, 1)]
     text_2: Text | Annotated[list[Text], many(MOST_INPUTS, 1)]
     instruction: Text = ""
@@ -111,11 +111,10 @@ class RelevanceApi:
         )
 
     async def _scores(
-        self, request: Request, model: str | None, pairs: Sequence[Pair], instruction: str
+        self, request: Request, model: str, pairs: Sequence[Pair], instruction: str
     ) -> tuple[NDArray[np.float64], int]:
         """The relevance of each pair, and the tokens of all prompts."""
-        name, key = model or self.service.names[0], about(request).caller.key
-        check_model(request, self.service, name)
+        name, key = check_model(request, self.service, model), about(request).caller.key
         await self.service.opened(key)
         relevance = self.service.host.llm.relevance
         if relevance.answers is None:

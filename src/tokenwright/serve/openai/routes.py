@@ -26,7 +26,7 @@ from tokenwright.serve.http.reply_text import LONG, Json, dumps, server_timing, 
 from tokenwright.serve.http.replying import started
 from tokenwright.serve.http.sse import DONE, Streamed
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Problems, Sampling
-from tokenwright.serve.openai.generation_request import chat_wanted, completion_wanted
+from tokenwright.serve.openai.generation_request import chat_wanted, completion_wanted, customs_of
 from tokenwright.serve.openai.replies import Chunks, Names, Offsets, Tokens, error_body, finish_of, message_of, usage_of
 from tokenwright.serve.openai.reply_schema import ChatCompletion, TextCompletion
 from tokenwright.serve.openai.rerank import RERANK, SCORE
@@ -38,7 +38,7 @@ from tokenwright.serve.service.types import Answer, Delta, GenerationRequest, No
 log = logging.getLogger(__name__)
 
 API = Api(
-    ("/v1/", "/tokenize", "/detokenize", "/infill", *RERANK, *SCORE),
+    ("/v1/", "/tokenize", "/detokenize", "/apply-template", "/props", "/slots", "/infill", *RERANK, *SCORE),
     error_body,
     queued=frozenset(
         ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/infill", *RERANK, *SCORE)
@@ -63,7 +63,7 @@ class OpenAI:
         """Answer a conversation."""
         body = await body_of(request, ChatBody)
         wanted = await off_loop(request, lambda: chat_wanted(self.service, request, body))
-        names = Names("chat.completion", wanted.model)
+        names, customs = Names("chat.completion", body.model), customs_of(body)
         if body.stream:
             generation = await started(request, self.service, wanted)
             return Streamed(self._chat_lines(request, body, generation, names), generation.cancel)
@@ -74,7 +74,7 @@ class OpenAI:
             return [
                 {
                     "index": answer.choice,
-                    "message": message_of(answer),
+                    "message": message_of(answer, customs),
                     "logprobs": tokens.chat(answer.tokens) if body.logprobs else None,
                     "finish_reason": finish_of(answer),
                 }
@@ -87,7 +87,7 @@ class OpenAI:
         """Continue one prompt or several."""
         body = await body_of(request, CompletionBody)
         each = completion_wanted(self.service, request, body)
-        names = Names("text_completion", each[0].model)
+        names = Names("text_completion", body.model)
         if body.stream:
             several = Several(lambda wanted: about(request).started(self.service.start(wanted)), each)
             await unless_gone(request, several.start())
@@ -132,7 +132,7 @@ class OpenAI:
         self, request: Request, body: ChatBody, generation: Generation, names: Names
     ) -> AsyncIterator[bytes]:
         usage = body.stream_options is not None and body.stream_options.include_usage
-        chunks, tokens, begun = Chunks(names, usage), self._tokens(), set[int]()
+        chunks, tokens, begun = Chunks(names, usage, customs_of(body)), self._tokens(), set[int]()
         try:
             async for deltas in generation:
                 lines = []

@@ -11,11 +11,13 @@ from fastapi.responses import JSONResponse
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.errors import RequestError
 from tokenwright.serve.http.api import about, answers, body_of, takes, unless_gone
-from tokenwright.serve.http.fields import MOST_ITEMS, MOST_TOOLS, Body, Name, Object, Refused, Text, many
+from tokenwright.serve.http.fields import MOST_ITEMS, MOST_TOOLS, Body, ModelName, Refused, Text, many, others
+from tokenwright.serve.http.reasoning_options import Thinking
 from tokenwright.serve.http.replying import check_model
-from tokenwright.serve.openai.bodies import AnyMessage, FunctionTool, Id
+from tokenwright.serve.openai.bodies import Id
 from tokenwright.serve.openai.generation_request import messages_of, tools_of
-from tokenwright.serve.openai.reply_schema import Detokenized, DetokenizedText, TokenCards, Tokenized
+from tokenwright.serve.openai.message_bodies import AnyMessage, FunctionTool, Variables
+from tokenwright.serve.openai.reply_schema import Detokenized, DetokenizedText, TokenCards, Tokenized, TokenPieces
 from tokenwright.serve.service.preprocess import Preprocessor, check
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import GenerationRequest
@@ -24,31 +26,34 @@ Ids = Annotated[list[Id], many(MAX_TOKENS >> 8)]
 
 
 class TokenizeBody(Body):
-    """POST /tokenize: one of a prompt, the messages of a conversation, and (for tokens with their texts) a text.
+    """POST /tokenize: one of a prompt, the messages of a conversation, content, and a text for tokens with their texts.
 
-    add_special_tokens false: a prompt without those that the tokenizer adds; a chat template writes its own.
+    add_special_tokens false: a prompt without those that the tokenizer adds; a chat template writes its own. content is
+    llama.cpp's prompt: add_special, parse_special and with_pieces belong to it.
     """
 
-    refused: ClassVar = {
-        "add_generation_prompt": Refused("a request asks for an answer", (True,), switch=True),
-        "chat_template": Refused("the model's own template is used"),
-        "continue_final_message": Refused("the tokens are those of a request, and it asks for a new message", (False,)),
-    }
+    refused: ClassVar = {"chat_template": Refused("the model's own template is used")}
 
-    model: Name | None = None
+    model: ModelName = ""
     prompt: Text | None = None
     messages: Annotated[list[AnyMessage], many(MOST_ITEMS, 1)] | None = None
     text: Text | None = None
-    tools: Annotated[list[FunctionTool], many(MOST_TOOLS)] | None = None
-    chat_template_kwargs: Object | None = None
+    content: Text | None = None
+    tools: Annotated[list[Annotated[FunctionTool, others("function", "custom")]], many(MOST_TOOLS)] | None = None
+    chat_template_kwargs: Variables | None = None
     add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     return_token_strs: bool = False
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
 
 
 class DetokenizeBody(Body):
     """POST /detokenize: token ids, as `tokens` (answered by `prompt`) or as `ids` (answered by `text`)."""
 
-    model: Name | None = None
+    model: ModelName = ""
     tokens: Ids | None = None
     ids: Ids | None = None
 
@@ -59,34 +64,34 @@ class Texts:
     def __init__(self, service: Service) -> None:
         self.service = service
 
-    def _check_model(self, request: Request, name: str | None) -> None:
-        if name is not None:
-            check_model(request, self.service, name)
-
     async def tokenize(self, request: Request) -> JSONResponse:
         """The token ids of a text."""
         body = await body_of(request, TokenizeBody)
-        self._check_model(request, body.model)
-        if sum(one is not None for one in (body.prompt, body.messages, body.text)) != 1:
-            raise RequestError("prompt: give one of prompt, messages and text")
+        check_model(request, self.service, body.model)
+        if sum(one is not None for one in (body.prompt, body.messages, body.text, body.content)) != 1:
+            raise RequestError("prompt: give one of prompt, messages, content and text")
         for name in ("tools", "chat_template_kwargs"):
             if getattr(body, name) is not None and body.messages is None:
                 raise RequestError(f"{name} belongs to a conversation; give messages")
         if body.add_special_tokens and body.messages is not None:
             raise RequestError("add_special_tokens: a conversation has those that its template writes; leave it out")
-        return JSONResponse(await unless_gone(request, self._tokenized(body, about(request).caller.key)))
+        return JSONResponse(await unless_gone(request, self._tokenized(request, body)))
 
-    async def _tokenized(self, body: TokenizeBody, key: str) -> dict[str, Any]:
+    async def _tokenized(self, request: Request, body: TokenizeBody) -> dict[str, Any]:
         preparer = await self.service.preparer()
-        return await self.service.read(key, lambda: self._read(preparer, body))
+        return await self.service.read(about(request).caller.key, lambda: self._read(request, preparer, body))
 
-    def _read(self, preparer: Preprocessor, body: TokenizeBody) -> dict[str, Any]:
-        prompt, variables = body.prompt if body.text is None else body.text, body.chat_template_kwargs
+    def _read(self, request: Request, preparer: Preprocessor, body: TokenizeBody) -> dict[str, Any]:
+        if body.content is not None:
+            return self._pieces(body.content, body)
+        prompt = body.prompt if body.text is None else body.text
         wanted = GenerationRequest(
             prompt=prompt,
             messages=None if body.messages is None else messages_of(body.messages),
-            tools=tools_of(body.tools or ()),
-            variables=variables or {},
+            tools=tools_of(request, body.tools or ()),
+            variables=Thinking.of(None, None, None, body.chat_template_kwargs).variables,
+            continue_last=body.continue_final_message,
+            generation_prompt=body.add_generation_prompt,
         )
         check(wanted)
         ids = preparer.prompt(wanted, add_special=body.add_special_tokens is not False)[0]
@@ -99,24 +104,32 @@ class Texts:
         strings = [llm.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
         return found | {"token_strs": strings}
 
+    def _pieces(self, text: str, body: TokenizeBody) -> dict[str, Any]:
+        """The ids of a text, in the manner of llama.cpp."""
+        llm = self.service.host.llm
+        llm.check_length(text)
+        ids = llm.tokenizer.encode(text, add_special=body.add_special, parse_special=body.parse_special)
+        pieces = [{"id": token, "piece": llm.tokenizer.token_text(token)} for token in ids]
+        return {"tokens": pieces if body.with_pieces else list(ids)}
+
     async def detokenize(self, request: Request) -> JSONResponse:
         """The text of token ids."""
         body = await body_of(request, DetokenizeBody)
-        self._check_model(request, body.model)
+        check_model(request, self.service, body.model)
         if (body.tokens is None) == (body.ids is None):
             raise RequestError("tokens: give one of tokens and ids")
         llm = await self.service.opened()
         ids = body.ids if body.tokens is None else body.tokens
         decoded = self.service.read(about(request).caller.key, lambda: llm.tokenizer.decode(ids or ()))
         text = await unless_gone(request, decoded)
-        return JSONResponse({"text" if body.tokens is None else "prompt": text})
+        return JSONResponse({"text": text} if body.tokens is None else {"prompt": text, "content": text})
 
 
 def add(app: FastAPI, service: Service) -> None:
     """Add the routes."""
     texts = Texts(service)
     for path, handler, body, replies in (
-        ("/tokenize", texts.tokenize, TokenizeBody, (Tokenized, TokenCards)),
+        ("/tokenize", texts.tokenize, TokenizeBody, (Tokenized, TokenCards, TokenPieces)),
         ("/detokenize", texts.detokenize, DetokenizeBody, (Detokenized, DetokenizedText)),
     ):
         app.add_api_route(

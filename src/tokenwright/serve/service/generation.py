@@ -303,7 +303,7 @@ class Generation:
     def _finish(self, choice: int, reason: FinishReason, stopped: str | int | None, deltas: Deltas) -> None:
         delta = _last(choice, deltas)
         reader = self._reader(choice)
-        reader.finish(delta)
+        reader.finish(delta, cut=reason in _FINISH)
         if reason is FinishReason.ABORTED:  # no end of a text: its reader gets an error, or has gone
             self._finished[choice] = "abort"
             return

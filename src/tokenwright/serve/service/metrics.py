@@ -40,7 +40,9 @@ class Metrics:
         ProcessCollector(registry=registry)
         self._ended = Counter("tokenwright_requests", "Requests that ended", ["outcome"], registry=registry)
         self._refused = Counter("tokenwright_rejections", "Requests that were refused", ["reason"], registry=registry)
-        self._ignored = Counter("tokenwright_ignored_fields", "Unknown fields of bodies, left out", registry=registry)
+        self._ignored = Counter(
+            "tokenwright_ignored_fields", "Unknown fields of requests, which had no effect", registry=registry
+        )
         self._prompt = Counter("tokenwright_prompt_tokens", "Tokens of prompts", registry=registry)
         self._cached = Counter("tokenwright_cached_tokens", "Prompt tokens found in the KV cache", registry=registry)
         self._written = Counter("tokenwright_generated_tokens", "Tokens generated", registry=registry)
@@ -78,9 +80,9 @@ class Metrics:
         """A request was refused."""
         self._refused.labels(problem.kind).inc()
 
-    def ignored(self, fields: int) -> None:
-        """Fields of a body were left out, as no API has them."""
-        self._ignored.inc(fields)
+    def ignored(self, names: Sequence[str]) -> None:
+        """A request had fields without effect."""
+        self._ignored.inc(len(names))
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -31,8 +31,8 @@ class OutputParser(Protocol):
     def push(self, text: str, token: int | None, delta: Delta) -> None:
         """Take the next text, and put what is known of it into `delta`."""
 
-    def finish(self, delta: Delta) -> None:
-        """The text has ended: put what was held back into `delta`."""
+    def finish(self, delta: Delta, cut: bool = False) -> None:
+        """The text has ended: put what was held back into `delta`. cut: its length ended it, perhaps inside a mark."""
 
     @property
     def called(self) -> bool:
@@ -48,7 +48,7 @@ class PlainReader:
     def push(self, text: str, token: int | None, delta: Delta) -> None:  # noqa: ARG002  (part of the protocol)
         delta.text += text
 
-    def finish(self, delta: Delta) -> None:
+    def finish(self, delta: Delta, cut: bool = False) -> None:
         """Nothing is held back."""
 
 
@@ -65,12 +65,26 @@ class ThinkTags:
         return replace(self, start=stands.get(self.start, self.start), end=stands.get(self.end, self.end))
 
 
+TAGS = (
+    ThinkTags(),
+    ThinkTags("<seed:think>", "</seed:think>"),
+    ThinkTags("[THINK]", "[/THINK]"),
+    ThinkTags("<|START_THINKING|>", "<|END_THINKING|>"),
+    ThinkTags("<thinking>", "</thinking>"),
+)
+
+
+def tags_of(source: str) -> ThinkTags | None:
+    """The tags between which a model reasons, by its template; None: it does not."""
+    return next((tags for tags in TAGS if tags.end in source), None)
+
+
 class CallReader(Protocol):
     """Reads tool calls from the text that is not reasoning; see `tools.py`."""
 
     def push(self, text: str, token: int | None, delta: Delta) -> None: ...
 
-    def finish(self, delta: Delta) -> None: ...
+    def finish(self, delta: Delta, cut: bool = False) -> None: ...
 
     @property
     def called(self) -> bool: ...
@@ -110,13 +124,16 @@ class SortingReader:
             self._sort(self._held + text, token, delta)
         self._spell(delta)
 
-    def finish(self, delta: Delta) -> None:
+    def finish(self, delta: Delta, cut: bool = False) -> None:
         rest, self._held = self._held, ""
+        if cut and self._tags is not None and self._state != "said":
+            mark = self._tags.start if self._state == "begins" else self._tags.end
+            rest = rest[: len(rest) - held_back(rest, mark)] if len(rest) > 1 else rest
         if self._state == "thought":
             delta.reasoning += rest
         elif rest:
             self._calls.push(rest, None, delta)
-        self._calls.finish(delta)
+        self._calls.finish(delta, cut)
         self._spell(delta)
 
     def _spell(self, delta: Delta) -> None:

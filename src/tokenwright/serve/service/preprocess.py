@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tokenwright.checks import check_whole
+from tokenwright.decode import TextStopChecker
 from tokenwright.decode.grammar import schema_rule
 from tokenwright.engine import Grammar, Request, SamplingParams
 from tokenwright.errors import ContextError, RequestError
-from tokenwright.serve.service.output_parser import NewReader, PlainReader, SortingReader, ThinkTags
-from tokenwright.serve.service.tools import ToolFormat, tool_format
-from tokenwright.serve.service.types import PRIORITIES, GenerationRequest, Tool
+from tokenwright.serve.service.output_parser import NewReader, PlainReader, SortingReader, ThinkTags, tags_of
+from tokenwright.serve.service.template_messages import TemplateMessages, without_oldest
+from tokenwright.serve.service.thinking import ThoughtGate, TokenMasks, closing, switches_of, variables_of
+from tokenwright.serve.service.tool_forms.channels import CHANNEL, CHANNELS, LAST, MARKS, ChannelReader, uses_channels
+from tokenwright.serve.service.tool_forms.probing import probed
+from tokenwright.serve.service.tools import ModelTools, callable_tools
+from tokenwright.serve.service.types import PRIORITIES, GenerationRequest
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
 
 _SLOW = ("grammar", "logit_bias", "stop", "stop_ids", "dry_multiplier")  # each may be long
 MOST_LOGPROBS = 2**20  # of one reply, of all its texts and of the prompt
-_SWITCHES = ("enable_thinking", "thinking")  # variables by which templates switch reasoning
-_OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")  # no request sets them as variables
-_SYSTEM = ("system", "developer")
-# Lines of system prompts that change with each request and mean nothing to a model: the billing line of Claude Code.
-VOLATILE = re.compile(r"^x-anthropic-billing-header:[^\n]*(?:\n|\Z)", re.MULTILINE)
 ANY_OBJECT = Grammar.json_schema({"type": "object"})
 
 
@@ -78,26 +77,38 @@ class Preprocessor:
         self._most = llm.longest()
         self._quick_prompt = QUICK_PROMPT
         template = llm.loaded.template
-        self._source = "" if template is None else llm.tokenizer.chat_template or ""
-        self._format: ToolFormat | None = tool_format(self._source)
-        self._thinks = "</think>" in self._source
-        special = llm.tokenizer.special_ids
-        marks = ("<think>", "</think>", *(() if self._format is None else self._format.marks))
-        known = {name: at for name, at in llm.tokenizer.control.ids.items() if name in marks}
-        self._marks: Mapping[int, str] = {at: name for name, at in known.items() if at in special}
-        self._silent_mark = self._format is not None and self._format.mark in self._marks.values()
+        self._source = "" if template is None else template.tools_source
+        self._think_tags = tags_of(self._source)
+        self._switches = switches_of(self._source)
+        self._adapted = TemplateMessages(self._source)
+        control, special = llm.tokenizer.control.ids, llm.tokenizer.special_ids
+        named = {name: at for name, at in control.items() if at in special}
+        self._channels = uses_channels(self._source, named)
+        form = CHANNELS if self._channels else None
+        facts = probed(self._printed, self._source, form) if template is not None else None
+        self._tools = None if facts is None else ModelTools(facts, named, tuple(llm.loaded.eos_ids))
+        tags = self._think_tags
+        marks = MARKS if self._channels else () if tags is None else (tags.start, tags.end)
+        steering = {name: named[name] for name in marks if name in named}
+        steering |= {} if self._tools is None or self._channels else self._tools.marks
+        self._marks: Mapping[int, str] = {at: name for name, at in steering.items()}
+        self._masks = TokenMasks(llm.tokenizer, llm.loaded.config.vocab_size, llm.loaded.eos_ids)
         llm.check_length("")  # what these two compute once takes a while
         llm.prepare([0], llm.sampling(max_tokens=0))
 
+    def _printed(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+        """What the template prints for a conversation. Raises RequestError."""
+        return self._llm.template.render(messages, False, tools=tools).text
+
     @property
     def thinks(self) -> bool:
-        """Whether the model's template has think tags."""
-        return self._thinks
+        """Whether the model's template has think tags, or channels."""
+        return self._think_tags is not None or self._channels
 
     @property
     def calls(self) -> bool:
-        """Whether the model's template has a form for tools."""
-        return self._format is not None
+        """Whether the model's template knows of tools."""
+        return self._tools is not None and self._tools.facts.own
 
     def check_prompt(self, wanted: GenerationRequest) -> None:
         """Raises RequestError, ContextError for a prompt that cannot fit, before it waits. It takes no time."""
@@ -117,7 +128,6 @@ class Preprocessor:
 
     def prepare(self, wanted: GenerationRequest) -> Prepared:
         """Raises RequestError, ContextError."""
-        tools = self._tools(wanted)
         ids, text = self.prompt(wanted)
         truncated = max(0, len(ids) - (wanted.truncate_prompt_tokens or len(ids)))
         ids = ids[truncated:]
@@ -126,53 +136,72 @@ class Preprocessor:
             raise RequestError(f"{adapter} is an adapter, and embeddings are those of the model alone; name the model")
         if wanted.embed:
             return Prepared(self._llm.prepare_embedding(ids), text, PlainReader, False, truncated)
-        params = self._llm.sampling(**self._overrides(wanted, tools, len(ids)))
+        params = self._llm.sampling(**self._overrides(wanted, text, len(ids)))
         _check_logprobs(params, len(ids), wanted.together)
         at_end = params.beams > 1 or params.choices > params.n
         if at_end and wanted.streamed:
             name = "beams" if params.beams > 1 else "best_of"
             raise RequestError(f"{name} cannot be streamed: its texts are known at the end alone; leave stream out")
         request = self._llm.prepare(ids, params, salt=wanted.caller.salt, adapter=adapter)
-        return Prepared(request, text, self._reader(wanted, text, tools, params), at_end, truncated)
+        tags = self._tags(wanted, text, params)
+        if tags is not None:
+            self._let_think(request, wanted.thinking_budget, tags)
+        return Prepared(request, text, self._reader(wanted, text, tags), at_end, truncated)
+
+    def _let_think(self, request: Request, budget: int | None, tags: ThinkTags) -> None:
+        """Let grammar and stop strings of a request that was just made begin after its thoughts, and limit these."""
+        checker, params = request.stop_checker, request.params
+        held = budget is not None or checker_holds(params)
+        if held and isinstance(checker, TextStopChecker):  # beams are ranked by their own tokens
+            checker.constraint = ThoughtGate(checker.constraint, tags, self._llm.tokenizer, self._masks, budget)
 
     def prompt(self, wanted: GenerationRequest, *, add_special: bool = True) -> tuple[Sequence[int], str]:
         """The ids of the prompt, uncut, and its text. Raises RequestError.
 
         add_special: with the tokens that the tokenizer adds to a text.
         """
+        if wanted.drop_oldest and wanted.messages is not None:
+            wanted = self._shortened(wanted)
         self._check_lengths(wanted)
         if (gap := wanted.gap) is not None:
             return self._infill.ids(str(wanted.prompt), gap.suffix, gap.files, gap.begun), str(wanted.prompt)
         if wanted.prompt is not None:
             return self._ids(wanted.prompt, add_special), wanted.prompt if isinstance(wanted.prompt, str) else ""
+        return self._rendered(wanted)
+
+    def _shortened(self, wanted: GenerationRequest) -> GenerationRequest:
+        """The request without its oldest messages, so that there is room for an answer. Raises RequestError."""
+        context = min(self._llm.context, wanted.context or self._llm.context)
+        most = context - min(wanted.overrides.get("max_tokens") or 1, context // 2)
+        while True:
+            assert wanted.messages is not None, "only a conversation is shortened"
+            texts = [str(one.get("content") or "") for one in wanted.messages]
+            least = sum(map(self._llm.tokenizer.least_tokens, texts))
+            length = least if least > most else len(self._rendered(wanted)[0])
+            messages = without_oldest(wanted.messages, 1 - most / length) if length > most else []
+            if not messages:
+                return wanted
+            wanted = replace(wanted, messages=messages)
+
+    def _rendered(self, wanted: GenerationRequest) -> tuple[Sequence[int], str]:
+        """The ids of a conversation, and its text. Raises RequestError."""
         assert wanted.messages is not None, "`check` has seen to it"
-        variables = self._variables(wanted)
-        tools = None if self._tools(wanted) is None else [_declared(tool) for tool in wanted.tools]
-        messages = self._known(wanted.messages)
+        variables = variables_of(wanted.thinking, wanted.variables, self._switches)
+        messages: Sequence[Mapping[str, Any]] = self._adapted.known(wanted.messages)
+        tools = None
+        if self._tools is not None:
+            given = wanted.tools if _may_call(wanted) else ()
+            messages, tools = self._tools.messages(messages, given), self._tools.declared(given)
         if wanted.continue_last:
             ids, text = self._continued(messages, tools, variables)
         else:
-            rendered = self._llm.template.render(messages, tools=tools, variables=variables)
+            template, begins = self._llm.template, wanted.generation_prompt
+            rendered = template.render(messages, begins, tools=tools, variables=variables)
             ids, text = rendered.ids, rendered.text
-        if self._forces_mark(wanted):  # the model cannot be made to write a special token, so the prompt ends with it
-            assert self._format is not None, "a mark belongs to a form"
-            ids, text = (*ids, self._llm.tokenizer.control.ids[self._format.mark]), text + self._format.mark
+            if wanted.thinking is False and self._think_tags is not None and not self._switches and begins:
+                more = closing(text, self._think_tags)
+                ids, text = (*ids, *self._llm.tokenizer.encode(more, add_special=False)), text + more
         return ids, text
-
-    def _known(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """The messages as the template knows them: a developer is the system, where it has no role of that name.
-
-        Lines that change with each request are left out, for they would undo the prefix cache. Templates leave out what
-        they do not know. Raises RequestError for tool calls that the template would leave out. Their results need no
-        check of their own: each follows its call.
-        """
-        for at, message in enumerate(messages):
-            if message.get("tool_calls") and "tool_calls" not in self._source:
-                raise RequestError(f"messages.{at}: this model's chat template has no form for calls of tools")
-        messages = [{**one, "content": steady(one["content"])} if one["role"] in _SYSTEM else one for one in messages]
-        if "developer" in self._source:
-            return messages
-        return [{**one, "role": "system"} if one["role"] == "developer" else one for one in messages]
 
     def _check_lengths(self, wanted: GenerationRequest) -> None:
         """Raises RequestError for a text that by its length cannot fit the context, before it takes time."""
@@ -183,15 +212,6 @@ class Preprocessor:
                 if isinstance(text, str):
                     self._llm.check_length(text)
 
-    def _variables(self, wanted: GenerationRequest) -> dict[str, Any]:
-        """The template's variables. A model that cannot reason, or cannot help it, answers as it does."""
-        found = {name: value for name, value in wanted.variables.items() if name not in _OWN_VARIABLES}
-        if wanted.thinking is not None:
-            for name in _SWITCHES:
-                if re.search(rf"\b{name}\b", self._source):
-                    found.setdefault(name, wanted.thinking)
-        return found
-
     def _ids(self, prompt: str | Sequence[int], add_special: bool) -> list[int]:
         """The token ids of a prompt. Raises RequestError."""
         if not isinstance(prompt, str):
@@ -201,38 +221,32 @@ class Preprocessor:
     def _continued(
         self, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
     ) -> tuple[Sequence[int], str]:
-        """The prompt up to the end of the last message's text."""
-        template, last = self._llm.template, str(messages[-1].get("content") or "").rstrip()
-        start = template.render(messages[:-1], tools=tools, variables=variables) if len(messages) > 1 else None
-        if start is None:
+        """The prompt up to the end of the last message's text, which is an answer: its thoughts are over."""
+        template, last = self._llm.template, messages[-1]
+        if len(messages) < 2:
             raise RequestError("messages: an answer can be continued only after another message")
-        return [
-            *start.ids,
-            *self._llm.tokenizer.encode(last, add_special=False, parse_special=False),
-        ], start.text + last
+        start = template.render(messages[:-1], tools=tools, variables=variables)
+        own = str(last.get("content") or "").rstrip()
+        ids, text = [*start.ids], start.text
+        tags, encode = self._think_tags or ThinkTags(), self._llm.tokenizer.encode
+        thought = str(last.get("reasoning_content") or "") if self.thinks else ""
+        if thought or text.rstrip().endswith(tags.start):
+            opening = "" if text.rstrip().endswith(tags.start) else f"{tags.start}\n"
+            ids += encode(opening, add_special=False) if opening else []
+            ids += encode(thought, add_special=False, parse_special=False) if thought else []
+            ids += encode(f"\n{tags.end}\n\n", add_special=False)
+            text += f"{opening}{thought}\n{tags.end}\n\n"
+        return [*ids, *encode(own, add_special=False, parse_special=False)], text + own
 
-    def _forces_mark(self, wanted: GenerationRequest) -> bool:
-        calls = self._tools(wanted) is not None and wanted.tool_choice != "auto"
-        return calls and self._silent_mark
-
-    def _tools(self, wanted: GenerationRequest) -> ToolFormat | None:
-        """The form in which the model calls tools, if it may call any. Raises RequestError where it has none."""
-        if not wanted.tools or wanted.tool_choice == "none":
-            return None
-        if self._format is None:
-            raise RequestError("tools: this model's chat template has no form for tools; leave them out")
-        return self._format
-
-    def _overrides(self, wanted: GenerationRequest, tools: ToolFormat | None, prompt: int) -> dict[str, Any]:
+    def _overrides(self, wanted: GenerationRequest, text: str, prompt: int) -> dict[str, Any]:
         found = {name: value for name, value in wanted.overrides.items() if value is not None}
         if wanted.json_object:
             found["grammar"] = ANY_OBJECT
-        if tools is not None:
+        if _may_call(wanted) and self._tools is not None:
             answer = _answer_rule(found["grammar"]) if "grammar" in found else None
-            special = {name: at for at, name in self._marks.items() if name in tools.marks}
-            found["grammar"] = tools.grammar(
-                _callable(wanted), wanted.tool_choice, wanted.parallel_tool_calls, special, answer
-            )
+            found["grammar"] = self._tools.grammar(wanted, text, answer, self._channels)
+        elif self._channels and wanted.messages is not None and self._tools is not None and "grammar" in found:
+            found["grammar"] = self._tools.grammar(wanted, text, _answer_rule(found["grammar"]), True)
         if wanted.gap is not None and not found.get("ignore_eos"):
             found["stop_ids"] = (*found.get("stop_ids", ()), *self._infill.ends)
         if wanted.deadline_s is not None:
@@ -247,25 +261,35 @@ class Preprocessor:
             found["max_tokens"] = min(found["max_tokens"], wanted.context - prompt)
         return found
 
-    def _reader(
-        self, wanted: GenerationRequest, text: str, tools: ToolFormat | None, params: SamplingParams
-    ) -> NewReader:
-        tags = None
-        if wanted.reasoning and self._thinks and wanted.messages is not None:
-            opened = text.rstrip().endswith("<think>")
-            free = tools is not None and wanted.tool_choice == "auto" and not _formed(wanted)
-            held = params.grammar is not None and not free  # the grammar has no room for thoughts
-            tags = None if opened and held else ThinkTags(opened=opened)
+    def _tags(self, wanted: GenerationRequest, text: str, params: SamplingParams) -> ThinkTags | None:
+        """The tags of the answer's thoughts; None: it has none."""
+        if self._channels and wanted.messages is not None and params.grammar is None:
+            return ThinkTags(CHANNEL, LAST, opened=True)  # for stop strings alone
+        if self._think_tags is None or wanted.messages is None:
+            return None
+        opened = text.rstrip().endswith(self._think_tags.start)
+        if opened and params.beams > 1 and params.grammar is not None:
+            return None  # beams follow the grammar from the first token on
+        return replace(self._think_tags, opened=opened)
+
+    def _reader(self, wanted: GenerationRequest, text: str, tags: ThinkTags | None) -> NewReader:
+        tools, marks = self._tools if _may_call(wanted) else None, self._marks
+        if self._channels and wanted.messages is not None:
+            names = [tool.name for tool in callable_tools(wanted)] if _may_call(wanted) else []
+            return lambda: ChannelReader(names, marks, wanted.reasoning)
+        tags = tags if wanted.reasoning else None
         if tags is None and tools is None:
             return PlainReader
-        marks, opened = self._marks, self._forces_mark(wanted)
-        called = _callable(wanted)
-        return lambda: SortingReader(tags, None if tools is None else tools.reader(called, opened, marks), marks)
+        return lambda: SortingReader(tags, None if tools is None else tools.reader(wanted, text, marks), marks)
 
 
-def steady(content: Any) -> Any:
-    """A system message's text without the lines that change with each request (`VOLATILE`)."""
-    return VOLATILE.sub("", content) if isinstance(content, str) else content
+def checker_holds(params: SamplingParams) -> bool:
+    """Whether a text is held to anything that begins after its thoughts."""
+    return params.grammar is not None or bool(params.stop)
+
+
+def _may_call(wanted: GenerationRequest) -> bool:
+    return bool(wanted.tools) and wanted.tool_choice != "none"
 
 
 def _check_logprobs(params: SamplingParams, prompt: int, together: int) -> None:
@@ -280,24 +304,8 @@ def _check_logprobs(params: SamplingParams, prompt: int, together: int) -> None:
         raise RequestError(f"logprobs: the reply may have {found * together:,} log-probabilities, and {allowed}")
 
 
-def _callable(wanted: GenerationRequest) -> list[Tool]:
-    """The tools that the model may call; the prompt has all."""
-    return [tool for tool in wanted.tools if wanted.allowed_tools is None or tool.name in wanted.allowed_tools]
-
-
-def _formed(wanted: GenerationRequest) -> bool:
-    """Whether the text of the answer must have a form."""
-    return wanted.json_object or wanted.overrides.get("grammar") is not None
-
-
 def _answer_rule(grammar: Grammar) -> str:
     """The rule of an answer beside tools. Raises RequestError for a grammar that is no JSON schema."""
     if grammar.kind != "json_schema":
         raise RequestError(f"tools and a grammar of the kind {grammar.kind} cannot be combined; give a JSON schema")
     return schema_rule(grammar.text)
-
-
-def _declared(tool: Tool) -> dict[str, Any]:
-    """A tool as templates expect it."""
-    about = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
-    return {"type": "function", "function": about}

@@ -33,6 +33,7 @@ from tokenwright.serve.service.types import (
     ListedModel,
     NotReady,
     Problem,
+    TokenCounts,
     problem_of,
 )
 
@@ -235,6 +236,10 @@ class Service:
     def running(self) -> int:
         """Requests in the engine."""
         return len(self._running)
+
+    def counts(self) -> list[TokenCounts]:
+        """The tokens of each request in the engine so far."""
+        return [one.generation.counts() for one in self._running.values()]
 
     async def healthy(self) -> None:
         """Prove that a token can be made. Raises NotReady while the model loads, EngineError if the engine makes none.

@@ -90,18 +90,20 @@ class GenerationRequest:
     messages: a conversation, each message with "role" (system, developer, user, assistant
         or tool) and "content" (text, or None beside tool calls); an assistant's may have "tool_calls", a list of
         {"id", "type": "function", "function": {"name", "arguments": an object, or text that is none}}, and
-        "reasoning_content"; a tool's has the "tool_call_id" and the "name" of a call before it. Others may have a
-        "name", for templates that print it.
+        "reasoning_content"; a tool's has the "tool_call_id" and the "name" of a call before it; others may have a
+        "name".
     overrides: fields of SamplingParams; None keeps the checkpoint's default. Without max_tokens, a conversation and a
         prompt may go on to the end of the context.
     tools: functions that the model may call. tool_choice: whether it may, must not or must call any. allowed_tools: the
         names of those that it may call; None: all. parallel_tool_calls: whether it may call several in one answer.
     json_object: the answer is any JSON object. (For a schema or another grammar set overrides["grammar"].)
     context: the most tokens of prompt and answer together, where that is less than the model's context.
-    thinking: whether the model reasons first, where its template can say so; None leaves it to the template.
-        variables: further variables of the template. reasoning: split the text between the model's own think tags off
-        as reasoning.
-    continue_last: the last message is the assistant's and text alone, and the answer goes on from it.
+    thinking: whether the model reasons first, if it can; None leaves it to the template. thinking_budget: the most
+        tokens of reasoning; then the thoughts are closed, and the answer begins. variables: of the template.
+        reasoning: split the text between the model's own think tags off as reasoning.
+    continue_last: the last message is the assistant's, and the answer goes on from its text. generation_prompt false:
+        the prompt has nothing of the answer's beginning.
+    drop_oldest: leave out the oldest messages, but for the system's, where the prompt is too long.
     deadline_s: seconds from now on, waiting included. priority: one of PRIORITIES, among requests of the same key.
     truncate_prompt_tokens: keep only so many last tokens of a longer prompt; without it a prompt is never cut.
     embed: generate nothing: the answer is `Generation.embedding`.
@@ -123,9 +125,12 @@ class GenerationRequest:
     json_object: bool = False
     context: int | None = None
     thinking: bool | None = None
+    thinking_budget: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     reasoning: bool = True
     continue_last: bool = False
+    generation_prompt: bool = True
+    drop_oldest: bool = False
     caller: Caller = NOBODY
     request_id: str = ""
     deadline_s: float | None = None

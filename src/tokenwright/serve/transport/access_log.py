@@ -6,19 +6,19 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from tokenwright.serve.http.api import About
-from tokenwright.serve.http.fields import Reading
 from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.transport.guard import App, Message, Receive, Scope, Send
 from tokenwright.serve.transport.telemetry import Spans
 
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
-IGNORED = b"x-tokenwright-ignored"  # fields of the body that changed nothing, because there are none of that name
-MOST_NAMED = 256  # ignored fields that are logged, each once
+IGNORED = b"x-tokenwright-ignored"
+MOST_SHOWN = 32  # names in one header
+MOST_LOGGED = 1_000  # names of which the log tells
 
 access = logging.getLogger("tokenwright.access")
 log = logging.getLogger(__name__)
@@ -29,32 +29,34 @@ class AccessLog:
 
     It is returned as Request-Id as well, where Anthropic's clients look for it.
 
+    What had no effect in a request is named in the header X-Tokenwright-Ignored, and in the log for the first time.
+
     timings: every reply says where the time went, not only those to requests with the header X-Timings: 1.
-    spans: takes each request at its end as well. strict: unknown fields of bodies are refused. Where they are ignored,
-    the reply has the header X-Tokenwright-Ignored, and `ignored` is called with their number.
+    strict: requests with unknown fields are refused. spans: takes each request at its end as well. ignored: takes what
+    had no effect in a request.
     """
 
     def __init__(
         self,
         app: App,
         timings: bool = False,
-        spans: Spans | None = None,
         strict: bool = False,
-        ignored: Callable[[int], None] = lambda _: None,
+        spans: Spans | None = None,
+        ignored: Callable[[Sequence[str]], object] = lambda _: None,
     ) -> None:
         self.app = app
         self.timings = timings
+        self.strict = strict
         self.spans = spans
-        self._strict = strict
-        self._ignored = ignored
-        self._named: set[str] = set()  # ignored fields that have been logged
+        self.ignored = ignored
+        self._named: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
         timed = self.timings or (b"x-timings", b"1") in scope["headers"]
-        about = scope["tokenwright"] = About(_request_id(scope), timed, reading=Reading(self._strict))
+        about = scope["tokenwright"] = About(_request_id(scope), timed, strict=self.strict)
         began, status, size = time.perf_counter(), 0, 0
 
         async def watched(message: Message) -> None:
@@ -63,9 +65,8 @@ class AccessLog:
                 status = message["status"]
                 names, identity = (b"x-request-id", b"request-id"), about.request_id.encode()
                 message["headers"] = [*message.get("headers", ()), *((name, identity) for name in names)]
-                if about.reading.ignored:
-                    message["headers"].append((IGNORED, ", ".join(about.reading.ignored).encode()))
-                    self._note(about.reading.ignored)
+                if about.ignored:
+                    message["headers"].append((IGNORED, _names(about.ignored)))
             elif message["type"] == "http.response.body":
                 size += len(message.get("body", b""))
             await send(message)
@@ -73,18 +74,31 @@ class AccessLog:
         try:
             await self.app(scope, receive, send if scope["type"] == "websocket" else watched)
         finally:
+            if about.ignored:
+                self._note(about.ignored)
             if self.spans is not None:
                 self.spans.ended(scope, about, status or 499, began)
             if access.isEnabledFor(logging.INFO):
                 access.info("%s", _line(scope, about, status or 499, size, time.perf_counter() - began))
 
-    def _note(self, names: Iterable[str]) -> None:
-        """Count the ignored fields, and log each name once."""
-        new = [name for name in names if name not in self._named]
-        self._ignored(len([*names]))
-        for name in new[: MOST_NAMED - len(self._named)]:
-            self._named.add(name)
-            log.warning("the field %s of a request is ignored, as this server has none of that name", name)
+    def _note(self, names: Sequence[str]) -> None:
+        self.ignored(names)
+        for name in map(_shown, names):
+            if name not in self._named and len(self._named) < MOST_LOGGED:
+                self._named.add(name)
+                log.warning("requests have %s, which is unknown here and has no effect", name)
+
+
+def _names(names: Sequence[str]) -> bytes:
+    """The value of the header: as many names as it takes, and how many more there are."""
+    first = list(dict.fromkeys(map(_shown, names)))
+    more = f", and {len(first) - MOST_SHOWN} more" if len(first) > MOST_SHOWN else ""
+    return (", ".join(first[:MOST_SHOWN]) + more).encode()
+
+
+def _shown(name: str) -> str:
+    """A name as a header may have it."""
+    return "".join(one if one.isascii() and one.isprintable() and one not in ',"' else "?" for one in name[:100])
 
 
 def _request_id(scope: Scope) -> str:

@@ -6,22 +6,15 @@ them. Each item has its events from output_item.added to output_item.done; all e
 
 from __future__ import annotations
 
-import base64
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from tokenwright.llm.outputs import Piece
 from tokenwright.sampling_params import SamplingParams
-from tokenwright.serve.openai.responses_bodies import (
-    AnyTool,
-    Create,
-    CustomTool,
-    HostedResponseTool,
-    Namespace,
-    ResponseFunctionTool,
-)
+from tokenwright.serve.openai.custom_tools import CustomCalls
+from tokenwright.serve.openai.responses.bodies import Create
+from tokenwright.serve.openai.responses.input_items import Tools, sealed
 from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.service.types import Delta, TokenCounts, ToolCallDelta
 
@@ -29,10 +22,12 @@ Kind = Literal["reasoning", "message", "function_call", "custom_tool_call"]
 Event = dict[str, Any]
 Render = Callable[[Iterable[Piece]], list[dict[str, Any]]]  # tokens -> their logprobs as this API writes them
 
-_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
-_CALLS = ("function_call", "custom_tool_call")
-ENCRYPTED = "reasoning.encrypted_content"  # of `include`: reasoning as one opaque text, for the next request
+PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
 _PARTS = {"reasoning": "reasoning_text", "message": "output_text"}
+_CALLS = {
+    "function_call": ("arguments", "function_call_arguments"),
+    "custom_tool_call": ("input", "custom_tool_call_input"),
+}
 
 
 def new_identity(prefix: str) -> str:
@@ -43,11 +38,10 @@ class Envelope:
     """A response but for its output: what it has from the request, and its id."""
 
     def __init__(self, body: Create, model: str, params: SamplingParams) -> None:
-        choice = body.tool_choice
+        choice, reasoning = body.tool_choice, body.reasoning
+        self.summarised = bool(reasoning and (reasoning.summary or reasoning.generate_summary))
         self.identity = new_identity("resp")
         self._created = time.time()
-        self.encrypted = ENCRYPTED in body.include
-        self.custom = {tool.name for tool in functions_of(body.tools) if isinstance(tool, CustomTool)}
         self._about = {
             "object": "response",
             "background": False,
@@ -60,17 +54,20 @@ class Envelope:
             "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": body.previous_response_id,
             "prompt_cache_key": body.prompt_cache_key,
-            "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
+            "reasoning": {
+                "effort": reasoning and reasoning.effort,
+                "summary": reasoning and (reasoning.summary or reasoning.generate_summary),
+            },
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "store": body.store,
             "temperature": params.temperature,
             "text": {"format": body.text.format.model_dump(by_alias=True), "verbosity": "medium"},
-            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
-            "tools": [tool.model_dump() for tool in body.tools],
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(exclude_none=True),
+            "tools": [tool.model_dump(exclude_none=True) for tool in body.tools],
             "top_logprobs": body.top_logprobs,
             "top_p": params.top_p,
-            "truncation": "disabled",
+            "truncation": body.truncation,
             "user": body.user,
         }
 
@@ -91,23 +88,6 @@ class Envelope:
         }
 
 
-def functions_of(tools: Iterable[AnyTool]) -> Iterator[ResponseFunctionTool | CustomTool]:
-    """The tools of a request that its client runs, those in namespaces included."""
-    for tool in tools:
-        if isinstance(tool, Namespace):
-            yield from tool.tools
-        elif not isinstance(tool, HostedResponseTool):
-            yield tool
-
-
-def input_of(arguments: str) -> str:
-    """The input of a custom tool's call; what was written of it, if the text ended before it was complete."""
-    try:
-        return str(json.loads(arguments)["input"])
-    except (ValueError, KeyError, TypeError):
-        return arguments
-
-
 def usage_of(counts: TokenCounts) -> dict[str, Any]:
     return {
         "input_tokens": counts.prompt,
@@ -121,18 +101,28 @@ def usage_of(counts: TokenCounts) -> dict[str, Any]:
 class ResponseOutput:
     """Writes the items of one response, event by event. An event is only valid until the next one is taken.
 
-    render(tokens): their logprobs as this API writes them.
+    render(tokens): their logprobs as this API writes them. tools: those of the request. sealed: reasoning has an
+    opaque text as well. Where the request asks for a summary, the reasoning is one.
     """
 
-    def __init__(self, envelope: Envelope, render: Render) -> None:
+    def __init__(self, envelope: Envelope, render: Render, tools: Tools | None = None, *, sealed: bool = False) -> None:
+        self._tools = tools or Tools()
+        self._customs = CustomCalls(self._tools.customs)
+        self._sealed = sealed
+        self._summarised = envelope.summarised
         self._items: list[dict[str, Any]] = []
         self._envelope = envelope
         self._render = render
         self._number = 0
         self._open = False  # the last item is being written
+        self._part = ""  # the name of the index of its part
         self._cut = False  # the text became too long
         self._tokens: list[Piece] = []  # of text that is held back
-        self._written = ""  # the arguments of the open call of a custom tool
+
+    @property
+    def identity(self) -> str:
+        """The id of the response."""
+        return self._envelope.identity
 
     def start(self) -> Iterator[Event]:
         """The events before anything is written."""
@@ -141,16 +131,16 @@ class ResponseOutput:
 
     def take(self, delta: Delta) -> Iterator[Event]:
         """The events of a delta, but for the response's end."""
-        for call in delta.continued:
-            yield from self._add_call(call)
+        yield from self._add_calls(delta.continued)
         if delta.reasoning:
             yield from self._add_text("reasoning", delta.reasoning)
         self._tokens += delta.tokens
         if delta.text:
             yield from self._add_text("message", delta.text)
-        for call in delta.begun:
-            yield from self._add_call(call)
+        yield from self._add_calls(delta.begun)
         if delta.finish is not None:
+            for call, _ in self._customs.rest():
+                yield from self._add_call(call, "custom_tool_call")
             self._cut = delta.finish == "length"
             if not self._items:  # an answer without a word
                 yield from self._begin("message")
@@ -171,6 +161,10 @@ class ResponseOutput:
         """The last event of a response that failed."""
         return self._event("response.failed", response=self._envelope.at("failed", self._items, error=message))
 
+    def cancelled(self, counts: TokenCounts) -> Event:
+        """The last event of a response that was cancelled."""
+        return self._event("response.incomplete", response=self._envelope.at("cancelled", self._items, counts))
+
     def _event(self, kind: str, **content: Any) -> Event:
         event = {"type": kind, "sequence_number": self._number, **content}
         self._number += 1
@@ -179,67 +173,75 @@ class ResponseOutput:
     def _add_text(self, kind: Kind, text: str) -> Iterator[Event]:
         if not (self._open and self._items[-1]["type"] == kind):
             yield from self._begin(kind)
-        part = self._items[-1]["content"][0]
+        summary = kind == "reasoning" and self._summarised
+        part = self._items[-1]["summary" if summary else "content"][0]
         part["text"] += text
         more = {}
         if kind == "message":
             more["logprobs"] = self._render(self._tokens)
             part["logprobs"] += more["logprobs"]
             self._tokens = []
-        yield self._event(f"response.{_PARTS[kind]}.delta", **self._place(part=True), delta=text, **more)
+        name = "reasoning_summary_text" if summary else _PARTS[kind]
+        yield self._event(f"response.{name}.delta", **self._place(part=self._part), delta=text, **more)
 
-    def _add_call(self, call: ToolCallDelta) -> Iterator[Event]:
+    def _add_calls(self, calls: list[ToolCallDelta]) -> Iterator[Event]:
+        for call, custom in self._customs.take(calls):
+            yield from self._add_call(call, "custom_tool_call" if custom else "function_call")
+
+    def _add_call(self, call: ToolCallDelta, kind: Kind) -> Iterator[Event]:
+        name, told = _CALLS[kind]
         if call.id is not None:
-            self._written = ""
-            if call.name in self._envelope.custom:
-                yield from self._begin("custom_tool_call", call_id=call.id, name=call.name, input="")
-            else:
-                yield from self._begin("function_call", call_id=call.id, name=call.name, arguments="")
-        if call.arguments and self._items[-1]["type"] == "custom_tool_call":
-            self._written += call.arguments  # the JSON around the input
-        elif call.arguments:
-            self._items[-1]["arguments"] += call.arguments
-            yield self._event("response.function_call_arguments.delta", **self._place(), delta=call.arguments)
+            about = {"namespace": self._tools.namespaces[call.name]} if call.name in self._tools.namespaces else {}
+            yield from self._begin(kind, call_id=call.id, name=call.name, **{name: ""}, **about)
+        if call.arguments:
+            self._items[-1][name] += call.arguments
+            yield self._event(f"response.{told}.delta", **self._place(), delta=call.arguments)
 
     def _begin(self, kind: Kind, **about: Any) -> Iterator[Event]:
         """End the open item, and open a new one."""
         yield from self._end_item()
-        item = {"id": new_identity(_PREFIXES[kind]), "type": kind, "status": "in_progress", **about}
+        item = {"id": new_identity(PREFIXES[kind]), "type": kind, "status": "in_progress", **about}
         item |= {"role": "assistant", "content": []} if kind == "message" else {}
         item |= {"summary": [], "content": []} if kind == "reasoning" else {}
         self._items.append(item)
         self._open = True
         yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
-        if kind not in _CALLS:
-            part: dict[str, Any] = {"type": _PARTS[kind], "text": ""} | (
-                {"annotations": [], "logprobs": []} if kind == "message" else {}
+        if kind == "reasoning" and self._summarised:
+            self._part = "summary_index"
+            item["summary"].append({"type": "summary_text", "text": ""})
+            part = item["summary"][0]
+            yield self._event("response.reasoning_summary_part.added", **self._place(part=self._part), part=part)
+        elif kind in _PARTS:
+            self._part = "content_index"
+            item["content"].append(
+                {"type": _PARTS[kind], "text": ""} | ({"annotations": [], "logprobs": []} if kind == "message" else {})
             )
-            item["content"].append(part)
-            yield self._event("response.content_part.added", **self._place(part=True), part=part)
+            part = item["content"][0]
+            yield self._event("response.content_part.added", **self._place(part=self._part), part=part)
 
     def _end_item(self) -> Iterator[Event]:
         """End the open item, if there is one."""
         if not self._open:
             return
         self._open, item = False, self._items[-1]
-        if item["type"] == "function_call":
-            done = {"name": item["name"], "arguments": item["arguments"]}
-            yield self._event("response.function_call_arguments.done", **self._place(), **done)
-        elif item["type"] == "custom_tool_call":
-            item["input"] = input_of(self._written)
-            yield self._event("response.custom_tool_call_input.delta", **self._place(), delta=item["input"])
-            yield self._event("response.custom_tool_call_input.done", **self._place(), input=item["input"])
+        if item["type"] in _CALLS:
+            name, told = _CALLS[item["type"]]
+            yield self._event(f"response.{told}.done", **self._place(), **{"name": item["name"], name: item[name]})
+        elif self._part == "summary_index":
+            part, place = item["summary"][0], self._place(part=self._part)
+            yield self._event("response.reasoning_summary_text.done", **place, text=part["text"])
+            yield self._event("response.reasoning_summary_part.done", **place, part=part)
         else:
-            part, place = item["content"][0], self._place(part=True)
+            part, place = item["content"][0], self._place(part=self._part)
             done = {name: part[name] for name in ("text", "logprobs") if name in part}
             yield self._event(f"response.{part['type']}.done", **place, **done)
             yield self._event("response.content_part.done", **place, part=part)
-            if item["type"] == "reasoning" and self._envelope.encrypted:
-                item["encrypted_content"] = base64.b64encode(part["text"].encode()).decode()
+        if item["type"] == "reasoning" and self._sealed:
+            item["encrypted_content"] = sealed((item["summary"] or item["content"])[0]["text"])
         item["status"] = "incomplete" if self._cut else "completed"
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
-    def _place(self, *, part: bool = False) -> dict[str, Any]:
-        """Where the open item is, and its part."""
+    def _place(self, *, part: str = "") -> dict[str, Any]:
+        """Where the open item is, and its part, by the name of its index."""
         place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
-        return place | ({"content_index": 0} if part else {})
+        return place | ({part: 0} if part else {})

@@ -1,0 +1,145 @@
+"""What is wrong with a body, in words: the most telling of pydantic's errors, with the path of the field."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from tokenwright.checks import shown
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """What is wrong with a body. param: the path of the field ("messages.0.content"), None for the whole body."""
+
+    param: str | None
+    message: str
+
+
+def complaint(error: ValidationError, data: object) -> Complaint:
+    """The most specific of an error's complaints about `data`, the body as it was parsed, in our own words."""
+    return _worst(error.errors(include_url=False, include_input=False), data)
+
+
+def complaint_of_parameters(details: Sequence[Any]) -> Complaint:
+    """The same of pydantic's errors about the parameters of a path and of a query."""
+    data = {one["loc"][-1]: one["input"] for one in details if one["type"] != "missing"}
+    return _worst([{**one, "loc": one["loc"][1:]} for one in details], data)
+
+
+def _worst(details: Sequence[Any], data: object) -> Complaint:
+    worst = max(details, key=_weight)
+    path = list(_path(worst["loc"], data, missing=worst["type"] == "missing"))
+    kind, context = worst["type"], worst.get("ctx", {})
+    if kind in _OWN:
+        field = ".".join((*path, context["field"]))[:MOST_SHOWN]
+        message = f"is not supported: {context['why']}" if kind == "refused" else _unknown(context["near"])
+        return Complaint(field, f"{field}{' ' if kind == 'refused' else ': '}{message}")
+    field, value = ".".join(path), _at(data, path)
+    if kind == "union_tag_invalid":
+        name = context["discriminator"].strip("'")
+        said = f"{name} {shown(context['tag'])} is not supported; it is {context['expected_tags']}"
+        return Complaint(field or None, f"{field}: {said}" if field else said)
+    same = [one for one in details if list(_path(one["loc"], data, missing=False)) == path]
+    wanted = [
+        _filled(_WANTED[one["type"]], one) for one in (same if kind in _TYPES else [worst]) if one["type"] in _WANTED
+    ]
+    if kind in _WANTED:
+        message = f"must be {', or '.join(dict.fromkeys(wanted))}, not {_told(value)}"
+        return Complaint(field or None, f"{field or 'the body'} {message}")
+    message = _filled(_MESSAGES.get(kind, "it is not what this field may be"), worst)
+    return Complaint(field or None, f"{field}: {message}" if field else message)
+
+
+MOST_SHOWN = 200  # characters of a field's path
+_OWN = ("refused", "unknown")  # errors of `Body._known`
+_NOTHING = object()
+_MESSAGES = {  # of pydantic's kinds of errors
+    "missing": "this field is required",
+    "extra_forbidden": "this API has no such field; remove it",
+    "string_unicode": "it has half of a surrogate pair, which is no character; remove it",
+    "union_tag_not_found": "the field {discriminator} is required in it",
+    "string_too_long": "it has more than {max_length} characters; shorten it",
+    "string_too_short": "it has fewer than {min_length} characters",
+    "too_long": "it has more than {max_length} entries; leave some out",
+    "too_short": "it has fewer than {min_length} entries",
+    "string_pattern_mismatch": "it does not match {pattern}",
+}
+_WANTED = {  # what a value must be, of pydantic's kinds of errors
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number",
+    "float_parsing": "a number",
+    "bool_parsing": "true or false",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "literal_error": "{expected}",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+    "greater_than": "more than {gt}",
+    "less_than": "less than {lt}",
+}
+
+
+_BOUNDS = ("greater_than_equal", "less_than_equal", "greater_than", "less_than")
+_TYPES = _WANTED.keys() - set(_BOUNDS)  # of a value that may be one of several, each alternative has one
+
+
+def _weight(detail: Any) -> tuple[bool, int, bool, bool]:
+    """How much one of pydantic's errors tells: our own first, then the deepest, then those about more than the type.
+
+    An object of a type that is not known tells more than that it is none of the words that may stand in its place.
+    """
+    kind = detail["type"]
+    telling = kind not in _TYPES or kind == "literal_error"  # which says what a value of the right type may be
+    return kind == "refused", len(detail["loc"]) + (kind in _OWN), telling, kind == "union_tag_invalid"
+
+
+def _filled(words: str, detail: Any) -> str:
+    """A message with what one of pydantic's errors tells: bounds, and values that are allowed."""
+    context = {name: f"{one:,}" if isinstance(one, int) else one for name, one in detail.get("ctx", {}).items()}
+    return words.format_map({name: f"{one:g}" if isinstance(one, float) else one for name, one in context.items()})
+
+
+def _told(value: object) -> str:
+    """A value of a body for a message, in JSON's words."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else shown(value)
+
+
+def _unknown(near: str) -> str:
+    return f"this API has no such field; {f'did you mean {near}?' if near else 'remove it'}"
+
+
+def _at(data: object, path: list[str]) -> object:
+    """The value of a body at a path of keys and indices."""
+    for part in path:
+        data = _found(data, int(part) if isinstance(data, list) else part)
+    return data
+
+
+def _path(loc: tuple[int | str, ...], data: object, *, missing: bool) -> Iterator[str]:
+    """The parts of a place that are keys and indices of the body, without pydantic's names of alternatives."""
+    for at, part in enumerate(loc):
+        found = _found(data, part)
+        if found is not _NOTHING:
+            data = found
+        elif not (missing and at == len(loc) - 1):
+            continue
+        yield str(part)
+
+
+def _found(data: object, part: int | str) -> object:
+    """The value at a key or an index; _NOTHING without it."""
+    if isinstance(data, dict):
+        return data.get(part, _NOTHING)
+    return data[part] if isinstance(data, list) and isinstance(part, int) and part < len(data) else _NOTHING

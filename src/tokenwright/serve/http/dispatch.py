@@ -1,0 +1,66 @@
+"""Ways around FastAPI's router: for requests that wait, and for HEAD."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tokenwright.serve.http.api import Api
+
+
+class Direct:
+    """Calls the handlers of requests that wait, without the layers of FastAPI and its router.
+
+    Each layer keeps frames and objects for every request that waits. The routes stay in the app for its OpenAPI
+    document and for other methods. answer(request, error): the reply to an error.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        handlers: Mapping[str, Callable[[Request], Awaitable[Response]]],
+        answer: Callable[[Request, Exception], Awaitable[Response]],
+    ) -> None:
+        self._app = app
+        self._handlers = handlers
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handler = self._handlers.get(scope["path"]) if scope.get("method") == "POST" else None
+        if handler is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive, send)
+        try:
+            response = await handler(request)
+        except Exception as error:
+            response = await self._answer(request, error)
+        await response(scope, receive, send)
+
+
+class HeadRequests:
+    """Answers HEAD as GET where a route has GET; the server below leaves out the body. FastAPI's routes refuse it."""
+
+    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
+        self._app = app
+        self._routes = [route for route in routes if isinstance(route, APIRoute) and "GET" in (route.methods or ())]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("method") == "HEAD":
+            asked = {**scope, "method": "GET"}
+            if any(route.matches(asked)[0] is Match.FULL for route in self._routes):
+                scope = asked
+        await self._app(scope, receive, send)
+
+
+def handlers_of(app: FastAPI, apis: Sequence[Api]) -> dict[str, Callable[[Request], Awaitable[Response]]]:
+    """The handlers of the paths whose requests wait. Each takes the request alone."""
+    queued = frozenset().union(*(one.queued for one in apis))
+    routes = [route for route in app.routes if isinstance(route, APIRoute) and route.path in queued]
+    assert sorted(route.path for route in routes) == sorted(queued), "each path that waits has one handler"
+    return {route.path: route.endpoint for route in routes}

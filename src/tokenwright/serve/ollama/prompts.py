@@ -1,0 +1,113 @@
+"""What of Ollama's bodies makes a prompt: its conversation, in which calls need no ids, and its tools."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import product
+from typing import Any
+
+from fastapi import Request
+
+from tokenwright.errors import RequestError
+from tokenwright.serve.http.api import about
+from tokenwright.serve.http.hosted import leave_out
+from tokenwright.serve.ollama.bodies import Chat, Generate, OllamaMessage
+from tokenwright.serve.openai.generation_request import read_arguments
+from tokenwright.serve.service.types import Gap, Tool
+
+
+def generate_prompt(body: Generate) -> dict[str, Any]:
+    """The prompt of /api/generate: a conversation of one message, or the text itself if it is raw or before a gap."""
+    if body.suffix and (body.system or body.think is not None):
+        raise RequestError("system and think belong to the chat template, which suffix leaves out; leave them out")
+    if body.suffix:
+        return {"prompt": body.prompt, "gap": Gap(body.suffix)}
+    if body.raw:
+        if body.think is not None:
+            raise RequestError("think belongs to the chat template, which raw leaves out; leave it out as well")
+        if body.system:
+            raise RequestError("system belongs to the chat template, which raw leaves out; put it into the prompt")
+        return {"prompt": body.prompt}
+    system = [{"role": "system", "content": body.system}] if body.system else []
+    return {"messages": [*system, {"role": "user", "content": body.prompt}]}
+
+
+def chat_messages(body: Chat) -> list[dict[str, Any]]:
+    """The conversation of /api/chat. A call without an id gets one, and a result without one answers the next call."""
+    found: list[dict[str, Any]] = []
+    calls = _OpenCalls()
+    for at, message in enumerate(body.messages):
+        one: dict[str, Any] = {"role": message.role, "content": message.content}
+        one |= {"name": message.name} if message.name and message.role != "tool" else {}
+        if message.thinking:
+            one["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            own = [(call.id or f"call_{at}_{place}", call) for place, call in enumerate(message.tool_calls)]
+            for identity, call in own:
+                calls.add(identity, call.function.name)
+            one["tool_calls"] = [
+                {
+                    "id": identity,
+                    "type": "function",
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": read_arguments(call.function.arguments),
+                    },
+                }
+                for identity, call in own
+            ]
+        if message.role == "tool":
+            one |= _answered(message, calls, at)
+        found.append(one)
+    return found
+
+
+class _OpenCalls:
+    """The calls of a conversation that have no result yet. However many there are, none is searched for."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[str, str]] = {}  # (id, name), by the number of the call
+        self._numbers: dict[tuple[str | None, str | None], deque[int]] = {}  # by what a result may say; some are closed
+        self._count = 0
+
+    def add(self, identity: str, name: str) -> None:
+        """A call is open from now on."""
+        self._count += 1
+        self._open[self._count] = (identity, name)
+        for given in product((identity, None), (name, None)):
+            self._numbers.setdefault(given, deque()).append(self._count)
+
+    def answer(self, identity: str | None, name: str | None) -> tuple[str, str] | None:
+        """The id and the name of the first open call that has these, as far as they are given; it is closed then."""
+        numbers = self._numbers.get((identity, name), deque())
+        while numbers:
+            if (call := self._open.pop(numbers.popleft(), None)) is not None:
+                return call
+        return None
+
+
+def _answered(message: OllamaMessage, calls: _OpenCalls, at: int) -> dict[str, str]:
+    """The id and name of the call that a result answers, which is then no longer open."""
+    call = calls.answer(message.tool_call_id, message.tool_name)
+    if call is None:
+        raise RequestError(f"messages.{at} is the result of a tool that no message before it has called")
+    return {"tool_call_id": call[0], "name": call[1]}
+
+
+def chat_prompt(request: Request, body: Chat) -> dict[str, Any]:
+    """The fields of a GenerationRequest that make the prompt of /api/chat."""
+    last = body.messages[-1] if len(body.messages) > 1 else None
+    goes_on = last is not None and last.role == "assistant" and not last.tool_calls
+    return {"messages": chat_messages(body), "tools": tools_of(request, body), "continue_last": goes_on}
+
+
+def tools_of(request: Request, body: Chat) -> list[Tool]:
+    """The tools that the model may call. Raises RefusedRequest as `leave_out`, and for one without its function."""
+    leave_out(about(request), [tool.type for tool in body.tools], ("function",))
+    found = []
+    for at, tool in enumerate(body.tools):
+        if tool.type == "function":
+            if tool.function is None:
+                raise RequestError(f"tools.{at}.function: this field is required")
+            found.append(Tool(tool.function.name, tool.function.description, tool.function.parameters))
+    return found

@@ -1,0 +1,95 @@
+"""The form that an answer must have, from the many fields in which clients write it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fastapi import Request
+
+from tokenwright.decode.gbnf import is_gbnf, lark_of
+from tokenwright.errors import RequestError
+from tokenwright.sampling_params import MOST_GRAMMAR, Grammar
+from tokenwright.serve.http.api import RefusedRequest
+from tokenwright.serve.http.replying import schema_grammar
+from tokenwright.serve.openai.bodies import Sampling
+from tokenwright.serve.openai.message_bodies import GrammarFormat, ObjectFormat, RegexFormat, SchemaFormat
+from tokenwright.serve.service.types import Problem
+
+Form = Grammar | None  # None: any JSON object
+
+
+def form_of(request: Request, body: Sampling) -> dict[str, Any]:
+    """The fields of a GenerationRequest and its overrides that say the form: {"json_object"} or {"grammar"}, or {}.
+
+    Raises RefusedRequest for two forms, and RequestError for one that cannot be read.
+    """
+    found = list(_forms(request, body))
+    if len(found) > 1:
+        names = " and ".join(name for name, _ in found)
+        why = f"{names} each say the form of the answer; leave all but one of them out"
+        raise RefusedRequest(Problem(400, "invalid", why, found[0][0]))
+    if not found:
+        return {}
+    [(_, form)] = found
+    return {"json_object": True} if form is None else {"grammar": form}
+
+
+def _forms(request: Request, body: Sampling) -> Iterator[tuple[str, Form]]:
+    """The forms that a body has, with the names of their fields."""
+    yield from _of_format(request, body.response_format)
+    for place, made in _made(request).items():
+        outer, _, inner = place.rpartition(".")
+        holder = getattr(body, outer) if outer else body
+        given = None if holder is None else getattr(holder, inner)
+        if given not in (None, False, ""):
+            yield place.rstrip("_"), made(given)
+
+
+def _made(request: Request) -> dict[str, Callable[[Any], Form]]:
+    """What makes the form of each field that has one, but for response_format."""
+    outputs = "structured_outputs."
+
+    def enforced(schema: Any) -> Grammar:
+        return (
+            schema_grammar(request, schema, False, "schema")
+            if isinstance(schema, dict)
+            else Grammar.json_schema(schema)
+        )
+
+    return {
+        **dict.fromkeys(("json_schema", "guided_json", f"{outputs}json_"), enforced),
+        **dict.fromkeys(("regex", "guided_regex", f"{outputs}regex"), Grammar.regex),
+        **dict.fromkeys(("choice", "guided_choice", f"{outputs}choice"), Grammar.choice),
+        **dict.fromkeys(("grammar", "guided_grammar", "ebnf", f"{outputs}grammar"), grammar),
+        f"{outputs}json_object": lambda _: None,
+    }
+
+
+def _of_format(request: Request, given: object) -> Iterator[tuple[str, Form]]:
+    name = "response_format"
+    match given:
+        case ObjectFormat():
+            found = given.value if given.schema_ is None else given.schema_
+            yield name, None if found is None else schema_grammar(request, found, False, name)
+        case SchemaFormat():
+            inner = None if given.json_schema is None else given.json_schema.schema_
+            found = given.schema_ if inner is None else inner
+            if found is None:
+                place = f"{name}.json_schema.schema"
+                raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
+            strict = given.json_schema is not None and given.json_schema.strict in (True, "true")
+            yield name, schema_grammar(request, found, strict, f"{name}.json_schema")
+        case RegexFormat():
+            yield name, Grammar.regex(given.pattern or given.regex or given.value or "")
+        case GrammarFormat():
+            yield name, grammar(given.grammar or given.value or "")
+
+
+def grammar(text: str) -> Grammar:
+    """The grammar of a text in llguidance's variant of Lark, or in llama.cpp's GBNF. Raises RequestError."""
+    if not is_gbnf(text):
+        return Grammar.lark(text)
+    if len(text) > MOST_GRAMMAR:
+        raise RequestError(f"grammar has {len(text):,} characters; {MOST_GRAMMAR:,} are allowed")
+    return Grammar.lark(lark_of(text))

@@ -1,0 +1,75 @@
+"""Custom tools, whose input is text: to the model they are functions of one string."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+
+from tokenwright.serve.openai.message_bodies import CustomFormat
+from tokenwright.serve.service.tools import read_json
+from tokenwright.serve.service.types import Tool, ToolCallDelta
+
+INPUT = "input"  # the function's one argument
+
+
+def custom_tool(name: str, description: str | None, form: CustomFormat | None) -> Tool:
+    """The function of a custom tool. A regular expression is enforced; a Lark grammar is told to the model alone.
+
+    The model writes the input as a string of JSON, whose escapes a Lark grammar does not know.
+    """
+    rule = None if form is None else form.rule
+    text: dict[str, str] = {"type": "string"}
+    told = [description or ""]
+    if rule is not None:
+        told.append(f"The input follows this {rule[0]} grammar:\n{rule[1]}")
+        text |= {"pattern": f"^(?:{rule[1]})$"} if rule[0] == "regex" else {}
+    parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
+    return Tool(name, "\n\n".join(filter(None, told)), parameters)
+
+
+def told_only(form: CustomFormat | None) -> bool:
+    """Whether a format is told to the model, and not enforced."""
+    return form is not None and form.rule is not None and form.rule[0] == "lark"
+
+
+def input_of(arguments: str) -> str:
+    """The input of a call, from the arguments of its function; what there is of it, where it was cut off."""
+    try:
+        found = read_json(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return str(found.get(INPUT, "")) if isinstance(found, dict) else arguments
+
+
+def arguments_of_input(text: str) -> str:
+    """The arguments of the function, from the input of an earlier call."""
+    return json.dumps({INPUT: text}, ensure_ascii=False)
+
+
+class CustomCalls:
+    """The calls of one text: the fragments of custom ones are held until they are whole, and have their input then.
+
+    names: of the custom tools.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._held: dict[int, ToolCallDelta] = {}
+
+    def take(self, calls: Collection[ToolCallDelta]) -> Iterator[tuple[ToolCallDelta, bool]]:
+        """The fragments that may be sent, and whether each is a custom call's, whose `arguments` are its input."""
+        for call in calls:
+            if call.id is not None:
+                yield from self.rest()
+            if call.index in self._held:
+                self._held[call.index].arguments += call.arguments
+            elif call.id is not None and call.name in self._names:
+                self._held[call.index] = ToolCallDelta(call.index, call.id, call.name, call.arguments)
+            else:
+                yield call, False
+
+    def rest(self) -> Iterator[tuple[ToolCallDelta, bool]]:
+        """Those that are held: a further call begins, or the text ends."""
+        held, self._held = self._held, {}
+        for call in held.values():
+            yield ToolCallDelta(call.index, call.id, call.name, input_of(call.arguments)), True

@@ -1,0 +1,339 @@
+"""The messages and tools of OpenAI's chats, as clients write them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from tokenwright.serve.http.fields import (
+    MOST_PARTS,
+    MOST_TOOLS,
+    Body,
+    CallId,
+    Name,
+    Object,
+    Refused,
+    Text,
+    ToolName,
+    many,
+    names,
+)
+
+CACHED = "every prefix is cached, marked or not"
+_OTHER = "it was made for the program of the client"
+_NOT_TEXT = Refused("models here read text")
+
+
+class TextPart(Body):
+    """A part of a message that is text."""
+
+    refused: ClassVar = {"file": _NOT_TEXT, "image_url": _NOT_TEXT, "input_audio": _NOT_TEXT}
+    harmless: ClassVar = {
+        "annotations": "they point into the text",
+        "cache_control": CACHED,
+        "logprobs": "they are of an earlier answer",
+        "prompt_cache_breakpoint": CACHED,
+    }
+
+    type: Literal["text", "input_text", "output_text"]
+    text: Text
+
+
+class RefusalPart(Body):
+    """A part of an assistant's message that was a refusal; it is read as text."""
+
+    harmless: ClassVar = {"cache_control": CACHED}
+
+    type: Literal["refusal"]
+    refusal: Text
+
+
+class ThoughtPart(Body):
+    """A part of an assistant's message that was reasoning."""
+
+    harmless: ClassVar = {"cache_control": CACHED, "signature": "reasoning is not signed here"}
+
+    type: Literal["thinking", "reasoning"]
+    thinking: Text | None = None
+    reasoning: Text | None = None
+    text: Text | None = None
+
+    @property
+    def thought(self) -> str:
+        return self.thinking or self.reasoning or self.text or ""
+
+
+Parts = Annotated[list[TextPart], many(MOST_PARTS)]
+AnswerPart = Annotated[TextPart | RefusalPart | ThoughtPart, Field(discriminator="type")]
+AnswerParts = Annotated[list[AnswerPart], many(MOST_PARTS)]
+
+
+class CalledFunction(Body):
+    """The function of a call. arguments: JSON text of an object; other text is handed on as it is."""
+
+    harmless: ClassVar = {"parsed_arguments": "it repeats arguments"}
+
+    name: ToolName
+    arguments: Text | Object
+
+
+class CalledCustom(Body):
+    """The custom tool of a call, and what it was called with."""
+
+    name: ToolName
+    input: Text
+
+
+class CalledTool(Body):
+    """A call in an assistant's message, of a function or of a custom tool."""
+
+    harmless: ClassVar = {
+        "cache_control": CACHED,
+        "index": "calls are in the order of the list",
+        "provider_specific_fields": _OTHER,
+        "extra_content": _OTHER,
+    }
+
+    id: CallId
+    type: Literal["function", "custom"] = "function"
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
+
+
+class AnyRole(Body):
+    """What messages of all roles have. name: who speaks, for templates that print it."""
+
+    harmless: ClassVar = {
+        "cache_control": CACHED,
+        "provider_specific_fields": _OTHER,
+        "id": "messages are in the order of the list",
+        "metadata": "it is a label",
+        **dict.fromkeys(("artifact", "is_error", "status"), _OTHER),
+    }
+
+    name: Text | None = None
+
+
+class SystemMessage(AnyRole):
+    """What the model is told beforehand."""
+
+    role: Literal["system", "developer"]
+    content: Text | Parts
+
+
+class UserMessage(AnyRole):
+    """What the user says, in text."""
+
+    role: Literal["user"]
+    content: Text | Parts
+
+
+class ReasoningDetail(Body):
+    """A part of the reasoning of an earlier answer, as routers of models write it."""
+
+    harmless: ClassVar = dict.fromkeys(
+        ("type", "id", "index", "format", "signature", "data", "provider_specific_fields"),
+        "only the text of reasoning is read",
+    )
+
+    text: Text | None = None
+    summary: Text | None = None
+
+
+class AssistantMessage(AnyRole):
+    """What the model said before; its content may be missing beside tool calls. Its reasoning has several names."""
+
+    refused: ClassVar = {
+        "audio": Refused("there is text alone"),
+        "function_call": Refused("use tool_calls"),
+    }
+    harmless: ClassVar = {
+        "annotations": "they point into the text",
+        "parsed": "it repeats the content",
+        "thinking_blocks": "it repeats the reasoning",
+        "images": "an answer has none",
+        "prefix": "an answer goes on from the last message of the assistant's",
+    }
+
+    role: Literal["assistant"]
+    content: Text | AnswerParts | None = None
+    refusal: Text | None = None
+    reasoning_content: Text | None = None
+    reasoning: Text | None = None
+    reasoning_details: Annotated[list[ReasoningDetail], many(MOST_PARTS)] | None = None
+    tool_calls: Annotated[list[CalledTool], many(MOST_TOOLS)] | None = None
+
+    @property
+    def thought(self) -> str | None:
+        """Its reasoning, from whichever field has it."""
+        parts = self.content if isinstance(self.content, list) else []
+        told = "\n".join(part.thought for part in parts if isinstance(part, ThoughtPart))
+        details = "".join(one.text or one.summary or "" for one in self.reasoning_details or ())
+        return self.reasoning_content or self.reasoning or told or details or None
+
+
+class ToolMessage(AnyRole):
+    """What a tool answered."""
+
+    role: Literal["tool"]
+    content: Text | Parts
+    tool_call_id: CallId
+
+
+AnyMessage = Annotated[
+    SystemMessage | UserMessage | AssistantMessage | ToolMessage,
+    Field(discriminator="role"),
+]
+
+
+class Function(Body):
+    """A function that the model may call."""
+
+    harmless: ClassVar = {
+        "cache_control": CACHED,
+        "defer_loading": "all tools are in the prompt",
+        **dict.fromkeys(("response", "returns"), "results are text for the model"),
+    }
+
+    name: ToolName
+    description: Text | None = None
+    parameters: Object | None = None
+    strict: bool | None = None
+
+
+class GrammarText(Body):
+    """A grammar that a custom tool's input follows."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Text
+
+
+class CustomFormat(Body):
+    """What a custom tool's input is: any text, or that of a grammar, which clients write in two ways."""
+
+    type: Literal["text", "grammar"]
+    grammar: GrammarText | None = None
+    syntax: Literal["lark", "regex"] | None = None
+    definition: Text | None = None
+
+    @property
+    def rule(self) -> tuple[str, str] | None:
+        """The syntax and the definition of its grammar."""
+        if self.grammar is not None:
+            return self.grammar.syntax, self.grammar.definition
+        return None if self.syntax is None or self.definition is None else (self.syntax, self.definition)
+
+
+class CustomTool(Body):
+    """A tool whose input is text."""
+
+    harmless: ClassVar = {"cache_control": CACHED}
+
+    name: ToolName
+    description: Text | None = None
+    format: CustomFormat | None = None
+
+
+class FunctionTool(Body):
+    """A tool: a function, or a custom tool. One of another type runs on servers, and is left out."""
+
+    harmless: ClassVar = {"cache_control": CACHED, "defer_loading": "all tools are in the prompt"}
+
+    type: Text = "function"
+    function: Function | None = None
+    custom: CustomTool | None = None
+
+
+class NamedFunction(Body):
+    """The name of a function."""
+
+    name: ToolName
+
+
+class NamedTool(Body):
+    """The tool that must be called."""
+
+    type: Literal["function", "custom"]
+    function: NamedFunction | None = None
+    custom: NamedFunction | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the tool; "": it is missing."""
+        named = self.function or self.custom
+        return "" if named is None else named.name
+
+
+class AllowedTools(Body):
+    """The tools that may (mode auto) or must (required) be called. The prompt has all tools all the same."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], many(MOST_TOOLS, 1)]
+
+
+class AllowedChoice(Body):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+Choice = Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
+
+
+class JsonSchema(Body):
+    """A schema of the answer, perhaps with a name."""
+
+    name: Name | None = None
+    schema_: Object | None = Field(default=None, alias="schema")
+    description: Text | None = None
+    strict: bool | Text | None = None
+
+
+class TextFormat(Body):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class ObjectFormat(Body):
+    """Any JSON object, or one that follows a schema."""
+
+    type: Literal["json_object", "json"]
+    schema_: Object | None = Field(default=None, alias="schema")
+    value: Object | None = None
+
+
+class SchemaFormat(Body):
+    """JSON that follows a schema, which clients write in two places."""
+
+    harmless: ClassVar = {"strict": "the answer always follows it", "name": "it is a label"}
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema | None = None
+    schema_: Object | None = Field(default=None, alias="schema")
+
+
+class RegexFormat(Body):
+    """Text that a regular expression matches."""
+
+    type: Literal["regex"]
+    pattern: Text | None = None
+    regex: Text | None = None
+    value: Text | None = None
+
+
+class GrammarFormat(Body):
+    """Text of a grammar, in Lark's or llama.cpp's form."""
+
+    type: Literal["grammar"]
+    grammar: Text | None = None
+    value: Text | None = None
+
+
+Format = Annotated[
+    TextFormat | ObjectFormat | SchemaFormat | RegexFormat | GrammarFormat,
+    Field(discriminator="type"),
+]
+Variables = Annotated[dict[str, Any], names(256), Field(max_length=256)]  # of the chat template

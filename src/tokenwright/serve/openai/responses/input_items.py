@@ -1,0 +1,170 @@
+"""The input of OpenAI's Responses API as the service reads it: items to messages, and tools."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from tokenwright.errors import RequestError
+from tokenwright.serve.http.api import About, RefusedRequest
+from tokenwright.serve.http.complaints import complaint
+from tokenwright.serve.http.hosted import leave_out
+from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
+from tokenwright.serve.openai.generation_request import read_arguments
+from tokenwright.serve.openai.message_bodies import RefusalPart
+from tokenwright.serve.openai.responses.bodies import (
+    CustomCall,
+    FunctionCall,
+    FunctionOutput,
+    HostedItem,
+    InputText,
+    Item,
+    ItemReference,
+    OutputText,
+    Reasoning,
+    ResponseFunctionTool,
+    ResponseMessage,
+)
+from tokenwright.serve.service.types import Problem, Tool
+
+SEALED = "tw1."  # how the opaque text of reasoning begins
+TYPES = ("function", "custom", "namespace")  # of tools
+
+
+@dataclass(slots=True)
+class Tools:
+    """The tools of a request. customs: the names of those whose input is text. namespaces: by the names of their
+    functions.
+    """
+
+    tools: list[Tool] = field(default_factory=list)
+    customs: set[str] = field(default_factory=set)
+    namespaces: dict[str, str] = field(default_factory=dict)
+
+
+def tools_of(given: Sequence[ResponseFunctionTool], about: About) -> Tools:
+    """The tools that the model may call; hosted ones are left out. Raises RefusedRequest, RequestError."""
+    leave_out(about, [tool.type for tool in given], TYPES)
+    found = Tools()
+    for at, tool in enumerate(given):
+        _add(found, tool, f"tools.{at}", about)
+    return found
+
+
+def _add(found: Tools, tool: ResponseFunctionTool, place: str, about: About) -> None:
+    if tool.type == "namespace":
+        for at, inner in enumerate(tool.tools or ()):
+            where = f"{place}.tools.{at}"
+            try:
+                one = ResponseFunctionTool.model_validate(inner)
+            except ValidationError as error:
+                raise RequestError(f"{where}.{complaint(error, inner).message}") from None
+            if one.type != "namespace":
+                _add(found, one, where, about)
+                found.namespaces[one.name] = tool.name
+    elif not tool.name and tool.type in TYPES:
+        raise RequestError(f"{place}.name: this field is required")
+    elif tool.type == "custom":
+        if told_only(tool.format):
+            about.ignored.append("tools.format.definition")
+        found.tools.append(custom_tool(tool.name, tool.description, tool.format))
+        found.customs.add(tool.name)
+    elif tool.type == "function":
+        parameters = tool.parameters or {"type": "object", "properties": {}}
+        found.tools.append(Tool(tool.name, tool.description or "", parameters, bool(tool.strict)))
+
+
+def sealed(reasoning: str) -> str:
+    """Reasoning as an opaque text, which clients send back."""
+    return SEALED + base64.urlsafe_b64encode(reasoning.encode()).decode()
+
+
+def unsealed(text: str | None) -> str | None:
+    """The reasoning of an opaque text; None if it is not ours."""
+    if text is None or not text.startswith(SEALED):
+        return None
+    try:
+        return base64.b64decode(text.removeprefix(SEALED), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        return None
+
+
+def conversation(items: Iterable[Item], instructions: str | None, about: About) -> list[dict[str, Any]]:
+    """The messages of a request as the service reads them. Raises RequestError for an output without its call."""
+    found: list[dict[str, Any]] = []
+    if instructions is not None:
+        found.append({"role": "system", "content": instructions})
+    turn = _Turn(found)
+    names: dict[str, str] = {}  # of the functions, by the id of their call
+    for at, item in enumerate(items):
+        match item:
+            case ResponseMessage(role="assistant"):
+                turn.says(text_of(item.content))
+            case ResponseMessage():
+                named = {"name": item.name} if item.name else {}
+                turn.add({"role": item.role, "content": text_of(item.content), **named})
+            case Reasoning():
+                texts = [part.text for part in item.content] or [part.text for part in item.summary]
+                turn.thinks(unsealed(item.encrypted_content) or "\n".join(texts))
+            case FunctionCall():
+                names[item.call_id] = item.name
+                turn.calls(item.call_id, item.name, item.arguments)
+            case CustomCall():
+                names[item.call_id] = item.name
+                turn.calls(item.call_id, item.name, arguments_of_input(item.input))
+            case FunctionOutput():
+                if item.call_id not in names:
+                    shown = item.call_id[:100]
+                    raise RequestError(f"input.{at}.call_id: no function_call before it has the id {shown!r}")
+                about_call = {"tool_call_id": item.call_id, "name": names[item.call_id]}
+                turn.add({"role": "tool", **about_call, "content": text_of(item.output)})
+            case ItemReference():
+                why = f"input.{at}.id: no item {item.id[:100]!r} is stored here; send the item itself"
+                raise RefusedRequest(Problem(400, "invalid", why, f"input.{at}.id"))
+            case HostedItem():
+                about.ignored.append(f"input.{item.type}")
+    return found
+
+
+class _Turn:
+    """Collects the items that are one answer of the model: its reasoning, its text and its calls."""
+
+    def __init__(self, messages: list[dict[str, Any]]) -> None:
+        self._messages = messages
+        self._own: dict[str, Any] | None = None  # the answer to which the next item may belong
+
+    def add(self, message: dict[str, Any]) -> None:
+        self._own = None
+        self._messages.append(message)
+
+    def thinks(self, text: str) -> None:
+        self._own = None
+        if text:
+            self._answer()["reasoning_content"] = text
+
+    def says(self, text: str) -> None:
+        if self._own is not None and (self._own["content"] or "tool_calls" in self._own):
+            self._own = None  # a second message
+        self._answer()["content"] = text
+
+    def calls(self, identity: str, name: str, arguments: str) -> None:
+        function = {"name": name, "arguments": read_arguments(arguments)}
+        self._answer().setdefault("tool_calls", []).append({"id": identity, "type": "function", "function": function})
+
+    def _answer(self) -> dict[str, Any]:
+        if self._own is None:
+            self._own = {"role": "assistant", "content": ""}
+            self._messages.append(self._own)
+        return self._own
+
+
+def text_of(content: str | Iterable[InputText | OutputText | RefusalPart]) -> str:
+    """The text of a message's content."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)

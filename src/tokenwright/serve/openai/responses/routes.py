@@ -1,0 +1,335 @@
+"""OpenAI's Responses API over the service: a translation of its body, response and events, no more.
+
+A response's output is a reasoning item, a message and calls, in the order in which the model wrote them. A later
+request sends these items again in its input, or names the response, which is stored in memory for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from tokenwright.errors import RequestError
+from tokenwright.llm.outputs import Piece
+from tokenwright.serve.http.api import (
+    EVENTS,
+    RefusedRequest,
+    about,
+    answers,
+    body_of,
+    off_loop,
+    takes,
+    unless_gone,
+)
+from tokenwright.serve.http.reasoning_options import Thinking
+from tokenwright.serve.http.reply_text import dumps_in_parts
+from tokenwright.serve.http.replying import (
+    answered,
+    check_model,
+    event,
+    events_of,
+    note_unenforced,
+    said,
+    schema_grammar,
+    started,
+    whole,
+)
+from tokenwright.serve.http.sse import Streamed
+from tokenwright.serve.openai.replies import Tokens
+from tokenwright.serve.openai.responses import reply_schema
+from tokenwright.serve.openai.responses.bodies import (
+    Create,
+    InputTokens,
+    Item,
+    JsonObject,
+    NamedChoice,
+    ReasoningConfig,
+    ResponseAllowedChoice,
+    ResponseJsonSchema,
+    ResponseMessage,
+    ResponsePrompted,
+)
+from tokenwright.serve.openai.responses.input_items import Tools, conversation, tools_of
+from tokenwright.serve.openai.responses.output_items import PREFIXES, Envelope, Event, ResponseOutput, new_identity
+from tokenwright.serve.openai.responses.stored import StoredResponse, StoredResponses
+from tokenwright.serve.service.generation import Generation
+from tokenwright.serve.service.service import Service
+from tokenwright.serve.service.types import Answer, Delta, GenerationRequest, Problem, ToolCallDelta, ToolMode
+
+WITH_LOGPROBS = "message.output_text.logprobs"
+WITH_SEALED = "reasoning.encrypted_content"
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request as it was read. items: of the whole conversation. own: those that it sends. stored: as they are kept.
+
+    prompt: the fields of a GenerationRequest that make its prompt.
+    """
+
+    items: list[Item]
+    stored: list[dict[str, Any]]
+    tools: Tools
+    prompt: dict[str, Any] = field(default_factory=dict)
+
+
+class Responses:
+    """The handlers."""
+
+    def __init__(self, service: Service, stored: StoredResponses) -> None:
+        self.service = service
+        self.stored = stored
+
+    async def create(self, request: Request) -> Response:
+        """Answer a conversation."""
+        body = await body_of(request, Create)
+        body.model = check_model(request, self.service, body.model)
+        body.store = body.store and self.stored.most > 0
+        asked = await off_loop(request, lambda: self._asked(request, body))
+        wanted = GenerationRequest(
+            **asked.prompt,
+            overrides=overrides_of(request, body),
+            caller=about(request).caller,
+            request_id=about(request).request_id,
+            streamed=body.stream,
+            model=body.model,
+        )
+        if not body.stream:
+            generation, answer = await answered(request, self.service, wanted)
+            output = self._output(body, generation, asked)
+
+            def reply() -> dict[str, Any]:
+                for _ in output.take(as_delta(answer)):
+                    pass
+                return output.response(generation.counts())
+
+            response = await whole(request, reply, generation)
+            await self._store(request, body, output, asked, generation)
+            return response
+        generation = await started(request, self.service, wanted)
+        output = self._output(body, generation, asked)
+        return Streamed(self._stream(request, body, generation, output, asked), generation.cancel)
+
+    async def input_tokens(self, request: Request) -> JSONResponse:
+        """The tokens of a request's prompt."""
+        body = await body_of(request, InputTokens)
+        body.model = check_model(request, self.service, body.model)
+        asked = await off_loop(request, lambda: self._asked(request, body))
+        counted = self.service.count(GenerationRequest(**asked.prompt, caller=about(request).caller))
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": await unless_gone(request, counted)})
+
+    def _asked(self, request: Request, body: ResponsePrompted) -> Asked:
+        """Raises RefusedRequest, RequestError."""
+        key, given, before = about(request).caller.key, body.input, body.previous_response_id
+        earlier: Sequence[Item] = ()
+        kept: list[dict[str, Any]] = []
+        if before is not None:
+            stored = self.stored.get(key, before)
+            if stored is None:
+                raise RefusedRequest(_missing(before, 400, "previous_response_id", "previous_response_not_found"))
+            earlier, kept = stored.read, [*stored.items, *stored.response["output"]]
+        own = [ResponseMessage(type="message", role="user", content=given)] if isinstance(given, str) else given
+        if not own and before is None:
+            raise RefusedRequest(Problem(400, "invalid", "input: this field is required", "input"))
+        items = [*earlier, *self.stored.resolved(key, own)]
+        tools = tools_of(body.tools, about(request))
+        note_unenforced(request, tools.tools)
+        asked = Asked(items, kept + [_kept(item) for item in items[len(earlier) :]], tools)
+        asked.prompt = prompt_of(body, conversation(items, body.instructions, about(request)), tools)
+        return asked
+
+    def _output(self, body: Create, generation: Generation, asked: Asked) -> ResponseOutput:
+        def render(tokens: Iterable[Piece]) -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = Tokens(self.service.host.llm.tokenizer).chat(list(tokens))["content"]
+            return found
+
+        envelope = Envelope(body, body.model, generation.params)
+        return ResponseOutput(envelope, render, asked.tools, sealed=WITH_SEALED in body.include)
+
+    async def _store(
+        self, request: Request, body: Create, output: ResponseOutput, asked: Asked, generation: Generation
+    ) -> None:
+        if body.store:
+            response = output.response(generation.counts())
+            made = await off_loop(request, lambda: StoredResponse.of(response, asked.stored, asked.items))
+            self.stored.add(about(request).caller.key, made)
+
+    async def _stream(
+        self, request: Request, body: Create, generation: Generation, output: ResponseOutput, asked: Asked
+    ) -> AsyncIterator[bytes]:
+        place = (about(request).caller.key, output.identity)
+        ended = False
+        yield b"".join(map(_encoded, output.start()))
+
+        def take(delta: Delta) -> Iterator[bytes]:
+            return map(_encoded, output.take(delta))
+
+        def end(_: Delta) -> Iterator[bytes]:
+            nonlocal ended
+            ended = True
+            last = output.end(generation.counts())
+            last["response"] |= said(request, generation)
+            yield event(last["type"], last, dumps_in_parts)
+
+        def failed(problem: Problem) -> bytes:
+            nonlocal ended
+            ended = True
+            return _encoded(output.failed(problem.message))
+
+        self.stored.running[place] = generation
+        try:
+            async for chunk in events_of(request, generation, take, end, failed):
+                if ended:
+                    await self._store(request, body, output, asked, generation)
+                yield chunk
+        finally:
+            del self.stored.running[place]
+        if not ended:  # it was cancelled by its id
+            yield _encoded(output.cancelled(generation.counts()))
+
+    def _found(self, request: Request, identity: str) -> tuple[str, Any]:
+        """The key of a request, and the stored response. Raises RefusedRequest."""
+        key = about(request).caller.key
+        stored = self.stored.get(key, identity)
+        if stored is None:
+            raise RefusedRequest(_missing(identity, 404, "response_id"))
+        return key, stored
+
+    async def retrieve(self, request: Request, response_id: str) -> JSONResponse:
+        """A response that is stored."""
+        return JSONResponse(self._found(request, response_id)[1].response)
+
+    async def delete(self, request: Request, response_id: str) -> JSONResponse:
+        """Forget a response."""
+        key, _ = self._found(request, response_id)
+        self.stored.remove(key, response_id)
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    async def cancel(self, request: Request, response_id: str) -> JSONResponse:
+        """End a response that is being written."""
+        running = self.stored.running.get((about(request).caller.key, response_id))
+        if running is None:
+            _, stored = self._found(request, response_id)
+            why = f"response_id: this response is {stored.response['status']} already"
+            raise RefusedRequest(Problem(400, "invalid", why, "response_id"))
+        running.cancel()
+        return JSONResponse({"id": response_id, "object": "response", "status": "cancelled"})
+
+    async def input_items(self, request: Request, response_id: str) -> JSONResponse:
+        """The items that a response was asked with, the newest first unless `order` is asc."""
+        _, stored = self._found(request, response_id)
+        query = request.query_params
+        items = stored.items if query.get("order", "desc") == "asc" else stored.items[::-1]
+        ids = [item["id"] for item in items]
+        if (after := query.get("after")) is not None:
+            if after not in ids:
+                raise RequestError("after is the id of an input item of this response")
+            items = items[ids.index(after) + 1 :]
+        limit = query.get("limit", "20")
+        if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= 100:
+            raise RequestError("limit is a number from 1 to 100")
+        page = items[: int(limit)]
+        ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
+        return JSONResponse({"object": "list", "data": page, "has_more": len(items) > len(page), **ends})
+
+
+def _missing(identity: str, status: int, param: str, code: str | None = None) -> Problem:
+    kind: Any = "missing" if status == 404 else "invalid"
+    return Problem(status, kind, f"{param}: no response {identity[:100]!r} is stored here", param, code=code)
+
+
+def _kept(item: Item) -> dict[str, Any]:
+    """An item as it is stored, with an id."""
+    found = item.model_dump(by_alias=True, exclude_none=True)
+    if found["type"] == "message" and isinstance(found["content"], str):
+        kind = "output_text" if found["role"] == "assistant" else "input_text"
+        found["content"] = [{"type": kind, "text": found["content"]}]
+    return found | {"id": found.get("id") or new_identity(PREFIXES.get(found["type"], "item"))}
+
+
+def add(app: FastAPI, service: Service, stored: StoredResponses) -> None:
+    """Add the routes."""
+    api = Responses(service, stored)
+    one = "/v1/responses/{response_id}"
+    replied = answers(reply_schema.Response)
+    routes: list[tuple[str, str, Any, dict[str, Any]]] = [
+        (
+            "POST",
+            "/v1/responses",
+            api.create,
+            {"openapi_extra": takes(Create), "responses": answers(reply_schema.Response, stream=EVENTS)},
+        ),
+        (
+            "POST",
+            "/v1/responses/input_tokens",
+            api.input_tokens,
+            {"openapi_extra": takes(InputTokens), "responses": answers(reply_schema.ResponseTokens)},
+        ),
+        ("GET", one, api.retrieve, {"responses": replied}),
+        ("DELETE", one, api.delete, {"responses": answers(reply_schema.DeletedResponse)}),
+        ("POST", f"{one}/cancel", api.cancel, {"responses": answers(reply_schema.CancelledResponse)}),
+        ("GET", f"{one}/input_items", api.input_items, {"responses": answers(reply_schema.ResponseItems)}),
+    ]
+    for method, path, handler, more in routes:
+        app.add_api_route(path, handler, methods=[method], response_model=None, tags=["OpenAI"], **more)
+
+
+def _encoded(one: Event) -> bytes:
+    return event(one["type"], one)
+
+
+def as_delta(answer: Answer) -> Delta:
+    """A whole text as one delta."""
+    calls = [ToolCallDelta(at, call.id, call.name, call.arguments) for at, call in enumerate(answer.tool_calls)]
+    return Delta(answer.choice, answer.text, answer.reasoning, calls, answer.tokens, answer.finish, answer.reason)
+
+
+def overrides_of(request: Request, body: Create) -> dict[str, Any]:
+    """The sampling parameters of a request. Raises RequestError for a schema that cannot be written."""
+    found: dict[str, Any] = {
+        "max_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+    }
+    if isinstance(body.text.format, ResponseJsonSchema):
+        form = body.text.format
+        strict = "strict" in form.model_fields_set and form.strict
+        found["grammar"] = schema_grammar(request, form.schema_, strict, "text.format")
+    if WITH_LOGPROBS in body.include:
+        found["logprobs"] = body.top_logprobs
+    elif body.top_logprobs:
+        raise RequestError(f'top_logprobs needs "{WITH_LOGPROBS}" in include')
+    return found
+
+
+def prompt_of(body: ResponsePrompted, messages: list[dict[str, Any]], tools: Tools) -> dict[str, Any]:
+    """The fields of a GenerationRequest that make its prompt."""
+    reasoning = body.reasoning or ReasoningConfig()
+    on = None if reasoning.effort is None else reasoning.effort != "none"
+    thinking = Thinking.of(on, reasoning.max_tokens, reasoning.effort)
+    return {
+        "messages": messages,
+        "tools": tools.tools,
+        **choice_of(body.tool_choice),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "thinking": thinking.on,
+        "thinking_budget": thinking.budget,
+        "variables": thinking.variables,
+        "json_object": isinstance(body.text.format, JsonObject),
+        "drop_oldest": body.truncation == "auto",
+    }
+
+
+def choice_of(choice: ToolMode | NamedChoice | ResponseAllowedChoice) -> dict[str, Any]:
+    """The fields of a GenerationRequest that say whether a function must be called, and which may be."""
+    match choice:
+        case NamedChoice():
+            return {"tool_choice": "required", "allowed_tools": [choice.name]}
+        case ResponseAllowedChoice():
+            return {"tool_choice": choice.mode, "allowed_tools": [tool.name for tool in choice.tools]}
+        case _:
+            return {"tool_choice": choice}

@@ -1,0 +1,98 @@
+"""A Lark grammar that is being put together: rules, and texts in which special tokens stand for themselves."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tokenwright.decode.grammar import json_rule
+
+_JSON_SYMBOLS = re.compile(r'"[^"]*"|\s+|.')  # of JSON whose strings have no escapes
+_ANY_TEXT = r"/(.|\n)*/"
+
+
+class LarkRules:
+    """special: ids of the special tokens by name; ends: those that end a text, which no grammar writes.
+
+    symbols: JSON of the forms is written symbol by symbol, because JSON may stand in its place: the lexer prefers
+    longer symbols.
+    """
+
+    def __init__(self, special: Mapping[str, int], ends: Iterable[int] = (), *, symbols: bool = False) -> None:
+        self._special = dict(special)
+        self._ends = frozenset(ends)
+        self._symbols = symbols
+        self._rules: dict[str, str] = {}
+        names = sorted(self._special, key=len, reverse=True)
+        self._names = re.compile("|".join(map(re.escape, names)) if names else r"(?!)")
+
+    @property
+    def special(self) -> list[int]:
+        return list(self._special.values())
+
+    @property
+    def special_names(self) -> frozenset[str]:
+        return frozenset(self._special)
+
+    def add(self, name: str, body: str) -> str:
+        """Add a rule or a symbol (in capitals); the same one may be added again."""
+        assert self._rules.get(name, body) == body, f"{name} has two meanings"
+        self._rules[name] = body
+        return name
+
+    def fresh(self, stem: str, body: str, options: str = "") -> str:
+        """Add a rule under a name of its own, which is returned. options: such as [lazy]."""
+        name = f"{stem}_{len(self._rules)}"
+        self._rules[f"{name}{options}"] = body
+        return name
+
+    def literal(self, text: str) -> str:
+        """A text of a form as symbols."""
+        parts = [self._plain(text[a:b]) for a, b in self._gaps(text)]
+        tokens = [self._token(match[0]) for match in self._names.finditer(text)]
+        return " ".join(filter(None, (one for pair in zip(parts, [*tokens, ""], strict=True) for one in pair)))
+
+    def _gaps(self, text: str) -> Iterable[tuple[int, int]]:
+        places = [match.span() for match in self._names.finditer(text)]
+        return zip([0, *(end for _, end in places)], [*(start for start, _ in places), len(text)], strict=True)
+
+    def _plain(self, text: str) -> str:
+        parts = _JSON_SYMBOLS.findall(text) if self._symbols else [text]
+        return " ".join(json.dumps(part, ensure_ascii=False) for part in parts if part)
+
+    def _token(self, name: str) -> str:
+        at = self._special[name]
+        return "" if at in self._ends else f"<[{at}]>"
+
+    def text(self) -> str:
+        """Any text, which may be empty."""
+        return self.add("TEXT", _ANY_TEXT)
+
+    def space(self) -> str:
+        """White space that may be left out."""
+        return self.add("SPACE", r"/[ \n]{1,2}/") + "?"
+
+    def until(self, mark: str, before: str = _ANY_TEXT) -> str:
+        """Any text, and the first of these marks after it, as a rule. before: a regular expression of the text."""
+        first = self._names.match(mark)
+        if first is not None:  # a special token is never part of a text
+            return self.fresh("until", f"{self.fresh('TEXT', before)} {self.literal(mark)}".strip())
+        spelled = self._names.split(mark)[0]
+        rest = self.literal(mark[len(spelled) :])
+        upto = self.fresh("upto", f"{before.rstrip('/')}{_escaped(spelled)}/", "[lazy]")
+        return self.fresh("until", f"{upto} {rest}".strip())
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """A value that follows a schema. Raises RequestError."""
+        return self.fresh("json", json_rule(schema))
+
+    def written(self, start: str) -> str:
+        """The whole grammar."""
+        return "\n".join([f"start: {start}", *(f"{name}: {body}" for name, body in self._rules.items())])
+
+
+def _escaped(text: str) -> str:
+    """A text as part of a regular expression of Lark."""
+    return re.sub(r"([\\/.*+?()\[\]{}|^$])", r"\\\1", text).replace("\n", "\\n")

@@ -1,0 +1,250 @@
+"""Messages as templates know them: ids, arguments, volatile lines; answers that go on; conversations that are cut."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serve.talking import HANGS_S, Talker, make_talker, talking
+from tokenwright.serve.anthropic.bodies import Messages
+from tokenwright.serve.anthropic.context_edits import CLEARED, edited
+from tokenwright.serve.http.api import About
+from tokenwright.serve.service.template_messages import (
+    TemplateMessages,
+    nine_letters,
+    without_oldest,
+    without_volatile,
+)
+
+HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
+CHAT, MESSAGE, OLLAMA = "/v1/chat/completions", "/v1/messages", "/api/chat"
+BEGUN = {"role": "assistant", "content": "I am"}
+NINE = "{% if call.id | length != 9 %}{% endif %}{{ tool_calls }}"
+
+
+def called(arguments: Any, identity: str = "call_123456") -> list[dict[str, Any]]:
+    function = {"name": "f", "arguments": arguments}
+    call = {"id": identity, "type": "function", "function": function}
+    result = {"role": "tool", "tool_call_id": identity, "name": "f", "content": "x"}
+    return [*HELLO, {"role": "assistant", "content": "", "tool_calls": [call]}, result]
+
+
+def test_ids_have_nine_letters_where_a_template_demands_it() -> None:
+    _, call, result = TemplateMessages(NINE).known(called({}))
+    identity = call["tool_calls"][0]["id"]
+    assert identity == result["tool_call_id"] == nine_letters("call_123456")
+    assert len(identity) == 9 and identity.isalnum() and identity.isascii()
+    assert nine_letters("abcdefgh1") == "abcdefgh1"
+    assert len({nine_letters(f"call_{n}") for n in range(1000)}) == 1000
+    assert TemplateMessages("tool_calls").known(called({})) == called({})
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("tool_calls {{ arguments }}", "[1"),
+        ("tool_calls {% for k, v in call.function.arguments.items() %}", {"arguments": "[1"}),
+        ("tool_calls {% for k, v in tool_call.arguments|items %}", {"arguments": "[1"}),
+    ],
+)
+def test_arguments_that_are_no_object_are_handed_on(source: str, wanted: Any) -> None:
+    [_, call, _] = TemplateMessages(source).known(called("[1"))
+    assert call["tool_calls"][0]["function"]["arguments"] == wanted
+
+
+def test_volatile_lines_are_those_of_the_table_alone() -> None:
+    line = "x-anthropic-billing-header: cch=1;"
+    assert without_volatile(f"{line}\nHelp.\n{line}") == "Help."
+    assert without_volatile(f"Help. {line}") == f"Help. {line}"
+    assert without_volatile(f"{line[1:]}\nHelp.") == f"{line[1:]}\nHelp."
+    [system, user] = TemplateMessages("").known(
+        [{"role": "developer", "content": line}, {"role": "user", "content": line}]
+    )
+    assert (system, user["content"]) == ({"role": "system", "content": ""}, line)
+
+
+def test_the_oldest_messages_leave_first() -> None:
+    texts = [("system", "s" * 10), ("user", "a" * 100), ("assistant", "b" * 100), ("user", "c" * 100), ("user", "d")]
+    messages = [{"role": role, "content": text} for role, text in texts]
+    assert without_oldest(messages, 0.1) == [messages[0], *messages[3:]], "an answer without its question leaves too"
+    assert without_oldest(messages, 0.9) == [messages[0], messages[-1]]
+    assert without_oldest([messages[0], messages[-1]], 0.5) == []
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with talking(make_talker(tmp_path_factory.mktemp("thinker"))) as talker:
+        yield talker
+
+
+def text_of(talker: Talker, path: str, body: dict[str, Any], **more: Any) -> str:
+    sane = {"options": {"num_predict": 8, "temperature": 0}} if path == OLLAMA else {"max_tokens": 8, "temperature": 0}
+    answer = httpx.post(
+        talker.url + path, json={"model": "tiny", "stream": False} | sane | body | more, timeout=HANGS_S
+    )
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    if path == OLLAMA:
+        return str(found["message"]["content"])
+    return str(found["content"][0]["text"] if path == MESSAGE else found["choices"][0]["message"]["content"])
+
+
+def after(talker: Talker, begun: str) -> str:
+    ids = [*talker.llm.template.render(HELLO).ids, *talker.llm.tokenizer.encode(begun, add_special=False)]
+    [whole] = talker.llm.generate([ids], talker.llm.sampling(temperature=0.0, max_tokens=8))
+    return whole.text
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (CHAT, {}),
+        (CHAT, {"continue_final_message": True, "add_generation_prompt": False}),
+        (CHAT, {"messages": [*HELLO, {"role": "assistant", "content": [{"type": "text", "text": "I am"}]}]}),
+        (MESSAGE, {}),
+        (OLLAMA, {}),
+    ],
+)
+def test_an_answer_goes_on_from_the_last_message(thinker: Talker, path: str, more: dict[str, Any]) -> None:
+    assert text_of(thinker, path, {"messages": [*HELLO, BEGUN]} | more) == after(thinker, "I am")
+
+
+def test_a_new_message_begins_where_that_is_asked_for(thinker: Talker) -> None:
+    messages = [*HELLO, BEGUN]
+    asked = {"messages": messages, "continue_final_message": False}
+    assert text_of(thinker, CHAT, asked) == thinker.greedy(messages)
+
+
+def test_a_message_that_goes_on_has_thought_already(thinker: Talker) -> None:
+    begun = BEGUN | {"reasoning_content": "Hm."}
+    assert text_of(thinker, CHAT, {"messages": [*HELLO, begun]}) == after(thinker, "<think>\nHm.\n</think>\n\nI am")
+    blocks = [{"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "I am"}]
+    body = {"messages": [*HELLO, BEGUN | {"content": blocks}]}
+    assert text_of(thinker, MESSAGE, body) == after(thinker, "<think>\nHm.\n</think>\n\nI am")
+    prompt = httpx.post(
+        f"{thinker.url}/apply-template", json={"messages": [*HELLO, BEGUN], "reasoning_effort": "high"}
+    ).json()["prompt"]
+    assert prompt.endswith("<think>\n\n</think>\n\nI am")
+
+
+def test_a_prompt_may_end_before_the_answer_begins(thinker: Talker) -> None:
+    body = {"messages": HELLO, "add_generation_prompt": False}
+    prompt = httpx.post(f"{thinker.url}/apply-template", json=body).json()["prompt"]
+    assert prompt == thinker.llm.template.render(HELLO, False).text
+    ids = httpx.post(f"{thinker.url}/tokenize", json=body).json()["tokens"]
+    assert ids == list(thinker.llm.template.render(HELLO, False).ids)
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"continue_final_message": True, "add_generation_prompt": True, "messages": [*HELLO, BEGUN]}, "leave one out"),
+    ],
+)
+def test_what_cannot_go_on_is_refused(thinker: Talker, more: dict[str, Any], named: str) -> None:
+    answer = httpx.post(thinker.url + CHAT, json={"messages": HELLO} | more)
+    assert answer.status_code == 400
+    assert named in answer.json()["error"]["message"]
+
+
+LONG = [
+    {"role": "system", "content": "Be brief."},
+    *({"role": ("user", "assistant")[n % 2], "content": f"{n} " + "a" * 200} for n in range(40)),
+    {"role": "user", "content": "And now?"},
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "cut", "uncut"),
+    [
+        (OLLAMA, {}, {"truncate": False}),
+        (OLLAMA, {"options": {"num_ctx": 600, "num_predict": 2}}, {"options": {"num_ctx": 600}, "truncate": False}),
+        ("/v1/responses", {"truncation": "auto"}, {"truncation": "disabled"}),
+    ],
+)
+def test_a_conversation_that_is_too_long_loses_its_oldest_messages(
+    thinker: Talker, path: str, cut: dict[str, Any], uncut: dict[str, Any]
+) -> None:
+    given = {"input" if "responses" in path else "messages": LONG, "model": "tiny"} | (
+        {"max_output_tokens": 4} if "responses" in path else {"stream": False}
+    )
+    answer = httpx.post(thinker.url + path, json=given | cut, timeout=HANGS_S)
+    assert answer.status_code == 200, answer.text
+    tokens = answer.json()["prompt_eval_count"] if path == OLLAMA else answer.json()["usage"]["input_tokens"]
+    context = cut.get("options", {}).get("num_ctx", thinker.llm.context)
+    assert context // 3 < tokens < context
+    assert httpx.post(thinker.url + path, json=given | uncut, timeout=HANGS_S).status_code == 400
+
+
+def edits(*given: dict[str, Any]) -> list[dict[str, Any]]:
+    """A conversation of three calls after these edits."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Go"}]
+    for n in range(3):
+        thought = {"type": "thinking", "thinking": f"thought {n}", "signature": ""}
+        call = {"type": "tool_use", "id": f"c{n}", "name": ("a", "b", "a")[n], "input": {"n": n}}
+        result = {"type": "tool_result", "tool_use_id": f"c{n}", "content": f"result {n}"}
+        messages += [{"role": "assistant", "content": [thought, call]}, {"role": "user", "content": [result]}]
+    from tokenwright.serve.anthropic.turns import conversation
+
+    body = Messages.model_validate(
+        {"messages": messages, "max_tokens": 1, "context_management": {"edits": list(given)}}
+    )
+    return edited(body, conversation(body), About(""))
+
+
+def thoughts(messages: list[dict[str, Any]]) -> list[str]:
+    return [one["reasoning_content"][-1] for one in messages if "reasoning_content" in one]
+
+
+def results(messages: list[dict[str, Any]]) -> list[str]:
+    return [one["content"] for one in messages if one["role"] == "tool"]
+
+
+CLEAR, USES = {"type": "clear_thinking_20251015"}, {"type": "clear_tool_uses_20250919"}
+
+
+@pytest.mark.parametrize(
+    ("edit", "left"),
+    [
+        (CLEAR, ["2"]),
+        (CLEAR | {"keep": "all"}, ["0", "1", "2"]),
+        (CLEAR | {"keep": {"type": "thinking_turns", "value": 2}}, ["1", "2"]),
+        (USES, ["0", "1", "2"]),
+    ],
+    ids=str,
+)
+def test_old_thoughts_are_cleared(edit: dict[str, Any], left: list[str]) -> None:
+    assert thoughts(edits(edit)) == left
+
+
+def kept(number: int, **more: Any) -> dict[str, Any]:
+    return USES | {"keep": {"type": "tool_uses", "value": number}} | more
+
+
+WHOLE = ["result 0", "result 1", "result 2"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "left"),
+    [
+        (USES, WHOLE),
+        (kept(1), [CLEARED, CLEARED, "result 2"]),
+        (kept(0, exclude_tools=["a"]), ["result 0", CLEARED, "result 2"]),
+        (kept(0, trigger={"type": "tool_uses", "value": 3}), WHOLE),
+        (kept(0, trigger={"type": "tool_uses", "value": 2}), [CLEARED] * 3),
+        (kept(0, trigger={"type": "input_tokens", "value": 1000}), WHOLE),
+        (kept(0, trigger={"type": "input_tokens", "value": 10}), [CLEARED] * 3),
+        (CLEAR, WHOLE),
+    ],
+    ids=str,
+)
+def test_old_results_are_cleared(edit: dict[str, Any], left: list[str]) -> None:
+    assert results(edits(edit)) == left
+
+
+@pytest.mark.parametrize(("clear", "left"), [(False, [0, 1, 2]), (True, [2]), (["b"], [0, 2])], ids=str)
+def test_what_tools_were_called_with_is_cleared_if_asked(clear: Any, left: list[int]) -> None:
+    messages = edits(kept(1, clear_tool_inputs=clear))
+    inputs = [call["function"]["arguments"] for one in messages for call in one.get("tool_calls", ())]
+    assert [one["n"] for one in inputs if one] == left
