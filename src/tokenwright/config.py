@@ -245,7 +245,7 @@ class ModelConfig:
     rotary: tuple[bool, ...]
     norm: Literal["layer", "rms"]
     norm_eps: float
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
     gated: bool  # SwiGLU-like: down(act(gate(x)) * up(x)); otherwise down(act(up(x)))
     qkv_bias: bool = False
     out_bias: bool = False

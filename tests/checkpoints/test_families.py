@@ -499,3 +499,23 @@ def test_an_odd_value_anywhere_is_read_or_refused_but_never_a_crash(kind: str) -
             with contextlib.suppress(CheckpointError):
                 changed = make_config(kind) | {"rope_scaling": {**scaled, key: value}}
                 assert parse_config(changed).graph.parameters > 0
+
+
+def test_minicpm_has_the_arithmetic_of_granite() -> None:
+    minicpm = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "max_position_embeddings": 4096}
+    sizes = {"hidden_size": 2304, "num_attention_heads": 36, "num_key_value_heads": 36, "num_hidden_layers": 40}
+    granite = {
+        "attention_multiplier": 64**-0.5,
+        "embedding_multiplier": 12.0,
+        "logits_scaling": 9.0,
+        "max_position_embeddings": 4096,
+        "residual_multiplier": 1.4 / 40**0.5,
+    }
+    plain = {key: value for key, value in make_config("llama2").items() if key != "tie_word_embeddings"}
+    names = {"architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm"}
+    ours = parse_config(plain | names | minicpm | sizes).graph
+    theirs = parse_config(make_config("granite") | granite | sizes | {"rope_theta": 10000.0}).graph
+    assert (ours.embed, ours.head) == (theirs.embed, theirs.head)
+    assert ours.blocks == theirs.blocks
+    with pytest.raises(CheckpointError, match="attention to chosen blocks"):
+        parse_config(plain | names | minicpm | sizes | {"sparse_config": {"topk": 64}})

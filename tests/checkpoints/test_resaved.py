@@ -49,8 +49,8 @@ def test_a_config_that_transformers_saved_anew_gives_the_same_graph(name: str, t
 def test_the_defaults_of_every_config_class_run(kind: str, tmp_path: Path) -> None:
     try:
         config = resaved({"model_type": kind}, tmp_path)
-    except ValueError as error:
-        pytest.skip(f"transformers has no such class: {error}")
+    except ValueError:
+        pytest.skip("transformers has no such class")
     assert parsed(config | MENDED.get(kind, {})).graph.parameters > 0
 
 

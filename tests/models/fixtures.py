@@ -488,7 +488,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "exaone-moe": _EXAONE_MOE,
     "minimax-m2": _MINIMAX,
     "ernie-moe": _ERNIE_MOE,
+    "glm4.7-flash": {key: value for key, value in _DEEPSEEK3.items() if key not in ("auto_map", "rope_scaling")}
+    | {"architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "n_group": 1, "topk_group": 1}
+    | {"rms_norm_eps": 1e-05, "rope_theta": 1000000, "rope_scaling": None, "partial_rotary_factor": 1.0},
     "olmoe": _OLMOE,
+    "arcee": {key: value for key, value in _LLAMA.items() if key != "pretraining_tp"}
+    | {"architectures": ["ArceeForCausalLM"], "attention_bias": False, "hidden_act": "relu2", "mlp_bias": False}
+    | {"head_dim": 16, "model_type": "arcee", "num_key_value_heads": 2, "rope_theta": 10000.0}
+    | {"max_position_embeddings": 128}
+    | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}},
     "deepseek2-groups": _DEEPSEEK2
     | {"n_group": 4, "n_routed_experts": 16, "q_lora_rank": 40, "routed_scaling_factor": 1.6, "topk_group": 2}
     | {"topk_method": "group_limited_greedy"},

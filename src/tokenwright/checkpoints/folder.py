@@ -22,13 +22,13 @@ from tokenwright.backends.adapters import Update
 from tokenwright.checkpoints.families.family import Family, TensorSource, next_layer, tower_of
 from tokenwright.checkpoints.families.registry import family_of, parse_config, text_keys
 from tokenwright.checkpoints.files import hub
+from tokenwright.checkpoints.files.config_json import read_settings
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults, parse_generation
 from tokenwright.checkpoints.files.hub_gguf import download_gguf, read_gguf_name
 from tokenwright.checkpoints.files.json_keys import read_json, shown
 from tokenwright.checkpoints.files.local import local_folder, weight_files
 from tokenwright.checkpoints.files.pooling import PoolingConfig, read_pooling
 from tokenwright.checkpoints.files.safetensors import Stored, read_header
-from tokenwright.checkpoints.files.settings import read_settings
 from tokenwright.checkpoints.gguf.checkpoint import read_model
 from tokenwright.checkpoints.gguf.header import BLOCKS
 from tokenwright.checkpoints.gguf.splits import read_whole_gguf

@@ -21,7 +21,7 @@ from typing import Literal
 from tokenwright.config import Heads, LayerKV, Learned, Rope, angle_length
 
 Shape = tuple[int, ...]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class Tokenizer:
     def __init__(self, files: TokenizerFiles, vocab_size: int | None = None) -> None:
         self._library = files.library
         self._added = files.library.get_added_tokens_decoder()
-        self._add_bos = files.add_bos
+        self._files = files
         self._pieces = Pieces(files.library.decoder)
         both = (False, True)
         self._tables = {(first, skip): TokenBytes(partial(self._bytes, first, skip)) for first in both for skip in both}
@@ -208,7 +208,7 @@ class Tokenizer:
         if self.bos_id is None:
             return processed
         added = processed[: len(ids) + 1] == [self.bos_id, *ids]
-        wanted = (added if self._add_bos is None else self._add_bos) and ids[:1] != [self.bos_id]
+        wanted = (added if self._files.add_bos is None else self._files.add_bos) and ids[:1] != [self.bos_id]
         if added and not wanted:
             return processed[1:]
         return [self.bos_id, *processed] if wanted and not added else processed

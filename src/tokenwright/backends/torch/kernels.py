@@ -62,7 +62,7 @@ class Kernels(Protocol):
         """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension."""
 
     def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        """act(x) for one of silu, gelu, gelu_tanh, relu."""
+        """act(x) for one of silu, gelu, gelu_tanh, relu, relu2."""
 
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         """[T, 2 m], gates then values -> act(gates) * values [T, m]."""

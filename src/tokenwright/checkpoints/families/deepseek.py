@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: latent attention (MLA), experts in groups behind some dense layers, shared experts.
+"""DeepSeek V2 and V3, GLM-4.7-Flash: latent attention (MLA), experts behind some dense layers, shared experts.
 
 Absent keys take transformers' defaults (configuration_deepseek_v2.py, ..._v3.py); the sizes of attention and experts
 must be there. Where transformers ignores a key that the authors' own code reads (moe_layer_freq, and V2's
@@ -38,7 +38,9 @@ _TRAINING = ("aux_loss_alpha", "seq_aux", "ep_size", "output_router_logits", "ro
 _LIKE: Mapping[str, Routed] = {
     "DeepseekV2ForCausalLM": Routed("softmax", ("greedy", "group_limited_greedy"), 0, 1.0, renormalise=False),
     "DeepseekV3ForCausalLM": Routed("sigmoid", ("noaux_tc",), 3, 2.5, renormalise=True, groups=(8, 4)),
+    "Glm4MoeLiteForCausalLM": Routed("sigmoid", ("noaux_tc",), 1, 1.8, renormalise=True),
 }
+_EPS = {"Glm4MoeLiteForCausalLM": 1e-5}  # defaults of rms_norm_eps other than 1e-6
 
 
 def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
@@ -71,7 +73,7 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         windows=(None,) * layers,
         rotary=(True,) * layers,
         norm="rms",
-        norm_eps=keys.number("rms_norm_eps", 1e-6),
+        norm_eps=keys.number("rms_norm_eps", _EPS.get(architecture, 1e-6)),
         activation=activation(keys, "hidden_act", "silu"),
         gated=True,
         scales=Scales(attention=_score_scale(keys, rope, latent)),
@@ -138,7 +140,11 @@ def _turned(still: int, rope: int) -> Order:
 _AT = "layers.{i}."
 DEEPSEEK = replace(
     LLAMA,
-    architectures={"DeepseekV2ForCausalLM": "deepseek_v2", "DeepseekV3ForCausalLM": "deepseek_v3"},
+    architectures={
+        "DeepseekV2ForCausalLM": "deepseek_v2",
+        "DeepseekV3ForCausalLM": "deepseek_v3",
+        "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
+    },
     parse=_parse,
     orders=_orders,
     names={name: one for name, one in LLAMA.names.items() if not name.startswith(f"{_AT}attention.")}

@@ -1,26 +1,13 @@
-"""Llama and the architectures whose arithmetic differs from it in a few facts: one table row each.
+"""The names of tensors of Llama and the architectures whose arithmetic differs from it in a few facts.
 
-Absent keys take transformers' defaults (configuration_*.py).
+`llama_config.py` has these facts, and reads their config.json.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
-from tokenwright.checkpoints.families.family import (
-    MOST_LAYERS,
-    Family,
-    TensorSource,
-    activation,
-    check_repeats,
-    dtype,
-    heads_of,
-    named,
-    size_of_head,
-    sizes,
-)
-from tokenwright.checkpoints.families.graph_builder import decoder
+from tokenwright.checkpoints.families.family import Family, TensorSource, named
+from tokenwright.checkpoints.families.llama_config import parse_llama
 from tokenwright.checkpoints.families.mixtures import (
     BIAS_RENAMES,
     BIAS_STACKS,
@@ -32,234 +19,8 @@ from tokenwright.checkpoints.families.mixtures import (
     MINIMAX_NAMES,
     MIXTRAL_NAMES,
     QWEN_NAMES,
-    TRAINING,
-    Kind,
-    read_mixture,
 )
-from tokenwright.checkpoints.families.positions import Slides, read_both_ropes, read_rope, read_rotary, read_windows
-from tokenwright.checkpoints.families.routed import ROUTED_NAMES, ROUTED_RENAMES, Routed, read_routed
-from tokenwright.checkpoints.files.json_keys import JsonKeys
-from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import Mixture, ModelConfig, Scales
-from tokenwright.models.graph import Graph
-
-
-@dataclass(frozen=True, slots=True)
-class LlamaLike:
-    """The differences between the architectures of the llama family."""
-
-    # attention_bias covers q, k, v and o with "config", and not o with "config qkv"
-    biases: Literal["none", "qkv", "config", "config qkv", "use_bias"] = "none"
-    mlp_bias: bool = False  # whether the config may enable biases in the MLP
-    qk_norm: Literal["head", "whole", "flag"] | None = None  # flag: of each head, if the config has use_qk_norm
-    pre_norm: bool = True  # norms before attention and MLP
-    post_norm: bool = False  # norms after attention and MLP
-    scaled: bool = False  # whether the config has Granite's multipliers
-    slides: Slides = "none"
-    # layers without rotary positions (NoPE): those of no_rope_layers, or those with full attention among windows
-    nope: Literal["listed", "full"] | None = None
-    local: bool = False  # whether layers with a window have the rotation without its scaling
-    tied: bool = False  # default of tie_word_embeddings
-    theta: float = 10000.0
-    head_size: int | None = None  # default of head_dim; None: width / heads
-    partial: float | None = None  # default of partial_rotary_factor; None: all of a head turns
-    eps: float = 1e-6  # default of rms_norm_eps
-    mixture: Kind | Routed | None = None  # of experts
-    oss: bool = False  # gpt-oss: biases everywhere, learned logits of the heads, a clamped activation
-    plain: bool = False  # StarCoder 2: LayerNorm and an MLP without gates
-
-
-_MISTRAL = LlamaLike(slides="all")
-_GLM_MOE = Routed("sigmoid", ("noaux_tc",), 1, 1.0, renormalise=True)
-_EXAONE_MOE = LlamaLike(
-    qk_norm="head",
-    eps=1e-5,
-    slides="pattern",
-    nope="full",
-    mixture=replace(_GLM_MOE, factor=2.5, experts="num_experts", shared="num_shared_experts"),
-)
-_QWEN2 = LlamaLike(biases="qkv", slides="upper")
-_QWEN3 = LlamaLike(biases="config", qk_norm="head", slides="upper", head_size=128)
-_LLAMA_LIKE: Mapping[str, LlamaLike] = {
-    "LlamaForCausalLM": LlamaLike(biases="config", mlp_bias=True),
-    "MistralForCausalLM": _MISTRAL,
-    "Mistral3ForConditionalGeneration": _MISTRAL,
-    "Qwen2ForCausalLM": _QWEN2,
-    "Qwen2VLForConditionalGeneration": _QWEN2,
-    "Qwen2_5_VLForConditionalGeneration": _QWEN2,
-    "Qwen3ForCausalLM": _QWEN3,
-    "Qwen3VLForConditionalGeneration": _QWEN3,
-    "MixtralForCausalLM": LlamaLike(slides="given", theta=1000000.0, mixture="mixtral", eps=1e-5),
-    "Qwen2MoeForCausalLM": LlamaLike(biases="qkv", slides="even", mixture="qwen2"),
-    "Qwen3MoeForCausalLM": LlamaLike(biases="config", qk_norm="head", slides="flagged", mixture="qwen3"),
-    "GptOssForCausalLM": LlamaLike(
-        biases="config", slides="alternate", theta=150000.0, head_size=64, eps=1e-5, mixture="gpt-oss", oss=True
-    ),
-    "SmolLM3ForCausalLM": LlamaLike(
-        biases="config", mlp_bias=True, slides="nope", nope="listed", tied=True, theta=2000000.0
-    ),
-    "GraniteForCausalLM": LlamaLike(biases="config", mlp_bias=True, scaled=True),
-    "Phi3ForCausalLM": LlamaLike(slides="given", eps=1e-5, partial=1.0),
-    "Olmo2ForCausalLM": LlamaLike(biases="config", qk_norm="whole", pre_norm=False, post_norm=True, eps=1e-5),
-    "Olmo3ForCausalLM": LlamaLike(
-        biases="config",
-        qk_norm="whole",
-        pre_norm=False,
-        post_norm=True,
-        eps=1e-5,
-        theta=500000.0,
-        slides="pattern",
-        local=True,
-    ),
-    "Exaone4ForCausalLM": LlamaLike(
-        qk_norm="head", pre_norm=False, post_norm=True, eps=1e-5, slides="pattern", nope="full"
-    ),
-    "Ernie4_5ForCausalLM": LlamaLike(biases="use_bias", tied=True, theta=500000.0, head_size=128, eps=1e-5),
-    "GlmForCausalLM": LlamaLike(biases="config qkv", eps=1.5625e-07, head_size=128, partial=0.5),
-    "Glm4ForCausalLM": LlamaLike(biases="config qkv", post_norm=True, eps=1.5625e-07, head_size=128, partial=0.5),
-    "SeedOssForCausalLM": LlamaLike(biases="config qkv", mlp_bias=True, head_size=128),
-    "MinistralForCausalLM": LlamaLike(slides="typed"),
-    "Ministral3ForCausalLM": LlamaLike(slides="given", eps=1e-5),
-    "Glm4MoeForCausalLM": LlamaLike(biases="config qkv", qk_norm="flag", eps=1e-5, partial=0.5, mixture=_GLM_MOE),
-    "ExaoneMoEForCausalLM": _EXAONE_MOE,  # as published
-    "ExaoneMoeForCausalLM": _EXAONE_MOE,  # as transformers writes it
-    "MiniMaxM2ForCausalLM": LlamaLike(qk_norm="whole", theta=5000000.0, head_size=128, partial=1.0, mixture="minimax"),
-    "Ernie4_5_MoeForCausalLM": LlamaLike(biases="use_bias", tied=True, theta=500000.0, eps=1e-5, mixture="ernie"),
-    "OlmoeForCausalLM": LlamaLike(biases="config", qk_norm="whole", eps=1e-5, mixture="olmoe"),
-    "Starcoder2ForCausalLM": LlamaLike(biases="use_bias", slides="given", tied=True, plain=True),
-}
-
-
-def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
-    like = _LLAMA_LIKE[architecture]
-    found = sizes(keys)
-    layers, width = found["layers"], found["width"]
-    heads, kv_heads = heads_of(keys)
-    head_size = keys.whole("head_dim", like.head_size or 0, least=0, most=1 << 16) or size_of_head(keys, width, heads)
-    context = keys.whole("max_position_embeddings", most=MAX_TOKENS)
-    if like.local:
-        rope, reach, local = read_both_ropes(keys, like.theta, None, head_size, context)
-    else:
-        (rope, reach), local = read_rope(keys, like.theta, head_size, context, _partial(keys, like, head_size)), None
-    check_repeats(keys, context, reach)
-    rotary = read_rotary(keys, layers) if like.nope == "listed" else (True,) * layers
-    windows = read_windows(keys, like.slides, rotary)
-    if like.nope == "full" and any(windows):
-        rotary = tuple(window is not None for window in windows)
-    qkv_bias, out_bias, mlp_bias = _biases(keys, like)
-    config = ModelConfig(
-        family="llama",
-        architecture=architecture,
-        **found,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        context=reach,
-        positions=rope,
-        windows=windows,
-        rotary=rotary,
-        local=local,
-        norm="layer" if like.plain else "rms",
-        norm_eps=_plain_eps(keys) if like.plain else keys.number("rms_norm_eps", like.eps),
-        activation=activation(keys, "hidden_act", "gelu_pytorch_tanh" if like.plain else "silu"),
-        gated=not like.plain,
-        qkv_bias=qkv_bias,
-        out_bias=out_bias,
-        mlp_bias=mlp_bias,
-        qk_norm=_qk_norm(keys, like),
-        pre_norm=like.pre_norm,
-        post_norm=like.post_norm,
-        scales=_scales(keys) if like.scaled else Scales(),
-        mixture=_mixture(keys, like, layers),
-        next_layers=_next_layers(keys, like),
-        sink_logits=like.oss,
-        tied_head=keys.flag("tie_word_embeddings", like.tied),
-        dtype=dtype(keys),
-    )
-    if like.oss:
-        keys.only("hidden_act", "silu", why="another activation in this architecture")
-        config = replace(config, activation="clamped_swiglu")
-    return config, decoder(config)
-
-
-def _mixture(keys: JsonKeys, like: LlamaLike, layers: int) -> Mixture | None:
-    if not isinstance(like.mixture, Routed):
-        return read_mixture(keys, like.mixture, layers) if like.mixture else None
-    for key in TRAINING:
-        keys.raw(key)
-    return read_routed(keys, like.mixture, layers)
-
-
-def _next_layers(keys: JsonKeys, like: LlamaLike) -> int:
-    """Layers after the last that predict further tokens (MTP)."""
-    if not isinstance(like.mixture, Routed):
-        return 0
-    return keys.whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS)
-
-
-def _qk_norm(keys: JsonKeys, like: LlamaLike) -> Literal["head", "whole"] | None:
-    """The norms of q and k."""
-    if like.qk_norm == "flag":
-        return "head" if keys.flag("use_qk_norm", False) else None
-    if like.qk_norm is not None:
-        keys.only("use_qk_norm", True, why="attention without norms of q and k in this architecture")
-        keys.only("qk_norm_type", "per_layer", why="other norms of q and k in this architecture")
-    return like.qk_norm
-
-
-def _partial(keys: JsonKeys, like: LlamaLike, head_size: int) -> float | None:
-    """The default share of a head's dimensions that turn. MiniMax-M2's files give their number."""
-    if like.mixture != "minimax":
-        return like.partial
-    return keys.whole("rotary_dim", head_size, most=head_size) / head_size
-
-
-def _scales(keys: JsonKeys) -> Scales:
-    """Granite's multipliers; its logits are divided by logits_scaling."""
-    return Scales(
-        embedding=keys.number("embedding_multiplier", 1.0),
-        attention=keys.number("attention_multiplier", 1.0),
-        residual=keys.number("residual_multiplier", 1.0),
-        logits=1 / keys.number("logits_scaling", 1.0),
-    )
-
-
-def _plain_eps(keys: JsonKeys) -> float:
-    """The epsilon of StarCoder 2's LayerNorm. Some files repeat it under two other names, without effect."""
-    keys.only("norm_type", "layer_norm", why="another norm in this architecture")
-    keys.only("mlp_type", "default", why="another MLP in this architecture")
-    for unused in ("layer_norm_epsilon", "rms_norm_eps"):
-        keys.raw(unused)
-    return keys.number("norm_epsilon", 1e-5)
-
-
-def _optional(keys: JsonKeys, key: str, offered: bool, why: str) -> bool:
-    """A flag that only some architectures of the family have."""
-    if offered:
-        return keys.flag(key, False)
-    keys.only(key, False, why=f"{why} in this architecture")
-    return False
-
-
-def _biases(keys: JsonKeys, like: LlamaLike) -> tuple[bool, bool, bool]:
-    """Whether q, k and v have biases, whether o has one, and whether the MLP has."""
-    if like.biases == "use_bias":
-        every = keys.flag("use_bias", like.plain)
-        return every, every, every
-    if like.oss:
-        every = keys.flag("attention_bias", True)
-        return every, every, True
-    mlp = _optional(keys, "mlp_bias", like.mlp_bias, "biases in the MLP")
-    if like.biases == "qkv":
-        for key in ("attention_bias", "qkv_bias"):
-            keys.only(key, True, why="Qwen2's attention without its biases")
-        return True, False, mlp
-    if like.biases == "config qkv":
-        out = keys.flag("attention_out_bias", False)
-        return keys.flag("attention_bias", not isinstance(like.mixture, Routed)), out, mlp
-    both = _optional(keys, "attention_bias", like.biases == "config", "biases of attention")
-    return both, both, mlp
-
+from tokenwright.checkpoints.families.routed import ROUTED_NAMES, ROUTED_RENAMES
 
 LLAMA = Family(
     architectures={
@@ -276,8 +37,10 @@ LLAMA = Family(
         "MinistralForCausalLM": "ministral",
         "Ministral3ForCausalLM": "ministral3",
         "GraniteForCausalLM": "granite",
+        "ArceeForCausalLM": "arcee",
+        "MiniCPMForCausalLM": "minicpm",
     },
-    parse=_parse,
+    parse=parse_llama,
     prefix="model.",
     names=named(
         {

@@ -61,6 +61,7 @@ _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "routed_scaling_factor": ((1.0,), "scaled weights of experts"),
     "scale_attn_by_inverse_layer_idx": ((False,), "attention scaled by the layer"),
     "scale_attn_weights": ((True,), "attention without scaling"),
+    "sparse_config": ((), "attention to chosen blocks of tokens"),
     "use_mrope": ((False,), "multimodal rotary positions"),
     "use_qk_norm": ((False,), "norms of q and k"),
     "use_rope": ((True,), "attention without positions"),

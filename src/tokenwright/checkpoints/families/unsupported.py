@@ -57,6 +57,8 @@ _ARCHITECTURES: tuple[tuple[str, str], ...] = (
     ("MiniCPM3", "latent attention beside scaled embeddings, residuals and logits"),
     ("KimiK3", "gates of latent attention, attention over residual streams"),
     ("DiffLlama", "differential attention"),
+    ("HunYuan", "norms of q and k behind the rotation"),
+    ("Apertus", "the activation xIELU"),
     ("Reformer|BigBird", "sparse attention"),
     ("OPT|XGLM|BioGpt|OpenAIGPT|CTRL|GPTNeoFor", "learned or sinusoidal positions in a block that is not GPT-2's"),
     ("GPTJ|CodeGen|Phi(?:For|Moe|moe)", "a bias of the head"),

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokenwright.checkpoints.files.config_json import MODELOPT
 from tokenwright.checkpoints.files.json_keys import read_json
 from tokenwright.checkpoints.files.pooling import FILES as POOLING_FILES
-from tokenwright.checkpoints.files.settings import MODELOPT
 from tokenwright.errors import CheckpointError, fetch_again
 
 WEIGHTS = "model.safetensors"

@@ -11,7 +11,7 @@
 namespace tw {
 
 enum Format : int64_t { F32 = 0, BF16 = 1, F16 = 2, INT8 = 3, INT4 = 4, FP8 = 5, INT5 = 6, INT6 = 7 };
-enum Activation : int64_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, CLAMPED_SWIGLU = 4 };
+enum Activation : int64_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, CLAMPED_SWIGLU = 4, RELU2 = 5 };
 
 constexpr int64_t LANES = 16;   // outputs of a block
 constexpr int64_t SCALED = 32;  // numbers of a KV cache row that share a scale

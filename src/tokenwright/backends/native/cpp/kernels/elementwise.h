@@ -56,6 +56,10 @@ TW_INLINE F activated(int64_t activation, F x) {
     return x * sigmoid(cubic * all(1.5957691216f));
   }
   if (activation == RELU) return larger(all(0.0f), x);  // NaN stays NaN
+  if (activation == RELU2) {
+    const F positive = larger(all(0.0f), x);
+    return positive * positive;
+  }
   float each[16];
   store(each, x);
   for (int i = 0; i < 16; i++) each[i] = 0.5f * each[i] * (1.0f + erff(each[i] * 0.70710678f));
