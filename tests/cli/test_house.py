@@ -54,7 +54,7 @@ def test_every_command_takes_a_model_alike() -> None:
     """By -m, and as an argument where that is not text."""
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     taking = {name for name, command in commands.items() if any("-m" in one.opts for one in command.params)}
-    assert taking == commands.keys() - {"models", "pull", "rm", "cache"}
+    assert taking == commands.keys() - {"models", "pull", "rm", "cache", "verify"}
     for name in taking:
         [option] = [one for one in commands[name].params if "-m" in one.opts]
         [argument] = [one for one in commands[name].params if one.param_type_name == "argument"]

@@ -13,7 +13,7 @@ Action = Callable[[Engine[Any]], list[Event] | None]  # answers with the events 
 
 
 class Message(Protocol):
-    """What the engine thread does between two steps; or what becomes of it where that thread has ended."""
+    """Work for the engine thread between two steps: run there, or refused where that thread has ended."""
 
     def run(self, engine: Engine[Any]) -> list[Event] | None: ...
 
