@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tensors import kv_memory
+from tests.tensors import decode, encode, kv_memory
 from tokenwright.backends.protocol import Scored as Scoring
 from tokenwright.backends.torch.kernels import Dense, Kernels
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels
@@ -163,7 +163,7 @@ def attended(
 
 def kept(x: torch.Tensor, codec: Codec, first: int) -> torch.Tensor:
     """Rows [t, G, D] as they come back: the `first` as they were."""
-    rest = codec.decode(codec.encode(x[first:]), SIZE, torch.float64)
+    rest = decode(codec, encode(codec, x[first:]), SIZE, torch.float64)
     return torch.cat((x[:first].double(), rest))
 
 

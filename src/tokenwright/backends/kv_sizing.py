@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tokenwright.backends.device import Device, free_memory
-from tokenwright.cache import HOST, KVStore, LayerSpec, Memory, groups_for, pages_within
+from tokenwright.cache import HOST, KVStore, LayerSpec, StoreMemory, groups_for, pages_within
 from tokenwright.config import EngineConfig
 from tokenwright.engine import Group
 from tokenwright.errors import CapacityError
@@ -13,7 +13,7 @@ from tokenwright.units import binary, enough
 MOST_KV_MEMORY = 4 * 2**30  # bytes, the limit without an explicit kv_memory or pages
 
 
-def memory_of(device: Device) -> Memory:
+def memory_of(device: Device) -> StoreMemory:
     """Where a store for a device lies."""
     if device.type == "cpu":
         return HOST

@@ -9,7 +9,7 @@ from tokenwright.cache.spec import (
     layer_specs,
     pages_within,
 )
-from tokenwright.cache.store import HOST, ChunkRows, KVPart, KVStore, KVView, Memory, Side
+from tokenwright.cache.store import HOST, ChunkRows, KVPart, KVStore, KVView, Side, StoreMemory
 from tokenwright.config import Heads
 
 __all__ = [
@@ -21,9 +21,9 @@ __all__ = [
     "KVView",
     "LayerGroup",
     "LayerSpec",
-    "Memory",
     "Part",
     "Side",
+    "StoreMemory",
     "group_layers",
     "groups_for",
     "layer_specs",

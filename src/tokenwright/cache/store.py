@@ -90,7 +90,7 @@ class KVView:
         return replace(self, parts=tuple(parts))
 
 
-class Memory(Protocol):
+class StoreMemory(Protocol):
     """Where a store's arrays are allocated."""
 
     name: str  # of the device
@@ -130,7 +130,7 @@ class KVStore:
     """
 
     def __init__(
-        self, specs: Sequence[LayerSpec], pages: int | Sequence[int], page_size: int, memory: Memory = HOST
+        self, specs: Sequence[LayerSpec], pages: int | Sequence[int], page_size: int, memory: StoreMemory = HOST
     ) -> None:
         self.specs = tuple(specs)
         self.groups = group_layers(specs)

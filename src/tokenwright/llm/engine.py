@@ -29,8 +29,7 @@ from tokenwright.formats import DType
 from tokenwright.llm.cache_file import load_pages, save_pages
 from tokenwright.llm.input_processor import InputProcessor, Prompt
 from tokenwright.llm.model import LoadedModel
-from tokenwright.llm.output_processor import OutputProcessor
-from tokenwright.llm.progress import Report
+from tokenwright.llm.output_processor import OutputProcessor, Report
 from tokenwright.llm.relevance import Relevance
 from tokenwright.llm.streams import AsyncStreams
 from tokenwright.models.cost import CostModel

@@ -24,9 +24,8 @@ from tokenwright.llm.engine import LLMEngine, specs_of
 from tokenwright.llm.engine_view import EngineView
 from tokenwright.llm.input_processor import Prompt, RequestOptions
 from tokenwright.llm.model import LoadedModel
-from tokenwright.llm.output_processor import OutputProcessor
+from tokenwright.llm.output_processor import OutputProcessor, progress_bar
 from tokenwright.llm.outputs import Completion, Piece
-from tokenwright.llm.progress import progress_bar
 from tokenwright.llm.streams import Stream
 from tokenwright.text import Message, Rendered
 from tokenwright.text.messages import check_messages

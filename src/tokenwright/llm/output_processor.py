@@ -1,6 +1,8 @@
 """Assembles a request's texts, pieces and completion from the events of the engine."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
 
@@ -25,6 +27,8 @@ from tokenwright.engine import (
 from tokenwright.engine.loop import Delivery, RequestHandle
 from tokenwright.errors import EngineError, ReplicaError
 from tokenwright.llm.outputs import Completion, Piece, TreeToken, Usage
+
+Report = Callable[[int, int], None]  # texts that have ended, tokens written
 
 
 class ChoiceText:
@@ -255,3 +259,20 @@ class OutputProcessor:
             drafted_tokens=sequence.counts.drafted,
             accepted_tokens=sequence.counts.accepted,
         )
+
+
+@contextmanager
+def progress_bar(total: int) -> Iterator[Report]:
+    """A bar of `total` prompts; yields the function to call after each step."""
+    from rich.console import Console  # takes longer to import than most of this package
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task, began = bar.add_task("prompts", total=total), time.monotonic()
+
+        def report(ended: int, tokens: int) -> None:
+            speed = tokens / max(1e-9, time.monotonic() - began)
+            bar.update(task, completed=ended, description=f"prompts, {speed:,.0f} tok/s")
+
+        yield report
