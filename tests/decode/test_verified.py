@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from tests.engine.hand import sequence_of
 from tokenwright.decode import RowSampler
@@ -24,7 +23,7 @@ from tokenwright.engine import (
 
 PROMPT = (1, 2, 3)
 SIZE = 7
-ROWS = torch.tensor(np.random.default_rng(3).normal(size=(5, SIZE)) * 2, dtype=torch.float32)
+ROWS = (np.random.default_rng(3).normal(size=(5, SIZE)) * 2).astype(np.float32)
 
 
 class Late(NoStopChecker):
@@ -57,7 +56,7 @@ def picks(text, drafts, rows, checker, *, told=False, **params):
     sequence = sequence_of(*text, asked=request, limit=99, stop_checker=checker)
     needed = LogitsNeeded.ALL if drafts else LogitsNeeded.LAST
     chunk = Chunk(sequence, len(text) - 1, len(text) + len(drafts), needed, tuple(drafts))
-    more = (tuple(rows.argmax(1).tolist()), tuple(log_totals(rows.numpy()))) if told else ()
+    more = (tuple(rows.argmax(1).tolist()), tuple(log_totals(rows))) if told else ()
     [found] = RowSampler().pick(Output((range(len(rows)),), rows, *more), Step((chunk,)))
     return found
 
@@ -120,7 +119,7 @@ def test_the_first_other_token_is_the_last(params, held):
 def test_a_row_that_is_not_finite_fails_where_it_is_the_first_and_ends_the_drafts_elsewhere():
     drafts = ROWS.argmax(1).tolist()[:4]
     for bad in range(5):
-        rows = ROWS.clone()
+        rows = ROWS.copy()
         rows[bad, 0] = math.nan
         found = picks(PROMPT, drafts, rows, NoStopChecker(), temperature=0.0)
         assert isinstance(found, Fault if bad == 0 else Pick)

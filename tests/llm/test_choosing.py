@@ -336,7 +336,8 @@ def test_the_time_that_a_grammar_takes_to_compile_counts(llm, monkeypatch):
 
 def test_a_suggested_least_length_gives_way_to_the_length_that_is_asked(llm, monkeypatch):
     facts = llm.loaded.facts
-    monkeypatch.setattr(llm.loaded, "facts", replace(facts, generation=replace(facts.generation, min_tokens=9)))
+    fresh = replace(facts, generation=replace(facts.generation, min_tokens=9))
+    monkeypatch.setattr(llm.llm_engine.inputs, "_facts", fresh)
     assert llm.sampling().min_tokens == 9
     assert llm.sampling(max_tokens=4).min_tokens == 4
     for wrong in ("many", -1, math.inf):
