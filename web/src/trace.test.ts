@@ -17,6 +17,21 @@ it("reads what it wrote, exactly", () => {
   expect(back.pieces).toEqual(["Hi", " you"]);
 });
 
+it("keeps both ways of a run, and each knows the other", () => {
+  const run = new Run(model, runCard(tokens("Hi"), "Hi"), "live");
+  run.push(frame({ step: 0, token: 1, seq_len: 2, length: 1 }));
+  const values = JSON.parse(writeTrace(run)) as { steps: object[]; halves: object[] };
+  expect(values.halves).toEqual([]);
+  const half = { cache: false, summary: null, steps: values.steps.map((step) => ({ ...step, cache: false, length: 2 })) };
+  const back = readTrace(JSON.stringify({ ...values, halves: [half] }), "file", "trace.json");
+  const other = back.both.get(false);
+  expect(back.both.get(true)).toBe(back);
+  expect(other?.both.get(true)).toBe(back);
+  expect(other?.frames[0]?.length).toBe(2);
+  const again = readTrace(writeTrace(back), "file", "trace.json");
+  expect(again.both.get(false)?.frames).toEqual(other?.frames);
+});
+
 it("says what is wrong with a file", () => {
   expect(() => readTrace("[", "file", "")).toThrow("not JSON");
   expect(() => readTrace("null", "file", "")).toThrow("not a trace");
