@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -335,9 +334,8 @@ def test_the_time_that_a_grammar_takes_to_compile_counts(llm, monkeypatch):
 
 
 def test_a_suggested_least_length_gives_way_to_the_length_that_is_asked(llm, monkeypatch):
-    facts = llm.loaded.facts
-    fresh = replace(facts, generation=replace(facts.generation, min_tokens=9))
-    monkeypatch.setattr(llm.llm_engine.inputs, "_facts", fresh)
+    inputs = llm.llm_engine.inputs
+    monkeypatch.setattr(inputs, "_suggested", {**inputs._suggested, "min_tokens": 9})
     assert llm.sampling().min_tokens == 9
     assert llm.sampling(max_tokens=4).min_tokens == 4
     for wrong in ("many", -1, math.inf):

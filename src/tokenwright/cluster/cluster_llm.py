@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tokenwright.checkpoints.folder import Report
 from tokenwright.cluster.cluster_loop import ClusterLoop
 from tokenwright.cluster.supervisor import Launcher
 from tokenwright.config import EngineConfig
@@ -22,7 +23,6 @@ from tokenwright.llm.input_processor import InputProcessor
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.streams import AsyncStreams
-from tokenwright.progress import Report
 
 
 class ClusterEngine(LLMEngine):
