@@ -141,7 +141,7 @@ def free_memory(device: Device) -> int | None:
 
 
 def compute_with(threads: int) -> None:
-    """Compute with so many threads from now on, native kernels and torch alike, wherever a thread asks for no other."""
+    """Compute with this number of threads from now on, unless a thread asks for another."""
     everywhere.given = threads
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(threads)
@@ -151,7 +151,7 @@ def leave_a_core() -> None:
     """Compute with one thread fewer, to leave a core to others.
 
     Threads that share a product wait for each other: if one waits for the core that a browser uses, all wait. Native
-    kernels beside an event loop alone lose less by that than by a thread fewer.
+    kernels beside only an event loop lose less by that than by a thread fewer.
     """
     compute_with(max(1, everywhere.count - 1))
 
@@ -163,7 +163,7 @@ def asked_threads(native: bool) -> int:
 
 
 def compute_here(threads: int, native: bool) -> None:
-    """Compute with so many threads in this thread. Beside native kernels torch uses one.
+    """Compute with this number of threads in this thread. Beside native kernels torch uses one.
 
     After an operation, torch's threads wait for the next one at full speed, for milliseconds in which they hold the
     cores that the kernels of the next step need.
@@ -182,7 +182,7 @@ def compute_here(threads: int, native: bool) -> None:
 
 @contextmanager
 def threads_of(count: int) -> Iterator[None]:
-    """A block in which this thread computes with so many threads, native kernels and torch alike."""
+    """A block in which this thread computes with `count` threads, native kernels and torch alike."""
     torch = sys.modules.get("torch")
     own, before = kernel_threads.own, 0 if torch is None else torch.get_num_threads()
     kernel_threads.own = count

@@ -1,4 +1,4 @@
-"""What a Backend is: it computes batches of one model over one KV store. And what it returns.
+"""The protocol of a backend, which computes batches of one model over one KV store, and its results.
 
 The result is in NumPy arrays on the CPU, whatever a backend computes with.
 """
@@ -19,7 +19,7 @@ from tokenwright.models.taps import Tap, ignore
 class Scored(Scoring):
     """Scoring with the learned logits of the query heads [H], which the softmax counts as one more key's; or None.
 
-    sink_logits: an array for native kernels, a tensor for those of torch.
+    sink_logits: an array for native kernels, a tensor for torch's kernels.
     """
 
     sink_logits: Any = None

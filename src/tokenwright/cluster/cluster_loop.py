@@ -85,7 +85,7 @@ class ClusterLoop(EngineLoop):
 
     @property
     def names(self) -> list[str]:
-        """Those of the replicas that take texts."""
+        """The names of the replicas that take texts."""
         return [seat.link.name for seat in self._supervisor.seats if seat.link is not None and seat.member is not None]
 
     def route(self, requests: ListLike[Request], listener: Listener, adapters: ListLike[str]) -> list[RequestHandle]:

@@ -74,7 +74,7 @@ class EventLog:
         self._lock = Lock()
 
     def begin(self) -> tuple[int, bytes]:
-        """The first batch: whoever knows pages of an earlier process at this address forgets them."""
+        """The first batch: readers that know pages of an earlier process at this address forget them."""
         with self._lock:
             return self._batch([["AllBlocksCleared"]])
 

@@ -91,7 +91,7 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one replica may use of the machine."""
+    """The part of the machine that one replica may use."""
 
     cores: frozenset[int]
     threads: int

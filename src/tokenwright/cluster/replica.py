@@ -51,7 +51,7 @@ BUILDERS = 2  # threads that compile grammars
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """What a replica opens. cores: those that it may compute on; empty: all. threads: that compute.
+    """The model that a replica opens, and how. cores: it computes on these; empty: on all. threads: that compute.
 
     loading: options of LoadedModel, `shared` among them; engine: of LLM over it. secret: of its page hashes, the
     router's.

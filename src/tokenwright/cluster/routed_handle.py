@@ -45,7 +45,7 @@ class TextInFlight:
         return [*self.order.prompt, *self.written]
 
     def next_order(self, seconds_left: float | None) -> TextOrder:
-        """What another replica goes on with. seconds_left: until the request's deadline; None: it has none."""
+        """The order with which another replica goes on. seconds_left: until the request's deadline, if any."""
         order, params = self.order, self.order.params
         if seconds_left is not None:
             params = replace(params, max_seconds=seconds_left)

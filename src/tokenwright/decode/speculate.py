@@ -37,7 +37,7 @@ MARGIN = 1.02  # a step with drafts must promise so much more than one without
 
 @dataclass(slots=True)
 class Guess:
-    """What a text of `length` tokens may go on with; match: the tokens before it that agree with an earlier place."""
+    """Tokens that a text of `length` tokens may go on with; match: those before it that agree with an earlier place."""
 
     length: int
     match: int

@@ -1,4 +1,4 @@
-"""What a step costs by the number of its rows, in costs of a step of one row: what drafts are weighed against.
+"""The cost of a step by the number of its rows, in costs of a step of one row; drafts are weighed against it.
 
 A table, not a clock: equal requests get equal drafts, however busy the machine is.
 """
@@ -43,7 +43,7 @@ class StepCosts:
         return rows, [self.points[count] for count in rows]
 
     def of(self, rows: int) -> float:
-        """The cost of a step of so many rows, at least 1, without what they read of the cache."""
+        """The cost of a step of `rows` rows, at least 1, without what they read of the cache."""
         counts, costs = self._lines
         right = min(max(1, bisect_right(counts, rows)), len(counts) - 1)
         low, high = counts[right - 1], counts[right]
@@ -53,7 +53,7 @@ class StepCosts:
 def costs_of(kernels: str, weights: str, read: Callable[[int], float], context: float) -> StepCosts:
     """The costs of a model's steps. kernels: the instruction set. weights: the name of their format.
 
-    read: the numbers of the weights that a step of so many rows reads, more for more rows where there are experts.
+    read: the numbers of the weights that a step of a number of rows reads; more rows read more where there are experts.
     context: bytes of K and V of a token, in bytes of the weights.
     """
     wide = "wide" if kernels in ("amx", "avx512") else kernels

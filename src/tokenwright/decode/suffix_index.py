@@ -91,7 +91,7 @@ class SuffixIndex:
 
 
 class EarlierTexts:
-    """What requests of each key have written, in at most `capacity` bytes; the keys used last are kept."""
+    """The texts that requests of each key have written, in at most `capacity` bytes; the keys used last are kept."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

@@ -34,7 +34,7 @@ class Proposer(Protocol):
 def with_drafts(step: Step, proposer: Proposer, pool: PagePool, budget: int) -> Step:
     """The step with drafts in its chunks, at most `budget` rows more.
 
-    Their pages come from those available: nobody is preempted for a draft.
+    Their pages come from those available: no sequence is preempted for a draft.
     """
     open_to_drafts = [(place, most) for place, chunk in enumerate(step.chunks) if (most := most_drafts(chunk)) > 0]
     if not open_to_drafts or budget <= 0:

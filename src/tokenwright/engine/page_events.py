@@ -1,4 +1,4 @@
-"""What the page pool reports of its prefix index: each full page that is cached, and each that is evicted.
+"""The events of the page pool's prefix index: each full page that is cached, and each that is evicted.
 
 A log of these, from an empty pool on, is the index itself: routers and other caches read it to know which texts this
 engine need not compute. Tails, whose pages are not full, are not reported. Without a listener nothing is made.
@@ -12,7 +12,7 @@ from typing import Protocol
 class CachedPage:
     """A full page that can be found. before: the hash that its own follows: of the page before it, or (first) the root.
 
-    tokens: those of the page.
+    tokens: the page's.
     """
 
     page_hash: bytes

@@ -54,7 +54,7 @@ class GroupPool:
     a sequence that writes to it has it evicted, or writes to a copy.
     tails: for each hash, the lengths of the partly filled pages that follow it, counted; tail_of: the hash that a
     tail's own hash follows, and the tail's length.
-    evicted: called with the hash of each full page that leaves the index; None: nobody listens.
+    evicted: called with the hash of each full page that leaves the index; None: there is none.
     """
 
     def __init__(self, group: Group) -> None:
@@ -166,7 +166,7 @@ class PagePool:
     """The pages of all groups. `page_size` is in token slots, the same in every group.
 
     windowed: the numbers of the groups with a window, whose pages `trim` releases as a text goes on.
-    listener: hears of the full pages that are cached and evicted; None: nobody listens.
+    listener: hears of the full pages that are cached and evicted, where there is one.
     """
 
     def __init__(self, groups: Sequence[Group], page_size: int, memory: Memory | None = None) -> None:
@@ -299,7 +299,7 @@ class PagePool:
                 pool.decref(table.pop(page))
 
     def cut(self, tables: PageTables, computed: int) -> None:
-        """Release the pages behind the first `computed` tokens: those of drafts that were not accepted."""
+        """Release the pages behind the first `computed` tokens: the pages of drafts that were not accepted."""
         for pool, table in zip(self.group_pools, tables, strict=True):
             start = pool.group.window.start
             stop = -(-computed // self.page_size) if computed > start else start // self.page_size

@@ -99,7 +99,7 @@ class Kernels(Protocol):
     ) -> torch.Tensor:
         """[T, H, D] -> [T, H, value size]: each row attends to the positions up to its own, within the window.
 
-        The kernel reads all K and V from the view, including those of this step. With `sink_q` [T, H, D], it scores the
+        The kernel reads all K and V from the view, this step's included. With `sink_q` [T, H, D], it scores the
         keys of sinks with `sink_q` instead of `q`.
         """
 

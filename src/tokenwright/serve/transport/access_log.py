@@ -29,7 +29,7 @@ class AccessLog:
 
     It is returned as Request-Id as well, where Anthropic's clients look for it.
 
-    What had no effect in a request is named in the header X-Tokenwright-Ignored, and in the log for the first time.
+    Fields without effect are named in the header X-Tokenwright-Ignored, and in the log for the first time.
 
     timings: every reply says where the time went, not only those to requests with the header X-Timings: 1.
     strict: requests with unknown fields are refused. spans: takes each request at its end as well. ignored: takes what

@@ -1,4 +1,4 @@
-"""What the way into a cell shows: one query that meets one key, and what one head makes of it."""
+"""The way into a cell: one query that meets one key, and what one head makes of it."""
 
 from dataclasses import dataclass
 from typing import Annotated
