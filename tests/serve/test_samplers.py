@@ -93,7 +93,7 @@ def test_a_text_of_mirostat_is_its_definition(talker: Talker) -> None:
     text, bound = list(REPEATING), 8.0
     for _ in range(24):
         logits, _ = talker.llm.model(text)
-        chances = logits[-1].double().softmax(-1)
+        chances = tensor(logits[-1]).double().softmax(-1)
         chances[-chances.log2() > bound] = 0
         chances /= chances.sum()
         token = int((chances.cumsum(-1) <= uniform(7, len(text))).sum())
