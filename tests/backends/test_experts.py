@@ -47,7 +47,8 @@ def test_a_row_has_the_same_bits_alone_and_beside_others(isa: str, weights: str,
 def chosen_in(bench: Bench, text: tuple[int, ...]) -> dict[int, set[int]]:
     """The experts that the text's last token chooses in each layer, seen op by op."""
     found: dict[int, set[int]] = {}
-    ops = [op for op in bench.backend.decoder.blocks if hasattr(op, "routing")]
+    decoder = bench.backend.op_by_op.decoder
+    ops = [op for op in decoder.blocks if hasattr(op, "routing")]
     for op in ops:
         plain = op.kernels
 
@@ -65,7 +66,7 @@ def chosen_in(bench: Bench, text: tuple[int, ...]) -> dict[int, set[int]]:
         bench.by_parts([bench.chunk(9, text, len(text) - 1, len(text))])
     finally:
         for op in ops:
-            op.kernels = bench.backend.decoder.kernels
+            op.kernels = decoder.kernels
     return found
 
 
@@ -89,12 +90,12 @@ def test_a_decode_step_computes_with_the_chosen_experts_alone(isa: str, kind: st
     chosen = chosen_in(other, text)
     ops = {op.layer: op for op in made.graph.blocks if isinstance(op, Experts)}
     assert chosen.keys() == ops.keys()
-    kept = [(part, part.codes.clone()) for op in ops.values() for _, part in experts_of(made.native._weights, op)]
+    kept = [(part, part.codes.copy()) for op in ops.values() for _, part in experts_of(made.native._weights, op)]
     try:
         for layer, op in ops.items():
             for expert, part in experts_of(made.native._weights, op):
                 if expert not in chosen[layer]:
-                    part.codes.fill_(255)
+                    part.codes.fill(255)
         step = [third.chunk(9, text, len(text) - 1, len(text))]
         assert torch.equal(third.whole(step).rows, right)
         for layer, op in ops.items():
@@ -104,7 +105,7 @@ def test_a_decode_step_computes_with_the_chosen_experts_alone(isa: str, kind: st
         assert third.whole(step).rows.isnan().all(), "a chosen one is read"
     finally:
         for part, codes in kept:
-            part.codes.copy_(codes)
+            part.codes[:] = codes
 
 
 @each_isa

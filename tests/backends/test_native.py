@@ -136,7 +136,7 @@ def definition_of_blocks(x: torch.Tensor, weight: Blocks) -> torch.Tensor:
         whole = codes[:, at] @ theirs[:, at].T
         total = (total.double() + whole * (scales[:, at, None] * weight.scales[:, at]).double()).float()
         total = (total.double() + factors[:, at, None].double() * weight.minima[:, at].double()).float()
-    return total if weight.packed.bias is None else total + weight.packed.bias
+    return total if weight.packed.bias is None else total + torch.from_numpy(weight.packed.bias)
 
 
 @each_isa

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.serve.talking import Talker
+from tokenwright.backends.torch.border import tensor
 from tokenwright.decode.sampler import uniform
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.serve.http.samplers import Samplers, samplers_of
