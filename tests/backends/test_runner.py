@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.hand import sequence_of
@@ -110,6 +110,7 @@ def test_with_wide_sums_the_pieces_are_the_whole_to_the_bit(
     kind: str, kept: tuple[str, int | None, int], length: int, cuts: list[int], seed: int
 ) -> None:
     """A chunk reads even its own K and V back through the codec."""
+    assume(not (kind in ("deepseek2", "deepseek3") and kept[0].startswith("k=")))  # a latent has one format
     subject, tokens = make_subject(kind), prompt_of(length, seed)
     specs = subject.specs(*kept)
     model = subject.model(specs, ReferenceKernels(torch.float64))
@@ -228,9 +229,9 @@ def test_a_step_of_many_chunks_returns_the_rows_that_are_wanted(kind: str) -> No
     limits = [len(text) + 9 for text in texts]
     right = [subject.logits(text, limit) for text, limit in zip(texts, limits, strict=True)]
     expected = torch.cat((right[0][:5], right[2][4:5]))
-    assert (first.logits - expected).abs().max() <= TOLERANCE
+    assert (tensor(first.logits) - expected).abs().max() <= TOLERANCE
     expected = torch.cat((right[2][5:], right[0][5:], right[1][5:]))
-    assert (second.logits - expected).abs().max() <= TOLERANCE
+    assert (tensor(second.logits) - expected).abs().max() <= TOLERANCE
 
 
 @pytest.mark.parametrize(("kv", "window", "sinks"), KEPT)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from tests.oracle.harness import Subject
+from tests.tensors import decode, encode
 from tokenwright.cache import LayerSpec
 from tokenwright.cache.codec import Codec
 from tokenwright.config import NoScaling, Rope
@@ -51,7 +52,7 @@ def _turned(x: torch.Tensor, rope: Rope, places: torch.Tensor) -> torch.Tensor:
 def _kept(x: torch.Tensor, codec: Codec, spec: LayerSpec) -> torch.Tensor:
     """[t, G, D] as it comes back from the cache."""
     both = [(x[: spec.first], spec.native), (x[spec.first :], codec)]
-    return torch.cat([one.decode(one.encode(part), x.shape[-1], torch.float64) for part, one in both])
+    return torch.cat([decode(one, encode(one, part), x.shape[-1], torch.float64) for part, one in both])
 
 
 def _attention(subject, weights, name, x, spec):
