@@ -174,6 +174,26 @@ def test_messages_come_back_as_they_were(messages):
     assert exact(read(framed(messages))) == exact(messages)
 
 
+@given(EVENTS)
+def test_events_come_back_as_they_were(event):
+    messages = [Report([], [TextNews(1, [event], False, None, 0, 0)], 0, 0)]
+    assert exact(read(framed(messages))) == exact(messages)
+
+
+@given(params())
+def test_params_come_back_as_they_were(params):
+    assert exact(read(framed([begun(params)]))) == exact([begun(params)])
+
+
+@pytest.mark.parametrize(
+    "number", [-math.inf, math.inf, math.nan, -0.0, 5e-324, 0.1 + 0.2, -1e16, 1.7976931348623157e308]
+)
+def test_log_probabilities_come_back_to_the_bit(number):
+    events = [Token(1, 2, number, number, (TopLogprob(3, number, number),)), PromptLogprobsAdded(1, 1, (number,))]
+    messages = [Report([], [TextNews(1, events, False, None, 0, 0)], 0, 0)]
+    assert exact(read(framed(messages))) == exact(messages)
+
+
 SAMPLED = SamplingParams(
     logit_bias={7: -0.5}, allowed_ids=(3, 4), banned_ids=(5,), bad_words=("a",),
     grammar=Grammar.lark("start: <[3]>", [3]), min_tokens=2,
