@@ -37,6 +37,7 @@ ROWS = (
 )
 HEIGHT = {room: height for height, row in enumerate(ROWS) for room in row}
 TORCH = PACKAGE / "backends" / "torch"  # all of the package that may import torch
+UNPICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "multiprocessing"}
 
 
 def imports(source: str) -> Iterator[tuple[int, str]]:
@@ -59,6 +60,8 @@ def violations(room: str, source: str, *, with_torch: bool = False) -> list[str]
         parts = name.split(".")
         if parts[0] == "torch" and not with_torch:
             found.append(f"line {line}: {room} imports torch")
+        if parts[0] in UNPICKLING:
+            found.append(f"line {line}: {room} imports {parts[0]}, which can run code of what it reads")
         if parts[0] != "tokenwright" or len(parts) == 1:
             continue
         other = parts[1]
@@ -106,6 +109,7 @@ def test_every_room_has_its_row() -> None:
         ("engine", "from tokenwright import LLM", "name the room itself"),
         ("cache", "from tokenwright.decode.sampler import pick", "cache imports decode"),
         ("cache", "from tokenwright import backends", "cache imports backends"),
+        ("cluster", "def late():\n    from pickle import loads", "line 2: cluster imports pickle"),
         ("text", "from tokenwright.config import EngineConfig", "text imports config"),
         ("models", "from tokenwright.llm.llm import LLM", "models imports llm"),
         (

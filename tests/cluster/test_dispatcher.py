@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tokenwright.cluster.dispatcher import Dispatcher
-from tokenwright.cluster.replica_messages import Begin, Cancel, Pause, Report, Resume, TextNews
+from tokenwright.cluster.replica_messages import Begin, Cancel, Pause, Report, Resume, TextNews, packed_event
 from tokenwright.cluster.replica_pages import ReplicaPages
 from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight
 from tokenwright.cluster.text_orders import orders_of
@@ -347,7 +347,8 @@ def test_one_text_that_fails_ends_the_others_of_its_request():
     number = list(replica.orders)[1]
     del replica.orders[number]
     setting.dispatcher.report(
-        replica.member, Report([], [TextNews(number, [Failed(5, ValueError("bad"))], True, 0, 0, 0)], 0, 0)
+        replica.member,
+        Report([], [TextNews(number, [packed_event(Failed(5, RequestError("bad")))], True, 0, 0, 0)], 0, 0),
     )
     assert client.ended and str(client.error) == "bad"
     assert not replica.orders

@@ -17,8 +17,8 @@ from typing import Any
 from tokenwright.backends.ram import free_ram
 from tokenwright.checkpoints.packing.shared_weights import new_shared_file
 from tokenwright.cluster.cluster_llm import ClusterLLM
-from tokenwright.cluster.replica import ReplicaOptions
-from tokenwright.cluster.replica_messages import LENGTH, framed, unframed
+from tokenwright.cluster.replica_messages import LENGTH, OptionValue, ReplicaOptions, framed, unframed
+from tokenwright.sampling_params import check_unicode
 
 OF_LOADING = ("revision", "device", "dtype", "weights", "lora", "adapters")  # options of LoadedModel
 MOST_KV = 4 * 2**30  # bytes of the KV cache of all replicas where nothing is said, as `LLM` has it
@@ -114,10 +114,30 @@ def divided(
 ) -> Processes:
     """Replicas that share this machine. loading, engine: as ClusterLLM has them; kv_memory is that of all replicas."""
     memory = engine.get("kv_memory") or min((free_ram() or 8 * MOST_KV) // 8, MOST_KV)
-    own, shared = dict(engine) | {"kv_memory": max(1, memory // replicas)}, new_shared_file()
-    options = ReplicaOptions(model, dict(loading) | {"shared": shared}, own, 1, frozenset(), secret)
+    check_unicode("model", model)
+    own = {name: _plain(name, value) for name, value in engine.items()} | {"kv_memory": max(1, memory // replicas)}
+    read = {name: _plain(name, value) for name, value in loading.items()}
+    shared = new_shared_file()
+    options = ReplicaOptions(model, read | {"shared": shared}, own, 1, frozenset(), secret)
     each = shares(replicas, sorted(os.sched_getaffinity(0)), threads)
     return Processes([replace(options, cores=one.cores, threads=one.threads) for one in each], shared)
+
+
+def _plain(name: str, value: object) -> OptionValue:
+    """An option's value as a message can hold it: paths and formats as text. Raises RequestError for broken text."""
+    match value:
+        case None | bool() | int():
+            return value
+        case Mapping():
+            return {_text(name, key): _text(name, one) for key, one in value.items()}
+        case list() | tuple():
+            return tuple(_text(name, one) for one in value)
+    return _text(name, value)
+
+
+def _text(name: str, value: object) -> str:
+    check_unicode(name, text := str(value))
+    return text
 
 
 def open_cluster(model: str, replicas: int, options: Mapping[str, Any], **more: Any) -> ClusterLLM:

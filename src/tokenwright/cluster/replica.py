@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -29,6 +29,7 @@ from tokenwright.cluster.replica_messages import (
     Pong,
     Progress,
     ReplicaOpened,
+    ReplicaOptions,
     ReplicaShape,
     ReplicaUnopened,
     Report,
@@ -36,7 +37,9 @@ from tokenwright.cluster.replica_messages import (
     TextNews,
     TextOrder,
     framed,
+    packed_event,
     unframed,
+    utf8_text,
 )
 from tokenwright.engine import Engine, Failed, Request
 from tokenwright.engine.loop import Delivery, RequestHandle
@@ -47,22 +50,6 @@ from tokenwright.llm.llm import LLM
 from tokenwright.llm.model import LoadedModel
 
 BUILDERS = 2  # threads that compile grammars
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaOptions:
-    """The model that a replica opens, and how. cores: it computes on these; empty: on all. threads: that compute.
-
-    loading: options of LoadedModel, `shared` among them; engine: of LLM over it. secret: of its page hashes, the
-    router's.
-    """
-
-    model: str
-    loading: dict[str, Any]
-    engine: dict[str, Any]
-    threads: int
-    cores: frozenset[int]
-    secret: bytes
 
 
 class Outbox:
@@ -138,7 +125,7 @@ class ReplicaTexts:
         """A text could not be built."""
         with self._lock:
             del self._handles[number]
-        self._report([], [TextNews(number, [_sendable(Failed(0, error))], True, None, 0, 0)])
+        self._report([], [TextNews(number, [packed_event(Failed(0, error))], True, None, 0, 0)])
 
     def tell(self, message: Cancel | Pause | Resume) -> None:
         """Carry out a message about a text, unless it has ended."""
@@ -170,15 +157,8 @@ class ReplicaTexts:
         if handle.started is not None:
             queue_s = handle.started - handle.submitted
         counts = handle.sequence.counts
-        events = [_sendable(event) if isinstance(event, Failed) else event for event in delivery.events]
+        events = [packed_event(event) for event in delivery.events]
         return TextNews(number, events, delivery.ended, queue_s, counts.prefix_hit, counts.preemptions)
-
-
-def _sendable(event: Failed) -> Failed:
-    """A failure that the router can read: its error may be of any kind."""
-    error = event.error
-    said = str(error) if isinstance(error, TokenwrightError) else f"{type(error).__name__}: {error}"
-    return Failed(event.sequence, EngineError(said))
 
 
 def _apply(message: Cancel | Pause | Resume, handle: RequestHandle) -> None:
@@ -267,14 +247,14 @@ def _opened(options: ReplicaOptions, outbox: Outbox) -> Worker | None:
     """The model, opened; None, with the reason sent, if it cannot be."""
     from tokenwright.backends.device import compute_with
 
+    loading: dict[str, Any] = dict(options.loading)
+    engine: dict[str, Any] = dict(options.engine)
     try:
         compute_with(options.threads)
-        loaded = LoadedModel(
-            options.model, report=lambda done, total: outbox.put(Progress(done, total)), **options.loading
-        )
-        llm = LLM(loaded, **options.engine)
+        loaded = LoadedModel(options.model, report=lambda done, total: outbox.put(Progress(done, total)), **loading)
+        llm = LLM(loaded, **engine)
     except TokenwrightError as error:
-        outbox.put(ReplicaUnopened(str(error)))
+        outbox.put(ReplicaUnopened(utf8_text(str(error))))
         return None
     worker = Worker(llm, options.secret, outbox.put)
     outbox.put(ReplicaOpened(worker.shape))

@@ -1,21 +1,52 @@
-"""What the router and a replica say to each other: dataclasses, pickled, each after its length in four bytes.
+"""The messages of the router and a replica: dataclasses, as JSON [kind, fields] after its length in four bytes.
 
-    router   Begin, Cancel, Pause, Resume, Ping      ──►  replica
+    router   ReplicaOptions; then Begin, Cancel, Pause, Resume, Ping      ──►  replica
     router   ◄──  Progress, then ReplicaOpened or ReplicaUnopened; then Report, Pong
 
-Both are processes of one user that one of them has started; the socket between them has no name that others could find.
+A message that is read runs no code, and its fields have the types that stand here. Bytes are in base64. Numbers come
+back with equal bits; a NaN loses its sign and payload.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from tokenwright.engine import Event, Group, SamplingParams
+import numpy as np
+from pydantic import ConfigDict, TypeAdapter
+
+from tokenwright import errors
+from tokenwright.engine import (
+    Event,
+    Failed,
+    Finished,
+    Group,
+    HiddenAdded,
+    PromptLogprobsAdded,
+    SamplingParams,
+    Token,
+)
 
 LENGTH = 4  # bytes
+
+OptionValue = None | bool | int | str | tuple[str, ...] | dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """The model that a replica opens, and how. cores: it computes on these; empty: on all. threads: that compute.
+
+    loading: options of LoadedModel, `shared` among them; engine: of LLM over it. secret: of its page hashes, the
+    router's.
+    """
+
+    model: str
+    loading: dict[str, OptionValue]
+    engine: dict[str, OptionValue]
+    threads: int
+    cores: frozenset[int]
+    secret: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +107,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaShape:
-    """What a replica is: its engine's limits and pages, and figures for display. seed: of its page hashes."""
+    """A replica's engine: its limits and pages, and figures for display. seed: of its page hashes."""
 
     groups: tuple[Group, ...]
     page_size: int
@@ -103,14 +134,49 @@ class ReplicaUnopened:
 
 
 @dataclass(frozen=True, slots=True)
+class HiddenRows:
+    """A HiddenAdded: its rows' dtype, as NumPy writes it, their shape and their bytes."""
+
+    sequence: int
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+ErrorKind = Literal[
+    "CacheFileError",
+    "CapacityError",
+    "CheckpointError",
+    "ContextError",
+    "EngineError",
+    "ReplicaError",
+    "RequestError",
+    "TokenwrightError",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TextFailure:
+    """A Failed: the class of its error, and what that is made with."""
+
+    sequence: int
+    kind: ErrorKind
+    arguments: tuple[int | str, ...]
+
+
+TextEvent = Token | Finished | PromptLogprobsAdded | HiddenRows | TextFailure  # no two have the same required fields
+
+
+@dataclass(frozen=True, slots=True)
 class TextNews:
-    """What a step says of a text; `events` name sequences of the replica.
+    """The news of a text from one step; `events` name sequences of the replica.
 
     queue_s: seconds until its first step, once that has been. prefix_hit, preemptions: of its sequence so far.
     """
 
     number: int
-    events: list[Event]
+    events: list[TextEvent]
     ended: bool
     queue_s: float | None
     prefix_hit: int
@@ -119,7 +185,7 @@ class TextNews:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a step has changed. pages: (group, hash, whether it can be found now), in order."""
+    """The changes of one step. pages: (group, hash, whether it can be found now), in order."""
 
     pages: list[tuple[int, bytes, bool]]
     texts: list[TextNews]
@@ -132,12 +198,65 @@ class Pong:
     """The answer to `Ping`."""
 
 
+def packed_event(event: Event) -> TextEvent:
+    """An engine's event as a replica sends it. An error that is not of errors.py becomes an EngineError."""
+    match event:
+        case HiddenAdded(sequence=sequence, start=start):
+            rows = np.asarray(event.rows)
+            return HiddenRows(sequence, start, rows.dtype.str, rows.shape, rows.tobytes())
+        case Failed(sequence=sequence, error=error):
+            return _failure(sequence, error)
+        case Token() | Finished() | PromptLogprobsAdded():
+            return event
+    raise AssertionError("a replica writes one text for an order, without beams")
+
+
+def unpacked_event(event: TextEvent) -> Event:
+    """The engine's event that `packed_event` was given."""
+    match event:
+        case HiddenRows():
+            rows = np.frombuffer(event.data, event.dtype).reshape(event.shape)
+            return HiddenAdded(event.sequence, event.start, rows)
+        case TextFailure():
+            return Failed(event.sequence, getattr(errors, event.kind)(*event.arguments))
+    return event
+
+
+def _failure(sequence: int, error: Exception) -> TextFailure:
+    match error:
+        case errors.ContextError():
+            return TextFailure(sequence, "ContextError", (error.tokens, error.context))
+        case errors.TokenwrightError():
+            kind: Any = next(one.__name__ for one in type(error).__mro__ if one.__name__ in errors.__all__)
+            fields = () if isinstance(error, errors.EngineError) else error.fields
+            return TextFailure(sequence, kind, (utf8_text(str(error)), *fields))
+    return TextFailure(sequence, "EngineError", (utf8_text(f"{type(error).__name__}: {error}"),))
+
+
+def utf8_text(text: str) -> str:
+    """A text with ? for halves of surrogate pairs, which JSON in UTF-8 cannot have."""
+    return text.encode(errors="replace").decode()
+
+
+_JSON = ConfigDict(extra="forbid", ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="constants")
+_KINDS = (
+    *(ReplicaOptions, Begin, Cancel, Pause, Resume, Ping),
+    *(Progress, ReplicaOpened, ReplicaUnopened, Report, Pong),
+)
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {
+    kind.__name__: TypeAdapter(tuple[Literal[kind.__name__], kind], config=_JSON)  # type: ignore[name-defined,valid-type]
+    for kind in _KINDS
+}
+
+
 def framed(messages: Iterable[object]) -> bytes:
     """The bytes of messages."""
-    pieces = [pickle.dumps(message, pickle.HIGHEST_PROTOCOL) for message in messages]
+    named = [(type(message).__name__, message) for message in messages]
+    pieces = [_ADAPTERS[name].dump_json((name, message)) for name, message in named]
     return b"".join(part for one in pieces for part in (len(one).to_bytes(LENGTH, "little"), one))
 
 
 def unframed(data: bytes) -> Any:
     """The message of a frame without its length."""
-    return pickle.loads(data)
+    kind = data[2 : data.index(b'"', 2)].decode()  # it begins with ["kind",
+    return _ADAPTERS[kind].validate_json(data)[1]

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import numpy as np
-
-from tokenwright.cluster.replica_messages import TextOrder
+from tokenwright.cluster.replica_messages import TextEvent, TextOrder, unpacked_event
 from tokenwright.cluster.router import RoutedReplica
 from tokenwright.engine import Event, Forked, HiddenAdded, PromptLogprobsAdded, Sequence, Token
 from tokenwright.engine.loop import EngineLoop, Listener, RequestHandle
@@ -54,9 +52,9 @@ class TextInFlight:
             start = None if self.written else start + self.logprobs
         return replace(order, params=params, written=tuple(self.written), prompt_logprobs_from=start)
 
-    def take(self, event: Event) -> Event | None:
+    def take(self, sent: TextEvent) -> Event | None:
         """A replica's event as one of this text; None: the client has had it from another replica."""
-        match event:
+        match event := unpacked_event(sent):
             case Token():
                 self.written.append(event.token)
                 event.sequence = self.number
@@ -64,13 +62,11 @@ class TextInFlight:
             case PromptLogprobsAdded(logprobs=logprobs):
                 self.logprobs += len(logprobs)
             case HiddenAdded(start=start, rows=rows):
-                rows = np.asarray(rows)[max(0, self.hidden - start) :]
+                rows = rows[max(0, self.hidden - start) :]
                 if not len(rows):
                     return None
                 event = replace(event, start=self.hidden, rows=rows)
                 self.hidden += len(rows)
-            case Forked():
-                raise AssertionError("a replica writes one text for an order")
         return replace(event, sequence=self.number)
 
 

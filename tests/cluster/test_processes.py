@@ -1,0 +1,48 @@
+"""What the processes of replicas are given to open."""
+
+from pathlib import Path
+
+import pytest
+
+from tokenwright.cluster.processes import Processes, divided
+from tokenwright.cluster.replica_messages import LENGTH, ReplicaOptions, framed, unframed
+from tokenwright.errors import RequestError
+from tokenwright.formats import WeightFormat
+
+
+@pytest.fixture
+def divide(monkeypatch: pytest.MonkeyPatch):
+    """`divided`, as the frames of the options of two replicas."""
+    taken: list[ReplicaOptions] = []
+    monkeypatch.setattr(Processes, "__init__", lambda self, options, shared: taken.extend(options))
+    monkeypatch.setattr("tokenwright.cluster.processes.new_shared_file", lambda: 7)
+
+    def frames(model, loading, engine):
+        divided(model, 2, loading, engine, 1, b"\xff\0")
+        return taken, [framed([one]) for one in taken]
+
+    return frames
+
+
+def test_options_are_sent_as_plain_values(divide):
+    loading = {"revision": None, "weights": WeightFormat.parse("int8:32"), "lora": [Path("a/b")]}
+    sent, frames = divide("stories", loading | {"adapters": {"one": Path("c")}}, {"kv_memory": 100, "sinks": 0})
+    got = [unframed(frame[LENGTH:]) for frame in frames]
+    assert got == sent
+    assert got[0].loading == {
+        "revision": None,
+        "weights": "int8:32",
+        "lora": ("a/b",),
+        "adapters": {"one": "c"},
+        "shared": 7,
+    }
+    assert got[0].engine == {"kv_memory": 50, "sinks": 0} and got[0].secret == b"\xff\0"
+
+
+@pytest.mark.parametrize(
+    ("model", "loading", "name"),
+    [("\udcff", {}, "model"), ("a", {"lora": ["\udcff"]}, "lora"), ("a", {"adapters": {"x": "\udcff"}}, "adapters")],
+)
+def test_names_that_are_not_utf_8_are_refused(divide, model, loading, name):
+    with pytest.raises(RequestError, match=f"{name} is not UTF-8"):
+        divide(model, loading, {"kv_memory": 100})
