@@ -91,8 +91,8 @@ def test_torch_computes_alone_beside_native_kernels(kernels: str, monkeypatch: p
     code = (
         "import threading\n"
         "from tokenwright import LLM\n"
-        "from tokenwright.backends.device import kernel_threads\n"
-        "seen = lambda *_: (torch.get_num_threads(), kernel_threads.count)\n"
+        "from tokenwright.backends.device import asked_threads, kernel_threads\n"
+        f"seen = lambda *_: (torch.get_num_threads(), asked_threads({kernels == 'native'}))\n"
         "with LLM('stories', pages=64) as llm:\n"
         "    for count in (3, 2):\n"
         "        kernel_threads.own = count\n        torch.set_num_threads(count)\n"

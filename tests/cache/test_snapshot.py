@@ -197,7 +197,7 @@ def test_a_file_that_lacks_a_word_is_refused(file: Path, key: str) -> None:
 
 
 def test_tensors_of_another_kind_are_refused(file: Path) -> None:
-    wider = [[SHAPES[0][0].float(), SHAPES[0][1]], SHAPES[1]]
+    wider = [[SHAPES[0][0].astype(np.float32), SHAPES[0][1]], SHAPES[1]]
     with pytest.raises(CacheFileError, match="not one that Tokenwright wrote"):
         load(file, ABOUT, wider)
     with pytest.raises(CacheFileError, match="not one that Tokenwright wrote"):

@@ -43,7 +43,7 @@ def test_inspect_tells_what_would_happen(run: Run, model: Path, adapter: Path, t
     [told] = json.loads(run("inspect", model, "--lora", adapter, "--json").stdout)["adapters"]
     with LLM(model, adapters={"one": adapter}) as llm:
         beside = sum(
-            u.down.nbytes + u.up.nbytes for each in llm.loaded.decoder.adapters.values() for u in each.values()
+            u.down.nbytes + u.up.nbytes for each in llm.loaded.decoder.op_by_op.adapters.values() for u in each.values()
         )
     assert told["beside_bytes"] == beside and told["modules"] == 3 * 7 and told["ranks"] == [5]
     assert (told["base"], told["merges"], told["decoded"]) == ("maker/base", True, 0)

@@ -173,7 +173,7 @@ def test_version_without_an_installation(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("importlib.metadata.version", absent)
     text = version_text([str(tmp_path)])
-    assert "torch is not installed; run: pip install torch" in text
+    assert "torch is not installed (an optional extra)" in text
     assert "running from a folder of sources" in text
 
 

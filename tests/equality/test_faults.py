@@ -294,10 +294,10 @@ class LeftBehind:
                 if (chunk.sequence.id, position) in self.drafted:
                     for group, table in enumerate(chunk.tables):
                         [slot] = store.slots(group, table.pages, range(position, position + 1))
-                        kept += [(tensor[:, slot], tensor[:, slot].clone()) for tensor in store.tensors(group)]
+                        kept += [(tensor[:, slot], tensor[:, slot].copy()) for tensor in store.arrays(group)]
         output = self.runner.forward(step)
         for slot, was in kept:
-            slot.copy_(was)
+            slot[...] = was
         for chunk in step.chunks:
             drafts = range(chunk.stop - len(chunk.drafts), chunk.stop)
             self.drafted |= {(chunk.sequence.id, position) for position in drafts}

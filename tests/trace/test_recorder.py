@@ -256,7 +256,7 @@ def test_a_row_that_cannot_be_computed_fails_nobody(llm, monkeypatch, caplog):
         raise RuntimeError("CUDA out of memory")
 
     runner = llm.engine.runner.runner
-    monkeypatch.setattr(runner, "backend", TorchBackend(llm.loaded.decoder, runner.store))
+    monkeypatch.setattr(runner, "backend", TorchBackend(llm.loaded.decoder.op_by_op, runner.store))
     monkeypatch.setattr(observe_module, "attention_row", broken)
     with llm.run(PROMPT[:3], GREEDY) as run:
         [frame] = run.step()

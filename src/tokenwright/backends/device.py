@@ -173,6 +173,7 @@ def compute_here(threads: int, native: bool) -> None:
         kernel_threads.own = threads
     if torch is None:
         return
+    torch.get_num_threads()  # torch sets a thread's number at its first call, and would set it over ours
     torch.set_num_threads(1 if native else threads)
     # The last call in any thread decides for threads that start later.
     later = threading.Thread(target=torch.set_num_threads, args=[threads])
