@@ -145,7 +145,7 @@ Choice = Annotated[AutoChoice | AnyChoice | ToolChoice | NoChoice, Field(discrim
 class ThinkingOn(Body):
     """The model reasons if it can. display omitted: the reasoning is not returned.
 
-    budget_tokens: after so many tokens the reasoning is ended; adaptive thinking has no such limit.
+    budget_tokens: the reasoning ends after this number of tokens; adaptive thinking has no such limit.
     """
 
     type: Literal["adaptive", "enabled"]
@@ -186,7 +186,7 @@ class Amount(Body):
 
 
 class Edit(Body):
-    """What of the conversation is left out: old reasoning, or old results of tools.
+    """A part of the conversation that is left out: old reasoning, or old results of tools.
 
     keep: how many of the last are kept. trigger: how much there must be of the prompt, or of the calls. clear_at_least
     is no condition here: what is cleared is not counted first.
@@ -206,7 +206,7 @@ class ContextManagement(Body):
 
 
 class AnthropicPrompted(Body):
-    """What both routes have."""
+    """The fields of both routes."""
 
     refused = {
         "container": Refused("this server runs no code"),

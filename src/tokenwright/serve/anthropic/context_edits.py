@@ -1,4 +1,4 @@
-"""What Anthropic's context_management leaves out of a conversation: old reasoning, and old results of tools."""
+"""Anthropic's context_management, which leaves out parts of a conversation: old reasoning, and old results of tools."""
 
 from __future__ import annotations
 

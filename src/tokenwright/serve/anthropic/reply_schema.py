@@ -58,7 +58,7 @@ class CountedTokens(Reply):
 
 
 class AnthropicModel(Reply):
-    """A model. Its tokens are those of its context, once it is loaded."""
+    """A model. Its tokens are its context, once it is loaded."""
 
     type: Literal["model"]
     id: str

@@ -1,1 +1,1 @@
-"""What all APIs share: reading a body, errors, replies, streams, and the OpenAPI document."""
+"""The code that all APIs share: reading a body, errors, replies, streams, and the OpenAPI document."""

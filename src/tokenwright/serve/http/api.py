@@ -1,4 +1,4 @@
-"""What all APIs share: reading a body, the caller, errors in the shape of the path, and honest OpenAPI."""
+"""The code that all APIs share: reading a body, the caller, errors in the shape of the path, and honest OpenAPI."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class About:
-    """What the middlewares know of a request: in scope["tokenwright"]. timed: the reply says where the time went.
+    """The middlewares' knowledge of a request: in scope["tokenwright"]. timed: the reply says where the time went.
 
     large: a thread reads its body. strict: unknown fields of it are refused. ignored: what of the request had no
     effect: paths of unknown fields, and other names.
@@ -118,11 +118,11 @@ class RefusedRequest(ServerError):
 
 
 class ClientGone(Exception):
-    """The client has gone; nobody reads an answer."""
+    """The client has gone; an answer would not be read."""
 
 
 def about(request: Request) -> About:
-    """What the middlewares know of this request."""
+    """The middlewares' knowledge of this request."""
     found = request.scope.get("tokenwright")
     return found if isinstance(found, About) else About("")
 
@@ -143,7 +143,7 @@ async def body_of(request: Request, model: type[B], *, any_type: bool = False) -
 
 
 async def off_loop(request: Request, work: Callable[[], T]) -> T:
-    """What `work` makes of the body: in a thread, if the body is so large that other requests would notice."""
+    """The result of `work` on the body: in a thread, if the body is so large that other requests would notice."""
     return await asyncio.to_thread(work) if about(request).large else work()
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a body, in words: the most telling of pydantic's errors, with the path of the field."""
+"""The fault of a body in words: the most telling of pydantic's errors, with the path of the field."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tokenwright.checks import shown
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """What is wrong with a body. param: the path of the field ("messages.0.content"), None for the whole body."""
+    """The fault of a body. param: the path of the field ("messages.0.content"), None for the whole body."""
 
     param: str | None
     message: str

@@ -59,7 +59,7 @@ class HeadRequests:
 
 
 def handlers_of(app: FastAPI, apis: Sequence[Api]) -> dict[str, Callable[[Request], Awaitable[Response]]]:
-    """The handlers of the paths whose requests wait. Each takes the request alone."""
+    """The handlers of the paths whose requests wait. Each takes only the request."""
     queued = frozenset().union(*(one.queued for one in apis))
     routes = [route for route in app.routes if isinstance(route, APIRoute) and route.path in queued]
     assert sorted(route.path for route in routes) == sorted(queued), "each path that waits has one handler"

@@ -30,7 +30,7 @@ MOST_UNKNOWN = 256  # names of unknown fields in one body
 
 
 def many(most: int, least: int = 0) -> Any:
-    """For a list in a body: it has `least` to `most` entries. Of wrong entries the first alone is told.
+    """For a list in a body: it has `least` to `most` entries. Only the first wrong entry is told.
 
     A body of a million wrong entries would make a million errors, in one call that lets no other thread run.
     """
@@ -59,7 +59,7 @@ def absent(*values: object) -> Any:
 
 
 def others(*own: str) -> Any:
-    """For an entry of a list: one of another type than these is read by its type alone."""
+    """For an entry of a list: one of another type than these is read only by its type."""
 
     def alone(value: object) -> object:
         kind = value.get("type") if isinstance(value, dict) else None
@@ -103,7 +103,7 @@ _OFF: tuple[object, ...] = (
 class Refused:
     """A field of a published API that is not implemented. why: what to do instead, as the end of a sentence.
 
-    neutral: values that ask for nothing, which are accepted beside those of _OFF.
+    neutral: values that ask for nothing, which are accepted beside _OFF.
     """
 
     why: str
@@ -205,7 +205,7 @@ Rule = tuple[frozenset[str], Mapping[str, str], Mapping[str, Refused]]
 
 @cache
 def rule(body: type[Body]) -> Rule:
-    """The names of a body's fields in JSON, its harmless fields, and its refused ones, those of its bases included."""
+    """The names of a body's fields in JSON, its harmless fields, and its refused ones, with its bases'."""
     known = frozenset(one.alias or name for name, one in body.model_fields.items())
     harmless: dict[str, str] = {}
     refused: dict[str, Refused] = {}

@@ -1,4 +1,4 @@
-"""What the adapters beside OpenAI's chat share: one text asked for and read, whole or as it is written."""
+"""Code that the adapters beside OpenAI's chat share: one text asked for and read, whole or as it is written."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def arguments_of(call: ToolCall) -> Json:
 
 
 def said(request: Request, generation: Generation) -> Json:
-    """What a reply says beyond its API: where the time went, if the server is set or asked to say so."""
+    """The fields of a reply beyond its API: where the time went, if the server is set or asked to say so."""
     return {"timings": timings_of(generation.timings())} if about(request).timed else {}
 
 

@@ -1,4 +1,4 @@
-"""The samplers beyond those of OpenAI's API, under the names of llama.cpp and text-generation-webui."""
+"""The samplers beyond OpenAI's API, under the names of llama.cpp and text-generation-webui."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Show(Body):
 
 
 class OllamaPrompted(Body):
-    """What /api/generate and /api/chat have in common.
+    """The fields that /api/generate and /api/chat have in common.
 
     format: "json", or the JSON schema of the answer. keep_alive: any; the model stays loaded as long as the server
     runs. think: whether the model reasons first, at a level where its template knows levels. truncate: leave out the
@@ -134,7 +134,7 @@ class OllamaToolCall(Body):
 class OllamaMessage(Body):
     """thinking: the reasoning of an earlier answer. tool_name, tool_call_id: the call that a tool's message answers.
 
-    name: who speaks, for templates that print it.
+    name: the speaker, for templates that print it.
     """
 
     refused = {"images": _NO_IMAGES}
@@ -170,7 +170,7 @@ class Chat(OllamaPrompted):
 
 
 class Embedded(Body):
-    """What /api/embed and /api/embeddings have in common."""
+    """The fields that /api/embed and /api/embeddings have in common."""
 
     harmless = {
         "options": "an embedding draws nothing, and the command line says how the model is loaded",
@@ -182,7 +182,7 @@ class Embedded(Body):
 
 
 class OllamaEmbed(Embedded):
-    """POST /api/embed. truncate: of a text that is too long, the last tokens alone are read."""
+    """POST /api/embed. truncate: only the last tokens of a text that is too long are read."""
 
     refused = {"dimensions": Refused("vectors have the width of the model")}
 

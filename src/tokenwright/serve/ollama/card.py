@@ -1,4 +1,4 @@
-"""What Ollama's clients ask of a model: its entry in the list, and its card."""
+"""A model for Ollama's clients: its entry in the list, and its card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of Ollama's bodies makes a prompt: its conversation, in which calls need no ids, and its tools."""
+"""The prompt of Ollama's bodies: its conversation, in which calls need no ids, and its tools."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class OllamaReplyMessage(Reply):
 
 
 class OllamaAnswer(Reply):
-    """What the replies of /api/chat and /api/generate have in common; durations are in nanoseconds.
+    """The fields that replies of /api/chat and /api/generate have in common; durations are in nanoseconds.
 
     One that only loads the model has no durations and no counts.
     """

@@ -70,7 +70,7 @@ Budget = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]  # tokens of reasoning; -1:
 
 
 class StreamOptions(Body):
-    """What a stream also says. include_usage: one more chunk with the usage."""
+    """The extras of a stream. include_usage: one more chunk with the usage."""
 
     harmless: ClassVar = {
         "include_obfuscation": "chunks are sent as they are",
@@ -258,7 +258,7 @@ class Problems(BaseModel):
     """An error."""
 
     class ErrorDetail(BaseModel):
-        """What is wrong. param: the field."""
+        """The fault. param: the field."""
 
         message: str
         type: str

@@ -13,7 +13,7 @@ INPUT = "input"  # the function's one argument
 
 
 def custom_tool(name: str, description: str | None, form: CustomFormat | None) -> Tool:
-    """The function of a custom tool. A regular expression is enforced; a Lark grammar is told to the model alone.
+    """The function of a custom tool. A regular expression is enforced; a Lark grammar is only told to the model.
 
     The model writes the input as a string of JSON, whose escapes a Lark grammar does not know.
     """

@@ -105,7 +105,7 @@ def _text(content: object) -> object:
 
 
 def predicted(body: ChatBody) -> str:
-    """What the client expects as the answer; "" if it does not say."""
+    """The answer that the client expects; "" if it does not say."""
     return "" if body.prediction is None else str(_text(body.prediction.content))
 
 

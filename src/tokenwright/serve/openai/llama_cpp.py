@@ -1,4 +1,4 @@
-"""What llama.cpp's server has beside OpenAI's API: the prompt of a conversation, and what the server is."""
+"""Routes of llama.cpp's server has beside OpenAI's API: the prompt of a conversation, and what the server is."""
 
 from __future__ import annotations
 

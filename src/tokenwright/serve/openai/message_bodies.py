@@ -68,7 +68,7 @@ Parts = Annotated[list[TextPart], many(MOST_PARTS)]
 
 
 class Prediction(Body):
-    """What the answer may come to, such as the file that it edits; its tokens are drafted where they fit."""
+    """A text that the answer may come to, such as the file that it edits; its tokens are drafted where they fit."""
 
     type: Literal["content"]
     content: Text | Parts = ""
@@ -111,7 +111,7 @@ class CalledTool(Body):
 
 
 class AnyRole(Body):
-    """What messages of all roles have. name: who speaks, for templates that print it."""
+    """The fields of messages of all roles. name: the speaker, for templates that print it."""
 
     harmless: ClassVar = {
         "cache_control": CACHED,
@@ -125,14 +125,14 @@ class AnyRole(Body):
 
 
 class SystemMessage(AnyRole):
-    """What the model is told beforehand."""
+    """Instructions for the model."""
 
     role: Literal["system", "developer"]
     content: Text | Parts
 
 
 class UserMessage(AnyRole):
-    """What the user says, in text."""
+    """The text of the user."""
 
     role: Literal["user"]
     content: Text | Parts
@@ -151,7 +151,7 @@ class ReasoningDetail(Body):
 
 
 class AssistantMessage(AnyRole):
-    """What the model said before; its content may be missing beside tool calls. Its reasoning has several names."""
+    """An earlier answer of the model; its content may be missing beside tool calls. Its reasoning has several names."""
 
     refused: ClassVar = {
         "audio": Refused("there is text alone"),
@@ -183,7 +183,7 @@ class AssistantMessage(AnyRole):
 
 
 class ToolMessage(AnyRole):
-    """What a tool answered."""
+    """The answer of a tool."""
 
     role: Literal["tool"]
     content: Text | Parts
@@ -219,7 +219,7 @@ class GrammarText(Body):
 
 
 class CustomFormat(Body):
-    """What a custom tool's input is: any text, or that of a grammar, which clients write in two ways."""
+    """The form of a custom tool's input: any text, or that of a grammar, which clients write in two ways."""
 
     type: Literal["text", "grammar"]
     grammar: GrammarText | None = None

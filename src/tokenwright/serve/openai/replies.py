@@ -56,12 +56,12 @@ def usage_of(counts: Iterable[TokenCounts]) -> Json:
 
 
 def cut(tokens: int) -> Json:
-    """What a usage says of tokens that truncate_prompt_tokens has cut off, where it has."""
+    """The field of a usage for tokens that truncate_prompt_tokens has cut off, where it has."""
     return {"truncated_tokens": tokens} if tokens else {}
 
 
 class Names:
-    """What all objects of one reply have in common. kind: "chat.completion" or "text_completion"."""
+    """The fields that all objects of one reply have in common. kind: "chat.completion" or "text_completion"."""
 
     def __init__(self, kind: str, model: str) -> None:
         self.id = f"{'chatcmpl' if kind.startswith('chat') else 'cmpl'}-{new_hex(12)}"

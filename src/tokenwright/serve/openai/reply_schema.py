@@ -205,7 +205,7 @@ class ScoreReply(Reply):
 
 
 class InfillTimings(Reply):
-    """Of the prompt without what was cached, and of the text; in the words of llama.cpp's server."""
+    """Times of the prompt without its cached part, and of the text; in the words of llama.cpp's server."""
 
     cache_n: int
     prompt_n: int
@@ -215,7 +215,7 @@ class InfillTimings(Reply):
 
 
 class Infilled(Reply):
-    """The reply of /infill, and in a stream its last event; those before have content, index and stop alone."""
+    """The reply of /infill, and in a stream its last event; earlier ones have only content, index and stop."""
 
     index: Literal[0]
     content: str
@@ -269,7 +269,7 @@ class AppliedTemplate(Reply):
 
 
 class GenerationSettings(Reply):
-    """What a request has that says nothing. n_ctx: the tokens of the context."""
+    """The value of a field that a request leaves open. n_ctx: the tokens of the context."""
 
     n_ctx: int
     params: Json
@@ -290,7 +290,7 @@ class Props(Reply):
 
 
 class Slot(Reply):
-    """A place in the engine; prompt and answer are those of its request so far, in tokens."""
+    """A place in the engine; prompt and answer are its request's so far, in tokens."""
 
     id: int
     n_ctx: int

@@ -41,7 +41,7 @@ class DocumentObject(Body):
 
 
 class RerankBody(Body):
-    """POST /v1/rerank. top_n: only so many of the most relevant. instruction: what the query asks for."""
+    """POST /v1/rerank. top_n: how many of the most relevant are returned. instruction: what the query asks for."""
 
     refused: ClassVar = {
         "rank_fields": Refused("a document has one field, its text", (["text"],)),

@@ -1,4 +1,4 @@
-"""Prometheus metrics: recorded when a request ends or is refused, and read from the engine when somebody asks.
+"""Prometheus metrics: recorded when a request ends or is refused, and read from the engine when they are asked for.
 
 No label has a value that a client chooses. Nothing is recorded per token.
 """

@@ -17,7 +17,7 @@ READY_S = 60.0  # a request waits so long for a model that is still being read
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What requests of a model need. listener: of the service's event loop."""
+    """The parts that requests of a model need. listener: of the service's event loop."""
 
     preparer: Preprocessor
     listener: AsyncListener
@@ -42,7 +42,7 @@ class Opening:
 
     @property
     def opened(self) -> Opened:
-        """What the model's requests need; only once it is opened."""
+        """The parts that the model's requests need; only once it is opened."""
         assert self._opened is not None, "an opened model has one"
         return self._opened
 
@@ -65,6 +65,6 @@ class Opening:
 
 
 def heard(task: asyncio.Task[None]) -> None:
-    """Take a task's exception: perhaps nobody waits for it any more, and asyncio would complain."""
+    """Take a task's exception: perhaps no request waits for it any more, and asyncio would complain."""
     if not task.cancelled():
         task.exception()

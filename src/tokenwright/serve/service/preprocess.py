@@ -31,8 +31,8 @@ ANY_OBJECT = Grammar.json_schema({"type": "object"})
 class Prepared:
     """A request of the engine, with what its answer needs.
 
-    text: the prompt as text, for display. reader: makes the reader of one text. at_end: its texts are known at the end
-    alone. truncated: tokens that were cut off the prompt.
+    text: the prompt as text, for display. reader: makes the reader of one text. at_end: its texts are only known at the
+    end. truncated: tokens that were cut off the prompt.
     """
 
     request: Request

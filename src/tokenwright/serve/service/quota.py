@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 class Quota:
-    """What is held of something countable, in all (`used`) and by each key. keys: how many there are."""
+    """The number that is held of something countable, in all (`used`) and by each key. keys: how many there are."""
 
     __slots__ = ("_by_key", "most", "share", "used")
 

@@ -47,7 +47,7 @@ AHEAD = 8  # sequences beyond those that the engine runs at once: they are prepa
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """What the service allows. queue: requests that may wait. keys: the API keys that share the queue.
+    """The limits of the service. queue: requests that may wait. keys: the API keys that share the queue.
 
     threads: that render, tokenise and compile. deadline_s: of a request that names none; None: no limit.
     reader_s: seconds in all that a request may be paused for a client that reads too slowly; None: no limit.
@@ -138,7 +138,7 @@ class Service:
         return Opened(await self.in_thread(lambda: Preprocessor(llm)), listener)
 
     async def preparer(self, key: str = "", *, taken: bool = False) -> Preprocessor:
-        """What renders and tokenises. Raises as `opened` does."""
+        """The part that renders and tokenises. Raises as `opened` does."""
         await self.opened(key, taken=taken)
         return self._opening.opened.preparer
 

@@ -71,9 +71,9 @@ def nine_letters(identity: str) -> str:
 
 
 def without_oldest(messages: Messages, share: float) -> list[Mapping[str, Any]]:
-    """The messages without their oldest, about this share of their text: those of the system stay, and the last one.
+    """The messages without their oldest, about this share of their text: the system's stay, and the last one.
 
-    What is left begins with a user's message, if there is one. Empty if nothing can be left out.
+    The rest begins with a user's message, if there is one. Empty if nothing can be left out.
     """
     start = next((at for at, one in enumerate(messages) if one["role"] not in ("system", "developer")), len(messages))
     sizes = [len(str(one.get("content") or "")) + 1 for one in messages]

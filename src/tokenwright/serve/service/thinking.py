@@ -37,7 +37,7 @@ def variables_of(thinking: bool | None, given: Mapping[str, Any], switches: Sequ
 
 
 def closing(text: str, tags: ThinkTags) -> str:
-    """What follows a prompt so that the model does not reason: empty thoughts, or the end of those that it opens."""
+    """The text behind a prompt so that the model does not reason: empty thoughts, or the end of those that it opens."""
     opening = "" if text.rstrip().endswith(tags.start) else f"{tags.start}{_BEFORE}"
     return f"{opening}{_BEFORE}{tags.end}{_AFTER}"
 
@@ -64,7 +64,7 @@ class TokenMasks:
 
     @cached_property
     def spaces(self) -> NDArray[np.uint32]:
-        """Those of white space."""
+        """The tokens of white space."""
         texts = (self._tokenizer.token_bytes(token) for token in range(self._size))
         return self.of(at for at, text in enumerate(texts) if text and not text.strip() and len(text) <= _MOST_SPACE)
 
@@ -73,7 +73,7 @@ class ThoughtGate:
     """Lets a text begin with thoughts: its grammar holds what follows them, and a budget of tokens may end them.
 
     inner: constrains the answer; None: nothing does. If the prompt does not end inside the thoughts, the text may begin
-    with the start tag, or with the answer. Special tokens count as themselves alone, other tags as they are spelled.
+    with the start tag, or with the answer. Special tokens count only as themselves, other tags as they are spelled.
     """
 
     def __init__(

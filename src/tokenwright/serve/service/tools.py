@@ -92,7 +92,7 @@ class ModelTools:
 
 
 def read_json(text: str) -> Any:
-    """A value that a model wrote. Numbers beyond those of a double become the largest double: JSON has no infinity.
+    """A value that a model wrote. Numbers beyond a double's range become the largest double: JSON has no infinity.
 
     Raises ValueError for text that is not JSON, RecursionError for one that is nested too deeply.
     """

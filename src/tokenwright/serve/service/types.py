@@ -76,7 +76,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What follows a gap that is to be filled. files: (name, text) of others. begun: how the text of the gap begins."""
+    """The text behind a gap. files: (name, text) of others. begun: how the text of the gap begins."""
 
     suffix: str
     files: tuple[tuple[str, str], ...] = ()
@@ -107,7 +107,7 @@ class GenerationRequest:
         the prompt has nothing of the answer's beginning.
     drop_oldest: leave out the oldest messages, but for the system's, where the prompt is too long.
     deadline_s: seconds from now on, waiting included. priority: one of PRIORITIES, among requests of the same key.
-    truncate_prompt_tokens: keep only so many last tokens of a longer prompt; without it a prompt is never cut.
+    truncate_prompt_tokens: keep only this number of last tokens of a longer prompt; without it a prompt is never cut.
     embed: generate nothing: the answer is `Generation.embedding`.
     model: the name that the client asked for: that of an adapter chooses it.
     together: the requests whose texts are one reply, this one among them. since: when that reply was asked for, in
@@ -161,11 +161,11 @@ class ToolCallDelta:
 
 @dataclass(slots=True)
 class Delta:
-    """What one step, or some that were read together, add to the text number `choice`. Any of its parts may be empty.
+    """The addition of one step or more to the text number `choice`. Any of its parts may be empty.
 
     Its order: what continues a call of an earlier delta (`continued`), reasoning, text, calls that begin (`begun`).
     tokens: the step's tokens with their logprobs, if the request asked for logprobs. finish: why the text ended, in its
-    last delta alone; `reason` is the engine's word for it, `stopped` the stop string or stop id that ended it.
+    last delta only; `reason` is the engine's word for it, `stopped` the stop string or stop id that ended it.
     """
 
     choice: int
@@ -245,7 +245,7 @@ class Timings:
     """Why a reply took as long as it did: seconds of the server's clock, and counts.
 
     queue_s: until the first step of the request. prefill_s: from there to its first token. decode_s: from there to the
-    last. Of a reply of several requests: the first step and the first token of any, and the last token of all.
+    last. For a reply of several requests: the first step and the first token of any, and the last token of all.
     moves: how often another replica went on with a text.
     """
 

@@ -255,7 +255,7 @@ class ResponseStreamOptions(Body):
 
 
 class ResponsePrompted(Body):
-    """What a response and the count of its tokens have in common."""
+    """The fields that a response and the count of its tokens have in common."""
 
     refused = {
         "conversation": Refused("use previous_response_id, or send the whole conversation in input"),

@@ -101,7 +101,7 @@ def usage_of(counts: TokenCounts) -> dict[str, Any]:
 class ResponseOutput:
     """Writes the items of one response, event by event. An event is only valid until the next one is taken.
 
-    render(tokens): their logprobs as this API writes them. tools: those of the request. sealed: reasoning has an
+    render(tokens): their logprobs as this API writes them. tools: the request's. sealed: reasoning has an
     opaque text as well. Where the request asks for a summary, the reasoning is one.
     """
 

@@ -86,7 +86,7 @@ class ResponseUsage(Reply):
 
 
 class Response(Reply):
-    """The reply of /v1/responses. What a request says comes back as it was read."""
+    """The reply of /v1/responses. The fields of the request come back as they were read."""
 
     id: str
     object: Literal["response"]

@@ -70,7 +70,7 @@ class StoredResponses:
         return stored is not None
 
     def resolved(self, key: str, items: Sequence[Item]) -> Iterator[Item]:
-        """Items with those of stored responses in the places of references to them, where they are found."""
+        """Items, with stored ones in the places of references to them, where they are found."""
         known: dict[str, Item] | None = None
         for item in items:
             if isinstance(item, ItemReference):

@@ -34,7 +34,7 @@ class ToolForm:
 
     @property
     def mark(self) -> str:
-        """What stands before a section, white space apart."""
+        """The text before a section, without white space."""
         return self.open.strip()
 
     @property

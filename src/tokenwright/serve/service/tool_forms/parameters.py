@@ -1,4 +1,4 @@
-"""What forms that write arguments one by one ask of a tool's schema: its parameters, and how a value is written."""
+"""A tool's schema for forms that write arguments one by one: its parameters, and how a value is written."""
 
 from __future__ import annotations
 

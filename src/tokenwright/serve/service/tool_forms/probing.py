@@ -35,7 +35,7 @@ _IDENTITIES: dict[Identities, str] = {"any": "call_0123456789ab", "nine": "a1234
 
 @dataclass(frozen=True, slots=True)
 class TemplateTools:
-    """What a template does. form: of calls. declares: it prints the tools that it is given.
+    """The abilities of a template. form: of calls. declares: it prints the tools that it is given.
 
     writes: it prints the calls of earlier answers; text_arguments: whose arguments are JSON text, not objects;
     identities: what their ids are like. results: it prints what tools answered. system: it takes a system message.
@@ -62,7 +62,7 @@ def declared(tool: Tool) -> dict[str, Any]:
 
 
 def probed(render: Render, source: str, known: ToolForm | None = None) -> TemplateTools:
-    """What the template of this source does with tools; `render` renders messages and tools, or raises RequestError.
+    """The abilities of the template of this source; `render` renders messages and tools, or raises RequestError.
 
     known: the form, where it is found otherwise.
     """
@@ -132,7 +132,7 @@ def _fit(form: ToolForm, text: str) -> tuple[bool, int] | None:
 
 
 def read_whole(form: ToolForm, tools: Sequence[Tool], text: str) -> Answer:
-    """What a reader makes of a whole text."""
+    """A reader's answer to a whole text."""
     reader, delta, answer = FormReader(form, tools), Delta(0), Answer(0)
     reader.push(text, None, delta)
     reader.finish(delta)

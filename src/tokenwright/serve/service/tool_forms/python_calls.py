@@ -1,4 +1,4 @@
-"""Calls like those of Python."""
+"""Calls in the syntax of Python."""
 
 from __future__ import annotations
 

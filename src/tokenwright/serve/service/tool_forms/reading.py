@@ -14,7 +14,7 @@ from tokenwright.serve.service.types import Delta, Tool, ToolCallDelta
 class FormReader:
     """A `CallReader`, and the sink of the calls that it reads.
 
-    opened: the prompt ends with the form's mark. What stands between a mark and a name is text again where it turns out
+    opened: the prompt ends with the form's mark. Text between a mark and a name is text again where it turns out
     to be no call; where the text is cut off there (by its length), it goes.
     """
 

@@ -43,7 +43,7 @@ class TextSource:
         self.raw, self._recording = "", False
 
     def take(self, length: int) -> str:
-        """Read so many characters that have come."""
+        """Read this number of characters that have come."""
         part, self.text = self.text[:length], self.text[length:]
         if self._recording:
             self.raw += part

@@ -15,7 +15,7 @@ Message = Mapping[str, Any]
 
 
 def instructions(form: ToolForm, tools: Iterable[Tool]) -> str:
-    """What a model must know of its tools, for templates that do not say it."""
+    """Instructions about the tools, for templates that do not say it."""
     shown = "\n".join(json.dumps(declared(tool)["function"], ensure_ascii=False) for tool in tools)
     example = form.written([("NAME", {"ARGUMENT": "VALUE"})])
     return (

@@ -48,7 +48,7 @@ class CallSyntax(Protocol):
 
 
 def name_into(parts: list[str]) -> Callable[[str], None]:
-    """Collects what stands where a name must be. What it returns raises NoCall for what is too long."""
+    """Collects what stands where a name must be. The result raises NoCall for a text that is too long."""
 
     def add(part: str) -> None:
         parts.append(part)
