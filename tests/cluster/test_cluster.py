@@ -70,7 +70,7 @@ class Served:
     def replicas(self):
         """The processes that have the model."""
         found = subprocess.run(  # of the server's own children
-            ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True
+            ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True
         )
         return [int(line.split()[0]) for line in found.stdout.splitlines() if "cluster.replica" in line]
 
