@@ -124,9 +124,9 @@ class ItemReference(Body):
 
 
 class HostedItem(Body):
-    """A call that a server has run, or its result. type: one of HOSTED."""
+    """A call that a server has run, or its result."""
 
-    type: Text
+    type: Annotated[Text, Field(json_schema_extra={"enum": sorted(HOSTED)})]
 
 
 class ReasoningText(Body):
