@@ -70,7 +70,7 @@ def cores() -> int:
     """
     if given := Environment.read().threads:
         return given
-    processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    processors = os.sched_getaffinity(0) if sys.platform == "linux" else range(os.cpu_count() or 1)
     return len({_core(processor) for processor in processors}) or 1
 
 

@@ -7,7 +7,6 @@ few branches. The changing state (the batch, the cache) is an argument.
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from types import MethodType
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -199,7 +198,7 @@ class TorchMLP:
         self.norm = norm(op.norm, kernels, weights)
         self.up = linear(weights, op.up)
         self.down = linear(weights, op.down)
-        self.activate = kernels.gated if op.gated else kernels.activate
+        self.gated = op.gated
         self.after = _after(op, kernels, weights)
 
     def __call__(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
@@ -211,7 +210,8 @@ class TorchMLP:
         """[T, width] -> [T, width]: what the op adds to the residual stream."""
         normed = self.norm(x)
         state.tap(Site.MLP_INPUT, self.layer, normed)
-        hidden = self.activate(state.linear(self.kernels, normed, self.up, self.names[0]), self.activation)  # [T, m]
+        activate = self.kernels.gated if self.gated else self.kernels.activate
+        hidden = activate(state.linear(self.kernels, normed, self.up, self.names[0]), self.activation)  # [T, m]
         state.tap(Site.MLP_HIDDEN, self.layer, hidden)
         return self.after(state.linear(self.kernels, hidden, self.down, self.names[1]))
 
@@ -303,8 +303,6 @@ def using(op: AnyOp, before: Kernels, kernels: Kernels) -> AnyOp:
             setattr(other, name, kernels)
         elif isinstance(value, TorchAttention | TorchMLP):
             setattr(other, name, using(value, before, kernels))
-        elif isinstance(value, MethodType) and value.__self__ is before:  # such as `gated`
-            setattr(other, name, getattr(kernels, value.__name__))
     return other
 
 
