@@ -13,8 +13,9 @@ import { run } from "../store";
 import { marked, quoted } from "../text";
 import { theme } from "../theme";
 import type { AtlasCard, HeadCard, LensCard, MatrixCard } from "../schema/heads";
+import { Lead } from "../ui/Lead";
 import { Badge } from "../ui/Stat";
-import { Failed, Lead, Nothing, asked, present, useRested } from "./common";
+import { Failed, Nothing, asked, present, useRested } from "./common";
 import "../style/heads.css";
 
 type Kind = HeadCard["kind"];
@@ -33,6 +34,14 @@ const MEANINGS: Record<Kind, string> = {
   mixed: "does none of these in this text",
 };
 
+const KINDS = ["previous", "induction", "sink", "local"] as const;
+const DOES: Record<(typeof KINDS)[number], readonly [one: string, several: string]> = {
+  previous: ["reads the token before", "read the token before"],
+  induction: ["copies what came earlier", "copy what came earlier"],
+  sink: ["leaves its weight on the first token", "leave their weight on the first token"],
+  local: ["reads the last eight tokens", "read the last eight tokens"],
+};
+
 export default function Heads() {
   const { layer, head } = selected.value;
   useRested((id, step) => {
@@ -47,7 +56,7 @@ export default function Heads() {
   const found = atlas.value.value;
   return (
     <>
-      <Lead>
+      <Lead result={found && present() ? result(found) : ""}>
         Every attention head of every layer, named by what it reads in this text. Choose one: the beams on the stage show
         it, and its whole matrix is below.
       </Lead>
@@ -65,6 +74,14 @@ export default function Heads() {
       )}
     </>
   );
+}
+
+/** How many heads do what, the most frequent first. */
+function result({ heads }: AtlasCard): string {
+  const counts = KINDS.map((kind) => ({ kind, heads: heads.filter((one) => one.kind === kind).length }));
+  const named = counts.filter((one) => one.heads > 0).sort((a, b) => b.heads - a.heads);
+  const said = named.map((one) => `${count(one.heads)} ${one.heads === 1 ? DOES[one.kind][0] : DOES[one.kind][1]}`);
+  return `Of ${plural(heads.length, "head")} ${said.join(", ") || "none has a name in this text"}.`;
 }
 
 const letter = (kind: Kind): string => (kind === "mixed" ? "" : kind[0]!.toUpperCase());

@@ -4,7 +4,7 @@
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { call, post } from "../api";
-import { count, plural } from "../format";
+import { bytes, count, joined, plural } from "../format";
 import { frame, run } from "../store";
 import {
   POOL_GROUP,
@@ -14,7 +14,8 @@ import {
   type PoolPage,
   type PoolSequence,
 } from "../schema/pages";
-import { Failed, Lead, Datum, asked, words } from "./common";
+import { Failed, Datum, asked, words } from "./common";
+import { Lead } from "../ui/Lead";
 import "../style/pages.css";
 
 const LEAST_CELLS = 192; // of the grid; the pages behind the last one in use are free, and are told in words
@@ -48,7 +49,7 @@ export default function Pages() {
   const found = pool.value.value;
   return (
     <>
-      <Lead>
+      <Lead result={found ? result(found) : ""}>
         Each square is a page of the KV cache: room for {found?.page_size ?? 16} tokens in all layers. Start the prompts
         below: texts with the same beginning share its pages.
       </Lead>
@@ -60,6 +61,15 @@ export default function Pages() {
       {found && <Sequences card={found} />}
     </>
   );
+}
+
+function result({ groups }: PoolCard): string {
+  const sum = (of: (group: PoolGroup) => number) => groups.reduce((all, group) => all + of(group), 0);
+  const shared = sum((group) => group.shared);
+  const saved = joined(bytes(sum((group) => group.saved_bytes)));
+  const used = `${count(sum((group) => group.used))} of ${plural(sum((group) => group.pages), "page")} are in use`;
+  if (shared === 0) return `${used}; no two texts share one.`;
+  return `${used}; texts share ${count(shared)} of them, which saves ${saved}.`;
 }
 
 function live(): string | null {
