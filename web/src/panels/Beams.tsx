@@ -73,11 +73,6 @@ function Dials() {
 function Shown({ card }: { card: BeamCard }) {
   return (
     <>
-      <dl class="panel-figures">
-        {(["best_sum", "greedy_sum", "gain"] as const).map((field) => (
-          <Datum key={field} of={card} table={BEAM_CARD} field={field} name={`beams_${field}`} />
-        ))}
-      </dl>
       <ol class="beam-texts">
         {card.best.map((text, rank) => (
           <li key={text.node} class={rank === 0 ? "best" : ""}>
@@ -94,6 +89,11 @@ function Shown({ card }: { card: BeamCard }) {
           <span class="beam-score">{card.greedy_sum.toFixed(2)} nat; greedy</span>
         </li>
       </ol>
+      <dl class="panel-figures">
+        {(["best_sum", "greedy_sum", "gain"] as const).map((field) => (
+          <Datum key={field} of={card} table={BEAM_CARD} field={field} name={`beams_${field}`} />
+        ))}
+      </dl>
       <h2>
         The tree <span class="under">{plural(card.nodes.length, "token")} kept on the way</span>
       </h2>

@@ -65,8 +65,8 @@ export default function Heads() {
       ) : (
         <>
           <Failed of={atlas} />
-          {found && <Kinds card={found} />}
           {found && <Atlas card={found} />}
+          {found && <Kinds card={found} />}
           {found && <Chosen card={found} />}
           <Matrix />
           <Lens />

@@ -209,7 +209,7 @@ function Found({ view: found }: { view: SamplerView }) {
 
 function result(found: SamplerView): string {
   const kept = `${count(found.kept)} of ${count(found.vocab)} tokens can be drawn`;
-  return `${kept}. ${outcome(found, run.value?.named(found.token).text ?? "")}`;
+  return found.drawn_card === null ? `${kept}.` : `${kept}; ${quoted(found.drawn_card.text)} is.`;
 }
 
 function outcome(found: SamplerView, written: string): string {
