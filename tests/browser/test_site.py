@@ -120,7 +120,7 @@ def test_race_beams_batch_and_lesson_are_recorded_and_nothing_else_is_offered(vi
         [group] = looks[step]["groups"]
         for name in ("used", "shared", "cached", "free", "saved_bytes"):
             assert visited.stats()[f"pool_{name}"][0] == str(group[name]), (step, name)
-        told = visited.tab.locator(".panel-result").inner_text()
+        told = visited.tab.locator(".panel .panel-result").inner_text()
         assert ("taken for older texts" in told) == (step == taken)
     visited.drawer("Learn")
     assert "runs once for each token" in visited.tab.locator("#learn-title").inner_text()

@@ -115,7 +115,7 @@ def recorded_beams(explorer: Explorer) -> dict[str, Any]:
 
 
 def recorded_batch(explorer: Explorer) -> dict[str, Any]:
-    """The pool of a small engine after each step of a batch: texts share pages, and the youngest gives its pages away."""
+    """The pool of a small engine after each step of a batch: texts share pages, and the youngest gives its own away."""
     from tokenwright.cache import group_layers  # with NumPy
     from tokenwright.engine import SamplingParams
     from tokenwright.llm.llm import LLM
