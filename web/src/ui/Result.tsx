@@ -70,7 +70,7 @@ export function Result() {
           </>
         )}
         <button type="button" onClick={() => (shareOpen.value = true)}>
-          Share
+          Share this run
         </button>
         <button type="button" class="quiet" onClick={() => (resultClosed.value = true)} aria-label="Close the result">
           <Icon name="close" />
