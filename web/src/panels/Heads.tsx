@@ -35,11 +35,11 @@ const MEANINGS: Record<Kind, string> = {
 };
 
 const KINDS = ["previous", "induction", "sink", "local"] as const;
-const DOES: Record<(typeof KINDS)[number], readonly [one: string, several: string]> = {
-  previous: ["reads the token before", "read the token before"],
-  induction: ["copies what came earlier", "copy what came earlier"],
-  sink: ["leaves its weight on the first token", "leave their weight on the first token"],
-  local: ["reads the last eight tokens", "read the last eight tokens"],
+const READS: Record<(typeof KINDS)[number], string> = {
+  previous: "the token before",
+  induction: "what followed earlier",
+  sink: "the first token",
+  local: "the last eight tokens",
 };
 
 export default function Heads() {
@@ -80,8 +80,8 @@ export default function Heads() {
 function result({ heads }: AtlasCard): string {
   const counts = KINDS.map((kind) => ({ kind, heads: heads.filter((one) => one.kind === kind).length }));
   const named = counts.filter((one) => one.heads > 0).sort((a, b) => b.heads - a.heads);
-  const said = named.map((one) => `${count(one.heads)} ${one.heads === 1 ? DOES[one.kind][0] : DOES[one.kind][1]}`);
-  return `Of ${plural(heads.length, "head")} ${said.join(", ") || "none has a name in this text"}.`;
+  const said = named.map((one) => `${count(one.heads)} ${READS[one.kind]}`);
+  return `What ${plural(heads.length, "head")} mostly read: ${said.join(", ") || "none"}.`;
 }
 
 const letter = (kind: Kind): string => (kind === "mixed" ? "" : kind[0]!.toUpperCase());

@@ -64,9 +64,8 @@ function Recorded() {
   return (
     <>
       <Lead result={card ? `${result(card)}${waits(card)}` : ""}>
-        Each square is a page of the KV cache: room for {card?.page_size ?? 16} tokens in all layers. Three texts with the
-        same beginning are written in a pool of {group?.pages ?? 8} pages, which is too small for all of them: the youngest
-        gives its pages away, and goes on later.
+        Each square is a page of the KV cache: room for {card?.page_size ?? 16} tokens in all layers. The pool is too small
+        for three texts: the youngest gives its pages away, and goes on later.
       </Lead>
       <Failed of={recording} />
       {card && group && (
