@@ -1,0 +1,137 @@
+"""A page tier on a disk (`engine/page_tier.py`): the pages of an engine in a folder, which a later process reads again.
+
+The engine thread reads and verifies files itself, for about a step's time at once; `page_writer.py` writes them. A page
+is worth its bytes if reading them takes less time than computing its tokens. Both speeds are measured: the disk's when
+pages are read, the model's in steps of many tokens. As long as one of them is unknown, a page is worth it.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenwright.arrays import Array
+from tokenwright.cache.page_folder import BLOCK, OVERHEAD, PageFolder, page_key, taken
+from tokenwright.cache.page_writer import QUEUE, PageToWrite, PageWriter
+from tokenwright.errors import RequestError
+
+READ_S = 0.05  # seconds of reading in one step
+STALE_S = 60.0  # after which a disk that was too slow is measured again
+_BATCH = 16  # pages read before they are written to the KV memory
+_LEAST = 64  # tokens of a step whose time counts: smaller ones read the weights for few tokens
+
+
+class Rate:
+    """A measured speed, in units a second: the mean of the measurements, the newest with half the weight."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+        self.at = 0.0  # of the last measurement, on the monotonic clock
+
+    def add(self, units: float, seconds: float) -> None:
+        found = units / max(seconds, 1e-9)
+        self.value = found if self.value is None else (self.value + found) / 2
+        self.at = time.monotonic()
+
+
+class PageLayout:
+    """The arrays of one page of a group: [layers, 1, ...] each, as `KVStore.read` returns them."""
+
+    def __init__(self, parts: Sequence[Array]) -> None:
+        self.parts = tuple(parts)
+        self.nbytes = sum(part.nbytes for part in parts)
+
+    def empty(self, pages: int) -> tuple[Array, ...]:
+        """Arrays for the contents of several pages: [layers, n, ...]."""
+        return tuple(np.empty((one.shape[0], pages, *one.shape[2:]), one.dtype) for one in self.parts)
+
+    def put(self, contents: Sequence[Array], index: int, data: memoryview) -> None:
+        """Put the bytes of a page (`PageToWrite.to_bytes`) into contents [layers, n, ...]."""
+        start = 0
+        for part, one in zip(contents, self.parts, strict=True):
+            found = np.frombuffer(data[start : start + one.nbytes], np.uint8).view(one.dtype)
+            part[:, index] = found.reshape(one.shape[0], *one.shape[2:])
+            start += one.nbytes
+
+
+class DiskPages:
+    """The pages of one engine in a folder.
+
+    model: sha256 of everything but the tokens that pages depend on. like: the contents of one page of each group, as
+    `KVStore.read` returns them; page_size: its tokens. read_pages: pages read since it was opened. Raises RequestError
+    for a folder or quota that cannot be used.
+    """
+
+    def __init__(self, folder: Path, quota: int, model: bytes, like: Sequence[Sequence[Array]], page_size: int) -> None:
+        self._layouts = [PageLayout(parts) for parts in like]
+        least = 2 * BLOCK + sum(taken(OVERHEAD + one.nbytes) for one in self._layouts)
+        if quota < least:
+            raise RequestError(
+                f"kv_disk_size is {quota:,} bytes, and a page alone takes {least:,}; give more", "kv_disk_size"
+            )
+        self.folder = PageFolder(folder, quota, model)
+        self.writer = PageWriter(self.folder)
+        self.read_pages = 0
+        self._page = page_size, sum(one.nbytes for one in self._layouts)
+        self._disk, self._model = Rate(), Rate()
+
+    @property
+    def secret(self) -> bytes:
+        """What all page hashes follow from."""
+        return self.folder.secret
+
+    def held(self, group: int, hashes: Sequence[bytes]) -> list[bool]:
+        return self.folder.held([page_key(one, group) for one in hashes])
+
+    def wanted(self, group: int, hashes: Sequence[bytes]) -> list[int]:
+        writer, pages = self.writer, self.folder.pages
+        if writer.closing or not self._worth(*self._page):
+            return []
+        keys = [page_key(one, group) for one in hashes]
+        found = [index for index, key in enumerate(keys) if not (key in pages or key in writer.waiting)]
+        return found[: max((QUEUE - writer.nbytes) // self._layouts[group].nbytes, not writer.nbytes)]
+
+    def write(self, group: int, hashes: Sequence[bytes], contents: Any) -> None:
+        nbytes = self._layouts[group].nbytes
+        self.writer.put(
+            [PageToWrite(page_key(one, group), contents, index, nbytes) for index, one in enumerate(hashes)]
+        )
+
+    def used(self, group: int, hashes: Sequence[bytes]) -> None:
+        self.writer.touch([page_key(one, group) for one in hashes])
+
+    def worth_reading(self, tokens: int, nbytes: int) -> bool:
+        return time.monotonic() > self._disk.at + STALE_S or self._worth(tokens, nbytes)
+
+    def _worth(self, tokens: int, nbytes: int) -> bool:
+        disk, model = self._disk.value, self._model.value
+        return disk is None or model is None or nbytes / disk < tokens / model
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """A step has computed so many tokens in so much time."""
+        if tokens >= _LEAST:
+            self._model.add(tokens, seconds)
+
+    def read(self, group: int, hashes: Sequence[bytes]) -> Iterator[tuple[list[int], Any]]:
+        layout, end = self._layouts[group], time.perf_counter() + READ_S
+        whole = memoryview(bytearray(OVERHEAD + layout.nbytes + 1))
+        contents = layout.empty(min(_BATCH, len(hashes)))
+        for first in range(0, len(hashes), _BATCH):
+            began, good = time.perf_counter(), []
+            for index in range(first, min(first + _BATCH, len(hashes))):
+                data = self.folder.read(page_key(hashes[index], group), whole)
+                if data is not None:
+                    layout.put(contents, len(good), data)
+                    good.append(index)
+            if good:
+                self._disk.add(len(good) * layout.nbytes, time.perf_counter() - began)
+                self.read_pages += len(good)
+                yield good, tuple(part[:, : len(good)] for part in contents)
+            if time.perf_counter() > end:
+                break
+
+    def close(self) -> None:
+        """Write what waits, and end the writer."""
+        self.writer.close()
