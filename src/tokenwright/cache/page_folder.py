@@ -103,6 +103,7 @@ class PageFolder:
         self._oldest: list[tuple[int, str]] = []  # a heap of (mtime, name) with every file
         self._skipped: set[str] = set()  # names that the log has told of
         self._seen = -1  # the count of changes when all files were known
+        self._doubted = False  # whether a file has changed that no process changes
         try:
             self._lock = _open_lock(folder)
             self._own.mkdir(mode=0o700, exist_ok=True)
@@ -131,8 +132,11 @@ class PageFolder:
         known = self.pages
         found = [key in known for key in keys]
         if not all(found) and self.changed:
-            found = [there or (self.folder / self._name(key)).exists() for there, key in zip(found, keys, strict=True)]
+            found = [there or self._exists(self._name(key)) for there, key in zip(found, keys, strict=True)]
         return found
+
+    def _exists(self, name: str) -> bool:
+        return name not in self._skipped and (self.folder / name).exists()
 
     def read(self, key: bytes, whole: memoryview) -> memoryview | None:
         """Read a page into `whole`, of OVERHEAD + its bytes + 1; its contents. None: it is gone or damaged.
@@ -162,6 +166,7 @@ class PageFolder:
 
     def _skip(self, key: bytes, why: str) -> None:
         """Forget a page that cannot be read. Its file is replaced when the page is computed."""
+        self._doubted = True
         self.pages.discard(key)
         self._tell(self._name(key), why)
 
@@ -246,7 +251,7 @@ class PageFolder:
         """Hold the lock, and know all files."""
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
-            if self.changed:
+            if self.changed or self._doubted:
                 self._refresh()
             yield
         finally:
@@ -263,7 +268,7 @@ class PageFolder:
 
     def _refresh(self) -> None:
         """Look at all files. The lock is held, so drafts are those of killed processes."""
-        count = self._count()
+        count, self._doubted = self._count(), False
         self.used = 2 * BLOCK  # secret and lock
         pages, self._oldest = set(), []
         for name, entry in self._entries():
