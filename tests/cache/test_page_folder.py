@@ -27,8 +27,8 @@ def contents(number, size=SIZE):
 
 
 def read(folder, one, size=SIZE):
-    found = folder.read(one, memoryview(bytearray(OVERHEAD + size + 1)))
-    return None if found is None else bytes(found)
+    whole = memoryview(bytearray(OVERHEAD + size + 1))
+    return bytes(whole[OVERHEAD:-1]) if folder.read(one, whole) else None
 
 
 def files(path):

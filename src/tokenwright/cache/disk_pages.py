@@ -1,25 +1,28 @@
 """A page tier on a disk (`engine/page_tier.py`): the pages of an engine in a folder, which a later process reads again.
 
-The engine thread reads and verifies files itself, for about a step's time at once; `page_writer.py` writes them. A page
-is worth its bytes if reading them takes less time than computing its tokens. Both speeds are measured: the disk's when
-pages are read, the model's in steps of many tokens. As long as one of them is unknown, a page is worth it.
+Helpers read and verify files a batch ahead of the engine thread, which copies them into the KV memory for about a
+step's time at once; `page_writer.py` writes them. A page is worth its bytes if reading them takes less time than
+computing its tokens. Both speeds are measured: the disk's when pages are read, the model's in steps of many tokens. As
+long as one of them is unknown, a page is worth it.
 """
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tokenwright.arrays import Array
+from tokenwright.arrays import ALIGNMENT, Array, Bytes, aligned_bytes
 from tokenwright.cache.page_folder import BLOCK, OVERHEAD, PageFolder, page_key, taken
 from tokenwright.cache.page_writer import QUEUE, PageToWrite, PageWriter
 from tokenwright.errors import RequestError
 
 READ_S = 0.05  # seconds of reading in one step
 STALE_S = 60.0  # after which a disk that was too slow is measured again
-_BATCH = 16  # pages read before they are written to the KV memory
+_HELPERS = 2  # threads that read
+_BATCH = 16  # pages that one of them reads at once
 _LEAST = 64  # tokens of a step whose time counts: smaller ones read the weights for few tokens
 
 
@@ -43,17 +46,20 @@ class PageLayout:
         self.parts = tuple(parts)
         self.nbytes = sum(part.nbytes for part in parts)
 
-    def empty(self, pages: int) -> tuple[Array, ...]:
-        """Arrays for the contents of several pages: [layers, n, ...]."""
-        return tuple(np.empty((one.shape[0], pages, *one.shape[2:]), one.dtype) for one in self.parts)
+    @cached_property
+    def places(self) -> list[Bytes]:
+        """Memory [pages, bytes] for the files of a batch: one for each helper, and one for the engine thread."""
+        size = -(-(OVERHEAD + self.nbytes + 1) // ALIGNMENT) * ALIGNMENT
+        return [aligned_bytes(_BATCH * size).reshape(_BATCH, size) for _ in range(_HELPERS + 1)]
 
-    def put(self, contents: Sequence[Array], index: int, data: memoryview) -> None:
-        """Put the bytes of a page (`PageToWrite.to_bytes`) into contents [layers, n, ...]."""
-        start = 0
-        for part, one in zip(contents, self.parts, strict=True):
-            found = np.frombuffer(data[start : start + one.nbytes], np.uint8).view(one.dtype)
-            part[:, index] = found.reshape(one.shape[0], *one.shape[2:])
+    def views(self, contents: Bytes) -> tuple[Array, ...]:
+        """The bytes [n, nbytes] of pages (`PageToWrite.to_bytes`) as arrays [layers, n, ...], without a copy."""
+        found, start = [], 0
+        for one in self.parts:
+            part = contents[:, start : start + one.nbytes].view(one.dtype)
+            found.append(part.reshape(len(contents), one.shape[0], *one.shape[2:]).swapaxes(0, 1))
             start += one.nbytes
+        return tuple(found)
 
 
 class DiskPages:
@@ -74,6 +80,7 @@ class DiskPages:
         self.folder = PageFolder(folder, quota, model)
         self.writer = PageWriter(self.folder)
         self.read_pages = 0
+        self._helpers = ThreadPoolExecutor(_HELPERS, "tokenwright KV disk")
         self._page = page_size, sum(one.nbytes for one in self._layouts)
         self._disk, self._model = Rate(), Rate()
 
@@ -115,23 +122,38 @@ class DiskPages:
             self._model.add(tokens, seconds)
 
     def read(self, group: int, hashes: Sequence[bytes]) -> Iterator[tuple[list[int], Any]]:
-        layout, end = self._layouts[group], time.perf_counter() + READ_S
-        whole = memoryview(bytearray(OVERHEAD + layout.nbytes + 1))
-        contents = layout.empty(min(_BATCH, len(hashes)))
-        for first in range(0, len(hashes), _BATCH):
-            began, good = time.perf_counter(), []
-            for index in range(first, min(first + _BATCH, len(hashes))):
-                data = self.folder.read(page_key(hashes[index], group), whole)
-                if data is not None:
-                    layout.put(contents, len(good), data)
-                    good.append(index)
-            if good:
-                self._disk.add(len(good) * layout.nbytes, time.perf_counter() - began)
-                self.read_pages += len(good)
-                yield good, tuple(part[:, : len(good)] for part in contents)
-            if time.perf_counter() > end:
-                break
+        layout, began, read = self._layouts[group], time.perf_counter(), 0
+        places = layout.places
+        batches = [range(first, min(first + _BATCH, len(hashes))) for first in range(0, len(hashes), _BATCH)]
+        waiting: deque[Future[list[int]]] = deque()
+        try:
+            for number in range(len(batches)):
+                while len(waiting) < min(_HELPERS, len(batches) - number):
+                    ahead = number + len(waiting)
+                    place = places[ahead % len(places)]
+                    waiting.append(self._helpers.submit(self._read_batch, group, hashes, batches[ahead], place))
+                if good := waiting.popleft().result():
+                    read += len(good)
+                    contents = places[number % len(places)][: len(good), OVERHEAD : OVERHEAD + layout.nbytes]
+                    yield good, layout.views(contents)
+                if time.perf_counter() > began + READ_S:
+                    break
+        finally:
+            wait(waiting)
+            self.read_pages += read
+            if read:
+                self._disk.add(read * layout.nbytes, time.perf_counter() - began)
+
+    def _read_batch(self, group: int, hashes: Sequence[bytes], batch: range, place: Bytes) -> list[int]:
+        """Read the files of some pages into rows of `place`, in a helper; those that are good, in the order of rows."""
+        good: list[int] = []
+        for index in batch:
+            whole = memoryview(place[len(good)])[: OVERHEAD + self._layouts[group].nbytes + 1]
+            if self.folder.read(page_key(hashes[index], group), whole):
+                good.append(index)
+        return good
 
     def close(self) -> None:
-        """Write what waits, and end the writer."""
+        """Write what waits, and end the threads."""
+        self._helpers.shutdown()
         self.writer.close()

@@ -32,9 +32,9 @@ from tokenwright.errors import RequestError
 BLOCK = 4096  # bytes: what a file takes is a multiple of it
 _MAGIC = b"tokenwright page 1\n"
 _KEY = struct.Struct(">32sH")  # a page: its hash and group
-_HEADER = struct.Struct(f"<{len(_MAGIC)}s32s{_KEY.size}s")  # magic, model, page
+OVERHEAD = 128  # bytes of a file before its contents: they are aligned if the file's bytes are
 _SUM = struct.Struct("<I")
-OVERHEAD = _HEADER.size + _SUM.size  # bytes of a file beside its contents
+_HEADER = struct.Struct(f"<{len(_MAGIC)}s32s{OVERHEAD - len(_MAGIC) - 32 - _SUM.size}s")  # magic, model, page
 _PAGE = re.compile(r"[0-9a-f]{64}\.\d{1,5}")
 _MODEL = re.compile(r"[0-9a-f]{32}")
 _DRAFT = ".draft"
@@ -138,10 +138,10 @@ class PageFolder:
     def _exists(self, name: str) -> bool:
         return name not in self._skipped and (self.folder / name).exists()
 
-    def read(self, key: bytes, whole: memoryview) -> memoryview | None:
-        """Read a page into `whole`, of OVERHEAD + its bytes + 1; its contents. None: it is gone or damaged.
+    def read(self, key: bytes, whole: memoryview) -> bool:
+        """Read a page's file into `whole`; False: it is gone or damaged, which the log tells.
 
-        The byte more is to notice a file that is too long. The log tells of damaged files.
+        `whole` has a byte more than the file, to notice one that is too long; the contents begin at OVERHEAD.
         """
         try:
             place = os.open(self.folder / self._name(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -151,18 +151,18 @@ class PageFolder:
                 os.close(place)
         except FileNotFoundError:  # removed for its room, here or by another process
             self.pages.discard(key)
-            return None
+            return False
         except OSError as error:
             self._skip(key, error.strerror or str(error))
-            return None
+            return False
         header, contents = whole[: _HEADER.size], whole[OVERHEAD:-1]
         if length != len(whole) - 1 or header != _HEADER.pack(_MAGIC, self.model, key):
             self._skip(key, "it is not this page of this model")
-            return None
+            return False
         if crc32(contents, crc32(header)) != _SUM.unpack(whole[_HEADER.size : OVERHEAD])[0]:
             self._skip(key, "it is damaged")
-            return None
-        return contents
+            return False
+        return True
 
     def _skip(self, key: bytes, why: str) -> None:
         """Forget a page that cannot be read. Its file is replaced when the page is computed."""

@@ -247,15 +247,15 @@ class PrefixIndex:
         table = PageTable(self._present(pool, found))
         for page in table.values():
             pool.incref(page)
-        done = 0
+        done: list[int] = []
         try:
             for good, contents in tier.read(number, [found[page] for page in missing]):
                 pages = [missing[index] for index in good]
                 table.update((page, pool.allocate()) for page in pages)
                 self.pool.memory.write(number, [table[page] for page in pages], contents)
-                self._cache(number, table, pages, hashes, tokens)
-                done += len(pages)
-            return done == len(missing)
+                done += pages
+            self._cache(number, table, done, hashes, tokens)
+            return len(done) == len(missing)
         finally:
             pool.clear(table)
 
