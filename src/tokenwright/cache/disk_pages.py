@@ -86,7 +86,7 @@ class DiskPages:
 
     @property
     def secret(self) -> bytes:
-        """What all page hashes follow from."""
+        """The secret of the page hashes."""
         return self.folder.secret
 
     def held(self, group: int, hashes: Sequence[bytes]) -> list[bool]:
@@ -117,7 +117,7 @@ class DiskPages:
         return disk is None or model is None or nbytes / disk < tokens / model
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A step has computed so many tokens in so much time."""
+        """Measure the model's speed by a step that has computed `tokens` in `seconds`."""
         if tokens >= _LEAST:
             self._model.add(tokens, seconds)
 

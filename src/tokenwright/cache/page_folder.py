@@ -84,7 +84,7 @@ def page_key(page_hash: bytes, group: int) -> bytes:
 
 
 class PageFolder:
-    """The page files of one model in a folder; it removes those of other models, too, when it needs room.
+    """The page files of one model in a folder; it removes files of other models, too, when it needs room.
 
     quota: bytes of all files together. model: sha256 of everything but the tokens that pages depend on. One thread may
     write and remove, and another one read. Raises RequestError for a folder that cannot be used.

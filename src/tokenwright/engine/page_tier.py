@@ -21,7 +21,7 @@ class PageTier(Protocol):
         """Keep pages with the contents that `Memory.read` returned; it may drop them."""
 
     def worth_reading(self, tokens: int, nbytes: int) -> bool:
-        """Whether reading so many bytes takes less time than computing so many tokens."""
+        """Whether reading `nbytes` takes less time than computing `tokens`."""
 
     def read(self, group: int, hashes: Sequence[bytes]) -> Iterator[tuple[list[int], Any]]:
         """Read pages, the first ones, until about a step's time has passed, one at least: in batches.
