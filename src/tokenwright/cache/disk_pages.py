@@ -1,4 +1,4 @@
-"""A page tier on a disk (`engine/page_tier.py`): the pages of an engine in a folder, which a later process reads again.
+"""A page tier on a disk (`engine/page_events.py`): the pages of an engine in a folder, which a later process reads again.
 
 Helpers read and verify files a batch ahead of the engine thread, which copies them into the KV memory for about a
 step's time at once; `page_writer.py` writes them. A page is worth its bytes if reading them takes less time than
@@ -26,7 +26,7 @@ _BATCH = 16  # pages that one of them reads at once
 _LEAST = 64  # tokens of a step whose time counts: smaller ones read the weights for few tokens
 
 
-class Rate:
+class MeasuredSpeed:
     """A measured speed, in units a second: the mean of the measurements, the newest with half the weight."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class DiskPages:
         self.read_pages = 0
         self._helpers = ThreadPoolExecutor(_HELPERS, "tokenwright KV disk")
         self._page = page_size, sum(one.nbytes for one in self._layouts)
-        self._disk, self._model = Rate(), Rate()
+        self._disk, self._model = MeasuredSpeed(), MeasuredSpeed()
 
     @property
     def secret(self) -> bytes:

@@ -27,9 +27,8 @@ from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler
 from tokenwright.engine.loop import CLOSED, EngineLoop, Inbox, Listener, RequestHandle
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType
-from tokenwright.llm.cache_file import load_pages, save_pages
+from tokenwright.llm.cache_file import StepClock, load_pages, open_disk, save_pages
 from tokenwright.llm.input_processor import InputProcessor, Prompt
-from tokenwright.llm.kv_disk import StepTimes, open_disk
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.output_processor import OutputProcessor, Report
 from tokenwright.llm.relevance import Relevance
@@ -108,7 +107,7 @@ class LLMEngine:
             runner = sampler = recording.recorder
             end_step = recording.recorder.end_step
         if disk is not None:
-            runner = times = StepTimes(runner, disk, end_step)
+            runner = times = StepClock(runner, disk, end_step)
             end_step = times.end_step
         loop = EngineLoop(Engine(runner, sampler, scheduler, self.context), end_step=end_step)
         self._owned: _Owned | None = _Owned(loaded, store, model, loop, inputs, recording, disk)
