@@ -7,7 +7,7 @@ graph (`models/graph.py`), which a family builds from the same `config.json`. Ne
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from tokenwright.checks import MAX_BYTES, MAX_TOKENS, check_whole, shown
+from tokenwright.checks import MAX_BYTES, MAX_TOKENS, check_folder, check_whole, shown
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType, KVFormat
 
@@ -308,8 +308,8 @@ class EngineConfig:
         check_whole("sinks", self.sinks)
         check_whole("swap_memory", self.swap_memory, most=MAX_BYTES)
         check_whole("kv_disk_size", self.kv_disk_size, 1, MAX_BYTES)
-        if self.kv_disk is not None and (not isinstance(self.kv_disk, str) or not self.kv_disk or "\0" in self.kv_disk):
-            raise RequestError(f"kv_disk must be a folder, not {shown(self.kv_disk)}", "kv_disk")
+        if self.kv_disk is not None:
+            check_folder("kv_disk", self.kv_disk)
         for name, most in (("window", MAX_TOKENS), ("pages", MAX_BYTES), ("kv_memory", MAX_BYTES)):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1, most)

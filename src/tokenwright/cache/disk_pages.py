@@ -1,4 +1,4 @@
-"""A page tier on a disk (`engine/page_events.py`): the pages of an engine in a folder, which a later process reads again.
+"""A page tier on a disk (`engine/page_events.py`): an engine's pages in a folder, which a later process reads again.
 
 Helpers read and verify files a batch ahead of the engine thread, which copies them into the KV memory for about a
 step's time at once; `page_writer.py` writes them. A page is worth its bytes if reading them takes less time than
