@@ -141,7 +141,7 @@ class Watched(ScriptedModel):
 class ScriptedTier:
     """A page tier in a dictionary. It reads a few pages at a time, loses some, and takes only some, drawn by the seed.
 
-    looked: pages that it was asked to read. lossless: it keeps and reads all pages.
+    looked: how often it was asked whether to read, or to read a page. lossless: it keeps and reads all pages.
     """
 
     def __init__(self, seed, *, lossless=False):
@@ -163,6 +163,7 @@ class ScriptedTier:
 
     def worth_reading(self, tokens, nbytes):
         assert tokens > 0 and nbytes > 0, "it is asked about what there is to read"
+        self.looked += 1
         return self.lossless or self.draw.random() < 0.9
 
     def read(self, group, hashes):
