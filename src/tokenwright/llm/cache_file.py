@@ -1,4 +1,4 @@
-"""An engine's pages in files: those of one text (`cache/snapshot.py`), and its page tier (`cache/disk_pages.py`).
+"""An engine's pages in files: one text's (`cache/snapshot.py`), and its page tier (`cache/disk_pages.py`).
 
 `save_pages` finds the pages by prefix hash, so the text need not be running. `load_pages` inserts them into the pool as
 cached pages without references; a later text with the same prefix finds them like any others. `open_disk` opens the
