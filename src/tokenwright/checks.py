@@ -42,6 +42,12 @@ def folders(name: str, value: object) -> tuple[str | Path, ...]:
     return tuple(found)
 
 
+def check_folder(name: str, value: object) -> None:
+    """Raise RequestError for a value that cannot be the name of a folder."""
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise RequestError(f"{name} must be a folder, not {shown(value)}", name)
+
+
 def escaped_byte(character: str) -> bool:
     """Whether Python put this surrogate in the place of a byte that is not UTF-8: in arguments, names and input."""
     return "\udc80" <= character <= "\udcff"

@@ -7,7 +7,7 @@ graph (`models/graph.py`), which a family builds from the same `config.json`. Ne
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from tokenwright.checks import MAX_BYTES, MAX_TOKENS, check_whole, shown
+from tokenwright.checks import MAX_BYTES, MAX_TOKENS, check_folder, check_whole, shown
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType, KVFormat
 
@@ -279,6 +279,7 @@ class ModelConfig:
 
 
 SPECULATIONS = ("suffix", "off")
+KV_DISK_SIZE = 20 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +295,8 @@ class EngineConfig:
     window: int | None = None  # attention window in tokens for every layer, besides the model's own windows
     sinks: int = 0  # first tokens that every token attends to, in addition to the attention window
     swap_memory: int = 0  # bytes of RAM to swap out K and V of preempted sequences; 0: they are recomputed
+    kv_disk: str | None = None  # folder for pages of the prefix cache, which outlive the process; None: they do not
+    kv_disk_size: int = KV_DISK_SIZE  # bytes of that folder
     speculate: str = "suffix"  # where draft tokens come from: one of SPECULATIONS
 
     def __post_init__(self) -> None:
@@ -304,6 +307,9 @@ class EngineConfig:
             raise RequestError(f"speculate must be {known}, not {shown(self.speculate)}", "speculate")
         check_whole("sinks", self.sinks)
         check_whole("swap_memory", self.swap_memory, most=MAX_BYTES)
+        check_whole("kv_disk_size", self.kv_disk_size, 1, MAX_BYTES)
+        if self.kv_disk is not None:
+            check_folder("kv_disk", self.kv_disk)
         for name, most in (("window", MAX_TOKENS), ("pages", MAX_BYTES), ("kv_memory", MAX_BYTES)):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1, most)

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.engine.hand import Guesses, Watched, heard, kept_pages, mixed, naive, running, seen
+from tests.engine.hand import Guesses, ScriptedTier, Watched, heard, kept_pages, mixed, naive, running, seen
 from tokenwright.engine import (
     AttentionWindow,
     Engine,
@@ -152,8 +152,9 @@ class Machine(RuleBasedStateMachine):
         swap=st.sampled_from([0, 0, 3, 10, 40]),
         calm=st.booleans(),
         drafts=st.sampled_from([None, 1, 2, 3]),
+        tier=st.sampled_from([None, 1, 2, 3]),
     )
-    def build(self, attention_windows, room, more, texts, page_size, budget, sequences, swap, calm, drafts):
+    def build(self, attention_windows, room, more, texts, page_size, budget, sequences, swap, calm, drafts, tier):
         """Every group has the pages for so many texts of `room` tokens, and a few more."""
         least = [max(1, window.max_pages(room, budget, page_size)) for window in attention_windows]
         groups = [
@@ -163,6 +164,7 @@ class Machine(RuleBasedStateMachine):
         self.model = Watched(mixed, groups, page_size)
         self.pool = PagePool(groups, page_size, self.model)
         self.prefixes = RecordedIndex(self.pool)
+        self.tier = self.prefixes.tier = None if tier is None else ScriptedTier(tier)
         proposer = None if drafts is None else Guesses(attention_windows[0], drafts)
         space = SwapSpace(self.pool, swap)
         self.scheduler = Scheduler(self.pool, budget, sequences, self.prefixes, space, proposer)
@@ -243,9 +245,9 @@ class Machine(RuleBasedStateMachine):
         oldest = next((sequence for sequence in running(self.engine) if not sequence.paused), None)
         before = None if oldest is None else (oldest.counts.forwarded, len(oldest.tokens))
         reused = {identity: (one.counts.reused, one.swapped, one.computed) for identity, one in self.live.items()}
-        steps = len(self.model.steps)
+        steps, looked = len(self.model.steps), self.looked
         events = self.engine.step()
-        assert events or len(self.model.steps) > steps, "who is busy gets on"
+        assert events or len(self.model.steps) > steps or self.looked > looked, "who is busy gets on"
         self.check_reused(reused)
         self.hear(events)
         self.remember(self.model.steps[steps:])
@@ -307,8 +309,18 @@ class Machine(RuleBasedStateMachine):
         reused = {identity: (one.counts.reused, one.swapped, one.computed) for identity, one in self.live.items()}
         step = self.scheduler.schedule()
         self.check_reused(reused)
-        assert self.scheduler.schedule() == step
+        looked = -1
+        while self.looked > looked:
+            looked = self.looked
+            again = self.scheduler.schedule()
+            assert again == step or self.looked > looked, "only the tier changes what comes next"
+            step = again
         return step
+
+    @property
+    def looked(self):
+        """How often the tier was asked."""
+        return 0 if self.tier is None else self.tier.looked
 
     def abort(self, data):
         if self.live:

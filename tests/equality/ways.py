@@ -5,6 +5,7 @@ from pathlib import Path
 from tests.equality.harness import CONTEXT, NEW, PROMPT, Case, Drafts, Seen, alone, compare, restored, way
 from tests.oracle.harness import prompt_of
 from tests.tensors import kv_memory
+from tokenwright.cache.disk_pages import DiskPages
 from tokenwright.engine import State
 
 LATE = 5  # tokens after which something happens to a text
@@ -126,6 +127,25 @@ def saved(case: Case, folder: Path) -> None:
         bench.run()
         assert text.counts.reused == min(spared, len(first.tokens) - 4) // page_size * page_size
         compare(case, "saved and restored", Seen(bench.rows(text), text.tokens), case.naive(first.tokens[:-3]))
+
+
+@way("read from a disk")
+def from_disk(case: Case, folder: Path) -> None:
+    """Another engine over the same folder finds the full pages, in every format and group."""
+    for page_size in (1, 16):
+        donor, bench = case.bench(page_size=page_size, budget=7), case.bench(page_size=page_size)
+        texts = []
+        for one in (donor, bench):
+            like = [one.store.read(group, [0]) for group in range(len(one.store.groups))]
+            disk = DiskPages(folder / "disk", 1 << 30, bytes([page_size]) * 32, like, page_size)
+            one.engine.prefixes.tier, one.engine.prefixes.secret = disk, disk.secret
+            texts.append(one.engine.submit(case.request()))
+            one.run()
+            disk.close()
+        whole = (PROMPT - 1) // page_size * page_size
+        assert [text.counts.restored for text in texts] == [0, whole]
+        assert texts[1].counts.forwarded == len(texts[1].tokens) - 1 - whole
+        compare(case, "read from a disk", Seen(bench.rows(texts[1]), texts[1].tokens), case.naive())
 
 
 @way("forked")

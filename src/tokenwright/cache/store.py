@@ -244,8 +244,10 @@ class KVStore:
 
     def write(self, group: int, pages: Sequence[int], contents: Sequence[Array]) -> None:
         """Write contents that `read` returned into as many pages of a group."""
+        adjacent = range(pages[0], pages[0] + len(pages)) if pages else range(0)
+        where: Any = slice(adjacent.start, adjacent.stop) if list(pages) == list(adjacent) else list(pages)
         for whole, content in zip(self.arrays(group), contents, strict=True):
-            whole[:, list(pages)] = self.memory.sent(content)
+            whole[:, where] = self.memory.sent(content)
 
     def take(self, other: "KVStore") -> None:
         """Copy all pages of a store with equal specs and page size, and at most as many pages, to the same numbers."""

@@ -17,6 +17,7 @@ from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.observation import device_clock
 from tokenwright.backends.runner import Model, ModelRunner
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
+from tokenwright.cache.disk_pages import DiskPages
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import EngineConfig, ModelConfig, Rope, angle_length
@@ -26,7 +27,7 @@ from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler
 from tokenwright.engine.loop import CLOSED, EngineLoop, Inbox, Listener, RequestHandle
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType
-from tokenwright.llm.cache_file import load_pages, save_pages
+from tokenwright.llm.cache_file import StepClock, load_pages, open_disk, save_pages
 from tokenwright.llm.input_processor import InputProcessor, Prompt
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.output_processor import OutputProcessor, Report
@@ -62,7 +63,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class _Owned:
-    """What an engine owns until it is closed. recording: of an engine that records runs."""
+    """What an engine owns until it is closed. recording: of an engine that records runs. disk: with kv_disk."""
 
     loaded: LoadedModel
     store: KVStore
@@ -70,6 +71,7 @@ class _Owned:
     loop: EngineLoop
     inputs: InputProcessor
     recording: Recording | None
+    disk: DiskPages | None
 
 
 class LLMEngine:
@@ -86,7 +88,12 @@ class LLMEngine:
         self.context = context_of(options, loaded.config)
         store, groups = make_store(self.specs, options, self.context, loaded.device)
         pool = PagePool(groups, options.page_size, store)
+        disk = None
+        if options.kv_disk is not None:
+            disk = open_disk(options.kv_disk, options, store, _about(loaded, self.specs, options.page_size))
         prefixes, swap = PrefixIndex(pool, repr(self.specs).encode()), SwapSpace(pool, options.swap_memory)
+        if disk is not None:
+            prefixes.secret, prefixes.tier = disk.secret, disk
         proposer = None
         if options.speculate == "suffix" and not loaded.traced:  # what is recorded shows one token a step
             proposer = SuffixProposer(self._step_costs(loaded.decoder.weight_bytes))
@@ -99,12 +106,15 @@ class LLMEngine:
             recording = _recording(loaded, self.specs, self.costs, runner, sampler)
             runner = sampler = recording.recorder
             end_step = recording.recorder.end_step
+        if disk is not None:
+            runner = times = StepClock(runner, disk, end_step)
+            end_step = times.end_step
         loop = EngineLoop(Engine(runner, sampler, scheduler, self.context), end_step=end_step)
-        self._owned: _Owned | None = _Owned(loaded, store, model, loop, inputs, recording)
+        self._owned: _Owned | None = _Owned(loaded, store, model, loop, inputs, recording, disk)
         self.streams = AsyncStreams()
         self._threads = 0  # asked for in the thread that submitted last
         loaded.enter()
-        self._abandon = finalize(self, _abandon, loop, loaded, self.streams)
+        self._abandon = finalize(self, _abandon, loop, loaded, self.streams, disk)
         self._abandon.atexit = False  # at exit the loop ends by itself
 
     def __str__(self) -> str:
@@ -218,10 +228,7 @@ class LLMEngine:
     @cached_property
     def _about(self) -> Mapping[str, str]:
         """The metadata that a cache file must match. Computed once, as it reads all of the checkpoint's weights."""
-        loaded, facts = self.loaded, self.facts
-        copied = f", {len(loaded.copies)} as they lie" if loaded.copies else ""
-        form = {"dtype": facts.dtype, "weights' form": f"{facts.weights}{copied}", "kernels": facts.kernels}
-        return about(loaded.checkpoint, form, self.specs, self.options.page_size)
+        return _about(self.loaded, self.specs, self.options.page_size)
 
     @cached_property
     def relevance(self) -> Relevance:
@@ -313,8 +320,17 @@ class LLMEngine:
             self._abandon.detach()
             if not owned.loop.forked:
                 owned.loop.close()
+                if owned.disk is not None:
+                    owned.disk.close()
                 self.streams.close()
                 owned.loaded.leave()
+
+
+def _about(loaded: LoadedModel, specs: tuple[LayerSpec, ...], page_size: int) -> Mapping[str, str]:
+    """Everything but the tokens that the pages of an engine depend on."""
+    facts, copied = loaded.facts, f", {len(loaded.copies)} as they lie" if loaded.copies else ""
+    form = {"dtype": facts.dtype, "weights' form": f"{facts.weights}{copied}", "kernels": facts.kernels}
+    return about(loaded.checkpoint, form, specs, page_size)
 
 
 def specs_of(options: EngineConfig, graph: Graph, dtype: DType) -> tuple[LayerSpec, ...]:
@@ -341,10 +357,12 @@ def _recording(
     return Recording(recorder, AttentionReplay(loaded.config, loaded.decoder, specs, loaded.device))
 
 
-def _abandon(loop: EngineLoop, loaded: LoadedModel, streams: AsyncStreams) -> None:
+def _abandon(loop: EngineLoop, loaded: LoadedModel, streams: AsyncStreams, disk: DiskPages | None) -> None:
     """`close` without waiting, for an engine that is garbage-collected unclosed."""
     if loop.forked:
         return
     loop.stop()
+    if disk is not None:
+        disk.writer.stop()
     streams.close()
     loaded.leave()

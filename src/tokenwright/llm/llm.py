@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.checks import check_bool, folders
-from tokenwright.config import EngineConfig
+from tokenwright.config import KV_DISK_SIZE, EngineConfig
 from tokenwright.engine import SamplingParams
 from tokenwright.engine.loop import Inbox
 from tokenwright.errors import EngineError, RequestError
@@ -53,6 +53,8 @@ class LLM(EngineView):
     page_size: tokens of a KV page. pages or kv_memory (bytes, or "2GB"): the size of the cache; by default an eighth of
         the free memory, 4 GiB at most, and no more than `max_sequences` full contexts. swap_memory: bytes of RAM to
         swap out K and V of sequences that are preempted when pages run out; without it they are recomputed.
+    kv_disk: a folder in which the prefix cache outlives the process, of kv_disk_size bytes (or "20GB") at most; several
+        processes may use it.
     token_budget: tokens computed in one step. max_sequences: sequences running at once.
     speculate: compute tokens ahead where earlier text repeats itself ("suffix"), or do not ("off"). Texts and
         log-probabilities are the same to the bit.
@@ -80,6 +82,8 @@ class LLM(EngineView):
         pages: int | None = None,
         kv_memory: int | str | None = None,
         swap_memory: int | str = 0,
+        kv_disk: str | Path | None = None,
+        kv_disk_size: int | str = KV_DISK_SIZE,
         token_budget: int = 512,
         max_sequences: int = 64,
         speculate: str = "suffix",
@@ -88,11 +92,19 @@ class LLM(EngineView):
         lora: Sequence[str | Path] = (),
         adapters: Mapping[str, str | Path] = MappingProxyType({}),
     ) -> None:
-        form = kv if isinstance(kv, KVFormat) else KVFormat.parse(kv)
-        kv_memory = read_bytes(kv_memory, "kv_memory") if isinstance(kv_memory, str) else kv_memory
-        swap_memory = read_bytes(swap_memory, "swap_memory") if isinstance(swap_memory, str) else swap_memory
         options = EngineConfig(
-            page_size, pages, kv_memory, token_budget, max_sequences, form, window, sinks, swap_memory, speculate
+            page_size=page_size,
+            pages=pages,
+            kv_memory=None if kv_memory is None else _bytes(kv_memory, "kv_memory"),
+            token_budget=token_budget,
+            max_sequences=max_sequences,
+            kv=kv if isinstance(kv, KVFormat) else KVFormat.parse(kv),
+            window=window,
+            sinks=sinks,
+            swap_memory=_bytes(swap_memory, "swap_memory"),
+            kv_disk=str(kv_disk) if isinstance(kv_disk, Path) else kv_disk,
+            kv_disk_size=_bytes(kv_disk_size, "kv_disk_size"),
+            speculate=speculate,
         )
         if not isinstance(model, LoadedModel):
             model = LoadedModel(
@@ -371,6 +383,11 @@ class LLM(EngineView):
         instruction: what the query asks for, for models that were trained with one. Raises the errors of `embed`.
         """
         return scoring.rerank(self.llm_engine, query, documents, instruction)
+
+
+def _bytes(size: int | str, name: str) -> int:
+    """A size that may be text such as "2GB". Raises RequestError."""
+    return read_bytes(size, name) if isinstance(size, str) else size
 
 
 def _completions(written: Sequence[OutputProcessor]) -> list[Completion]:

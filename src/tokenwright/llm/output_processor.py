@@ -258,6 +258,7 @@ class OutputProcessor:
             token_s=tuple(text.times),
             drafted_tokens=sequence.counts.drafted,
             accepted_tokens=sequence.counts.accepted,
+            disk_tokens=min(sequence.counts.restored, sequence.counts.reused),
         )
 
 

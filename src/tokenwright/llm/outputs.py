@@ -16,6 +16,7 @@ class Usage:
     reused_tokens: tokens not computed because their K and V were cached by another text with the same prefix, read from
     a file, or cached or swapped out when this text was preempted; summed over all its admissions, so a text that was
     preempted often may have more than its number of tokens.
+    disk_tokens: of the reused_tokens, those whose pages were read from the folder kv_disk.
     layer_tokens: forward_tokens times the layers of the model.
     kv_bytes: bytes of this text's K and V at its end; 0 without the cache, when nothing is kept between steps.
     token_s: seconds from the request to each token. queue_s: seconds from the request to its first step.
@@ -33,6 +34,7 @@ class Usage:
     token_s: tuple[float, ...]
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    disk_tokens: int = 0
 
     @property
     def ttft_s(self) -> float | None:

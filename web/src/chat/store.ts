@@ -202,6 +202,7 @@ class Answer {
             prompt_tokens: usage.prompt_tokens,
             completion_tokens: usage.completion_tokens,
             cached_tokens: usage.prompt_tokens_details.cached_tokens,
+            disk_tokens: usage.prompt_tokens_details.disk_tokens ?? 0,
             queue_ms: timings.queue_ms,
             prefill_ms: timings.prefill_ms,
             decode_ms: timings.decode_ms,

@@ -15,7 +15,7 @@ from tokenwright.cli.chat.conversation import Conversation, answer_text, counted
 from tokenwright.cli.chat.input_reader import InputReader, Typed
 from tokenwright.cli.chat.slash_commands import ChatCommands
 from tokenwright.cli.options.naming import spoken
-from tokenwright.cli.reports.statistics import ENDED, memory_line, rate, seconds
+from tokenwright.cli.reports.statistics import ENDED, from_disk, memory_line, rate, seconds
 from tokenwright.cli.terminal.output import remark, show_anything
 from tokenwright.errors import ContextError, EngineError, RequestError, TokenwrightError
 
@@ -210,8 +210,8 @@ def turn_line(done: Completion, again: int) -> str:
     usage = done.usage
     computed = max(0, usage.prompt_tokens - usage.reused_tokens)
     parts = [
-        f"{usage.prompt_tokens:,} prompt tokens: {usage.reused_tokens:,} reused, {computed:,} computed, "
-        f"{again:,} of them again"
+        f"{usage.prompt_tokens:,} prompt tokens: {usage.reused_tokens:,} reused{from_disk(usage)}, "
+        f"{computed:,} computed, {again:,} of them again"
     ]
     if usage.ttft_s is not None:
         parts.append(f"first token after {seconds(usage.ttft_s)}")

@@ -68,6 +68,8 @@ def generate(
     no_cache: opt.NoCache = False,
     kv: opt.Kv = "native",
     kv_memory: opt.KvMemory = None,
+    kv_disk: opt.KvDisk = None,
+    kv_disk_size: opt.KvDiskSize = None,
     window: opt.Window = None,
     sinks: opt.Sinks = 0,
     cache_file: CacheFile = None,

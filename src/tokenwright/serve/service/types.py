@@ -225,7 +225,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of a request. completion: of all its texts. cached: prompt tokens whose K and V were found.
+    """Tokens of a request. completion: of all its texts. cached: prompt tokens whose K and V were found;
+    disk: of these, those whose pages were read from a disk.
 
     reasoning: tokens between think tags. truncated: tokens that `truncate_prompt_tokens` has cut off. drafted: tokens
     that were computed ahead of the texts; accepted: of these, those that the texts went on with.
@@ -238,6 +239,7 @@ class TokenCounts:
     truncated: int = 0
     drafted: int = 0
     accepted: int = 0
+    disk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +256,7 @@ class Timings:
     decode_s: float
     prompt_tokens: int
     cached_tokens: int
+    disk_tokens: int
     completion_tokens: int
     drafted_tokens: int
     accepted_tokens: int

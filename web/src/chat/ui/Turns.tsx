@@ -147,6 +147,20 @@ function Cost({ facts }: { facts: Facts }) {
           />
         </dd>
       </div>
+      {facts.disk_tokens > 0 && (
+        <div>
+          <dt>of it from the disk</dt>
+          <dd>
+            <Figure
+              name="disk_tokens"
+              value={facts.disk_tokens}
+              source="counted"
+              unit="tokens"
+              meaning="tokens of the prompt whose K and V were read from the folder --kv-disk"
+            />
+          </dd>
+        </div>
+      )}
       <div>
         <dt>written</dt>
         <dd>
