@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -15,6 +16,7 @@ from tokenwright.config import EngineConfig, ModelConfig
 from tokenwright.engine import Engine, Request
 from tokenwright.engine.loop import Listener, RequestHandle
 from tokenwright.formats import DType, WeightFormat
+from tokenwright.llm.chat.chat_processor import ChatProcessor
 from tokenwright.llm.engine import LLMEngine
 from tokenwright.llm.input_processor import Prompt, RequestOptions
 from tokenwright.llm.model import LoadedModel
@@ -142,6 +144,16 @@ class EngineView:
         """The model's chat template. Raises RequestError if it has none."""
         _ = self.llm_engine.loop  # raises for a closed engine
         return self.loaded.template or ChatTemplate(self.tokenizer)
+
+    @property
+    def conversations(self) -> ChatProcessor:
+        """How the model reads conversations and writes its answers, reasoning and calls of tools among them."""
+        _ = self.llm_engine.loop  # raises for a closed engine
+        return self._conversations
+
+    @cached_property
+    def _conversations(self) -> ChatProcessor:
+        return ChatProcessor(self.loaded)
 
     def sampling(self, **overrides: object) -> SamplingParams:
         """The checkpoint's sampling defaults, updated with `overrides`; None overrides nothing.

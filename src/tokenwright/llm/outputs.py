@@ -74,6 +74,15 @@ class Piece(NamedTuple):
     choice: int = 0
 
 
+@dataclass(slots=True)
+class ToolCall:
+    """A whole tool call; `arguments` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 @dataclass(frozen=True, slots=True)
 class TreeToken:
     """A token of a beam search's tree. `parent`: index in the tree of the preceding token, None after the prompt.
