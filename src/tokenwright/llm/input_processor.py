@@ -182,6 +182,10 @@ class InputProcessor:
             return ()
         return tuple(self._loaded.tokenizer.encode(text, add_special=False, parse_special=False)[: self._context])
 
+    def prepared(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
+        """`build` with its options behind the parameters, as `streamed` takes them."""
+        return self.build(prompt, params, options=options)
+
     def streamed(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """`build` for a stream. Raises RequestError for parameters whose texts are known only at the end."""
         if params.beams > 1 or params.choices > params.n:

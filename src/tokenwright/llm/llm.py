@@ -13,22 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwright.checkpoints.files.pooling import Pooling
-from tokenwright.checks import check_bool, folders
+from tokenwright.checks import folders
 from tokenwright.config import EngineConfig
 from tokenwright.engine import SamplingParams
 from tokenwright.engine.loop import Inbox
-from tokenwright.errors import EngineError, RequestError
+from tokenwright.errors import RequestError
 from tokenwright.formats import KVFormat, WeightFormat
 from tokenwright.llm import scoring
+from tokenwright.llm.chat.chat_view import ChatView
 from tokenwright.llm.engine import LLMEngine, specs_of
-from tokenwright.llm.engine_view import EngineView
 from tokenwright.llm.input_processor import Prompt, RequestOptions
 from tokenwright.llm.model import LoadedModel
-from tokenwright.llm.output_processor import OutputProcessor, progress_bar
+from tokenwright.llm.output_processor import completions_of, progress_bar
 from tokenwright.llm.outputs import Completion, Piece
 from tokenwright.llm.streams import Stream
-from tokenwright.text import Message, Rendered
-from tokenwright.text.messages import check_messages
 from tokenwright.units import read_bytes
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from tokenwright.trace.summary import StepSums
 
 
-class LLM(EngineView):
+class LLM(ChatView):
     """A model with its tokenizer and KV cache. Thread-safe; the engine batches the requests of all threads.
 
     model: a folder, a hub name such as "Qwen/Qwen3-0.6B" (`revision` selects a branch, tag or commit), or "stories",
@@ -164,11 +162,9 @@ class LLM(EngineView):
         its = inputs.params(params, sampling)
         prepare = partial(inputs.streamed, prompt, its, RequestOptions(cache, salt, adapter))
         request = prepare() if inputs.quick(prompt, its) else await engine.in_thread(prepare)
-        [handle] = engine.submit([request], engine.streams.listener())
-        with engine.streams.open(handle, engine.transcript(handle)) as stream:
-            while (pieces := await stream.pieces()) is not None:
-                for piece in pieces:
-                    yield piece
+        async with aclosing(self._apieces(request)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     def generate(
         self,
@@ -190,9 +186,9 @@ class LLM(EngineView):
         engine = self.llm_engine
         requests = engine.inputs.batch(prompts, params, sampling, RequestOptions(cache, salt), adapter)
         if not progress:
-            return _completions(engine.finish(requests))
+            return completions_of(engine.finish(requests))
         with progress_bar(len(requests)) as report:
-            return _completions(engine.finish(requests, at_end=False, report=report))
+            return completions_of(engine.finish(requests, at_end=False, report=report))
 
     async def agenerate(
         self,
@@ -207,79 +203,7 @@ class LLM(EngineView):
         """`generate` for asyncio. A task that is cancelled cancels its requests."""
         engine, options = self.llm_engine, RequestOptions(cache, salt)
         requests = partial(engine.inputs.batch, prompts, params, sampling, options, adapter)
-        return _completions(await engine.afinish(await engine.in_thread(requests)))
-
-    def render(self, messages: Sequence[Message], markup: bool = False) -> Rendered:
-        """The prompt of a conversation: its text, for display, and its ids. A message has "role" and "content".
-
-        markup: encode control tokens that are written in the messages as control tokens; by default they are text.
-        Raises RequestError if the model has no chat template, or if that refuses the messages or fails.
-        """
-        check_bool("markup", markup)
-        template, checked = self.template, check_messages(messages)
-        for message in checked:
-            self.check_length(message["content"])
-        return template.render(checked, markup=markup)
-
-    def chat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        markup: bool = False,
-        salt: str = "",
-        adapter: str | None = None,
-        **sampling: Any,
-    ) -> Completion:
-        """The model's answer in a conversation: `generate` with the ids of `render`. Raises the errors of both."""
-        [completion] = self.generate(
-            [self.render(messages, markup).ids], params, salt=salt, adapter=adapter, **sampling
-        )
-        return completion
-
-    def chat_stream(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        markup: bool = False,
-        salt: str = "",
-        adapter: str | None = None,
-        **sampling: Any,
-    ) -> Stream:
-        """The answer of `chat`, piece by piece: `stream` with the ids of `render`. Raises the errors of both."""
-        return self.stream(self.render(messages, markup).ids, params, salt=salt, adapter=adapter, **sampling)
-
-    async def achat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        markup: bool = False,
-        salt: str = "",
-        adapter: str | None = None,
-        **sampling: Any,
-    ) -> Completion:
-        """`chat` for asyncio."""
-        rendered = await self.llm_engine.in_thread(partial(self.render, messages, markup))
-        [completion] = await self.agenerate([rendered.ids], params, salt=salt, adapter=adapter, **sampling)
-        return completion
-
-    async def achat_stream(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        markup: bool = False,
-        salt: str = "",
-        adapter: str | None = None,
-        **sampling: Any,
-    ) -> AsyncGenerator[Piece, None]:
-        """`chat_stream` for asyncio."""
-        rendered = await self.llm_engine.in_thread(partial(self.render, messages, markup))
-        async with aclosing(self.astream(rendered.ids, params, salt=salt, adapter=adapter, **sampling)) as pieces:
-            async for piece in pieces:
-                yield piece
+        return completions_of(await engine.afinish(await engine.in_thread(requests)))
 
     def run(
         self,
@@ -371,12 +295,3 @@ class LLM(EngineView):
         instruction: what the query asks for, for models that were trained with one. Raises the errors of `embed`.
         """
         return scoring.rerank(self.llm_engine, query, documents, instruction)
-
-
-def _completions(written: Sequence[OutputProcessor]) -> list[Completion]:
-    """The completions of ended requests. Raises EngineError, with those of the others, if one failed."""
-    completions = [None if one.error else one.completion() for one in written]
-    for transcript in written:
-        if transcript.error is not None:
-            raise EngineError(f"a prompt failed: {transcript.error}", completions) from transcript.error
-    return [completion for completion in completions if completion is not None]
