@@ -8,7 +8,7 @@ from io import StringIO
 from itertools import islice
 from typing import Any, Literal
 
-from tokenwright.checks import MAX_TOKENS, check_bool, check_whole, escaped_byte, shown
+from tokenwright.checks import MAX_TOKENS, check_bool, check_whole, escaped_byte, hinting_fields, shown
 from tokenwright.errors import RequestError
 
 MOST_CHOICES = 256  # texts of one request, and beams
@@ -134,6 +134,7 @@ class Grammar:
         return cls("choice", json.dumps(list(_texts("choice", texts)), ensure_ascii=False))
 
 
+@hinting_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling, bans, output format, stopping. The fields are in the order in which they act on a row of logits.

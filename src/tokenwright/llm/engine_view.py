@@ -6,15 +6,17 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from tokenwright.arrays import Floats
 from tokenwright.backends.runner import Model
 from tokenwright.cache import LayerSpec
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults
+from tokenwright.checks import OF_METHODS, no_attribute
 from tokenwright.config import EngineConfig, ModelConfig
 from tokenwright.engine import Engine, Request
 from tokenwright.engine.loop import Listener, RequestHandle
+from tokenwright.errors import RequestError
 from tokenwright.formats import DType, WeightFormat
 from tokenwright.llm.chat.chat_processor import ChatProcessor
 from tokenwright.llm.engine import LLMEngine
@@ -39,6 +41,13 @@ class EngineView:
     def __repr__(self) -> str:
         about = str(self.llm_engine)
         return f"<{type(self).__name__}{', ' if about == 'closed' else ' '}{about}>"
+
+    def __getattr__(self, name: str) -> Any:
+        raise no_attribute("an LLM", name, OF_METHODS)
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        """Raises RequestError: llama-cpp-python calls a model."""
+        raise RequestError("an LLM is no function: generate, stream and chat write texts, and model(ids) gives logits")
 
     @property
     def loaded(self) -> LoadedModel:

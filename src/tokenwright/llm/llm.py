@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwright.checkpoints.files.pooling import Pooling
-from tokenwright.checks import folders
+from tokenwright.checks import check_whole, folders, hinting
 from tokenwright.config import EngineConfig
 from tokenwright.engine import SamplingParams
 from tokenwright.engine.loop import Inbox
@@ -32,6 +32,9 @@ from tokenwright.units import read_bytes
 if TYPE_CHECKING:
     from tokenwright.llm.run import Run
     from tokenwright.trace.summary import StepSums
+
+
+MOST_THREADS = 4096
 
 
 class LLM(ChatView):
@@ -57,12 +60,14 @@ class LLM(ChatView):
     lora: folders of LoRA adapters (PEFT) that are merged into the weights as they are read.
     adapters: folders of LoRA adapters that are kept beside the weights, by name: a request chooses one, or none.
     report: called with (bytes read, bytes in total) while the weights are read; downloads then show progress bars.
+    threads: that compute; None: one for each core, or as many as OMP_NUM_THREADS says.
     trace: count and time the engine's work, as `run` requires.
 
     Raises CheckpointError for a model that cannot be read or computed, CapacityError if memory does not suffice,
     RequestError for an option out of range.
     """
 
+    @hinting
     def __init__(
         self,
         model: str | Path | LoadedModel = "stories",
@@ -83,9 +88,12 @@ class LLM(ChatView):
         speculate: str = "suffix",
         report: Callable[[int, int], None] | None = None,
         trace: bool = False,
+        threads: int | None = None,
         lora: Sequence[str | Path] = (),
         adapters: Mapping[str, str | Path] = MappingProxyType({}),
     ) -> None:
+        if threads is not None:
+            check_whole("threads", threads, 1, MOST_THREADS)
         form = kv if isinstance(kv, KVFormat) else KVFormat.parse(kv)
         kv_memory = read_bytes(kv_memory, "kv_memory") if isinstance(kv_memory, str) else kv_memory
         swap_memory = read_bytes(swap_memory, "swap_memory") if isinstance(swap_memory, str) else swap_memory
@@ -112,8 +120,9 @@ class LLM(ChatView):
                 "revision, device, dtype, weights, report, trace, lora and adapters say how a model is loaded, and "
                 "this one is; leave them out"
             )
-        super().__init__(LLMEngine(model, options))
+        super().__init__(LLMEngine(model, options, threads))
 
+    @hinting
     def stream(
         self,
         prompt: Prompt,
@@ -166,6 +175,7 @@ class LLM(ChatView):
             async for piece in pieces:
                 yield piece
 
+    @hinting
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -175,20 +185,35 @@ class LLM(ChatView):
         salt: str = "",
         adapter: str | Sequence[str | None] | None = None,
         progress: bool = False,
+        observe: bool | Sequence[tuple[int, int]] = False,
         **sampling: Any,
     ) -> list[Completion]:
         """Continue every prompt, in one batch; returns the completions in the order of the prompts.
 
         `params`, `adapter`: one for all prompts or one per prompt; `cache`, `salt` and `sampling` as in `stream`, and
-        the same errors. progress: show a bar on stderr. Raises EngineError if a prompt failed in the engine; it has the
+        the same errors. observe: True, or a list of (layer, head), gives each completion its `observed`: the hidden
+        states of all layers, and the attention of these heads, computed once more.
+        progress: show a bar on stderr. Raises EngineError if a prompt failed in the engine; it has the
         completions of the others.
         """
         engine = self.llm_engine
+        heads = None
+        if observe is not False:
+            from tokenwright.trace.observed_text import check_heads  # here: it loads the replay
+
+            heads = check_heads(observe, self.config.layers, self.config.heads)
+        if heads is not None and adapter is not None:
+            raise RequestError("observe looks at the model without adapters; merge one with the option lora", "observe")
         requests = engine.inputs.batch(prompts, params, sampling, RequestOptions(cache, salt), adapter)
-        if not progress:
-            return completions_of(engine.finish(requests))
-        with progress_bar(len(requests)) as report:
-            return completions_of(engine.finish(requests, at_end=False, report=report))
+        if progress:
+            with progress_bar(len(requests)) as report:
+                ended = engine.finish(requests, at_end=False, report=report)
+        else:
+            ended = engine.finish(requests)
+        done = completions_of(ended)
+        if heads is None:
+            return done
+        return [engine.observed(request, one, heads) for request, one in zip(requests, done, strict=True)]
 
     async def agenerate(
         self,
@@ -257,6 +282,7 @@ class LLM(ChatView):
     @overload
     def score(self, prompt: Prompt, continuations: Sequence[Prompt]) -> list[NDArray[np.float64]]: ...
 
+    @hinting
     def score(
         self, prompt: Prompt, continuations: Sequence[Prompt] | None = None
     ) -> NDArray[np.float64] | list[NDArray[np.float64]]:
@@ -267,6 +293,7 @@ class LLM(ChatView):
         """
         return scoring.score(self.llm_engine, prompt, continuations)
 
+    @hinting
     def embed(
         self, texts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None, normalize: bool | None = None
     ) -> NDArray[np.float32]:
@@ -288,6 +315,7 @@ class LLM(ChatView):
         """`embed` for asyncio."""
         return await scoring.aembed(self.llm_engine, texts, pooling, normalize)
 
+    @hinting
     def rerank(self, query: str, documents: Sequence[str], *, instruction: str = "") -> NDArray[np.float64]:
         """How relevant each document is to the query, [documents], computed in one batch.
 

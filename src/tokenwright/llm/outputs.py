@@ -4,7 +4,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tokenwright.checks import OF_COMPLETION, no_attribute, shown
 from tokenwright.engine import FinishReason, TopLogprob
+from tokenwright.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,8 @@ class Completion:
     the text. complete: False for a text under a grammar that was cut before the grammar could end. score: of beam
     search, the sum of log-probabilities divided by length ** length_penalty. content, reasoning, tool_calls: what
     `text` says, of a chat; of other texts the content is the text. parsed: the content as the value that
-    `response_format` asks for; None where it is none, because it was cut.
+    `response_format` asks for; None where it is none, because it was cut. observed: what `observe` asks for,
+    an ObservedText of prompt and text.
     prompt_logprobs, prompt_top_logprobs: of the prompt's tokens after the first, if requested. others: the
     request's other texts, each with its own fields; with best_of and beam search the best first. tree: all nodes
     of a beam search, parents before children; ends: index in `tree` of the last token of each text of `choices`.
@@ -143,6 +146,13 @@ class Completion:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     parsed: Any = None
+    observed: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        raise no_attribute("a Completion", name, OF_COMPLETION)
+
+    def __getitem__(self, name: object) -> Any:
+        raise RequestError(f"a Completion has attributes, such as completion.text; {shown(name)} is no index of it")
 
     @property
     def message(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tokenwright.checks import check_bool
+from tokenwright.checks import check_bool, hinting
 from tokenwright.engine import Request
 from tokenwright.engine.loop import Inbox
 from tokenwright.errors import RequestError
@@ -55,6 +55,7 @@ class ChatView(EngineView):
             self.check_length(message["content"])
         return self.conversations.rendered(wanted)
 
+    @hinting
     def chat(
         self,
         messages: Sequence[Message],
@@ -103,6 +104,7 @@ class ChatView(EngineView):
         [completion] = completions_of([transcript])
         return completion
 
+    @hinting
     def chat_stream(self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any) -> Stream:
         """The answer of `chat`, piece by piece, each with its content and reasoning; the completion has the rest.
 
