@@ -53,13 +53,13 @@ def escaped_byte(character: str) -> bool:
 
 
 # What other libraries call ours. Each entry: a name of ours, or a sentence that says what there is instead, and theirs.
-def _names(table: str) -> Mapping[str, str]:
-    """Ours by theirs."""
+def names_of_others(table: str) -> Mapping[str, str]:
+    """Ours by theirs. Further lines of an entry are indented once more."""
     entries = re.findall(r"^ {4}(\S.*?): ((?:\S.*\n(?: {8})?)+)", table, re.MULTILINE)
     return {theirs: ours for ours, names in entries for theirs in names.split()}
 
 
-OF_MODEL = _names("""
+OF_MODEL = names_of_others("""
     threads: n_threads n_threads_batch num_threads num_thread num_cpu_threads
     model: model_path model_id model_name repo_id pretrained_model_name_or_path
     dtype: torch_dtype precision
@@ -97,7 +97,7 @@ OF_MODEL = _names("""
     it is read from the checkpoint: tokenizer rope_scaling rope_theta rope_freq_base rope_freq_scale hf_overrides
         config yarn_ext_factor rope_scaling_type
 """)
-OF_TEXT = _names("""
+OF_TEXT = names_of_others("""
     max_tokens: max_new_tokens max_length n_predict num_predict max_completion_tokens max_output_tokens max_gen_len
         max_tokens_to_sample
     min_tokens: min_new_tokens min_length
@@ -147,7 +147,7 @@ OF_TEXT = _names("""
         add_generation_prompt clean_up_tokenization_spaces dynatemp_range guidance_scale truncate_prompt_tokens
         top_a dynatemp_exponent renormalize_logits remove_invalid_values exponential_decay_length_penalty
 """)
-OF_EMBEDDING = _names("""
+OF_EMBEDDING = names_of_others("""
     normalize: normalize_embeddings normalise embd_normalize
     pooling: pooling_mode pooling_type pooling_strategy
     texts: sentences input inputs texts_or_ids
@@ -158,7 +158,7 @@ OF_EMBEDDING = _names("""
     the result is a NumPy array: convert_to_numpy convert_to_tensor output_value
     leave it out: batch_size show_progress_bar precision device use_tqdm
 """)
-OF_METHODS = _names("""
+OF_METHODS = names_of_others("""
     generate: create_completion completion complete generate_text predict __call__ batch_generate
     chat: create_chat_completion chat_completion apply_chat create_chat_completion_openai_v1 converse
     chat_stream: stream_chat
@@ -180,7 +180,7 @@ OF_METHODS = _names("""
     the command `tokenwright bench` measures: start_profile stop_profile benchmark
     adapters are named when the model is opened: load_lora add_lora load_adapter set_adapter
 """)
-OF_COMPLETION = _names("""
+OF_COMPLETION = names_of_others("""
     choices: outputs sequences candidates generations
     text: generated_text response output output_text
     token_ids: output_ids output_token_ids ids

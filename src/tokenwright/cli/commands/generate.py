@@ -119,7 +119,7 @@ def _check(chosen: dict[str, Any], show: Shown, chat: bool, system: str | None) 
 def _check_cache_file(path: Path, several: bool, no_cache: bool) -> None:
     """Raises RequestError or CacheFileError for a cache file that cannot be used or written."""
     if several:
-        raise RequestError("--cache-file keeps the KV cache of one text; leave --choices, --best-of and --beams out")
+        raise RequestError("--cache-file keeps the KV cache of one text; leave --texts, --best-of and --beams out")
     if no_cache:
         raise RequestError("--cache-file keeps the KV cache and --no-cache has none; leave one of them out")
     from tokenwright.cache.snapshot import check_place
