@@ -117,10 +117,11 @@ def show_anything() -> None:
 
 
 def remark(text: str) -> None:
-    """Write one line to stderr, dimmed if that is a terminal."""
+    """Write one line to stderr; a terminal shows it dimmed, and wrapped between words."""
     from rich.text import Text
 
-    console().print(Text(text, style="dim"), soft_wrap=True)
+    shown = console()
+    shown.print(Text(text, style="dim"), soft_wrap=not shown.is_terminal)
 
 
 def console() -> Any:

@@ -35,6 +35,8 @@ class AskedOptions:
     response_format: Any = None
     continue_final_message: bool = False
     markup: bool = False
+    answers: Mapping[int, Sequence[int]] | None = None
+    cache: bool = True
     salt: str = ""
     adapter: str | None = None
 

@@ -46,14 +46,14 @@ class ChatView(EngineView):
         check_bool("markup", markup)
         asked, others = AskedOptions.split({"markup": markup, **options})
         self.llm_engine.inputs.params(None, others)  # refuses names that are no options
-        return self._rendered(asked.request(messages))
+        return self._rendered(asked.request(messages), asked.answers)
 
-    def _rendered(self, wanted: ChatRequest) -> Rendered:
+    def _rendered(self, wanted: ChatRequest, answers: Mapping[int, Sequence[int]] | None = None) -> Rendered:
         assert wanted.messages is not None, "a conversation has messages"
         _ = self.template  # raises for a model without one
         for message in check_messages(wanted.messages):
             self.check_length(message["content"])
-        return self.conversations.rendered(wanted)
+        return self.conversations.rendered(wanted, answers)
 
     @hinting
     def chat(
@@ -70,6 +70,8 @@ class ChatView(EngineView):
         response_format: Any = None,
         continue_final_message: bool = False,
         markup: bool = False,
+        answers: Mapping[int, Sequence[int]] | None = None,
+        cache: bool = True,
         salt: str = "",
         adapter: str | None = None,
         **sampling: Any,
@@ -83,6 +85,7 @@ class ChatView(EngineView):
         response_format: a Pydantic model, or OpenAI's object with a JSON schema: the content follows it, and `parsed`
             is its value.
         continue_final_message: go on from the text of the last message, which is the assistant's.
+        answers: the token ids of earlier answers by the index of their message, so that their cached pages are found.
         markup: as in `render`; the rest as in `generate`. Raises the errors of both.
         """
         options = AskedOptions(
@@ -95,6 +98,8 @@ class ChatView(EngineView):
             response_format=response_format,
             continue_final_message=continue_final_message,
             markup=markup,
+            answers=answers,
+            cache=cache,
             salt=salt,
             adapter=adapter,
         )
@@ -165,10 +170,10 @@ class ChatView(EngineView):
         form, parse = form_of(options.response_format)
         if form is not None and its.grammar is not None:
             raise RequestError("response_format and grammar each say the form of the answer; leave one of them out")
-        prompt = self._rendered(wanted)
+        prompt = self._rendered(wanted, options.answers)
         its = replace(its, grammar=chat.grammar(wanted, prompt.text, form or its.grammar))
         build = inputs.streamed if streamed else inputs.prepared
-        request = build(prompt.ids, its, RequestOptions(salt=options.salt, adapter=options.adapter))
+        request = build(prompt.ids, its, RequestOptions(options.cache, options.salt, options.adapter))
         tags = chat.tags(wanted, prompt.text, its)
         if tags is not None:
             chat.let_think(request, wanted.thinking_budget, tags)
