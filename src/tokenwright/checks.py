@@ -243,5 +243,5 @@ def hinting(function: Callable[P, R]) -> Callable[P, R]:
 
 def hinting_fields(cls: type[R]) -> type[R]:
     """A dataclass whose construction is `hinting`."""
-    cls.__init__ = hinting(cls.__init__)  # type: ignore[misc]
+    cls.__init__ = hinting(cls.__init__)  # type: ignore[method-assign]
     return cls

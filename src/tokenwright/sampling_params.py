@@ -24,7 +24,7 @@ def _real(name: str, value: object, least: float, most: float) -> None:
 
 
 def is_pydantic(value: object) -> bool:
-    """Whether it is a model of Pydantic, which is not imported for it: who has a model has imported it."""
+    """Whether it is a model of Pydantic, which is not imported for that: a caller with such a model has done it."""
     pydantic = sys.modules.get("pydantic")
     return pydantic is not None and isinstance(value, type) and issubclass(value, pydantic.BaseModel)
 

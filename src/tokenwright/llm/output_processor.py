@@ -121,7 +121,8 @@ class OutputProcessor:
 
     @property
     def _search(self) -> BeamSearch | None:
-        return self.handle.request.search
+        search: BeamSearch | None = self.handle.request.search
+        return search
 
     @property
     def reason(self) -> FinishReason | None:
@@ -272,7 +273,7 @@ class OutputProcessor:
 
 
 def completions_of(written: Iterable[OutputProcessor]) -> list[Completion]:
-    """The completions of ended requests. Raises EngineError, with those of the others, if one failed."""
+    """The completions of ended requests. Raises EngineError, with the other completions, if one failed."""
     ended = list(written)
     completions = [None if one.error else one.completion() for one in ended]
     for transcript in ended:

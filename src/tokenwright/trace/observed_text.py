@@ -1,4 +1,4 @@
-"""What a model computes inside for a text: the residual stream at each layer, and the attention of chosen heads."""
+"""The inside of a model that computes a text: the residual stream at each layer, and the attention of chosen heads."""
 
 from __future__ import annotations
 

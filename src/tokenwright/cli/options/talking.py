@@ -44,11 +44,11 @@ class Talking:
         return {"tools": self.tools, "enable_thinking": None if self.thinking is None else self.thinking != "off"}
 
     def shown(self, piece: Piece) -> str:
-        """What is shown of a piece: all, or its content where reasoning is hidden or calls are shown at the end."""
+        """The shown text of a piece: all, or its content where reasoning is hidden or calls are shown at the end."""
         return piece.content if self.thinking == "hide" or self.tools else piece.text
 
     def text(self, done: Completion) -> str:
-        """What is shown of a whole text."""
+        """The shown text of a whole answer."""
         text = done.content if self.thinking == "hide" or self.tools else done.text
         return text + calls_of(done)
 

@@ -1,4 +1,4 @@
-"""What a conversation asks for: its messages, the tools that the model may call, and whether it reasons."""
+"""A conversation as it is asked for: its messages, the tools that the model may call, and whether it reasons."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class ChatView(EngineView):
         """The prompt of a conversation: its text, for display, and its ids.
 
         markup: encode control tokens that are written in the messages as control tokens; by default they are text.
-        options: those of `chat` that concern the prompt, such as tools and enable_thinking.
+        options: of `chat`, as far as they concern the prompt, such as tools and enable_thinking.
         Raises RequestError if the model has no chat template, or if that refuses the messages or fails.
         """
         check_bool("markup", markup)
@@ -113,7 +113,7 @@ class ChatView(EngineView):
     def chat_stream(self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any) -> Stream:
         """The answer of `chat`, piece by piece, each with its content and reasoning; the completion has the rest.
 
-        options: those of `chat`. Raises the errors of `chat`.
+        options: as `chat` has them. Raises the errors of `chat`.
         """
         own, sampling = AskedOptions.split(options)
         asked, engine, inbox = self._asked(messages, params, own, sampling, streamed=True), self.llm_engine, Inbox()

@@ -77,7 +77,7 @@ class Gap:
 class GenerationRequest(ChatRequest):
     """One request to generate text, whatever API it came by. Exactly one of `prompt` and `messages` is given.
 
-    The fields of a conversation are those of ChatRequest.
+    ChatRequest has the fields of a conversation.
     prompt: text, or token ids. gap: the prompt is a text that stands before a gap, which the answer fills.
     overrides: fields of SamplingParams; None keeps the checkpoint's default. Without max_tokens, a conversation and a
         prompt may go on to the end of the context.
