@@ -115,7 +115,7 @@ class CommandGroup(PlainFlags, TyperGroup):
         code = REFUSED if isinstance(error, (TokenwrightError, USAGE, OSError)) else FAILED
         code = FAILED if isinstance(error, EngineError) else code
         message = self._message(error, words)
-        print(f"tokenwright: {message}", file=sys.stderr)
+        output.complain(f"tokenwright: {message}")
         if "--json" in words:
             kind = "UsageError" if isinstance(error, USAGE) else type(error).__name__
             output.write_json({"error": {"type": kind, "message": message, "exit_code": code}})

@@ -10,7 +10,9 @@ import io
 import json
 import os
 import select
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -122,6 +124,13 @@ def remark(text: str) -> None:
 
     shown = console()
     shown.print(Text(text, style="dim"), soft_wrap=not shown.is_terminal)
+
+
+def complain(text: str) -> None:
+    """Write an error to stderr: one line, which a terminal shows wrapped between words."""
+    if sys.stderr.isatty():
+        text = textwrap.fill(text, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
+    print(text, file=sys.stderr)
 
 
 def console() -> Any:

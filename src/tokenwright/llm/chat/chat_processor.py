@@ -82,11 +82,13 @@ class ChatProcessor:
             messages, tools = self._tools.messages(messages, given), self._tools.declared(given)
         if wanted.continue_last:
             return self._continued(messages, tools, variables)
-        begins, more = wanted.generation_prompt, {"tools": tools, "variables": variables}
+        begins, markup = wanted.generation_prompt, wanted.markup
         # A system message for tools moves all others, by one.
         moved = len(messages) - len(wanted.messages)
         kept = {at + moved: ids for at, ids in (answers or {}).items()}
-        rendered = self._template.render(messages, begins, markup=wanted.markup, answers=kept, **more)
+        rendered = self._template.render(
+            messages, begins, markup=markup, answers=kept, tools=tools, variables=variables
+        )
         if wanted.thinking is False and self.think_tags is not None and not self._switches and begins:
             return self._followed(rendered, closing(rendered.text, self.think_tags))
         return rendered
