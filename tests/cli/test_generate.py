@@ -357,7 +357,7 @@ def test_json_tells_the_text_of_tokens(run: Run) -> None:
         (("--regex", "[a-z]{3}"), True),
         (("--regex", "[a-z]{40}", "--stop-id", 3, "--max-seconds", 0), False),
         (("--regex", "x[a-z]{40}", "--stop", "x"), False),
-        (("--regex", "[a-z]{40}", "-n", 5, "--choices", 2), False),
+        (("--regex", "[a-z]{40}", "-n", 5, "--texts", 2), False),
         (("--regex", "[a-z]{40}", "-n", 5, "--beams", 2), False),
         (("--choice", "yes", "--beams", 2), True),
     ],

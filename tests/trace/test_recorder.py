@@ -145,7 +145,7 @@ def test_every_site_is_seen_with_its_dims(traced):
         assert tuple(value.shape) == tuple(sizes[dim] for dim in DIMS[site])
 
     replay = llm.llm_engine.recording.replay
-    replay._computed([1, 2, 3], 3, tap)
+    replay.computed([1, 2, 3], 3, tap)
     inner = [site for site in Site if site not in (Site.EMBEDDING, Site.SINK_QUERY)]
     mixed = config.mixture.layers if config.mixture else [False] * config.layers
     each = ((site, layer) for layer in range(config.layers) for site in inner)

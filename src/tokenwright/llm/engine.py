@@ -31,6 +31,7 @@ from tokenwright.llm.cache_file import StepClock, load_pages, open_disk, save_pa
 from tokenwright.llm.input_processor import InputProcessor, Prompt
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.output_processor import OutputProcessor, Report
+from tokenwright.llm.outputs import Completion
 from tokenwright.llm.relevance import Relevance
 from tokenwright.llm.streams import AsyncStreams
 from tokenwright.models.cost import CostModel
@@ -77,12 +78,13 @@ class _Owned:
 class LLMEngine:
     """The engine over a loaded model: its KV memory, its thread, its recorder. Thread-safe.
 
-    facts, specs, context: of the model as it is computed here; they stay after `close`. streams: its asyncio side.
+    threads: that compute; None: as many as the thread asks for that submits. facts, specs, context: of the model as it
+    is computed here; they stay after `close`. streams: its asyncio side.
 
     Raises CapacityError if the memory does not suffice, RequestError for options that the model does not support.
     """
 
-    def __init__(self, loaded: LoadedModel, options: EngineConfig) -> None:
+    def __init__(self, loaded: LoadedModel, options: EngineConfig, threads: int | None = None) -> None:
         self.facts, self.options = loaded.facts, options
         self.specs = specs_of(options, loaded.graph, loaded.dtype)
         self.context = context_of(options, loaded.config)
@@ -112,6 +114,7 @@ class LLMEngine:
         loop = EngineLoop(Engine(runner, sampler, scheduler, self.context), end_step=end_step)
         self._owned: _Owned | None = _Owned(loaded, store, model, loop, inputs, recording, disk)
         self.streams = AsyncStreams()
+        self._given_threads = threads
         self._threads = 0  # asked for in the thread that submitted last
         loaded.enter()
         self._abandon = finalize(self, _abandon, loop, loaded, self.streams, disk)
@@ -192,6 +195,11 @@ class LLMEngine:
         return 1
 
     @property
+    def threads(self) -> int:
+        """How many threads compute the requests of the thread that asks."""
+        return self._given_threads or asked_threads(isinstance(self.loaded.decoder, NativeDecoder))
+
+    @property
     def occupancy(self) -> Occupancy:
         """Its pages at this moment."""
         pool = self.loop.engine.pool
@@ -247,9 +255,8 @@ class LLMEngine:
         cannot be served, EngineError where the engine has ended.
         """
         loop = self.loop
-        native = isinstance(self.loaded.decoder, NativeDecoder)
-        if (threads := asked_threads(native)) != self._threads:  # each thread may ask for its own number
-            self._threads = threads
+        if (threads := self.threads) != self._threads:  # each thread may ask for its own number
+            self._threads, native = threads, isinstance(self.loaded.decoder, NativeDecoder)
             loop.post(lambda _: compute_here(threads, native))
         return loop.submit(requests, listener, paused=paused)
 
@@ -287,6 +294,20 @@ class LLMEngine:
         transcripts = {handle: self.transcript(handle) for handle in handles}
         await self.streams.read(transcripts)
         return list(transcripts.values())
+
+    def observed(self, request: Request, done: Completion, heads: Sequence[tuple[int, int]]) -> Completion:
+        """A completion, and all its choices, with what the model computes inside. Raises RequestError without torch."""
+        from tokenwright.trace.observed_text import observe_text
+        from tokenwright.trace.replay import AttentionReplay
+
+        facts, limit = self.facts, request.limit(self.context)
+        replay = AttentionReplay(facts.config, self.loaded.decoder, self.specs, facts.device)
+
+        def looked(one: Completion) -> Completion:
+            tokens = [*request.prompt, *one.token_ids]
+            return replace(one, observed=observe_text(replay, tokens, limit, heads))
+
+        return replace(looked(done), others=tuple(map(looked, done.others)))
 
     async def in_thread(self, prepare: Callable[[], T]) -> T:
         """`prepare()`, called in another thread: tokenising takes time."""

@@ -13,22 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwright.checkpoints.files.pooling import Pooling
-from tokenwright.checks import check_bool, folders
+from tokenwright.checks import check_bool, check_whole, folders, hinting
 from tokenwright.config import KV_DISK_SIZE, EngineConfig
 from tokenwright.engine import SamplingParams
 from tokenwright.engine.loop import Inbox
-from tokenwright.errors import EngineError, RequestError
+from tokenwright.errors import RequestError
 from tokenwright.formats import KVFormat, WeightFormat
 from tokenwright.llm import scoring
+from tokenwright.llm.chat.chat_view import ChatView
 from tokenwright.llm.engine import LLMEngine, specs_of
-from tokenwright.llm.engine_view import EngineView
 from tokenwright.llm.input_processor import Prompt, RequestOptions
 from tokenwright.llm.model import LoadedModel
-from tokenwright.llm.output_processor import OutputProcessor, progress_bar
+from tokenwright.llm.output_processor import completions_of, progress_bar
 from tokenwright.llm.outputs import Completion, Piece
 from tokenwright.llm.streams import Stream
-from tokenwright.text import Message, Rendered
-from tokenwright.text.messages import check_messages
 from tokenwright.units import read_bytes
 
 if TYPE_CHECKING:
@@ -36,7 +34,10 @@ if TYPE_CHECKING:
     from tokenwright.trace.summary import StepSums
 
 
-class LLM(EngineView):
+MOST_THREADS = 4096
+
+
+class LLM(ChatView):
     """A model with its tokenizer and KV cache. Thread-safe; the engine batches the requests of all threads.
 
     model: a folder, a hub name such as "Qwen/Qwen3-0.6B" (`revision` selects a branch, tag or commit), or "stories",
@@ -61,12 +62,14 @@ class LLM(EngineView):
     lora: folders of LoRA adapters (PEFT) that are merged into the weights as they are read.
     adapters: folders of LoRA adapters that are kept beside the weights, by name: a request chooses one, or none.
     report: called with (bytes read, bytes in total) while the weights are read; downloads then show progress bars.
+    threads: that compute; None: one for each core, or as many as OMP_NUM_THREADS says.
     trace: count and time the engine's work, as `run` requires.
 
     Raises CheckpointError for a model that cannot be read or computed, CapacityError if memory does not suffice,
     RequestError for an option out of range.
     """
 
+    @hinting
     def __init__(
         self,
         model: str | Path | LoadedModel = "stories",
@@ -89,9 +92,12 @@ class LLM(EngineView):
         speculate: str = "suffix",
         report: Callable[[int, int], None] | None = None,
         trace: bool = False,
+        threads: int | None = None,
         lora: Sequence[str | Path] = (),
         adapters: Mapping[str, str | Path] = MappingProxyType({}),
     ) -> None:
+        if threads is not None:
+            check_whole("threads", threads, 1, MOST_THREADS)
         options = EngineConfig(
             page_size=page_size,
             pages=pages,
@@ -126,8 +132,9 @@ class LLM(EngineView):
                 "revision, device, dtype, weights, report, trace, lora and adapters say how a model is loaded, and "
                 "this one is; leave them out"
             )
-        super().__init__(LLMEngine(model, options))
+        super().__init__(LLMEngine(model, options, threads))
 
+    @hinting
     def stream(
         self,
         prompt: Prompt,
@@ -176,12 +183,11 @@ class LLM(EngineView):
         its = inputs.params(params, sampling)
         prepare = partial(inputs.streamed, prompt, its, RequestOptions(cache, salt, adapter))
         request = prepare() if inputs.quick(prompt, its) else await engine.in_thread(prepare)
-        [handle] = engine.submit([request], engine.streams.listener())
-        with engine.streams.open(handle, engine.transcript(handle)) as stream:
-            while (pieces := await stream.pieces()) is not None:
-                for piece in pieces:
-                    yield piece
+        async with aclosing(self._apieces(request)) as pieces:
+            async for piece in pieces:
+                yield piece
 
+    @hinting
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -191,20 +197,35 @@ class LLM(EngineView):
         salt: str = "",
         adapter: str | Sequence[str | None] | None = None,
         progress: bool = False,
+        observe: bool | Sequence[tuple[int, int]] = False,
         **sampling: Any,
     ) -> list[Completion]:
         """Continue every prompt, in one batch; returns the completions in the order of the prompts.
 
         `params`, `adapter`: one for all prompts or one per prompt; `cache`, `salt` and `sampling` as in `stream`, and
-        the same errors. progress: show a bar on stderr. Raises EngineError if a prompt failed in the engine; it has the
+        the same errors. observe: True, or a list of (layer, head), gives each completion its `observed`: the hidden
+        states of all layers, and the attention of these heads, computed once more.
+        progress: show a bar on stderr. Raises EngineError if a prompt failed in the engine; it has the
         completions of the others.
         """
         engine = self.llm_engine
+        heads = None
+        if observe is not False:
+            from tokenwright.trace.observed_text import check_heads  # here: it loads the replay
+
+            heads = check_heads(observe, self.config.layers, self.config.heads)
+        if heads is not None and adapter is not None:
+            raise RequestError("observe looks at the model without adapters; merge one with the option lora", "observe")
         requests = engine.inputs.batch(prompts, params, sampling, RequestOptions(cache, salt), adapter)
-        if not progress:
-            return _completions(engine.finish(requests))
-        with progress_bar(len(requests)) as report:
-            return _completions(engine.finish(requests, at_end=False, report=report))
+        if progress:
+            with progress_bar(len(requests)) as report:
+                ended = engine.finish(requests, at_end=False, report=report)
+        else:
+            ended = engine.finish(requests)
+        done = completions_of(ended)
+        if heads is None:
+            return done
+        return [engine.observed(request, one, heads) for request, one in zip(requests, done, strict=True)]
 
     async def agenerate(
         self,
@@ -219,79 +240,7 @@ class LLM(EngineView):
         """`generate` for asyncio. A task that is cancelled cancels its requests."""
         engine, options = self.llm_engine, RequestOptions(cache, salt)
         requests = partial(engine.inputs.batch, prompts, params, sampling, options, adapter)
-        return _completions(await engine.afinish(await engine.in_thread(requests)))
-
-    def render(self, messages: Sequence[Message], markup: bool = False) -> Rendered:
-        """The prompt of a conversation: its text, for display, and its ids. A message has "role" and "content".
-
-        markup: encode control tokens that are written in the messages as control tokens; by default they are text.
-        Raises RequestError if the model has no chat template, or if that refuses the messages or fails.
-        """
-        check_bool("markup", markup)
-        template, checked = self.template, check_messages(messages)
-        for message in checked:
-            self.check_length(message["content"])
-        return template.render(checked, markup=markup)
-
-    def chat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        markup: bool = False,
-        salt: str = "",
-        adapter: str | None = None,
-        **sampling: Any,
-    ) -> Completion:
-        """The model's answer in a conversation: `generate` with the ids of `render`. Raises the errors of both."""
-        [completion] = self.generate(
-            [self.render(messages, markup).ids], params, salt=salt, adapter=adapter, **sampling
-        )
-        return completion
-
-    def chat_stream(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        markup: bool = False,
-        salt: str = "",
-        adapter: str | None = None,
-        **sampling: Any,
-    ) -> Stream:
-        """The answer of `chat`, piece by piece: `stream` with the ids of `render`. Raises the errors of both."""
-        return self.stream(self.render(messages, markup).ids, params, salt=salt, adapter=adapter, **sampling)
-
-    async def achat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        markup: bool = False,
-        salt: str = "",
-        adapter: str | None = None,
-        **sampling: Any,
-    ) -> Completion:
-        """`chat` for asyncio."""
-        rendered = await self.llm_engine.in_thread(partial(self.render, messages, markup))
-        [completion] = await self.agenerate([rendered.ids], params, salt=salt, adapter=adapter, **sampling)
-        return completion
-
-    async def achat_stream(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        markup: bool = False,
-        salt: str = "",
-        adapter: str | None = None,
-        **sampling: Any,
-    ) -> AsyncGenerator[Piece, None]:
-        """`chat_stream` for asyncio."""
-        rendered = await self.llm_engine.in_thread(partial(self.render, messages, markup))
-        async with aclosing(self.astream(rendered.ids, params, salt=salt, adapter=adapter, **sampling)) as pieces:
-            async for piece in pieces:
-                yield piece
+        return completions_of(await engine.afinish(await engine.in_thread(requests)))
 
     def run(
         self,
@@ -345,6 +294,7 @@ class LLM(EngineView):
     @overload
     def score(self, prompt: Prompt, continuations: Sequence[Prompt]) -> list[NDArray[np.float64]]: ...
 
+    @hinting
     def score(
         self, prompt: Prompt, continuations: Sequence[Prompt] | None = None
     ) -> NDArray[np.float64] | list[NDArray[np.float64]]:
@@ -355,6 +305,7 @@ class LLM(EngineView):
         """
         return scoring.score(self.llm_engine, prompt, continuations)
 
+    @hinting
     def embed(
         self, texts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None, normalize: bool | None = None
     ) -> NDArray[np.float32]:
@@ -376,6 +327,7 @@ class LLM(EngineView):
         """`embed` for asyncio."""
         return await scoring.aembed(self.llm_engine, texts, pooling, normalize)
 
+    @hinting
     def rerank(self, query: str, documents: Sequence[str], *, instruction: str = "") -> NDArray[np.float64]:
         """How relevant each document is to the query, [documents], computed in one batch.
 
@@ -388,12 +340,3 @@ class LLM(EngineView):
 def _bytes(size: int | str, name: str) -> int:
     """A size that may be text such as "2GB". Raises RequestError."""
     return read_bytes(size, name) if isinstance(size, str) else size
-
-
-def _completions(written: Sequence[OutputProcessor]) -> list[Completion]:
-    """The completions of ended requests. Raises EngineError, with those of the others, if one failed."""
-    completions = [None if one.error else one.completion() for one in written]
-    for transcript in written:
-        if transcript.error is not None:
-            raise EngineError(f"a prompt failed: {transcript.error}", completions) from transcript.error
-    return [completion for completion in completions if completion is not None]

@@ -270,6 +270,15 @@ def check_engine(
     EngineConfig(kv=KVFormat.parse(kv), **{name: value for name, value in options.items() if name in names})
 
 
+def beyond_processors(threads: int) -> str:
+    """A warning of more threads than this process has processors; "" for no more."""
+    from tokenwright.backends.device import processors
+
+    count = len(processors())
+    many = f"note: --threads {threads} on {count} processor{'s' if count > 1 else ''}: threads wait for each other"
+    return f"{many}, which is slower; leave --threads out" if threads > count else ""
+
+
 @contextmanager
 def opened(
     model: str | None,
@@ -309,6 +318,8 @@ def opened(
         imported = time.perf_counter()
         if threads is not None:
             compute_with(threads)
+            if not quiet and (more := beyond_processors(threads)):
+                remark(more)
 
         def report(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total, size=binary(total))
@@ -342,6 +353,8 @@ def loader(
 
         if threads is not None:
             compute_with(threads)
+            if more := beyond_processors(threads):
+                remark(more)
         elif browser or find_kernels() is None:
             leave_a_core()
         llm = LLM(model, report=report, **options)

@@ -6,10 +6,10 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 
 from tokenwright.engine import TopLogprob
+from tokenwright.llm.chat.ids import new_hex
 from tokenwright.llm.outputs import Piece
 from tokenwright.serve.http.reply_text import Json, dumps, timings_of
 from tokenwright.serve.openai.custom_tools import CustomCalls, input_of
-from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.service.types import Answer, Delta, Problem, Timings, TokenCounts, ToolCallDelta
 from tokenwright.text import TextStream, Tokenizer
 

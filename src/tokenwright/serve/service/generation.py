@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.engine import Finished, FinishReason, SamplingParams, Token
 from tokenwright.engine.loop import Delivery, RequestHandle
+from tokenwright.llm.chat.output_parser import OutputParser
 from tokenwright.llm.output_processor import OutputProcessor
 from tokenwright.llm.outputs import Completion, Piece
-from tokenwright.serve.service.output_parser import OutputParser
 from tokenwright.serve.service.preprocess import Prepared
 from tokenwright.serve.service.types import ENDING, Answer, Delta, Finish, NotReady, Timings, TokenCounts, Unread
 

@@ -1,4 +1,4 @@
-"""Ids of replies and requests: different ones, but no secrets.
+"""Ids of replies, requests and tool calls: different ones, but no secrets.
 
 `secrets` asks the system for each, and gives the interpreter to the engine thread meanwhile: a millisecond a request.
 """

@@ -14,10 +14,11 @@ from itertools import product
 from typing import Any, Literal
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.service.tool_forms.form import ToolForm
-from tokenwright.serve.service.tool_forms.known_forms import FORMS, HERMES
-from tokenwright.serve.service.tool_forms.reading import FormReader
-from tokenwright.serve.service.types import Answer, Delta, Tool
+from tokenwright.llm.chat.answer import Answer, Delta
+from tokenwright.llm.chat.chat_request import Tool
+from tokenwright.llm.chat.tool_forms.form import ToolForm
+from tokenwright.llm.chat.tool_forms.known_forms import FORMS, HERMES
+from tokenwright.llm.chat.tool_forms.reading import FormReader
 
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None], str]
 Identities = Literal["any", "nine", "named"]  # ids of calls as they came; nine letters; functions.NAME:NUMBER

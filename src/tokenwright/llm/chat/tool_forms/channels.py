@@ -13,13 +13,14 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tokenwright.engine import Grammar
-from tokenwright.serve.service.ids import new_hex
-from tokenwright.serve.service.output_parser import stand_ins
-from tokenwright.serve.service.tool_forms.form import ToolForm
-from tokenwright.serve.service.tool_forms.json_calls import NamedCall
-from tokenwright.serve.service.tool_forms.lark import LarkRules
-from tokenwright.serve.service.tool_forms.source import Cut, Steps, TextSource
-from tokenwright.serve.service.types import Delta, Tool, ToolCallDelta, ToolMode
+from tokenwright.llm.chat.answer import Delta, ToolCallDelta
+from tokenwright.llm.chat.chat_request import Tool, ToolMode
+from tokenwright.llm.chat.ids import new_hex
+from tokenwright.llm.chat.output_parser import stand_ins
+from tokenwright.llm.chat.tool_forms.form import ToolForm
+from tokenwright.llm.chat.tool_forms.json_calls import NamedCall
+from tokenwright.llm.chat.tool_forms.lark import LarkRules
+from tokenwright.llm.chat.tool_forms.source import Cut, Steps, TextSource
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 CALL, RETURN, CONSTRAIN = "<|call|>", "<|return|>", "<|constrain|>"

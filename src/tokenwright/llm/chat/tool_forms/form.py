@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tokenwright.engine import Grammar
-from tokenwright.serve.service.tool_forms.lark import LarkRules
-from tokenwright.serve.service.tool_forms.syntax import CallSyntax
-from tokenwright.serve.service.types import Tool, ToolMode
+from tokenwright.llm.chat.chat_request import Tool, ToolMode
+from tokenwright.llm.chat.tool_forms.lark import LarkRules
+from tokenwright.llm.chat.tool_forms.syntax import CallSyntax
 
 
 @dataclass(frozen=True, slots=True)

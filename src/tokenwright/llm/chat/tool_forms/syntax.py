@@ -10,9 +10,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from tokenwright.serve.service.tool_forms.lark import LarkRules
-from tokenwright.serve.service.tool_forms.source import NoCall, Steps, TextSource
-from tokenwright.serve.service.types import Tool
+from tokenwright.llm.chat.chat_request import Tool
+from tokenwright.llm.chat.tool_forms.lark import LarkRules
+from tokenwright.llm.chat.tool_forms.source import NoCall, Steps, TextSource
 
 LONGEST_NAME = 256  # characters of what stands where a name must be
 WORDS = {"True": "true", "False": "false", "None": "null"}  # of Python, as JSON has them

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenwright.serve.service.tool_forms.lark import LarkRules
-from tokenwright.serve.service.tool_forms.parameters import Kind, kind_of, named_values, parameters_of
-from tokenwright.serve.service.tool_forms.source import Cut, Steps, TextSource
-from tokenwright.serve.service.tool_forms.syntax import WORDS, CallSink, as_json, name_into
-from tokenwright.serve.service.types import Tool
+from tokenwright.llm.chat.chat_request import Tool
+from tokenwright.llm.chat.tool_forms.lark import LarkRules
+from tokenwright.llm.chat.tool_forms.parameters import Kind, kind_of, named_values, parameters_of
+from tokenwright.llm.chat.tool_forms.source import Cut, Steps, TextSource
+from tokenwright.llm.chat.tool_forms.syntax import WORDS, CallSink, as_json, name_into
 
 
 @dataclass(frozen=True, slots=True)

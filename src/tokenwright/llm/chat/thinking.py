@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwright.decode.stopping import Constraint
-from tokenwright.serve.service.output_parser import ThinkTags
+from tokenwright.llm.chat.output_parser import ThinkTags
 
 if TYPE_CHECKING:
     from tokenwright.text import Tokenizer

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tokenwright.serve.service.types import Delta
+from tokenwright.llm.chat.answer import Delta
 
 _FIRST = 0xDC00  # a surrogate: bytes of UTF-8 never decode to one
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenwright.serve.service.tool_forms.form import ToolForm
-from tokenwright.serve.service.tool_forms.json_calls import JsonCall, NamedCall
-from tokenwright.serve.service.tool_forms.python_calls import PythonCall
-from tokenwright.serve.service.tool_forms.tagged_calls import TaggedCall
+from tokenwright.llm.chat.tool_forms.form import ToolForm
+from tokenwright.llm.chat.tool_forms.json_calls import JsonCall, NamedCall
+from tokenwright.llm.chat.tool_forms.python_calls import PythonCall
+from tokenwright.llm.chat.tool_forms.tagged_calls import TaggedCall
 
 _LIST: dict[str, Any] = {"lead": "[", "sep": ", ", "trail": "]", "many": True}
 

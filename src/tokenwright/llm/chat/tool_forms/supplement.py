@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tokenwright.serve.service.template_messages import nine_letters
-from tokenwright.serve.service.tool_forms.form import ToolForm
-from tokenwright.serve.service.tool_forms.probing import TemplateTools, declared
-from tokenwright.serve.service.types import Tool
+from tokenwright.llm.chat.chat_request import Tool
+from tokenwright.llm.chat.template_messages import nine_letters
+from tokenwright.llm.chat.tool_forms.form import ToolForm
+from tokenwright.llm.chat.tool_forms.probing import TemplateTools, declared
 
 Message = Mapping[str, Any]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenwright.serve.service.ids import new_hex
-from tokenwright.serve.service.tool_forms.form import ToolForm
-from tokenwright.serve.service.tool_forms.source import Cut, NoCall, Steps, TextSource
-from tokenwright.serve.service.types import Delta, Tool, ToolCallDelta
+from tokenwright.llm.chat.answer import Delta, ToolCallDelta
+from tokenwright.llm.chat.chat_request import Tool
+from tokenwright.llm.chat.ids import new_hex
+from tokenwright.llm.chat.tool_forms.form import ToolForm
+from tokenwright.llm.chat.tool_forms.source import Cut, NoCall, Steps, TextSource
 
 
 class FormReader:

@@ -16,13 +16,13 @@ from typing import Any
 from tokenwright.decode.schemas import enforceable
 from tokenwright.engine import Grammar
 from tokenwright.errors import RequestError
-from tokenwright.serve.service.output_parser import CallReader, stand_ins
-from tokenwright.serve.service.tool_forms.channels import channel_grammar
-from tokenwright.serve.service.tool_forms.form import ToolForm
-from tokenwright.serve.service.tool_forms.probing import TemplateTools, declared
-from tokenwright.serve.service.tool_forms.reading import FormReader
-from tokenwright.serve.service.tool_forms.supplement import as_template_reads
-from tokenwright.serve.service.types import GenerationRequest, Tool
+from tokenwright.llm.chat.chat_request import ChatRequest, Tool
+from tokenwright.llm.chat.output_parser import CallReader, stand_ins
+from tokenwright.llm.chat.tool_forms.channels import channel_grammar
+from tokenwright.llm.chat.tool_forms.form import ToolForm
+from tokenwright.llm.chat.tool_forms.probing import TemplateTools, declared
+from tokenwright.llm.chat.tool_forms.reading import FormReader
+from tokenwright.llm.chat.tool_forms.supplement import as_template_reads
 
 
 def enforced(tool: Tool) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def unenforced(tools: Sequence[Tool]) -> list[str]:
     return [f"tools.{name}.{place.rpartition('.')[2]}" for name, place in places]
 
 
-def callable_tools(wanted: GenerationRequest) -> list[Tool]:
+def callable_tools(wanted: ChatRequest) -> list[Tool]:
     """The tools that the model may call; the prompt has all."""
     return [tool for tool in wanted.tools if wanted.allowed_tools is None or tool.name in wanted.allowed_tools]
 
@@ -77,7 +77,7 @@ class ModelTools:
         """Whether the mark of a call, or of text, stands at the prompt's end."""
         return bool(self.form.spoken) and prompt.endswith(self.form.mark)
 
-    def grammar(self, wanted: GenerationRequest, prompt: str, answer: str | None, channels: bool) -> Grammar:
+    def grammar(self, wanted: ChatRequest, prompt: str, answer: str | None, channels: bool) -> Grammar:
         """The grammar of an answer; `answer`: the rule of one that is no call. Raises RequestError."""
         tools = [replace(tool, parameters=enforced(tool)) for tool in callable_tools(wanted)]
         if channels:
@@ -85,7 +85,7 @@ class ModelTools:
         parallel, opened = wanted.parallel_tool_calls, self.opened(prompt)
         return self.form.grammar(tools, wanted.tool_choice, parallel, self.marks, answer, ends=self.ends, opened=opened)
 
-    def reader(self, wanted: GenerationRequest, prompt: str, marks: Mapping[int, str]) -> CallReader:
+    def reader(self, wanted: ChatRequest, prompt: str, marks: Mapping[int, str]) -> CallReader:
         """Reads the calls of one text; `marks`: the special tokens that have stand-ins."""
         form = self.form.with_stand_ins(stand_ins(marks))
         return FormReader(form, callable_tools(wanted), self.opened(prompt))

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenwright.serve.service.tool_forms.lark import LarkRules
-from tokenwright.serve.service.tool_forms.source import NoCall, Steps, TextSource
-from tokenwright.serve.service.tool_forms.syntax import CallSink, as_json, name_into
-from tokenwright.serve.service.types import Tool
+from tokenwright.llm.chat.chat_request import Tool
+from tokenwright.llm.chat.tool_forms.lark import LarkRules
+from tokenwright.llm.chat.tool_forms.source import NoCall, Steps, TextSource
+from tokenwright.llm.chat.tool_forms.syntax import CallSink, as_json, name_into
 
 
 @dataclass(frozen=True, slots=True)
