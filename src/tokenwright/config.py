@@ -173,10 +173,28 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
+class State:
+    """What a recurrent layer keeps of a text, however long: `numbers` in fp32, rewritten at each token."""
+
+    numbers: int
+    kv_heads: int = 0
+    key_size: int = 0
+    value_size: int = 0
+
+    def bytes_per_token(self, k: RowFormat, v: RowFormat) -> int:  # noqa: ARG002
+        """None: a state does not grow."""
+        return 0
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.numbers
+
+
+@dataclass(frozen=True, slots=True)
 class LayerKV:
     """The cache of one layer per token, and its attention window in tokens, the token itself included (None: full)."""
 
-    layout: Heads | Latent
+    layout: Heads | Latent | State
     window: int | None = None
 
 

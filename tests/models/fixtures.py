@@ -30,6 +30,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from tests.models import hybrids
 from tokenwright.checkpoints.files.local import STORIES
 
 VOCAB = 320
@@ -465,6 +466,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "glm4": _GLM4,
     "deepseek2": _DEEPSEEK2,
     "deepseek3": _DEEPSEEK3,
+    **hybrids.CONFIGS,
     "tinyllama": _LLAMA | {"num_key_value_heads": 1, "_name_or_path": "TinyLlama/TinyLlama-1.1B-Chat-v1.0"},
 }
 # Of the same arithmetic as other kinds, or almost: for what reads files, and compared with the oracle once.
@@ -584,14 +586,16 @@ def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Ten
         weight = 0.4 * weight if "down_proj" in name else weight
     elif name.endswith(("mlp.gate.weight", "mlp.router.weight")):
         weight = 2 * weight
-    elif any(part in name for part in ("o_proj", "down_proj", "c_proj", "attention.dense", "dense_4h_to_h")):
+    elif name.endswith("conv.conv.weight") or "conv1d" in name:
+        weight = noise / noise.shape[-1] ** 0.5
+    elif any(part in name for part in ("o_proj", "out_proj", "w2", "down_proj", "c_proj", "attention.dense", "dense_4h_to_h")):
         weight = 0.15 * weight
     return weight
 
 
 def _shaped_norm(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
     one = 0.0 if "gemma" in config["model_type"] else 1.0  # Gemma's norms multiply by 1 + weight
-    if "q_norm" in name or "k_norm" in name:
+    if any(part in name for part in ("q_norm", "k_norm", "q_layernorm", "k_layernorm")):
         return one + 0.85 + 0.1 * noise
     return one + 0.1 * noise
 
@@ -613,7 +617,7 @@ def stored_tensors(
         tensors.pop("lm_head.weight", None)
     kind = config["model_type"]
     tensors = {name: one for pair in tensors.items() for name, one in _each_expert(kind, *pair, quantised)}
-    if spelling == "new":
+    if spelling == "new" or kind in hybrids.TYPES:
         return tensors
     if config["model_type"] == "gpt2":
         mask = torch.ones(config["n_positions"], config["n_positions"]).tril()[None, None]

@@ -18,7 +18,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-from tokenwright.config import Heads, LayerKV, Learned, Rope, angle_length
+from tokenwright.config import Heads, LayerKV, Learned, Rope, State, angle_length
 
 Shape = tuple[int, ...]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
@@ -120,7 +120,7 @@ class Op(ABC):
 
     @property
     def kv(self) -> LayerKV | None:
-        """The KV layout and attention window of its layer; None unless the op is attention."""
+        """What its layer keeps of a text, K and V or a state; None unless the op is attention or recurrent."""
         return None
 
     @property
@@ -353,7 +353,7 @@ class Graph:
 
     @cached_property
     def attention(self) -> tuple[Op, ...]:
-        """The attention ops, one for each layer, in order."""
+        """The ops that read earlier tokens, one for each layer, in order: attention or a recurrence."""
         return tuple(op for op in self.blocks if op.kv is not None)
 
     @cached_property
@@ -368,9 +368,14 @@ class Graph:
     @property
     def rotary_size(self) -> int:
         """The numbers of a key that rotary positions concern: a head's D, or those beside a latent."""
-        sizes = {layer.layout.rotary_size for layer in self.kv}
-        assert len(sizes) == 1, "all layers have heads of one size"
-        return sizes.pop()
+        sizes = {layer.layout.rotary_size for layer in self.kv if not isinstance(layer.layout, State)}
+        assert len(sizes) <= 1, "all layers have heads of one size"
+        return sizes.pop() if sizes else 0
+
+    @property
+    def recurrent(self) -> tuple[int, ...]:
+        """The numbers of the layers that keep a state instead of K and V."""
+        return tuple(i for i, layer in enumerate(self.kv) if isinstance(layer.layout, State))
 
     @property
     def positions(self) -> Learned | Rope | None:

@@ -23,6 +23,7 @@ from tokenwright.config import Rope
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Embed, Head, Matrix, Norm, Op, Parallel
 from tokenwright.models.latent import LatentAttention
+from tokenwright.models.recurrent import Recurrent
 from tokenwright.models.taps import Site, Tap
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -188,6 +189,33 @@ class TorchLatentAttention(TorchAttention):
         return torch.stack([self.kernels.linear(x[:, head], one) for head, one in enumerate(weights)], 1)
 
 
+class TorchRecurrent:
+    """One recurrent layer: project, rewrite the state row by row, project back."""
+
+    def __init__(self, op: Recurrent, kernels: Kernels, weights: Weights) -> None:
+        self.kernels = kernels
+        self.layer = op.layer
+        self.names = (op.project.name, op.out.name)
+        self.recurrence = op.recurrence
+        self.tensors = {
+            name.removeprefix(f"{op.recurrence.name}."): dense(weights, name) for name in op.recurrence.shapes
+        }
+        self.norm = norm(op.norm, kernels, weights)
+        self.project = linear(weights, op.project)
+        self.out = linear(weights, op.out)
+        self.after = _after(op, kernels, weights)
+
+    def __call__(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
+        normed = self.norm(x)
+        state.tap(Site.ATTENTION_INPUT, self.layer, normed)
+        rows = state.linear(self.kernels, normed, self.project, self.names[0])
+        states = state.store.states(self.layer)
+        mixed = self.kernels.recur(rows, self.recurrence, self.tensors, states, state.batch.chunks)  # [T, width]
+        x = x + self.after(state.linear(self.kernels, mixed, self.out, self.names[1]))
+        state.tap(Site.ATTENTION, self.layer, x)
+        return x
+
+
 class TorchMLP:
     """One layer's MLP, gated (such as SwiGLU) or plain."""
 
@@ -287,6 +315,7 @@ OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
     MLP: TorchMLP,
     Experts: TorchExperts,
     Parallel: TorchParallel,
+    Recurrent: TorchRecurrent,
 }
 
 
@@ -356,7 +385,7 @@ def _over_heads(of: Norm | None, head_size: int, kernels: Kernels, weights: Weig
     return lambda x: function(x.flatten(1)).view_as(x)
 
 
-def _after(op: Attention | LatentAttention | MLP | Experts, kernels: Kernels, weights: Weights) -> Function:
+def _after(op: Attention | LatentAttention | MLP | Experts | Recurrent, kernels: Kernels, weights: Weights) -> Function:
     """What an op's result [T, width] goes through before it is added: a norm, then a constant factor."""
     function, scale = norm(op.post_norm, kernels, weights), _scaled(op.residual_scale)
     return lambda x: scale(function(x))

@@ -14,6 +14,7 @@ from tokenwright.checkpoints.families.deepseek import DEEPSEEK
 from tokenwright.checkpoints.families.family import Family, Parsed, TensorSource
 from tokenwright.checkpoints.families.gemma import GEMMA2, GEMMA3
 from tokenwright.checkpoints.families.gpt2 import GPT2
+from tokenwright.checkpoints.families.lfm2 import LFM2
 from tokenwright.checkpoints.families.llama import (
     ERNIE,
     ERNIE_MOE,
@@ -38,7 +39,7 @@ __all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "TensorSource", "parse_config"
 
 FAMILIES = (
     GPT2, LLAMA, MIXTRAL, QWEN_MOE, GPT_OSS, PHI3, OLMO2, STARCODER2, GEMMA2, GEMMA3, COHERE, NEOX, GLM, GLM4, ERNIE,
-    ROUTED, ERNIE_MOE, MINIMAX, DEEPSEEK,
+    ROUTED, ERNIE_MOE, MINIMAX, DEEPSEEK, LFM2,
 )  # fmt: skip
 
 # Keys that a family may read; where it does not, a config may only have them at a value that changes nothing: those

@@ -8,6 +8,7 @@
 #include "kernels/linear/embed.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/pack.h"
+#include "kernels/recurrent.h"
 
 namespace tw {
 namespace TW_ISA {
@@ -18,8 +19,8 @@ namespace TW_ISA {
 static const Kernels table = {TW_NAME(TW_ISA), row_kind, together, quantise_row,      linear,       fuses,
                               up_rows,         embed,    norm,     activate,          gated,        soft_cap,
                               rotate,          store_kv, attend,   attention_scratch, stretch_sums, attend_stretch,
-                              merge_stretches, weigh,    pack,     summary,           entropy,      read,
-                              multiply};
+                              merge_stretches, convolve, step_head, unit,             gate_by,      weigh,
+                              pack,            summary,  entropy,  read,              multiply};
 
 }  // namespace TW_ISA
 }  // namespace tw
