@@ -281,6 +281,7 @@ class ModelConfig:
     mixture: Mixture | None = None
     latent: LatentHeads | None = None
     next_layers: int = 0  # layers after the last that predict further tokens (MTP), which files have and we skip
+    out_gate: bool = False  # whether a sigmoid of the row weights what each head has read
     sink_logits: bool = False  # whether each head of q has a learned logit beside those of the keys
     tied_head: bool = False
     dtype: DType = "float32"  # as stored in the checkpoint

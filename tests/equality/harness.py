@@ -86,6 +86,7 @@ KINDS = {
     "side by side": Kind("neox"),
     "latent": Kind("deepseek2"),
     "short convolutions": Kind("lfm2"),
+    "delta rules": Kind("qwen3-next"),
     "latent + sinks": Kind("deepseek3", window=WINDOW, sinks=SINKS),
 }
 FORMATS = ("native", "int8", "int4", "fp8")

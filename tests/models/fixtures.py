@@ -546,6 +546,7 @@ def make_model(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
     made = AutoConfig.for_model(**json.loads(json.dumps(config)))
     made._attn_implementation = "eager"
     model: PreTrainedModel = AutoModelForCausalLM.from_config(made, dtype=torch.float32)
+    hybrids.token_by_token(model)
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -594,7 +595,8 @@ def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Ten
 
 
 def _shaped_norm(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
-    one = 0.0 if "gemma" in config["model_type"] else 1.0  # Gemma's norms multiply by 1 + weight
+    centred = any(kind in config["model_type"] for kind in ("gemma", "qwen3_next", "qwen3_5"))
+    one = 0.0 if centred and "linear_attn" not in name else 1.0  # such norms multiply by 1 + weight
     if any(part in name for part in ("q_norm", "k_norm", "q_layernorm", "k_layernorm")):
         return one + 0.85 + 0.1 * noise
     return one + 0.1 * noise

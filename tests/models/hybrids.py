@@ -1,6 +1,9 @@
 """The config.json of small hybrid models: layers that keep a state beside layers with attention."""
 
+import sys
 from typing import Any
+
+from transformers import PreTrainedModel
 
 VOCAB = 320
 
@@ -16,5 +19,41 @@ LFM2: dict[str, Any] = {
     "vocab_size": VOCAB,
 }  # fmt: skip
 
-CONFIGS: dict[str, dict[str, Any]] = {"lfm2": LFM2}
+QWEN3_NEXT: dict[str, Any] = {
+    "architectures": ["Qwen3NextForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1,
+    "decoder_sparse_step": 1, "eos_token_id": 2, "full_attention_interval": 4, "head_dim": 32, "hidden_act": "silu",
+    "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_value_head_dim": 24,
+    "max_position_embeddings": 512, "mlp_only_layers": [1], "model_type": "qwen3_next", "moe_intermediate_size": 40,
+    "norm_topk_prob": True, "num_attention_heads": 4, "num_experts": 8, "num_experts_per_tok": 3,
+    "num_hidden_layers": 4, "num_key_value_heads": 2, "output_router_logits": False, "partial_rotary_factor": 0.25,
+    "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000000, "router_aux_loss_coef": 0.001,
+    "shared_expert_intermediate_size": 48, "tie_word_embeddings": False, "torch_dtype": "float32",
+    "transformers_version": "4.57.0.dev0", "use_cache": True, "use_sliding_window": False, "vocab_size": VOCAB,
+}  # fmt: skip
+
+QWEN3_5: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attn_output_gate": True, "bos_token_id": 1, "dtype": "float32", "eos_token_id": 2, "full_attention_interval": 2,
+    "head_dim": 32, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_num_key_heads": 4, "linear_num_value_heads": 4,
+    "linear_value_head_dim": 80, "mamba_ssm_dtype": "float32", "max_position_embeddings": 512,
+    "model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False,
+    "num_attention_heads": 4, "num_hidden_layers": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+    "rope_parameters": {"mrope_interleaved": True, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25,
+    "rope_theta": 10000000, "rope_type": "default"}, "tie_word_embeddings": True, "use_cache": True,
+    "vocab_size": VOCAB,
+}  # fmt: skip
+
+CONFIGS: dict[str, dict[str, Any]] = {"lfm2": LFM2, "qwen3-next": QWEN3_NEXT, "qwen3.5": QWEN3_5}
+
+
+def token_by_token(model: PreTrainedModel) -> None:
+    """Have transformers compute delta rules as in decode: its form in chunks of 64 tokens is off by 2e-4 in fp32."""
+    module = vars(sys.modules[type(model).__module__])
+    if "torch_chunk_gated_delta_rule" in module:
+        module["torch_chunk_gated_delta_rule"] = module["torch_recurrent_gated_delta_rule"]
+
+
 TYPES = {config["model_type"] for config in CONFIGS.values()}

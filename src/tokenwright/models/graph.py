@@ -177,7 +177,8 @@ class Attention(Op):
     k_norm: over each head if of head_size numbers, else over all heads together, or over each head with weights of its
     own if that many are its parts; before the rotation. rotary: None for a layer without rotation. window: tokens that
     a row attends to, itself included; None: all. sink_logits: the name of a learned logit of each head, which the
-    softmax counts as that of one more key, whose value is zero.
+    softmax counts as that of one more key, whose value is zero. out_gate: `qkv` has a fourth part, as large as q, whose
+    sigmoid weights what the heads have read.
     """
 
     layer: int
@@ -195,6 +196,7 @@ class Attention(Op):
     post_norm: Norm | None = None
     residual_scale: float = 1.0
     sink_logits: str | None = None
+    out_gate: bool = False
 
     @property
     def shapes(self) -> dict[str, Shape]:

@@ -122,6 +122,7 @@ def _attention(op: Attention, model: NativeModel) -> lib.CAttentionOp:
         _after(op, model),
         model.updates(op.qkv),
         model.updates(op.out),
+        op.out_gate,
     )
 
 

@@ -115,6 +115,7 @@ class CAttentionOp(Structure):
         ("after", CAfter),
         ("qkv_updates", c_void_p),
         ("out_updates", c_void_p),
+        ("out_gate", c_int64),
     )
 
 
@@ -332,6 +333,7 @@ _FUNCTIONS = {
     "tw_forward": ("n", "kwppn"),
     "tw_linear": ("n", "kwpnppn"),
     "tw_attend": ("n", "kwppnpnpn"),
+    "tw_weigh": ("", "knpp"),
     "tw_recur": ("n", "kwppnpnnppn"),
     "tw_store_kv": ("", "kppnpnpp"),
     "tw_norm": ("", "kpnnpp"),

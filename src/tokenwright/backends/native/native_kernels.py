@@ -148,6 +148,11 @@ class NativeKernels:
         self.compute(self.library.tw_attend, *read, byref(queries), kernel_threads.count)
         return out
 
+    def weighted(self, x: Floats, gates: Floats) -> Floats:
+        y, by = np.array(x, order="C"), np.ascontiguousarray(gates)
+        self.library.tw_weigh(self.handle, y.size, address(by), address(y))
+        return y
+
     def recur(
         self,
         projected: Floats,

@@ -89,6 +89,9 @@ class CountedKernels:
             self.counts.kv_written[index] += view.spec.stored_bytes(range(chunk.start, chunk.stop))
         return self.kernels.attention(q, view, chunks, scoring, sink_q)
 
+    def weighted(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        return self.kernels.weighted(x, gates)
+
     def recur(
         self,
         projected: torch.Tensor,

@@ -104,6 +104,9 @@ class Kernels(Protocol):
         keys of sinks with `sink_q` instead of `q`.
         """
 
+    def weighted(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """x sigmoid(gates), for every number."""
+
     def recur(
         self,
         projected: torch.Tensor,

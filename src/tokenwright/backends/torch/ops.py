@@ -85,7 +85,7 @@ class TorchAttention:
         self.kernels = kernels
         self.layer = op.layer
         self.names: tuple[str, ...] = (op.qkv.name, op.out.name)
-        self.heads = [op.heads, op.kv_heads, op.kv_heads]
+        self.heads = [op.heads, op.kv_heads, op.kv_heads, *([op.heads] if op.out_gate else [])]
         learned = None if op.sink_logits is None else dense(weights, f"{op.sink_logits}.weight")
         self.scoring = Scored(op.scoring.scale, op.scoring.cap, learned)
         self.norm = norm(op.norm, kernels, weights)
@@ -106,8 +106,8 @@ class TorchAttention:
         normed = self.norm(x)
         tap(Site.ATTENTION_INPUT, self.layer, normed)
         projected = state.linear(self.kernels, normed, self.qkv, self.names[0])
-        projected = projected.view(len(x), sum(self.heads), -1)  # [T, H + 2 G, D]
-        q, k, v = torch.split(projected, self.heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
+        projected = projected.view(len(x), sum(self.heads), -1)  # [T, H + 2 G, D], and [T, H, D] of the gate
+        q, k, v, *gates = torch.split(projected, self.heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
         plain = self.q_norm(q)
         q, k = self._rotated(plain, state), self._rotated(self.k_norm(k), state)
         tap(Site.QUERY, self.layer, q)
@@ -119,6 +119,8 @@ class TorchAttention:
         self.kernels.store(view, batch.slots, k, v)
         mixed = self.kernels.attention(q, view, batch.chunks, self.scoring, sink_q)  # [T, H, D]
         tap(Site.MIXED, self.layer, mixed)
+        if gates:
+            mixed = self.kernels.weighted(mixed, gates[0])
         return self.after(state.linear(self.kernels, mixed.flatten(1), self.out, self.names[1]))  # [T, width]
 
     @property

@@ -69,6 +69,9 @@ class TensorKernels:
         sinks = None if sink_q is None else array(sink_q)
         return tensor(self.native.attention(array(q), view, read, Scored(scoring.scale, scoring.cap, learned), sinks))
 
+    def weighted(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        return tensor(self.native.weighted(array(x), array(gates)))
+
     def recur(
         self,
         projected: torch.Tensor,

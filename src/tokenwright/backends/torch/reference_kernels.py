@@ -146,6 +146,9 @@ class ReferenceKernels:
                 out[rows] = mixed.permute(2, 0, 1, 3).flatten(1, 2)  # [n, H, value size], rounded once
         return out
 
+    def weighted(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        return _as(self._in(x) * torch.sigmoid(self._in(gates)), x.dtype)
+
     def recur(
         self,
         projected: torch.Tensor,

@@ -106,7 +106,7 @@ class Family:
     neighbours: whether files turn dimensions 2 i and 2 i + 1 of a head together. renames: patterns of whole names, and
     what replaces them. stacks: matches tensors [n, out, ...] that are read as [n out, ...]. plain: names that folders
     have in place of others where their weights are not quantised. orders: the order of a tensor's rows, by our name
-    without `.weight`; None: that of heads which turn, by `neighbours`.
+    without `.weight`; None: that of heads which turn, by `neighbours`. own_orders: those beside the order of heads.
     """
 
     architectures: Mapping[str, str]  # architecture -> model_type of config.json
@@ -120,6 +120,7 @@ class Family:
     stacks: re.Pattern[str] | None = None
     plain: Mapping[str, TensorSource] = field(default_factory=dict)
     orders: Callable[[str, Graph], Order | None] | None = None
+    own_orders: Callable[[str, Graph], Order | None] | None = None
 
     def bare(self, name: str) -> str:
         """A name in a file without the prefix, and without that of the text model beside encoders."""
@@ -165,10 +166,12 @@ class Family:
             return Order(source.turn[1], (source.turn[0],))
         if self.orders is not None:
             return self.orders(base, graph)
-        if part not in ("q", "k", "v", "q_norm", "k_norm"):
+        if self.own_orders is not None and (found := self.own_orders(base, graph)) is not None:
+            return found
+        if part not in ("q", "k", "v", "out_gate", "q_norm", "k_norm"):
             return None
         size, rope = graph.rotary_size, next(iter(graph.ropes), None)
-        if rope is None or part == "v":
+        if rope is None or part in ("v", "out_gate"):
             return head_order(size, size, False, source.turn)
         return head_order(size, rope.rotated or size, self.neighbours, source.turn)
 

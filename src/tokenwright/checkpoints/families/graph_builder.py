@@ -84,6 +84,7 @@ def _attention(config: ModelConfig, layer: int) -> Attention:
     at, width, size = f"layers.{layer}.attention", config.width, config.head_size
     q, kv = config.heads * size, config.kv_heads * size
     before, after = _norms(config, at)
+    gate = ((f"{at}.out_gate", q),) if config.out_gate else ()
     return Attention(
         layer,
         config.heads,
@@ -91,7 +92,7 @@ def _attention(config: ModelConfig, layer: int) -> Attention:
         size,
         scoring=Scoring(config.score_scale, config.score_cap),
         norm=before,
-        qkv=Matrix(f"{at}.qkv", ((f"{at}.q", q), (f"{at}.k", kv), (f"{at}.v", kv)), width, config.qkv_bias),
+        qkv=Matrix(f"{at}.qkv", ((f"{at}.q", q), (f"{at}.k", kv), (f"{at}.v", kv), *gate), width, config.qkv_bias),
         out=Matrix.single(f"{at}.o", width, q, config.out_bias),
         q_norm=_head_norm(config, f"{at}.q_norm", config.heads),
         k_norm=_head_norm(config, f"{at}.k_norm", config.kv_heads),
@@ -100,6 +101,7 @@ def _attention(config: ModelConfig, layer: int) -> Attention:
         post_norm=after,
         residual_scale=config.scales.residual,
         sink_logits=f"{at}.sinks" if config.sink_logits else None,
+        out_gate=config.out_gate,
     )
 
 

@@ -64,6 +64,8 @@ struct Convolution {
   const float* bias;    // [channels], or null
 };
 
+enum Gate : int64_t { SILU_GATE = 0, SIGMOID_GATE = 1 };
+
 // One token of one head, columns [first, last) of its state [keys][stride]: state = decay state + key x write, where
 // write = strength value, or strength (value - (decay state)^T key) if it corrects; mixed = state^T query + skip value.
 struct HeadStep {
@@ -118,9 +120,9 @@ struct Kernels {
   // before them, and then their last ones.
   void (*convolve)(const Convolution&, int64_t rows, int64_t stride, float* x, float* history);
   void (*step_head)(const HeadStep&);
-  // x = a vector of length `scale`; x = x silu(gate); both in place.
+  // x = a vector of length `scale`; x = x silu(gate), or x sigmoid(gate); both in place.
   void (*unit)(int64_t size, float scale, float* x);
-  void (*gate_by)(int64_t size, const float* gate, float* x);
+  void (*gate_by)(Gate, int64_t size, const float* gate, float* x);
 
   // The attention weights of one query, that of the first row and head of `queries`, from the scores of `attend`:
   // [position + 1], zeros where it does not read.

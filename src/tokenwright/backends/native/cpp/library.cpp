@@ -114,6 +114,11 @@ TW_EXPORT int64_t tw_attend(const Kernels* k, Workspace* workspace, const KVLaye
       workspace, [&](Workspace& w) { attend_rows(*k, w, *kv, *h, chunks, chunk, page_size, *queries, threads); });
 }
 
+// x = x sigmoid(gates), in place.
+TW_EXPORT void tw_weigh(const Kernels* k, int64_t n, const float* gates, float* x) {
+  k->gate_by(SIGMOID_GATE, n, gates, x);
+}
+
 TW_EXPORT int64_t tw_recur(const Kernels* k, Workspace* workspace, const KVLayer* kv, const Recurrence* r,
                            int64_t chunks, const ChunkRows* chunk, int64_t page_size, int64_t stride, float* projected,
                            float* mixed, int64_t threads) {

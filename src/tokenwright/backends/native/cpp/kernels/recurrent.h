@@ -92,10 +92,11 @@ static void unit(int64_t size, float scale, float* x) {
   }
 }
 
-static void gate_by(int64_t size, const float* gate, float* x) {
+static void gate_by(Gate kind, int64_t size, const float* gate, float* x) {
   for (int64_t i = 0; i < size; i += 16) {
     const int64_t n = size - i < 16 ? size - i : 16;
-    store(x + i, load(x + i, n) * activated(SILU, load(gate + i, n)), n);
+    const F by = load(gate + i, n);
+    store(x + i, load(x + i, n) * (kind == SILU_GATE ? activated(SILU, by) : sigmoid(by)), n);
   }
 }
 

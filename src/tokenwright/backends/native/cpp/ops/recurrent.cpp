@@ -99,14 +99,14 @@ void step_rows(const Kernels& k, const Recurrence& r, int64_t head, int64_t firs
 // The gate and the norm of one row of mixed, in place.
 void finish_row(const Kernels& k, const Recurrence& r, const float* row, float* mixed) {
   const int64_t width = width_of(r), size = width / r.norm_parts;
-  if (r.gate >= 0 && (r.gate_first || !r.norm.weight)) k.gate_by(width, row + r.gate, mixed);
+  if (r.gate >= 0 && (r.gate_first || !r.norm.weight)) k.gate_by(SILU_GATE, width, row + r.gate, mixed);
   if (!r.norm.weight) return;
   Norm norm = r.norm;
   for (int64_t i = 0; i < r.norm_parts; i++) {
     k.norm(norm, size, mixed + i * size, mixed + i * size);
     if (r.own_weights) norm.weight += size;
   }
-  if (r.gate >= 0 && !r.gate_first) k.gate_by(width, row + r.gate, mixed);
+  if (r.gate >= 0 && !r.gate_first) k.gate_by(SILU_GATE, width, row + r.gate, mixed);
 }
 
 void multiply(int64_t size, const float* by, float* x) {

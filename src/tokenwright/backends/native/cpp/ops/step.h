@@ -47,6 +47,7 @@ struct AttentionOp {
   Matrix out;
   After after;
   const LowRank *qkv_updates, *out_updates;  // of each of the model's adapters; null without adapters
+  int64_t out_gate;  // whether `qkv` ends with a gate for each number of q's heads, whose sigmoid weights what they read
 };
 
 // x += after(out(values of heads)), by latent attention: the cache has one row for all heads, the latent and then the
