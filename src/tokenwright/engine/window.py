@@ -83,7 +83,7 @@ class StateWindow(AttentionWindow):
 
     def pages(self, row: int, end: int, page_size: int) -> list[range]:
         """The page of the state that row `row` reads, and those that computing [row, end) writes."""
-        found = {(row - 1) // page_size} if row else set()
+        found = {(row - 1) // page_size} if 0 < row <= end else set()
         if end > row:
             first = row // page_size * page_size // self.every + 1  # the first multiple in the page, or behind it
             whole = range(first * self.every, end // page_size * page_size + 1, self.every)
