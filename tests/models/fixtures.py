@@ -656,8 +656,12 @@ def _each_expert(
     if model_type == "gpt_oss" and quantised and part in ("gate_up_proj", "down_proj"):
         _, blocks, scales = mxfp4(value.transpose(1, 2))
         return [(f"{name}_blocks", blocks), (f"{name}_scales", scales)]
+    if model_type == "granitemoehybrid" and not experts:
+        return [(name.replace("router.weight", "router.layer.weight"), value)]
     if not experts or model_type == "gpt_oss":
         return [(name, value)]
+    if model_type == "granitemoehybrid":  # as published: the experts of a layer in one tensor
+        return [(f"{at}.{'input' if part == 'gate_up_proj' else 'output'}_linear.weight", value)]
     names = ("w1", "w3", "w2") if of_mixtral else ("gate_proj", "up_proj", "down_proj")
     pieces: list[tuple[str, torch.Tensor]] = []
     for i, one in enumerate(value):

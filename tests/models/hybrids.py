@@ -46,7 +46,52 @@ QWEN3_5: dict[str, Any] = {
     "vocab_size": VOCAB,
 }  # fmt: skip
 
-CONFIGS: dict[str, dict[str, Any]] = {"lfm2": LFM2, "qwen3-next": QWEN3_NEXT, "qwen3.5": QWEN3_5}
+GRANITE4: dict[str, Any] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attention_multiplier": 0.3, "bos_token_id": 1, "embedding_multiplier": 3.0, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 64, "init_method": "mup", "initializer_range": 0.1, "intermediate_size": 40,
+    "layer_types": ["mamba", "mamba", "attention", "mamba"], "logits_scaling": 0.8, "mamba_chunk_size": 256,
+    "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 16, "mamba_d_state": 24, "mamba_expand": 2,
+    "mamba_n_groups": 1, "mamba_n_heads": 8, "mamba_proj_bias": False, "max_position_embeddings": 512,
+    "model_type": "granitemoehybrid", "normalization_function": "rmsnorm", "num_attention_heads": 4,
+    "num_experts_per_tok": 3, "num_hidden_layers": 4, "num_key_value_heads": 2, "num_local_experts": 8,
+    "output_router_logits": False, "pad_token_id": 0, "position_embedding_type": "nope", "residual_multiplier": 0.9,
+    "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000, "router_aux_loss_coef": 0.01,
+    "shared_intermediate_size": 96, "tie_word_embeddings": True, "torch_dtype": "float32",
+    "transformers_version": "4.56.0", "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+BAMBA: dict[str, Any] = {
+    "architectures": ["BambaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attn_layer_indices": [1], "attn_rotary_emb": 16, "bos_token_id": 1, "eos_token_id": 2, "head_dim": 32,
+    "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
+    "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 32, "mamba_d_state": 16,
+    "mamba_expand": 2, "mamba_n_groups": 2, "mamba_n_heads": 4, "mamba_proj_bias": True,
+    "max_position_embeddings": 512, "mlp_bias": False, "model_type": "bamba", "num_attention_heads": 4,
+    "num_hidden_layers": 3, "num_key_value_heads": 2, "num_logits_to_keep": 1, "pad_token_id": 0,
+    "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "float32",
+    "transformers_version": "4.46.0", "use_cache": True, "use_mamba_kernels": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+MAMBA2: dict[str, Any] = {
+    "architectures": ["Mamba2ForCausalLM"], "bos_token_id": 1, "chunk_size": 256, "conv_kernel": 4, "eos_token_id": 2,
+    "expand": 2, "head_dim": 16, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.1,
+    "layer_norm_epsilon": 1e-05, "model_type": "mamba2", "n_groups": 2, "norm_before_gate": True, "num_heads": 8,
+    "num_hidden_layers": 3, "pad_token_id": 0, "rescale_prenorm_residual": False, "residual_in_fp32": True,
+    "rms_norm": True, "state_size": 16, "tie_word_embeddings": False, "time_step_floor": 0.0001,
+    "time_step_max": 0.1, "time_step_min": 0.001, "time_step_rank": 4, "torch_dtype": "float32",
+    "transformers_version": "4.44.0.dev0", "use_bias": False, "use_cache": True, "use_conv_bias": True,
+    "vocab_size": VOCAB,
+}  # fmt: skip
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "lfm2": LFM2,
+    "qwen3-next": QWEN3_NEXT,
+    "qwen3.5": QWEN3_5,
+    "granite4": GRANITE4,
+    "bamba": BAMBA,
+    "mamba2": MAMBA2,
+}
 
 
 def token_by_token(model: PreTrainedModel) -> None:

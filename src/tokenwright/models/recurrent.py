@@ -30,7 +30,7 @@ RULES: tuple[Rule, ...] = ("convolution", "delta", "ssd")
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The first row of each part of the projection. `beta` and `decay`: of one number a head; -1: there is none."""
+    """The first row of each part of the projection. `beta`, `decay`: of one number a head (b; a or dt); -1: none."""
 
     conv: int = 0  # the channels of the convolution
     query: int = -1

@@ -69,11 +69,10 @@ def _stepped(
         row[place:][: of.key_heads * of.key_size].view(of.key_heads, of.key_size) for place in (at.query, at.key)
     )
     value = row[at.value :][: of.heads * of.value_size].view(of.heads, of.value_size)
-    strength, decay = (row[place:][: of.heads] for place in (at.beta, at.decay))
-    step = F.softplus(decay + tensors["dt.weight"])
+    step = F.softplus(row[at.decay :][: of.heads] + tensors["dt.weight"])
     if of.rule == "delta":
         query, key = (one * torch.rsqrt(one.square().sum(-1, keepdim=True) + UNIT_EPS) for one in (query, key))
-        query, strength = query * of.key_size**-0.5, strength.sigmoid()
+        query, strength = query * of.key_size**-0.5, row[at.beta :][: of.heads].sigmoid()
     else:
         step = strength = step.clamp(of.least_step, of.most_step)
     query, key = (one.repeat_interleave(of.heads // of.key_heads, 0) for one in (query, key))  # [H, K]

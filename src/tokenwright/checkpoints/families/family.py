@@ -82,6 +82,7 @@ class TensorSource:
     rows: tuple[int, int, int] | None = None  # of a fused one: our rows [first, last) along `out`, of so many
     stacked: bool = False  # the file has all experts in one tensor; `rows` are then the stored ones of this expert
     turn: tuple[int, int] = (0, 1)  # its index among the tensors whose heads the file has in turn, and their number
+    halves: bool = False  # those heads, of a stacked one, lie not in turn but one after the other
     order: Order | None = None  # of its rows, where the file has another
     plus: float = 0.0  # added to the stored numbers, which makes them fp32: Gemma's norms multiply by 1 + weight
     wide: bool = False  # kept in fp32, whatever the model computes in: biases that decide a choice
@@ -162,6 +163,9 @@ class Family:
     def _order(self, base: str, source: TensorSource, graph: Graph) -> Order | None:
         """The order of a tensor's rows: those of q and k where the file turns other dimensions of a head than we do."""
         part = base.rsplit(".", 1)[-1]
+        if source.halves:
+            out, (index, count) = graph.shapes[f"{base}.weight"][0], source.turn
+            return Order(count * out, tuple(range(index * out, (index + 1) * out)))
         if (source.fused or source.stacked) and source.turn[1] > 1:
             return Order(source.turn[1], (source.turn[0],))
         if self.orders is not None:

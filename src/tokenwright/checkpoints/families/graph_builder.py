@@ -38,6 +38,8 @@ def _block(config: ModelConfig, layer: int, mixer: Op | None) -> tuple[Op, ...]:
         attention = _latent(config, config.latent, layer)
     else:
         attention = _attention(config, layer)
+    if not config.mlp_width:
+        return (attention,)
     if mixture is not None and mixture.layers[layer]:
         return attention, _experts(config, mixture, layer)
     mlp = _mlp(config, layer)

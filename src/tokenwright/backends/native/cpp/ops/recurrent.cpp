@@ -66,34 +66,34 @@ class ChunkStates {
 
 float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
-// Of a row behind the convolution: queries and keys of their length, and each head's decay and strength in place of the
-// numbers that they follow from.
-void prepare_row(const Kernels& k, const Recurrence& r, float* row) {
-  if (r.rule == DELTA)
-    for (int64_t i = 0; i < r.key_heads; i++) {
-      k.unit(r.key_size, 1.0f / sqrtf((float)r.key_size), row + r.query + i * r.key_size);
-      k.unit(r.key_size, 1.0f, row + r.key + i * r.key_size);
-    }
-  for (int64_t i = 0; i < r.heads; i++) {
-    float &decay = row[r.decay + i], step = softplus(decay + r.dt[i]);
-    if (r.rule == DELTA) {
-      float& beta = row[r.beta + i];
-      beta = 1.0f / (1.0f + expf(-beta));
-    } else {
-      step = std::min(std::max(step, (float)r.least_step), (float)r.most_step);
-      row[r.beta + i] = step;
-    }
-    decay = expf(-expf(r.a_log[i]) * step);
+// Queries and keys of one row, brought to their lengths.
+void unit_row(const Kernels& k, const Recurrence& r, float* row) {
+  for (int64_t i = 0; i < r.key_heads; i++) {
+    k.unit(r.key_size, 1.0f / sqrtf((float)r.key_size), row + r.query + i * r.key_size);
+    k.unit(r.key_size, 1.0f, row + r.key + i * r.key_size);
   }
 }
+
+// How much a row keeps of one head's state, and the factor of what it writes.
+struct Factors {
+  float decay, strength;
+  Factors(const Recurrence& r, int64_t head, const float* row) {
+    const float step = softplus(row[r.decay + head] + r.dt[head]);
+    const float limited = std::min(std::max(step, (float)r.least_step), (float)r.most_step);
+    strength = r.rule == DELTA ? 1.0f / (1.0f + expf(-row[r.beta + head])) : limited;
+    decay = expf(-expf(r.a_log[head]) * (r.rule == DELTA ? step : limited));
+  }
+};
 
 void step_rows(const Kernels& k, const Recurrence& r, int64_t head, int64_t first, int64_t last, int64_t rows,
                int64_t stride, const float* projected, float* mixed, float* state) {
   const int64_t shared = head / (r.heads / r.key_heads) * r.key_size, at = head * r.value_size;
-  for (int64_t row = 0; row < rows; row++, projected += stride, mixed += width_of(r))
+  for (int64_t row = 0; row < rows; row++, projected += stride, mixed += width_of(r)) {
+    const Factors by(r, head, projected);
     k.step_head(HeadStep{r.key_size, r.value_size, first, last, r.rule == DELTA, 0, projected + r.query + shared,
-                         projected + r.key + shared, projected + r.value + at, projected + r.decay + head,
-                         projected[r.beta + head], r.skip ? r.skip[head] : 0.0f, state, mixed + at});
+                         projected + r.key + shared, projected + r.value + at, &by.decay, by.strength,
+                         r.skip ? r.skip[head] : 0.0f, state, mixed + at});
+  }
 }
 
 // The gate and the norm of one row of mixed, in place.
@@ -137,7 +137,7 @@ void recur_all(const Kernels& k, Team& team, const KVLayer& kv, const Recurrence
     });
     return;
   }
-  each_row(team, rows, [&](int64_t row) { prepare_row(k, r, projected + row * stride); });
+  if (r.rule == DELTA) each_row(team, rows, [&](int64_t row) { unit_row(k, r, projected + row * stride); });
   const int64_t parts = (r.value_size + COLUMNS - 1) / COLUMNS, each = r.heads * parts;
   team.each(chunks * each, [&](int64_t unit) {
     const ChunkRows& one = chunk[unit / each];
