@@ -56,6 +56,7 @@ PROMPT, NEW = 40, 12
 CONTEXT = 512
 
 WINDOW, SINKS = 20, 3
+EVERY = 24  # tokens between the kept states, so that short texts find some
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ KINDS = {
     "latent": Kind("deepseek2"),
     "short convolutions": Kind("lfm2"),
     "delta rules": Kind("qwen3-next"),
+    "state spaces": Kind("granite4"),
+    "states alone": Kind("mamba2"),
     "latent + sinks": Kind("deepseek3", window=WINDOW, sinks=SINKS),
 }
 FORMATS = ("native", "int8", "int4", "fp8")
@@ -155,7 +158,8 @@ class Case:
         kind, kv = KINDS[self.kind], self.kv
         if self.subject.config.latent is not None:
             kv = kv.replace("k=int8,v=int4", "int8")  # a latent has one format
-        return layer_specs(self.subject.graph, self.dtype, KVFormat.parse(kv), kind.window, kind.sinks)
+        specs = layer_specs(self.subject.graph, self.dtype, KVFormat.parse(kv), kind.window, kind.sinks)
+        return tuple(replace(one, window=StateWindow(every=EVERY)) if one.state_bytes else one for one in specs)
 
     @property
     def states(self) -> StateWindow | None:
