@@ -173,7 +173,7 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RecurrentState:
     """What a recurrent layer keeps of a text, however long: `numbers` in fp32, rewritten at each token."""
 
     numbers: int
@@ -194,7 +194,7 @@ class State:
 class LayerKV:
     """The cache of one layer per token, and its attention window in tokens, the token itself included (None: full)."""
 
-    layout: Heads | Latent | State
+    layout: Heads | Latent | RecurrentState
     window: int | None = None
 
 

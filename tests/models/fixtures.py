@@ -518,7 +518,8 @@ def make_config(kind: str, spelling: str = "old", changes: dict[str, Any] | None
         if value is not None:
             config[key] = value
     if spelling == "new" and config["model_type"] != "gpt2":
-        _respell(config.get("text_config", config))
+        if config["model_type"] != "mamba2" and "rope_parameters" not in config:  # no rotation; as of today anyway
+            _respell(config.get("text_config", config))
         config["dtype"] = config.pop("torch_dtype")
     return config
 

@@ -34,7 +34,7 @@ QWEN3_NEXT: dict[str, Any] = {
 
 QWEN3_5: dict[str, Any] = {
     "architectures": ["Qwen3_5ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "attn_output_gate": True, "bos_token_id": 1, "dtype": "float32", "eos_token_id": 2, "full_attention_interval": 2,
+    "attn_output_gate": True, "bos_token_id": 1, "eos_token_id": 2, "full_attention_interval": 2,
     "head_dim": 32, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
     "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_num_key_heads": 4, "linear_num_value_heads": 4,
@@ -42,8 +42,8 @@ QWEN3_5: dict[str, Any] = {
     "model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False,
     "num_attention_heads": 4, "num_hidden_layers": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
     "rope_parameters": {"mrope_interleaved": True, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25,
-    "rope_theta": 10000000, "rope_type": "default"}, "tie_word_embeddings": True, "use_cache": True,
-    "vocab_size": VOCAB,
+    "rope_theta": 10000000, "rope_type": "default"}, "tie_word_embeddings": True, "torch_dtype": "float32",
+    "use_cache": True, "vocab_size": VOCAB,
 }  # fmt: skip
 
 GRANITE4: dict[str, Any] = {
@@ -63,7 +63,7 @@ GRANITE4: dict[str, Any] = {
 
 BAMBA: dict[str, Any] = {
     "architectures": ["BambaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "attn_layer_indices": [1], "attn_rotary_emb": 16, "bos_token_id": 1, "eos_token_id": 2, "head_dim": 32,
+    "attn_layer_indices": [2], "attn_rotary_emb": 16, "bos_token_id": 1, "eos_token_id": 2, "head_dim": 32,
     "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
     "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 32, "mamba_d_state": 16,
     "mamba_expand": 2, "mamba_n_groups": 2, "mamba_n_heads": 4, "mamba_proj_bias": True,

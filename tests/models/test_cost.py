@@ -101,6 +101,12 @@ class Counting(ReferenceKernels):
         return super().attention(q, view, chunks, scale, sink_q)
 
 
+    def recur(self, projected, of, tensors, view, chunks):
+        state = view.memory[0].nbytes
+        self.cost += Cost(kv_read=state * sum(chunk.start > 0 for chunk in chunks), kv_written=state * len(chunks))
+        return super().recur(projected, of, tensors, view, chunks)
+
+
 STEPS = ((0, 70), (70, 1), (71, 5), (76, 1))
 
 

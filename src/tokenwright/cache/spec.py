@@ -3,7 +3,7 @@
 Allocation, accounting and display all take their bytes from here. A layer that keeps the first tokens of a text in
 another format than the rest has two parts, one after the other; any other layer has one. Equal parts, of any layers,
 form a group: they share page numbers and memory. Three layouts exist: K and V of heads; one row for all heads, whose
-first part is the value (`config.Latent`); and a state in place of both (`config.State`), one for each page.
+first part is the value (`config.Latent`); and a state in place of both (`config.RecurrentState`), one for each page.
 """
 
 from bisect import bisect_right
@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.checks import check_whole
-from tokenwright.config import Heads, Latent, LayerKV, Learned, Rope, State, angle_length
+from tokenwright.config import Heads, Latent, LayerKV, Learned, Rope, RecurrentState, angle_length
 from tokenwright.engine.window import AttentionWindow, Group, StateWindow
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType, KVFormat
@@ -39,7 +39,7 @@ class CachedModel(Protocol):
 class Part:
     """The positions [window.start, window.stop) of every text, stored in one format."""
 
-    layout: Heads | Latent | State
+    layout: Heads | Latent | RecurrentState
     window: AttentionWindow
     k: Codec
     v: Codec
@@ -47,7 +47,7 @@ class Part:
     @property
     def state_bytes(self) -> int:
         """Bytes of a state in one layer; 0 for K and V."""
-        return self.layout.nbytes if isinstance(self.layout, State) else 0
+        return self.layout.nbytes if isinstance(self.layout, RecurrentState) else 0
 
     @property
     def bytes_per_token(self) -> int:
@@ -70,7 +70,7 @@ def stored(window: AttentionWindow, positions: range) -> range:
 class LayerSpec:
     """The KV format of one layer: tokens from `first` on in the codecs `k` and `v`, earlier ones in `native`."""
 
-    layout: Heads | Latent | State
+    layout: Heads | Latent | RecurrentState
     window: AttentionWindow
     k: Codec
     v: Codec
@@ -130,7 +130,7 @@ def layer_specs(
     sinks: the first tokens, which layers with a window attend to as well. Raises RequestError for a window, sinks,
     layers or formats that the model does not support.
     """
-    states = [isinstance(layer.layout, State) for layer in model.kv]
+    states = [isinstance(layer.layout, RecurrentState) for layer in model.kv]
     windows = [None if state else _shorter(one.window, window) for one, state in zip(model.kv, states, strict=True)]
     _check_window(model.positions, windows, window, sinks)
     native, plain = _native_layers(len(windows), kv), CODECS[dtype]

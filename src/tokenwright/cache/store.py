@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tokenwright.arrays import Array, zeros
 from tokenwright.cache.codec import Codec
 from tokenwright.cache.spec import LayerGroup, LayerSpec, group_layers, stored
-from tokenwright.config import Heads, State
+from tokenwright.config import Heads, RecurrentState
 from tokenwright.engine.page_table import Pages
 from tokenwright.engine.window import AttentionWindow, StateWindow
 from tokenwright.errors import CapacityError
@@ -162,7 +162,7 @@ class KVStore:
     def _allocated(self, group: LayerGroup, pages: int) -> tuple[tuple[Any, ...], ...]:
         """The memory of K and V; of a latent that of the rows that are both."""
         layout = group.part.layout
-        if isinstance(layout, State):
+        if isinstance(layout, RecurrentState):
             return ((self.memory.zeros((len(group.layers), pages, layout.numbers), np.dtype(np.float32)),),)
         sides: list[tuple[Codec, int]] = [(group.part.k, layout.key_size)]
         if isinstance(layout, Heads):

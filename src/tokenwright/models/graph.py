@@ -18,7 +18,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-from tokenwright.config import Heads, LayerKV, Learned, Rope, State, angle_length
+from tokenwright.config import Heads, LayerKV, Learned, Rope, RecurrentState, angle_length
 
 Shape = tuple[int, ...]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
@@ -370,14 +370,14 @@ class Graph:
     @property
     def rotary_size(self) -> int:
         """The numbers of a key that rotary positions concern: a head's D, or those beside a latent."""
-        sizes = {layer.layout.rotary_size for layer in self.kv if not isinstance(layer.layout, State)}
+        sizes = {layer.layout.rotary_size for layer in self.kv if not isinstance(layer.layout, RecurrentState)}
         assert len(sizes) <= 1, "all layers have heads of one size"
         return sizes.pop() if sizes else 0
 
     @property
     def recurrent(self) -> tuple[int, ...]:
         """The numbers of the layers that keep a state instead of K and V."""
-        return tuple(i for i, layer in enumerate(self.kv) if isinstance(layer.layout, State))
+        return tuple(i for i, layer in enumerate(self.kv) if isinstance(layer.layout, RecurrentState))
 
     @property
     def positions(self) -> Learned | Rope | None:

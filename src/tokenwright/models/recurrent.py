@@ -20,7 +20,7 @@ A row is defined by this recurrence, token by token: in a prompt as in decode, a
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenwright.config import LayerKV, State
+from tokenwright.config import LayerKV, RecurrentState
 from tokenwright.models.graph import Matrix, Norm, Op, Shape
 
 MOST_TAPS = 16  # as in backends/native/cpp/kernels.h
@@ -118,4 +118,4 @@ class Recurrent(Op):
 
     @property
     def kv(self) -> LayerKV:
-        return LayerKV(State(self.recurrence.numbers))
+        return LayerKV(RecurrentState(self.recurrence.numbers))

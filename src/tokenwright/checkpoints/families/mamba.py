@@ -6,6 +6,7 @@ Absent keys take transformers' defaults (configuration_mamba2.py, ..._granitemoe
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from tokenwright.checkpoints.families.family import (
     MOST_LAYERS,
@@ -214,10 +215,11 @@ def _limits(keys: JsonKeys) -> tuple[float, float]:
     """The least and the most step."""
     given = keys.raw("time_step_limit")
     if given is None:
-        return 0.0, float("inf")
-    if not isinstance(given, list) or len(given) != 2 or not all(type(one) in (int, float) for one in given):
+        return 0.0, inf
+    both = [inf if one == {"__float__": "Infinity"} else one for one in given] if isinstance(given, list) else []
+    if len(both) != 2 or not all(type(one) in (int, float) for one in both):
         raise keys.error("time_step_limit must be a list of two numbers")
-    return float(given[0]), float(given[1])
+    return float(both[0]), float(both[1])
 
 
 def ssd(config: ModelConfig, layer: int, sizes: Ssd) -> Recurrent:
