@@ -178,7 +178,11 @@ def pairs_of(size: int, turned: int, neighbours: bool) -> list[int]:
 @pytest.mark.parametrize("spelling", ["old", "new"])
 @pytest.mark.parametrize(
     "kind",
-    [kind for kind in (*KINDS, *VARIANTS) if not kind.startswith(("deepseek", "glm4.7")) and kind not in hybrids.CONFIGS],
+    [
+        kind
+        for kind in (*KINDS, *VARIANTS)
+        if not kind.startswith(("deepseek", "glm4.7")) and kind not in hybrids.CONFIGS
+    ],
 )
 def test_every_kind_is_read_as_transformers_holds_it(kind: str, spelling: str, tmp_path: Path) -> None:
     """But for latent attention and recurrent layers, whose tensors are cut; tests/oracle holds their logits."""

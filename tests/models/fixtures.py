@@ -559,6 +559,9 @@ def make_model(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
     return model.eval()
 
 
+_OUT = ("o_proj", "out_proj", "w2", "down_proj", "c_proj", "attention.dense", "dense_4h_to_h")
+
+
 def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
     """Unit noise turned into a weight: the gain depends on the tensor's part in the block."""
     if name.endswith("bias"):
@@ -588,9 +591,7 @@ def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Ten
         weight = 0.4 * weight if "down_proj" in name else weight
     elif name.endswith(("mlp.gate.weight", "mlp.router.weight")):
         weight = 2 * weight
-    elif name.endswith("conv.conv.weight") or "conv1d" in name:
-        weight = noise / noise.shape[-1] ** 0.5
-    elif any(part in name for part in ("o_proj", "out_proj", "w2", "down_proj", "c_proj", "attention.dense", "dense_4h_to_h")):
+    elif any(part in name for part in _OUT):
         weight = 0.15 * weight
     return weight
 

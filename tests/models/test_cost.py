@@ -100,7 +100,6 @@ class Counting(ReferenceKernels):
             self.cost += Cost(kv_read=sum(sizes[0 if position < spec.first else -1] for position in seen))
         return super().attention(q, view, chunks, scale, sink_q)
 
-
     def recur(self, projected, of, tensors, view, chunks):
         state = view.memory[0].nbytes
         self.cost += Cost(kv_read=state * sum(chunk.start > 0 for chunk in chunks), kv_written=state * len(chunks))

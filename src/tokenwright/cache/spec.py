@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.checks import check_whole
-from tokenwright.config import Heads, Latent, LayerKV, Learned, Rope, RecurrentState, angle_length
+from tokenwright.config import Heads, Latent, LayerKV, Learned, RecurrentState, Rope, angle_length
 from tokenwright.engine.window import AttentionWindow, Group, StateWindow
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType, KVFormat
@@ -132,6 +132,8 @@ def layer_specs(
     """
     states = [isinstance(layer.layout, RecurrentState) for layer in model.kv]
     windows = [None if state else _shorter(one.window, window) for one, state in zip(model.kv, states, strict=True)]
+    if all(states) and (window is not None or sinks):
+        raise RequestError("this model has no attention, so no window; leave window and sinks out", "window", "sinks")
     _check_window(model.positions, windows, window, sinks)
     native, plain = _native_layers(len(windows), kv), CODECS[dtype]
     k, v = (plain if name == "native" else CODECS[name] for name in (kv.k, kv.v))

@@ -9,7 +9,8 @@ multiply-add is 2 FLOP. The formulas omit norms, softmax, rotations and activati
     n tokens onto p  = 2 P_b n + 2 P_lm rows + sum_{i=1..n} A(p + i)
 
 So a decode step with the cache is 2 (P_b + P_lm) + A(t), and a step without the cache is a chunk of all t tokens onto
-p = 0. The recurrence of layers with a state is as little as a norm is. `backends/layout.py` knows the weights' memory layout and counts their bytes.
+p = 0. The recurrence of layers with a state is left out as norms are. `backends/layout.py` knows the weights' memory
+layout and counts their bytes.
 """
 
 from collections import Counter

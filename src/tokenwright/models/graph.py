@@ -18,7 +18,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-from tokenwright.config import Heads, LayerKV, Learned, Rope, RecurrentState, angle_length
+from tokenwright.config import Heads, LayerKV, Learned, RecurrentState, Rope, angle_length
 
 Shape = tuple[int, ...]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]

@@ -16,7 +16,8 @@ _LATENT_EPS = 1e-6  # of the norms of latents; no config has it
 def decoder(config: ModelConfig, mixers: Mapping[int, Op] = _NO_MIXERS) -> Graph:
     """In each layer attention, then an MLP or experts, or attention and MLP side by side.
 
-    mixers: by their layers, the ops that stand in the place of attention. Norms stand on their inputs, their results or on both.
+    mixers: by their layers, the ops that stand in the place of attention. Norms stand on the inputs of ops, their
+    results or on both.
     """
     embed = Matrix.single("embed", config.vocab_size, config.width)
     head = embed if config.tied_head else Matrix.single("head", config.vocab_size, config.width)

@@ -87,7 +87,11 @@ def _types(keys: JsonKeys, layers: int) -> list[str]:
         if not isinstance(full, list) or not all(type(i) is int and 0 <= i < layers for i in full):
             raise keys.error(f"full_attn_idxs must be a list of layers from 0 to {layers - 1}")
         types = ["full_attention" if i in full else "conv" for i in range(layers)]
-    if not isinstance(types, list) or len(types) != layers or not all(one in ("conv", "full_attention") for one in types):
+    if (
+        not isinstance(types, list)
+        or len(types) != layers
+        or not all(one in ("conv", "full_attention") for one in types)
+    ):
         raise keys.error(f"layer_types must list {layers} times conv or full_attention, one for each layer")
     return types
 

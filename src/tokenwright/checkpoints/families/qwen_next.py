@@ -169,9 +169,7 @@ def _delta(config: ModelConfig, layer: int, sizes: DeltaHeads, grouped: bool) ->
         norm=Norm(f"{at}.norm", "rms", sizes.value_size, config.norm_eps),
     )
     project = Matrix(f"{at}.in", tuple((f"{at}.{name}", rows) for name, rows in parts.items()), width)
-    return Recurrent(
-        layer, before, project, recurrence, Matrix.single(f"{at}.out", width, sizes.values), after
-    )
+    return Recurrent(layer, before, project, recurrence, Matrix.single(f"{at}.out", width, sizes.values), after)
 
 
 def _order(base: str, graph: Graph) -> Order | None:

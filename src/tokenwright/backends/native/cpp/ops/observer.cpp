@@ -175,10 +175,11 @@ void Observer::weigh(const Kernels& k, const Model& model, const Batch& batch, i
   const WatchedRow& one = to_.row[i];
   const KVLayer& kv = batch.kv[one.layer];
   const Heads* const found = heads_of_layer(model, one.layer);
-  if (!found) return (void)std::fill_n(one.weights, batch.chunk[chunk_of(batch, one.row)].start + 1, 0.0f);
-  const Heads& heads = *found;
   const ChunkRows& chunk = batch.chunk[chunk_of(batch, one.row)];
-  const int64_t row = one.row - chunk.row, column = one.head * heads.size;
+  const int64_t row = one.row - chunk.row;
+  if (!found) return (void)std::fill_n(one.weights, chunk.start + row + 1, 0.0f);  // a recurrent layer reads no row
+  const Heads& heads = *found;
+  const int64_t column = one.head * heads.size;
   const float* sinks = kv.sinks && kv.sink_rotation ? sink_queries_[i].data() - column : nullptr;
   const Queries query{row, row + 1, one.head, one.head + 1, queries_[i].data() - column, sinks, nullptr, 0, 0, 0};
   k.weigh(kv, heads, chunk, batch.page_size, query, one.weights, scratch);
