@@ -101,7 +101,7 @@ class PrefixIndex:
             table[page] = pool.cache_page(table[page], found[page])
 
     def cache_tail(self, tables: PageTables, hashes: PrefixHashes, tokens: Sequence[int], stop: int) -> None:
-        """Cache the page that a text has not filled, of which [0, stop) is computed; and the state behind a full one."""
+        """Cache the page that a text has not filled, with [0, stop) computed; or the state behind a full one."""
         page, length = divmod(stop, self.pool.page_size)
         hashes.extend(tokens)
         if not length:

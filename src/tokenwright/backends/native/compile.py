@@ -67,7 +67,7 @@ class NativeModel:
 
     def recurrence(self, of: Recurrence) -> lib.CRecurrence:
         """The struct of a recurrence. Its taps are stored the other way round: those of one token side by side."""
-        tensors = {name.removeprefix(f"{of.name}."): self._weights[name] for name in of.shapes}
+        tensors = {name.removeprefix(f"{of.name}."): np.asarray(self._weights[name]) for name in of.shapes}
         tensors["conv.weight"] = np.ascontiguousarray(tensors["conv.weight"].T)
         self._updates.append(tensors)
         places = {name: address(one) for name, one in tensors.items()}

@@ -216,7 +216,7 @@ QWEN_NEXT = replace(
         "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
     },
     parse=_parse,
-    names={**_one_more(LLAMA.names), **_GATED, **named(QWEN_NAMES | _DELTA)},
+    names={**_one_more(LLAMA.names), **_GATED, **named({**QWEN_NAMES, **_DELTA})},
     renames=((re.compile(r"(layers\.\d+\.linear_attn\.(?:A_log|dt_bias))"), r"\1.weight"),),
     stacks=re.compile(r"layers\.\d+\.linear_attn\.conv1d\.weight"),  # [channels, 1, taps]
     own_orders=_order,
