@@ -174,7 +174,7 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """What a recurrent layer keeps of a text, however long: `numbers` in fp32, rewritten at each token."""
+    """The state that a recurrent layer keeps of a text, however long: `numbers` in fp32, rewritten at each token."""
 
     numbers: int
     kv_heads: int = 0

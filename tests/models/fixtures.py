@@ -660,7 +660,7 @@ def _each_expert(
         return [(f"{name}_blocks", blocks), (f"{name}_scales", scales)]
     if model_type == "granitemoehybrid" and not experts:
         return [(name.replace("router.weight", "router.layer.weight"), value)]
-    if not experts or model_type == "gpt_oss":
+    if not experts or model_type in ("gpt_oss", "qwen3_5_moe_text"):
         return [(name, value)]
     if model_type == "granitemoehybrid":  # as published: the experts of a layer in one tensor
         return [(f"{at}.{'input' if part == 'gate_up_proj' else 'output'}_linear.weight", value)]

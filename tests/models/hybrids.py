@@ -46,6 +46,12 @@ QWEN3_5: dict[str, Any] = {
     "use_cache": True, "vocab_size": VOCAB,
 }  # fmt: skip
 
+QWEN3_5_MOE: dict[str, Any] = {key: one for key, one in QWEN3_5.items() if key != "intermediate_size"} | {
+    "architectures": ["Qwen3_5MoeForCausalLM"], "linear_value_head_dim": 16, "model_type": "qwen3_5_moe_text",
+    "moe_intermediate_size": 40, "num_experts": 8, "num_experts_per_tok": 3, "output_router_logits": False,
+    "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 48,
+}  # fmt: skip
+
 GRANITE4: dict[str, Any] = {
     "architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
     "attention_multiplier": 0.3, "bos_token_id": 1, "embedding_multiplier": 3.0, "eos_token_id": 2,
@@ -88,6 +94,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "lfm2": LFM2,
     "qwen3-next": QWEN3_NEXT,
     "qwen3.5": QWEN3_5,
+    "qwen3.5-moe": QWEN3_5_MOE,
     "granite4": GRANITE4,
     "bamba": BAMBA,
     "mamba2": MAMBA2,

@@ -44,7 +44,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """What happens between the projections.
+    """The arithmetic between the two projections.
 
     name: before the names of its tensors: `.conv` [channels, taps], and of each head `.a_log`, `.dt` and, with the
     ssd rule, `.skip`. heads: H, which share `key_heads` queries and keys evenly. norm: of mixed, over each of its

@@ -66,7 +66,7 @@ class NativeModel:
         return lib.CNorm(self.address(f"{of.name}.weight"), bias, of.eps)
 
     def recurrence(self, of: Recurrence) -> lib.CRecurrence:
-        """The struct of a recurrence. Its taps are stored the other way round: those of one token side by side."""
+        """The struct of a recurrence. Its taps are stored the other way round: [taps, channels]."""
         tensors = {name.removeprefix(f"{of.name}."): np.asarray(self._weights[name]) for name in of.shapes}
         tensors["conv.weight"] = np.ascontiguousarray(tensors["conv.weight"].T)
         self._updates.append(tensors)

@@ -117,7 +117,7 @@ class Kernels(Protocol):
     ) -> torch.Tensor:
         """[T, out] -> [T, width]: what a recurrence makes of its projected rows; it reads and writes the states.
 
-        tensors: those of the recurrence, by their names without that of the layer.
+        tensors: the recurrence's, by their names without the layer's.
         """
 
 

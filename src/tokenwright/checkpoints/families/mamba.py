@@ -1,4 +1,4 @@
-"""Models of Mamba-2 layers: alone, and beside attention in Granite 4 and Bamba.
+"""Models of Mamba-2 layers, which stand beside attention in Granite 4 and Bamba.
 
 Absent keys take transformers' defaults (configuration_mamba2.py, ..._granitemoehybrid.py, ..._bamba.py).
 """

@@ -212,12 +212,28 @@ QWEN_NEXT = replace(
         "Qwen3NextForCausalLM": "qwen3_next",
         "Qwen3_5ForCausalLM": "qwen3_5_text",
         "Qwen3_5ForConditionalGeneration": "qwen3_5",
-        "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
-        "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
     },
     parse=_parse,
     names={**_one_more(LLAMA.names), **_GATED, **named({**QWEN_NAMES, **_DELTA})},
     renames=((re.compile(r"(layers\.\d+\.linear_attn\.(?:A_log|dt_bias))"), r"\1.weight"),),
     stacks=re.compile(r"layers\.\d+\.linear_attn\.conv1d\.weight"),  # [channels, 1, taps]
     own_orders=_order,
+)
+
+_EXPERTS = "layers.{i}.mlp.experts"
+# The files of Qwen3.5 have the experts of a layer in one tensor, [experts, 2 m, width] and [experts, width, m].
+QWEN_MIXED = replace(
+    QWEN_NEXT,
+    architectures={"Qwen3_5MoeForCausalLM": "qwen3_5_moe_text", "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe"},
+    names={
+        **QWEN_NEXT.names,
+        f"{_EXPERTS}.{{e}}.gate": TensorSource(f"{_EXPERTS}.gate_up_proj", stacked=True, turn=(0, 2), halves=True),
+        f"{_EXPERTS}.{{e}}.up": TensorSource(f"{_EXPERTS}.gate_up_proj", stacked=True, turn=(1, 2), halves=True),
+        f"{_EXPERTS}.{{e}}.down": TensorSource(f"{_EXPERTS}.down_proj", stacked=True),
+    },
+    renames=(
+        *QWEN_NEXT.renames,
+        (re.compile(r"(layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj)"), r"\1.weight"),
+    ),
+    stacks=re.compile(r"layers\.\d+\.(?:linear_attn\.conv1d|mlp\.experts\.(?:gate_up|down)_proj)\.weight"),
 )

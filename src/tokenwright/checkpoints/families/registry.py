@@ -32,7 +32,7 @@ from tokenwright.checkpoints.families.llama import (
 )
 from tokenwright.checkpoints.families.mamba import BAMBA, GRANITE_HYBRID, MAMBA2
 from tokenwright.checkpoints.families.neox import NEOX
-from tokenwright.checkpoints.families.qwen_next import QWEN_NEXT
+from tokenwright.checkpoints.families.qwen_next import QWEN_MIXED, QWEN_NEXT
 from tokenwright.checkpoints.families.unsupported import what_it_lacks
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.errors import CheckpointError
@@ -41,7 +41,7 @@ __all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "TensorSource", "parse_config"
 
 FAMILIES = (
     GPT2, LLAMA, MIXTRAL, QWEN_MOE, GPT_OSS, PHI3, OLMO2, STARCODER2, GEMMA2, GEMMA3, COHERE, NEOX, GLM, GLM4, ERNIE,
-    ROUTED, ERNIE_MOE, MINIMAX, DEEPSEEK, LFM2, QWEN_NEXT, GRANITE_HYBRID,
+    ROUTED, ERNIE_MOE, MINIMAX, DEEPSEEK, LFM2, QWEN_NEXT, QWEN_MIXED, GRANITE_HYBRID,
     BAMBA, MAMBA2,
 )  # fmt: skip
 
