@@ -23,6 +23,7 @@ from typing import Literal
 from tokenwright.config import LayerKV, RecurrentState
 from tokenwright.models.graph import Matrix, Norm, Op, Shape
 
+COLUMNS = 64  # of S in a slab; as in backends/native/cpp/ops/recurrent.cpp
 MOST_TAPS = 16  # as in backends/native/cpp/kernels.h
 Rule = Literal["convolution", "delta", "ssd"]
 RULES: tuple[Rule, ...] = ("convolution", "delta", "ssd")
@@ -74,8 +75,13 @@ class Recurrence:
 
     @property
     def numbers(self) -> int:
-        """Numbers of the state: the history, then S [H, K, V]."""
+        """Numbers of the state: the history, then S [H, K, V], which lies in slabs [H, V / columns, K, columns]."""
         return self.history + self.heads * self.key_size * self.value_size
+
+    @property
+    def columns(self) -> int:
+        """Columns of a slab, which one thread rewrites in its first cache."""
+        return self.value_size if self.value_size % COLUMNS else COLUMNS
 
     @property
     def width(self) -> int:

@@ -29,7 +29,7 @@ def recur(
         pages, ends = chunk.slots[view.group].tolist(), chunk.positions[view.group].tolist()
         state = (memory[pages[0]].clone() if chunk.start else memory.new_zeros(of.numbers)).to(wide)
         history = state[: of.history].view(of.taps - 1, of.channels)
-        heads = state[of.history :].view(of.heads, of.key_size, of.value_size)
+        heads = _by_head(state[of.history :], of)
         targets = dict(zip(ends[1:], pages[1:], strict=True))
         for position, row in enumerate(chunk.rows, chunk.start):
             at = projected[row].to(wide)
@@ -39,9 +39,20 @@ def recur(
             result, heads = _stepped(behind, of, kept, heads)
             mixed[row] = _gated(result, at, of, kept).to(mixed.dtype)
             if position + 1 in targets:
-                memory[targets[position + 1]] = torch.cat((history.flatten(), heads.flatten())).float()
+                memory[targets[position + 1]] = torch.cat((history.flatten(), _in_slabs(heads, of))).float()
             history, heads = history.float().to(wide), heads.float().to(wide)  # as it would be read from memory
     return mixed
+
+
+def _by_head(slabs: torch.Tensor, of: Recurrence) -> torch.Tensor:
+    """S [H, K, V] of a state in slabs of columns."""
+    return (
+        slabs.view(of.heads, -1, of.key_size, of.columns).transpose(1, 2).reshape(of.heads, of.key_size, of.value_size)
+    )
+
+
+def _in_slabs(heads: torch.Tensor, of: Recurrence) -> torch.Tensor:
+    return heads.view(of.heads, of.key_size, -1, of.columns).transpose(1, 2).flatten()
 
 
 def _convolved(

@@ -66,10 +66,10 @@ struct Convolution {
 
 enum Gate : int64_t { SILU_GATE = 0, SIGMOID_GATE = 1 };
 
-// One token of one head, columns [first, last) of its state [keys][stride]: state = decay state + key x write, where
+// One token of some columns of one head, whose state is [keys][stride]: state = decay state + key x write, where
 // write = strength value, or strength (value - (decay state)^T key) if it corrects; mixed = state^T query + skip value.
 struct HeadStep {
-  int64_t keys, stride, first, last, corrects;
+  int64_t keys, stride, columns, corrects;
   int64_t decays;  // 1: each row of the state has a decay of its own; 0: all have one
   const float *query, *key, *value, *decay;
   float strength, skip;

@@ -33,49 +33,41 @@ static void convolve(const Convolution& c, int64_t rows, int64_t stride, float* 
   }
 }
 
-// N vectors of columns of one state; the last one has `n` lanes.
-template <int N>
+// N vectors of columns of one state, or N - 1 and some lanes of the last.
+template <int N, bool WHOLE>
 TW_INLINE void step_columns(const HeadStep& s, int64_t at, int64_t n) {
-  float* state = s.state + at;
-  const auto lanes = [&](int j) { return j == N - 1 ? n : 16; };
-  F write[N];
-  if (s.corrects) {
-    F read[N] = {};
+  const auto get = [&](const float* x, int j) { return WHOLE || j + 1 < N ? load(x + 16 * j) : load(x + 16 * j, n); };
+  const auto put = [&](float* x, int j, F v) { WHOLE || j + 1 < N ? store(x + 16 * j, v) : store(x + 16 * j, v, n); };
+  float* const state = s.state + at;
+  const float* const value = s.value + at;
+  F write[N] = {};
+  if (s.corrects)
     for (int64_t k = 0; k < s.keys; k++) {
       const F key = all(s.key[k]), decay = all(s.decay[k * s.decays]);
 #pragma GCC unroll 4
-      for (int j = 0; j < N; j++)
-        read[j] = fma(load(state + k * s.stride + 16 * j, lanes(j)) * decay, key, read[j]);
+      for (int j = 0; j < N; j++) write[j] = fma(get(state + k * s.stride, j) * decay, key, write[j]);
     }
 #pragma GCC unroll 4
-    for (int j = 0; j < N; j++) write[j] = (load(s.value + at + 16 * j, lanes(j)) - read[j]) * all(s.strength);
-  } else {
-#pragma GCC unroll 4
-    for (int j = 0; j < N; j++) write[j] = load(s.value + at + 16 * j, lanes(j)) * all(s.strength);
-  }
+  for (int j = 0; j < N; j++) write[j] = (get(value, j) - write[j]) * all(s.strength);
   F mixed[N] = {};
   for (int64_t k = 0; k < s.keys; k++) {
     const F key = all(s.key[k]), query = all(s.query[k]), decay = all(s.decay[k * s.decays]);
 #pragma GCC unroll 4
     for (int j = 0; j < N; j++) {
-      float* place = state + k * s.stride + 16 * j;
-      const F now = fma(key, write[j], load(place, lanes(j)) * decay);
-      store(place, now, lanes(j));
+      const F now = fma(key, write[j], get(state + k * s.stride, j) * decay);
+      put(state + k * s.stride, j, now);
       mixed[j] = fma(query, now, mixed[j]);
     }
   }
 #pragma GCC unroll 4
-  for (int j = 0; j < N; j++) {
-    const F own = load(s.value + at + 16 * j, lanes(j));
-    store(s.mixed + at + 16 * j, fma(own, all(s.skip), mixed[j]), lanes(j));
-  }
+  for (int j = 0; j < N; j++) put(s.mixed + at, j, fma(get(value, j), all(s.skip), mixed[j]));
 }
 
 static void step_head(const HeadStep& s) {
-  int64_t at = s.first;
-  for (; at + 64 <= s.last; at += 64) step_columns<4>(s, at, 16);
-  for (; at + 16 <= s.last; at += 16) step_columns<1>(s, at, 16);
-  if (at < s.last) step_columns<1>(s, at, s.last - at);
+  int64_t at = 0;
+  for (; at + 64 <= s.columns; at += 64) step_columns<4, true>(s, at, 16);
+  for (; at + 16 <= s.columns; at += 16) step_columns<1, true>(s, at, 16);
+  if (at < s.columns) step_columns<1, false>(s, at, s.columns - at);
 }
 
 // x = x scale / sqrt(sum of squares + 1e-6): a vector of length `scale`.

@@ -18,9 +18,10 @@ namespace tw {
 namespace {
 
 constexpr int64_t CHANNELS = 128;  // of the convolution, per work item
-constexpr int64_t COLUMNS = 64;    // of a head's state, per work item
+constexpr int64_t COLUMNS = 64;    // of a head's state, per work item: its slab stays in the first cache
 
 int64_t history_of(const Recurrence& r) { return (r.taps - 1) * r.channels; }
+int64_t columns_of(const Recurrence& r) { return r.value_size % COLUMNS ? r.value_size : COLUMNS; }
 int64_t width_of(const Recurrence& r) { return r.heads ? r.heads * r.value_size : r.channels; }
 
 // The states that one chunk reads and writes.
@@ -85,12 +86,13 @@ struct Factors {
   }
 };
 
-void step_rows(const Kernels& k, const Recurrence& r, int64_t head, int64_t first, int64_t last, int64_t rows,
-               int64_t stride, const float* projected, float* mixed, float* state) {
-  const int64_t shared = head / (r.heads / r.key_heads) * r.key_size, at = head * r.value_size;
+// Columns [at, at + columns) of all heads' values, which belong to one head.
+void step_rows(const Kernels& k, const Recurrence& r, int64_t at, int64_t columns, int64_t rows, int64_t stride,
+               const float* projected, float* mixed, float* state) {
+  const int64_t head = at / r.value_size, shared = head / (r.heads / r.key_heads) * r.key_size;
   for (int64_t row = 0; row < rows; row++, projected += stride, mixed += width_of(r)) {
     const Factors by(r, head, projected);
-    k.step_head(HeadStep{r.key_size, r.value_size, first, last, r.rule == DELTA, 0, projected + r.query + shared,
+    k.step_head(HeadStep{r.key_size, columns, columns, r.rule == DELTA, 0, projected + r.query + shared,
                          projected + r.key + shared, projected + r.value + at, &by.decay, by.strength,
                          r.skip ? r.skip[head] : 0.0f, state, mixed + at});
   }
@@ -138,14 +140,13 @@ void recur_all(const Kernels& k, Team& team, const KVLayer& kv, const Recurrence
     return;
   }
   if (r.rule == DELTA) each_row(team, rows, [&](int64_t row) { unit_row(k, r, projected + row * stride); });
-  const int64_t parts = (r.value_size + COLUMNS - 1) / COLUMNS, each = r.heads * parts;
-  team.each(chunks * each, [&](int64_t unit) {
-    const ChunkRows& one = chunk[unit / each];
-    const int64_t head = unit % each / parts, first = unit % parts * COLUMNS;
-    const int64_t last = std::min(first + COLUMNS, r.value_size), at = history_of(r) + head * r.key_size * r.value_size;
+  const int64_t columns = columns_of(r), slabs_of_state = width / columns;
+  team.each(chunks * slabs_of_state, [&](int64_t unit) {
+    const ChunkRows& one = chunk[unit / slabs_of_state];
+    const int64_t first = unit % slabs_of_state * columns, size = r.key_size * columns;
     ChunkStates(kv, one, page_size)
-        .over_rows(at, r.key_size, r.value_size, first, last, [&](int64_t from, int64_t to, float* state) {
-          step_rows(k, r, head, first, last, to - from, stride, projected + (one.row + from) * stride,
+        .over_rows(history_of(r) + first * r.key_size, 1, size, 0, size, [&](int64_t from, int64_t to, float* state) {
+          step_rows(k, r, first, columns, to - from, stride, projected + (one.row + from) * stride,
                     mixed + (one.row + from) * width, state);
         });
   });

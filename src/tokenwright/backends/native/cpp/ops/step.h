@@ -70,7 +70,8 @@ struct LatentOp {
 };
 
 // A recurrence over the rows of a projection, as models/recurrent.py defines it. Its state is a history [taps - 1]
-// [channels] of the convolution, then [key_size][value_size] for each head.
+// [channels] of the convolution, then for each head and each slab of its columns [key_size][columns]: 64 columns each, if
+// those are whole slabs, else all.
 enum Rule : int64_t { CONVOLUTION = 0, DELTA = 1, SSD = 2 };
 struct Recurrence {
   int64_t rule;
