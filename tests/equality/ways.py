@@ -176,7 +176,10 @@ def held(case: Case, folder: Path) -> None:
             compare(
                 case, "held and resumed", Seen(bench.rows(other), other.tokens), case.naive(prompt_of(PROMPT, seed=4))
             )
-            assert text.counts.preemptions == 1, "there was no room for both"
+            alone_fits = all(
+                spec.state_bytes for spec in case.specs
+            )  # a state needs one page, however long the text is
+            assert text.counts.preemptions == (0 if alone_fits else 1), "there was no room for both"
     bench.engine.resume(text.id)
     bench.run()
     compare(case, "held and resumed", Seen(bench.rows(text), text.tokens), case.naive())

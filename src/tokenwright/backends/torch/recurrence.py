@@ -46,13 +46,13 @@ def recur(
 
 def _by_head(slabs: torch.Tensor, of: Recurrence) -> torch.Tensor:
     """S [H, K, V] of a state in slabs of columns."""
-    return (
-        slabs.view(of.heads, -1, of.key_size, of.columns).transpose(1, 2).reshape(of.heads, of.key_size, of.value_size)
-    )
+    each = slabs.view(of.heads, of.value_size // of.columns, of.key_size, of.columns)
+    return each.transpose(1, 2).reshape(of.heads, of.key_size, of.value_size)
 
 
 def _in_slabs(heads: torch.Tensor, of: Recurrence) -> torch.Tensor:
-    return heads.view(of.heads, of.key_size, -1, of.columns).transpose(1, 2).flatten()
+    each = heads.reshape(of.heads, of.key_size, of.value_size // of.columns, of.columns)
+    return each.transpose(1, 2).flatten()
 
 
 def _convolved(
