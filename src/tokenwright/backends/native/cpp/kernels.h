@@ -116,8 +116,8 @@ struct Kernels {
                          int64_t start, float* sums, float* scratch);
   void (*merge_stretches)(const Heads&, int64_t count, int64_t apart, float* sums, float* out);
 
-  // Convolves `rows` rows of x in place, `stride` floats from one to the next. history: [taps - 1][channels], the inputs
-  // before them, and then their last ones.
+  // Convolves `rows` rows of x in place, `stride` floats from one to the next. history: [taps - 1][channels], the
+  // inputs before them, and then their last ones.
   void (*convolve)(const Convolution&, int64_t rows, int64_t stride, float* x, float* history);
   void (*step_head)(const HeadStep&);
   // x = a vector of length `scale`; x = x silu(gate), or x sigmoid(gate); both in place.

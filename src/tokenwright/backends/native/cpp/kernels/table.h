@@ -16,11 +16,35 @@ namespace TW_ISA {
 #define TW_STRING(x) #x
 #define TW_NAME(x) TW_STRING(x)
 
-static const Kernels table = {TW_NAME(TW_ISA), row_kind, together, quantise_row,      linear,       fuses,
-                              up_rows,         embed,    norm,     activate,          gated,        soft_cap,
-                              rotate,          store_kv, attend,   attention_scratch, stretch_sums, attend_stretch,
-                              merge_stretches, convolve, step_head, unit,             gate_by,      weigh,
-                              pack,            summary,  entropy,  read,              multiply};
+static const Kernels table = {TW_NAME(TW_ISA),
+                              row_kind,
+                              together,
+                              quantise_row,
+                              linear,
+                              fuses,
+                              up_rows,
+                              embed,
+                              norm,
+                              activate,
+                              gated,
+                              soft_cap,
+                              rotate,
+                              store_kv,
+                              attend,
+                              attention_scratch,
+                              stretch_sums,
+                              attend_stretch,
+                              merge_stretches,
+                              convolve,
+                              step_head,
+                              unit,
+                              gate_by,
+                              weigh,
+                              pack,
+                              summary,
+                              entropy,
+                              read,
+                              multiply};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -28,8 +28,12 @@ int64_t width_of(const Recurrence& r) { return r.heads ? r.heads * r.value_size 
 class ChunkStates {
  public:
   ChunkStates(const KVLayer& kv, const ChunkRows& chunk, int64_t page_size)
-      : memory_((char*)kv.part[0].k.codes), bytes_(kv.part[0].bytes), table_(chunk.tables[kv.part[0].table]),
-        chunk_(chunk), page_size_(page_size), last_((chunk.start + chunk.rows - 1) / page_size) {}
+      : memory_((char*)kv.part[0].k.codes),
+        bytes_(kv.part[0].bytes),
+        table_(chunk.tables[kv.part[0].table]),
+        chunk_(chunk),
+        page_size_(page_size),
+        last_((chunk.start + chunk.rows - 1) / page_size) {}
 
   // Runs body(first row, last row, state) over the rows of the chunk, where the part [lines][stride] at `at` of the
   // state, its columns [first, last), is what body changes.

@@ -9,7 +9,16 @@ namespace tw {
 // A model is a list of ops over its residual stream x [rows][width]. An op is a struct here, a case of `visit`
 // (pass.h), and two functions of ops.h: `reserve` for its share of the workspace, and `run`. `native/compile.py` fills
 // the structs.
-enum OpKind : int64_t { EMBED = 0, ATTENTION = 1, MLP = 2, HEAD = 3, PARALLEL = 4, EXPERTS = 5, LATENT = 6, RECURRENT = 7 };
+enum OpKind : int64_t {
+  EMBED = 0,
+  ATTENTION = 1,
+  MLP = 2,
+  HEAD = 3,
+  PARALLEL = 4,
+  EXPERTS = 5,
+  LATENT = 6,
+  RECURRENT = 7
+};
 
 // x = scale times the table's row of each token, plus that of its position in a learned table, if any.
 struct EmbedOp {
@@ -47,7 +56,8 @@ struct AttentionOp {
   Matrix out;
   After after;
   const LowRank *qkv_updates, *out_updates;  // of each of the model's adapters; null without adapters
-  int64_t out_gate;  // whether `qkv` ends with a gate for each number of q's heads, whose sigmoid weights what they read
+  int64_t
+      out_gate;  // whether `qkv` ends with a gate for each number of q's heads, whose sigmoid weights what they read
 };
 
 // x += after(out(values of heads)), by latent attention: the cache has one row for all heads, the latent and then the
@@ -70,8 +80,8 @@ struct LatentOp {
 };
 
 // A recurrence over the rows of a projection, as models/recurrent.py defines it. Its state is a history [taps - 1]
-// [channels] of the convolution, then for each head and each slab of its columns [key_size][columns]: 64 columns each, if
-// those are whole slabs, else all.
+// [channels] of the convolution, then for each head and each slab of its columns [key_size][columns]: 64 columns each,
+// if those are whole slabs, else all.
 enum Rule : int64_t { CONVOLUTION = 0, DELTA = 1, SSD = 2 };
 struct Recurrence {
   int64_t rule;
@@ -80,8 +90,8 @@ struct Recurrence {
   int64_t heads, key_heads, key_size, value_size;
   int64_t norm_parts, own_weights;  // parts of mixed that the norm is over, and whether each has weights of its own
   int64_t gate_first;
-  const float *conv, *conv_bias;     // [taps][channels]; [channels], or null
-  const float *a_log, *dt, *skip;    // [heads]
+  const float *conv, *conv_bias;   // [taps][channels]; [channels], or null
+  const float *a_log, *dt, *skip;  // [heads]
   double least_step, most_step;
   Norm norm;
 };
