@@ -195,8 +195,7 @@ class TorchRecurrent:
     """One recurrent layer: project, rewrite the state row by row, project back."""
 
     def __init__(self, op: Recurrent, kernels: Kernels, weights: Weights) -> None:
-        self.kernels = kernels
-        self.layer = op.layer
+        self.kernels, self.layer = kernels, op.layer
         self.names = (op.project.name, op.out.name)
         self.recurrence = op.recurrence
         self.tensors = {
