@@ -173,10 +173,28 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrentState:
+    """The state that a recurrent layer keeps of a text, however long: `numbers` in fp32, rewritten at each token."""
+
+    numbers: int
+    kv_heads: int = 0
+    key_size: int = 0
+    value_size: int = 0
+
+    def bytes_per_token(self, k: RowFormat, v: RowFormat) -> int:  # noqa: ARG002
+        """None: a state does not grow."""
+        return 0
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.numbers
+
+
+@dataclass(frozen=True, slots=True)
 class LayerKV:
     """The cache of one layer per token, and its attention window in tokens, the token itself included (None: full)."""
 
-    layout: Heads | Latent
+    layout: Heads | Latent | RecurrentState
     window: int | None = None
 
 
@@ -263,6 +281,7 @@ class ModelConfig:
     mixture: Mixture | None = None
     latent: LatentHeads | None = None
     next_layers: int = 0  # layers after the last that predict further tokens (MTP), which files have and we skip
+    out_gate: bool = False  # whether a sigmoid of the row weights what each head has read
     sink_logits: bool = False  # whether each head of q has a learned logit beside those of the keys
     tied_head: bool = False
     dtype: DType = "float32"  # as stored in the checkpoint

@@ -24,6 +24,7 @@ from tokenwright.engine import (
 from tokenwright.engine.groups import group_for
 from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.engine.scripted import ScriptedModel
+from tokenwright.engine.window import StateWindow
 
 
 class Planted(Exception):
@@ -121,9 +122,10 @@ class Watched(ScriptedModel):
 
     def _spoil(self, chunk):
         for position in range(chunk.start, chunk.stop):
-            for slots, table in zip(self.slots, chunk.tables, strict=True):
+            for group, slots, table in zip(self.groups, self.slots, chunk.tables, strict=True):
                 if position // self.page_size in table:
-                    slots[self._slot(table, position)] = RUBBISH
+                    state = isinstance(group.window, StateWindow)
+                    slots[self._slot(table, position - position % self.page_size if state else position)] = RUBBISH
 
     def _compare(self, chunk):
         text = self.texts.setdefault(chunk.sequence.id, list(chunk.request.prompt))
@@ -132,6 +134,10 @@ class Watched(ScriptedModel):
             assert chunk.stop == len(text), "drafts stand behind the text"
         assert list(chunk.tokens) == text[chunk.start : chunk.stop], "a chunk of another text"
         for group, slots, table in zip(self.groups, self.slots, chunk.tables, strict=True):
+            if isinstance(group.window, StateWindow):
+                state = slots[table[(chunk.stop - 1) // self.page_size] * self.page_size]
+                assert state == tuple(text[: chunk.stop]), "a state of another text"
+                continue
             for position in range(chunk.stop):
                 if is_read_from(group.window, position, chunk.start):
                     there = slots[self._slot(table, position)]

@@ -34,6 +34,7 @@ from tokenwright.engine import (
     Token,
 )
 from tokenwright.engine.scheduler import MAX_PREEMPTIONS
+from tokenwright.engine.window import StateWindow
 from tokenwright.errors import CapacityError, ContextError
 
 CONTEXT = 40
@@ -56,6 +57,8 @@ attention_windows = st.one_of(
     st.builds(two_parts, st.integers(1, 20), one_reach),
     st.tuples(one_reach, one_reach, one_reach),
 ).flatmap(st.permutations)
+states = st.builds(lambda every: [StateWindow(every=every)], st.sampled_from([1, 4, 6, 9, 15]))
+with_states = st.builds(lambda others, last: [*others, *last], attention_windows, st.one_of(st.just([]), states))
 
 prompts = st.one_of(
     st.builds(
@@ -129,6 +132,9 @@ class RecordedIndex(PrefixIndex):
         for pool, memory in zip(self.pool.group_pools, slots, strict=True):
             for page_hash, page in pool.index.items():
                 _, text = self.texts[page_hash]
+                if isinstance(pool.group.window, StateWindow):
+                    assert memory[page * size] == text
+                    continue
                 for position in range((len(text) - 1) // size * size, len(text)):
                     if self.is_kept(pool.group.window, position):
                         assert memory[page * size + position % size] == text[position]
@@ -142,9 +148,9 @@ class RecordedIndex(PrefixIndex):
 
 class Machine(RuleBasedStateMachine):
     @initialize(
-        attention_windows=attention_windows,
+        attention_windows=with_states,
         room=st.integers(20, CONTEXT - 1),
-        more=st.lists(st.integers(0, 3), min_size=3, max_size=3),
+        more=st.lists(st.integers(0, 3), min_size=4, max_size=4),
         texts=st.sampled_from([2, 1, 3, 5]),
         page_size=st.sampled_from([2, 1, 3, 4, 5, 7]),
         budget=st.sampled_from([16, 64, 30, 8, 16, 40, 1]),
@@ -165,7 +171,7 @@ class Machine(RuleBasedStateMachine):
         self.pool = PagePool(groups, page_size, self.model)
         self.prefixes = RecordedIndex(self.pool)
         self.tier = self.prefixes.tier = None if tier is None else ScriptedTier(tier)
-        proposer = None if drafts is None else Guesses(attention_windows[0], drafts)
+        proposer = None if drafts is None or self.pool.states else Guesses(attention_windows[0], drafts)
         space = SwapSpace(self.pool, swap)
         self.scheduler = Scheduler(self.pool, budget, sequences, self.prefixes, space, proposer)
         self.engine = Engine(self.model, self.model, self.scheduler, CONTEXT)
@@ -511,7 +517,9 @@ class Machine(RuleBasedStateMachine):
         n = max((n for n in range(1, CONTEXT) if self.pool.fits([self.pool.max_pages(n, budget)])), default=0)
         if n:
             request = Request(tuple(range(100, 100 + n)), SamplingParams(max_tokens=1))
-            whole = (n - 1) // size * size
+            pages = range((n - 1) // size, 0, -1)
+            kept = (page for page in pages if all(one.window.cached(page - 1, size) for one in self.pool.groups))
+            whole = next(kept, 0) * size
             assert [self.ask(request), self.ask(request)] == [0 if self.needed(whole) else whole, whole]
 
     def ask(self, request):

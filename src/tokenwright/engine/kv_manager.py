@@ -85,9 +85,12 @@ class KVManager:
     def share(self, parent: Sequence, child: Sequence, shared: int) -> bool:
         """Put a child on its parent's pages of the first `shared` tokens. False: the parent does not have them all.
 
-        A parent that has gone further may have released some of them, behind an attention window.
+        A parent that has gone further may have released some of them, behind an attention window; and its states have
+        gone further with it.
         """
         computed = min(parent.computed, shared)
+        if self.pool.states and computed < parent.computed:
+            return False
         if not (parent.cache and child.cache and self.pool.covers(parent.tables, computed)):
             return False
         child.tables = self.pool.fork(parent.tables, computed)

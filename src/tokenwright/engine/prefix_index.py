@@ -89,8 +89,10 @@ class PrefixIndex:
         if first == full:
             return
         hashes.extend(tokens)
-        for number, table in enumerate(tables):
-            self._cache(number, table, [page for page in range(first, full) if page in table], hashes, tokens)
+        for number, (pool, table) in enumerate(zip(self.pool.group_pools, tables, strict=True)):
+            window = pool.group.window
+            pages = [page for page in range(first, full) if page in table and window.cached(page, size)]
+            self._cache(number, table, pages, hashes, tokens)
 
     def _cache(
         self, number: int, table: PageTable, pages: Sequence[int], hashes: PrefixHashes, tokens: Sequence[int]
@@ -118,10 +120,13 @@ class PrefixIndex:
             self.tier.write(number, [hashes[index] for index in wanted], contents)
 
     def cache_tail(self, tables: PageTables, hashes: PrefixHashes, tokens: Sequence[int], stop: int) -> None:
-        """Cache the page that a text has not filled, of which [0, stop) is computed."""
+        """Cache the page that a text has not filled, with [0, stop) computed; or the state behind a full one."""
         page, length = divmod(stop, self.pool.page_size)
-        if length:
-            hashes.extend(tokens)
+        hashes.extend(tokens)
+        if not length:
+            for number in self.pool.states:
+                self._cache(number, tables[number], [page - 1], hashes, tokens)
+        else:
             tail = hashes.hash(tokens, page, stop)
             for pool, table in zip(self.pool.group_pools, tables, strict=True):
                 if page in table:

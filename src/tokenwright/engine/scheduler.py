@@ -68,6 +68,7 @@ class Scheduler:
         proposer: Proposer | None = None,
     ) -> None:
         assert token_budget > 0 and max_sequences > 0, "a step computes something"
+        assert proposer is None or not pool.states, "a state does not go back to where a draft was rejected"
         self.pool = pool
         self.kv = KVManager(pool, prefixes, swap)
         self.ids = count()  # of sequences

@@ -53,7 +53,7 @@ def load_pages(
     Raises CacheFileError for a damaged or unsuitable file, CapacityError if the pool has too few free pages.
     """
     like = loop.call(lambda _: [store.read(group, [0]) for group in range(len(store.groups))])
-    found = load(path, about, like)
+    found = load(path, about, like, store.page_size)
 
     def write(engine: Engine[Any]) -> int | None:
         hashes = engine.prefixes.hashes(salt(len(found.tokens)))

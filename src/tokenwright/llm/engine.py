@@ -97,7 +97,9 @@ class LLMEngine:
         if disk is not None:
             prefixes.secret, prefixes.tier = disk.secret, disk
         proposer = None
-        if options.speculate == "suffix" and not loaded.traced:  # what is recorded shows one token a step
+        # What is recorded shows one token a step; and a state does not go back to where a draft was rejected.
+        may_draft = not loaded.traced and not pool.states
+        if options.speculate == "suffix" and may_draft:
             proposer = SuffixProposer(self._step_costs(loaded.decoder.weight_bytes))
         scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap, proposer)
         model, inputs = Model(loaded.decoder, self.specs, loaded.device), InputProcessor(loaded, self.context)

@@ -64,10 +64,11 @@ int64_t with_workspace(Workspace* shared, Run run) {
 // Writes the sizes of the structs that Python mirrors, so that it can refuse a library built from other sources.
 TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
   const int64_t ours[] = {
-      sizeof(Matrix),    sizeof(Norm),     sizeof(KVTensor),    sizeof(Part),       sizeof(KVLayer), sizeof(ChunkRows),
-      sizeof(Heads),     sizeof(EmbedOp),  sizeof(AttentionOp), sizeof(MLPOp),      sizeof(HeadOp),  sizeof(ParallelOp),
-      sizeof(ExpertsOp), sizeof(LatentOp), sizeof(Op),          sizeof(Model),      sizeof(Batch),   sizeof(Queries),
-      sizeof(Routing),   sizeof(LowRank),  sizeof(AdaptedRows), sizeof(WatchedRow), sizeof(Observed)};
+      sizeof(Matrix),    sizeof(Norm),        sizeof(KVTensor),   sizeof(Part),        sizeof(KVLayer),
+      sizeof(ChunkRows), sizeof(Heads),       sizeof(EmbedOp),    sizeof(AttentionOp), sizeof(MLPOp),
+      sizeof(HeadOp),    sizeof(ParallelOp),  sizeof(ExpertsOp),  sizeof(LatentOp),    sizeof(RecurrentOp),
+      sizeof(Op),        sizeof(Model),       sizeof(Batch),      sizeof(Queries),     sizeof(Routing),
+      sizeof(LowRank),   sizeof(AdaptedRows), sizeof(WatchedRow), sizeof(Observed),    sizeof(Recurrence)};
   const int64_t known = sizeof(ours) / sizeof(ours[0]);
   for (int64_t i = 0; i < count && i < known; i++) sizes[i] = ours[i];
   return known;
@@ -111,6 +112,19 @@ TW_EXPORT int64_t tw_attend(const Kernels* k, Workspace* workspace, const KVLaye
                             const ChunkRows* chunk, int64_t page_size, const Queries* queries, int64_t threads) {
   return with_workspace(
       workspace, [&](Workspace& w) { attend_rows(*k, w, *kv, *h, chunks, chunk, page_size, *queries, threads); });
+}
+
+// x = x sigmoid(gates), in place.
+TW_EXPORT void tw_weigh(const Kernels* k, int64_t n, const float* gates, float* x) {
+  k->gate_by(SIGMOID_GATE, n, gates, x);
+}
+
+TW_EXPORT int64_t tw_recur(const Kernels* k, Workspace* workspace, const KVLayer* kv, const Recurrence* r,
+                           int64_t chunks, const ChunkRows* chunk, int64_t page_size, int64_t stride, float* projected,
+                           float* mixed, int64_t threads) {
+  return with_workspace(workspace, [&](Workspace& w) {
+    recur_rows(*k, w, *kv, *r, chunks, chunk, page_size, stride, projected, mixed, threads);
+  });
 }
 
 // k and v: [rows of all chunks][G][D].
