@@ -18,17 +18,17 @@ using namespace tw;
 namespace {
 
 #if defined(__x86_64__)
-bool has_avx2() {
+[[maybe_unused]] bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
-bool has_avx512() {
+[[maybe_unused]] bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vnni");
 }
 
 // Whether AMX has int8 and bfloat16, and the system permits its use; the process requests that permission once.
-bool has_amx() {
+[[maybe_unused]] bool has_amx() {
 #if defined(TW_EMULATE_AMX)
   return has_avx512();
 #else
@@ -76,9 +76,13 @@ TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
 // The kernels of an instruction set; null if this processor or this build lacks it.
 TW_EXPORT const Kernels* tw_kernels(const char* name) {
   if (!strcmp(name, "portable")) return portable_kernels();
-#if defined(__x86_64__)
+#if defined(TW_AVX2)
   if (!strcmp(name, "avx2") && has_avx2()) return avx2_kernels();
+#endif
+#if defined(TW_AVX512)
   if (!strcmp(name, "avx512") && has_avx512()) return avx512_kernels();
+#endif
+#if defined(TW_AMX)
   if (!strcmp(name, "amx") && has_amx()) return amx_kernels();
 #endif
   return nullptr;
