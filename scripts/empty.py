@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ with LLM("stories") as llm:
     [story] = llm.generate([sys.argv[1]], temperature=0.0, max_tokens=int(sys.argv[2]), ignore_eos=True)
     print(json.dumps([story.token_ids, story.text]))
 """
+FLAGS = {"avx2": "avx2", "avx512": "avx512_vnni", "amx": "amx_bf16"}  # of /proc/cpuinfo, by instruction set
 Command = tuple[str, ...]
 Variables = dict[str, str]
 
@@ -42,7 +44,17 @@ def try_wheel(wheel: Path, processor: str, work: Path) -> None:
     if ids != golden["token_ids"][:TOKENS]:
         fail(f"{wheel.name} does not write the golden story")
     print(ran((*python, "-m", "tokenwright", "--version"), variables), end="")
-    print(ran((*python, "-m", "tokenwright", "verify"), variables), end="")
+    for isa in instruction_sets(processor):
+        told = ran((*python, "-m", "tokenwright", "verify"), variables | {"TOKENWRIGHT_ISA": isa})
+        print(told.splitlines()[-1])
+
+
+def instruction_sets(processor: str) -> list[str]:
+    """The kernels that a wheel must have: portable ones, and here those of this processor's instruction sets."""
+    if processor != platform.machine() or processor != "x86_64":
+        return ["portable"]
+    flags = re.findall(r"^flags\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)[0].split()
+    return ["portable", *(isa for isa, flag in FLAGS.items() if flag in flags)]
 
 
 def here(wheel: Path, folder: Path, *requirements: str) -> tuple[Command, Variables]:
