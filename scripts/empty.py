@@ -75,7 +75,7 @@ def emulated(wheel: Path, folder: Path) -> tuple[Command, Variables]:
     if not root.exists():
         unpack_debian("arm64", root, folder / "apt", "python3.11")
     shutil.rmtree(site, ignore_errors=True)
-    platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in (17, 26, 27, 28)]
+    platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in range(17, 37)]  # Debian 12 has 2.36
     platforms += ["--platform=manylinux2014_aarch64", "--platform=any"]
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", site)
     must(*pip, *platforms, "--python-version=3.11", "--only-binary=:all:", "-c", ROOT / "constraints.txt", wheel)
