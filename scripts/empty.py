@@ -73,7 +73,7 @@ def emulated(wheel: Path, folder: Path) -> tuple[Command, Variables]:
     qemu = shutil.which("qemu-aarch64-static") or fail("qemu-aarch64-static not found (Debian: qemu-user-static)")
     root, site = folder / "root", folder / "site"
     if not root.exists():
-        unpack_debian("arm64", root, folder / "apt", "python3.11")
+        unpack_debian("arm64", root, folder / "apt", "python3.11", "libstdc++6")  # NumPy needs the latter
     shutil.rmtree(site, ignore_errors=True)
     platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in range(17, 37)]  # Debian 12 has 2.36
     platforms += ["--platform=manylinux2014_aarch64", "--platform=any"]
@@ -83,8 +83,8 @@ def emulated(wheel: Path, folder: Path) -> tuple[Command, Variables]:
     return python, {"PATH": "/nonexistent", "HOME": str(folder), "PYTHONPATH": str(site)}
 
 
-def unpack_debian(architecture: str, root: Path, state: Path, package: str) -> None:
-    """Unpack a Debian package of another architecture, and its dependencies. The system installs nothing."""
+def unpack_debian(architecture: str, root: Path, state: Path, *packages: str) -> None:
+    """Unpack Debian packages of another architecture, and their dependencies. The system installs nothing."""
     for part in ("lists/partial", "cache/archives/partial"):
         (state / part).mkdir(parents=True, exist_ok=True)
     (state / "status").touch()
@@ -98,7 +98,7 @@ def unpack_debian(architecture: str, root: Path, state: Path, package: str) -> N
     }
     apt = ("apt-get", "-qq", *(f"-o{name}={value}" for name, value in options.items()))
     must(*apt, "update")
-    must(*apt, "install", "-y", "--no-install-recommends", "--download-only", package)
+    must(*apt, "install", "-y", "--no-install-recommends", "--download-only", *packages)
     for archive in sorted((state / "cache" / "archives").glob("*.deb")):
         must("dpkg-deb", "-x", archive, root)
 
