@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwright.checkpoints.files.pooling import Pooling
-from tokenwright.checks import check_bool, check_whole, folders, hinting
+from tokenwright.checks import check_whole, folders, hinting
 from tokenwright.config import KV_DISK_SIZE, EngineConfig
 from tokenwright.engine import SamplingParams
 from tokenwright.engine.loop import Inbox
