@@ -156,7 +156,7 @@ function Cost({ facts }: { facts: Facts }) {
               value={facts.disk_tokens}
               source="counted"
               unit="tokens"
-              meaning="tokens of the prompt whose K and V were read from the folder --kv-disk"
+              meaning="tokens whose K and V came from --kv-disk"
             />
           </dd>
         </div>
@@ -187,7 +187,7 @@ function Cost({ facts }: { facts: Facts }) {
             value={speed}
             source="measured"
             unit="tok/s"
-            meaning="tokens after the first, divided by the time from the first to the last"
+            meaning="tokens after the first, over the time from first to last"
           />
         </dd>
       </div>
