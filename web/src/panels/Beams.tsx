@@ -49,7 +49,7 @@ export default function Beams() {
 
 function result({ beams, gain, parted }: BeamCard): string {
   if (parted === null) return `The best of ${beams} beams is the text that greedy decoding writes.`;
-  return `The best of ${beams} beams is ${gain.toFixed(2)} nat more probable than greedy decoding's text, which parts from it after ${plural(parted, "token")}.`;
+  return `The best of ${beams} beams is ${gain.toFixed(2)} nat more probable than greedy decoding, which parts after ${plural(parted, "token")}.`;
 }
 
 function Dials() {

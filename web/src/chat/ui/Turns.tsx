@@ -149,14 +149,14 @@ function Cost({ facts }: { facts: Facts }) {
       </div>
       {facts.disk_tokens > 0 && (
         <div>
-          <dt>of it from the disk</dt>
+          <dt>from disk</dt>
           <dd>
             <Figure
               name="disk_tokens"
               value={facts.disk_tokens}
               source="counted"
               unit="tokens"
-              meaning="tokens whose K and V came from --kv-disk"
+              meaning="read from --kv-disk"
             />
           </dd>
         </div>
