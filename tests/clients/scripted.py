@@ -124,8 +124,8 @@ class Script:
                 if isinstance(turn, str):
                     return turn
                 name = next(tool.name for tool in wanted.tools if tool.name in turn)
-                assert self._tools is not None, "the template has tools"
-                return self._tools.form.written([(name, turn[name])])
+                assert self.chat.tools is not None, "the template has tools"
+                return self.chat.tools.form.written([(name, turn[name])])
 
         return Scripted
 

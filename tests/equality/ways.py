@@ -147,7 +147,7 @@ def from_disk(case: Case, folder: Path) -> None:
             texts.append(one.engine.submit(case.request()))
             one.run()
             disk.close()
-        whole = (PROMPT - 1) // page_size * page_size
+        whole = case.found(PROMPT - 1, page_size)
         assert [text.counts.restored for text in texts] == [0, whole]
         assert texts[1].counts.forwarded == len(texts[1].tokens) - 1 - whole
         compare(case, "read from a disk", Seen(bench.rows(texts[1]), texts[1].tokens), case.naive())

@@ -52,9 +52,10 @@ class Observer:
         ended, counts, chunks = self._clock(), self._counts, range(len(batch.output_rows))
         rows = batch.logits_rows.tolist()
         for i, one in enumerate(self._watched):
-            one.weights = np.zeros(batch.position(one.row) + 1, np.float32)
             if one.layer in scorings:
                 self._weigh(i, one, batch, scorings[one.layer].of_head(one.head))
+            else:
+                one.weights = np.zeros(batch.position(one.row) + 1, np.float32)
             if one.row in rows:
                 row = tensor(logits.rows[rows.index(one.row)])
                 one.highest = row.topk(min(CANDIDATES, len(row))).indices.tolist()

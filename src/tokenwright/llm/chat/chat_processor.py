@@ -45,11 +45,11 @@ class ChatProcessor:
         self._channels = uses_channels(source, named)
         form = CHANNELS if self._channels else None
         facts = probed(self._printed, source, form) if loaded.template is not None else None
-        self._tools = None if facts is None else ModelTools(facts, named, tuple(loaded.eos_ids))
+        self.tools = None if facts is None else ModelTools(facts, named, tuple(loaded.eos_ids))
         tags = self.think_tags
         marks = MARKS if self._channels else () if tags is None else (tags.start, tags.end)
         steering = {name: named[name] for name in marks if name in named}
-        steering |= {} if self._tools is None or self._channels else self._tools.marks
+        steering |= {} if self.tools is None or self._channels else self.tools.marks
         self._marks: Mapping[int, str] = {at: name for name, at in steering.items()}
         self._masks = TokenMasks(loaded.tokenizer, loaded.config.vocab_size, loaded.eos_ids)
 
@@ -69,7 +69,7 @@ class ChatProcessor:
     @property
     def calls(self) -> bool:
         """Whether the model's template knows of tools."""
-        return self._tools is not None and self._tools.facts.own
+        return self.tools is not None and self.tools.facts.own
 
     def rendered(self, wanted: ChatRequest, answers: Mapping[int, Sequence[int]] | None = None) -> Rendered:
         """The prompt of a conversation. answers: as `ChatTemplate.render` has them. Raises RequestError."""
@@ -77,9 +77,9 @@ class ChatProcessor:
         variables = variables_of(wanted.thinking, wanted.variables, self._switches)
         messages: Sequence[Mapping[str, Any]] = self._adapted.known(wanted.messages)
         tools = None
-        if self._tools is not None:
+        if self.tools is not None:
             given = wanted.tools if wanted.may_call else ()
-            messages, tools = self._tools.messages(messages, given), self._tools.declared(given)
+            messages, tools = self.tools.messages(messages, given), self.tools.declared(given)
         if wanted.continue_last:
             return self._continued(messages, tools, variables)
         begins, markup = wanted.generation_prompt, wanted.markup
@@ -121,13 +121,13 @@ class ChatProcessor:
 
     def grammar(self, wanted: ChatRequest, prompt: str, grammar: Grammar | None) -> Grammar | None:
         """The grammar of an answer: calls of tools, or text of `grammar` (None: any). Raises RequestError."""
-        if self._tools is None:
+        if self.tools is None:
             return grammar
         if wanted.may_call:
             answer = None if grammar is None else _answer_rule(grammar)
-            return self._tools.grammar(wanted, prompt, answer, self._channels)
+            return self.tools.grammar(wanted, prompt, answer, self._channels)
         if self._channels and wanted.messages is not None and grammar is not None:
-            return self._tools.grammar(wanted, prompt, _answer_rule(grammar), True)
+            return self.tools.grammar(wanted, prompt, _answer_rule(grammar), True)
         return grammar
 
     def tags(self, wanted: ChatRequest, prompt: str, params: SamplingParams) -> ThinkTags | None:
@@ -150,7 +150,7 @@ class ChatProcessor:
 
     def reader(self, wanted: ChatRequest, prompt: str, tags: ThinkTags | None) -> NewReader:
         """Makes the readers of an answer's texts. tags: of `tags`."""
-        tools, marks = self._tools if wanted.may_call else None, self._marks
+        tools, marks = self.tools if wanted.may_call else None, self._marks
         if self._channels and wanted.messages is not None:
             names = [tool.name for tool in callable_tools(wanted)] if wanted.may_call else []
             return lambda: ChannelReader(names, marks, wanted.reasoning)
