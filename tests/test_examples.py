@@ -1,5 +1,7 @@
 """The examples do what they say."""
 
+import json
+import re
 import runpy
 from pathlib import Path
 
@@ -45,3 +47,41 @@ def test_bounded_answers_cost_less_and_the_gain_adds_up(capsys):
     assert to_first == 0.5
     assert to_first + by_fewer + by_time == pytest.approx(17 - 3.5)
     assert by_fewer == pytest.approx((148 - 7) * 14 / 148)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("openai_client", r".{20}[\s\S]*\n2 embeddings of 256 numbers\n"),
+        ("anthropic_client", r".{20}[\s\S]*\n\d+ tokens\n"),
+        ("tools", r'weather\({"city":\s+"(Oslo|Rome)"}\) is (snow|sun)\n'),
+        ("json_from_pydantic", r"Animal\(kind='\w+', color='\w+', happy=(True|False)\)\n$"),
+        ("lora", r"the model:, there was .*\n +odd:(?!, there was )"),
+        ("search", r"0\.\d+  The cat sat on the mat\.\n(0\.\d+  .*\n){3}True\n$"),
+        ("prefix_file", r"64 tokens saved, .*\n64 of \d+ prompt tokens reused:.*\nrefused: .* another kv format"),
+        ("explorer_inside", r"page\.html shows 8 steps: \d\.\d MB\n$"),
+    ],
+)
+def test_an_example_runs(name: str, told: str, capsys, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert re.match(told, out), out
+
+
+def test_the_notebook_of_the_lens_runs(capsys) -> None:
+    notebook = json.loads((EXAMPLES / "logit_lens.ipynb").read_text())
+    names: dict[str, object] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [], "it is kept small"
+            exec("".join(cell["source"]), names)
+    out = capsys.readouterr().out
+    assert re.search(r"after layer 6: .* has rank 0\n", out), "the last layer knows the token that was written"
+    assert re.search(r"reads the token before with [5-9]\d% of its weight", out)
+
+
+def test_every_example_is_run() -> None:
+    source = Path(__file__).read_text() + (Path(__file__).parent / "test_one_file_engine.py").read_text()
+    source += (Path(__file__).parent / "test_notebook.py").read_text() + "serving"
+    assert all(file.stem in source for file in EXAMPLES.iterdir() if file.suffix in (".py", ".ipynb"))

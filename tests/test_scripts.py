@@ -105,13 +105,13 @@ def test_kernels_that_change_while_they_are_compiled_are_compiled_again(
     kernel = tmp_path / "src/native/k.cpp"
     monkeypatch.setattr(install, "STAMP", tmp_path / "stamp")
 
-    def pip_install(*what: object) -> None:
+    def pip_install_for_tests() -> None:
         kernel.write_text("another kernel")
         os.utime(kernel, (1, 1))  # long before the object file
         if fails:
             sys.exit("a kernel does not compile")
 
-    monkeypatch.setattr(install, "pip_install", pip_install)
+    monkeypatch.setattr(install, "pip_install_for_tests", pip_install_for_tests)
     with pytest.raises(SystemExit, match="does not compile" if fails else "changed during the installation"):
         install.install_for_tests()
     assert kernel.stat().st_mtime > 1

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tokenwright.errors import (
+        CacheFileError,
         CapacityError,
         CheckpointError,
         ContextError,
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "CacheFileError",
     "CapacityError",
     "CheckpointError",
     "Completion",

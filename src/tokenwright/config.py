@@ -7,7 +7,7 @@ graph (`models/graph.py`), which a family builds from the same `config.json`. Ne
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from tokenwright.checks import MAX_BYTES, MAX_TOKENS, check_whole, shown
+from tokenwright.checks import MAX_BYTES, MAX_TOKENS, check_folder, check_whole, shown
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType, KVFormat
 
@@ -173,10 +173,28 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrentState:
+    """The state that a recurrent layer keeps of a text, however long: `numbers` in fp32, rewritten at each token."""
+
+    numbers: int
+    kv_heads: int = 0
+    key_size: int = 0
+    value_size: int = 0
+
+    def bytes_per_token(self, k: RowFormat, v: RowFormat) -> int:  # noqa: ARG002
+        """None: a state does not grow."""
+        return 0
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.numbers
+
+
+@dataclass(frozen=True, slots=True)
 class LayerKV:
     """The cache of one layer per token, and its attention window in tokens, the token itself included (None: full)."""
 
-    layout: Heads | Latent
+    layout: Heads | Latent | RecurrentState
     window: int | None = None
 
 
@@ -263,6 +281,7 @@ class ModelConfig:
     mixture: Mixture | None = None
     latent: LatentHeads | None = None
     next_layers: int = 0  # layers after the last that predict further tokens (MTP), which files have and we skip
+    out_gate: bool = False  # whether a sigmoid of the row weights what each head has read
     sink_logits: bool = False  # whether each head of q has a learned logit beside those of the keys
     tied_head: bool = False
     dtype: DType = "float32"  # as stored in the checkpoint
@@ -279,6 +298,7 @@ class ModelConfig:
 
 
 SPECULATIONS = ("suffix", "off")
+KV_DISK_SIZE = 20 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +314,8 @@ class EngineConfig:
     window: int | None = None  # attention window in tokens for every layer, besides the model's own windows
     sinks: int = 0  # first tokens that every token attends to, in addition to the attention window
     swap_memory: int = 0  # bytes of RAM to swap out K and V of preempted sequences; 0: they are recomputed
+    kv_disk: str | None = None  # folder for pages of the prefix cache, which outlive the process; None: they do not
+    kv_disk_size: int = KV_DISK_SIZE  # bytes of that folder
     speculate: str = "suffix"  # where draft tokens come from: one of SPECULATIONS
 
     def __post_init__(self) -> None:
@@ -304,6 +326,9 @@ class EngineConfig:
             raise RequestError(f"speculate must be {known}, not {shown(self.speculate)}", "speculate")
         check_whole("sinks", self.sinks)
         check_whole("swap_memory", self.swap_memory, most=MAX_BYTES)
+        check_whole("kv_disk_size", self.kv_disk_size, 1, MAX_BYTES)
+        if self.kv_disk is not None:
+            check_folder("kv_disk", self.kv_disk)
         for name, most in (("window", MAX_TOKENS), ("pages", MAX_BYTES), ("kv_memory", MAX_BYTES)):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1, most)

@@ -1,13 +1,14 @@
 """SamplingParams: sampling, bans, output format and stopping of a request, checked on construction."""
 
 import json
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from io import StringIO
 from itertools import islice
 from typing import Any, Literal
 
-from tokenwright.checks import MAX_TOKENS, check_bool, check_whole, escaped_byte, shown
+from tokenwright.checks import MAX_TOKENS, check_bool, check_whole, escaped_byte, hinting_fields, shown
 from tokenwright.errors import RequestError
 
 MOST_CHOICES = 256  # texts of one request, and beams
@@ -20,6 +21,12 @@ MOST_GRAMMAR = 500_000  # characters
 def _real(name: str, value: object, least: float, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise RequestError(f"{name} must be a number from {least:g} to {most:g}, not {shown(value)}", name)
+
+
+def is_pydantic(value: object) -> bool:
+    """Whether it is a model of Pydantic, which is not imported for that: a caller with such a model has done it."""
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and isinstance(value, type) and issubclass(value, pydantic.BaseModel)
 
 
 def check_unicode(name: str, text: str) -> None:
@@ -95,8 +102,10 @@ class Grammar:
             raise RequestError(f"the {self.kind} has {len(self.text):,} characters; {MOST_GRAMMAR:,} are allowed")
 
     @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | str | bool) -> "Grammar":
-        """JSON that matches a schema, given as an object or as JSON text. Raises RequestError."""
+    def json_schema(cls, schema: Any) -> "Grammar":
+        """JSON that matches a schema, given as an object, as JSON text, or as a Pydantic model. Raises RequestError."""
+        if is_pydantic(schema):
+            schema = schema.model_json_schema()
         if isinstance(schema, str):
             return cls("json_schema", schema)
         written = StringIO()
@@ -125,6 +134,7 @@ class Grammar:
         return cls("choice", json.dumps(list(_texts("choice", texts)), ensure_ascii=False))
 
 
+@hinting_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling, bans, output format, stopping. The fields are in the order in which they act on a row of logits.

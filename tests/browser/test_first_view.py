@@ -5,6 +5,7 @@ import pytest
 from tests.browser.conftest import GROUPS, RENDERERS
 from tests.browser.test_labels import check_words
 
+TELLING = ("Next token", "Block", "Heads", "Sampler", "Beams", "Pages", "Calculator")  # a result without a click
 RUN = "#p=Once%20upon%20a%20time%2C%20there%20was%20a%20little%20fox%20who&seed=1&step=10&renderer=2d"
 SIZES = [(1280, 720), (1366, 625), (1440, 900), (1920, 1080), (390, 844), (640, 400)]  # the last: 1280 x 800 at 200 %
 MOST_WORDS, MOST_CONTROLS = 120, 20
@@ -56,15 +57,21 @@ def test_the_switch_is_among_the_first_three_tab_stops_and_a_link_leads_to_play(
     assert "seed=1" in explored.tab.evaluate("location.hash"), "the link is no address"
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_the_parts_of_the_first_view_have_their_sizes(explored, size):
-    first_view(explored, size)
+def test_the_parts_of_the_first_view_have_their_sizes(explored):
+    first_view(explored)
+    for size in SIZES:
+        explored.tab.set_viewport_size({"width": size[0], "height": size[1]})
+        explored.settle()
+        check_parts(explored, size)
+
+
+def check_parts(explored, size):
     box = lambda name: explored.tab.locator(name).bounding_box()  # noqa: E731
     stage, switch, view = box(".stage"), box(".cache-switch"), box(".view")
     least = {1280: 370, 1366: 340, 1440: 520, 1920: 600}.get(size[0], 320)
-    assert stage["width"] == size[0] and stage["height"] >= least
-    assert view["height"] >= (180 if size[0] >= 700 else 320)
-    assert switch["height"] >= 48 and switch["width"] >= 280
+    assert stage["width"] == size[0] and stage["height"] >= least, size
+    assert view["height"] >= (180 if size[0] >= 700 else 320), size
+    assert switch["height"] >= 48 and switch["width"] >= 280, size
     assert abs(switch["x"] + switch["width"] / 2 - size[0] / 2) <= 1, "in the middle"
     assert switch["y"] >= view["y"] + view["height"], "under the picture"
     assert explored.tab.evaluate("document.documentElement.scrollWidth") == size[0]
@@ -77,7 +84,7 @@ def test_the_parts_of_the_first_view_have_their_sizes(explored, size):
     assert play["y"] + play["height"] <= size[1], "play is in view"
     for name in (".story", ".work", ".stage-foot", ".transport", ".top"):
         seen, whole = explored.tab.locator(name).evaluate("e => [e.clientWidth, e.scrollWidth]")
-        assert whole <= seen, f"{name} is cut"
+        assert whole <= seen, f"{name} is cut at {size}"
 
 
 def test_the_drawer_has_one_width_and_covers_nothing(explored):
@@ -88,6 +95,12 @@ def test_the_drawer_has_one_width_and_covers_nothing(explored):
         drawer, stage = explored.tab.locator(".rail").bounding_box(), explored.tab.locator(".stage").bounding_box()
         assert drawer["width"] == 400 and stage["x"] + stage["width"] <= drawer["x"], name
         assert explored.tab.locator(".rail").evaluate("e => e.scrollWidth <= e.clientWidth"), name
+        if name in TELLING:
+            told = explored.tab.locator(".panel-result").filter(visible=True)
+            told.wait_for()
+            above = ".panel-lead, .pairs, .panel-figures, canvas, .bars, .atlas"
+            tops = f"e => [...e.closest('.rail').querySelectorAll('{above}')].filter((one) => one.checkVisibility())"
+            assert told.evaluate(f"e => ({tops})(e).every((one) => one.getBoundingClientRect().y > e.offsetTop)"), name
     explored.drawer(None)
     assert explored.tab.locator(".stage").bounding_box()["width"] == 1440
 
@@ -112,35 +125,45 @@ def test_a_ready_prompt_starts_on_a_click(explored):
     assert explored.tab.locator("[data-part=prompt]").inner_text().endswith("The capital of France is")
 
 
-WALLS = {(1440, 900): (950, 210), (1280, 720): (850, 150), (1920, 1080): (1200, 250), (390, 844): (260, 120)}
+WALLS = {
+    (1440, 900): (950, 210),
+    (1280, 720): (850, 150),
+    (1366, 625): (560, 90),
+    (1920, 1080): (1200, 250),
+    (640, 400): (260, 60),
+    (390, 844): (260, 120),
+}
 
 
 @pytest.mark.parametrize("kind", RENDERERS)
-@pytest.mark.parametrize("size", WALLS)
-def test_the_wall_is_whole_and_large_and_no_new_word_is_dropped(explored, size, kind):
-    """At the length of the first view, and at one where older tokens stand closer together."""
-    explored.tab.set_viewport_size({"width": size[0], "height": size[1]})
+def test_the_wall_is_whole_and_large_and_no_new_word_is_dropped(explored, kind):
+    """At the length of the first view, and at one where older tokens stand closer together; at every size."""
     for step in (10, 60):
-        explored.open(f"#p=&renderer={kind}")
+        explored.tab.goto("about:blank")
         explored.open(RUN.replace("renderer=2d", f"renderer={kind}&n=90").replace("step=10", f"step={step}"))
-        explored.tab.reload()
         explored.until(
-            f"window.__explorer?.state.step >= {step} && document.documentElement.dataset.renderer === '{kind}'"
+            f"window.__explorer.state.step >= {step} && document.documentElement.dataset.renderer === '{kind}'"
         )
-        explored.settle()
-        wall, view = explored.tab.evaluate("__explorer.wall"), explored.tab.locator(".view").bounding_box()
-        wide, high = wall["right"] - wall["left"], wall["bottom"] - wall["top"]
-        assert wide >= WALLS[size][0] and high >= WALLS[size][1], f"{wide:.0f} x {high:.0f} at step {step}"
-        assert wall["left"] >= 0 and wall["top"] >= 0, "whole"
-        assert wall["right"] <= view["width"] and wall["bottom"] <= view["height"], "whole"
-        words = {text for text, _ in check_words(explored, f"{size}, {kind}, step {step}")}
-        tokens = len(explored.state["ids"])
-        named = 24 if size[0] > 700 else {"2d": 12, "3d": 9}[kind]
-        newest = range(max(0, tokens - named), tokens)
-        for position in newest:
-            shown = explored.tab.locator(f".token[data-position='{position}']").inner_text().strip()
-            if shown.isalpha():
-                assert any(word in (shown, shown[: len(word) - 1] + "…") for word in words), f"{shown} is not named"
+        for size in WALLS:
+            explored.tab.set_viewport_size({"width": size[0], "height": size[1]})
+            explored.settle()
+            check_wall(explored, size, kind, f"{size}, {kind}, step {step}")
+
+
+def check_wall(explored, size, kind, what):
+    wall, view = explored.tab.evaluate("__explorer.wall"), explored.tab.locator(".view").bounding_box()
+    wide, high = wall["right"] - wall["left"], wall["bottom"] - wall["top"]
+    print(f"{what}: {wide:.0f} x {high:.0f}")
+    assert wide >= WALLS[size][0] and high >= WALLS[size][1], f"{what}: {wide:.0f} x {high:.0f}"
+    assert wall["left"] >= 0 and wall["top"] >= 0, f"{what}: whole"
+    assert wall["right"] <= view["width"] and wall["bottom"] <= view["height"], f"{what}: whole"
+    words = {text for text, _ in check_words(explored, what)}
+    tokens = len(explored.state["ids"])
+    named = 24 if size[0] > 700 else {"2d": 12, "3d": 9}[kind]
+    for position in range(max(0, tokens - named), tokens):
+        shown = explored.tab.locator(f".token[data-position='{position}']").inner_text().strip()
+        if shown.isalpha():
+            assert any(word in (shown, shown[: len(word) - 1] + "…") for word in words), f"{what}: {shown} is not named"
 
 
 def test_the_first_seconds_play_themselves_and_end_in_an_invitation(explored):

@@ -94,7 +94,7 @@ def test_a_link_opens_in_the_middle_and_the_address_keeps_up(visited):
     assert "The capital" in visited.tab.locator(".flow").inner_text()
 
 
-def test_race_beams_and_lesson_are_recorded_and_nothing_else_is_offered(visited, folder):
+def test_race_beams_batch_and_lesson_are_recorded_and_nothing_else_is_offered(visited, folder):
     asked = []
     visited.tab.on("request", lambda request: asked.append((request.method, request.url)))
     visited.open("#run=story&step=3")
@@ -111,6 +111,17 @@ def test_race_beams_and_lesson_are_recorded_and_nothing_else_is_offered(visited,
     best = json.loads((folder / "beams.json").read_text())["best_sum"]
     visited.until("document.querySelector('[data-stat=beams_best_sum]') !== null")
     assert float(visited.stats()["beams_best_sum"][0]) == best
+    visited.drawer("Pages")
+    looks = json.loads((folder / "batch.json").read_text())["looks"]
+    taken = next(n for n, look in enumerate(looks) if any(one["preemptions"] for one in look["sequences"]))
+    steps = visited.tab.get_by_role("slider", name="step of the batch")
+    for step in (0, taken, len(looks) - 1):
+        steps.fill(str(step))
+        [group] = looks[step]["groups"]
+        for name in ("used", "shared", "cached", "free", "saved_bytes"):
+            assert visited.stats()[f"pool_{name}"][0] == str(group[name]), (step, name)
+        told = visited.tab.locator(".panel .panel-result").inner_text()
+        assert ("taken for older texts" in told) == (step == taken)
     visited.drawer("Learn")
     assert "runs once for each token" in visited.tab.locator("#learn-title").inner_text()
     names = visited.tab.locator(".panel-buttons button").all_inner_texts()

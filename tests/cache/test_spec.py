@@ -86,6 +86,8 @@ class TestSpecs:
     def test_by_default_a_model_is_kept_as_it_is(self, kind: str) -> None:
         config = config_of(kind)
         for spec, window in zip(specs_of(kind), config.windows, strict=True):
+            if spec.state_bytes:
+                continue
             layout, numbers = Heads(config.kv_heads, config.head_size), 2 * config.kv_heads * config.head_size
             if latent := config.latent:
                 layout, numbers = Latent(latent.rank, latent.rope), latent.rank + latent.rope

@@ -230,11 +230,11 @@ def test_what_an_unknown_architecture_needs_is_named() -> None:
     def said(**keys: Any) -> str:
         return refusal("llama2", architectures=["OtherForCausalLM"], **keys)
 
-    told = said(n_routed_experts=8, kv_lora_rank=512, index_topk=2048, state_size=16)
-    needs = "attention to the 2,048 tokens that an indexer chooses, state-space layers"
+    told = said(n_routed_experts=8, kv_lora_rank=512, index_topk=2048, linear_attn_config={"a": 1})
+    needs = "attention to the 2,048 tokens that an indexer chooses, linear attention with a decay for each channel"
     assert f"it needs {needs}, which Tokenwright lacks" in told
     assert "sliding chunked attention" in said(layer_types=["chunked_attention", "full_attention"])
-    assert "state-space layers" in said(mamba_d_state=16, ssm_state_size=16)
+    assert "recurrent layers" in said(lru_width=16, attention_hidden_size=16)
     assert "Tokenwright has no family that maps its keys and tensors" in said(n_routed_experts=0)
     assert "chunked" not in said(attention_chunk_size=128, sliding_window=128)
     inner = {"text_config": {"attention_chunk_size": 64}}

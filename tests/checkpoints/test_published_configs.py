@@ -283,9 +283,6 @@ NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what 
          "attn_temperature_tuning": 4, "interleave_moe_layer_step": 1, "num_local_experts": 16}},
         "chunked attention, 8,192 tokens at a time, queries scaled by their position, experts whose input is scaled",
     ),
-    "Qwen/Qwen3-Next-80B-A3B-Instruct": (
-        {"architectures": ["Qwen3NextForCausalLM"], "linear_num_key_heads": 16, "num_experts": 512}, "linear attention",
-    ),
     "google/gemma-3n-E2B-it": (
         {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": {"altup_num_inputs": 4,
          "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 10}},
@@ -298,7 +295,7 @@ NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what 
     ),
     "moonshotai/Kimi-K3": (
         {"architectures": ["KimiK3ForConditionalGeneration"], "text_config": {"linear_attn_config": {"head_dim": 128}}},
-        "linear attention, gates of latent attention, attention over residual streams",
+        "linear attention with a decay for each channel, gates of latent attention, attention over residual streams",
     ),
     "MiniMaxAI/MiniMax-M3": (
         {"architectures": ["MiniMaxM3SparseForConditionalGeneration"],
@@ -322,9 +319,8 @@ NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what 
     "THUDM/chatglm3-6b": ({"architectures": ["ChatGLMModel"]}, "the tensor names of ChatGLM"),
     "openbmb/MiniCPM3-4B": ({"architectures": ["MiniCPM3ForCausalLM"]}, "latent attention beside scaled embeddings"),
     "tiiuae/Falcon-H1-0.5B-Instruct": (
-        {"architectures": ["FalconH1ForCausalLM"], "mamba_d_state": 128}, "state-space layers",
+        {"architectures": ["FalconH1ForCausalLM"], "mamba_d_state": 128}, "a state-space layer beside attention",
     ),
-    "LiquidAI/LFM2-1.2B": ({"architectures": ["Lfm2ForCausalLM"], "conv_L_cache": 3}, "short convolutions"),
     "google/recurrentgemma-2b": (
         {"architectures": ["RecurrentGemmaForCausalLM"], "lru_width": 2560}, "recurrent layers",
     ),

@@ -194,4 +194,4 @@ def test_words_that_are_no_options_are_told_plainly(run: Run, words: tuple[str, 
 
 
 def test_a_command_that_is_like_another(run: Run) -> None:
-    assert "no such command 'genrate'; did you mean 'generate'? tokenwright --help" in run("genrate", "x").stderr
+    assert "no such command 'genrate'; did you mean generate? tokenwright --help" in run("genrate", "x").stderr

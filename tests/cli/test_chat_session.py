@@ -195,7 +195,7 @@ def test_the_conversation_is_saved_on_exit(chat: Run, refused: Refused, tmp_path
 
 
 def test_what_a_failure_leaves_is_saved(chat: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, stream = tmp_path / "talk.json", LLM.stream
+    file, stream = tmp_path / "talk.json", LLM.chat_stream
 
     def breaking(llm: LLM, *given: Any, **options: Any) -> Any:
         if file.exists() or breaking_now:
@@ -204,7 +204,7 @@ def test_what_a_failure_leaves_is_saved(chat: Run, tmp_path: Path, monkeypatch: 
         return stream(llm, *given, **options)
 
     breaking_now: list[bool] = []
-    monkeypatch.setattr(LLM, "stream", breaking)
+    monkeypatch.setattr(LLM, "chat_stream", breaking)
     result = chat("Hi", "Ho", options=("--save", file))
     assert result.exit_code == 1, result.stderr
     assert "ZeroDivisionError" in result.stderr

@@ -323,6 +323,19 @@ def test_threads_and_memory_are_options(generate: Run) -> None:
     assert "--kv-memory" in small and "kv_memory" not in small
 
 
+def test_the_cache_on_a_disk_is_an_option(generate: Run, tmp_path: Path) -> None:
+    def go(*more: object) -> Any:
+        return generate("-n", 2, "--kv-disk", tmp_path / "kv", *more, prompt=PROMPT * 12)
+
+    first, again = (facts_of(go("--kv-disk-size", "1MB", "--json")) for _ in range(2))
+    assert (first["disk_tokens"], first["reused_tokens"]) == (0, 0)
+    assert again["prompt_tokens"] - 16 <= again["disk_tokens"] == again["reused_tokens"] > 0
+    found = again["disk_tokens"]
+    assert f"{found} tokens reused ({found} from the disk)" in go().stderr
+    assert "--kv-disk-size limits the folder --kv-disk" in generate("--kv-disk-size", "1MB").stderr
+    assert "--kv-disk-size is 1,024 bytes" in go("--kv-disk-size", "1KiB").stderr
+
+
 def test_the_memory_is_not_named_where_there_is_no_option(run: Run, model: Path) -> None:
     result = run("race", "x", "--model", model, "-n", 1, "--page-size", 2**31)
     assert result.exit_code == 2
@@ -344,7 +357,7 @@ def test_json_tells_the_text_of_tokens(run: Run) -> None:
         (("--regex", "[a-z]{3}"), True),
         (("--regex", "[a-z]{40}", "--stop-id", 3, "--max-seconds", 0), False),
         (("--regex", "x[a-z]{40}", "--stop", "x"), False),
-        (("--regex", "[a-z]{40}", "-n", 5, "--choices", 2), False),
+        (("--regex", "[a-z]{40}", "-n", 5, "--texts", 2), False),
         (("--regex", "[a-z]{40}", "-n", 5, "--beams", 2), False),
         (("--choice", "yes", "--beams", 2), True),
     ],

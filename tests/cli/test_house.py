@@ -66,7 +66,7 @@ def test_every_command_takes_a_model_alike() -> None:
     ("typed", "offered"),
     [
         ("tokenwright ge", ["generate"]),
-        ("tokenwright generate --kv", ["--kv", "--kv-memory"]),
+        ("tokenwright generate --kv", ["--kv", "--kv-memory", "--kv-disk", "--kv-disk-size"]),
         ("tokenwright generate -m stor", ["stories"]),
         ("tokenwright plan Qwen/Qwen3-0", ["Qwen/Qwen3-0.6B"]),
         ("tokenwright inspect beside/m", ["beside/model"]),

@@ -315,8 +315,8 @@ def test_numbers(function: Callable[[Any], str], value: float, text: str) -> Non
 
 def test_an_unknown_family_lists_those_that_run(run: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
-    told = run("plan", tmp_path).stderr
-    assert "unknown architecture MambaForCausalLM; it needs state-space layers, which Tokenwright lacks" in told
+    told, lacks = run("plan", tmp_path).stderr, "selective state-space layers (Mamba-1), which Tokenwright lacks"
+    assert f"unknown architecture MambaForCausalLM; it needs {lacks}" in told
     assert ". Tokenwright runs GPT2LMHeadModel, " in told
 
 

@@ -50,7 +50,7 @@ GIVEN: dict[str, tuple[tuple[object, ...], object]] = {
     "regex": (("--regex", "[0-9]+"), Grammar.regex("[0-9]+")),
     "lark": (("--lark", 'start: "a"'), Grammar.lark('start: "a"')),
     "choice": (("--choice", "yes", "--choice", "no"), Grammar.choice(["yes", "no"])),
-    "n": (("--choices", 2), 2),
+    "n": (("--texts", 2), 2),
     "best_of": (("--best-of", 3), 3),
     "beams": (("--beams", 4), 4),
     "length_penalty": (("--beams", 2, "--length-penalty", 0.5), 0.5),
@@ -95,12 +95,12 @@ def test_each_option_reaches_its_field(name, generate, monkeypatch):
         (("--beams", 2, "--early-stopping", "soon"), "--early-stopping must be true, false or never"),
         (("--json-schema", "@nowhere.json"), "'nowhere.json' cannot be read: No such file"),
         (("--tree",), "--tree draws a beam search"),
-        (("--beams", 2, "--cache-file", "x"), "leave --choices, --best-of and --beams out"),
+        (("--beams", 2, "--cache-file", "x"), "leave --texts, --best-of and --beams out"),
         (("--beams", 2, "--top-k", 3), "beam search draws nothing; leave --top-k out"),
         (("--beams", 4, "--temperature", 1), "beam search draws nothing; leave --temperature out"),
         (("--beams", 2, "--seed", 3), "beam search draws nothing; leave --seed out"),
-        (("--choices", 2, "--temperature", 0), "--choices and --best-of above 1 need a --temperature above 0"),
-        (("--best-of", 2, "--choices", 3), "--best-of is 2, less than --choices, which is 3"),
+        (("--texts", 2, "--temperature", 0), "--texts and --best-of above 1 need a --temperature above 0"),
+        (("--best-of", 2, "--texts", 3), "--best-of is 2, less than --texts, which is 3"),
         (("--ban-id", 10**6), "the model's ids are 0 to"),
     ],
 )
@@ -112,8 +112,8 @@ def test_what_cannot_be_is_refused_with_its_cure(arguments, message, generate):
 
 
 def test_several_texts_are_numbered_and_the_json_has_all(generate):
-    result = generate("--choices", 3, "--seed", 1, "--ignore-eos", "--min-tokens", 12, "--logprobs", 0)
-    told = json.loads(generate("--choices", 3, "--seed", 1, "--json", "--ignore-eos", "--logprobs", 1).stdout)
+    result = generate("--texts", 3, "--seed", 1, "--ignore-eos", "--min-tokens", 12, "--logprobs", 0)
+    told = json.loads(generate("--texts", 3, "--seed", 1, "--json", "--ignore-eos", "--logprobs", 1).stdout)
     texts = [one["text"] for one in told["choices"]]
     assert len(set(texts)) == 3
     assert told["text"] == texts[0]
@@ -133,11 +133,11 @@ def test_a_schema_is_read_from_a_file(generate, tmp_path):
 
 
 def test_the_tree_shows_what_was_searched(generate):
-    result = generate("--beams", 3, "--choices", 2, "--tree")
+    result = generate("--beams", 3, "--texts", 2, "--tree")
     lines = [line for line in result.stderr.splitlines() if "─" in line]
     assert sum("#1" in line for line in lines) == 1
     assert sum("#2" in line for line in lines) == 1
-    told = json.loads(generate("--beams", 3, "--choices", 2, "--json").stdout)
+    told = json.loads(generate("--beams", 3, "--texts", 2, "--json").stdout)
     assert [one["score"] for one in told["choices"]] == sorted((one["score"] for one in told["choices"]), reverse=True)
     for token in told["tree"]:
         parent = None if token["parent"] is None else told["tree"][token["parent"]]

@@ -112,7 +112,8 @@ class Script:
                 prepared = super().prepare(wanted)
                 checker = prepared.request.stop_checker
                 if wanted.messages is not None and isinstance(checker, TextStopChecker):
-                    opened = self._think_tags is not None and prepared.text.rstrip().endswith(self._think_tags.start)
+                    tags = self.chat.think_tags
+                    opened = tags is not None and prepared.text.rstrip().endswith(tags.start)
                     text = THOUGHT if opened else ""
                     text += self._text(script.of(wanted, len(prepared.request.prompt)), wanted)
                     ids = [*self._llm.tokenizer.encode(text, add_special=False), min(self._llm.loaded.eos_ids)]
@@ -123,8 +124,8 @@ class Script:
                 if isinstance(turn, str):
                     return turn
                 name = next(tool.name for tool in wanted.tools if tool.name in turn)
-                assert self._tools is not None, "the template has tools"
-                return self._tools.form.written([(name, turn[name])])
+                assert self.chat.tools is not None, "the template has tools"
+                return self.chat.tools.form.written([(name, turn[name])])
 
         return Scripted
 

@@ -98,7 +98,7 @@ class ScriptedReplica:
         if ended:
             events.append(Finished(5, FinishReason.LENGTH))
             del self.orders[number]
-        return TextNews(number, events, ended, 0.5, 2, 0)
+        return TextNews(number, events, ended, 0.5, 2, 0, 0)
 
 
 class Client:
@@ -348,7 +348,7 @@ def test_one_text_that_fails_ends_the_others_of_its_request():
     del replica.orders[number]
     setting.dispatcher.report(
         replica.member,
-        Report([], [TextNews(number, [packed_event(Failed(5, RequestError("bad")))], True, 0, 0, 0)], 0, 0),
+        Report([], [TextNews(number, [packed_event(Failed(5, RequestError("bad")))], True, 0, 0, 0, 0)], 0, 0),
     )
     assert client.ended and str(client.error) == "bad"
     assert not replica.orders

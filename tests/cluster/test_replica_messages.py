@@ -176,7 +176,7 @@ def test_messages_come_back_as_they_were(messages):
 
 @given(EVENTS)
 def test_events_come_back_as_they_were(event):
-    messages = [Report([], [TextNews(1, [event], False, None, 0, 0)], 0, 0)]
+    messages = [Report([], [TextNews(1, [event], False, None, 0, 0, 0)], 0, 0)]
     assert exact(read(framed(messages))) == exact(messages)
 
 
@@ -190,7 +190,7 @@ def test_params_come_back_as_they_were(params):
 )
 def test_log_probabilities_come_back_to_the_bit(number):
     events = [Token(1, 2, number, number, (TopLogprob(3, number, number),)), PromptLogprobsAdded(1, 1, (number,))]
-    messages = [Report([], [TextNews(1, events, False, None, 0, 0)], 0, 0)]
+    messages = [Report([], [TextNews(1, events, False, None, 0, 0, 0)], 0, 0)]
     assert exact(read(framed(messages))) == exact(messages)
 
 
@@ -253,7 +253,7 @@ def test_our_errors_come_back_as_they_were(error):
 
 
 def failed(error):
-    return Report([], [TextNews(1, [packed_event(Failed(3, error))], True, None, 0, 0)], 0, 0)
+    return Report([], [TextNews(1, [packed_event(Failed(3, error))], True, None, 0, 0, 0)], 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_events_of_several_sequences_are_not_sent(event):
 
 def test_a_token_is_small():
     token = Token(123456, 123456, -1.2345678901234567, -1.2345678901234567, (), " there")
-    [empty, full] = [Report([], [TextNews(3, events, False, None, 0, 0)], 4, 0) for events in ([], [token])]
+    [empty, full] = [Report([], [TextNews(3, events, False, None, 0, 0, 0)], 4, 0) for events in ([], [token])]
     assert len(framed([full])) - len(framed([empty])) < 150
 
 

@@ -24,6 +24,7 @@ from tokenwright.engine import (
 from tokenwright.engine.groups import group_for
 from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.engine.scripted import ScriptedModel
+from tokenwright.engine.window import StateWindow
 
 
 class Planted(Exception):
@@ -121,9 +122,10 @@ class Watched(ScriptedModel):
 
     def _spoil(self, chunk):
         for position in range(chunk.start, chunk.stop):
-            for slots, table in zip(self.slots, chunk.tables, strict=True):
+            for group, slots, table in zip(self.groups, self.slots, chunk.tables, strict=True):
                 if position // self.page_size in table:
-                    slots[self._slot(table, position)] = RUBBISH
+                    state = isinstance(group.window, StateWindow)
+                    slots[self._slot(table, position - position % self.page_size if state else position)] = RUBBISH
 
     def _compare(self, chunk):
         text = self.texts.setdefault(chunk.sequence.id, list(chunk.request.prompt))
@@ -132,10 +134,55 @@ class Watched(ScriptedModel):
             assert chunk.stop == len(text), "drafts stand behind the text"
         assert list(chunk.tokens) == text[chunk.start : chunk.stop], "a chunk of another text"
         for group, slots, table in zip(self.groups, self.slots, chunk.tables, strict=True):
+            if isinstance(group.window, StateWindow):
+                state = slots[table[(chunk.stop - 1) // self.page_size] * self.page_size]
+                assert state == tuple(text[: chunk.stop]), "a state of another text"
+                continue
             for position in range(chunk.stop):
                 if is_read_from(group.window, position, chunk.start):
                     there = slots[self._slot(table, position)]
                     assert there == text[position], f"{there} stands where {text[position]} was computed"
+
+
+class ScriptedTier:
+    """A page tier in a dictionary. It reads a few pages at a time, loses some, and takes only some, drawn by the seed.
+
+    looked: how often it was asked whether to read, or to read a page. lossless: it keeps and reads all pages.
+    """
+
+    def __init__(self, seed, *, lossless=False):
+        self.draw = Random(seed)
+        self.lossless = lossless
+        self.pages = {}
+        self.looked = 0
+        self.touched = []
+
+    def held(self, group, hashes):
+        return [(group, one) in self.pages for one in hashes]
+
+    def wanted(self, group, hashes):
+        lacking = [index for index, one in enumerate(hashes) if (group, one) not in self.pages]
+        return [index for index in lacking if self.lossless or self.draw.random() < 0.9]
+
+    def write(self, group, hashes, contents):
+        self.pages.update(((group, one), list(content)) for one, content in zip(hashes, contents, strict=True))
+
+    def worth_reading(self, tokens, nbytes):
+        assert tokens > 0 and nbytes > 0, "it is asked about what there is to read"
+        self.looked += 1
+        return self.lossless or self.draw.random() < 0.9
+
+    def read(self, group, hashes):
+        for index, one in enumerate(hashes[: self.draw.randint(1, len(hashes))]):
+            self.looked += 1
+            content = self.pages.get((group, one))
+            if not self.lossless and self.draw.random() < 0.1:
+                self.pages.pop((group, one), None)
+            elif content is not None:
+                yield [index], [content]
+
+    def used(self, group, hashes):
+        self.touched.append((group, list(hashes)))
 
 
 class Guesses:
@@ -175,12 +222,13 @@ def build(
     script=mixed,
     model=Watched,
     proposer=None,
+    tier=None,
 ):
     """An engine over a watched model, and the model. A number of pages stands for a group without a window."""
     groups = [Group(group, page_bytes=1) if isinstance(group, int) else group for group in groups]
     memory = model(script, groups, page_size)
     pool = PagePool(groups, page_size, memory)
-    prefixes, space = PrefixIndex(pool, seed), SwapSpace(pool, swap)
+    prefixes, space = PrefixIndex(pool, seed, tier=tier), SwapSpace(pool, swap)
     scheduler = Scheduler(pool, token_budget, max_sequences, prefixes, space, proposer)
     return Engine(memory, memory, scheduler, context), memory
 

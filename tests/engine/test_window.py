@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tests.engine.hand import is_read, is_read_from
 from tokenwright.engine import AttentionWindow
+from tokenwright.engine.window import StateWindow
 
 LONGEST = 40
 attention_windows = st.builds(
@@ -93,3 +94,27 @@ def test_longer_texts_and_longer_chunks_never_take_less(window, tokens, chunk, s
 
 def test_the_picture_in_the_docstring():
     assert AttentionWindow(size=4, sinks=2).spans(9, 10) == [range(2), range(6, 10)]
+
+
+def holds_a_multiple(every, page, size):
+    """Whether the end of some page is the first at or behind a multiple of `every`."""
+    return any(page * size < count <= (page + 1) * size for count in range(every, (page + 1) * size + 1, every))
+
+
+@given(st.integers(1, 20), places, places, st.integers(1, 9))
+@example(8, 3, 14, 4)
+def test_a_chunk_reads_one_state_and_writes_those_that_are_kept_and_the_last(every, row, end, size):
+    assume(row <= end)
+    window = StateWindow(every=every)
+    wanted = {(row - 1) // size} if row else set()
+    if row < end:
+        full = range(row // size, end // size)
+        wanted |= {(end - 1) // size, *(page for page in full if holds_a_multiple(every, page, size))}
+    assert [page for span in window.pages(row, end, size) for page in span] == sorted(wanted)
+    assert len(wanted) <= window.max_pages(end, end - row, size)
+    assert all(window.cached(page, size) is holds_a_multiple(every, page, size) for page in range(end // size))
+
+
+@given(st.integers(1, 20), places, st.integers(1, 9))
+def test_of_states_all_but_the_last_expire(every, row, size):
+    assert set(StateWindow(every=every).expired_pages(row, size)) == set(range(max(0, row - 1) // size))

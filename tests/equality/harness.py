@@ -48,7 +48,7 @@ from tokenwright.engine import (
     SwapSpace,
 )
 from tokenwright.engine import Sequence as Text
-from tokenwright.engine.window import AttentionWindow
+from tokenwright.engine.window import AttentionWindow, StateWindow
 from tokenwright.formats import DType, KVFormat, WeightFormat
 
 TOLERANCE = 1e-5
@@ -56,6 +56,7 @@ PROMPT, NEW = 40, 12
 CONTEXT = 512
 
 WINDOW, SINKS = 20, 3
+EVERY = 24  # tokens between the kept states, so that short texts find some
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,10 @@ KINDS = {
     "two rotations + sinks": Kind("gemma3", window=WINDOW, sinks=SINKS),
     "side by side": Kind("neox"),
     "latent": Kind("deepseek2"),
+    "short convolutions": Kind("lfm2"),
+    "delta rules": Kind("qwen3-next"),
+    "state spaces": Kind("granite4"),
+    "states alone": Kind("mamba2"),
     "latent + sinks": Kind("deepseek3", window=WINDOW, sinks=SINKS),
 }
 FORMATS = ("native", "int8", "int4", "fp8")
@@ -153,7 +158,19 @@ class Case:
         kind, kv = KINDS[self.kind], self.kv
         if self.subject.config.latent is not None:
             kv = kv.replace("k=int8,v=int4", "int8")  # a latent has one format
-        return layer_specs(self.subject.graph, self.dtype, KVFormat.parse(kv), kind.window, kind.sinks)
+        specs = layer_specs(self.subject.graph, self.dtype, KVFormat.parse(kv), kind.window, kind.sinks)
+        return tuple(replace(one, window=StateWindow(every=EVERY)) if one.state_bytes else one for one in specs)
+
+    @property
+    def states(self) -> StateWindow | None:
+        """The window of layers that keep a state, if there are some."""
+        return next((one.window for one in self.specs if isinstance(one.window, StateWindow)), None)
+
+    def found(self, tokens: int, page_size: int) -> int:
+        """How many of so many tokens another text finds: whole pages, and up to a state that was kept."""
+        pages = range(tokens // page_size, 0, -1)
+        kept = (page for page in pages if self.states is None or self.states.cached(page - 1, page_size))
+        return next(kept, 0) * page_size
 
     @property
     def dtype(self) -> DType:
@@ -313,7 +330,7 @@ def restored(bench: Bench, donor: Bench, tokens: Sequence[int], file: Path) -> i
     contents = [donor.store.read(group, list(table.values())) for group, table in enumerate(held)]
     save(file, Snapshot(tuple(tokens[:spared]), [list(table) for table in held], contents), {"spec": "same"})
     shapes = [bench.store.read(group, [0]) for group in range(len(held))]
-    found = load(file, {"spec": "same"}, shapes)
+    found = load(file, {"spec": "same"}, shapes, bench.store.page_size)
     prefixes = bench.engine.prefixes
     missing = prefixes.missing_pages(prefixes.hashes(), found.tokens, found.pages)
     assert missing == [list(pages) for pages in found.pages]

@@ -385,6 +385,8 @@ FAULTS = {
     ),
     "a shared page is not copied": Fault("forked", bench={"store": NoCopy}),
     "a shared page is written in place": Fault("forked", patch=written_in_place),
+    "a shared state is not copied": Fault("forked", "short convolutions", bench={"store": NoCopy}),
+    "a shared state is written in place": Fault("forked", "delta rules", patch=written_in_place),
     "swapped back in another order": Fault("put off at every step, swapped", bench={"store": Shuffled}),
     "restored into another layer": Fault("saved and restored", bench={"store": OtherLayer}),
     "names of a page's own tokens": Fault("a prefix found, at every cut", patch=weak_names),

@@ -30,6 +30,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from tests.models import hybrids
 from tokenwright.checkpoints.files.local import STORIES
 
 VOCAB = 320
@@ -465,6 +466,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "glm4": _GLM4,
     "deepseek2": _DEEPSEEK2,
     "deepseek3": _DEEPSEEK3,
+    **hybrids.CONFIGS,
     "tinyllama": _LLAMA | {"num_key_value_heads": 1, "_name_or_path": "TinyLlama/TinyLlama-1.1B-Chat-v1.0"},
 }
 # Of the same arithmetic as other kinds, or almost: for what reads files, and compared with the oracle once.
@@ -516,7 +518,8 @@ def make_config(kind: str, spelling: str = "old", changes: dict[str, Any] | None
         if value is not None:
             config[key] = value
     if spelling == "new" and config["model_type"] != "gpt2":
-        _respell(config.get("text_config", config))
+        if config["model_type"] != "mamba2" and "rope_parameters" not in config:  # no rotation; as of today anyway
+            _respell(config.get("text_config", config))
         config["dtype"] = config.pop("torch_dtype")
     return config
 
@@ -544,6 +547,7 @@ def make_model(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
     made = AutoConfig.for_model(**json.loads(json.dumps(config)))
     made._attn_implementation = "eager"
     model: PreTrainedModel = AutoModelForCausalLM.from_config(made, dtype=torch.float32)
+    hybrids.token_by_token(model)
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -553,6 +557,9 @@ def make_model(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=random))
     return model.eval()
+
+
+_OUT = ("o_proj", "out_proj", "w2", "down_proj", "c_proj", "attention.dense", "dense_4h_to_h")
 
 
 def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
@@ -584,14 +591,15 @@ def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Ten
         weight = 0.4 * weight if "down_proj" in name else weight
     elif name.endswith(("mlp.gate.weight", "mlp.router.weight")):
         weight = 2 * weight
-    elif any(part in name for part in ("o_proj", "down_proj", "c_proj", "attention.dense", "dense_4h_to_h")):
+    elif any(part in name for part in _OUT):
         weight = 0.15 * weight
     return weight
 
 
 def _shaped_norm(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
-    one = 0.0 if "gemma" in config["model_type"] else 1.0  # Gemma's norms multiply by 1 + weight
-    if "q_norm" in name or "k_norm" in name:
+    centred = any(kind in config["model_type"] for kind in ("gemma", "qwen3_next", "qwen3_5"))
+    one = 0.0 if centred and "linear_attn" not in name else 1.0  # such norms multiply by 1 + weight
+    if any(part in name for part in ("q_norm", "k_norm", "q_layernorm", "k_layernorm")):
         return one + 0.85 + 0.1 * noise
     return one + 0.1 * noise
 
@@ -613,7 +621,7 @@ def stored_tensors(
         tensors.pop("lm_head.weight", None)
     kind = config["model_type"]
     tensors = {name: one for pair in tensors.items() for name, one in _each_expert(kind, *pair, quantised)}
-    if spelling == "new":
+    if spelling == "new" or kind in hybrids.TYPES:
         return tensors
     if config["model_type"] == "gpt2":
         mask = torch.ones(config["n_positions"], config["n_positions"]).tril()[None, None]
@@ -650,8 +658,12 @@ def _each_expert(
     if model_type == "gpt_oss" and quantised and part in ("gate_up_proj", "down_proj"):
         _, blocks, scales = mxfp4(value.transpose(1, 2))
         return [(f"{name}_blocks", blocks), (f"{name}_scales", scales)]
-    if not experts or model_type == "gpt_oss":
+    if model_type == "granitemoehybrid" and not experts:
+        return [(name.replace("router.weight", "router.layer.weight"), value)]
+    if not experts or model_type in ("gpt_oss", "qwen3_5_moe_text"):
         return [(name, value)]
+    if model_type == "granitemoehybrid":  # as published: the experts of a layer in one tensor
+        return [(f"{at}.{'input' if part == 'gate_up_proj' else 'output'}_linear.weight", value)]
     names = ("w1", "w3", "w2") if of_mixtral else ("gate_proj", "up_proj", "down_proj")
     pieces: list[tuple[str, torch.Tensor]] = []
     for i, one in enumerate(value):

@@ -100,6 +100,11 @@ class Counting(ReferenceKernels):
             self.cost += Cost(kv_read=sum(sizes[0 if position < spec.first else -1] for position in seen))
         return super().attention(q, view, chunks, scale, sink_q)
 
+    def recur(self, projected, of, tensors, view, chunks):
+        state = view.memory[0].nbytes
+        self.cost += Cost(kv_read=state * sum(chunk.start > 0 for chunk in chunks), kv_written=state * len(chunks))
+        return super().recur(projected, of, tensors, view, chunks)
+
 
 STEPS = ((0, 70), (70, 1), (71, 5), (76, 1))
 

@@ -20,6 +20,8 @@ def test_attention_is_peaked_and_logits_are_wide(kind: str, tmp_path: Path) -> N
     with torch.no_grad():
         output = model(ids, output_attentions=True)
     assert output.logits.std() >= 1
+    if kind == "mamba2":  # it has no attention
+        return
     attention = torch.stack(output.attentions).double()[..., 10:, :]
     entropy = -(attention * attention.clamp(min=1e-30).log()).sum(-1)
     assert (entropy / torch.arange(11, LENGTH + 1).log()).median() <= 0.5

@@ -83,14 +83,18 @@ def test_the_graph_says_what_the_config_says(kind: str) -> None:
     assert (graph.architecture, graph.context) == (config.architecture, config.context)
     assert (graph.layers, graph.width, graph.vocab_size) == (config.layers, config.width, config.vocab_size)
     latent = config.latent
-    assert graph.positions == config.positions
-    assert graph.rotary_size == (config.head_size if latent is None else latent.rope)
+    alone = len(graph.recurrent) == graph.layers  # it has no attention
+    turns = any(rotary for i, rotary in enumerate(config.rotary) if i not in graph.recurrent)
+    assert graph.positions == (config.positions if turns or config.positions == Learned() else None)
+    assert graph.rotary_size == (0 if alone else config.head_size if latent is None else latent.rope)
     assert graph.tied_head == config.tied_head == ("head.weight" not in graph.shapes)
     heads = Heads(config.kv_heads, config.head_size)
     layout = heads if latent is None else Latent(latent.rank, latent.rope)
-    assert graph.kv == tuple(LayerKV(layout, window) for window in config.windows)
-    rotates = [op.rope is not None for op in graph.attention]
-    assert rotates == [rotary and graph.positions == config.positions != Learned() for rotary in config.rotary]
+    kept = [(i, one) for i, one in enumerate(graph.kv) if i not in graph.recurrent]
+    assert kept == [(i, LayerKV(layout, config.windows[i])) for i, _ in kept]
+    rotates = [(i, graph.attention[i].rope is not None) for i, _ in kept]
+    turning = graph.positions == config.positions != Learned()
+    assert rotates == [(i, config.rotary[i] and turning) for i, _ in kept]
 
 
 def test_what_a_step_reads() -> None:

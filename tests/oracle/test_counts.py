@@ -150,7 +150,7 @@ def test_cached_naive_batched_and_preempted_write_the_same(
         assert text.counts.preemptions or text.counts.forwarded + text.counts.reused == work
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"mamba2"}))  # whose texts need a page each
 def test_a_pool_too_small_for_all_changes_no_text(kind: str) -> None:
     subject = make_subject(kind)
     params = [SamplingParams(temperature=0.0, max_tokens=40), SamplingParams(temperature=0.9, seed=3, max_tokens=40)]

@@ -170,7 +170,9 @@ def config_of(kind: str) -> ModelConfig:
 
 
 def meaningful() -> list[tuple[str, str]]:
-    return [(kind, name) for kind in KINDS for name, plant in FAULTS.items() if plant.means(config_of(kind))]
+    without = [("granite4", "new tokens one position late"), *(("mamba2", name) for name in FAULTS)]  # no positions
+    means = [(kind, name) for kind in KINDS for name, plant in FAULTS.items() if plant.means(config_of(kind))]
+    return [one for one in means if one not in without]
 
 
 @pytest.mark.parametrize(("kind", "fault"), meaningful())

@@ -27,7 +27,9 @@ AGREE: dict[DType, float] = {"bfloat16": 0.9, "float16": 0.95}
 
 
 # Not of mixtures of experts: where two scores are close, rounding chooses other experts, which is no small difference.
-SMOOTH = [kind for kind, settings in KINDS.items() if not any("experts" in key for key in settings)]
+# Nor of delta rules: the norm behind one makes a difference of numbers near zero as large as any.
+ROUGH = ("experts", "linear_num_key_heads")
+SMOOTH = [kind for kind, settings in KINDS.items() if not any(part in key for key in settings for part in ROUGH)]
 
 
 @pytest.mark.parametrize("dtype", LARGEST)

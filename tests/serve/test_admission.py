@@ -17,10 +17,10 @@ import pytest
 
 from tests.engines import held
 from tests.serve.live import HANGS, Live, live, make_chat_model, settled
+from tokenwright.llm.chat.ids import new_hex
 from tokenwright.serve.app import Served
 from tokenwright.serve.service import generation, health
 from tokenwright.serve.service.generation import Generation
-from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.transport.guard import AT_ONCE, Throttle
 from tokenwright.serve.transport.sockets import TAKEN_AT_ONCE, listen, repeated
 

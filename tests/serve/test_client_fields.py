@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.serve.talking import Talker
-from tokenwright.serve.service.template_messages import without_volatile
+from tokenwright.llm.chat.template_messages import without_volatile
 
 USER = {"role": "user", "content": "Hello"}
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"

@@ -6,15 +6,15 @@ import httpx
 import pytest
 
 from tests.serve.talking import HANGS_S, Talker, make_talker, talking
-from tokenwright.serve.anthropic.bodies import Messages
-from tokenwright.serve.anthropic.context_edits import CLEARED, edited
-from tokenwright.serve.http.api import About
-from tokenwright.serve.service.template_messages import (
+from tokenwright.llm.chat.template_messages import (
     TemplateMessages,
     nine_letters,
     without_oldest,
     without_volatile,
 )
+from tokenwright.serve.anthropic.bodies import Messages
+from tokenwright.serve.anthropic.context_edits import CLEARED, edited
+from tokenwright.serve.http.api import About
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
 CHAT, MESSAGE, OLLAMA = "/v1/chat/completions", "/v1/messages", "/api/chat"

@@ -6,15 +6,15 @@ from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
+from tokenwright.llm.chat.output_parser import SortingReader
+from tokenwright.llm.chat.tool_forms.known_forms import HERMES
+from tokenwright.llm.chat.tool_forms.reading import FormReader
 from tokenwright.llm.outputs import Piece
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.serve.anthropic.routes import Events
 from tokenwright.serve.openai.responses.bodies import Create
 from tokenwright.serve.openai.responses.output_items import Envelope, ResponseOutput
 from tokenwright.serve.service.generation import Generation
-from tokenwright.serve.service.output_parser import SortingReader
-from tokenwright.serve.service.tool_forms.known_forms import HERMES
-from tokenwright.serve.service.tool_forms.reading import FormReader
 from tokenwright.serve.service.types import Delta, TokenCounts, Tool
 
 WRITTEN = (  # by the model; each is a step

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.serve.talking import Talker, make_talker, talking
-from tokenwright.serve.service.tool_forms.known_forms import HERMES
+from tokenwright.llm.chat.tool_forms.known_forms import HERMES
 
 SILENT = """\
 {%- for m in messages %}

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_every_recorded_count_is_the_engines(
     monkeypatch.setattr(site, "RACED", 6)
     folder, told = tmp_path / "site", list[str]()
     site.write_site(explorer, page, folder, told.append)
-    assert told == ["Story", "Fact", "Code", "race", "beams"]
+    assert told == ["Story", "Fact", "Code", "race", "beams", "batch"]
     counted = [name for name, wire in NUMBERS.items() if wire.source is not Source.MEASURED]
     for wanted in site.RUNS:
         values = json.loads((folder / "runs" / f"{wanted.identity}.json").read_text())
@@ -64,12 +65,32 @@ def test_every_recorded_count_is_the_engines(
     beams = json.loads((folder / "beams.json").read_text())
     assert beams["best_sum"] >= beams["greedy_sum"]
 
+    check_batch(explorer, json.loads((folder / "batch.json").read_text()))
+
     index = (folder / "index.html").read_text()
     found = re.search(r'<script type="application/json" id="site">(.*?)</script>', index)
     assert found and [run["id"] for run in json.loads(found[1])["runs"]] == ["story", "fact", "code"]
     assert f'<meta property="og:image" content="{site.PREVIEW}" />' in unescape(index)
     assert (folder / site.PREVIEW).exists() and (folder / "assets" / "index.js").exists()
     site.write_site(explorer, page, folder, told.append)  # again, over the old one
+
+
+def check_batch(explorer: Explorer, batch: dict[str, Any]) -> None:
+    """Its pool is too small for it: a text gives its pages away, and all write what they write alone."""
+    first, *_, last = batch["looks"]
+    assert [one["prompt"] for one in first["sequences"]] == list(site.BATCH) == batch["prompts"]
+    most = max(sum(one["preemptions"] for one in look["sequences"]) for look in batch["looks"])
+    assert most == sum(one["preemptions"] for one in last["sequences"]) > 0
+    assert any(look["groups"][0]["shared"] > 0 for look in batch["looks"])
+    for look in batch["looks"]:
+        [group] = look["groups"]
+        assert group["pages"] == site.BATCH_PAGES == group["used"] + group["cached"] + group["free"]
+        assert sum(one["pages"] for one in look["sequences"]) - group["used"] <= group["shared"] * len(site.BATCH)
+    for prompt, one in zip(site.BATCH, last["sequences"], strict=True):
+        params = explorer.llm.sampling(temperature=0.0, max_tokens=site.BATCH_TOKENS)
+        [alone] = explorer.llm.generate([prompt], params)
+        assert (one["state"], one["text"]) == ("finished", alone.text)
+        assert one["forwarded"] >= one["tokens"] - one["reused"] - 1
 
 
 def test_a_folder_of_something_else_is_left_alone(explorer: Explorer, page: Path, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.serve.talking import HANGS_S, TEMPLATE, Talker, make_talker, talking
-from tokenwright.serve.service.output_parser import ThinkTags
-from tokenwright.serve.service.thinking import ThoughtGate, TokenMasks, closing, switches_of, variables_of
+from tokenwright.llm.chat.output_parser import ThinkTags
+from tokenwright.llm.chat.thinking import ThoughtGate, TokenMasks, closing, switches_of, variables_of
 from tokenwright.text.control import ControlTokens
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]

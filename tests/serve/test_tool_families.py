@@ -15,10 +15,10 @@ from tests.serve.tool_families import FAMILIES, PLAIN, SAYS_ONLY, Family
 from tests.text.kinds import byte_level, byte_token, of_tokens
 from tokenwright.decode.grammar import Grammars
 from tokenwright.errors import RequestError
-from tokenwright.serve.service.tool_forms.known_forms import FORMS
-from tokenwright.serve.service.tool_forms.probing import TemplateTools, declared, probed
-from tokenwright.serve.service.tool_forms.reading import FormReader
-from tokenwright.serve.service.tool_forms.supplement import as_template_reads
+from tokenwright.llm.chat.tool_forms.known_forms import FORMS
+from tokenwright.llm.chat.tool_forms.probing import TemplateTools, declared, probed
+from tokenwright.llm.chat.tool_forms.reading import FormReader
+from tokenwright.llm.chat.tool_forms.supplement import as_template_reads
 from tokenwright.serve.service.types import Answer, Delta, Tool
 from tokenwright.text.template_process import compiled, written
 

@@ -11,11 +11,11 @@ from tests.text.kinds import byte_level, byte_token, of_tokens
 from tokenwright.decode.grammar import Grammars, schema_rule
 from tokenwright.engine import Grammar
 from tokenwright.errors import EngineError, RequestError
+from tokenwright.llm.chat.output_parser import PlainReader, SortingReader, ThinkTags, stand_ins
+from tokenwright.llm.chat.tool_forms.form import ToolForm
+from tokenwright.llm.chat.tool_forms.known_forms import HERMES, LLAMA, MISTRAL
+from tokenwright.llm.chat.tool_forms.reading import FormReader
 from tokenwright.serve.http.replying import arguments_of
-from tokenwright.serve.service.output_parser import PlainReader, SortingReader, ThinkTags, stand_ins
-from tokenwright.serve.service.tool_forms.form import ToolForm
-from tokenwright.serve.service.tool_forms.known_forms import HERMES, LLAMA, MISTRAL
-from tokenwright.serve.service.tool_forms.reading import FormReader
 from tokenwright.serve.service.types import Answer, Delta, Tool, ToolCall
 
 CITY: dict[str, Any] = {

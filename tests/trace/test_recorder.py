@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.engines import assert_at_rest, held, settled
+from tests.models import hybrids
 from tests.models.fixtures import KINDS, make_checkpoint
 from tests.tensors import kv_memory
 from tokenwright import LLM, RequestError, SamplingParams
@@ -24,7 +25,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPT = [7, 3, 11, 5, 2, 9, 8]
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[kind for kind in KINDS if kind not in hybrids.CONFIGS])
 def traced(request, tmp_path_factory):
     folder, oracle = make_checkpoint(tmp_path_factory.mktemp("traced") / request.param, request.param)
     with LLM(folder, weights="float32", pages=64, trace=True) as llm:
@@ -145,7 +146,7 @@ def test_every_site_is_seen_with_its_dims(traced):
         assert tuple(value.shape) == tuple(sizes[dim] for dim in DIMS[site])
 
     replay = llm.llm_engine.recording.replay
-    replay._computed([1, 2, 3], 3, tap)
+    replay.computed([1, 2, 3], 3, tap)
     inner = [site for site in Site if site not in (Site.EMBEDDING, Site.SINK_QUERY)]
     mixed = config.mixture.layers if config.mixture else [False] * config.layers
     each = ((site, layer) for layer in range(config.layers) for site in inner)
@@ -419,3 +420,19 @@ def test_a_planted_fault_shows_in_the_counts(tmp_path):
         t = frame.seq_len - 1
         assert frame.flops != 2 * block * t + 2 * head + slope * t * t
         assert frame.flops > 1.5 * frame.flops_derived
+
+
+@pytest.mark.parametrize("kind", hybrids.CONFIGS)
+def test_a_model_with_states_is_counted_as_it_runs_and_not_replayed(kind, tmp_path):
+    folder, _ = make_checkpoint(tmp_path / kind, kind)
+    with LLM(folder, weights="float32", pages=64, trace=True) as llm:
+        run = llm.run(PROMPT, GREEDY, layer=llm.graph.recurrent[0])
+        for frame in steps(run):
+            derived = llm.costs.chunk(frame.start, frame.length)
+            assert (frame.kv_read, frame.kv_written) == (derived.kv_read, derived.kv_written)
+            assert set(frame.attention.codes) == {0}, "such a layer attends to nothing"
+        with pytest.raises(RequestError, match="cannot be replayed"):
+            run.heads(0)
+        child = llm.fork(run, 3)
+        list(steps(child))
+        assert child.tokens == run.tokens

@@ -115,7 +115,7 @@ def test_queries_of_sinks_are_a_site_of_their_own() -> None:
                 seen.append(layer)
 
         window = None if kind == "qwen2-window" else 9
-        looker_of(subject, subject.specs("native", window, 2))._computed(prompt_of(10), 10, tap)
+        looker_of(subject, subject.specs("native", window, 2)).computed(prompt_of(10), 10, tap)
         assert seen == layers
 
 

@@ -5,7 +5,7 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -70,8 +70,12 @@ def cores() -> int:
     """
     if given := Environment.read().threads:
         return given
-    processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return len({_core(processor) for processor in processors}) or 1
+    return len({_core(processor) for processor in processors()}) or 1
+
+
+def processors() -> Collection[int]:
+    """The processors that this process may use."""
+    return os.sched_getaffinity(0) if sys.platform == "linux" else range(os.cpu_count() or 1)
 
 
 def _core(processor: int) -> str:

@@ -10,7 +10,7 @@ from tokenwright.backends.kv_sizing import memory_of
 from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.observation import Observed, Watched
 from tokenwright.cache import KVStore, LayerSpec
-from tokenwright.config import DynamicScaling, LongScaling, Rope
+from tokenwright.config import DynamicScaling, Rope, angle_length
 from tokenwright.engine import Batch, Output, Step, flatten, one_chunk
 from tokenwright.engine.page_table import PageTable
 from tokenwright.errors import ContextError, RequestError
@@ -52,11 +52,16 @@ def _output(batch: Batch, logits: Logits) -> Output[Floats]:
 
 
 class Cache:
-    """The K and V of one sequence for `Model`. `length`: its tokens; `Model` grows the store as needed."""
+    """The K and V of one sequence for `Model`, which grows the store as needed. tokens: their ids."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.length = 0
+        self.tokens: list[int] = []
+
+    @property
+    def length(self) -> int:
+        """The number of its tokens."""
+        return len(self.tokens)
 
     @property
     def store(self) -> KVStore:
@@ -72,7 +77,8 @@ class Model:
     """The decoder as a function: `logits, cache = model(tokens, cache)`.
 
     It computes the K and V of `tokens` (ids), which follow the tokens of `cache` (None: an empty one), appends them to
-    the cache in place, and returns the logits [len(tokens), vocabulary] in fp32, with the cache.
+    the cache in place, and returns the logits [len(tokens), vocabulary] in fp32, with the cache. Where LongRoPE has
+    other angles beyond its original context, the cache's tokens are computed once more when they get there.
     Raises RequestError for no tokens or ids beyond the vocabulary, ContextError beyond the context.
     """
 
@@ -85,7 +91,8 @@ class Model:
         self.device = device
         self.vocab_size = graph.vocab_size
         self.context = graph.context
-        if isinstance(graph.positions, Rope) and isinstance(graph.positions.scaling, DynamicScaling | LongScaling):
+        self._positions = graph.positions
+        if isinstance(graph.positions, Rope) and isinstance(graph.positions.scaling, DynamicScaling):
             # The angles depend on the sequence's maximum length, which a plain function does not know.
             self.context = graph.positions.scaling.original_context
 
@@ -96,6 +103,11 @@ class Model:
         if length > self.context:
             raise ContextError(length, self.context)
         cache = cache or Cache(self._over(length))
+        before = cache.length
+        if before and angle_length(self._positions, before) != angle_length(self._positions, length):
+            logits, again = self([*cache.tokens, *tokens])  # with the angles of longer texts
+            cache.backend, cache.tokens = again.backend, again.tokens
+            return logits[before:], cache
         pages = -(-length // self.PAGE_SIZE)
         if pages > cache.store.pages[0]:
             grown = self._over(2 * length)
@@ -104,7 +116,7 @@ class Model:
         table = PageTable({page: page for page in range(pages)})
         batch = one_chunk(tokens, cache.length, [table] * len(cache.store.groups), length)
         logits = cache.backend(batch).rows
-        cache.length = length
+        cache.tokens += tokens
         return logits, cache
 
     def _over(self, tokens: int) -> Backend:

@@ -5,6 +5,7 @@ every compiler, and for every processor with the instruction set. `tokenwright v
 """
 
 import json
+import platform
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -28,13 +29,18 @@ STEPS = 12  # the first computes the whole prompt, the others one row each
 
 
 def instruction_set() -> str:
-    """The instruction set of the native kernels. Raises RequestError without them, and where none are published."""
+    """The instruction set of the native kernels. Raises RequestError without them, and where none are published.
+
+    aarch64 fuses a b + c where the portable kernels of x86-64 round twice, so it has bits of its own.
+    """
     kernels = find_kernels()
     if kernels is None:
         raise RequestError("there are no native kernels, whose bits are published; reinstall with a C++ compiler")
-    if kernels.isa not in published():
-        raise RequestError(f"no bits are published for {kernels.isa} kernels")
-    return kernels.isa
+    fused = kernels.isa == "portable" and platform.machine() in ("aarch64", "arm64")
+    name = "portable on aarch64" if fused else kernels.isa
+    if name not in published():
+        raise RequestError(f"no bits are published for {name} kernels")
+    return name
 
 
 def published() -> dict[str, dict[str, str]]:

@@ -9,7 +9,7 @@ from tokenwright.cache.spec import (
     layer_specs,
     pages_within,
 )
-from tokenwright.cache.store import HOST, ChunkRows, KVPart, KVStore, KVView, Side, StoreMemory
+from tokenwright.cache.store import HOST, ChunkRows, KVPart, KVStore, KVView, Side, StateView, StoreMemory
 from tokenwright.config import Heads
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "LayerSpec",
     "Part",
     "Side",
+    "StateView",
     "StoreMemory",
     "group_layers",
     "groups_for",

@@ -88,8 +88,10 @@ def save(path: Path, snapshot: Snapshot, about: Mapping[str, str]) -> None:
             rmtree(draft, ignore_errors=True)
 
 
-def load(path: Path, about: Mapping[str, str], shapes: Contents) -> Snapshot:
+def load(path: Path, about: Mapping[str, str], shapes: Contents, page_size: int | None = None) -> Snapshot:
     """The snapshot at `path`. `about` must equal that of `save`; `shapes[g]` are the contents of one page of group g.
+
+    page_size: in tokens; None: that of the first group's K and V.
 
     Raises CacheFileError, with the reason, for a file that is unreadable, damaged or not of these shapes.
     """
@@ -108,7 +110,7 @@ def load(path: Path, about: Mapping[str, str], shapes: Contents) -> Snapshot:
         snapshot = Snapshot(tuple(tokens.tolist()), pages, contents)
     except (KeyError, IndexError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise _strange(path) from error
-    if tokens.dtype != np.int64 or tokens.ndim != 1 or not _fits(snapshot, shapes):
+    if tokens.dtype != np.int64 or tokens.ndim != 1 or not _fits(snapshot, shapes, page_size or shapes[0][0].shape[2]):
         raise _strange(path)
     return snapshot
 
@@ -148,12 +150,12 @@ def _strange(path: Path) -> CacheFileError:
     return CacheFileError(f"{path} is a cache file, but not one that Tokenwright wrote; delete it")
 
 
-def _fits(snapshot: Snapshot, shapes: Contents) -> bool:
+def _fits(snapshot: Snapshot, shapes: Contents, page_size: int) -> bool:
     """Whether the page numbers are valid, and the tensors have the dtypes and shapes of the memory."""
     if len(snapshot.pages) != len(shapes) or not all(0 <= token < 1 << 32 for token in snapshot.tokens):
         return False
+    full, rest = divmod(len(snapshot.tokens), page_size)
     for pages, parts, wanted in zip(snapshot.pages, snapshot.contents, shapes, strict=True):
-        full, rest = divmod(len(snapshot.tokens), wanted[0].shape[2])
         if rest or list(pages) != sorted({page for page in pages if 0 <= page < full}):
             return False
         for part, one in zip(parts, wanted, strict=True):

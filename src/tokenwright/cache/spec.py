@@ -2,8 +2,8 @@
 
 Allocation, accounting and display all take their bytes from here. A layer that keeps the first tokens of a text in
 another format than the rest has two parts, one after the other; any other layer has one. Equal parts, of any layers,
-form a group: they share page numbers and memory. Two layouts exist: K and V of heads, and one row for all heads, whose
-first part is the value (`config.Latent`).
+form a group: they share page numbers and memory. Three layouts exist: K and V of heads; one row for all heads, whose
+first part is the value (`config.Latent`); and a state in place of both (`config.RecurrentState`), one for each page.
 """
 
 from bisect import bisect_right
@@ -13,12 +13,13 @@ from typing import Protocol
 
 from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.checks import check_whole
-from tokenwright.config import Heads, Latent, LayerKV, Learned, Rope, angle_length
-from tokenwright.engine.window import AttentionWindow, Group
+from tokenwright.config import Heads, Latent, LayerKV, Learned, RecurrentState, Rope, angle_length
+from tokenwright.engine.window import AttentionWindow, Group, StateWindow
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType, KVFormat
 
 ENDLESS = 1 << 62  # tokens: longer than any text
+ALONE = 1024  # tokens between the kept states of a model without attention
 _NATIVE = KVFormat()
 
 
@@ -38,10 +39,15 @@ class CachedModel(Protocol):
 class Part:
     """The positions [window.start, window.stop) of every text, stored in one format."""
 
-    layout: Heads | Latent
+    layout: Heads | Latent | RecurrentState
     window: AttentionWindow
     k: Codec
     v: Codec
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a state in one layer; 0 for K and V."""
+        return self.layout.nbytes if isinstance(self.layout, RecurrentState) else 0
 
     @property
     def bytes_per_token(self) -> int:
@@ -64,7 +70,7 @@ def stored(window: AttentionWindow, positions: range) -> range:
 class LayerSpec:
     """The KV format of one layer: tokens from `first` on in the codecs `k` and `v`, earlier ones in `native`."""
 
-    layout: Heads | Latent
+    layout: Heads | Latent | RecurrentState
     window: AttentionWindow
     k: Codec
     v: Codec
@@ -84,9 +90,15 @@ class LayerSpec:
         """Bytes of K and V that this layer stores for each token beyond the `first`."""
         return self.layout.bytes_per_token(self.k, self.v)
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state that this layer keeps instead of K and V; 0 if it keeps those."""
+        return self.parts[0].state_bytes
+
     def nbytes(self, tokens: int) -> int:
-        """Bytes of K and V that the layer keeps once `tokens` tokens are computed: what the next row can read."""
-        return sum(part.window.kept(tokens, tokens) * part.bytes_per_token for part in self.parts)
+        """Bytes that the layer keeps once `tokens` tokens are computed: what the next row can read."""
+        kept = sum(part.window.kept(tokens, tokens) * part.bytes_per_token for part in self.parts)
+        return kept + (self.state_bytes if tokens else 0)
 
     def stored_bytes(self, positions: range) -> int:
         """Bytes of K and V of adjacent `positions`, expired ones included."""
@@ -106,7 +118,7 @@ class LayerGroup:
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of a page of `page_size` tokens in all layers of the group."""
-        return page_size * len(self.layers) * self.part.bytes_per_token
+        return len(self.layers) * (page_size * self.part.bytes_per_token + self.part.state_bytes)
 
 
 def layer_specs(
@@ -118,7 +130,10 @@ def layer_specs(
     sinks: the first tokens, which layers with a window attend to as well. Raises RequestError for a window, sinks,
     layers or formats that the model does not support.
     """
-    windows = [_shorter(layer.window, window) for layer in model.kv]
+    states = [isinstance(layer.layout, RecurrentState) for layer in model.kv]
+    windows = [None if state else _shorter(one.window, window) for one, state in zip(model.kv, states, strict=True)]
+    if all(states) and (window is not None or sinks):
+        raise RequestError("this model has no attention, so no window; leave window and sinks out", "window", "sinks")
     _check_window(model.positions, windows, window, sinks)
     native, plain = _native_layers(len(windows), kv), CODECS[dtype]
     k, v = (plain if name == "native" else CODECS[name] for name in (kv.k, kv.v))
@@ -130,11 +145,18 @@ def layer_specs(
     for layer, size in enumerate(windows):
         layout = model.kv[layer].layout
         attended = AttentionWindow() if size is None else AttentionWindow(size, sinks)
-        if layer in native or k == v == plain:
+        if layer in native or states[layer] or k == v == plain:
             specs.append(LayerSpec(layout, attended, plain, plain, native=plain))
         else:
             specs.append(LayerSpec(layout, attended, k, v, kv.first, native=plain))
-    return tuple(specs)
+    kept = StateWindow(every=_between_states(specs))
+    return tuple(replace(spec, window=kept) if states[layer] else spec for layer, spec in enumerate(specs))
+
+
+def _between_states(specs: Sequence[LayerSpec]) -> int:
+    """Tokens from one state that stays cached to the next: so many that states take no more bytes than K and V do."""
+    kv = sum(spec.bytes_per_token for spec in specs)
+    return max(1, -(-sum(spec.state_bytes for spec in specs) // kv)) if kv else ALONE
 
 
 def _shorter(own: int | None, given: int | None) -> int | None:
@@ -193,9 +215,21 @@ def groups_for(specs: Sequence[LayerSpec], page_size: int, pages: int, chunk: in
     found = []
     for group in group_layers(specs):
         most = sequences * group.window.max_pages(ENDLESS, chunk, page_size)
+        if isinstance(group.window, StateWindow):
+            used = _states(group.window, page_size, pages, chunk, most)
+            found.append(Group(used, group.window, group.page_bytes(page_size)))
+            continue
         used = max(1, pages - group.window.start // page_size)  # another group holds a text's first pages
         found.append(Group(min(used, most), group.window, group.page_bytes(page_size)))
     return tuple(found)
+
+
+def _states(window: StateWindow, page_size: int, pages: int, chunk: int, most: int) -> int:
+    """The states of a group: those that stay cached beside `pages` pages of K and V, once more as many for texts that
+    run, and what one text needs at least. `most`: of texts that run.
+    """
+    kept = -(-pages * page_size // max(window.every, page_size))
+    return min(pages, kept + min(most, kept + window.max_pages(ENDLESS, chunk, page_size)))
 
 
 def pages_within(

@@ -8,7 +8,8 @@ no page table: kernels write rows there whose K and V the group does not keep (`
                                                                    |
     view(i).parts[j].k.memory: for each codec part                 [slots, G, n]         .v the same
 
-Of a latent there is the side K alone; V is a view of the first numbers of each row. The arrays are NumPy's, or tensors
+Of a latent there is the side K alone; V is a view of the first numbers of each row. A group of recurrent layers has one
+array of states [layers, pages + 1, numbers] instead: one state a page (`StateView`). The arrays are NumPy's, or tensors
 on a device of torch (`backends/torch/border.py`), which has the same indexing.
 """
 
@@ -22,9 +23,9 @@ from numpy.typing import NDArray
 from tokenwright.arrays import Array, zeros
 from tokenwright.cache.codec import Codec
 from tokenwright.cache.spec import LayerGroup, LayerSpec, group_layers, stored
-from tokenwright.config import Heads
+from tokenwright.config import Heads, RecurrentState
 from tokenwright.engine.page_table import Pages
-from tokenwright.engine.window import AttentionWindow
+from tokenwright.engine.window import AttentionWindow, StateWindow
 from tokenwright.errors import CapacityError
 
 
@@ -33,8 +34,9 @@ class ChunkRows:
     """The rows of one chunk among the rows of a step, and the slots of the K and V that they read.
 
     Row `rows.start + i` is at position `start + i` of its text. `slots` and `positions` have an array [t], int64, for
-    each group, in the order of the text: the slots that the rows read, and the positions whose K and V these hold. For
-    kernels of torch they are tensors.
+    each group, in the order of the text: the slots that the rows read, and the positions whose K and V these hold. In a
+    group of states they are pages: first that of the state which the rows begin with, and then those that they write;
+    and the number of tokens behind which each state is. For kernels of torch they are tensors.
     """
 
     rows: range
@@ -88,6 +90,14 @@ class KVView:
         """A view of one KV head (G = 1)."""
         parts = (replace(part, k=part.k.head(index), v=part.v.head(index)) for part in self.parts)
         return replace(self, parts=tuple(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class StateView:
+    """One recurrent layer's states."""
+
+    group: int
+    memory: Any  # [pages + 1, numbers]
 
 
 class StoreMemory(Protocol):
@@ -152,6 +162,8 @@ class KVStore:
     def _allocated(self, group: LayerGroup, pages: int) -> tuple[tuple[Any, ...], ...]:
         """The memory of K and V; of a latent that of the rows that are both."""
         layout = group.part.layout
+        if isinstance(layout, RecurrentState):
+            return ((self.memory.zeros((len(group.layers), pages, layout.numbers), np.dtype(np.float32)),),)
         sides: list[tuple[Codec, int]] = [(group.part.k, layout.key_size)]
         if isinstance(layout, Heads):
             sides.append((group.part.v, layout.value_size))
@@ -161,12 +173,14 @@ class KVStore:
             for codec, size in sides
         )
 
-    def _viewed(self, layer: int, spec: LayerSpec) -> KVView:
+    def _viewed(self, layer: int, spec: LayerSpec) -> KVView | StateView:
         places = {group.part: index for index, group in enumerate(self.groups)}
         parts = []
         for part in spec.parts:
             index = places[part]
             at = self.groups[index].layers.index(layer)
+            if part.state_bytes:
+                return StateView(index, next(self.arrays(index))[at])
             memories = [tuple(map(_in_slots, (whole[at] for whole in side))) for side in self._sides[index]]
             k = Side(part.k, part.layout.key_size, memories[0])
             size = part.layout.value_size
@@ -186,7 +200,7 @@ class KVStore:
         return sum((count + 1) * group.page_bytes(self.page_size) for group, count in each)
 
     def arrays(self, group: int) -> Iterator[Any]:
-        """All arrays of a group: [layers, pages + 1, page_size, G, n] each."""
+        """All arrays of a group: [layers, pages + 1, page_size, G, n] each, or one of states."""
         for side in self._sides[group]:
             yield from side
 
@@ -196,14 +210,23 @@ class KVStore:
 
     def view(self, layer: int) -> KVView:
         """The K and V of one layer, without a copy."""
-        return self._views[layer]
+        found = self._views[layer]
+        assert isinstance(found, KVView), "a recurrent layer has no K and V"
+        return found
+
+    def states(self, layer: int) -> StateView:
+        """The states of one recurrent layer, without a copy."""
+        found = self._views[layer]
+        assert isinstance(found, StateView), "a layer with attention has no states"
+        return found
 
     def slots(self, group: int, pages: Pages, positions: range) -> NDArray[np.int64]:
         """The slots [n] of adjacent positions; scratch for positions that the group does not keep.
 
         Raises KeyError if a page is missing.
         """
-        kept = stored(self.groups[group].window, positions)
+        window = self.groups[group].window
+        kept = range(0) if isinstance(window, StateWindow) else stored(window, positions)
         slots = np.full(len(positions), self.scratch(group), np.int64)
         if kept:
             first = kept.start - positions.start
@@ -216,11 +239,29 @@ class KVStore:
         Raises KeyError if a page that the rows read is missing.
         """
         slots, positions = [], []
-        for group, pages in zip(self.groups, tables, strict=True):
+        for number, (group, pages) in enumerate(zip(self.groups, tables, strict=True)):
+            if isinstance(group.window, StateWindow):
+                found, ends = self._found_states(number, pages, start, start + len(rows))
+                slots.append(found)
+                positions.append(ends)
+                continue
             read = group.window.spans(start, start + len(rows))
             slots.append(_joined([self._found(pages, some) for some in read]))
             positions.append(_joined([np.arange(some.start, some.stop) for some in read]))
         return ChunkRows(rows, start, tuple(slots), tuple(positions))
+
+    def _found_states(self, group: int, pages: Pages, start: int, stop: int) -> tuple[NDArray[np.int64], ...]:
+        """The page of the state that a chunk begins with, and those that it writes; the tokens behind which each is.
+
+        Raises KeyError if the first or the last one is missing. At the start of a text the first is the scratch page.
+        """
+        first, last = (start - 1) // self.page_size, (stop - 1) // self.page_size
+        for page in (first, last):
+            if page >= len(pages) or (page >= 0 and pages[page] < 0):
+                raise KeyError(f"the state of page {page} is missing")
+        on_the_way = [page for page in range(start // self.page_size, last) if pages[page] >= 0]
+        found = [pages[first] if start else self.pages[group], *(pages[page] for page in on_the_way), pages[last]]
+        return np.array(found), np.array([start, *((page + 1) * self.page_size for page in on_the_way), stop])
 
     def _found(self, pages: Pages, positions: range) -> NDArray[np.int64]:
         """The slots [n] of adjacent positions. Raises KeyError if the table lacks one of their pages."""
@@ -244,8 +285,10 @@ class KVStore:
 
     def write(self, group: int, pages: Sequence[int], contents: Sequence[Array]) -> None:
         """Write contents that `read` returned into as many pages of a group."""
+        adjacent = range(pages[0], pages[0] + len(pages)) if pages else range(0)
+        where: Any = slice(adjacent.start, adjacent.stop) if list(pages) == list(adjacent) else list(pages)
         for whole, content in zip(self.arrays(group), contents, strict=True):
-            whole[:, list(pages)] = self.memory.sent(content)
+            whole[:, where] = self.memory.sent(content)
 
     def take(self, other: "KVStore") -> None:
         """Copy all pages of a store with equal specs and page size, and at most as many pages, to the same numbers."""
@@ -256,7 +299,9 @@ class KVStore:
     def poison(self) -> None:
         """Fill every slot with what decodes to NaN, so that a read of a slot never written shows. For tests."""
         for view in self._views:
-            for part in view.parts:
+            if isinstance(view, StateView):
+                view.memory[...] = float("nan")
+            for part in view.parts if isinstance(view, KVView) else ():
                 for side in (part.k, part.v):
                     for memory, (dtype, _) in zip(side.memory, side.codec.parts(side.size), strict=True):
                         memory[...] = _NAN_BYTE if dtype.itemsize == 1 else float("nan")

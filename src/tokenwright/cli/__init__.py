@@ -26,12 +26,13 @@ from tokenwright.cli.commands.race import race
 from tokenwright.cli.commands.serve import serve
 from tokenwright.cli.commands.verify import verify
 from tokenwright.cli.options import defaults as settings
+from tokenwright.cli.options.foreign import hint_of_command, hint_of_option, short_foreign
 from tokenwright.cli.options.naming import options_of, spoken
 from tokenwright.cli.terminal import interrupt, output
 from tokenwright.cli.terminal.helping import Command, PlainFlags, help_of
 from tokenwright.cli.version import version_text
 from tokenwright.environment import Environment
-from tokenwright.errors import EngineError, TokenwrightError
+from tokenwright.errors import EngineError, RequestError, TokenwrightError
 
 __all__ = ["app", "main"]
 
@@ -50,6 +51,9 @@ _OURS = (
 )
 
 
+_OPTION, _COMMAND = re.compile(r"No such option: (\S+?)(?: |\.|$)"), re.compile(r"No such command '(.*?)'")
+
+
 class CommandGroup(PlainFlags, TyperGroup):
     """Run a command; turn every error into one message on stderr and an exit code, without a traceback."""
 
@@ -57,7 +61,10 @@ class CommandGroup(PlainFlags, TyperGroup):
         """Run and exit. Under --json an error is also one JSON object on stdout."""
         extra["standalone_mode"] = False  # errors come back as exceptions
         words = list(sys.argv[1:] if args is None else args)
+        if words[:1] == ["help"]:
+            words = [*words[1:2], "--help"]
         try:
+            self._refuse_letters(words)
             code = super().main(words, **extra)
         except KeyboardInterrupt:
             code = interrupt.INTERRUPTED
@@ -68,6 +75,17 @@ class CommandGroup(PlainFlags, TyperGroup):
                 raise
             code = self._report(error, words)
         sys.exit(code if isinstance(code, int) else 0)
+
+    def _refuse_letters(self, words: Sequence[str]) -> None:
+        """Raises RequestError for other programs' options of one dash and several letters."""
+        found = short_foreign(words)
+        if found is not None:
+            flags = self._flags(self.commands.get(words[0]))
+            raise RequestError(f"no such option: {found}{hint_of_option(found, flags)}")
+
+    def _flags(self, command: Any) -> list[str]:
+        """The options of a command."""
+        return [] if command is None else [flag for one in command.params for flag in one.opts if flag[0] == "-"]
 
     def invoke(self, ctx: Any) -> Any:
         Environment.read()  # refuses malformed variables
@@ -97,7 +115,7 @@ class CommandGroup(PlainFlags, TyperGroup):
         code = REFUSED if isinstance(error, (TokenwrightError, USAGE, OSError)) else FAILED
         code = FAILED if isinstance(error, EngineError) else code
         message = self._message(error, words)
-        print(f"tokenwright: {message}", file=sys.stderr)
+        output.complain(f"tokenwright: {message}")
         if "--json" in words:
             kind = "UsageError" if isinstance(error, USAGE) else type(error).__name__
             output.write_json({"error": {"type": kind, "message": message, "exit_code": code}})
@@ -110,6 +128,10 @@ class CommandGroup(PlainFlags, TyperGroup):
         if isinstance(error, USAGE):
             asked = "tokenwright" if command is None else f"tokenwright {command.name}"
             said = error.format_message().strip().rstrip(".").replace("\n", " ")  # type: ignore[attr-defined]
+            if (option := _OPTION.match(said)) is not None:
+                said = f"no such option: {option[1]}{hint_of_option(option[1], self._flags(command))}"
+            if (named := _COMMAND.match(said)) is not None:
+                said = f"no such command {named[1]!r}{hint_of_command(named[1], list(self.commands))}"
             for theirs, ours in _OURS:
                 said = re.sub(theirs, ours, said)
             return f"{said[:1].lower()}{said[1:]}{'' if said.endswith('?') else ';'} {asked} --help shows what there is"

@@ -11,10 +11,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from secrets import token_bytes
 from typing import Any
 
 from tokenwright.backends.ram import free_ram
+from tokenwright.cache.page_folder import folder_secret
 from tokenwright.checkpoints.packing.shared_weights import new_shared_file
 from tokenwright.cluster.cluster_llm import ClusterLLM
 from tokenwright.cluster.replica_messages import LENGTH, OptionValue, ReplicaOptions, framed, unframed
@@ -142,7 +144,8 @@ def _text(name: str, value: object) -> str:
 
 def open_cluster(model: str, replicas: int, options: Mapping[str, Any], **more: Any) -> ClusterLLM:
     """An LLM over replicas on this machine. options: LLM's, and `threads`. more: keywords of ClusterLLM."""
-    secret, engine = token_bytes(32), dict(options)
+    engine, disk = dict(options), options.get("kv_disk")
+    secret = token_bytes(32) if disk is None else folder_secret(Path(disk).expanduser())  # as the pages there have it
     threads = engine.pop("threads", None)
     loading = {name: engine.pop(name) for name in OF_LOADING if name in engine}
     launcher = divided(model, replicas, loading, engine, threads, secret)

@@ -125,7 +125,7 @@ class ReplicaTexts:
         """A text could not be built."""
         with self._lock:
             del self._handles[number]
-        self._report([], [TextNews(number, [packed_event(Failed(0, error))], True, None, 0, 0)])
+        self._report([], [TextNews(number, [packed_event(Failed(0, error))], True, None, 0, 0, 0)])
 
     def tell(self, message: Cancel | Pause | Resume) -> None:
         """Carry out a message about a text, unless it has ended."""
@@ -158,7 +158,8 @@ class ReplicaTexts:
             queue_s = handle.started - handle.submitted
         counts = handle.sequence.counts
         events = [packed_event(event) for event in delivery.events]
-        return TextNews(number, events, delivery.ended, queue_s, counts.prefix_hit, counts.preemptions)
+        found = counts.prefix_hit, counts.preemptions, counts.restored
+        return TextNews(number, events, delivery.ended, queue_s, *found)
 
 
 def _apply(message: Cancel | Pause | Resume, handle: RequestHandle) -> None:

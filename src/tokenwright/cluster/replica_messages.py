@@ -172,7 +172,7 @@ TextEvent = Token | Finished | PromptLogprobsAdded | HiddenRows | TextFailure  #
 class TextNews:
     """The news of a text from one step; `events` name sequences of the replica.
 
-    queue_s: seconds until its first step, once that has been. prefix_hit, preemptions: of its sequence so far.
+    queue_s: seconds until its first step, once that has been. The last three: of its sequence so far.
     """
 
     number: int
@@ -181,6 +181,7 @@ class TextNews:
     queue_s: float | None
     prefix_hit: int
     preemptions: int
+    restored: int
 
 
 @dataclass(frozen=True, slots=True)

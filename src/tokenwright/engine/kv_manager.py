@@ -26,6 +26,17 @@ class KVManager:
             return 0
         return self.prefixes.match_prefix(sequence.prefix_hashes, sequence.tokens, sequence.skippable)
 
+    def restore(self, sequence: Sequence, cached: int) -> int | None:
+        """Read pages of a sequence's prefix from the page tier, if there is one: the tokens that are cached then.
+
+        None: more pages are to be read in the next step. cached: the tokens that are cached without it.
+        """
+        if self.prefixes.tier is None or not sequence.shares or sequence.swapped is not None:
+            return cached
+        tokens, done = self.prefixes.restore(sequence.prefix_hashes, sequence.tokens, sequence.skippable)
+        sequence.counts.restored += tokens
+        return self.cached_prefix(sequence) if done else None
+
     def attach(self, sequence: Sequence, cached: int) -> None:
         """Give a sequence without pages the cached pages of its first `cached` tokens."""
         self.prefixes.attach_prefix(sequence.tables, sequence.prefix_hashes, sequence.tokens, cached)
@@ -69,13 +80,17 @@ class KVManager:
         """Let others find the last page of a sequence that ends, though it is not full."""
         if sequence.shares and sequence.pages:
             self.prefixes.cache_tail(sequence.tables, sequence.prefix_hashes, sequence.tokens, sequence.computed)
+            self.prefixes.use(sequence.prefix_hashes)
 
     def share(self, parent: Sequence, child: Sequence, shared: int) -> bool:
         """Put a child on its parent's pages of the first `shared` tokens. False: the parent does not have them all.
 
-        A parent that has gone further may have released some of them, behind an attention window.
+        A parent that has gone further may have released some of them, behind an attention window; and its states have
+        gone further with it.
         """
         computed = min(parent.computed, shared)
+        if self.pool.states and computed < parent.computed:
+            return False
         if not (parent.cache and child.cache and self.pool.covers(parent.tables, computed)):
             return False
         child.tables = self.pool.fork(parent.tables, computed)

@@ -1,11 +1,17 @@
-"""The events of the page pool's prefix index: each full page that is cached, and each that is evicted.
+"""The neighbours of the page pool's prefix index: a listener, and a tier of pages outside the KV memory.
 
-A log of these, from an empty pool on, is the index itself: routers and other caches read it to know which texts this
-engine need not compute. Tails, whose pages are not full, are not reported. Without a listener nothing is made.
+A listener hears of each full page that is cached, and each that is evicted. A log of these, from an empty pool on, is
+the index itself: routers and other caches read it to know which texts this engine need not compute. Tails, whose pages
+are not full, are not reported. Without a listener nothing is made.
+
+A tier keeps full pages by group and hash, so that they outlive eviction and the process. The engine writes every page
+that it caches to the tier, and reads pages back when a text asks for them (`PrefixIndex.restore`). How a tier keeps
+pages, and which ones it accepts, is its own matter (`cache/disk_pages.py`).
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +33,29 @@ class PageListener(Protocol):
     def cached(self, group: int, page: CachedPage) -> None: ...
 
     def evicted(self, group: int, page_hash: bytes) -> None: ...
+
+
+class PageTier(Protocol):
+    """Pages by group and hash. The engine thread calls it in the middle of a step, so no call may wait for long."""
+
+    def held(self, group: int, hashes: Sequence[bytes]) -> list[bool]:
+        """Which pages can be read."""
+
+    def wanted(self, group: int, hashes: Sequence[bytes]) -> list[int]:
+        """The indices of the pages that `write` would keep: those that it lacks and that are worth their bytes."""
+
+    def write(self, group: int, hashes: Sequence[bytes], contents: Any) -> None:
+        """Keep pages with the contents that `Memory.read` returned; it may drop them."""
+
+    def worth_reading(self, tokens: int, nbytes: int) -> bool:
+        """Whether reading `nbytes` takes less time than computing `tokens`."""
+
+    def read(self, group: int, hashes: Sequence[bytes]) -> Iterator[tuple[list[int], Any]]:
+        """Read pages, the first ones, until about a step's time has passed, one at least: in batches.
+
+        A batch has the indices of pages and their contents for `Memory.write`, which are valid until the next one. A
+        page that cannot be read is left out and no longer `held`.
+        """
+
+    def used(self, group: int, hashes: Sequence[bytes]) -> None:
+        """A text with these pages, in its order, has been used: they are to be removed last, its first page last."""

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from tokenwright.engine.page_events import PageListener
 from tokenwright.engine.page_table import PageTable, PageTables
-from tokenwright.engine.window import AttentionWindow, Group
+from tokenwright.engine.window import AttentionWindow, Group, StateWindow
 
 
 class Memory(Protocol):
@@ -166,6 +166,7 @@ class PagePool:
     """The pages of all groups. `page_size` is in token slots, the same in every group.
 
     windowed: the numbers of the groups with a window, whose pages `trim` releases as a text goes on.
+    states: the numbers of those whose pages hold states.
     listener: hears of the full pages that are cached and evicted, where there is one.
     """
 
@@ -176,6 +177,7 @@ class PagePool:
         self.memory: Memory = memory or NullMemory()
         self.group_pools = [GroupPool(group) for group in groups]
         self.windowed = [number for number, group in enumerate(groups) if group.window.size is not None]
+        self.states = [number for number, group in enumerate(groups) if isinstance(group.window, StateWindow)]
         self.listener: PageListener | None = None
 
     def listen(self, listener: PageListener) -> None:
@@ -286,11 +288,18 @@ class PagePool:
     def trim(self, tables: PageTables, computed: int) -> None:
         """Release the pages between sinks and window, which no later token reads.
 
-        Earlier calls released the first of them, so those that are left end where the window begins.
+        Earlier calls released the first of them, so those that are left end where the window begins; states are few.
         """
         for number in self.windowed:
             pool, table = self.group_pools[number], tables[number]
             expired_pages = pool.group.window.expired_pages(computed, self.page_size)
+            if number in self.states:
+                page = expired_pages.stop
+                while len(table) > 1 and page > 0:
+                    page -= 1
+                    if page in table:
+                        pool.decref(table.pop(page))
+                continue
             stop = min(expired_pages.stop, len(table.pages))
             first = stop
             while first > expired_pages.start and first - 1 in table:

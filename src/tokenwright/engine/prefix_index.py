@@ -5,6 +5,7 @@ a sha256 over the hash of the page before it and its own tokens, so over the who
 equal K and V. The first hash follows from a secret of the process, so nobody can look for a collision. A sequence whose
 text begins the same way attaches the page instead of computing it. A sequence that goes on behind a tail writes to a
 copy of it. Engines that are given the same secret name equal pages alike, so that a router can tell which one has them.
+Where there is a page tier, full pages are written to it once they are cached, and `restore` reads them back.
 """
 
 from collections import Counter
@@ -15,7 +16,7 @@ from secrets import token_bytes
 from struct import pack
 from typing import Any
 
-from tokenwright.engine.page_events import CachedPage
+from tokenwright.engine.page_events import CachedPage, PageTier
 from tokenwright.engine.page_pool import GroupPool, PagePool
 from tokenwright.engine.page_table import PageTable, PageTables
 
@@ -63,12 +64,16 @@ class PrefixIndex:
 
     seed: what the contents of pages depend on beside their tokens (the cache specs); part of every hash.
     secret: what all hashes follow from; by default one of this process. It does not change once a page is cached.
+    tier: where full pages are kept as well; None: nowhere.
     """
 
-    def __init__(self, pool: PagePool, seed: bytes = b"", secret: bytes = _SECRET) -> None:
+    def __init__(
+        self, pool: PagePool, seed: bytes = b"", secret: bytes = _SECRET, tier: PageTier | None = None
+    ) -> None:
         self.pool = pool
         self.seed = seed
         self.secret = secret
+        self.tier = tier
 
     def hashes(self, salt: bytes = b"") -> PrefixHashes:
         """The hashes of a text without full pages. Texts of different salts never share pages."""
@@ -84,8 +89,10 @@ class PrefixIndex:
         if first == full:
             return
         hashes.extend(tokens)
-        for number, table in enumerate(tables):
-            self._cache(number, table, [page for page in range(first, full) if page in table], hashes, tokens)
+        for number, (pool, table) in enumerate(zip(self.pool.group_pools, tables, strict=True)):
+            window = pool.group.window
+            pages = [page for page in range(first, full) if page in table and window.cached(page, size)]
+            self._cache(number, table, pages, hashes, tokens)
 
     def _cache(
         self, number: int, table: PageTable, pages: Sequence[int], hashes: PrefixHashes, tokens: Sequence[int]
@@ -97,29 +104,59 @@ class PrefixIndex:
                 text = tuple(tokens[page * size : (page + 1) * size])
                 listener.cached(number, CachedPage(found[page], hashes.before(page), page == 0, text))
             table[page] = pool.cache_page(table[page], found[page])
+        self._offer(number, table, pages, found)
+
+    def _offer(self, number: int, table: PageTable, pages: Sequence[int], found: Sequence[bytes]) -> None:
+        """Write full pages of a table to the tier, if there is one, as far as it wants them."""
+        if self.tier is None or not pages:
+            return
+        hashes = [found[page] for page in pages]
+        wanted = self.tier.wanted(number, hashes)
+        if wanted:
+            try:
+                contents = self.pool.memory.read(number, [table[pages[index]] for index in wanted])
+            except (RuntimeError, MemoryError):  # no memory for a copy: the page is not written
+                return
+            self.tier.write(number, [hashes[index] for index in wanted], contents)
 
     def cache_tail(self, tables: PageTables, hashes: PrefixHashes, tokens: Sequence[int], stop: int) -> None:
-        """Cache the page that a text has not filled, of which [0, stop) is computed."""
+        """Cache the page that a text has not filled, with [0, stop) computed; or the state behind a full one."""
         page, length = divmod(stop, self.pool.page_size)
-        if length:
-            hashes.extend(tokens)
+        hashes.extend(tokens)
+        if not length:
+            for number in self.pool.states:
+                self._cache(number, tables[number], [page - 1], hashes, tokens)
+        else:
             tail = hashes.hash(tokens, page, stop)
             for pool, table in zip(self.pool.group_pools, tables, strict=True):
                 if page in table:
                     table[page] = pool.cache_tail(table[page], tail, hashes.before(page), length)
 
     def match_prefix(
-        self, hashes: PrefixHashes, tokens: Sequence[int], limit: int | None = None, *, tails: bool = True
+        self,
+        hashes: PrefixHashes,
+        tokens: Sequence[int],
+        limit: int | None = None,
+        *,
+        tails: bool = True,
+        tier: PageTier | None = None,
     ) -> int:
         """The length of the longest prefix that need not be computed: every group has what a row behind it reads.
 
         At most `limit` tokens; by default all but the last one, whose row is what the next token is chosen from.
-        Without `tails` it is a number of full pages.
+        Without `tails` it is a number of full pages. tier: count the pages that it holds, too.
         """
         found, limit = hashes.extend(tokens), len(tokens) - 1 if limit is None else limit
         size, pools = self.pool.page_size, self.pool.group_pools
         pages = limit // size
-        runs = [_runs([page_hash in pool.index for page_hash in found[:pages]]) for pool in pools]
+        there = [[page_hash in pool.index for page_hash in found[:pages]] for pool in pools]
+        if tier is not None:
+            for number, row in enumerate(there):
+                lacking = [page for page, cached in enumerate(row) if not cached]
+                held = tier.held(number, [found[page] for page in lacking])
+                for page, one in zip(lacking, held, strict=True):
+                    row[page] = one
+        runs = [_runs(row) for row in there]
         for page in range(pages, -1, -1):
             at, before = page * size, hashes.before(page)
             lengths = {n for pool in pools for n in pool.tails.get(before, ())} if tails else set[int]()
@@ -154,6 +191,83 @@ class PrefixIndex:
                 for page in span:
                     table[page] = pool.index[hashes.hash(tokens, page, length)]
                     pool.incref(table[page])
+
+        if self.tier is not None:  # pages that it had no time for, or has removed
+            for number, table in enumerate(tables):
+                full = [page for page in table if (page + 1) * self.pool.page_size <= length]
+                self._offer(number, table, full, hashes.hashes)
+
+    def restore(self, hashes: PrefixHashes, tokens: Sequence[int], limit: int) -> tuple[int, bool]:
+        """Read pages of a text's prefix from the tier into cached pages, if that takes less time than computing them.
+
+        Returns by how many tokens the prefix that need not be computed has grown, and whether nothing is left to read:
+        the tier reads for about a step's time at once. It evicts no page that a row behind the prefix reads.
+        """
+        if self.tier is None:
+            return 0, True
+        before = self.match_prefix(hashes, tokens, limit)
+        if limit - before < self.pool.page_size:
+            return 0, True
+        length = self.match_prefix(hashes, tokens, limit, tails=False, tier=self.tier)
+        found = hashes.hashes[: length // self.pool.page_size]
+        missing = self._to_restore(found)
+        nbytes = sum(len(pages) * group.page_bytes for pages, group in zip(missing, self.pool.groups, strict=True))
+        if length <= before or not nbytes or not self.tier.worth_reading(length - before, nbytes):
+            return 0, True
+        whole = True
+        try:
+            for number, pages in enumerate(missing):
+                if pages and whole:
+                    whole = self._restore(self.tier, number, pages, found, hashes, tokens)
+        except (RuntimeError, MemoryError):  # the KV memory has failed: the tokens are computed
+            return 0, True
+        return max(0, self.match_prefix(hashes, tokens, limit) - before), whole
+
+    def _to_restore(self, found: Sequence[bytes]) -> list[list[int]]:
+        """The pages of each group that a row behind a text of full pages reads and that are not cached.
+
+        None at all if too few pages are available for them.
+        """
+        missing = []
+        for pool in self.pool.group_pools:
+            read = self._read_behind(pool, found)
+            missing.append([page for page in read if found[page] not in pool.index])
+            cached = sum(page in pool.cached for page in self._present(pool, found).values())
+            if len(missing[-1]) > pool.available - cached:
+                return [[] for _ in self.pool.group_pools]
+        return missing
+
+    def _restore(
+        self,
+        tier: PageTier,
+        number: int,
+        missing: Sequence[int],
+        found: Sequence[bytes],
+        hashes: PrefixHashes,
+        tokens: Sequence[int],
+    ) -> bool:
+        """Read missing pages of a group; False: it has not come to the last one, or some could not be read."""
+        pool = self.pool.group_pools[number]
+        table = PageTable(self._present(pool, found))
+        for page in table.values():
+            pool.incref(page)
+        done: list[int] = []
+        try:
+            for good, contents in tier.read(number, [found[page] for page in missing]):
+                pages = [missing[index] for index in good]
+                table.update((page, pool.allocate()) for page in pages)
+                self.pool.memory.write(number, [table[page] for page in pages], contents)
+                done += pages
+            self._cache(number, table, done, hashes, tokens)
+            return len(done) == len(missing)
+        finally:
+            pool.clear(table)
+
+    def use(self, hashes: PrefixHashes) -> None:
+        """Tell the tier, if there is one, that a text with these hashes has been used."""
+        if self.tier is not None:
+            for number in range(len(self.pool.groups)):
+                self.tier.used(number, hashes.hashes)
 
     def can_admit(
         self,

@@ -168,6 +168,7 @@ class SequenceCounts:
 
     forwarded: tokens sent through the layers, recomputation included. reused: tokens not sent through them, because
     their K and V were found. prefix_hit: of these, tokens of the prompt that were cached when it was first admitted.
+    restored: tokens whose K and V were read from the page tier for it; most of them are reused ones.
     logprobs, hidden: prompt tokens whose log-probability and whose hidden states were reported.
     sampler_logprob: the sum of the sampler's log-probabilities of the tokens written so far.
     drafted: draft tokens sent through the layers. accepted: of these, those that were written and kept in the cache.
@@ -176,6 +177,7 @@ class SequenceCounts:
     forwarded: int = 0
     reused: int = 0
     prefix_hit: int = 0
+    restored: int = 0
     preemptions: int = 0
     logprobs: int = 0
     hidden: int = 0

@@ -68,6 +68,7 @@ class Scheduler:
         proposer: Proposer | None = None,
     ) -> None:
         assert token_budget > 0 and max_sequences > 0, "a step computes something"
+        assert proposer is None or not pool.states, "a state does not go back to where a draft was rejected"
         self.pool = pool
         self.kv = KVManager(pool, prefixes, swap)
         self.ids = count()  # of sequences
@@ -300,8 +301,7 @@ class Scheduler:
         if group is None or self._slots(group) > self.max_sequences:
             return None
         sequence = group.first
-        cached = self.kv.cached_prefix(sequence)
-        if self.kv.comes_with(chunks, sequence, cached):
+        if self.kv.comes_with(chunks, sequence, cached := self.kv.cached_prefix(sequence)):
             return None
         tokens = min(len(sequence.tokens) + self.pool.page_size, sequence.max_computed)
         needs = pages_of(self.pool, sequence, len(group.sequences), tokens, self.token_budget)
@@ -314,8 +314,10 @@ class Scheduler:
             return None  # one that runs, which is older, could preempt it once more
         while paused and (fragile or not self.kv.prefixes.can_admit(*text)):
             self.preempt(paused.pop())  # a paused one that went on could preempt a fragile one
+        if (restored := self.kv.restore(sequence, cached)) is None:
+            return None  # those that run go on meanwhile
         if not self.kv.swap_in(sequence):
-            self.kv.attach(sequence, cached)
+            self.kv.attach(sequence, restored)
         self._run(group)
         return group
 

@@ -4,18 +4,19 @@
 
 Its "KV cache" stores, in each slot, the very token whose K and V would stand there. Before it answers it reads the text
 back through the page tables, as far as a row reads in each group. So it notices at once a page that is wrong, stale,
-released too early or shared by mistake.
+released too early or shared by mistake. A state is the whole text so far, in the first slot of its page.
 """
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListLike
+from typing import Any
 
 from tokenwright.engine.core import Engine
 from tokenwright.engine.page_pool import PagePool
 from tokenwright.engine.request import Request
 from tokenwright.engine.scheduler import Scheduler
 from tokenwright.engine.step import Chunk, HiddenStates, LogitsNeeded, Output, Pick, PromptLogprobs, Result, Step
-from tokenwright.engine.window import Group
+from tokenwright.engine.window import Group, StateWindow
 from tokenwright.sampling_params import SamplingParams
 
 Script = Callable[[ListLike[int]], int]  # the text so far -> the next token
@@ -25,15 +26,14 @@ class ScriptedModel:
     """Runner, sampler and memory in one.
 
     `logits` are the texts that were read back from the first group, one for each row; so are the hidden states, for
-    chunks that need them. Other groups must hold the same
-    tokens wherever they are read.
+    chunks that need them. Other groups must hold the same tokens wherever they are read. The first has no states.
     """
 
     def __init__(self, script: Script, groups: ListLike[Group], page_size: int) -> None:
         self.script = script
         self.groups = tuple(groups)
         self.page_size = page_size
-        self.slots: list[list[int | None]] = [[None] * (group.pages * page_size) for group in groups]
+        self.slots: list[list[Any]] = [[None] * (group.pages * page_size) for group in groups]
         self.forwarded = 0
 
     def forward(self, step: Step) -> Output[list[list[int]]]:
@@ -42,9 +42,12 @@ class ScriptedModel:
         hidden: list[list[int]] = []
         for chunk in step.chunks:
             for position, token in enumerate(chunk.tokens, chunk.start):
-                for slots, table in zip(self.slots, chunk.tables, strict=True):
-                    if position // self.page_size in table:
+                for group, slots, table in zip(self.groups, self.slots, chunk.tables, strict=True):
+                    if position // self.page_size in table and not isinstance(group.window, StateWindow):
                         slots[self._slot(table, position)] = token
+            for group, slots, table in zip(self.groups, self.slots, chunk.tables, strict=True):
+                if isinstance(group.window, StateWindow):
+                    self._rewrite(chunk, slots, table)
             self.forwarded += chunk.stop - chunk.start
             needed = chunk.logits_needed
             first = {LogitsNeeded.NONE: chunk.stop, LogitsNeeded.LAST: chunk.stop - 1}.get(needed, chunk.start)
@@ -53,13 +56,24 @@ class ScriptedModel:
             answers += [self._read(chunk.tables, position) for position in range(first, chunk.stop)]
         return Output(tuple(rows), texts, hidden=hidden)
 
+    def _rewrite(self, chunk: Chunk, slots: list[Any], table: Mapping[int, int]) -> None:
+        """Go on from the state that a chunk begins with, and write it where the table has a page for it."""
+        size = self.page_size
+        state = slots[table[(chunk.start - 1) // size] * size] if chunk.start else ()
+        assert isinstance(state, tuple) and len(state) == chunk.start, "a state was read that belongs elsewhere"
+        for stop, token in enumerate(chunk.tokens, chunk.start + 1):
+            state = (*state, token)
+            page = (stop - 1) // size
+            if page in table and (stop % size == 0 or stop == chunk.stop):
+                slots[table[page] * size] = state
+
     def copy(self, group: int, source: int, target: int) -> None:
         self.write(group, [target], self.read(group, [source]))
 
-    def read(self, group: int, pages: ListLike[int]) -> list[list[int | None]]:
+    def read(self, group: int, pages: ListLike[int]) -> list[list[Any]]:
         return [self.slots[group][page * self.page_size : (page + 1) * self.page_size] for page in pages]
 
-    def write(self, group: int, pages: ListLike[int], contents: list[list[int | None]]) -> None:
+    def write(self, group: int, pages: ListLike[int], contents: list[list[Any]]) -> None:
         for page, content in zip(pages, contents, strict=True):
             self.slots[group][page * self.page_size : (page + 1) * self.page_size] = content
 
@@ -96,6 +110,8 @@ class ScriptedModel:
         """What the row at a position reads in the first group; the others must hold the same."""
         texts = []
         for group, slots, table in zip(self.groups, self.slots, tables, strict=True):
+            if isinstance(group.window, StateWindow):
+                continue
             positions = [position for span in group.window.spans(row, row + 1) for position in span]
             texts.append({position: slots[self._slot(table, position)] for position in positions})
         for text in texts:

@@ -62,6 +62,43 @@ class AttentionWindow:
         near = self.size - 1 + chunk  # tokens in a row, which may begin anywhere in a page
         return min(all_pages, -(-min(self.sinks, tokens) // page_size) + (near + page_size - 2) // page_size + 1)
 
+    def cached(self, page: int, page_size: int) -> bool:  # noqa: ARG002  of a state's pages only some are
+        """Whether a full page is cached for other texts as soon as it is computed."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class StateWindow(AttentionWindow):
+    """The pages of layers that keep one state of a text, rewritten at each token, instead of K and V.
+
+    Page n of a text has room for one state: that behind the last computed token of the page. Row i reads the state
+    behind row i - 1, so it has a window of two. A chunk writes the page of its last token, and those on its way that
+    hold the first token at or behind a multiple of `every`, which stay in the prefix index; each needs to be full.
+
+        page size 4, every 8, rows 3 to 13:      reads page 0, writes pages 1, 2 (of tokens 4 to 11) and 3
+    """
+
+    size: int | None = 2
+    every: int = 1
+
+    def pages(self, row: int, end: int, page_size: int) -> list[range]:
+        """The page of the state that row `row` reads, and those that computing [row, end) writes."""
+        found = {(row - 1) // page_size} if 0 < row <= end else set()
+        if end > row:
+            first = row // page_size * page_size // self.every + 1  # the first multiple in the page, or behind it
+            whole = range(first * self.every, end // page_size * page_size + 1, self.every)
+            found |= {(end - 1) // page_size, *((place - 1) // page_size for place in whole)}
+        return [range(page, page + 1) for page in sorted(found)]
+
+    def expired_pages(self, row: int, page_size: int) -> range:
+        return range(max(0, row - 1) // page_size)
+
+    def max_pages(self, tokens: int, chunk: int, page_size: int) -> int:
+        return min(-(-tokens // page_size), 2 + -(-chunk // max(self.every, page_size)))
+
+    def cached(self, page: int, page_size: int) -> bool:
+        return (page + 1) * page_size // self.every > page * page_size // self.every
+
 
 @dataclass(frozen=True, slots=True)
 class Group:

@@ -1,18 +1,29 @@
-"""Saves a text's pages from an engine's pool to a file (`cache/snapshot.py`), and loads them, by their prefix hashes.
+"""An engine's pages in files: one text's (`cache/snapshot.py`), and its page tier (`cache/disk_pages.py`).
 
 `save_pages` finds the pages by prefix hash, so the text need not be running. `load_pages` inserts them into the pool as
-cached pages without references; a later text with the same prefix finds them like any others.
+cached pages without references; a later text with the same prefix finds them like any others. `open_disk` opens the
+tier, which a `StepClock` tells how fast the model computes.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
-from tokenwright.cache import KVStore
+from tokenwright.arrays import populate
+from tokenwright.backends.native.library import find
+from tokenwright.cache import HOST, KVStore
+from tokenwright.cache.disk_pages import DiskPages
 from tokenwright.cache.snapshot import Snapshot, load, save
-from tokenwright.engine import Engine
-from tokenwright.engine.loop import EngineLoop
+from tokenwright.config import EngineConfig
+from tokenwright.engine import Engine, Output, Runner, Step
+from tokenwright.engine.loop import EndStep, EngineLoop
 from tokenwright.errors import CapacityError
+
+_POPULATED = 256 << 20  # bytes of a group
 
 
 def save_pages(
@@ -42,7 +53,7 @@ def load_pages(
     Raises CacheFileError for a damaged or unsuitable file, CapacityError if the pool has too few free pages.
     """
     like = loop.call(lambda _: [store.read(group, [0]) for group in range(len(store.groups))])
-    found = load(path, about, like)
+    found = load(path, about, like, store.page_size)
 
     def write(engine: Engine[Any]) -> int | None:
         hashes = engine.prefixes.hashes(salt(len(found.tokens)))
@@ -63,3 +74,57 @@ def load_pages(
             "more (pages or kv_memory), or a larger token_budget"
         )
     return spared
+
+
+def open_disk(folder: str, options: EngineConfig, store: KVStore, about: Mapping[str, str]) -> DiskPages:
+    """The tier of an engine. about: everything that its pages depend on but the program and the tokens.
+
+    Raises RequestError for a folder or a size that cannot be used.
+    """
+    like = [store.read(group, [0]) for group in range(len(store.groups))]
+    model = sha256(json.dumps(dict(about) | _program(about["kernels"]), sort_keys=True).encode()).digest()
+    disk = DiskPages(Path(folder).expanduser(), options.kv_disk_size, model, like, options.page_size)
+    if store.memory is HOST:
+        Thread(target=_populate, args=(store, len(disk.folder.pages)), daemon=True).start()
+    return disk
+
+
+def _populate(store: KVStore, pages: int) -> None:
+    """Let the system hand out memory for the first pages that will be read, which takes longer than to copy them."""
+    for number, group in enumerate(store.groups):
+        count = min(pages, store.pages[number], _POPULATED // group.page_bytes(store.page_size))
+        for whole in store.arrays(number):
+            for layer in whole:
+                populate(layer[:count])
+
+
+def _program(kernels: str) -> dict[str, str]:
+    """What computes K and V: another build may round otherwise, so it does not read the pages of this one."""
+    if kernels == "reference":
+        return {"torch": version("torch")}
+    library = find()
+    assert library is not None, "native kernels come from a library"
+    return {"library": sha256(library.read_bytes()).hexdigest()}
+
+
+class StepClock:
+    """A runner that notes the tokens of each step, and reports them to a tier with the seconds that the step took.
+
+    end_step: called with a step's times as well, if it is given.
+    """
+
+    def __init__(self, runner: Runner[Any], disk: DiskPages, end_step: EndStep | None) -> None:
+        self._runner = runner
+        self._disk = disk
+        self._next = end_step
+        self._tokens = 0
+
+    def forward(self, step: Step) -> Output[Any]:
+        self._tokens = step.size
+        return self._runner.forward(step)
+
+    def end_step(self, began: float, ended: float) -> None:
+        self._disk.computed(self._tokens, ended - began)
+        self._tokens = 0
+        if self._next is not None:
+            self._next(began, ended)

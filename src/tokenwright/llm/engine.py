@@ -17,6 +17,7 @@ from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.observation import device_clock
 from tokenwright.backends.runner import Model, ModelRunner
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
+from tokenwright.cache.disk_pages import DiskPages
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import EngineConfig, ModelConfig, Rope, angle_length
@@ -26,10 +27,11 @@ from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler
 from tokenwright.engine.loop import CLOSED, EngineLoop, Inbox, Listener, RequestHandle
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType
-from tokenwright.llm.cache_file import load_pages, save_pages
+from tokenwright.llm.cache_file import StepClock, load_pages, open_disk, save_pages
 from tokenwright.llm.input_processor import InputProcessor, Prompt
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.output_processor import OutputProcessor, Report
+from tokenwright.llm.outputs import Completion
 from tokenwright.llm.relevance import Relevance
 from tokenwright.llm.streams import AsyncStreams
 from tokenwright.models.cost import CostModel
@@ -62,7 +64,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class _Owned:
-    """What an engine owns until it is closed. recording: of an engine that records runs."""
+    """What an engine owns until it is closed. recording: of an engine that records runs. disk: with kv_disk."""
 
     loaded: LoadedModel
     store: KVStore
@@ -70,25 +72,34 @@ class _Owned:
     loop: EngineLoop
     inputs: InputProcessor
     recording: Recording | None
+    disk: DiskPages | None
 
 
 class LLMEngine:
     """The engine over a loaded model: its KV memory, its thread, its recorder. Thread-safe.
 
-    facts, specs, context: of the model as it is computed here; they stay after `close`. streams: its asyncio side.
+    threads: that compute; None: as many as the thread asks for that submits. facts, specs, context: of the model as it
+    is computed here; they stay after `close`. streams: its asyncio side.
 
     Raises CapacityError if the memory does not suffice, RequestError for options that the model does not support.
     """
 
-    def __init__(self, loaded: LoadedModel, options: EngineConfig) -> None:
+    def __init__(self, loaded: LoadedModel, options: EngineConfig, threads: int | None = None) -> None:
         self.facts, self.options = loaded.facts, options
         self.specs = specs_of(options, loaded.graph, loaded.dtype)
         self.context = context_of(options, loaded.config)
         store, groups = make_store(self.specs, options, self.context, loaded.device)
         pool = PagePool(groups, options.page_size, store)
+        disk = None
+        if options.kv_disk is not None:
+            disk = open_disk(options.kv_disk, options, store, _about(loaded, self.specs, options.page_size))
         prefixes, swap = PrefixIndex(pool, repr(self.specs).encode()), SwapSpace(pool, options.swap_memory)
+        if disk is not None:
+            prefixes.secret, prefixes.tier = disk.secret, disk
         proposer = None
-        if options.speculate == "suffix" and not loaded.traced:  # what is recorded shows one token a step
+        # What is recorded shows one token a step; and a state does not go back to where a draft was rejected.
+        may_draft = not loaded.traced and not pool.states
+        if options.speculate == "suffix" and may_draft:
             proposer = SuffixProposer(self._step_costs(loaded.decoder.weight_bytes))
         scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap, proposer)
         model, inputs = Model(loaded.decoder, self.specs, loaded.device), InputProcessor(loaded, self.context)
@@ -99,12 +110,16 @@ class LLMEngine:
             recording = _recording(loaded, self.specs, self.costs, runner, sampler)
             runner = sampler = recording.recorder
             end_step = recording.recorder.end_step
+        if disk is not None:
+            runner = times = StepClock(runner, disk, end_step)
+            end_step = times.end_step
         loop = EngineLoop(Engine(runner, sampler, scheduler, self.context), end_step=end_step)
-        self._owned: _Owned | None = _Owned(loaded, store, model, loop, inputs, recording)
+        self._owned: _Owned | None = _Owned(loaded, store, model, loop, inputs, recording, disk)
         self.streams = AsyncStreams()
+        self._given_threads = threads
         self._threads = 0  # asked for in the thread that submitted last
         loaded.enter()
-        self._abandon = finalize(self, _abandon, loop, loaded, self.streams)
+        self._abandon = finalize(self, _abandon, loop, loaded, self.streams, disk)
         self._abandon.atexit = False  # at exit the loop ends by itself
 
     def __str__(self) -> str:
@@ -182,6 +197,11 @@ class LLMEngine:
         return 1
 
     @property
+    def threads(self) -> int:
+        """How many threads compute the requests of the thread that asks."""
+        return self._given_threads or asked_threads(isinstance(self.loaded.decoder, NativeDecoder))
+
+    @property
     def occupancy(self) -> Occupancy:
         """Its pages at this moment."""
         pool = self.loop.engine.pool
@@ -218,10 +238,7 @@ class LLMEngine:
     @cached_property
     def _about(self) -> Mapping[str, str]:
         """The metadata that a cache file must match. Computed once, as it reads all of the checkpoint's weights."""
-        loaded, facts = self.loaded, self.facts
-        copied = f", {len(loaded.copies)} as they lie" if loaded.copies else ""
-        form = {"dtype": facts.dtype, "weights' form": f"{facts.weights}{copied}", "kernels": facts.kernels}
-        return about(loaded.checkpoint, form, self.specs, self.options.page_size)
+        return _about(self.loaded, self.specs, self.options.page_size)
 
     @cached_property
     def relevance(self) -> Relevance:
@@ -240,9 +257,8 @@ class LLMEngine:
         cannot be served, EngineError where the engine has ended.
         """
         loop = self.loop
-        native = isinstance(self.loaded.decoder, NativeDecoder)
-        if (threads := asked_threads(native)) != self._threads:  # each thread may ask for its own number
-            self._threads = threads
+        if (threads := self.threads) != self._threads:  # each thread may ask for its own number
+            self._threads, native = threads, isinstance(self.loaded.decoder, NativeDecoder)
             loop.post(lambda _: compute_here(threads, native))
         return loop.submit(requests, listener, paused=paused)
 
@@ -281,6 +297,20 @@ class LLMEngine:
         await self.streams.read(transcripts)
         return list(transcripts.values())
 
+    def observed(self, request: Request, done: Completion, heads: Sequence[tuple[int, int]]) -> Completion:
+        """A completion, and all its choices, with what the model computes inside. Raises RequestError without torch."""
+        from tokenwright.trace.observed_text import observe_text
+        from tokenwright.trace.replay import AttentionReplay
+
+        facts, limit = self.facts, request.limit(self.context)
+        replay = AttentionReplay(facts.config, self.loaded.decoder, self.specs, facts.device)
+
+        def looked(one: Completion) -> Completion:
+            tokens = [*request.prompt, *one.token_ids]
+            return replace(one, observed=observe_text(replay, tokens, limit, heads))
+
+        return replace(looked(done), others=tuple(map(looked, done.others)))
+
     async def in_thread(self, prepare: Callable[[], T]) -> T:
         """`prepare()`, called in another thread: tokenising takes time."""
         _ = self.loop  # raises for a closed engine
@@ -313,8 +343,17 @@ class LLMEngine:
             self._abandon.detach()
             if not owned.loop.forked:
                 owned.loop.close()
+                if owned.disk is not None:
+                    owned.disk.close()
                 self.streams.close()
                 owned.loaded.leave()
+
+
+def _about(loaded: LoadedModel, specs: tuple[LayerSpec, ...], page_size: int) -> Mapping[str, str]:
+    """Everything but the tokens that the pages of an engine depend on."""
+    facts, copied = loaded.facts, f", {len(loaded.copies)} as they lie" if loaded.copies else ""
+    form = {"dtype": facts.dtype, "weights' form": f"{facts.weights}{copied}", "kernels": facts.kernels}
+    return about(loaded.checkpoint, form, specs, page_size)
 
 
 def specs_of(options: EngineConfig, graph: Graph, dtype: DType) -> tuple[LayerSpec, ...]:
@@ -341,10 +380,12 @@ def _recording(
     return Recording(recorder, AttentionReplay(loaded.config, loaded.decoder, specs, loaded.device))
 
 
-def _abandon(loop: EngineLoop, loaded: LoadedModel, streams: AsyncStreams) -> None:
+def _abandon(loop: EngineLoop, loaded: LoadedModel, streams: AsyncStreams, disk: DiskPages | None) -> None:
     """`close` without waiting, for an engine that is garbage-collected unclosed."""
     if loop.forked:
         return
     loop.stop()
+    if disk is not None:
+        disk.writer.stop()
     streams.close()
     loaded.leave()

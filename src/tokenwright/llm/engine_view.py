@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from tokenwright.arrays import Floats
 from tokenwright.backends.runner import Model
 from tokenwright.cache import LayerSpec
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults
+from tokenwright.checks import OF_METHODS, no_attribute
 from tokenwright.config import EngineConfig, ModelConfig
 from tokenwright.engine import Engine, Request
 from tokenwright.engine.loop import Listener, RequestHandle
+from tokenwright.errors import RequestError
 from tokenwright.formats import DType, WeightFormat
+from tokenwright.llm.chat.chat_processor import ChatProcessor
 from tokenwright.llm.engine import LLMEngine
 from tokenwright.llm.input_processor import Prompt, RequestOptions
 from tokenwright.llm.model import LoadedModel
@@ -37,6 +41,13 @@ class EngineView:
     def __repr__(self) -> str:
         about = str(self.llm_engine)
         return f"<{type(self).__name__}{', ' if about == 'closed' else ' '}{about}>"
+
+    def __getattr__(self, name: str) -> Any:
+        raise no_attribute("an LLM", name, OF_METHODS)
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        """Raises RequestError: llama-cpp-python calls a model."""
+        raise RequestError("an LLM is no function: generate, stream and chat write texts, and model(ids) gives logits")
 
     @property
     def loaded(self) -> LoadedModel:
@@ -142,6 +153,16 @@ class EngineView:
         """The model's chat template. Raises RequestError if it has none."""
         _ = self.llm_engine.loop  # raises for a closed engine
         return self.loaded.template or ChatTemplate(self.tokenizer)
+
+    @property
+    def conversations(self) -> ChatProcessor:
+        """How the model reads conversations and writes its answers, reasoning and calls of tools among them."""
+        _ = self.llm_engine.loop  # raises for a closed engine
+        return self._conversations
+
+    @cached_property
+    def _conversations(self) -> ChatProcessor:
+        return ChatProcessor(self.loaded)
 
     def sampling(self, **overrides: object) -> SamplingParams:
         """The checkpoint's sampling defaults, updated with `overrides`; None overrides nothing.

@@ -5,14 +5,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenwright.checks import check_bool, shown
+from tokenwright.checks import OF_TEXT, check_bool, shown, unknown_name
 from tokenwright.config import angle_length
 from tokenwright.decode import BeamSearch, TextStopChecker
 from tokenwright.engine import Request, TokenConstraints
@@ -23,11 +22,6 @@ from tokenwright.text import TextStream
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]  # text, or token ids; a tensor of torch is taken too
 NOTHING: Mapping[str, Any] = {}
-
-_ELSEWHERE = {  # what other libraries call ours
-    "do_sample": "temperature", "max_length": "max_tokens", "num_beams": "beams", "num_return_sequences": "n",
-    "stop_token_ids": "stop_ids", "stream": "the method stream, or chat_stream",
-}  # fmt: skip
 QUICK_PROMPT = 512  # characters or ids: tokenised in less time than another thread needs to answer
 
 
@@ -182,6 +176,10 @@ class InputProcessor:
             return ()
         return tuple(self._loaded.tokenizer.encode(text, add_special=False, parse_special=False)[: self._context])
 
+    def prepared(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
+        """`build` with its options behind the parameters, as `streamed` takes them."""
+        return self.build(prompt, params, options=options)
+
     def streamed(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """`build` for a stream. Raises RequestError for parameters whose texts are known only at the end."""
         if params.beams > 1 or params.choices > params.n:
@@ -272,8 +270,7 @@ def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The overrides that are not None. Raises RequestError for one that is no field of SamplingParams."""
     names = [field.name for field in fields(SamplingParams)]
     for name in sorted(overrides.keys() - set(names)):
-        near = [_ELSEWHERE[name]] if name in _ELSEWHERE else get_close_matches(name, names, 1)
-        raise RequestError(f"{name} is no sampling parameter" + (f"; did you mean {near[0]}?" if near else ""))
+        raise unknown_name("sampling parameter", name, names, OF_TEXT)
     return {name: value for name, value in overrides.items() if value is not None}
 
 

@@ -13,22 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwright.checkpoints.files.pooling import Pooling
-from tokenwright.checks import check_bool, folders
-from tokenwright.config import EngineConfig
+from tokenwright.checks import check_whole, folders, hinting
+from tokenwright.config import KV_DISK_SIZE, EngineConfig
 from tokenwright.engine import SamplingParams
 from tokenwright.engine.loop import Inbox
-from tokenwright.errors import EngineError, RequestError
+from tokenwright.errors import RequestError
 from tokenwright.formats import KVFormat, WeightFormat
 from tokenwright.llm import scoring
+from tokenwright.llm.chat.chat_view import ChatView
 from tokenwright.llm.engine import LLMEngine, specs_of
-from tokenwright.llm.engine_view import EngineView
 from tokenwright.llm.input_processor import Prompt, RequestOptions
 from tokenwright.llm.model import LoadedModel
-from tokenwright.llm.output_processor import OutputProcessor, progress_bar
+from tokenwright.llm.output_processor import completions_of, progress_bar
 from tokenwright.llm.outputs import Completion, Piece
 from tokenwright.llm.streams import Stream
-from tokenwright.text import Message, Rendered
-from tokenwright.text.messages import check_messages
 from tokenwright.units import read_bytes
 
 if TYPE_CHECKING:
@@ -36,7 +34,10 @@ if TYPE_CHECKING:
     from tokenwright.trace.summary import StepSums
 
 
-class LLM(EngineView):
+MOST_THREADS = 4096
+
+
+class LLM(ChatView):
     """A model with its tokenizer and KV cache. Thread-safe; the engine batches the requests of all threads.
 
     model: a folder, a hub name such as "Qwen/Qwen3-0.6B" (`revision` selects a branch, tag or commit), or "stories",
@@ -53,18 +54,22 @@ class LLM(EngineView):
     page_size: tokens of a KV page. pages or kv_memory (bytes, or "2GB"): the size of the cache; by default an eighth of
         the free memory, 4 GiB at most, and no more than `max_sequences` full contexts. swap_memory: bytes of RAM to
         swap out K and V of sequences that are preempted when pages run out; without it they are recomputed.
+    kv_disk: a folder in which the prefix cache outlives the process, of kv_disk_size bytes (or "20GB") at most; several
+        processes may use it.
     token_budget: tokens computed in one step. max_sequences: sequences running at once.
     speculate: compute tokens ahead where earlier text repeats itself ("suffix"), or do not ("off"). Texts and
         log-probabilities are the same to the bit.
     lora: folders of LoRA adapters (PEFT) that are merged into the weights as they are read.
     adapters: folders of LoRA adapters that are kept beside the weights, by name: a request chooses one, or none.
     report: called with (bytes read, bytes in total) while the weights are read; downloads then show progress bars.
+    threads: that compute; None: one for each core, or as many as OMP_NUM_THREADS says.
     trace: count and time the engine's work, as `run` requires.
 
     Raises CheckpointError for a model that cannot be read or computed, CapacityError if memory does not suffice,
     RequestError for an option out of range.
     """
 
+    @hinting
     def __init__(
         self,
         model: str | Path | LoadedModel = "stories",
@@ -80,19 +85,32 @@ class LLM(EngineView):
         pages: int | None = None,
         kv_memory: int | str | None = None,
         swap_memory: int | str = 0,
+        kv_disk: str | Path | None = None,
+        kv_disk_size: int | str = KV_DISK_SIZE,
         token_budget: int = 512,
         max_sequences: int = 64,
         speculate: str = "suffix",
         report: Callable[[int, int], None] | None = None,
         trace: bool = False,
+        threads: int | None = None,
         lora: Sequence[str | Path] = (),
         adapters: Mapping[str, str | Path] = MappingProxyType({}),
     ) -> None:
-        form = kv if isinstance(kv, KVFormat) else KVFormat.parse(kv)
-        kv_memory = read_bytes(kv_memory, "kv_memory") if isinstance(kv_memory, str) else kv_memory
-        swap_memory = read_bytes(swap_memory, "swap_memory") if isinstance(swap_memory, str) else swap_memory
+        if threads is not None:
+            check_whole("threads", threads, 1, MOST_THREADS)
         options = EngineConfig(
-            page_size, pages, kv_memory, token_budget, max_sequences, form, window, sinks, swap_memory, speculate
+            page_size=page_size,
+            pages=pages,
+            kv_memory=None if kv_memory is None else _bytes(kv_memory, "kv_memory"),
+            token_budget=token_budget,
+            max_sequences=max_sequences,
+            kv=kv if isinstance(kv, KVFormat) else KVFormat.parse(kv),
+            window=window,
+            sinks=sinks,
+            swap_memory=_bytes(swap_memory, "swap_memory"),
+            kv_disk=str(kv_disk) if isinstance(kv_disk, Path) else kv_disk,
+            kv_disk_size=_bytes(kv_disk_size, "kv_disk_size"),
+            speculate=speculate,
         )
         if not isinstance(model, LoadedModel):
             model = LoadedModel(
@@ -114,8 +132,9 @@ class LLM(EngineView):
                 "revision, device, dtype, weights, report, trace, lora and adapters say how a model is loaded, and "
                 "this one is; leave them out"
             )
-        super().__init__(LLMEngine(model, options))
+        super().__init__(LLMEngine(model, options, threads))
 
+    @hinting
     def stream(
         self,
         prompt: Prompt,
@@ -164,12 +183,11 @@ class LLM(EngineView):
         its = inputs.params(params, sampling)
         prepare = partial(inputs.streamed, prompt, its, RequestOptions(cache, salt, adapter))
         request = prepare() if inputs.quick(prompt, its) else await engine.in_thread(prepare)
-        [handle] = engine.submit([request], engine.streams.listener())
-        with engine.streams.open(handle, engine.transcript(handle)) as stream:
-            while (pieces := await stream.pieces()) is not None:
-                for piece in pieces:
-                    yield piece
+        async with aclosing(self._apieces(request)) as pieces:
+            async for piece in pieces:
+                yield piece
 
+    @hinting
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -179,20 +197,35 @@ class LLM(EngineView):
         salt: str = "",
         adapter: str | Sequence[str | None] | None = None,
         progress: bool = False,
+        observe: bool | Sequence[tuple[int, int]] = False,
         **sampling: Any,
     ) -> list[Completion]:
         """Continue every prompt, in one batch; returns the completions in the order of the prompts.
 
         `params`, `adapter`: one for all prompts or one per prompt; `cache`, `salt` and `sampling` as in `stream`, and
-        the same errors. progress: show a bar on stderr. Raises EngineError if a prompt failed in the engine; it has the
+        the same errors. observe: True, or a list of (layer, head), gives each completion its `observed`: the hidden
+        states of all layers, and the attention of these heads, computed once more.
+        progress: show a bar on stderr. Raises EngineError if a prompt failed in the engine; it has the
         completions of the others.
         """
         engine = self.llm_engine
+        heads = None
+        if observe is not False:
+            from tokenwright.trace.observed_text import check_heads  # here: it loads the replay
+
+            heads = check_heads(observe, self.config.layers, self.config.heads)
+        if heads is not None and adapter is not None:
+            raise RequestError("observe looks at the model without adapters; merge one with the option lora", "observe")
         requests = engine.inputs.batch(prompts, params, sampling, RequestOptions(cache, salt), adapter)
-        if not progress:
-            return _completions(engine.finish(requests))
-        with progress_bar(len(requests)) as report:
-            return _completions(engine.finish(requests, at_end=False, report=report))
+        if progress:
+            with progress_bar(len(requests)) as report:
+                ended = engine.finish(requests, at_end=False, report=report)
+        else:
+            ended = engine.finish(requests)
+        done = completions_of(ended)
+        if heads is None:
+            return done
+        return [engine.observed(request, one, heads) for request, one in zip(requests, done, strict=True)]
 
     async def agenerate(
         self,
@@ -207,79 +240,7 @@ class LLM(EngineView):
         """`generate` for asyncio. A task that is cancelled cancels its requests."""
         engine, options = self.llm_engine, RequestOptions(cache, salt)
         requests = partial(engine.inputs.batch, prompts, params, sampling, options, adapter)
-        return _completions(await engine.afinish(await engine.in_thread(requests)))
-
-    def render(self, messages: Sequence[Message], markup: bool = False) -> Rendered:
-        """The prompt of a conversation: its text, for display, and its ids. A message has "role" and "content".
-
-        markup: encode control tokens that are written in the messages as control tokens; by default they are text.
-        Raises RequestError if the model has no chat template, or if that refuses the messages or fails.
-        """
-        check_bool("markup", markup)
-        template, checked = self.template, check_messages(messages)
-        for message in checked:
-            self.check_length(message["content"])
-        return template.render(checked, markup=markup)
-
-    def chat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        markup: bool = False,
-        salt: str = "",
-        adapter: str | None = None,
-        **sampling: Any,
-    ) -> Completion:
-        """The model's answer in a conversation: `generate` with the ids of `render`. Raises the errors of both."""
-        [completion] = self.generate(
-            [self.render(messages, markup).ids], params, salt=salt, adapter=adapter, **sampling
-        )
-        return completion
-
-    def chat_stream(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        markup: bool = False,
-        salt: str = "",
-        adapter: str | None = None,
-        **sampling: Any,
-    ) -> Stream:
-        """The answer of `chat`, piece by piece: `stream` with the ids of `render`. Raises the errors of both."""
-        return self.stream(self.render(messages, markup).ids, params, salt=salt, adapter=adapter, **sampling)
-
-    async def achat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        markup: bool = False,
-        salt: str = "",
-        adapter: str | None = None,
-        **sampling: Any,
-    ) -> Completion:
-        """`chat` for asyncio."""
-        rendered = await self.llm_engine.in_thread(partial(self.render, messages, markup))
-        [completion] = await self.agenerate([rendered.ids], params, salt=salt, adapter=adapter, **sampling)
-        return completion
-
-    async def achat_stream(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        markup: bool = False,
-        salt: str = "",
-        adapter: str | None = None,
-        **sampling: Any,
-    ) -> AsyncGenerator[Piece, None]:
-        """`chat_stream` for asyncio."""
-        rendered = await self.llm_engine.in_thread(partial(self.render, messages, markup))
-        async with aclosing(self.astream(rendered.ids, params, salt=salt, adapter=adapter, **sampling)) as pieces:
-            async for piece in pieces:
-                yield piece
+        return completions_of(await engine.afinish(await engine.in_thread(requests)))
 
     def run(
         self,
@@ -333,6 +294,7 @@ class LLM(EngineView):
     @overload
     def score(self, prompt: Prompt, continuations: Sequence[Prompt]) -> list[NDArray[np.float64]]: ...
 
+    @hinting
     def score(
         self, prompt: Prompt, continuations: Sequence[Prompt] | None = None
     ) -> NDArray[np.float64] | list[NDArray[np.float64]]:
@@ -343,6 +305,7 @@ class LLM(EngineView):
         """
         return scoring.score(self.llm_engine, prompt, continuations)
 
+    @hinting
     def embed(
         self, texts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None, normalize: bool | None = None
     ) -> NDArray[np.float32]:
@@ -364,6 +327,7 @@ class LLM(EngineView):
         """`embed` for asyncio."""
         return await scoring.aembed(self.llm_engine, texts, pooling, normalize)
 
+    @hinting
     def rerank(self, query: str, documents: Sequence[str], *, instruction: str = "") -> NDArray[np.float64]:
         """How relevant each document is to the query, [documents], computed in one batch.
 
@@ -373,10 +337,6 @@ class LLM(EngineView):
         return scoring.rerank(self.llm_engine, query, documents, instruction)
 
 
-def _completions(written: Sequence[OutputProcessor]) -> list[Completion]:
-    """The completions of ended requests. Raises EngineError, with those of the others, if one failed."""
-    completions = [None if one.error else one.completion() for one in written]
-    for transcript in written:
-        if transcript.error is not None:
-            raise EngineError(f"a prompt failed: {transcript.error}", completions) from transcript.error
-    return [completion for completion in completions if completion is not None]
+def _bytes(size: int | str, name: str) -> int:
+    """A size that may be text such as "2GB". Raises RequestError."""
+    return read_bytes(size, name) if isinstance(size, str) else size

@@ -1,7 +1,7 @@
 """Assembles a request's texts, pieces and completion from the events of the engine."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
@@ -26,6 +26,7 @@ from tokenwright.engine import (
 )
 from tokenwright.engine.loop import Delivery, RequestHandle
 from tokenwright.errors import EngineError, ReplicaError
+from tokenwright.llm.chat.answer_reader import AnswerReader
 from tokenwright.llm.outputs import Completion, Piece, TreeToken, Usage
 
 Report = Callable[[int, int], None]  # texts that have ended, tokens written
@@ -100,22 +101,28 @@ class HiddenPool:
 class OutputProcessor:
     """The deliveries of one request so far. A beam search has no pieces, and no texts before its end.
 
-    layers: number of the model's layers. kv_bytes(n): bytes of K and V in the cache for a text of n tokens.
+    layers: number of the model's layers. kv_bytes(n): bytes of K and V in the cache for a text of n tokens. reader:
+    of a chat, reads what its texts say.
     """
 
     def __init__(self, handle: RequestHandle, layers: int, kv_bytes: Callable[[int], int]) -> None:
         self.handle = handle
         self.ended = False
         self.error: Exception | None = None
+        self.reader: AnswerReader | None = None
         self.prompt_logprobs: list[float] = []
         self.hidden = HiddenPool()  # over the hidden states of the prompt's tokens, if the request asks for them
-        self._search: BeamSearch | None = handle.request.search
         self._layers = layers
         self._kv_bytes = kv_bytes
         self._texts = {handle.sequence.id: ChoiceText(handle.sequence, 0)}  # of a beam search the n best, at its end
         self._sequences = [handle.sequence]
         self._prompt_tops: list[tuple[TopLogprob, ...]] = []
         self._step_times: list[float] = []  # beam search: seconds from the request to each pick
+
+    @property
+    def _search(self) -> BeamSearch | None:
+        search: BeamSearch | None = self.handle.request.search
+        return search
 
     @property
     def reason(self) -> FinishReason | None:
@@ -133,17 +140,17 @@ class OutputProcessor:
         """The texts so far; of best_of all of them, of a beam search none that matters before its end."""
         return list(self._texts.values())
 
-    def add(self, delivery: Delivery) -> list[Piece]:
-        """Record the events of a step; returns its pieces, in order."""
+    def add(self, delivery: Delivery, *, split: bool = False) -> list[Piece]:
+        """Record the events of a step; returns its pieces, in order. split: with what they say, if it is a chat."""
         fresh: list[Piece] = []
-        since = delivery.time - self.handle.submitted
+        since, search = delivery.time - self.handle.submitted, self._search
         for event in delivery.events:
             match event:
-                case Token() if self._search is None:  # first, as nearly all events are tokens
+                case Token() if search is None:  # first, as nearly all events are tokens
                     self._texts[event.sequence].add(event, since, fresh)
                 case Forked(sequence=identity, branch=branch):
                     self._sequences.append(branch)
-                    if self._search is None:
+                    if search is None:
                         self._texts[identity] = ChoiceText(branch, branch.choices[0])
                 case PromptLogprobsAdded(logprobs=logprobs, tops=tops):
                     self.prompt_logprobs += logprobs
@@ -152,16 +159,18 @@ class OutputProcessor:
                     self.hidden.add(rows)
                 case Failed(error=error):
                     self.error = self.error or error
-                case _ if self._search is None:
+                case _ if search is None:
                     self._texts[event.sequence].add(event, since, fresh)
                 case Finished(reason=reason):
                     next(iter(self._texts.values())).reason = reason
-        if self._search is not None:
+        if search is not None:
             if delivery.ended or any(isinstance(event, Token) for event in delivery.events):
                 self._step_times.append(since)
             if delivery.ended and self.error is None:
-                self._read_search(self._search)
+                self._read_search(search)
         self.ended = delivery.ended
+        if split and self.reader is not None:
+            return self.reader.split(fresh, self.ended, self.reason)
         return fresh
 
     def abort(self) -> None:
@@ -220,8 +229,9 @@ class OutputProcessor:
     def _completion(self, text: ChoiceText) -> Completion:
         tokens = [piece for piece in text.pieces if piece.token_id is not None]
         params = self.handle.request.params
+        written, reader = "".join(piece.text for piece in text.pieces), self.reader
         return Completion(
-            text="".join(piece.text for piece in text.pieces),
+            text=written,
             token_ids=tuple(piece.token_id for piece in tokens if piece.token_id is not None),
             logprobs=tuple(piece.logprob for piece in tokens),
             finish_reason=text.reason if self.ended else None,
@@ -233,6 +243,7 @@ class OutputProcessor:
             score=text.score,
             prompt_logprobs=tuple(self.prompt_logprobs),
             prompt_top_logprobs=tuple(self._prompt_tops),
+            **({"content": written} if reader is None else reader.fields(text.pieces, text.reason)),
         )
 
     def _complete(self, text: ChoiceText) -> bool:
@@ -258,7 +269,18 @@ class OutputProcessor:
             token_s=tuple(text.times),
             drafted_tokens=sequence.counts.drafted,
             accepted_tokens=sequence.counts.accepted,
+            disk_tokens=min(sequence.counts.restored, sequence.counts.reused),
         )
+
+
+def completions_of(written: Iterable[OutputProcessor]) -> list[Completion]:
+    """The completions of ended requests. Raises EngineError, with the other completions, if one failed."""
+    ended = list(written)
+    completions = [None if one.error else one.completion() for one in ended]
+    for transcript in ended:
+        if transcript.error is not None:
+            raise EngineError(f"a prompt failed: {transcript.error}", completions) from transcript.error
+    return [completion for completion in completions if completion is not None]
 
 
 @contextmanager

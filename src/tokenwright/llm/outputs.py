@@ -1,9 +1,12 @@
 """The results of a request: pieces while a text is generated, and a completion with its usage at the end."""
 
+import json
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from tokenwright.checks import OF_COMPLETION, no_attribute, shown
 from tokenwright.engine import FinishReason, TopLogprob
+from tokenwright.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,7 @@ class Usage:
     reused_tokens: tokens not computed because their K and V were cached by another text with the same prefix, read from
     a file, or cached or swapped out when this text was preempted; summed over all its admissions, so a text that was
     preempted often may have more than its number of tokens.
+    disk_tokens: of the reused_tokens, those whose pages were read from the folder kv_disk.
     layer_tokens: forward_tokens times the layers of the model.
     kv_bytes: bytes of this text's K and V at its end; 0 without the cache, when nothing is kept between steps.
     token_s: seconds from the request to each token. queue_s: seconds from the request to its first step.
@@ -33,6 +37,7 @@ class Usage:
     token_s: tuple[float, ...]
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    disk_tokens: int = 0
 
     @property
     def ttft_s(self) -> float | None:
@@ -62,8 +67,8 @@ class Piece(NamedTuple):
 
     logprob: the model's, natural logarithm, over the whole vocabulary at temperature 1. sampler_logprob: that of the
     distribution that the token was drawn from; 0 if nothing was drawn. top: the top logprobs, as many as requested.
-    choice: the number of the token's text, if the request has several. token_id None: no token, but text that the
-    stop checker held back until the end.
+    choice: the number of the token's text, if the request has several. token_id None: no token, but text that was held
+    back until the end. content, reasoning: of a chat, what is shown of `text` as the answer and as its reasoning.
     """
 
     text: str
@@ -72,6 +77,27 @@ class Piece(NamedTuple):
     sampler_logprob: float = 0.0
     top: tuple[TopLogprob, ...] = ()
     choice: int = 0
+    content: str = ""
+    reasoning: str = ""
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A whole tool call; `arguments` is JSON text, and `values` what it says."""
+
+    id: str
+    name: str
+    arguments: str
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments by their names. Raises ValueError for a call that was cut."""
+        found: dict[str, Any] = json.loads(self.arguments or "{}")
+        return found
+
+    def as_message(self) -> dict[str, Any]:
+        """The call as an entry of a message's tool_calls."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +120,10 @@ class Completion:
 
     logprobs, sampler_logprobs, top_logprobs: as in Piece, one per token. stopped: the stop string or stop id that ended
     the text. complete: False for a text under a grammar that was cut before the grammar could end. score: of beam
-    search, the sum of log-probabilities divided by length ** length_penalty.
+    search, the sum of log-probabilities divided by length ** length_penalty. content, reasoning, tool_calls: what
+    `text` says, of a chat; of other texts the content is the text. parsed: the content as the value that
+    `response_format` asks for; None where it is none, because it was cut. observed: what `observe` asks for,
+    an ObservedText of prompt and text.
     prompt_logprobs, prompt_top_logprobs: of the prompt's tokens after the first, if requested. others: the
     request's other texts, each with its own fields; with best_of and beam search the best first. tree: all nodes
     of a beam search, parents before children; ends: index in `tree` of the last token of each text of `choices`.
@@ -115,6 +144,27 @@ class Completion:
     others: "tuple[Completion, ...]" = ()
     tree: tuple[TreeToken, ...] = ()
     ends: tuple[int, ...] = ()
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    parsed: Any = None
+    observed: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        raise no_attribute("a Completion", name, OF_COMPLETION)
+
+    def __getitem__(self, name: object) -> Any:
+        raise RequestError(f"a Completion has attributes, such as completion.text; {shown(name)} is no index of it")
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message, to go on with the conversation."""
+        found: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            found["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            found["tool_calls"] = [call.as_message() for call in self.tool_calls]
+        return found
 
     @property
     def choices(self) -> "tuple[Completion, ...]":

@@ -305,8 +305,13 @@ class Run:
     def look(self, read: Callable[[AttentionReplay, ReplayedText], T], position: int, rows: int = 1) -> T:
         """Call `read` between two steps, with what replays `rows` rows of the text from `position` on, read-only.
 
-        The text is in its cache, or in a recomputed one where its pages were freed.
+        The text is in its cache, or in a recomputed one where its pages were freed. Raises RequestError for a model
+        with states: those before the row are rewritten.
         """
+        if self.engine.facts.graph.recurrent:
+            raise RequestError(
+                "layers of this model rewrite a state at each token, so earlier steps cannot be replayed"
+            )
         sequence, store, replay = self.sequence, self.engine.store, self._recording.replay
 
         def between_steps(engine: Engine[Any]) -> T:  # noqa: ARG001  (`inspect` only keeps it between steps)

@@ -40,7 +40,7 @@ class Stream:
                 self._transcript.check()
                 raise StopIteration
             for delivery in self._inbox.get():
-                self._pieces.extend(self._transcript.add(delivery))
+                self._pieces.extend(self._transcript.add(delivery, split=True))
         return self._pieces.popleft()
 
     @property
@@ -83,7 +83,7 @@ class AsyncStream:
         while not self._deliveries:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        return self._transcript.add(self._deliveries.popleft())
+        return self._transcript.add(self._deliveries.popleft(), split=True)
 
     async def finish(self) -> None:
         """Read on to the end, also of a request that fails; its transcript has the error."""

@@ -9,7 +9,8 @@ multiply-add is 2 FLOP. The formulas omit norms, softmax, rotations and activati
     n tokens onto p  = 2 P_b n + 2 P_lm rows + sum_{i=1..n} A(p + i)
 
 So a decode step with the cache is 2 (P_b + P_lm) + A(t), and a step without the cache is a chunk of all t tokens onto
-p = 0. `backends/layout.py` knows the weights' memory layout and counts their bytes.
+p = 0. The recurrence of layers with a state is left out as norms are. `backends/layout.py` knows the weights' memory
+layout and counts their bytes.
 """
 
 from collections import Counter
@@ -27,8 +28,8 @@ class Cost:
     """The work of one step, or the sum over several."""
 
     flops: int = 0
-    kv_read: int = 0  # bytes of K and V that attention must read
-    kv_written: int = 0  # bytes of K and V stored
+    kv_read: int = 0  # bytes of K, V and states that must be read
+    kv_written: int = 0  # bytes of K, V and states stored
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(self.flops + other.flops, self.kv_read + other.kv_read, self.kv_written + other.kv_written)
@@ -70,10 +71,16 @@ class CostModel:
         return Counter(part for spec in self.specs for part in spec.parts)
 
     def kept_bytes(self, tokens: int) -> int:
-        """Bytes of K and V that are kept once `tokens` tokens are computed: what the next row can read."""
-        return sum(
+        """Bytes that are kept once `tokens` tokens are computed: what the next row can read."""
+        kept = sum(
             count * part.bytes_per_token * part.window.kept(tokens, tokens) for part, count in self._parts.items()
         )
+        return kept + (self.state_bytes if tokens else 0)
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Bytes of the states of a text in recurrent layers, which each step reads and writes."""
+        return sum(spec.state_bytes for spec in self.specs)
 
     def attention_flops(self, context: int) -> int:
         """A(t): FLOP of one row that attends to `context` tokens, itself included, in all layers."""
@@ -99,6 +106,9 @@ class CostModel:
         for part, count in self._parts.items() if length else ():
             read += count * part.bytes_per_token * part.window.kept(start, stop)
             written += count * part.bytes_per_token * len(part.stored(range(start, stop)))
+        if length:
+            read += self.state_bytes if start else 0
+            written += self.state_bytes
         return Cost(self.flops(start, length, rows), read, written)
 
     def flops(self, start: int, length: int, rows: int = 1) -> int:

@@ -18,7 +18,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-from tokenwright.config import Heads, LayerKV, Learned, Rope, angle_length
+from tokenwright.config import Heads, LayerKV, Learned, RecurrentState, Rope, angle_length
 
 Shape = tuple[int, ...]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
@@ -120,7 +120,7 @@ class Op(ABC):
 
     @property
     def kv(self) -> LayerKV | None:
-        """The KV layout and attention window of its layer; None unless the op is attention."""
+        """The memory of its layer for a text, K and V or a state; None unless the op is attention or recurrent."""
         return None
 
     @property
@@ -177,7 +177,8 @@ class Attention(Op):
     k_norm: over each head if of head_size numbers, else over all heads together, or over each head with weights of its
     own if that many are its parts; before the rotation. rotary: None for a layer without rotation. window: tokens that
     a row attends to, itself included; None: all. sink_logits: the name of a learned logit of each head, which the
-    softmax counts as that of one more key, whose value is zero.
+    softmax counts as that of one more key, whose value is zero. out_gate: `qkv` has a fourth part, as large as q, whose
+    sigmoid weights what the heads have read.
     """
 
     layer: int
@@ -195,6 +196,7 @@ class Attention(Op):
     post_norm: Norm | None = None
     residual_scale: float = 1.0
     sink_logits: str | None = None
+    out_gate: bool = False
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -353,7 +355,7 @@ class Graph:
 
     @cached_property
     def attention(self) -> tuple[Op, ...]:
-        """The attention ops, one for each layer, in order."""
+        """The ops that read earlier tokens, one for each layer, in order: attention or a recurrence."""
         return tuple(op for op in self.blocks if op.kv is not None)
 
     @cached_property
@@ -368,9 +370,14 @@ class Graph:
     @property
     def rotary_size(self) -> int:
         """The numbers of a key that rotary positions concern: a head's D, or those beside a latent."""
-        sizes = {layer.layout.rotary_size for layer in self.kv}
-        assert len(sizes) == 1, "all layers have heads of one size"
-        return sizes.pop()
+        sizes = {layer.layout.rotary_size for layer in self.kv if not isinstance(layer.layout, RecurrentState)}
+        assert len(sizes) <= 1, "all layers have heads of one size"
+        return sizes.pop() if sizes else 0
+
+    @property
+    def recurrent(self) -> tuple[int, ...]:
+        """The numbers of the layers that keep a state instead of K and V."""
+        return tuple(i for i, layer in enumerate(self.kv) if isinstance(layer.layout, RecurrentState))
 
     @property
     def positions(self) -> Learned | Rope | None:

@@ -23,7 +23,7 @@ from tokenwright.bench.bandwidth import Bandwidth
 from tokenwright.cache import LayerSpec, group_layers, groups_for
 from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.config import EngineConfig, Learned
-from tokenwright.engine.window import AttentionWindow, Group
+from tokenwright.engine.window import AttentionWindow, Group, StateWindow
 from tokenwright.formats import DType, KVFormat, WeightFormat
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph
@@ -132,12 +132,19 @@ class Plan:
     @property
     def attention_windows(self) -> tuple[AttentionWindow, ...]:
         """Each layer's attention window: the smaller of the model's own and the requested one, and the sinks."""
-        return tuple(spec.window for spec in self.specs)
+        return tuple(spec.window for spec in self.specs if not spec.state_bytes)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Each layer's window in tokens, the row itself included; None for a full layer."""
-        return tuple(window.size for window in self.attention_windows)
+        """Each layer's window in tokens, the row itself included; None for a full layer and for one with a state."""
+        return tuple(None if spec.state_bytes else spec.window.size for spec in self.specs)
+
+    @property
+    def states(self) -> dict[str, Any] | None:
+        """The layers that keep a state, its bytes in all of them, and the tokens between states that stay cached."""
+        found = {i: spec.window for i, spec in enumerate(self.specs) if spec.state_bytes}
+        every = [window.every for window in found.values() if isinstance(window, StateWindow)]
+        return {"layers": list(found), "bytes": self.kv_memory.states, "every": every[0]} if found else None
 
     @property
     def endless(self) -> bool:
@@ -250,6 +257,7 @@ class Plan:
             "window": self.window,
             "sinks": self.sinks,
             "windows": list(self.windows),
+            "states": self.states,
             "weight_bytes": self.weight_bytes,
             "adapter_bytes": list(self.adapters),
             "kv_bytes_per_token": self.kv_bytes_per_token,

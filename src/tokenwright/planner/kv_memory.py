@@ -25,7 +25,13 @@ class KVMemory:
 
     def at(self, tokens: int) -> int:
         """Bytes that the sequence keeps at `tokens` tokens."""
-        return sum(nbytes * window.kept(tokens - 1, tokens) for window, nbytes in self._parts.items())
+        kept = sum(nbytes * window.kept(tokens - 1, tokens) for window, nbytes in self._parts.items())
+        return kept + (self.states if tokens else 0)
+
+    @property
+    def states(self) -> int:
+        """Bytes of the states of recurrent layers, at any length."""
+        return sum(spec.state_bytes for spec in self.specs)
 
     def most(self, tokens: int) -> int:
         """The most bytes that the sequence keeps at any length up to `tokens`.
@@ -42,14 +48,14 @@ class KVMemory:
     @property
     def bounded(self) -> bool:
         """Whether a text of any length fits a finite memory: every layer has a window."""
-        return all(spec.window.size is not None for spec in self.specs)
+        return all(spec.window.size is not None for spec in self.specs)  # that of a state is two
 
     @cached_property
     def _parts(self) -> Mapping[AttentionWindow, int]:
         """Bytes of one token in all parts with the same window."""
         found: Counter[AttentionWindow] = Counter()
         for spec in self.specs:
-            for part in spec.parts:
+            for part in spec.parts if not spec.state_bytes else ():
                 found[part.window] += part.bytes_per_token
         return found
 

@@ -17,7 +17,7 @@ MOST_LEVELS = 64  # of objects and lists in tools and their arguments
 def check_messages(messages: object) -> list[dict[str, Any]]:
     """A copy of the messages, checked. Raises RequestError for anything but a list of messages in text.
 
-    The content may be None beside "tool_calls", and is then empty.
+    The content may be None or missing beside "tool_calls", and is then empty.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise RequestError(f'messages must be a list of {{"role", "content"}}, not {type(messages).__name__}')
@@ -27,6 +27,8 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
 
 
 def _checked(at: int, message: object) -> dict[str, Any]:
+    if isinstance(message, Mapping) and message.get("tool_calls"):
+        message = {"content": None, **message}
     if not isinstance(message, Mapping) or message.keys() - OPTIONAL != {"role", "content"}:
         is_what = f"has {sorted(map(str, message))}" if isinstance(message, Mapping) else f"is {type(message).__name__}"
         raise RequestError(f'message {at} must have "role" and "content" and nothing else; it {is_what}'[:500])

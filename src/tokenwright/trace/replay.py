@@ -110,8 +110,17 @@ class AttentionReplay:
         """A text whose pages were freed, recomputed in a cache of its own. The last one is kept for the next call."""
         last = self._last
         if last is None or last.limit != limit or last.tokens[: len(tokens)] != tuple(tokens):
-            last = self._last = self._computed(tokens, limit, ignore)
+            last = self._last = self.computed(tokens, limit, ignore)
         return last
+
+    def computed(self, tokens: Sequence[int], limit: int, tap: Tap) -> ReplayedText:
+        """A text, computed in a cache of its own under a tap."""
+        table = PageTable({page: page for page in range(-(-len(tokens) // PAGE_SIZE))})
+        store = KVStore(self.specs, len(table), PAGE_SIZE, memory_of(self.device))
+        tables = [table] * len(store.groups)
+        for start in range(0, len(tokens), ROWS):
+            self.passes.run(one_chunk(tokens[start : start + ROWS], start, tables, limit), store, tap)
+        return ReplayedText(tuple(tokens), limit, store, tables)
 
     def reference(self, tokens: Sequence[int], limit: int, layer: int, head: int) -> list[float]:
         """The expected `row` at the last of `tokens`, by definition: everything recomputed, softmax(q k) in fp64.
@@ -126,7 +135,7 @@ class AttentionReplay:
             if (site, at) == (Site.KEY, layer):
                 keys.append(value[:, group].copy())
 
-        self._computed(tokens, limit, tap)
+        self.computed(tokens, limit, tap)
         from tokenwright.backends.torch.border import array
         from tokenwright.backends.torch.passes import as_kept
 
@@ -147,14 +156,6 @@ class AttentionReplay:
             scores = np.concatenate((scores, array(scoring.sink_logits).astype(np.float64)))
         weights: list[float] = softmax(scores)[: len(tokens)].tolist()
         return weights
-
-    def _computed(self, tokens: Sequence[int], limit: int, tap: Tap) -> ReplayedText:
-        table = PageTable({page: page for page in range(-(-len(tokens) // PAGE_SIZE))})
-        store = KVStore(self.specs, len(table), PAGE_SIZE, memory_of(self.device))
-        tables = [table] * len(store.groups)
-        for start in range(0, len(tokens), ROWS):
-            self.passes.run(one_chunk(tokens[start : start + ROWS], start, tables, limit), store, tap)
-        return ReplayedText(tuple(tokens), limit, store, tables)
 
     def group(self, head: int) -> int:
         """The KV head that a query head reads."""

@@ -14,7 +14,7 @@ export interface Heard {
 export interface Usage {
   prompt_tokens: number;
   completion_tokens: number;
-  prompt_tokens_details: { cached_tokens: number };
+  prompt_tokens_details: { cached_tokens: number; disk_tokens?: number };
 }
 
 export interface Timings {

@@ -114,14 +114,22 @@ export function regenerate(turn: Turn): void {
   if (writing.value === null && current.value !== null) answer(current.value, turn.parent);
 }
 
+/** The sampling that a model's files suggest. A small model writes nonsense by plain probabilities, which is what files
+ * without a suggestion come to: then it is cooler, and the least probable tokens are left out. */
+export function suggested({ temperature, top_k, top_p }: ChatModel): Pick<Asked, "temperature" | "top_k" | "top_p"> {
+  const plain = temperature === 1 && top_k === 0 && top_p === 1;
+  return plain ? { temperature: 0.7, top_k, top_p: 0.95 } : { temperature, top_k, top_p };
+}
+
 function asked(card: ChatModel): Asked {
+  const usual = suggested(card);
   const { system, temperature, top_k, top_p, max_tokens, seed, stop: end } = options.value;
   return {
     model: card.name,
     system: card.template ? system : "",
-    temperature: temperature ?? card.temperature,
-    top_k: top_k ?? card.top_k,
-    top_p: top_p ?? card.top_p,
+    temperature: temperature ?? usual.temperature,
+    top_k: top_k ?? usual.top_k,
+    top_p: top_p ?? usual.top_p,
     max_tokens,
     seed: seed ?? (crypto.getRandomValues(new Uint32Array(1))[0] ?? 0),
     stop: end === "" ? [] : [end],
@@ -194,6 +202,7 @@ class Answer {
             prompt_tokens: usage.prompt_tokens,
             completion_tokens: usage.completion_tokens,
             cached_tokens: usage.prompt_tokens_details.cached_tokens,
+            disk_tokens: usage.prompt_tokens_details.disk_tokens ?? 0,
             queue_ms: timings.queue_ms,
             prefill_ms: timings.prefill_ms,
             decode_ms: timings.decode_ms,

@@ -20,6 +20,7 @@ export interface Facts {
   prompt_tokens: number;
   completion_tokens: number;
   cached_tokens: number;
+  disk_tokens: number; // of the cached ones
   queue_ms: number;
   prefill_ms: number;
   decode_ms: number;

@@ -9,7 +9,8 @@ import { count, plural } from "../format";
 import { model, site } from "../store";
 import { quoted } from "../text";
 import { BEAM_CARD, type BeamCard, type BeamNode } from "../schema/beams";
-import { Datum, Failed, Lead, Whole, asked } from "./common";
+import { Datum, Failed, Whole, asked } from "./common";
+import { Lead } from "../ui/Lead";
 import "../style/beams.css";
 
 const found = asked<BeamCard>();
@@ -35,7 +36,7 @@ export default function Beams() {
   const card = found.value.value;
   return (
     <>
-      <Lead>
+      <Lead result={card ? result(card) : ""}>
         A beam search continues several texts at once and returns the most probable one. It starts from the prompt above.
         The tree shows every text that it kept, and the one that greedy decoding writes.
       </Lead>
@@ -44,6 +45,11 @@ export default function Beams() {
       {card && <Shown card={card} />}
     </>
   );
+}
+
+function result({ beams, gain, parted }: BeamCard): string {
+  if (parted === null) return `The best of ${beams} beams is the text that greedy decoding writes.`;
+  return `The best of ${beams} beams is ${gain.toFixed(2)} nat more probable than greedy decoding, which parts after ${plural(parted, "token")}.`;
 }
 
 function Dials() {
@@ -65,19 +71,8 @@ function Dials() {
 }
 
 function Shown({ card }: { card: BeamCard }) {
-  const same = card.parted === null;
   return (
     <>
-      <dl class="panel-figures">
-        {(["best_sum", "greedy_sum", "gain"] as const).map((field) => (
-          <Datum key={field} of={card} table={BEAM_CARD} field={field} name={`beams_${field}`} />
-        ))}
-      </dl>
-      <p>
-        {same
-          ? "Greedy decoding takes the same way as the best beam."
-          : `Greedy decoding leaves the best beam's way after ${plural(card.parted ?? 0, "token")}.`}
-      </p>
       <ol class="beam-texts">
         {card.best.map((text, rank) => (
           <li key={text.node} class={rank === 0 ? "best" : ""}>
@@ -94,6 +89,11 @@ function Shown({ card }: { card: BeamCard }) {
           <span class="beam-score">{card.greedy_sum.toFixed(2)} nat; greedy</span>
         </li>
       </ol>
+      <dl class="panel-figures">
+        {(["best_sum", "greedy_sum", "gain"] as const).map((field) => (
+          <Datum key={field} of={card} table={BEAM_CARD} field={field} name={`beams_${field}`} />
+        ))}
+      </dl>
       <h2>
         The tree <span class="under">{plural(card.nodes.length, "token")} kept on the way</span>
       </h2>

@@ -9,9 +9,10 @@ import { select, selected } from "../rows";
 import { card, frame, run } from "../store";
 import { marked, quoted } from "../text";
 import { BLOCK_STAGE, BLOCK_VIEW, type BlockStage, type BlockView } from "../schema/block";
+import { Lead } from "../ui/Lead";
 import { Badge } from "../ui/Stat";
 import { chosenCell } from "../cell";
-import { Datum, Failed, Lead, Nothing, asked, present, useRested } from "./common";
+import { Datum, Failed, Nothing, asked, present, useRested } from "./common";
 import "../style/block.css";
 
 const COLUMNS = 28; // tokens of the small wall
@@ -50,7 +51,7 @@ export default function Block() {
   const found = view.value.value;
   return (
     <>
-      <Lead>
+      <Lead result={found && present() ? result(found) : ""}>
         One token on its way through one layer: what it reads, what is added to it, and what that costs. Click a cell of
         the wall, or choose here.
       </Lead>
@@ -65,6 +66,13 @@ export default function Block() {
       )}
     </>
   );
+}
+
+function result({ position, layer, context, flops, stages }: BlockView): string {
+  const share = (...names: string[]) =>
+    percent(stages.reduce((sum, stage) => sum + (names.includes(stage.name) ? stage.share : 0), 0));
+  const word = quoted(run.value?.tokens[position]?.text ?? "");
+  return `${word} took ${joined(flop(flops))} in layer ${layer}: ${share("hidden", "mlp_output")} in the MLP, ${share("attention")} in attention to ${plural(context, "token")}.`;
 }
 
 /** Shows the cell that was clicked on the stage. It runs within the click: drawn later, it would undo a newer choice. */

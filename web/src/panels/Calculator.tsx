@@ -4,11 +4,12 @@
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { call, post } from "../api";
-import { bytes, count, flop, joined } from "../format";
+import { bytes, count, flop, joined, percent, plural } from "../format";
 import { model } from "../store";
 import { CALCULATOR_CARD, type CalculatorCard } from "../schema/calculator";
+import { Lead } from "../ui/Lead";
 import { Badge } from "../ui/Stat";
-import { Choice, Datum, Failed, Lead, Whole, asked } from "./common";
+import { Choice, Datum, Failed, Whole, asked } from "./common";
 import "../style/calculator.css";
 
 const PAUSE = 250; // ms without a change before the engine is asked
@@ -60,7 +61,7 @@ export default function Calculator() {
   const card = found.value.value;
   return (
     <>
-      <Lead>
+      <Lead result={card ? result(card) : ""}>
         The memory that a KV cache needs, and the most tokens per second that memory bandwidth allows. Change a number:
         the planner calculates, and the engine allocates a cache of that size to confirm it.
       </Lead>
@@ -87,6 +88,13 @@ export default function Calculator() {
       {card && <Shown card={card} />}
     </>
   );
+}
+
+function result({ kv_total, weight_bytes, context, batch, exceeds_at }: CalculatorCard): string {
+  const texts = batch === 1 ? `${count(context)} tokens` : `${count(batch)} texts of ${count(context)} tokens`;
+  const share = `${percent(kv_total / weight_bytes)} of the weights' ${joined(bytes(weight_bytes))}`;
+  const beyond = exceeds_at === null ? "" : `; from ${plural(exceeds_at, "token")} on they take more than the weights`;
+  return `K and V of ${texts} take ${joined(bytes(kv_total))}, ${share}${beyond}.`;
 }
 
 function Shown({ card }: { card: CalculatorCard }) {

@@ -13,8 +13,9 @@ import { run } from "../store";
 import { marked, quoted } from "../text";
 import { theme } from "../theme";
 import type { AtlasCard, HeadCard, LensCard, MatrixCard } from "../schema/heads";
+import { Lead } from "../ui/Lead";
 import { Badge } from "../ui/Stat";
-import { Failed, Lead, Nothing, asked, present, useRested } from "./common";
+import { Failed, Nothing, asked, present, useRested } from "./common";
 import "../style/heads.css";
 
 type Kind = HeadCard["kind"];
@@ -33,6 +34,14 @@ const MEANINGS: Record<Kind, string> = {
   mixed: "does none of these in this text",
 };
 
+const KINDS = ["previous", "induction", "sink", "local"] as const;
+const READS: Record<(typeof KINDS)[number], string> = {
+  previous: "the token before",
+  induction: "what followed earlier",
+  sink: "the first token",
+  local: "the last eight tokens",
+};
+
 export default function Heads() {
   const { layer, head } = selected.value;
   useRested((id, step) => {
@@ -47,7 +56,7 @@ export default function Heads() {
   const found = atlas.value.value;
   return (
     <>
-      <Lead>
+      <Lead result={found && present() ? result(found) : ""}>
         Every attention head of every layer, named by what it reads in this text. Choose one: the beams on the stage show
         it, and its whole matrix is below.
       </Lead>
@@ -56,8 +65,8 @@ export default function Heads() {
       ) : (
         <>
           <Failed of={atlas} />
-          {found && <Kinds card={found} />}
           {found && <Atlas card={found} />}
+          {found && <Kinds card={found} />}
           {found && <Chosen card={found} />}
           <Matrix />
           <Lens />
@@ -65,6 +74,14 @@ export default function Heads() {
       )}
     </>
   );
+}
+
+/** How many heads do what, the most frequent first. */
+function result({ heads }: AtlasCard): string {
+  const counts = KINDS.map((kind) => ({ kind, heads: heads.filter((one) => one.kind === kind).length }));
+  const named = counts.filter((one) => one.heads > 0).sort((a, b) => b.heads - a.heads);
+  const said = named.map((one) => `${count(one.heads)} ${READS[one.kind]}`);
+  return `What ${plural(heads.length, "head")} mostly read: ${said.join(", ") || "none"}.`;
 }
 
 const letter = (kind: Kind): string => (kind === "mixed" ? "" : kind[0]!.toUpperCase());

@@ -7,7 +7,8 @@ import { joined, numbered, percent, plural, shown as inUnit } from "../format";
 import { last, live, run } from "../store";
 import { marked, quoted } from "../text";
 import { LAB_CARD, type LabCard } from "../schema/lab";
-import { Choice, Datum, Failed, Lead, Nothing, Whole, asked } from "./common";
+import { Choice, Datum, Failed, Nothing, Whole, asked } from "./common";
+import { Lead } from "../ui/Lead";
 import "../style/lab.css";
 
 const KV = ["native", "float32", "bfloat16", "fp8", "int8", "int4"];
@@ -42,7 +43,7 @@ export default function Lab() {
   const card = found.value.value;
   return (
     <>
-      <Lead>
+      <Lead result={card ? result(card) : ""}>
         Choose a smaller KV cache, and see its effect: the model scores the text of this run with that cache, and with
         the full one.
       </Lead>
@@ -71,16 +72,17 @@ export default function Lab() {
   );
 }
 
+function result(card: LabCard): string {
+  const share = percent(card.kept_bytes / card.full_bytes);
+  const changed = `${card.changed.length} of ${plural(card.positions, "first guess", "first guesses")} changed`;
+  return `${share} of the full cache (${card.kv}): ${changed}, at a mean KL of ${joined(inUnit(card.mean_kl, "nat"))}.`;
+}
+
 function Shown({ card }: { card: LabCard }) {
   const share = card.kept_bytes / card.full_bytes;
   const words = of.value?.ids ?? [];
   return (
     <>
-      <p class="lab-result">
-        <b>{percent(share)}</b> of the full cache, <b>{joined(inUnit(card.mean_kl, "nat"))}</b> of mean KL,{" "}
-        <b>{plural(card.changed.length, "guess", "guesses")}</b> of {card.positions} changed
-        <span class="under">{card.kv}</span>
-      </p>
       <dl class="lab-bars">
         <div>
           <dt>full cache</dt>

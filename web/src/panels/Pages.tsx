@@ -4,8 +4,8 @@
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { call, post } from "../api";
-import { count, plural } from "../format";
-import { frame, run } from "../store";
+import { bytes, count, joined, plural } from "../format";
+import { frame, run, site } from "../store";
 import {
   POOL_GROUP,
   type BatchCard,
@@ -14,10 +14,11 @@ import {
   type PoolPage,
   type PoolSequence,
 } from "../schema/pages";
-import { Failed, Lead, Datum, asked, words } from "./common";
+import { Failed, Datum, asked, words } from "./common";
+import { Lead } from "../ui/Lead";
 import "../style/pages.css";
 
-const LEAST_CELLS = 192; // of the grid; the pages behind the last one in use are free, and are told in words
+const LEAST_CELLS = 192; // of the grid, at least; the pages behind the last one in use are free, and are told in words
 const MOST_CELLS = 2048;
 const EVERY = 400; // ms between two looks while a batch is open
 const BEGINNING =
@@ -32,6 +33,78 @@ const chosen = signal<number | null>(null); // the sequence whose pages are mark
 const trouble = signal("");
 
 export default function Pages() {
+  return site.value === null ? <Live /> : <Recorded />;
+}
+
+/** The batch that a site has recorded, step by step: its pool is too small for it. */
+interface Batch {
+  prompts: string[];
+  looks: PoolCard[];
+}
+
+const recording = asked<Batch>();
+const at = signal(0);
+const PLAYED = 350; // ms of a step of it
+
+function Recorded() {
+  useEffect(() => void (recording.value.peek() ?? recording.ask(() => call<Batch>("batch.json"))), []);
+  const looks = recording.value.value?.looks ?? [];
+  const going = playing.value && at.value < looks.length - 1;
+  useEffect(() => {
+    if (!going) return;
+    const timer = setTimeout(() => (at.value += 1), PLAYED);
+    return () => clearTimeout(timer);
+  }, [going, at.value]);
+  const card = looks[at.value];
+  const group = card?.groups[0];
+  const play = () => {
+    if (at.value >= looks.length - 1) at.value = 0;
+    playing.value = !going;
+  };
+  return (
+    <>
+      <Lead result={card ? `${result(card)}${waits(card)}` : ""}>
+        Each square is a page of the KV cache: room for {card?.page_size ?? 16} tokens in all layers. The pool is too small
+        for three texts: the youngest gives its pages away, and goes on later.
+      </Lead>
+      <Failed of={recording} />
+      {card && group && (
+        <>
+          <div class="panel-form">
+            <button type="button" class="panel-go" onClick={play}>
+              {going ? "Pause the batch" : "Play the batch"}
+            </button>
+            <label class="wide">
+              step {count(at.value)} of {count(looks.length - 1)}
+              <input
+                type="range"
+                aria-label="step of the batch"
+                min={0}
+                max={looks.length - 1}
+                value={at.value}
+                onInput={(event) => {
+                  playing.value = false;
+                  at.value = Number(event.currentTarget.value);
+                }}
+              />
+            </label>
+          </div>
+          <Group group={group} card={card} only />
+          <Sequences card={card} />
+        </>
+      )}
+    </>
+  );
+}
+
+/** Which texts had to give their pages away, and wait for others. */
+function waits({ sequences }: PoolCard): string {
+  const all = sequences.filter(({ state, preemptions }) => preemptions > 0 && (state === "waiting" || state === "swapped"));
+  if (all.length === 0) return "";
+  return ` ${all.map(letter).join(" and ")} ${all.length === 1 ? "waits: its" : "wait: their"} pages were taken for older texts.`;
+}
+
+function Live() {
   const id = live();
   const step = frame.value?.step ?? -1;
   const open = beside();
@@ -48,7 +121,7 @@ export default function Pages() {
   const found = pool.value.value;
   return (
     <>
-      <Lead>
+      <Lead result={found ? result(found) : ""}>
         Each square is a page of the KV cache: room for {found?.page_size ?? 16} tokens in all layers. Start the prompts
         below: texts with the same beginning share its pages.
       </Lead>
@@ -60,6 +133,15 @@ export default function Pages() {
       {found && <Sequences card={found} />}
     </>
   );
+}
+
+function result({ groups }: PoolCard): string {
+  const sum = (of: (group: PoolGroup) => number) => groups.reduce((all, group) => all + of(group), 0);
+  const shared = sum((group) => group.shared);
+  const saved = joined(bytes(sum((group) => group.saved_bytes)));
+  const used = `${count(sum((group) => group.used))} of ${plural(sum((group) => group.pages), "page")} are in use`;
+  if (shared === 0) return `${used}; no two texts share one.`;
+  return `${used}; texts share ${count(shared)} of them, which saves ${saved}.`;
 }
 
 function live(): string | null {
@@ -190,6 +272,8 @@ function Group({ group, card, only }: { group: PoolGroup; card: PoolCard; only: 
         {title}
         {window}
       </h2>
+      <Legend />
+      <Grid group={group} card={card} />
       <dl class="panel-figures">
         {numbers.map((field) => (
           <Datum
@@ -201,8 +285,6 @@ function Group({ group, card, only }: { group: PoolGroup; card: PoolCard; only: 
           />
         ))}
       </dl>
-      <Legend />
-      <Grid group={group} card={card} />
     </>
   );
 }

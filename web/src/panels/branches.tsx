@@ -3,10 +3,11 @@
 
 import { useEffect } from "preact/hooks";
 import * as branches from "../branches";
-import { count, numbered, percent } from "../format";
+import { count, numbered, percent, plural } from "../format";
 import { asking, frame, last, live, run, shown } from "../store";
 import { quoted } from "../text";
 import { BRANCH, type Branch } from "../schema/branches";
+import { Lead } from "../ui/Lead";
 import { Told } from "../ui/Stat";
 import "../style/branches.css";
 
@@ -23,10 +24,10 @@ export default function Panel() {
   }, [current, steps, state]);
   return (
     <>
-      <p class="panel-lead">
+      <Lead result={live.value ? result(branches.tree.value?.branches ?? []) : ""}>
         Choose another token at a step: the text continues with it in a branch. A branch uses the pages of the KV cache
         that the run filled up to that step, so the beginning is not computed again.
-      </p>
+      </Lead>
       {live.value ? (
         <>
           <Choices />
@@ -37,6 +38,12 @@ export default function Panel() {
       )}
     </>
   );
+}
+
+function result(found: readonly Branch[]): string {
+  if (found.length < 2) return "";
+  const reused = found.reduce((sum, one) => sum + one.reused, 0);
+  return `${count(found.length)} texts grow from one beginning; ${plural(reused, "token")} of the later ones were not computed again.`;
 }
 
 /** The candidates of the shown step: each is a way on. */

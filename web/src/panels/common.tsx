@@ -1,7 +1,6 @@
 // What several panels share: asking the server again when the shown step rests, errors as sentences, and small parts.
 
 import { signal, type Signal } from "@preact/signals";
-import type { ComponentChildren } from "preact";
 import { useEffect } from "preact/hooks";
 import { ApiError } from "../api";
 import { sentence } from "../format";
@@ -78,10 +77,6 @@ export function useRested(ask: (id: string, step: number) => void, ...also: unkn
     const timer = setTimeout(() => ask(now.id, now.step), PATIENCE);
     return () => clearTimeout(timer);
   }, [now?.id, now?.step, ...also]);
-}
-
-export function Lead({ children }: { children: ComponentChildren }) {
-  return <p class="panel-lead">{children}</p>;
 }
 
 /** Whether the shown step is one that the engine has. */

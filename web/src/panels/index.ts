@@ -81,6 +81,7 @@ export const PANELS: readonly Panel[] = [
     group: "Experiments",
     name: "Pages",
     title: "The pages of the KV cache, and which texts share them",
+    recorded: true,
     load: () => import("./Pages"),
   },
   {

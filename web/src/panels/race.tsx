@@ -7,12 +7,13 @@ import * as api from "../api";
 import * as form from "../form";
 import * as lanes from "../lanes";
 import * as player from "../player";
-import { count, flop, joined, micros, numbered, sentence } from "../format";
+import { count, flop, joined, micros, numbered, plural, sentence } from "../format";
 import type { SceneToken } from "../renderers/renderer";
 import { model, site } from "../store";
 import type { TokenCard } from "../schema";
 import { quoted } from "../text";
 import { RACE_STEP, RACE_SUMS, type RaceCard, type RaceEnd, type RaceStep } from "../schema/race";
+import { Lead } from "../ui/Lead";
 import { Told } from "../ui/Stat";
 import { Chart } from "../ui/Chart";
 import "../style/race.css";
@@ -31,6 +32,13 @@ const last = computed(() => steps.value.at(-1) ?? null);
 /** The newest step that both lanes computed. */
 const compared = computed(() => steps.value.findLast((step) => step.uncached_us !== null) ?? null);
 
+const result = computed(() => {
+  const sums = end.value === null ? null : last.value?.sums;
+  if (!sums || sums.times === null) return "";
+  const work = (sums.uncached_tokens / Math.max(1, sums.cached_tokens)).toPrecision(3);
+  return `Without the cache the same ${plural(sums.compared, "step")} took ${sums.times.toPrecision(3)} times as long, for ${work} times the tokens computed.`;
+});
+
 export default function Race() {
   useEffect(() => {
     stage("end"); // a race that was run before is there again with its panel
@@ -38,11 +46,11 @@ export default function Race() {
   }, []);
   return (
     <>
-      <p class="panel-lead">
+      <Lead result={result.value}>
         Two lanes write the same text. One keeps the keys and values of every token; the other computes the whole text
         again for each new token. The engine computes both, taking turns; then the stage shows them from one start, each
         at its own measured speed.
-      </p>
+      </Lead>
       <Controls />
       {failure.value !== "" && <p class="panel-problem">{failure.value}</p>}
       {card.value !== null && (

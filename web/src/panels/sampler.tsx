@@ -9,6 +9,7 @@ import { count, percent, sentence } from "../format";
 import { asking, frame, last, live, run } from "../store";
 import { marked, quoted } from "../text";
 import { SAMPLER_VIEW, type Ranked, type SamplerView } from "../schema/sampler";
+import { Lead } from "../ui/Lead";
 import { Told } from "../ui/Stat";
 import "../style/sampler.css";
 
@@ -55,10 +56,10 @@ export default function Sampler() {
   }, [id, step, settings]);
   return (
     <>
-      <p class="panel-lead">
+      <Lead result={live.value && step !== null && view.value !== null ? result(view.value) : ""}>
         The model gives every token a number, its logit. The sampler makes probabilities of them and draws one token. Move
         a dial: the sampler runs again on the logits of this step, and the model computes nothing.
-      </p>
+      </Lead>
       {!live.value || step === null ? (
         <p class="sentence">
           {live.value ? "No token was chosen at this step." : "This is a recording, without logits. Press Run first."}
@@ -204,6 +205,11 @@ function Found({ view: found }: { view: SamplerView }) {
       <List top={found.top.slice(0, LISTED)} drawn={found.drawn} />
     </>
   );
+}
+
+function result(found: SamplerView): string {
+  const kept = `${count(found.kept)} of ${count(found.vocab)} tokens can be drawn`;
+  return found.drawn_card === null ? `${kept}.` : `${kept}; ${quoted(found.drawn_card.text)} is.`;
 }
 
 function outcome(found: SamplerView, written: string): string {

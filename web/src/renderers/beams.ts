@@ -57,6 +57,9 @@ export const drops = (weight: number): boolean => weight >= LEAST_DROP;
 /** Width of that part in CSS pixels: it stands before labels. */
 export const dropWidth = (weight: number): number => 0.8 + 3 * Math.sqrt(weight);
 
+/** The token whose query meets the keys: the last one of the row. */
+export const readerOf = (row: SceneRow, head: number): number => Math.min(row.weights.length - 1, Math.max(head, 0));
+
 /** Width of a beam in CSS pixels. */
 export const beamWidth = (weight: number): number => 0.8 + 6 * Math.sqrt(weight);
 /** Opacity of a beam. */

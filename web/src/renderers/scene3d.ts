@@ -3,7 +3,7 @@
 // parts are in gl/. It draws when it is asked to and never by itself.
 
 import { Camera as ThreeCamera, Color, LinearSRGBColorSpace, Scene as ThreeScene, Vector3, WebGLRenderer } from "three";
-import { type Beams, beamsOf } from "./beams";
+import { type Beams, beamsOf, readerOf } from "./beams";
 import type { Placed } from "./layout";
 import { type Camera, HOME_CAMERA, type Renderer, type Scene } from "./renderer";
 import { makeArcs } from "./gl/arcs";
@@ -166,6 +166,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     head.visible = tokens > 0;
     arcs.set(beams, pose.wall > 0.05);
     arcs.mesh.visible = phases.beams > 0 && beams.drawn.length > 0;
+    arcs.uniforms.uReader.value = scene.row ? readerOf(scene.row, scene.head) : NOWHERE;
     arcs.uniforms.uGrown.value = phases.beams;
     arcs.uniforms.uArc.value = pose.arc;
     arcs.uniforms.uReach.value = pose.reach;

@@ -2,11 +2,12 @@
 // sampler left of it (fill), the one that was taken, and the random number that decided.
 
 import { useSignal } from "@preact/signals";
-import { percent } from "../format";
+import { count, ordinal, percent } from "../format";
 import { fork } from "../branches";
 import { written } from "../clock";
 import { asking, live, run, writtenFrame } from "../store";
 import { marked, quoted } from "../text";
+import type { Run } from "../run";
 import type { Candidate, StepFrame } from "../schema";
 import { Instrument } from "./Instruments";
 import { Stat } from "./Stat";
@@ -26,6 +27,7 @@ export function NextToken() {
         </p>
       ) : (
         <>
+          <p class="panel-result">{result(step, current, token)}</p>
           <Bars step={step} token={token} />
           <Draw step={step} />
         </>
@@ -69,6 +71,13 @@ export function NextToken() {
       </dl>
     </Instrument>
   );
+}
+
+/** Which token was chosen, how, and what the model thought of it. */
+function result(step: StepFrame, run: Run, token: number): string {
+  const how = run.card.temperature === 0 ? "has the highest logit" : "was drawn";
+  const rank = step.rank === 0 ? "more than any other" : `the ${ordinal((step.rank ?? 0) + 1)} most`;
+  return `${quoted(run.named(token).text)} ${how}: the model gave it ${percent(Math.exp(step.logprob ?? 0))}, ${rank} of ${count(run.model.vocab_size)} tokens.`;
 }
 
 function Bars({ step, token }: { step: StepFrame; token: number }) {

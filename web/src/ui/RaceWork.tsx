@@ -40,7 +40,7 @@ function Bar({ name, role, lane, layers, most }: BarProps) {
           value={work}
           source="counted"
           unit=""
-          meaning="layer-tokens of the lane's steps so far: layers x tokens sent through them"
+          meaning="layer-tokens so far: layers x tokens sent through them"
         />
       </dd>
       <dd>

@@ -15,6 +15,7 @@ import { RUN_TIMES, type RunTimes } from "../schema/times";
 import { live, result, resultClosed, run, summary } from "../store";
 import { ending, title } from "../words";
 import { Icon } from "./icons";
+import { shareOpen } from "./Share";
 import { Figure, Told } from "./Stat";
 
 /** The times of a run's text, both ways, by the run's id; null: nothing could be measured. */
@@ -68,6 +69,9 @@ export function Result() {
             </button>
           </>
         )}
+        <button type="button" onClick={() => (shareOpen.value = true)}>
+          Share this run
+        </button>
         <button type="button" class="quiet" onClick={() => (resultClosed.value = true)} aria-label="Close the result">
           <Icon name="close" />
         </button>

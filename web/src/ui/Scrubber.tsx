@@ -211,6 +211,7 @@ function draw(canvas: HTMLCanvasElement, mode: Mode): void {
   const gap = bar >= 4 ? 1 : 0;
   const colours = new Map(PARTS.map(([part]) => [part, colour(`--time-${part}`)]));
   const hatch = pattern(context, colour("--recomputed"));
+  const switches: [x: number, on: boolean][] = [];
   for (const { index, x, span } of columns(mode, steps, bar)) {
     const step = steps[index];
     if (!step) continue;
@@ -238,7 +239,7 @@ function draw(canvas: HTMLCanvasElement, mode: Mode): void {
       context.fillStyle = colour(step.cache ? "--recomputed" : "--kept");
       if (step.token !== null) context.fillRect(x, floor - otherWay(step) * scale - 1, Math.max(1, span - gap), 2);
     }
-    if (index > 0 && step.cache !== steps[index - 1]?.cache) switchMark(context, x, step.cache, colour);
+    if (index > 0 && step.cache !== steps[index - 1]?.cache) switches.push([x, step.cache]);
     if (clipped) breakMark(context, x, span - gap, colour("--bg"));
     if (step.recomputed > 0) {
       context.fillStyle = hatch ?? colour("--recomputed");
@@ -250,6 +251,7 @@ function draw(canvas: HTMLCanvasElement, mode: Mode): void {
       context.fillRect(x, height - 2, Math.max(3, span - gap), 2);
     }
   }
+  for (const [x, on] of switches) switchMark(context, x, on, colour); // over the bars that follow
   if (mode === "work") return;
   context.fillStyle = colour("--ink");
   for (const [, share] of times.peek().length > 0 ? MARKS : []) {

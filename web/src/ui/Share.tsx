@@ -1,7 +1,7 @@
 // The Share menu of the top bar: a link to the shown run, files that hold it, and a file to open. Keys as in menus: arrows,
 // Home, End, Escape.
 
-import { useSignal } from "@preact/signals";
+import { signal, useSignal } from "@preact/signals";
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import { chooseTrace } from "../actions";
 import { linkable, nearby, share } from "../address";
@@ -33,8 +33,11 @@ const ENTRIES: readonly Entry[] = [
   },
 ];
 
+/** Whether the menu is open. */
+export const shareOpen = signal(false);
+
 export function Share() {
-  const open = useSignal(false);
+  const open = shareOpen;
   const place = useRef<HTMLDivElement>(null);
   const items = () => [...(place.current?.querySelectorAll<HTMLButtonElement>("[role=menuitem]") ?? [])];
   useLayoutEffect(() => {

@@ -15,11 +15,12 @@ from tokenwright.backends.adapters import Beside
 from tokenwright.backends.device import torch_is_there
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native import library as lib
-from tokenwright.backends.native.native_kernels import NativeKernels, matrix, routing_of
+from tokenwright.backends.native.native_kernels import NativeKernels, matrix, recurrence_of, routing_of
 from tokenwright.backends.packed import Packed
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op, Parallel
 from tokenwright.models.latent import LatentAttention
+from tokenwright.models.recurrent import Recurrence, Recurrent
 
 
 class NativeModel:
@@ -30,7 +31,7 @@ class NativeModel:
         self.kernels = kernels
         self._weights = dict(weights)
         self._adapters = adapters
-        self._updates: list[object] = []  # the arrays that ops point to
+        self._updates: list[object] = []  # arrays that ops point to, beside the weights
         self._count = max((number for each in adapters.values() for number in each), default=0)  # of adapters
         self._zeros = np.zeros(graph.width, np.float32)  # the bias of a LayerNorm without one
         self._ops = [COMPILERS[type(op)](op, self) for op in graph.ops]
@@ -64,6 +65,14 @@ class NativeModel:
             bias = address(self._zeros)  # a null bias stands for RMSNorm
         return lib.CNorm(self.address(f"{of.name}.weight"), bias, of.eps)
 
+    def recurrence(self, of: Recurrence) -> lib.CRecurrence:
+        """The struct of a recurrence. Its taps are stored the other way round: [taps, channels]."""
+        tensors = {name.removeprefix(f"{of.name}."): np.asarray(self._weights[name]) for name in of.shapes}
+        tensors["conv.weight"] = np.ascontiguousarray(tensors["conv.weight"].T)
+        self._updates.append(tensors)
+        places = {name: address(one) for name, one in tensors.items()}
+        return recurrence_of(of, places, self.norm(of.norm))
+
     def address(self, name: str) -> int | None:
         """The address of a dense tensor; None if the model lacks it."""
         dense = self._weights.get(name)
@@ -90,7 +99,7 @@ def _embed(op: Embed, model: NativeModel) -> lib.CEmbedOp:
     return lib.CEmbedOp(model.matrix(op.table), model.address("positions.weight"), op.scale)
 
 
-def _after(op: Attention | LatentAttention | MLP | Experts, model: NativeModel) -> lib.CAfter:
+def _after(op: Attention | LatentAttention | MLP | Experts | Recurrent, model: NativeModel) -> lib.CAfter:
     return lib.CAfter(model.norm(op.post_norm), op.residual_scale)
 
 
@@ -113,6 +122,7 @@ def _attention(op: Attention, model: NativeModel) -> lib.CAttentionOp:
         _after(op, model),
         model.updates(op.qkv),
         model.updates(op.out),
+        op.out_gate,
     )
 
 
@@ -166,6 +176,19 @@ def _experts(op: Experts, model: NativeModel) -> lib.CExpertsOp:
     )
 
 
+def _recurrent(op: Recurrent, model: NativeModel) -> lib.CRecurrentOp:
+    return lib.CRecurrentOp(
+        op.layer,
+        model.recurrence(op.recurrence),
+        model.norm(op.norm),
+        model.matrix(op.project),
+        model.matrix(op.out),
+        _after(op, model),
+        model.updates(op.project),
+        model.updates(op.out),
+    )
+
+
 def _head(op: Head, model: NativeModel) -> lib.CHeadOp:
     return lib.CHeadOp(model.norm(op.norm), model.matrix(op.matrix), op.scale, op.cap or 0)
 
@@ -177,5 +200,6 @@ COMPILERS: Mapping[type[Op], Callable[[Any, NativeModel], ctypes.Structure]] = {
     MLP: _mlp,
     Experts: _experts,
     Parallel: _parallel,
+    Recurrent: _recurrent,
     Head: _head,
 }

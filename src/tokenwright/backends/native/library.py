@@ -115,6 +115,7 @@ class CAttentionOp(Structure):
         ("after", CAfter),
         ("qkv_updates", c_void_p),
         ("out_updates", c_void_p),
+        ("out_gate", c_int64),
     )
 
 
@@ -189,7 +190,53 @@ class CLatentOp(Structure):
     )
 
 
-OPS = (CEmbedOp, CAttentionOp, CMLPOp, CHeadOp, CParallelOp, CExpertsOp, CLatentOp)  # an op's kind is its index here
+class CRecurrence(Structure):
+    _fields_ = (
+        ("rule", c_int64),
+        ("channels", c_int64),
+        ("taps", c_int64),
+        ("activated", c_int64),
+        ("channels_at", c_int64),
+        ("query", c_int64),
+        ("key", c_int64),
+        ("value", c_int64),
+        ("before", c_int64),
+        ("gate", c_int64),
+        ("beta", c_int64),
+        ("decay", c_int64),
+        ("heads", c_int64),
+        ("key_heads", c_int64),
+        ("key_size", c_int64),
+        ("value_size", c_int64),
+        ("norm_parts", c_int64),
+        ("own_weights", c_int64),
+        ("gate_first", c_int64),
+        ("conv", c_void_p),
+        ("conv_bias", c_void_p),
+        ("a_log", c_void_p),
+        ("dt", c_void_p),
+        ("skip", c_void_p),
+        ("least_step", c_double),
+        ("most_step", c_double),
+        ("norm", CNorm),
+    )
+
+
+class CRecurrentOp(Structure):
+    _fields_ = (
+        ("layer", c_int64),
+        ("recurrence", CRecurrence),
+        ("norm", CNorm),
+        ("project", CMatrix),
+        ("out", CMatrix),
+        ("after", CAfter),
+        ("project_updates", c_void_p),
+        ("out_updates", c_void_p),
+    )
+
+
+# An op's kind is its index here.
+OPS = (CEmbedOp, CAttentionOp, CMLPOp, CHeadOp, CParallelOp, CExpertsOp, CLatentOp, CRecurrentOp)
 
 
 class COp(Structure):
@@ -271,7 +318,7 @@ class CQueries(Structure):
 
 _STRUCTS = (
     *(CMatrix, CNorm, CKVTensor, CPart, CKVLayer, CChunkRows, CHeads),
-    *(*OPS, COp, CModel, CBatch, CQueries, CRouting, CLowRank, CAdaptedRows, CWatchedRow, CObserved),
+    *(*OPS, COp, CModel, CBatch, CQueries, CRouting, CLowRank, CAdaptedRows, CWatchedRow, CObserved, CRecurrence),
 )
 
 # Every function of library.cpp: the types of its result and arguments. `k`: the kernels, `w`: a workspace, `p`: another
@@ -286,6 +333,8 @@ _FUNCTIONS = {
     "tw_forward": ("n", "kwppn"),
     "tw_linear": ("n", "kwpnppn"),
     "tw_attend": ("n", "kwppnpnpn"),
+    "tw_weigh": ("", "knpp"),
+    "tw_recur": ("n", "kwppnpnnppn"),
     "tw_store_kv": ("", "kppnpnpp"),
     "tw_norm": ("", "kpnnpp"),
     "tw_activate": ("", "knnpp"),

@@ -7,7 +7,7 @@ use the processors. The result of a row depends on that row alone, to the bit. `
 import ctypes
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_double, c_int64, c_void_p
 from functools import cache
 from typing import Any
@@ -20,10 +20,11 @@ from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.protocol import Scored
-from tokenwright.cache import ChunkRows, KVPart, KVView, Side
+from tokenwright.cache import ChunkRows, KVPart, KVView, Side, StateView
 from tokenwright.environment import Environment
 from tokenwright.errors import CapacityError, RequestError
 from tokenwright.models.experts import Routing
+from tokenwright.models.recurrent import RULES, Recurrence
 from tokenwright.models.rotary import Rotation
 
 log = logging.getLogger(__name__)
@@ -147,6 +148,30 @@ class NativeKernels:
         self.compute(self.library.tw_attend, *read, byref(queries), kernel_threads.count)
         return out
 
+    def weighted(self, x: Floats, gates: Floats) -> Floats:
+        y, by = np.array(x, order="C"), np.ascontiguousarray(gates)
+        self.library.tw_weigh(self.handle, y.size, address(by), address(y))
+        return y
+
+    def recur(
+        self,
+        projected: Floats,
+        of: Recurrence,
+        tensors: Mapping[str, Floats],
+        view: StateView,
+        chunks: Sequence[ChunkRows],
+    ) -> Floats:
+        """Projected rows [T, out] -> mixed ones; tensors: by their names without that of the layer."""
+        rows, mixed = np.array(projected, order="C"), empty((len(projected), of.width))  # overwritten
+        kept = {name: np.ascontiguousarray(one.T if name == "conv.weight" else one) for name, one in tensors.items()}
+        norm = lib.CNorm() if of.norm is None else lib.CNorm(address(kept["norm.weight"]), None, of.norm.eps)
+        struct = recurrence_of(of, {name: address(one) for name, one in kept.items()}, norm)
+        array = ChunkArray([(chunk.rows, chunk.start, _states_by_position(chunk)) for chunk in chunks])
+        read = (byref(state_layer(view)), byref(struct), len(chunks), array.address, 1)
+        ends = (rows.shape[1], address(rows), address(mixed), kernel_threads.count)
+        self.compute(self.library.tw_recur, *read, *ends)
+        return mixed
+
     def summarise(self, logits: Floats) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """The argmax (the lowest index among equals) and the logsumexp of each row of logits [n, V].
 
@@ -222,6 +247,17 @@ def _by_position(chunk: ChunkRows) -> tuple[NDArray[np.int32], ...]:
     return tuple(tables)
 
 
+def _states_by_position(chunk: ChunkRows) -> tuple[NDArray[np.int32], ...]:
+    """As `_by_position` for groups of states: the page of the state behind each token."""
+    tables = []
+    for pages, ends in zip(chunk.slots, chunk.positions, strict=True):
+        table = np.full(chunk.stop, -1, np.int32)
+        some = slice(0 if chunk.start else 1, None)
+        table[ends[some] - 1] = pages[some]
+        tables.append(table)
+    return tuple(tables)
+
+
 def matrix(packed: Packed) -> lib.CMatrix:
     """The struct of a packed weight."""
     places = (address(packed.codes), address(packed.scales), address(packed.bias))
@@ -235,6 +271,28 @@ def routing_of(routing: Routing, correction: int | None = None) -> lib.CRouting:
     scores = lib.SCORES[routing.scores]
     facts = (scores, routing.renormalise, routing.shared_gate, *groups, routing.factor, correction)
     return lib.CRouting(routing.experts, routing.chosen, *facts)
+
+
+def recurrence_of(of: Recurrence, places: Mapping[str, int | None], norm: lib.CNorm) -> lib.CRecurrence:
+    """The struct of a recurrence. places: the addresses of its tensors, by their names without that of the layer."""
+    at, weights = of.places, 0 if of.norm is None else of.norm.size
+    shared = of.norm is not None and of.norm.parts == 1 and weights == of.value_size
+    return lib.CRecurrence(
+        RULES.index(of.rule),
+        *(of.channels, of.taps, of.activated),
+        *(at.conv, at.query, at.key, at.value, at.before, at.gate, at.beta, at.decay),
+        *(of.heads, of.key_heads, of.key_size, of.value_size),
+        *(of.heads if shared else 1 if of.norm is None else of.norm.parts, not shared, of.gate_first),
+        *(places.get(name) for name in ("conv.weight", "conv.bias", "a_log.weight", "dt.weight", "skip.weight")),
+        *(of.least_step, of.most_step, norm),
+    )
+
+
+def state_layer(view: StateView) -> lib.CKVLayer:
+    """The struct of one layer's states."""
+    memory = lib.CKVTensor(lib.FORMATS["float32"], address(view.memory), None)
+    part = lib.CPart(0, -1, view.group, view.memory.shape[1] * view.memory.itemsize, memory, memory)
+    return lib.CKVLayer(0, (lib.CPart * 2)(part), 0, 0, None)
 
 
 def kv_layer(view: KVView, sink_rotation: int | None = None) -> lib.CKVLayer:

@@ -22,7 +22,7 @@ from tokenwright.backends.device import kernel_threads, needs_torch
 from tokenwright.backends.layout import Weights, nbytes
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.compile import NativeModel
-from tokenwright.backends.native.native_kernels import NativeKernels, Workspace, kv_layer
+from tokenwright.backends.native.native_kernels import NativeKernels, Workspace, kv_layer, state_layer
 from tokenwright.backends.observation import CANDIDATES, Observed, Watched
 from tokenwright.cache import KVStore
 from tokenwright.config import Rope, angle_length
@@ -94,8 +94,13 @@ class Program:
         self._rotary = RotaryCache(ropes, size) if ropes else None
         pairs_of = zip(model.graph.attention, store.specs, strict=True)
         self._sinks = [None if op.rope is None else at_edge(op.rope, size, spec.window) for op, spec in pairs_of]
-        pairs = [(store.view(i), address(self._sinks[i])) for i in range(layers)]
-        self._kv = (lib.CKVLayer * layers)(*(kv_layer(*pair) for pair in pairs))
+        states = model.graph.recurrent
+        self._kv = (lib.CKVLayer * layers)(
+            *(
+                state_layer(store.states(i)) if i in states else kv_layer(store.view(i), address(self._sinks[i]))
+                for i in range(layers)
+            )
+        )
         self._kv_address = ctypes.addressof(self._kv)
 
     def __call__(self, batch: Batch, observed: int = 0) -> Logits:

@@ -6,7 +6,7 @@ pairs included, because the wrapped kernels compute them. `CostModel` derives th
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,8 +14,9 @@ import torch
 from tokenwright.backends import Scored
 from tokenwright.backends.torch.border import TensorRotation
 from tokenwright.backends.torch.kernels import Kernels, Linear
-from tokenwright.cache import ChunkRows, KVView
+from tokenwright.cache import ChunkRows, KVView, StateView
 from tokenwright.models.experts import Routing
+from tokenwright.models.recurrent import Recurrence
 
 
 @dataclass(slots=True)
@@ -87,3 +88,19 @@ class CountedKernels:
             self.counts.kv_read[index] += sum(size * count for size, count in read)
             self.counts.kv_written[index] += view.spec.stored_bytes(range(chunk.start, chunk.stop))
         return self.kernels.attention(q, view, chunks, scoring, sink_q)
+
+    def weighted(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        return self.kernels.weighted(x, gates)
+
+    def recur(
+        self,
+        projected: torch.Tensor,
+        of: Recurrence,
+        tensors: Mapping[str, torch.Tensor],
+        view: StateView,
+        chunks: Sequence[ChunkRows],
+    ) -> torch.Tensor:
+        for index, chunk in enumerate(chunks):
+            self.counts.kv_read[index] += 4 * of.numbers if chunk.start else 0
+            self.counts.kv_written[index] += 4 * of.numbers
+        return self.kernels.recur(projected, of, tensors, view, chunks)

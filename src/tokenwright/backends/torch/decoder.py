@@ -50,10 +50,10 @@ class Decoder:
         return matrix.weight.device if isinstance(matrix, Dense) else torch.device("cpu")
 
     @property
-    def scorings(self) -> list[Scored]:
-        """How the attention scores of each layer follow from q k."""
+    def scorings(self) -> dict[int, Scored]:
+        """How the attention scores of each layer with attention follow from q k."""
         each = [op.attention if isinstance(op, TorchParallel) else op for op in self.blocks]
-        return [op.scoring for op in each if isinstance(op, TorchAttention)]
+        return {op.layer: op.scoring for op in each if isinstance(op, TorchAttention)}
 
     @property
     def op_by_op(self) -> Self:

@@ -6,7 +6,7 @@ Shapes: T tokens of the step, H query heads, G KV heads, D head size. Activation
 sums, norms and the softmax are at least fp32 inside.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,8 +16,9 @@ from tokenwright.backends.adapters import Make
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.protocol import Scored
 from tokenwright.backends.torch.border import TensorRotation, tensor
-from tokenwright.cache import ChunkRows, KVView
+from tokenwright.cache import ChunkRows, KVView, StateView
 from tokenwright.models.experts import Routing
+from tokenwright.models.recurrent import Recurrence
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,22 @@ class Kernels(Protocol):
 
         The kernel reads all K and V from the view, this step's included. With `sink_q` [T, H, D], it scores the
         keys of sinks with `sink_q` instead of `q`.
+        """
+
+    def weighted(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """x sigmoid(gates), for every number."""
+
+    def recur(
+        self,
+        projected: torch.Tensor,
+        of: Recurrence,
+        tensors: Mapping[str, torch.Tensor],
+        view: StateView,
+        chunks: Sequence[ChunkRows],
+    ) -> torch.Tensor:
+        """[T, out] -> [T, width]: what a recurrence makes of its projected rows; it reads and writes the states.
+
+        tensors: the recurrence's, by their names without the layer's.
         """
 
 

@@ -3,8 +3,9 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 from tokenwright.backends import Logits, Scored
@@ -46,12 +47,15 @@ class Observer:
                 kept = self._queries if site is Site.QUERY else self._sink_queries
                 kept.update({i: value[one.row] for i, one in enumerate(self._watched) if one.layer == layer})
 
-    def observed(self, batch: Batch, logits: Logits, scorings: Sequence[Scored]) -> Observed:
-        """The facts of the pass, after its end; fills in the watched rows. scorings: of each layer."""
+    def observed(self, batch: Batch, logits: Logits, scorings: Mapping[int, Scored]) -> Observed:
+        """The facts of the pass, after its end; fills in the watched rows. scorings: of each layer with attention."""
         ended, counts, chunks = self._clock(), self._counts, range(len(batch.output_rows))
         rows = batch.logits_rows.tolist()
         for i, one in enumerate(self._watched):
-            self._weigh(i, one, batch, scorings[one.layer].of_head(one.head))
+            if one.layer in scorings:
+                self._weigh(i, one, batch, scorings[one.layer].of_head(one.head))
+            else:
+                one.weights = np.zeros(batch.position(one.row) + 1, np.float32)
             if one.row in rows:
                 row = tensor(logits.rows[rows.index(one.row)])
                 one.highest = row.topk(min(CANDIDATES, len(row))).indices.tolist()

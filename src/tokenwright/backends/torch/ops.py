@@ -7,7 +7,6 @@ few branches. The changing state (the batch, the cache) is an argument.
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from types import MethodType
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -23,6 +22,7 @@ from tokenwright.config import Rope
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Embed, Head, Matrix, Norm, Op, Parallel
 from tokenwright.models.latent import LatentAttention
+from tokenwright.models.recurrent import Recurrent
 from tokenwright.models.taps import Site, Tap
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -84,7 +84,7 @@ class TorchAttention:
         self.kernels = kernels
         self.layer = op.layer
         self.names: tuple[str, ...] = (op.qkv.name, op.out.name)
-        self.heads = [op.heads, op.kv_heads, op.kv_heads]
+        self.heads = [op.heads, op.kv_heads, op.kv_heads, *([op.heads] if op.out_gate else [])]
         learned = None if op.sink_logits is None else dense(weights, f"{op.sink_logits}.weight")
         self.scoring = Scored(op.scoring.scale, op.scoring.cap, learned)
         self.norm = norm(op.norm, kernels, weights)
@@ -105,8 +105,8 @@ class TorchAttention:
         normed = self.norm(x)
         tap(Site.ATTENTION_INPUT, self.layer, normed)
         projected = state.linear(self.kernels, normed, self.qkv, self.names[0])
-        projected = projected.view(len(x), sum(self.heads), -1)  # [T, H + 2 G, D]
-        q, k, v = torch.split(projected, self.heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
+        projected = projected.view(len(x), sum(self.heads), -1)  # [T, H + 2 G, D], and [T, H, D] of the gate
+        q, k, v, *gates = torch.split(projected, self.heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
         plain = self.q_norm(q)
         q, k = self._rotated(plain, state), self._rotated(self.k_norm(k), state)
         tap(Site.QUERY, self.layer, q)
@@ -118,6 +118,8 @@ class TorchAttention:
         self.kernels.store(view, batch.slots, k, v)
         mixed = self.kernels.attention(q, view, batch.chunks, self.scoring, sink_q)  # [T, H, D]
         tap(Site.MIXED, self.layer, mixed)
+        if gates:
+            mixed = self.kernels.weighted(mixed, gates[0])
         return self.after(state.linear(self.kernels, mixed.flatten(1), self.out, self.names[1]))  # [T, width]
 
     @property
@@ -188,6 +190,32 @@ class TorchLatentAttention(TorchAttention):
         return torch.stack([self.kernels.linear(x[:, head], one) for head, one in enumerate(weights)], 1)
 
 
+class TorchRecurrent:
+    """One recurrent layer: project, rewrite the state row by row, project back."""
+
+    def __init__(self, op: Recurrent, kernels: Kernels, weights: Weights) -> None:
+        self.kernels, self.layer = kernels, op.layer
+        self.names = (op.project.name, op.out.name)
+        self.recurrence = op.recurrence
+        self.tensors = {
+            name.removeprefix(f"{op.recurrence.name}."): dense(weights, name) for name in op.recurrence.shapes
+        }
+        self.norm = norm(op.norm, kernels, weights)
+        self.project = linear(weights, op.project)
+        self.out = linear(weights, op.out)
+        self.after = _after(op, kernels, weights)
+
+    def __call__(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
+        normed = self.norm(x)
+        state.tap(Site.ATTENTION_INPUT, self.layer, normed)
+        rows = state.linear(self.kernels, normed, self.project, self.names[0])
+        states = state.store.states(self.layer)
+        mixed = self.kernels.recur(rows, self.recurrence, self.tensors, states, state.batch.chunks)  # [T, width]
+        x = x + self.after(state.linear(self.kernels, mixed, self.out, self.names[1]))
+        state.tap(Site.ATTENTION, self.layer, x)
+        return x
+
+
 class TorchMLP:
     """One layer's MLP, gated (such as SwiGLU) or plain."""
 
@@ -199,7 +227,7 @@ class TorchMLP:
         self.norm = norm(op.norm, kernels, weights)
         self.up = linear(weights, op.up)
         self.down = linear(weights, op.down)
-        self.activate = kernels.gated if op.gated else kernels.activate
+        self.gated = op.gated
         self.after = _after(op, kernels, weights)
 
     def __call__(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
@@ -211,7 +239,8 @@ class TorchMLP:
         """[T, width] -> [T, width]: what the op adds to the residual stream."""
         normed = self.norm(x)
         state.tap(Site.MLP_INPUT, self.layer, normed)
-        hidden = self.activate(state.linear(self.kernels, normed, self.up, self.names[0]), self.activation)  # [T, m]
+        activate = self.kernels.gated if self.gated else self.kernels.activate
+        hidden = activate(state.linear(self.kernels, normed, self.up, self.names[0]), self.activation)  # [T, m]
         state.tap(Site.MLP_HIDDEN, self.layer, hidden)
         return self.after(state.linear(self.kernels, hidden, self.down, self.names[1]))
 
@@ -287,6 +316,7 @@ OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
     MLP: TorchMLP,
     Experts: TorchExperts,
     Parallel: TorchParallel,
+    Recurrent: TorchRecurrent,
 }
 
 
@@ -303,8 +333,6 @@ def using(op: AnyOp, before: Kernels, kernels: Kernels) -> AnyOp:
             setattr(other, name, kernels)
         elif isinstance(value, TorchAttention | TorchMLP):
             setattr(other, name, using(value, before, kernels))
-        elif isinstance(value, MethodType) and value.__self__ is before:  # such as `gated`
-            setattr(other, name, getattr(kernels, value.__name__))
     return other
 
 
@@ -356,7 +384,7 @@ def _over_heads(of: Norm | None, head_size: int, kernels: Kernels, weights: Weig
     return lambda x: function(x.flatten(1)).view_as(x)
 
 
-def _after(op: Attention | LatentAttention | MLP | Experts, kernels: Kernels, weights: Weights) -> Function:
+def _after(op: Attention | LatentAttention | MLP | Experts | Recurrent, kernels: Kernels, weights: Weights) -> Function:
     """What an op's result [T, width] goes through before it is added: a norm, then a constant factor."""
     function, scale = norm(op.post_norm, kernels, weights), _scaled(op.residual_scale)
     return lambda x: scale(function(x))

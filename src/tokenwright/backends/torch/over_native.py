@@ -1,6 +1,6 @@
 """The native kernels as `Kernels` over tensors on the CPU, so that the op-by-op decoder can call them one by one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -9,9 +9,10 @@ from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.torch.border import TensorRotation, array, tensor
 from tokenwright.backends.torch.kernels import Linear
-from tokenwright.cache import ChunkRows, KVView
+from tokenwright.cache import ChunkRows, KVView, StateView
 from tokenwright.errors import RequestError
 from tokenwright.models.experts import Routing
+from tokenwright.models.recurrent import Recurrence
 from tokenwright.models.rotary import Rotation
 
 
@@ -63,13 +64,30 @@ class TensorKernels:
         scoring: Scored,
         sink_q: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        read = [
-            ChunkRows(one.rows, one.start, tuple(map(array, one.slots)), tuple(map(array, one.positions)))
-            for one in chunks
-        ]
+        read = list(map(_arrays_of, chunks))
         learned = None if scoring.sink_logits is None else array(scoring.sink_logits)
         sinks = None if sink_q is None else array(sink_q)
         return tensor(self.native.attention(array(q), view, read, Scored(scoring.scale, scoring.cap, learned), sinks))
+
+    def weighted(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        return tensor(self.native.weighted(array(x), array(gates)))
+
+    def recur(
+        self,
+        projected: torch.Tensor,
+        of: Recurrence,
+        tensors: Mapping[str, torch.Tensor],
+        view: StateView,
+        chunks: Sequence[ChunkRows],
+    ) -> torch.Tensor:
+        kept = {name: array(one) for name, one in tensors.items()}
+        states = StateView(view.group, array(view.memory)) if isinstance(view.memory, torch.Tensor) else view
+        return tensor(self.native.recur(array(projected), of, kept, states, list(map(_arrays_of, chunks))))
+
+
+def _arrays_of(chunk: ChunkRows) -> ChunkRows:
+    slots, positions = (tuple(map(array, each)) for each in (chunk.slots, chunk.positions))
+    return ChunkRows(chunk.rows, chunk.start, slots, positions)
 
 
 def _packed(weight: Linear) -> Packed:

@@ -16,9 +16,11 @@ from tokenwright.backends.protocol import Scored
 from tokenwright.backends.torch import kv_codec
 from tokenwright.backends.torch.border import TensorRotation, array, tensor
 from tokenwright.backends.torch.kernels import Linear
-from tokenwright.cache import ChunkRows, KVPart, KVView, Side
+from tokenwright.backends.torch.recurrence import recur
+from tokenwright.cache import ChunkRows, KVPart, KVView, Side, StateView
 from tokenwright.engine.window import AttentionWindow
 from tokenwright.models.experts import Routing
+from tokenwright.models.recurrent import Recurrence
 
 MOST_DECODED = 1 << 22  # packed weights decoded at a time: 16 MiB in fp32
 MOST_WEIGHTS = 1 << 26  # attention weights in memory at a time, over all heads: 256 MiB in fp32
@@ -143,6 +145,19 @@ class ReferenceKernels:
                 mixed = weights @ values  # [G, R, n, D]
                 out[rows] = mixed.permute(2, 0, 1, 3).flatten(1, 2)  # [n, H, value size], rounded once
         return out
+
+    def weighted(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        return _as(self._in(x) * torch.sigmoid(self._in(gates)), x.dtype)
+
+    def recur(
+        self,
+        projected: torch.Tensor,
+        of: Recurrence,
+        tensors: Mapping[str, torch.Tensor],
+        view: StateView,
+        chunks: Sequence[ChunkRows],
+    ) -> torch.Tensor:
+        return recur(projected, of, tensors, view, chunks, self.wide)
 
     def keys(self, view: KVView, chunk: ChunkRows) -> tuple[torch.Tensor, torch.Tensor]:
         """The decoded keys [t, G, D] that a chunk reads from all of a layer's parts, and their positions [t].

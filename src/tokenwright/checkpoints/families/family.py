@@ -82,6 +82,7 @@ class TensorSource:
     rows: tuple[int, int, int] | None = None  # of a fused one: our rows [first, last) along `out`, of so many
     stacked: bool = False  # the file has all experts in one tensor; `rows` are then the stored ones of this expert
     turn: tuple[int, int] = (0, 1)  # its index among the tensors whose heads the file has in turn, and their number
+    halves: bool = False  # those heads, of a stacked one, lie not in turn but one after the other
     order: Order | None = None  # of its rows, where the file has another
     plus: float = 0.0  # added to the stored numbers, which makes them fp32: Gemma's norms multiply by 1 + weight
     wide: bool = False  # kept in fp32, whatever the model computes in: biases that decide a choice
@@ -106,7 +107,7 @@ class Family:
     neighbours: whether files turn dimensions 2 i and 2 i + 1 of a head together. renames: patterns of whole names, and
     what replaces them. stacks: matches tensors [n, out, ...] that are read as [n out, ...]. plain: names that folders
     have in place of others where their weights are not quantised. orders: the order of a tensor's rows, by our name
-    without `.weight`; None: that of heads which turn, by `neighbours`.
+    without `.weight`; None: that of heads which turn, by `neighbours`. own_orders: those beside the order of heads.
     """
 
     architectures: Mapping[str, str]  # architecture -> model_type of config.json
@@ -120,6 +121,7 @@ class Family:
     stacks: re.Pattern[str] | None = None
     plain: Mapping[str, TensorSource] = field(default_factory=dict)
     orders: Callable[[str, Graph], Order | None] | None = None
+    own_orders: Callable[[str, Graph], Order | None] | None = None
 
     def bare(self, name: str) -> str:
         """A name in a file without the prefix, and without that of the text model beside encoders."""
@@ -161,14 +163,19 @@ class Family:
     def _order(self, base: str, source: TensorSource, graph: Graph) -> Order | None:
         """The order of a tensor's rows: those of q and k where the file turns other dimensions of a head than we do."""
         part = base.rsplit(".", 1)[-1]
+        if source.halves:
+            out, (index, count) = graph.shapes[f"{base}.weight"][0], source.turn
+            return Order(count * out, tuple(range(index * out, (index + 1) * out)))
         if (source.fused or source.stacked) and source.turn[1] > 1:
             return Order(source.turn[1], (source.turn[0],))
         if self.orders is not None:
             return self.orders(base, graph)
-        if part not in ("q", "k", "v", "q_norm", "k_norm"):
+        if self.own_orders is not None and (found := self.own_orders(base, graph)) is not None:
+            return found
+        if part not in ("q", "k", "v", "out_gate", "q_norm", "k_norm"):
             return None
         size, rope = graph.rotary_size, next(iter(graph.ropes), None)
-        if rope is None or part == "v":
+        if rope is None or part in ("v", "out_gate"):
             return head_order(size, size, False, source.turn)
         return head_order(size, rope.rotated or size, self.neighbours, source.turn)
 

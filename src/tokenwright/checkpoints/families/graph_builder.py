@@ -1,24 +1,27 @@
 """The graph builder that families share: from a ModelConfig to ops over weights under our names. No tensors here."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from tokenwright.config import LatentHeads, Learned, Mixture, ModelConfig, Rope
 from tokenwright.models.experts import Experts, Routing
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op, Parallel, Scoring
 from tokenwright.models.latent import LatentAttention
 
+_NO_MIXERS: Mapping[int, Op] = MappingProxyType({})
 _LATENT_EPS = 1e-6  # of the norms of latents; no config has it
 
 
-def decoder(config: ModelConfig) -> Graph:
+def decoder(config: ModelConfig, mixers: Mapping[int, Op] = _NO_MIXERS) -> Graph:
     """In each layer attention, then an MLP or experts, or attention and MLP side by side.
 
-    Norms stand on their inputs, their results or on both.
+    mixers: by their layers, the ops that stand in the place of attention. Norms stand on the inputs of ops, their
+    results or on both.
     """
     embed = Matrix.single("embed", config.vocab_size, config.width)
     head = embed if config.tied_head else Matrix.single("head", config.vocab_size, config.width)
-    blocks = [op for i in range(config.layers) for op in _block(config, i)]
+    blocks = [op for i in range(config.layers) for op in _block(config, i, mixers.get(i))]
     return Graph(
         config.architecture,
         config.context,
@@ -28,18 +31,22 @@ def decoder(config: ModelConfig) -> Graph:
     )
 
 
-def _block(config: ModelConfig, layer: int) -> tuple[Op, ...]:
+def _block(config: ModelConfig, layer: int, mixer: Op | None) -> tuple[Op, ...]:
     mixture = config.mixture
-    if config.latent is not None:
-        attention: Attention | LatentAttention = _latent(config, config.latent, layer)
+    if mixer is not None:
+        attention = mixer
+    elif config.latent is not None:
+        attention = _latent(config, config.latent, layer)
     else:
         attention = _attention(config, layer)
+    if not config.mlp_width:
+        return (attention,)
     if mixture is not None and mixture.layers[layer]:
         return attention, _experts(config, mixture, layer)
     mlp = _mlp(config, layer)
     if config.parallel is None:
         return attention, mlp
-    assert isinstance(attention, Attention), "no family has latent attention beside an MLP"
+    assert isinstance(attention, Attention), "no family has another mixer beside an MLP"
     if config.parallel == "one norm":
         mlp = replace(mlp, norm=attention.norm)
     return (Parallel(attention, mlp),)
@@ -53,6 +60,11 @@ def _norms(config: ModelConfig, at: str) -> tuple[Norm | None, Norm | None]:
     """The norms before and after a block's op."""
     before = _norm(config, f"{at}_norm") if config.pre_norm else None
     return before, _norm(config, f"{at}_post_norm") if config.post_norm else None
+
+
+def mixer_norms(config: ModelConfig, layer: int) -> tuple[Norm | None, Norm | None]:
+    """The norms before and after what stands in the place of a layer's attention."""
+    return _norms(config, f"layers.{layer}.attention")
 
 
 def _head_norm(config: ModelConfig, name: str, heads: int) -> Norm | None:
@@ -75,6 +87,7 @@ def _attention(config: ModelConfig, layer: int) -> Attention:
     at, width, size = f"layers.{layer}.attention", config.width, config.head_size
     q, kv = config.heads * size, config.kv_heads * size
     before, after = _norms(config, at)
+    gate = ((f"{at}.out_gate", q),) if config.out_gate else ()
     return Attention(
         layer,
         config.heads,
@@ -82,7 +95,7 @@ def _attention(config: ModelConfig, layer: int) -> Attention:
         size,
         scoring=Scoring(config.score_scale, config.score_cap),
         norm=before,
-        qkv=Matrix(f"{at}.qkv", ((f"{at}.q", q), (f"{at}.k", kv), (f"{at}.v", kv)), width, config.qkv_bias),
+        qkv=Matrix(f"{at}.qkv", ((f"{at}.q", q), (f"{at}.k", kv), (f"{at}.v", kv), *gate), width, config.qkv_bias),
         out=Matrix.single(f"{at}.o", width, q, config.out_bias),
         q_norm=_head_norm(config, f"{at}.q_norm", config.heads),
         k_norm=_head_norm(config, f"{at}.k_norm", config.kv_heads),
@@ -91,6 +104,7 @@ def _attention(config: ModelConfig, layer: int) -> Attention:
         post_norm=after,
         residual_scale=config.scales.residual,
         sink_logits=f"{at}.sinks" if config.sink_logits else None,
+        out_gate=config.out_gate,
     )
 
 

@@ -6,14 +6,14 @@ Absent keys take transformers' defaults (configuration_mixtral.py, ..._qwen2_moe
 
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tokenwright.backends.packed import LANES
 from tokenwright.checkpoints.families.family import TensorSource
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Mixture
 
-Kind = Literal["mixtral", "qwen2", "qwen3", "gpt-oss", "minimax", "ernie", "olmoe"]
+Kind = Literal["mixtral", "qwen2", "qwen3", "qwen3-next", "qwen3.5", "gpt-oss", "minimax", "ernie", "olmoe"]
 
 MOST_EXPERTS = 1 << 16
 TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # without effect on the logits
@@ -141,16 +141,37 @@ def _gpt_oss(keys: JsonKeys, layers: int) -> Mixture:
     return Mixture(experts, chosen, width, (True,) * layers, bias=True)
 
 
+class _Defaults(NamedTuple):
+    """The values of absent keys."""
+
+    experts: int
+    chosen: int
+    width: int
+    shared: int  # 0: the architecture has no shared expert
+    renormalise: bool
+
+
+_QWEN_DEFAULTS: Mapping[str, _Defaults] = {
+    "qwen2": _Defaults(60, 4, 1408, 5632, False),
+    "qwen3": _Defaults(128, 8, 768, 0, False),
+    "qwen3-next": _Defaults(512, 10, 512, 512, True),
+    "qwen3.5": _Defaults(256, 8, 512, 512, True),
+}
+
+
 def _qwen(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
-    also = keys.whole("num_local_experts", 60 if kind == "qwen2" else 128, least=0, most=MOST_EXPERTS)
+    defaults = _QWEN_DEFAULTS[kind]
+    also = keys.whole("num_local_experts", defaults.experts, least=0, most=MOST_EXPERTS)
     experts = keys.whole("num_experts", also, least=0, most=MOST_EXPERTS)
     check_same(keys, "num_local_experts", "num_experts", experts)
-    chosen = keys.whole("num_experts_per_tok", 4 if kind == "qwen2" else 8, most=experts or MOST_EXPERTS)
+    chosen = keys.whole("num_experts_per_tok", defaults.chosen, most=experts or MOST_EXPERTS)
     step, without = keys.whole("decoder_sparse_step", 1), _listed(keys, "mlp_only_layers", layers)
     mixed = tuple(experts > 0 and (i + 1) % step == 0 and i not in without for i in range(layers))
-    width = expert_width(keys, "moe_intermediate_size", 1408 if kind == "qwen2" else 768)
-    shared = keys.whole("shared_expert_intermediate_size", 5632, most=1 << 24) if kind == "qwen2" else 0
-    renormalise = keys.flag("norm_topk_prob", False)
+    width = expert_width(keys, "moe_intermediate_size", defaults.width)
+    shared = keys.whole("shared_expert_intermediate_size", defaults.shared, most=1 << 24) if defaults.shared else 0
+    renormalise = keys.flag("norm_topk_prob", defaults.renormalise)
+    if kind == "qwen3.5":
+        keys.only("norm_topk_prob", True, why="experts whose weights are not divided by their sum")
     if not any(mixed):
         return None
     return Mixture(experts, chosen, width, mixed, renormalise=renormalise, shared_width=shared, shared_gate=shared > 0)

@@ -17,12 +17,7 @@ _OPERATIONS: tuple[tuple[str, str], ...] = (
     ("attention_chunk_size", "chunked attention, {} tokens at a time"),
     ("attn_temperature_tuning", "queries scaled by their position"),
     ("interleave_moe_layer_step", "experts whose input is scaled by their score"),
-    ("state_size", "state-space layers"),
-    ("ssm_state_size", "state-space layers"),
-    ("mamba_d_state", "state-space layers"),
-    ("linear_num_key_heads", "linear attention"),
-    ("linear_attn_config", "linear attention"),
-    ("conv_L_cache", "short convolutions"),
+    ("linear_attn_config", "linear attention with a decay for each channel"),
     ("lru_width", "recurrent layers"),
     ("attention_hidden_size", "recurrent layers"),
     ("alibi", "ALiBi positions"),
@@ -41,9 +36,6 @@ _OPERATIONS: tuple[tuple[str, str], ...] = (
 )
 _LAYER_TYPES: Mapping[str, str] = {
     "chunked_attention": "sliding chunked attention",
-    "linear_attention": "linear attention",
-    "conv": "short convolutions",
-    "mamba": "state-space layers",
     "recurrent": "recurrent layers",
 }
 # Architectures whose keys do not tell, by their names' beginnings, and what they need.
@@ -63,7 +55,10 @@ _ARCHITECTURES: tuple[tuple[str, str], ...] = (
     ("OPT|XGLM|BioGpt|OpenAIGPT|CTRL|GPTNeoFor", "learned or sinusoidal positions in a block that is not GPT-2's"),
     ("GPTJ|CodeGen|Phi(?:For|Moe|moe)", "a bias of the head"),
     ("RWKV|Rwkv|xLSTM", "recurrent layers"),
-    (r"\w*Mamba", "state-space layers"),
+    ("FalconH1", "a state-space layer beside attention"),
+    ("NemotronH", "layers of an MLP alone"),
+    ("Zamba", "attention whose weights several layers share"),
+    ("Jamba|(?:Falcon)?Mamba(?!2)", "selective state-space layers (Mamba-1)"),
     (r"(?i:\w*bert|electra|roformer|xmod|xlm|xlnet|data2vec|ernie(?!4))", "an encoder's attention to later tokens"),
 )
 

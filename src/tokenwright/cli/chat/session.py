@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,8 @@ from tokenwright.cli.chat.conversation import Conversation, answer_text, counted
 from tokenwright.cli.chat.input_reader import InputReader, Typed
 from tokenwright.cli.chat.slash_commands import ChatCommands
 from tokenwright.cli.options.naming import spoken
-from tokenwright.cli.reports.statistics import ENDED, memory_line, rate, seconds
+from tokenwright.cli.options.talking import Talking, calls_of
+from tokenwright.cli.reports.statistics import ENDED, from_disk, memory_line, rate, seconds
 from tokenwright.cli.terminal.output import remark, show_anything
 from tokenwright.errors import ContextError, EngineError, RequestError, TokenwrightError
 
@@ -41,6 +42,7 @@ class ChatOptions:
     shift: bool = False
     quiet: bool = False
     plain: bool = False
+    talking: Talking = field(default_factory=Talking)
 
 
 class Session:
@@ -124,7 +126,8 @@ class Session:
     def render(self, talk: Conversation, question: str | None = None) -> Rendered:
         """The prompt of a conversation, and of one more question."""
         more = [] if question is None else [{"role": "user", "content": question}]
-        return self.llm.template.render([*talk.messages, *more], markup=self.options.markup, answers=talk.answers)
+        own = self.options
+        return self.llm.render([*talk.messages, *more], own.markup, answers=talk.answers, **own.talking.options)
 
     def ask(self, question: str, talk: Conversation | None = None, *, again: bool = False) -> None:
         """Answer a question and add both to the conversation; `talk`: to another one, which takes its place.
@@ -135,7 +138,7 @@ class Session:
         talk, rendered = self._fitted(self.talk if talk is None else talk, question)
         self._repeated = self._repeated + 1 if again else 0
         earlier = _common(rendered.ids, self.render(talk, "").ids) if talk.held else 0
-        done = self._answered(rendered)
+        done = self._answered(talk, question)
         if done is None:
             return
         computed_again = max(0, min(talk.held, earlier) - done.usage.reused_tokens)
@@ -162,21 +165,26 @@ class Session:
             remark(f"the context is full: {forgotten} of the oldest turns forgotten")
         return talk, rendered
 
-    def _answered(self, rendered: Rendered) -> Completion | None:
+    def _answered(self, talk: Conversation, question: str) -> Completion | None:
         """Stream the answer; None if nobody reads it any more."""
         params = self.params
         if self._repeated and params.seed is not None:
             params = replace(params, seed=params.seed + self._repeated)
         try:
-            stream = self.llm.stream(rendered.ids, params)
+            own, messages = self.options, [*talk.messages, {"role": "user", "content": question}]
+            stream = self.llm.chat_stream(
+                messages, params, markup=own.markup, answers=talk.answers, **own.talking.options
+            )
         except ContextError as error:
             raise RequestError(self._too_long(error.tokens, error.context)) from error
         with stream, self._answer() as show:
             try:
                 for piece in stream:
-                    if not show(piece.text):  # stdout is closed
+                    if not show(own.talking.shown(piece)):  # stdout is closed
                         self.ended = True
                         return None
+                if own.talking.tools:
+                    show(calls_of(stream.completion))
             except KeyboardInterrupt:
                 if self._again():  # a pipe had the next message ready
                     raise
@@ -210,11 +218,13 @@ def turn_line(done: Completion, again: int) -> str:
     usage = done.usage
     computed = max(0, usage.prompt_tokens - usage.reused_tokens)
     parts = [
-        f"{usage.prompt_tokens:,} prompt tokens: {usage.reused_tokens:,} reused, {computed:,} computed, "
-        f"{again:,} of them again"
+        f"{usage.prompt_tokens:,} prompt tokens: {usage.reused_tokens:,} reused{from_disk(usage)}, "
+        f"{computed:,} computed, {again:,} of them again"
     ]
     if usage.ttft_s is not None:
         parts.append(f"first token after {seconds(usage.ttft_s)}")
     if usage.tokens_per_second:
         parts.append(f"{rate(usage.tokens_per_second)} tok/s")
+    if usage.seed is not None:
+        parts.append(f"seed {usage.seed}")
     return " · ".join([*parts, ENDED[str(done.finish_reason)]])

@@ -18,6 +18,7 @@ from tokenwright.cli.chat.input_reader import exits_when_asked, keep_from_thread
 from tokenwright.cli.chat.session import ChatOptions, Session
 from tokenwright.cli.options import shared as opt
 from tokenwright.cli.options.sampling import sampled
+from tokenwright.cli.options.talking import Talking, ThinkingOption, ToolsFile
 from tokenwright.cli.terminal.interrupt import interruptible
 from tokenwright.cli.terminal.output import remark
 from tokenwright.errors import RequestError
@@ -56,6 +57,8 @@ def chat(
     shift: Shift = False,
     plain: Plain = False,
     markup: Markup = False,
+    thinking: ThinkingOption = None,
+    tools: ToolsFile = None,
     chosen: dict[str, Any] = {"max_tokens": 512},  # noqa: B006  (the options of SamplingParams, see `sampled`)
     model: opt.Model = None,
     revision: opt.Revision = None,
@@ -65,6 +68,8 @@ def chat(
     lora: opt.Lora = None,
     threads: opt.Threads = None,
     kv_memory: opt.KvMemory = None,
+    kv_disk: opt.KvDisk = None,
+    kv_disk_size: opt.KvDiskSize = None,
     kv: opt.Kv = "native",
     window: opt.Window = None,
     sinks: opt.Sinks = 0,
@@ -80,6 +85,7 @@ def chat(
     """
     engine = opt.of_engine(locals())
     keep_from_threads()  # before those of torch and of the kernels start
+    talking = Talking.read(thinking, tools)
     question = None if message is None else _question(message)
     talk = Conversation() if load is None else load_conversation(load)
     if save is not None:
@@ -87,7 +93,7 @@ def chat(
     if system is not None:
         talk = talk.with_system(system)
     with opt.opened(model, quiet=quiet, max_sequences=1, **engine) as llm:
-        session = Session(llm, talk, chosen, ChatOptions(markup, shift, quiet, plain))
+        session = Session(llm, talk, chosen, ChatOptions(markup, shift, quiet, plain, talking))
         session.files |= {file.resolve() for file in (load, save) if file is not None}
         session.open(greet=question is None)
         with interruptible(ends=False), exits_when_asked():

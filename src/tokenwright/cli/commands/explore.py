@@ -63,6 +63,8 @@ def explore(
     lora: opt.Lora = None,
     threads: opt.ServerThreads = None,
     kv_memory: opt.KvMemory = None,
+    kv_disk: opt.KvDisk = None,
+    kv_disk_size: opt.KvDiskSize = None,
     page_size: opt.PageSize = 16,
     token_budget: opt.TokenBudget = 512,
 ) -> None:

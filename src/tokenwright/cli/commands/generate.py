@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +15,7 @@ import typer
 
 from tokenwright.cli.options import shared as opt
 from tokenwright.cli.options.sampling import SEVERAL, sampled
+from tokenwright.cli.options.talking import CompactJson, Talking, ThinkingOption, ToolsFile, calls_of
 from tokenwright.cli.reports.statistics import facts, facts_line, memory_line, phases_line
 from tokenwright.cli.reports.tree import picture
 from tokenwright.cli.terminal.interrupt import INTERRUPTED, interruptible
@@ -24,7 +25,8 @@ from tokenwright.errors import RequestError
 if TYPE_CHECKING:
     from tokenwright.engine.step import TopLogprob
     from tokenwright.llm.llm import LLM
-    from tokenwright.llm.outputs import Completion
+    from tokenwright.llm.outputs import Completion, Piece
+    from tokenwright.llm.streams import Stream
     from tokenwright.sampling_params import SamplingParams
 
 Tree = Annotated[bool, typer.Option("--tree", help="Draw what the beams have tried.", rich_help_panel=SEVERAL)]
@@ -56,6 +58,8 @@ def generate(
     file: opt.PromptFile = None,
     chat: Chat = False,
     system: System = None,
+    thinking: ThinkingOption = None,
+    tools: ToolsFile = None,
     chosen: dict[str, Any] = {"max_tokens": 128},  # noqa: B006  (the options of SamplingParams, see `sampled`)
     tree: Tree = False,
     model: opt.Model = None,
@@ -68,6 +72,8 @@ def generate(
     no_cache: opt.NoCache = False,
     kv: opt.Kv = "native",
     kv_memory: opt.KvMemory = None,
+    kv_disk: opt.KvDisk = None,
+    kv_disk_size: opt.KvDiskSize = None,
     window: opt.Window = None,
     sinks: opt.Sinks = 0,
     cache_file: CacheFile = None,
@@ -88,14 +94,17 @@ def generate(
     text = opt.read_prompt(prompt, file)
     show = Shown(echo=echo, json=json_, quiet=quiet, verbose=verbose, tree=tree)
     several = max(chosen.get(name) or 1 for name in ("n", "best_of", "beams"))
-    _check(chosen, show, chat, system)
+    _check(chosen, show, chat, system if thinking is None and tools is None else "")
+    talking = Talking.read(thinking, tools)
     if cache_file is not None:
         _check_cache_file(cache_file, several > 1, no_cache)
     phases: dict[str, float] = {}
     name = opt.the_model(None, model)
     with opt.opened(name, quiet=quiet or json_, phases=phases, max_sequences=several, **engine) as llm:
         there = llm.load_cache(cache_file) if cache_file is not None and os.path.lexists(cache_file) else 0
-        run = PromptRun(llm, text, llm.sampling(**chosen), phases, cache=not no_cache, system=system, chat=chat)
+        run = PromptRun(
+            llm, text, llm.sampling(**chosen), phases, cache=not no_cache, system=system, chat=talking if chat else None
+        )
         with interruptible():
             run.show(show, name)
             if cache_file is not None:
@@ -109,7 +118,7 @@ def _check(chosen: dict[str, Any], show: Shown, chat: bool, system: str | None) 
     if show.tree and chosen.get("beams", 1) == 1:
         raise RequestError("--tree draws a beam search; give it --beams as well")
     if system is not None and not chat:
-        raise RequestError("--system is a message of a conversation; give --chat as well")
+        raise RequestError("--system, --thinking and --tools belong to a conversation; give --chat as well")
     if show.echo and (show.json or chat):
         raise RequestError(f"--echo writes the prompt as text; leave it or {'--json' if show.json else '--chat'} out")
     if show.quiet and show.verbose:
@@ -119,7 +128,7 @@ def _check(chosen: dict[str, Any], show: Shown, chat: bool, system: str | None) 
 def _check_cache_file(path: Path, several: bool, no_cache: bool) -> None:
     """Raises RequestError or CacheFileError for a cache file that cannot be used or written."""
     if several:
-        raise RequestError("--cache-file keeps the KV cache of one text; leave --choices, --best-of and --beams out")
+        raise RequestError("--cache-file keeps the KV cache of one text; leave --texts, --best-of and --beams out")
     if no_cache:
         raise RequestError("--cache-file keeps the KV cache and --no-cache has none; leave one of them out")
     from tokenwright.cache.snapshot import check_place
@@ -159,7 +168,8 @@ class PromptRun:
         phases: dict[str, float],
         *,
         cache: bool = True,
-        **messages: Any,
+        system: str | None = None,
+        chat: Talking | None = None,
     ) -> None:
         self.llm = llm
         self.prompt = prompt
@@ -167,12 +177,21 @@ class PromptRun:
         self.phases = phases
         self.interrupted = self.unread = False
         self._cache = cache
-        self._asked = _asked(llm, prompt, **messages)
+        self._chat = chat
+        self._messages = [] if system is None else [{"role": "system", "content": system}]
+        self._messages.append({"role": "user", "content": prompt})
         start = time.perf_counter()
         alone = params.choices == params.beams == 1
-        self._stream = llm.stream(self._asked, params, cache=cache) if alone else None
+        self._stream = self._streamed() if alone else None
         phases["request_s"] = time.perf_counter() - start
         self._done: Completion | None = None
+        schema = params.grammar is not None and params.grammar.kind == "json_schema"
+        self._compact = CompactJson() if schema else None
+
+    def _streamed(self) -> Stream:
+        if self._chat is None:
+            return self.llm.stream(self.prompt, self.params, cache=self._cache)
+        return self.llm.chat_stream(self._messages, self.params, cache=self._cache, **self._chat.options)
 
     def show(self, show: Shown, model: str) -> None:
         """Generate, and write the text, or the JSON with the name of the model, and the remarks."""
@@ -223,8 +242,10 @@ class PromptRun:
     @property
     def tokens(self) -> list[int]:
         """The token ids so far, the prompt's included."""
-        asked = self._asked
-        prompt = self.llm.tokenizer.encode(asked) if isinstance(asked, str) else asked
+        if self._chat is None:
+            prompt: Sequence[int] = self.llm.tokenizer.encode(self.prompt)
+        else:
+            prompt = self.llm.render(self._messages, **self._chat.options).ids
         return [*prompt, *self.completion.token_ids]
 
     @property
@@ -241,16 +262,26 @@ class PromptRun:
             return
         with self._stream:
             try:
-                self.unread = not all(write(piece.text) for piece in self._stream)
+                self.unread = not all(write(self._shown(piece)) for piece in self._stream)
+                if self._chat is not None and self._chat.tools and not self.unread:
+                    write(calls_of(self._stream.completion))
             except KeyboardInterrupt:
                 self.interrupted = True
+
+    def _shown(self, piece: Piece) -> str:
+        text = piece.text if self._chat is None else self._chat.shown(piece)
+        return text if self._compact is None else self._compact(text)
 
     def _several(self, write: Callable[[str], bool]) -> None:
         what = f"searching with {self.params.beams} beams" if self.params.beams > 1 else "writing"
         with console().status(f"[dim]{what}"):
-            [self._done] = self.llm.generate([self._asked], self.params, cache=self._cache)
-        texts = self._done.choices
-        shown = [one.text if len(texts) == 1 else f"[{place}] {one.text}" for place, one in enumerate(texts, 1)]
+            if self._chat is None:
+                [self._done] = self.llm.generate([self.prompt], self.params, cache=self._cache)
+            else:
+                options = self._chat.options
+                self._done = self.llm.chat(self._messages, self.params, cache=self._cache, **options)
+        texts = [one.text if self._chat is None else self._chat.text(one) for one in self._done.choices]
+        shown = [one if len(texts) == 1 else f"[{place}] {one}" for place, one in enumerate(texts, 1)]
         self.unread = not write("\n".join(shown))
 
     def remarks(self, *, tree: bool) -> None:
@@ -300,6 +331,9 @@ class PromptRun:
             "token_ids": list(one.token_ids),
             "finish_reason": str(one.finish_reason),
         }
+        if self._chat is not None:
+            record |= {"content": one.content, "reasoning": one.reasoning}
+            record["tool_calls"] = [asdict(call) for call in one.tool_calls]
         if one.stopped is not None:
             record["stopped"] = one.stopped
         if self.params.grammar is not None:
@@ -315,14 +349,6 @@ class PromptRun:
                 [{"token": text(other.token), **_likely(other)} for other in top] for top in one.top_logprobs
             ]
         return record
-
-
-def _asked(llm: LLM, prompt: str, *, chat: bool = False, system: str | None = None) -> str | tuple[int, ...]:
-    """What the model reads: the text, or with `chat` the ids of a conversation. Raises RequestError."""
-    if not chat:
-        return prompt
-    messages = [] if system is None else [{"role": "system", "content": system}]
-    return tuple(llm.render([*messages, {"role": "user", "content": prompt}]).ids)
 
 
 def _likely(one: TopLogprob) -> dict[str, Any]:

@@ -103,6 +103,7 @@ def _shape(config: ModelConfig, graph: Graph) -> dict[str, Any]:
         "context": graph.context,
         "positions": _positions(graph),
         "windows": [layer.window for layer in graph.kv],
+        "recurrent": list(graph.recurrent),
         "tied_head": graph.tied_head,
     }
 
@@ -112,7 +113,7 @@ def _positions(graph: Graph) -> str:
     if not isinstance(positions, Rope):
         return "none" if positions is None else "learned"
     scaled = "" if isinstance(positions.scaling, NoScaling) else f", {_scaling(positions.scaling)}"
-    bare = sum(op.rope is None for op in graph.attention)
+    bare = sum(op.rope is None for op in graph.attention) - len(graph.recurrent)
     without = f", none in {bare} of {graph.layers} layers" if bare else ""
     part = "" if positions.rotated is None else f", {positions.rotated} dimensions of each head"
     others = "".join(f"; base {rope.theta:,.0f} in layers with a window" for rope in graph.ropes[1:])
@@ -128,13 +129,14 @@ def _scaling(scaling: RopeScaling) -> str:
     return f"{kind} scaling ({numbers})"
 
 
-def _windows(windows: Sequence[int | None]) -> str:
-    """The layers' attention windows as text."""
-    counts = Counter(windows)
-    if counts.keys() == {None}:
+def _windows(windows: Sequence[int | None], recurrent: Sequence[int]) -> str:
+    """The layers' attention windows as text, and how many layers keep a state instead."""
+    counts = Counter(window for layer, window in enumerate(windows) if layer not in recurrent)
+    if counts.keys() == {None} and not recurrent:
         return "full attention in every layer"
     words = {window: f"a window of {window:,} tokens" if window else "full" for window in counts}
-    return ", ".join(f"{words[window]} in {count} of {len(windows)} layers" for window, count in counts.items())
+    found = [f"{words[window]} in {count} of {len(windows)} layers" for window, count in counts.items()]
+    return ", ".join(found + ([f"a state in {len(recurrent)} of {len(windows)} layers"] if recurrent else []))
 
 
 def _page(model: str, facts: dict[str, Any]) -> str:
@@ -155,7 +157,7 @@ def _page(model: str, facts: dict[str, Any]) -> str:
         **({"scales": scales} if (scales := _factors(facts["scales"])) else {}),
         **({"soft caps": caps} if (caps := _caps(facts)) else {}),
         "positions": facts["positions"],
-        "attention": _windows(facts["windows"]),
+        "attention": _windows(facts["windows"], facts["recurrent"]),
         "context": f"{context:,} tokens",
         "vocabulary": f"{facts['vocab_size']:,} ids{tied}",
         "BOS, EOS": f"{_ids([facts['bos_id']])}, {_ids(facts['eos_ids'])}",

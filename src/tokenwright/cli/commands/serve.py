@@ -189,6 +189,8 @@ def serve(
     lora: opt.Lora = None,
     threads: opt.ServerThreads = None,
     kv_memory: opt.KvMemory = None,
+    kv_disk: opt.KvDisk = None,
+    kv_disk_size: opt.KvDiskSize = None,
     kv: opt.Kv = "native",
     window: opt.Window = None,
     sinks: opt.Sinks = 0,

@@ -27,6 +27,8 @@ COMMON: Mapping[str, type] = {
     "weights": str,
     "kv": str,
     "kv-memory": str,
+    "kv-disk": str,
+    "kv-disk-size": str,
     "window": int,
     "sinks": int,
     "page-size": int,

@@ -70,7 +70,7 @@ COMMON: dict[str, Any] = {
     "choice": _option(_TEXTS, FORMAT, "Write one of these texts; may be repeated."),
 }  # fmt: skip
 MORE: dict[str, Any] = {
-    "n": _option(_WHOLE, SEVERAL, "Texts to write; with --beams, the number of beams to show.", "--choices"),
+    "n": _option(_WHOLE, SEVERAL, "Texts to write; with --beams, the number of beams to show.", "--texts"),
     "best_of": _option(_WHOLE, SEVERAL, "Write this many texts and show the most probable of them."),
     "beams": _option(_WHOLE, SEVERAL, "Beam search of this width: the most probable text that it finds."),
     "length_penalty": _option(_NUMBER, SEVERAL, "A beam's score is divided by its length to this power."),

@@ -125,6 +125,17 @@ KvMemory = Annotated[
         rich_help_panel=ENGINE,
     ),
 ]
+KvDisk = Annotated[
+    str | None,
+    Option(
+        help="A folder where the prefix cache outlives the process; several processes may use it.",
+        rich_help_panel=ENGINE,
+        show_default=False,
+    ),
+]
+KvDiskSize = Annotated[
+    str | None, Option(help="The most bytes in that folder; by default 20GB.", rich_help_panel=ENGINE)
+]
 NoCache = Annotated[bool, Option("--no-cache", help="Recompute every token at every step.", rich_help_panel=ENGINE)]
 PageSize = Annotated[int, Option(help="Token slots of a page of the KV cache.", rich_help_panel=ENGINE)]
 TokenBudget = Annotated[
@@ -169,19 +180,23 @@ Chart = Annotated[Path, Option("--out", "-o", help="Where the chart goes (SVG)."
 
 OF_ENGINE = (  # parameters of commands that `opened` and LLM take under the same names
     *("revision", "device", "dtype", "weights", "threads", "kv_memory", "kv", "window", "sinks"),
-    *("page_size", "token_budget", "speculate", "lora"),
+    *("kv_disk", "kv_disk_size", "page_size", "token_budget", "speculate", "lora"),
 )
 
 
 def of_engine(parameters: Mapping[str, Any], *, but: Sequence[str] = ()) -> dict[str, Any]:
     """The parameters of a command (its `locals()`) that say how to open the model; `but`: the ones that do not.
 
-    Raises RequestError for a --kv-memory that is no size.
+    Raises RequestError for a --kv-memory or --kv-disk-size that is no size, and for the latter without --kv-disk.
     """
     found = {name: parameters[name] for name in OF_ENGINE if name in parameters and name not in but}
-    if found.get("kv_memory") is not None:
-        found["kv_memory"] = read_bytes(found["kv_memory"], "kv_memory")
-    return {name: value for name, value in found.items() if not (name == "lora" and value is None)}
+    for name in ("kv_memory", "kv_disk_size"):
+        if found.get(name) is not None:
+            found[name] = read_bytes(found[name], name)
+    if found.get("kv_disk_size") is not None and found.get("kv_disk") is None:
+        raise RequestError("kv_disk_size limits the folder kv_disk; give that as well", "kv_disk", "kv_disk_size")
+    absent = ("lora", "kv_disk", "kv_disk_size")
+    return {name: value for name, value in found.items() if not (name in absent and value is None)}
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -255,6 +270,15 @@ def check_engine(
     EngineConfig(kv=KVFormat.parse(kv), **{name: value for name, value in options.items() if name in names})
 
 
+def beyond_processors(threads: int) -> str:
+    """A warning of more threads than this process has processors; "" for no more."""
+    from tokenwright.backends.device import processors
+
+    count = len(processors())
+    many = f"note: --threads {threads} on {count} processor{'s' if count > 1 else ''}: threads wait for each other"
+    return f"{many}, which is slower; leave --threads out" if threads > count else ""
+
+
 @contextmanager
 def opened(
     model: str | None,
@@ -294,6 +318,8 @@ def opened(
         imported = time.perf_counter()
         if threads is not None:
             compute_with(threads)
+            if not quiet and (more := beyond_processors(threads)):
+                remark(more)
 
         def report(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total, size=binary(total))
@@ -327,6 +353,8 @@ def loader(
 
         if threads is not None:
             compute_with(threads)
+            if more := beyond_processors(threads):
+                remark(more)
         elif browser or find_kernels() is None:
             leave_a_core()
         llm = LLM(model, report=report, **options)

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from tokenwright.bench.machine_load import told
-from tokenwright.config import Heads
+from tokenwright.config import Heads, Latent
 from tokenwright.formats import KVFormat
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def _memory(plan: Plan) -> list[str]:
         "weights": (plan.weight_bytes, _parameters(plan)),
         **({"adapters": (sum(plan.adapters), [_adapters(plan)])} if plan.adapters else {}),
         "KV of a token": (plan.kv_bytes_per_token, _kept(plan)),
+        **({"state of a text": (plan.kv_memory.states, [_states(plan)])} if plan.states else {}),
         "KV of a sequence": (plan.kv_bytes_per_sequence, [_kept_tokens(plan)]),
         "KV in all": (plan.kv_bytes_total, [f"batch {plan.batch:,}"]),
         "together": (plan.total_bytes, ["without activations and torch itself"]),
@@ -56,13 +57,21 @@ def _adapters(plan: Plan) -> str:
 def _kept(plan: Plan) -> list[str]:
     """How the bytes of a token are composed: layers, heads, and the rows of K and of V with their scales."""
     parts = []
-    for (layout, k, v), count in Counter((spec.layout, spec.k, spec.v) for spec in plan.specs).items():
+    cached = [spec for spec in plan.specs if not spec.state_bytes]
+    for (layout, k, v), count in Counter((spec.layout, spec.k, spec.v) for spec in cached).items():
         if isinstance(layout, Heads):
             rows, heads = [k.nbytes(layout.head_size), v.nbytes(layout.head_size)], f"{layout.kv_heads} heads x "
         else:
+            assert isinstance(layout, Latent), "states are not of a token"
             rows, heads = [k.nbytes(layout.rank), k.nbytes(layout.rope)], ""
         parts.append(f"{_layers(count)} x {heads}({rows[0]:,} + {rows[1]:,} B)")
-    return parts
+    return parts or ["no layer has attention"]
+
+
+def _states(plan: Plan) -> str:
+    """The layers with a state, and how often one is kept."""
+    states = plan.states or {}
+    return f"{_layers(len(states['layers']))}, of any length; one is kept every {states['every']:,} tokens"
 
 
 def _kept_tokens(plan: Plan) -> str:

@@ -9,7 +9,7 @@ from tokenwright.units import binary
 
 if TYPE_CHECKING:
     from tokenwright.llm.llm import LLM
-    from tokenwright.llm.outputs import Completion
+    from tokenwright.llm.outputs import Completion, Usage
 
 
 ENDED: Mapping[str, str] = {  # finish reasons in words
@@ -42,6 +42,7 @@ def facts(llm: LLM, completion: Completion) -> dict[str, Any]:
         "forward_tokens": usage.forward_tokens,
         "layer_tokens": usage.layer_tokens,
         "reused_tokens": usage.reused_tokens,
+        "disk_tokens": usage.disk_tokens,
         "drafted_tokens": usage.drafted_tokens,
         "accepted_tokens": usage.accepted_tokens,
         "preemptions": usage.preemptions,
@@ -69,7 +70,7 @@ def facts_line(llm: LLM, completion: Completion) -> str:
     if usage.tokens_per_second:
         parts.append(f"{rate(usage.tokens_per_second)} tok/s")
     if usage.reused_tokens:
-        parts.append(f"{usage.reused_tokens:,} tokens reused")
+        parts.append(f"{usage.reused_tokens:,} tokens reused{from_disk(usage)}")
     if usage.drafted_tokens:
         parts.append(f"{usage.accepted_tokens:,} of {usage.drafted_tokens:,} drafts kept")
     parts += [
@@ -80,6 +81,11 @@ def facts_line(llm: LLM, completion: Completion) -> str:
     if usage.seed is not None:
         parts.append(f"seed {usage.seed}")
     return " · ".join([*parts, ENDED[str(completion.finish_reason)]])
+
+
+def from_disk(usage: Usage) -> str:
+    """How many of the reused tokens were read from the folder kv_disk, if any were."""
+    return f" ({usage.disk_tokens:,} from the disk)" if usage.disk_tokens else ""
 
 
 def _written(completion: Completion) -> int:

@@ -10,7 +10,9 @@ import io
 import json
 import os
 import select
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -117,10 +119,18 @@ def show_anything() -> None:
 
 
 def remark(text: str) -> None:
-    """Write one line to stderr, dimmed if that is a terminal."""
+    """Write one line to stderr; a terminal shows it dimmed, and wrapped between words."""
     from rich.text import Text
 
-    console().print(Text(text, style="dim"), soft_wrap=True)
+    shown = console()
+    shown.print(Text(text, style="dim"), soft_wrap=not shown.is_terminal)
+
+
+def complain(text: str) -> None:
+    """Write an error to stderr: one line, which a terminal shows wrapped between words."""
+    if sys.stderr.isatty():
+        text = textwrap.fill(text, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
+    print(text, file=sys.stderr)
 
 
 def console() -> Any:

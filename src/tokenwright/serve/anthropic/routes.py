@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 
 from tokenwright.engine import FinishReason
 from tokenwright.errors import RequestError
+from tokenwright.llm.chat.ids import new_hex
 from tokenwright.serve.anthropic.bodies import (
     AnthropicAssistantMessage,
     AnthropicPrompted,
@@ -53,7 +54,6 @@ from tokenwright.serve.http.replying import (
 )
 from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.service.generation import Generation
-from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import (
     Answer,

@@ -3,6 +3,7 @@
 index.html, assets/    the page; the element of id "site" tells it what is recorded
 runs/ID.json           a trace with both ways of the switch
 race.json, beams.json  what the engine answered to the panels of these names
+batch.json             the page pool after each step of a batch that it is too small for
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenwright.errors import RequestError
 from tokenwright.serve.explorer import beams, race
 from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.trace.messages.pages import PoolCard
+
+if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
+    from tokenwright.engine import Engine
 
 SLOT = "</body>"  # of index.html: what is recorded comes before it
 TITLE = "Tokenwright: what a KV cache saves"
@@ -46,6 +51,10 @@ RUNS = (
 )
 SEED = 1
 RACED = 160  # tokens of the race
+BEGINNING = "Once upon a time, there was a little fox who lived in the forest with his mother and his father."
+BATCH = tuple(f"{BEGINNING} {end}" for end in ("One day, the fox", "At night, the fox", "Then he saw a"))
+BATCH_TOKENS = 40  # of each of its texts
+BATCH_PAGES = 8  # of its pool: too few for all of its texts to their ends
 WATCHED = (4, 3)  # layer and head whose weights the recordings have, as far as the model has them
 
 
@@ -67,7 +76,7 @@ def write_site(explorer: Explorer, page: Path, folder: Path, told: Callable[[str
         for wanted in RUNS:
             told(wanted.name)
             _write(folder / "runs" / f"{wanted.identity}.json", recorded(explorer, wanted))
-        for name, answer in (("race", recorded_race), ("beams", recorded_beams)):
+        for name, answer in (("race", recorded_race), ("beams", recorded_beams), ("batch", recorded_batch)):
             told(name)
             _write(folder / f"{name}.json", answer(explorer))
         (folder / "index.html").write_text(_index((page / "index.html").read_text(encoding="utf-8")), encoding="utf-8")
@@ -103,6 +112,37 @@ def recorded_race(explorer: Explorer) -> dict[str, Any]:
 def recorded_beams(explorer: Explorer) -> dict[str, Any]:
     wanted = beams.Search(prompt=RUNS[0].prompt, max_tokens=14)
     return asdict(asyncio.run(beams.search(explorer, wanted, secrets.token_hex(8))))
+
+
+def recorded_batch(explorer: Explorer) -> dict[str, Any]:
+    """The pool of a small engine after each step of a batch: texts share pages, and the youngest gives its own away."""
+    from tokenwright.cache import group_layers  # with NumPy
+    from tokenwright.engine import SamplingParams
+    from tokenwright.llm.llm import LLM
+    from tokenwright.trace.pool import Known, snapshot
+
+    params = SamplingParams(temperature=0.0, max_tokens=BATCH_TOKENS)
+    with LLM(explorer.llm.loaded, pages=BATCH_PAGES) as llm:
+        layers = group_layers(llm.specs)
+        requests = [llm.prepare(prompt, params) for prompt in BATCH]
+
+        def play(engine: Engine[Any]) -> list[PoolCard]:
+            """All steps, in the engine's thread; afterwards it is as idle as before."""
+            sequences = [engine.submit(request) for request in requests]
+            read = [len(sequence.tokens) for sequence in sequences]
+
+            def look() -> PoolCard:
+                texts = [llm.tokenizer.decode(one.tokens[n:]) for one, n in zip(sequences, read, strict=True)]
+                found = enumerate(zip(sequences, BATCH, texts, strict=True))
+                return snapshot(engine, layers, [Known(one, "batch", n, *said) for n, (one, *said) in found])
+
+            looks = [look()]
+            while engine.busy:
+                engine.step()
+                looks.append(look())
+            return looks
+
+        return {"prompts": BATCH, "looks": [asdict(card) for card in llm.inspect(play)]}
 
 
 def _index(page: str) -> str:

@@ -33,6 +33,7 @@ class TimingsReply(Reply):
     decode_ms: float
     prompt_tokens: int
     cached_tokens: int
+    disk_tokens: int
     completion_tokens: int
     drafted_tokens: int
     accepted_tokens: int

@@ -11,12 +11,12 @@ from fastapi import Request, Response
 
 from tokenwright.decode.schemas import enforceable
 from tokenwright.errors import TokenwrightError
+from tokenwright.llm.chat.tools import read_begun, read_json, unenforced
 from tokenwright.sampling_params import Grammar
 from tokenwright.serve.http.api import RefusedRequest, about, unless_gone
 from tokenwright.serve.http.reply_text import LONG, Json, dumps, server_timing, timings_of, written
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.tools import read_begun, read_json, unenforced
 from tokenwright.serve.service.types import (
     Answer,
     Delta,

@@ -9,10 +9,10 @@ from typing import Any
 from fastapi import Request
 
 from tokenwright.errors import RequestError
+from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.serve.http.api import about
 from tokenwright.serve.http.hosted import leave_out
 from tokenwright.serve.ollama.bodies import Chat, Generate, OllamaMessage
-from tokenwright.serve.openai.generation_request import read_arguments
 from tokenwright.serve.service.types import Gap, Tool
 
 

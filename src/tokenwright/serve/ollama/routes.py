@@ -144,7 +144,7 @@ def add(app: FastAPI, service: Service) -> None:
             raise RequestError("model: give the model's name, once")
         served_model(request, service, body.model or body.name or "")
         preparer = await service.preparer()
-        found = card(await service.opened(), service.created, thinks=preparer.thinks, calls=preparer.calls)
+        found = card(await service.opened(), service.created, thinks=preparer.chat.thinks, calls=preparer.chat.calls)
         return JSONResponse(found)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator
 
+from tokenwright.llm.chat.tools import read_json
 from tokenwright.serve.openai.message_bodies import CustomFormat
-from tokenwright.serve.service.tools import read_json
 from tokenwright.serve.service.types import Tool, ToolCallDelta
 
 INPUT = "input"  # the function's one argument

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from fastapi import Request
 
+from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.serve.http.api import RefusedRequest, about
 from tokenwright.serve.http.hosted import leave_out
 from tokenwright.serve.http.reasoning_options import Thinking
@@ -124,17 +124,6 @@ def _call(at: int, n: int, call: CalledTool) -> Json:
         place = f"messages.{at}.tool_calls.{n}.{call.type}"
         raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
     return {"id": call.id, "type": "function", "function": {"name": name, "arguments": read_arguments(arguments)}}
-
-
-def read_arguments(given: str | Json) -> str | Json:
-    """The arguments of an earlier call: the object that they are the text of, or the text if it is of none."""
-    if not isinstance(given, str):
-        return given
-    try:
-        found = json.loads(given or "{}")
-    except (ValueError, RecursionError):
-        return given
-    return found if isinstance(found, dict) else given
 
 
 def chat_wanted(service: Service, request: Request, body: ChatBody) -> GenerationRequest:

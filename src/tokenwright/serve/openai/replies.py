@@ -6,10 +6,10 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 
 from tokenwright.engine import TopLogprob
+from tokenwright.llm.chat.ids import new_hex
 from tokenwright.llm.outputs import Piece
 from tokenwright.serve.http.reply_text import Json, dumps, timings_of
 from tokenwright.serve.openai.custom_tools import CustomCalls, input_of
-from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.service.types import Answer, Delta, Problem, Timings, TokenCounts, ToolCallDelta
 from tokenwright.text import TextStream, Tokenizer
 
@@ -50,9 +50,15 @@ def usage_of(counts: Iterable[TokenCounts]) -> Json:
         "prompt_tokens": prompt,
         "completion_tokens": written,
         "total_tokens": prompt + written,
-        "prompt_tokens_details": {"cached_tokens": sum(one.cached for one in each)} | cut(truncated),
+        "prompt_tokens_details": cached_of(each) | cut(truncated),
         "completion_tokens_details": details,
     }
+
+
+def cached_of(counts: Sequence[TokenCounts]) -> Json:
+    """The fields of a usage for tokens that were found in the cache; those from a disk, where there are some."""
+    disk = sum(one.disk for one in counts)
+    return {"cached_tokens": sum(one.cached for one in counts)} | ({"disk_tokens": disk} if disk else {})
 
 
 def cut(tokens: int) -> Json:

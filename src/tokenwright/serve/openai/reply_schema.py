@@ -14,9 +14,10 @@ class Truncated(Reply):
 
 
 class PromptDetails(Reply):
-    """truncated_tokens: that truncate_prompt_tokens has cut off."""
+    """disk_tokens: of the cached ones, those read from a disk. truncated_tokens: cut off by truncate_prompt_tokens."""
 
     cached_tokens: int
+    disk_tokens: int = absent()
     truncated_tokens: int = absent()
 
 

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.errors import RequestError
+from tokenwright.llm.chat.ids import new_hex
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.serve.http.api import about, answers, body_of, takes, unless_gone
 from tokenwright.serve.http.fields import Body, ModelName, Refused, Text, many
@@ -24,7 +25,6 @@ from tokenwright.serve.openai.bodies import MOST_INPUTS
 from tokenwright.serve.openai.embeddings import embedded, tokens_of
 from tokenwright.serve.openai.reply_schema import Reranked, ScoreReply
 from tokenwright.serve.service.generation import Generation
-from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.service.multi_prompt import gathered
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Answer, GenerationRequest

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.engine import Finished, FinishReason, SamplingParams, Token
 from tokenwright.engine.loop import Delivery, RequestHandle
+from tokenwright.llm.chat.output_parser import OutputParser
 from tokenwright.llm.output_processor import OutputProcessor
 from tokenwright.llm.outputs import Completion, Piece
-from tokenwright.serve.service.output_parser import OutputParser
 from tokenwright.serve.service.preprocess import Prepared
 from tokenwright.serve.service.types import ENDING, Answer, Delta, Finish, NotReady, Timings, TokenCounts, Unread
 
@@ -216,10 +216,12 @@ class Generation:
     def counts(self) -> TokenCounts:
         """Tokens so far."""
         drafted, accepted = self._transcript.drafts
+        counts = self._handle.sequence.counts
         return TokenCounts(
             prompt=len(self.prompt_ids),
             completion=self._clock.written,
-            cached=self._handle.sequence.counts.prefix_hit,
+            cached=counts.prefix_hit,
+            disk=min(counts.restored, counts.prefix_hit),
             reasoning=sum(reader.reasoning_tokens for reader in self._readers.values()),
             truncated=self._prepared.truncated,
             drafted=drafted,
@@ -336,6 +338,7 @@ def timings_of_all(each: Sequence[Generation]) -> Timings:
         decode_s=max(lasts) - first,
         prompt_tokens=sum(one.prompt for one in counts),
         cached_tokens=sum(one.cached for one in counts),
+        disk_tokens=sum(one.disk for one in counts),
         completion_tokens=sum(one.completion for one in counts),
         drafted_tokens=sum(one.drafted for one in counts),
         accepted_tokens=sum(one.accepted for one in counts),

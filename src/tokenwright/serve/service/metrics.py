@@ -35,6 +35,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TOKENS = {  # by the field of TokenCounts: the name of the series, and what it counts
     "prompt": ("prompt", "Tokens of prompts"),
     "cached": ("cached", "Prompt tokens found in the KV cache"),
+    "disk": ("disk", "Prompt tokens found in the KV cache, whose pages were read from a disk"),
     "completion": ("generated", "Tokens generated"),
     "drafted": ("draft", "Tokens computed ahead of texts"),
     "accepted": ("accepted", "Of the tokens computed ahead of texts, those that were kept"),

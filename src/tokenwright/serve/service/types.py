@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from itertools import dropwhile, takewhile
 from typing import Any, Literal
 
 from tokenwright.checks import shown
-from tokenwright.engine import FinishReason
 from tokenwright.errors import (
     CapacityError,
     ContextError,
@@ -22,13 +20,18 @@ from tokenwright.errors import (
     RequestError,
     TokenwrightError,
 )
-from tokenwright.llm.outputs import Piece
+from tokenwright.llm.chat.answer import Answer as Answer
+from tokenwright.llm.chat.answer import Delta as Delta
+from tokenwright.llm.chat.answer import Finish as Finish
+from tokenwright.llm.chat.answer import ToolCallDelta as ToolCallDelta
+from tokenwright.llm.chat.chat_request import ChatRequest
+from tokenwright.llm.chat.chat_request import Tool as Tool
+from tokenwright.llm.chat.chat_request import ToolMode as ToolMode
+from tokenwright.llm.outputs import ToolCall as ToolCall
 
 MOST_NAME = 256  # characters of a name that are compared
 PRIORITIES = range(-8, 9)  # of requests of one key: lower ones are admitted earlier
 
-ToolMode = Literal["auto", "none", "required"]
-Finish = Literal["stop", "length", "tool_calls"]
 Kind = Literal["invalid", "key", "forbidden", "missing", "size", "busy", "unavailable", "engine"]
 
 
@@ -62,19 +65,6 @@ class ListedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
-    """A function that the model may call. parameters: the JSON schema of its arguments, an object.
-
-    strict: a schema that cannot be enforced whole is refused; otherwise what can be is.
-    """
-
-    name: str
-    description: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
-    strict: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Gap:
     """The text behind a gap. files: (name, text) of others. begun: how the text of the gap begins."""
 
@@ -84,27 +74,16 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
+class GenerationRequest(ChatRequest):
     """One request to generate text, whatever API it came by. Exactly one of `prompt` and `messages` is given.
 
+    ChatRequest has the fields of a conversation.
     prompt: text, or token ids. gap: the prompt is a text that stands before a gap, which the answer fills.
-    messages: a conversation, each message with "role" (system, developer, user, assistant
-        or tool) and "content" (text, or None beside tool calls); an assistant's may have "tool_calls", a list of
-        {"id", "type": "function", "function": {"name", "arguments": an object, or text that is none}}, and
-        "reasoning_content"; a tool's has the "tool_call_id" and the "name" of a call before it; others may have a
-        "name".
     overrides: fields of SamplingParams; None keeps the checkpoint's default. Without max_tokens, a conversation and a
         prompt may go on to the end of the context.
-    tools: functions that the model may call. tool_choice: whether it may, must not or must call any. allowed_tools: the
-        names of those that it may call; None: all. parallel_tool_calls: whether it may call several in one answer.
     json_object: the answer is any JSON object. (For a schema or another grammar set overrides["grammar"].)
     context: the most tokens of prompt and answer together, where that is less than the model's context.
     prediction: what the answer may come to, such as a file that it edits.
-    thinking: whether the model reasons first, if it can; None leaves it to the template. thinking_budget: the most
-        tokens of reasoning; then the thoughts are closed, and the answer begins. variables: of the template.
-        reasoning: split the text between the model's own think tags off as reasoning.
-    continue_last: the last message is the assistant's, and the answer goes on from its text. generation_prompt false:
-        the prompt has nothing of the answer's beginning.
     drop_oldest: leave out the oldest messages, but for the system's, where the prompt is too long.
     deadline_s: seconds from now on, waiting included. priority: one of PRIORITIES, among requests of the same key.
     truncate_prompt_tokens: keep only this number of last tokens of a longer prompt; without it a prompt is never cut.
@@ -118,21 +97,10 @@ class GenerationRequest:
 
     prompt: str | Sequence[int] | None = None
     gap: Gap | None = None
-    messages: Sequence[Mapping[str, Any]] | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    tools: Sequence[Tool] = ()
-    tool_choice: ToolMode = "auto"
-    allowed_tools: Sequence[str] | None = None
-    parallel_tool_calls: bool = True
     json_object: bool = False
     context: int | None = None
     prediction: str = ""
-    thinking: bool | None = None
-    thinking_budget: int | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    reasoning: bool = True
-    continue_last: bool = False
-    generation_prompt: bool = True
     drop_oldest: bool = False
     caller: Caller = NOBODY
     request_id: str = ""
@@ -146,86 +114,10 @@ class GenerationRequest:
     since: float | None = None
 
 
-@dataclass(slots=True)
-class ToolCallDelta:
-    """A fragment of a tool call. The first fragment of call `index` has `id` and `name`; later ones have neither.
-
-    arguments: the next characters of the arguments' JSON text.
-    """
-
-    index: int
-    id: str | None = None
-    name: str | None = None
-    arguments: str = ""
-
-
-@dataclass(slots=True)
-class Delta:
-    """The addition of one step or more to the text number `choice`. Any of its parts may be empty.
-
-    Its order: what continues a call of an earlier delta (`continued`), reasoning, text, calls that begin (`begun`).
-    tokens: the step's tokens with their logprobs, if the request asked for logprobs. finish: why the text ended, in its
-    last delta only; `reason` is the engine's word for it, `stopped` the stop string or stop id that ended it.
-    """
-
-    choice: int
-    text: str = ""
-    reasoning: str = ""
-    tool_calls: list[ToolCallDelta] = field(default_factory=list)
-    tokens: list[Piece] = field(default_factory=list)
-    finish: Finish | None = None
-    reason: FinishReason | None = None
-    stopped: str | int | None = None
-
-    @property
-    def continued(self) -> list[ToolCallDelta]:
-        """The fragments of the call that was open before."""
-        return list(takewhile(lambda call: call.id is None, self.tool_calls))
-
-    @property
-    def begun(self) -> list[ToolCallDelta]:
-        """The fragments of calls that begin here."""
-        return list(dropwhile(lambda call: call.id is None, self.tool_calls))
-
-
-@dataclass(slots=True)
-class ToolCall:
-    """A whole tool call; `arguments` is JSON text."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(slots=True)
-class Answer:
-    """A whole text: its deltas put together. `finish` is None if it was cancelled."""
-
-    choice: int
-    text: str = ""
-    reasoning: str = ""
-    tool_calls: list[ToolCall] = field(default_factory=list)
-    tokens: list[Piece] = field(default_factory=list)
-    finish: Finish | None = None
-    reason: FinishReason | None = None
-    stopped: str | int | None = None
-
-    def add(self, delta: Delta) -> None:
-        """Take the next delta."""
-        self.text += delta.text
-        self.reasoning += delta.reasoning
-        self.tokens += delta.tokens
-        for part in delta.tool_calls:
-            if part.id is not None:
-                self.tool_calls.append(ToolCall(part.id, part.name or "", ""))
-            self.tool_calls[part.index].arguments += part.arguments
-        if delta.finish is not None:
-            self.finish, self.reason, self.stopped = delta.finish, delta.reason, delta.stopped
-
-
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of a request. completion: of all its texts. cached: prompt tokens whose K and V were found.
+    """Tokens of a request. completion: of all its texts. cached: prompt tokens whose K and V were found;
+    disk: of these, those whose pages were read from a disk.
 
     reasoning: tokens between think tags. truncated: tokens that `truncate_prompt_tokens` has cut off. drafted: tokens
     that were computed ahead of the texts; accepted: of these, those that the texts went on with.
@@ -238,6 +130,7 @@ class TokenCounts:
     truncated: int = 0
     drafted: int = 0
     accepted: int = 0
+    disk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +147,7 @@ class Timings:
     decode_s: float
     prompt_tokens: int
     cached_tokens: int
+    disk_tokens: int
     completion_tokens: int
     drafted_tokens: int
     accepted_tokens: int

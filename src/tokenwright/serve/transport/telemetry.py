@@ -108,6 +108,7 @@ def _attributes(
         found["gen_ai.usage.input_tokens"] = timings.prompt_tokens
         found["gen_ai.usage.output_tokens"] = timings.completion_tokens
         found["gen_ai.usage.cache_read.input_tokens"] = timings.cached_tokens
+        found["tokenwright.disk_tokens"] = timings.disk_tokens
         found["tokenwright.preemptions"] = timings.preemptions
     return found
 

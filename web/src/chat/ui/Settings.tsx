@@ -1,6 +1,6 @@
 // What the next answer is asked for. An empty field means what the checkpoint suggests, which stands in it dimly.
 
-import { model, options, setOptions } from "../store";
+import { model, options, setOptions, suggested } from "../store";
 import type { Options } from "../keep";
 
 type Numbers = "temperature" | "top_k" | "top_p" | "max_tokens" | "seed";
@@ -58,7 +58,8 @@ export function Settings() {
 
 function Field({ dial }: { dial: Dial }) {
   const card = model.value;
-  const suggested = dial.name in SUGGESTED ? card?.[dial.name as keyof typeof SUGGESTED] : undefined;
+  const usual: Partial<Record<Numbers, number>> = card ? suggested(card) : {};
+  const unset = usual[dial.name];
   const set = (text: string) => {
     const value = Number(text);
     const fits = text !== "" && value >= dial.min && value <= dial.max && (!dial.whole || Number.isInteger(value));
@@ -74,11 +75,9 @@ function Field({ dial }: { dial: Dial }) {
         max={dial.max}
         step={dial.whole ? 1 : "any"}
         value={options.value[dial.name] ?? ""}
-        placeholder={suggested === undefined ? (dial.name === "seed" ? "random" : "") : String(suggested)}
+        placeholder={unset === undefined ? (dial.name === "seed" ? "random" : "") : String(unset)}
         onInput={(event) => set(event.currentTarget.value)}
       />
     </label>
   );
 }
-
-const SUGGESTED = { temperature: 0, top_k: 0, top_p: 0 };

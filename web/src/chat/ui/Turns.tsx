@@ -147,6 +147,20 @@ function Cost({ facts }: { facts: Facts }) {
           />
         </dd>
       </div>
+      {facts.disk_tokens > 0 && (
+        <div>
+          <dt>from disk</dt>
+          <dd>
+            <Figure
+              name="disk_tokens"
+              value={facts.disk_tokens}
+              source="counted"
+              unit="tokens"
+              meaning="read from --kv-disk"
+            />
+          </dd>
+        </div>
+      )}
       <div>
         <dt>written</dt>
         <dd>
@@ -173,7 +187,7 @@ function Cost({ facts }: { facts: Facts }) {
             value={speed}
             source="measured"
             unit="tok/s"
-            meaning="tokens after the first, divided by the time from the first to the last"
+            meaning="tokens after the first, over the time from first to last"
           />
         </dd>
       </div>

@@ -44,7 +44,7 @@ export interface Picture {
   first: number; // positions in view
   last: number;
   wide(position: number): number; // of a column
-  hub: { x: number; y: number }; // where the beams begin
+  hub: { x: number; y: number }; // of the write head
   centre(position: number): number; // of a column
   snap(value: number): number; // to a device pixel
   measure(text: string): number; // in the brush's font

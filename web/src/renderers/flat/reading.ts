@@ -1,7 +1,7 @@
 // What the write head read: the arcs of attention, the head itself, and what is said about them in words.
 
 import { percent } from "../../format";
-import { beamOpacity, beamWidth, dropWidth, drops } from "../beams";
+import { beamOpacity, beamWidth, dropWidth, drops, readerOf } from "../beams";
 import { hoveredName, readingNames, strongestNames } from "../labels";
 import { clamp, easeOut } from "../motion";
 import { css, mix } from "../theme";
@@ -11,19 +11,20 @@ import { fontOf } from "./tokens";
 export function paintBeams(p: Picture): void {
   const { c, palette, frame, phases, beams, width } = p;
   if (phases.beams <= 0) return;
-  const hub = p.hub;
+  if (p.scene.row === null) return;
+  const from = { x: p.centre(readerOf(p.scene.row, p.scene.head)), y: frame.tileTop - 2 }; // whose query it is
   const area = width - frame.x0;
-  const band = Math.max(8, hub.y - frame.arcTop - 6);
+  const band = Math.max(8, from.y - frame.arcTop - 6);
   c.lineCap = "round";
   for (const { position, weight } of beams.drawn) {
     const x = p.centre(position);
     const y = frame.tileTop - 2;
-    const far = Math.abs(hub.x - x);
+    const far = Math.abs(from.x - x);
     const apex = Math.min(band, 12 + (band - 12) * (1 - Math.exp((-2.2 * far) / area)) * 1.12);
-    const top = (hub.y + y) / 2 - apex * 1.33;
+    const top = y - apex * 1.33;
     const lean = Math.min(far, area) * 0.1;
     c.beginPath();
-    partOfCurve(c, hub.x, hub.y, hub.x - lean, top, x + lean, top, x, y, phases.beams);
+    partOfCurve(c, from.x, from.y, from.x - lean, top, x + lean, top, x, y, phases.beams);
     const strong = Math.sqrt(weight);
     const colour = palette.dark
       ? mix(palette.beam, [1, 1, 1], 0.3 * strong)
@@ -37,12 +38,12 @@ export function paintBeams(p: Picture): void {
     c.lineWidth = beamWidth(weight);
     c.stroke();
     if (drops(weight) && frame.cell > 0 && x > frame.x0) {
-      const from = frame.labelTop; // and on, down to the token's cell in the layer that is read
+      const top = frame.labelTop; // and on, down to the token's cell in the layer that is read
       const to = frame.cellsTop + (p.scene.layer + 0.5) * frame.cell;
       c.lineWidth = dropWidth(weight);
       c.beginPath();
-      c.moveTo(x, from);
-      c.lineTo(x, from + (to - from) * phases.beams);
+      c.moveTo(x, top);
+      c.lineTo(x, top + (to - top) * phases.beams);
       c.stroke();
     }
   }

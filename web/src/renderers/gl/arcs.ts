@@ -1,4 +1,4 @@
-// The beams: one instanced ribbon along a cubic curve from the write head to a token, bent up and back, and as wide on
+// The beams: one instanced ribbon along a cubic curve from the token that asks to the one that is read, bent up and back, and as wide on
 // the screen as its weight says whatever the camera; and from there straight down to the token's cell in the layer that
 // is read. Four floats an instance.
 
@@ -18,20 +18,20 @@ import {
 } from "three";
 import { type Beam, type Beams, MOST_BEAMS, beamOpacity, beamWidth, dropWidth, drops } from "../beams";
 import { FRAGMENT, type FrameUniforms, VERTEX } from "./glsl";
-import { FRONT, HUB, LEAN, type Pose, TILE } from "./pose";
+import { FRONT, LEAN, type Pose, TILE } from "./pose";
 
 const LANDING = -0.38; // z of the place on a tile where beams end
 const PARTS = 28;
 const SPREAD = 2.2; // of the faint light around a beam, times its width
 
-/** A point of the arc from the write head to a token, by where they stand; the vertex shader has the same curve. */
-export function arcPoint(out: Vector3, head: number, position: number, t: number, pose: Pose): Vector3 {
-  const a = new Vector3(head, HUB.y, HUB.z);
+/** A point of the arc from the token that asks to another, by where they stand; the vertex shader has the same curve. */
+export function arcPoint(out: Vector3, reader: number, position: number, t: number, pose: Pose): Vector3 {
+  const a = new Vector3(reader, TILE.high, LANDING);
   const d = new Vector3(position, TILE.high, LANDING);
-  const far = Math.abs(head - position);
+  const far = Math.abs(reader - position);
   const apex = (0.5 + pose.arc * (1 - Math.exp(-far / pose.reach))) * 1.33;
   const rise = new Vector3(0, LEAN.y * apex, LEAN.z * apex);
-  const lean = 0.1 * Math.min(far, 3 * pose.reach) * Math.sign(head - position);
+  const lean = 0.1 * Math.min(far, 3 * pose.reach) * Math.sign(reader - position);
   const b = a
     .clone()
     .add(rise)
@@ -64,7 +64,7 @@ export function makeArcs(frame: FrameUniforms) {
   geometry.setIndex(index);
   geometry.instanceCount = 0;
   geometry.boundingSphere = new Sphere(); // never asked: the shader places the ribbon
-  const uniforms = { ...frame, uGrown: { value: 1 }, uArc: { value: 1 }, uReach: { value: 10 } };
+  const uniforms = { ...frame, uGrown: { value: 1 }, uReader: { value: 0 }, uArc: { value: 1 }, uReach: { value: 10 } };
   const material = new RawShaderMaterial({
     glslVersion: GLSL3,
     uniforms,
@@ -77,7 +77,7 @@ export function makeArcs(frame: FrameUniforms) {
     vertexShader: /* glsl */ `${VERTEX}
       in vec2 position;
       in vec4 beam; // position, weight, width in CSS pixels (negative: the part down to the cell), opacity
-      uniform int uLayer;
+      uniform int uLayer, uReader;
       uniform float uGrown, uArc, uReach;
       uniform vec2 uSize;
       out float vAcross; // CSS pixels from the middle
@@ -85,7 +85,7 @@ export function makeArcs(frame: FrameUniforms) {
       flat out vec3 vBeam;
       void main() {
         float at = placeOf(beam.x);
-        vec3 a = vec3(placeOf(float(uHead)), ${HUB.y}, ${HUB.z});
+        vec3 a = vec3(placeOf(float(uReader)), ${TILE.high}, ${LANDING});
         vec3 d = vec3(at, ${TILE.high}, ${LANDING});
         float far = abs(a.x - d.x);
         float apex = 0.5 + uArc * (1.0 - exp(-far / uReach));

@@ -4,7 +4,7 @@
 
 import { Vector3 } from "three";
 import { numbered, percent } from "../../format";
-import type { Beams } from "../beams";
+import { type Beams, readerOf } from "../beams";
 import type { Scene } from "../renderer";
 import {
   LABELS_FROM,
@@ -224,7 +224,8 @@ function reading(page: Page): void {
 
 /** Where the beam to a position leaves the canvas. */
 function leaving({ scene, sight }: Page, position: number): Spot {
-  const at = (t: number) => sight.spot(arcPoint(place, sight.at(scene.head), sight.at(position), t, sight.pose));
+  const reader = scene.row ? readerOf(scene.row, scene.head) : scene.head;
+  const at = (t: number) => sight.spot(arcPoint(place, sight.at(reader), sight.at(position), t, sight.pose));
   let out = at(0);
   for (let t = 0.02; t <= 1; t += 0.02) {
     const next = at(t);

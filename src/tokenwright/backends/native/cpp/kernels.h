@@ -56,6 +56,26 @@ struct Queries {
 
 constexpr int64_t STRETCH = 256;  // positions of a latent whose sums are made apart and then merged in order
 
+// A causal depthwise convolution over channels [first, last), then SiLU if `activated`.
+constexpr int64_t MOST_TAPS = 16;
+struct Convolution {
+  int64_t channels, taps, activated, first, last;
+  const float* weight;  // [taps][channels], the row's own tap last
+  const float* bias;    // [channels], or null
+};
+
+enum Gate : int64_t { SILU_GATE = 0, SIGMOID_GATE = 1 };
+
+// One token of some columns of one head, whose state is [keys][stride]: state = decay state + key x write, where
+// write = strength value, or strength (value - (decay state)^T key) if it corrects; mixed = state^T query + skip value.
+struct HeadStep {
+  int64_t keys, stride, columns, corrects;
+  int64_t decays;  // 1: each row of the state has a decay of its own; 0: all have one
+  const float *query, *key, *value, *decay;
+  float strength, skip;
+  float *state, *mixed;
+};
+
 struct Kernels {
   const char* name;
 
@@ -95,6 +115,14 @@ struct Kernels {
   void (*attend_stretch)(const KVLayer&, const Heads&, const ChunkRows&, int64_t page_size, const Queries&,
                          int64_t start, float* sums, float* scratch);
   void (*merge_stretches)(const Heads&, int64_t count, int64_t apart, float* sums, float* out);
+
+  // Convolves `rows` rows of x in place, `stride` floats from one to the next. history: [taps - 1][channels], the
+  // inputs before them, and then their last ones.
+  void (*convolve)(const Convolution&, int64_t rows, int64_t stride, float* x, float* history);
+  void (*step_head)(const HeadStep&);
+  // x = a vector of length `scale`; x = x silu(gate), or x sigmoid(gate); both in place.
+  void (*unit)(int64_t size, float scale, float* x);
+  void (*gate_by)(Gate, int64_t size, const float* gate, float* x);
 
   // The attention weights of one query, that of the first row and head of `queries`, from the scores of `attend`:
   // [position + 1], zeros where it does not read.

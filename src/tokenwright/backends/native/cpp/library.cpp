@@ -18,23 +18,50 @@ using namespace tw;
 namespace {
 
 #if defined(__x86_64__)
-bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+// The processor's features and the registers that the system saves. __builtin_cpu_supports asks the compiler's runtime,
+// and that of Zig, which compiles the wheels, denies every feature.
+struct Processor {
+  unsigned ecx1 = 0, ebx7 = 0, ecx7 = 0, edx7 = 0;
+  unsigned saved = 0;  // XCR0
+
+  Processor() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    constexpr unsigned osxsave = 1u << 27;
+    if (!__get_cpuid(1, &a, &b, &ecx1, &d) || !(ecx1 & osxsave)) return;
+    unsigned high = 0;
+    asm volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) ebx7 = b, ecx7 = c, edx7 = d;
+  }
+};
+
+bool all_of(unsigned found, unsigned bits) { return (found & bits) == bits; }
+
+const Processor& processor() {
+  static const Processor found;
+  return found;
 }
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vnni");
+
+[[maybe_unused]] bool has_avx2() {
+  constexpr unsigned fma = 1u << 12, avx = 1u << 28, f16c = 1u << 29, avx2 = 1u << 5;
+  constexpr unsigned xmm = 1u << 1, ymm = 1u << 2;
+  const Processor& p = processor();
+  return all_of(p.saved, xmm | ymm) && all_of(p.ecx1, fma | avx | f16c) && all_of(p.ebx7, avx2);
+}
+
+[[maybe_unused]] bool has_avx512() {
+  constexpr unsigned f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, vnni = 1u << 11;
+  constexpr unsigned masks_and_zmm = 7u << 5;
+  const Processor& p = processor();
+  return has_avx2() && all_of(p.saved, masks_and_zmm) && all_of(p.ebx7, f | dq | bw | vl) && all_of(p.ecx7, vnni);
 }
 
 // Whether AMX has int8 and bfloat16, and the system permits its use; the process requests that permission once.
-bool has_amx() {
+[[maybe_unused]] bool has_amx() {
 #if defined(TW_EMULATE_AMX)
   return has_avx512();
 #else
-  unsigned a, b, c, d = 0;
   constexpr unsigned bf16 = 1u << 22, tile = 1u << 24, int8 = 1u << 25;
-  if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || ~d & (bf16 | tile | int8)) return false;
+  if (!has_avx512() || !all_of(processor().edx7, bf16 | tile | int8)) return false;
 #if defined(__linux__)
   constexpr long request_permission = 0x1023, tile_data = 18;  // of arch_prctl
   static const bool granted = syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
@@ -64,10 +91,11 @@ int64_t with_workspace(Workspace* shared, Run run) {
 // Writes the sizes of the structs that Python mirrors, so that it can refuse a library built from other sources.
 TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
   const int64_t ours[] = {
-      sizeof(Matrix),    sizeof(Norm),     sizeof(KVTensor),    sizeof(Part),       sizeof(KVLayer), sizeof(ChunkRows),
-      sizeof(Heads),     sizeof(EmbedOp),  sizeof(AttentionOp), sizeof(MLPOp),      sizeof(HeadOp),  sizeof(ParallelOp),
-      sizeof(ExpertsOp), sizeof(LatentOp), sizeof(Op),          sizeof(Model),      sizeof(Batch),   sizeof(Queries),
-      sizeof(Routing),   sizeof(LowRank),  sizeof(AdaptedRows), sizeof(WatchedRow), sizeof(Observed)};
+      sizeof(Matrix),    sizeof(Norm),        sizeof(KVTensor),   sizeof(Part),        sizeof(KVLayer),
+      sizeof(ChunkRows), sizeof(Heads),       sizeof(EmbedOp),    sizeof(AttentionOp), sizeof(MLPOp),
+      sizeof(HeadOp),    sizeof(ParallelOp),  sizeof(ExpertsOp),  sizeof(LatentOp),    sizeof(RecurrentOp),
+      sizeof(Op),        sizeof(Model),       sizeof(Batch),      sizeof(Queries),     sizeof(Routing),
+      sizeof(LowRank),   sizeof(AdaptedRows), sizeof(WatchedRow), sizeof(Observed),    sizeof(Recurrence)};
   const int64_t known = sizeof(ours) / sizeof(ours[0]);
   for (int64_t i = 0; i < count && i < known; i++) sizes[i] = ours[i];
   return known;
@@ -76,9 +104,13 @@ TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
 // The kernels of an instruction set; null if this processor or this build lacks it.
 TW_EXPORT const Kernels* tw_kernels(const char* name) {
   if (!strcmp(name, "portable")) return portable_kernels();
-#if defined(__x86_64__)
+#if defined(TW_AVX2)
   if (!strcmp(name, "avx2") && has_avx2()) return avx2_kernels();
+#endif
+#if defined(TW_AVX512)
   if (!strcmp(name, "avx512") && has_avx512()) return avx512_kernels();
+#endif
+#if defined(TW_AMX)
   if (!strcmp(name, "amx") && has_amx()) return amx_kernels();
 #endif
   return nullptr;
@@ -111,6 +143,19 @@ TW_EXPORT int64_t tw_attend(const Kernels* k, Workspace* workspace, const KVLaye
                             const ChunkRows* chunk, int64_t page_size, const Queries* queries, int64_t threads) {
   return with_workspace(
       workspace, [&](Workspace& w) { attend_rows(*k, w, *kv, *h, chunks, chunk, page_size, *queries, threads); });
+}
+
+// x = x sigmoid(gates), in place.
+TW_EXPORT void tw_weigh(const Kernels* k, int64_t n, const float* gates, float* x) {
+  k->gate_by(SIGMOID_GATE, n, gates, x);
+}
+
+TW_EXPORT int64_t tw_recur(const Kernels* k, Workspace* workspace, const KVLayer* kv, const Recurrence* r,
+                           int64_t chunks, const ChunkRows* chunk, int64_t page_size, int64_t stride, float* projected,
+                           float* mixed, int64_t threads) {
+  return with_workspace(workspace, [&](Workspace& w) {
+    recur_rows(*k, w, *kv, *r, chunks, chunk, page_size, stride, projected, mixed, threads);
+  });
 }
 
 // k and v: [rows of all chunks][G][D].

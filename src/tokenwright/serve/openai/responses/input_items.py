@@ -11,11 +11,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from tokenwright.errors import RequestError
+from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.serve.http.api import About, RefusedRequest
 from tokenwright.serve.http.complaints import complaint
 from tokenwright.serve.http.hosted import leave_out
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
-from tokenwright.serve.openai.generation_request import read_arguments
 from tokenwright.serve.openai.message_bodies import RefusalPart
 from tokenwright.serve.openai.responses.bodies import (
     CustomCall,

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
+from tokenwright.llm.chat.ids import new_hex
 from tokenwright.llm.outputs import Piece
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.serve.openai.custom_tools import CustomCalls
 from tokenwright.serve.openai.responses.bodies import Create
 from tokenwright.serve.openai.responses.input_items import Tools, sealed
-from tokenwright.serve.service.ids import new_hex
 from tokenwright.serve.service.types import Delta, TokenCounts, ToolCallDelta
 
 Kind = Literal["reasoning", "message", "function_call", "custom_tool_call"]

@@ -339,7 +339,7 @@ TW_INLINE F only(F x, int64_t lane, Stretch read, float other) {
   const I number = load_bits(numbers);
   const I low = all((int32_t)(read.low - lane)), high = all((int32_t)(read.high - lane));
   const F instead = all(other);
-  TW_PARTS x.p[i] = (number.p[i] >= low.p[i]) & (number.p[i] < high.p[i]) ? x.p[i] : instead.p[i];
+  TW_PARTS x.p[i] = ((number.p[i] >= low.p[i]) & (number.p[i] < high.p[i])) ? x.p[i] : instead.p[i];
   return x;
 }
 

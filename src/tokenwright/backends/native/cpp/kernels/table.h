@@ -8,6 +8,7 @@
 #include "kernels/linear/embed.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/pack.h"
+#include "kernels/recurrent.h"
 
 namespace tw {
 namespace TW_ISA {
@@ -15,10 +16,34 @@ namespace TW_ISA {
 #define TW_STRING(x) #x
 #define TW_NAME(x) TW_STRING(x)
 
-static const Kernels table = {TW_NAME(TW_ISA), row_kind, together, quantise_row,      linear,       fuses,
-                              up_rows,         embed,    norm,     activate,          gated,        soft_cap,
-                              rotate,          store_kv, attend,   attention_scratch, stretch_sums, attend_stretch,
-                              merge_stretches, weigh,    pack,     summary,           entropy,      read,
+static const Kernels table = {TW_NAME(TW_ISA),
+                              row_kind,
+                              together,
+                              quantise_row,
+                              linear,
+                              fuses,
+                              up_rows,
+                              embed,
+                              norm,
+                              activate,
+                              gated,
+                              soft_cap,
+                              rotate,
+                              store_kv,
+                              attend,
+                              attention_scratch,
+                              stretch_sums,
+                              attend_stretch,
+                              merge_stretches,
+                              convolve,
+                              step_head,
+                              unit,
+                              gate_by,
+                              weigh,
+                              pack,
+                              summary,
+                              entropy,
+                              read,
                               multiply};
 
 }  // namespace TW_ISA

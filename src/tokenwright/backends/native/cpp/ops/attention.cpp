@@ -29,7 +29,7 @@ void norm_heads(const Kernels& k, Norm norm, int64_t over, int64_t heads, int64_
 // The heads of one row between projection and attention: norms, rotation, and storing K and V in the cache.
 void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
   const Heads& h = op.heads;
-  const int64_t size = h.size, stride = (h.heads + 2 * h.kv_heads) * size;
+  const int64_t size = h.size, stride = op.qkv.out;
   const ChunkRows& chunk = p.batch.chunk[chunk_of(p.batch, row)];
   const int64_t position = chunk.start + row - chunk.row;
   float* q = p.qkv + row * stride;
@@ -123,6 +123,10 @@ void run(Pass& p, Team& team, int64_t thread, const AttentionOp& op) {
   attend_all(p.k, team, kv, op.heads, p.batch.chunks, p.batch.chunk, p.batch.page_size, all, p.scratch, p.scratch_each,
              thread);
 
+  if (op.out_gate)
+    each_row(team, rows, [&](int64_t row) {
+      p.k.gate_by(SIGMOID_GATE, q_width, p.qkv + (row + 1) * op.qkv.out - q_width, p.mixed + row * q_width);
+    });
   quantised = p.r.rows.of(p.k, op.out, rows);
   const auto mixed = [&](int64_t row) { return p.mixed + row * q_width; };
   each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.out, mixed(row), row, quantised); });

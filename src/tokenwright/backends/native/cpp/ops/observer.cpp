@@ -128,13 +128,21 @@ void count_cache(const Other&, const Batch&) {}
 void count_cache(const AttentionOp& op, const Batch& batch) { count_layer(op.layer, op.heads, batch); }
 void count_cache(const LatentOp& op, const Batch& batch) { count_layer(op.layer, op.heads, batch); }
 void count_cache(const ParallelOp& op, const Batch& batch) { count_cache(op.attention, batch); }
+void count_cache(const RecurrentOp& op, const Batch& batch) {
+  const int64_t bytes = batch.kv[op.layer].part[0].bytes;
+  for (int64_t i = 0; i < batch.chunks; i++) {
+    if (batch.chunk[i].start) batch.observed->kv_read[i] += bytes;
+    batch.observed->kv_written[i] += bytes;
+  }
+}
 
 }  // namespace
 
 Observer::Observer(const Model& model, const Observed& to)
     : ends_(2 * model.ops), to_(to), entropies_(to.watched * entropy_pieces(vocabulary(model))) {
   for (int64_t i = 0; i < to.watched; i++) {
-    const int64_t size = heads_of_layer(model, to.row[i].layer)->size;
+    const Heads* heads = heads_of_layer(model, to.row[i].layer);
+    const int64_t size = heads ? heads->size : 0;  // a recurrent layer has none
     queries_.emplace_back(size);
     sink_queries_.emplace_back(size);
   }
@@ -166,9 +174,12 @@ void Observer::keep_query(int64_t i, int64_t layer, int64_t size, const Queries&
 void Observer::weigh(const Kernels& k, const Model& model, const Batch& batch, int64_t i, float* scratch) const {
   const WatchedRow& one = to_.row[i];
   const KVLayer& kv = batch.kv[one.layer];
-  const Heads& heads = *heads_of_layer(model, one.layer);
+  const Heads* const found = heads_of_layer(model, one.layer);
   const ChunkRows& chunk = batch.chunk[chunk_of(batch, one.row)];
-  const int64_t row = one.row - chunk.row, column = one.head * heads.size;
+  const int64_t row = one.row - chunk.row;
+  if (!found) return (void)std::fill_n(one.weights, chunk.start + row + 1, 0.0f);  // a recurrent layer reads no row
+  const Heads& heads = *found;
+  const int64_t column = one.head * heads.size;
   const float* sinks = kv.sinks && kv.sink_rotation ? sink_queries_[i].data() - column : nullptr;
   const Queries query{row, row + 1, one.head, one.head + 1, queries_[i].data() - column, sinks, nullptr, 0, 0, 0};
   k.weigh(kv, heads, chunk, batch.page_size, query, one.weights, scratch);

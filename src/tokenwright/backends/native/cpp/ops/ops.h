@@ -18,6 +18,7 @@ void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const MLPOp&);
 void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const ParallelOp&);
 void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const ExpertsOp&);
 void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const LatentOp&);
+void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const RecurrentOp&);
 void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const HeadOp&);
 
 // Runs an op: each thread of the team calls it, with its own number.
@@ -27,6 +28,7 @@ void run(Pass&, Team&, int64_t thread, const MLPOp&);
 void run(Pass&, Team&, int64_t thread, const ParallelOp&);
 void run(Pass&, Team&, int64_t thread, const ExpertsOp&);
 void run(Pass&, Team&, int64_t thread, const LatentOp&);
+void run(Pass&, Team&, int64_t thread, const RecurrentOp&);
 void run(Pass&, Team&, int64_t thread, const HeadOp&);
 
 }  // namespace tw

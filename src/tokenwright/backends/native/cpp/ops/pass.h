@@ -42,6 +42,7 @@ void visit(const Op& op, F f) {
     case EXPERTS: return f(*(const ExpertsOp*)op.op);
     case PARALLEL: return f(*(const ParallelOp*)op.op);
     case LATENT: return f(*(const LatentOp*)op.op);
+    case RECURRENT: return f(*(const RecurrentOp*)op.op);
   }
 }
 

@@ -9,7 +9,16 @@ namespace tw {
 // A model is a list of ops over its residual stream x [rows][width]. An op is a struct here, a case of `visit`
 // (pass.h), and two functions of ops.h: `reserve` for its share of the workspace, and `run`. `native/compile.py` fills
 // the structs.
-enum OpKind : int64_t { EMBED = 0, ATTENTION = 1, MLP = 2, HEAD = 3, PARALLEL = 4, EXPERTS = 5, LATENT = 6 };
+enum OpKind : int64_t {
+  EMBED = 0,
+  ATTENTION = 1,
+  MLP = 2,
+  HEAD = 3,
+  PARALLEL = 4,
+  EXPERTS = 5,
+  LATENT = 6,
+  RECURRENT = 7
+};
 
 // x = scale times the table's row of each token, plus that of its position in a learned table, if any.
 struct EmbedOp {
@@ -47,6 +56,8 @@ struct AttentionOp {
   Matrix out;
   After after;
   const LowRank *qkv_updates, *out_updates;  // of each of the model's adapters; null without adapters
+  int64_t
+      out_gate;  // whether `qkv` ends with a gate for each number of q's heads, whose sigmoid weights what they read
 };
 
 // x += after(out(values of heads)), by latent attention: the cache has one row for all heads, the latent and then the
@@ -66,6 +77,34 @@ struct LatentOp {
   Matrix out;
   After after;
   const LowRank *down_updates, *q_up_updates, *out_updates;  // as in AttentionOp
+};
+
+// A recurrence over the rows of a projection, as models/recurrent.py defines it. Its state is a history [taps - 1]
+// [channels] of the convolution, then for each head and each slab of its columns [key_size][columns]: 64 columns each,
+// if those are whole slabs, else all.
+enum Rule : int64_t { CONVOLUTION = 0, DELTA = 1, SSD = 2 };
+struct Recurrence {
+  int64_t rule;
+  int64_t channels, taps, activated;
+  int64_t channels_at, query, key, value, before, gate, beta, decay;  // in a row; -1: there is none
+  int64_t heads, key_heads, key_size, value_size;
+  int64_t norm_parts, own_weights;  // parts of mixed that the norm is over, and whether each has weights of its own
+  int64_t gate_first;
+  const float *conv, *conv_bias;   // [taps][channels]; [channels], or null
+  const float *a_log, *dt, *skip;  // [heads]
+  double least_step, most_step;
+  Norm norm;
+};
+
+// x += after(out(recurrence(project(norm(x))))). In the layer's KVLayer, which has no parts, part[0] describes the
+// memory of its states: `k.codes` [pages][bytes], and the index of its page table.
+struct RecurrentOp {
+  int64_t layer;
+  Recurrence recurrence;
+  Norm norm;
+  Matrix project, out;
+  After after;
+  const LowRank *project_updates, *out_updates;  // as in AttentionOp
 };
 
 // x += after(down(activation(up(norm(x))))).
@@ -213,6 +252,10 @@ void summarise(const Kernels&, Workspace&, int64_t n, int64_t vocab, const float
 // The choice of one row: overwrites logits [experts, and one if there is a shared gate], writes the experts' numbers
 // [chosen] in ascending order, and their weights [chosen, and one if there is a shared gate].
 void route(const Routing&, float* logits, int64_t* ids, float* weights);
+
+// The recurrence alone: from projected rows [rows of all chunks][stride], which it overwrites, to mixed ones.
+void recur_rows(const Kernels&, Workspace&, const KVLayer&, const Recurrence&, int64_t chunks, const ChunkRows*,
+                int64_t page_size, int64_t stride, float* projected, float* mixed, int64_t threads);
 
 // One attention over `queries` in fp32, whose rows and heads are those of the whole step.
 void attend_rows(const Kernels&, Workspace&, const KVLayer&, const Heads&, int64_t chunks, const ChunkRows*,

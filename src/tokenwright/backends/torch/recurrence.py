@@ -1,0 +1,115 @@
+"""The recurrence of `models.recurrent` in plain torch, token by token: the oracle of the native kernel."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.nn import functional as F
+
+from tokenwright.backends.torch.border import tensor
+from tokenwright.cache import ChunkRows, StateView
+from tokenwright.models.recurrent import Recurrence
+
+UNIT_EPS = 1e-6  # beside the sum of squares of a vector that is brought to length 1
+
+Tensors = Mapping[str, torch.Tensor]  # of one layer, by their names without that of the layer
+
+
+def recur(
+    projected: torch.Tensor,
+    of: Recurrence,
+    tensors: Tensors,
+    view: StateView,
+    chunks: Sequence[ChunkRows],
+    wide: torch.dtype,
+) -> torch.Tensor:
+    """Projected rows [T, out] -> mixed ones [T, width]; reads and writes the states of the chunks' texts."""
+    mixed, memory = projected.new_empty(len(projected), of.width), tensor(view.memory)
+    kept = {name: one.to(wide) for name, one in tensors.items()}
+    for chunk in chunks:
+        pages, ends = chunk.slots[view.group].tolist(), chunk.positions[view.group].tolist()
+        state = (memory[pages[0]].clone() if chunk.start else memory.new_zeros(of.numbers)).to(wide)
+        history = state[: of.history].view(of.taps - 1, of.channels)
+        heads = _by_head(state[of.history :], of)
+        targets = dict(zip(ends[1:], pages[1:], strict=True))
+        for position, row in enumerate(chunk.rows, chunk.start):
+            at = projected[row].to(wide)
+            channels, history = _convolved(at, of, kept, history)
+            conv = of.places.conv
+            behind = torch.cat((at[:conv], channels, at[conv + of.channels :]))
+            result, heads = _stepped(behind, of, kept, heads)
+            mixed[row] = _gated(result, at, of, kept).to(mixed.dtype)
+            if position + 1 in targets:
+                memory[targets[position + 1]] = torch.cat((history.flatten(), _in_slabs(heads, of))).float()
+            history, heads = history.float().to(wide), heads.float().to(wide)  # as it would be read from memory
+    return mixed
+
+
+def _by_head(slabs: torch.Tensor, of: Recurrence) -> torch.Tensor:
+    """S [H, K, V] of a state in slabs of columns."""
+    each = slabs.view(of.heads, of.value_size // of.columns, of.key_size, of.columns)
+    return each.transpose(1, 2).reshape(of.heads, of.key_size, of.value_size)
+
+
+def _in_slabs(heads: torch.Tensor, of: Recurrence) -> torch.Tensor:
+    each = heads.reshape(of.heads, of.key_size, of.value_size // of.columns, of.columns)
+    return each.transpose(1, 2).flatten()
+
+
+def _convolved(
+    row: torch.Tensor, of: Recurrence, tensors: Tensors, history: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The channels behind the convolution, and the history with this row's."""
+    own = row[of.places.conv :][: of.channels]
+    if of.places.before >= 0:
+        own = own * row[of.places.before :][: of.channels]
+    read = torch.cat((history, own[None]))  # [taps, channels]
+    total = (read * tensors["conv.weight"].T).sum(0)
+    if of.conv_bias:
+        total = total + tensors["conv.bias"]
+    return F.silu(total) if of.activated else total, read[1:]
+
+
+def _stepped(
+    row: torch.Tensor, of: Recurrence, tensors: Tensors, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mixed [width] of a row behind the convolution, and the state [H, K, V] after it."""
+    at = of.places
+    if of.rule == "convolution":
+        return row[at.conv :][: of.channels], state
+    query, key = (
+        row[place:][: of.key_heads * of.key_size].view(of.key_heads, of.key_size) for place in (at.query, at.key)
+    )
+    value = row[at.value :][: of.heads * of.value_size].view(of.heads, of.value_size)
+    step = F.softplus(row[at.decay :][: of.heads] + tensors["dt.weight"])
+    if of.rule == "delta":
+        query, key = (one * torch.rsqrt(one.square().sum(-1, keepdim=True) + UNIT_EPS) for one in (query, key))
+        query, strength = query * of.key_size**-0.5, row[at.beta :][: of.heads].sigmoid()
+    else:
+        step = strength = step.clamp(of.least_step, of.most_step)
+    query, key = (one.repeat_interleave(of.heads // of.key_heads, 0) for one in (query, key))  # [H, K]
+    state = state * torch.exp(-tensors["a_log.weight"].exp() * step)[:, None, None]
+    written = value
+    if of.rule == "delta":
+        written = value - torch.einsum("hkv,hk->hv", state, key)
+    state = state + key[:, :, None] * (strength[:, None] * written)[:, None]
+    mixed = torch.einsum("hkv,hk->hv", state, query)
+    if of.rule == "ssd":
+        mixed = mixed + tensors["skip.weight"][:, None] * value
+    return mixed.flatten(), state
+
+
+def _gated(mixed: torch.Tensor, row: torch.Tensor, of: Recurrence, tensors: Tensors) -> torch.Tensor:
+    """The gate and the norm of one row."""
+    gate = None if of.places.gate < 0 else row[of.places.gate :][: of.width]
+    if of.rule == "convolution":
+        return mixed if gate is None else mixed * gate
+    if gate is not None and (of.gate_first or of.norm is None):
+        mixed = mixed * F.silu(gate)
+    if of.norm is not None:
+        size = of.norm.size // of.norm.parts
+        parts = mixed.view(-1, size)
+        normed = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + of.norm.eps)
+        mixed = (normed * tensors["norm.weight"].view(-1, size)).flatten()
+        if gate is not None and not of.gate_first:
+            mixed = mixed * F.silu(gate)
+    return mixed

@@ -1,0 +1,299 @@
+"""A folder of page files under a quota, which several processes may use at once. A killed one leaves nothing broken.
+
+    FOLDER/secret                        32 random bytes, from which all page hashes follow
+    FOLDER/lock                          held by whoever writes or removes; its content counts the changes of the folder
+    FOLDER/<model>/<hash>.<group>        a page; <model> names everything that its bits depend on but the tokens
+    FOLDER/<model>/.draft                a page that is being written, renamed when it is whole
+
+A page file is written once and never changed: a header with the page's names, a checksum over header and contents, the
+contents. A reader verifies all of that and takes no lock: a file that is removed meanwhile is a page that is not there.
+Whoever changes the folder holds the lock and raises the count before, so an equal count means that a process knows all
+files, and a killed process has announced what it did. Room is made before a file is written, and a file counts with
+whole blocks, so the quota holds at every moment. The file that was used longest ago is removed first, by its mtime.
+"""
+
+import errno
+import fcntl
+import heapq
+import logging
+import os
+import re
+import secrets
+import stat
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from zlib import crc32
+
+from tokenwright.errors import RequestError
+
+BLOCK = 4096  # bytes: what a file takes is a multiple of it
+_MAGIC = b"tokenwright page 1\n"
+_KEY = struct.Struct(">32sH")  # a page: its hash and group
+OVERHEAD = 128  # bytes of a file before its contents: they are aligned if the file's bytes are
+_SUM = struct.Struct("<I")
+_HEADER = struct.Struct(f"<{len(_MAGIC)}s32s{OVERHEAD - len(_MAGIC) - 32 - _SUM.size}s")  # magic, model, page
+_PAGE = re.compile(r"[0-9a-f]{64}\.\d{1,5}")
+_MODEL = re.compile(r"[0-9a-f]{32}")
+_DRAFT = ".draft"
+_SECRET = 32  # bytes
+
+log = logging.getLogger(__name__)
+
+
+def folder_secret(folder: Path) -> bytes:
+    """The secret of a folder, which is made with it. Raises RequestError for a folder that cannot be used."""
+    path = folder / "secret"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = _open_lock(folder)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                draft = folder / f"{_DRAFT}-secret"
+                draft.write_bytes(secrets.token_bytes(_SECRET))
+                draft.chmod(0o600)
+                draft.rename(path)
+        finally:
+            os.close(lock)
+        found = path.read_bytes()
+    except OSError as error:
+        raise _unusable(folder, error.strerror or str(error)) from error
+    if len(found) != _SECRET:
+        raise _unusable(folder, "its file secret is damaged; empty the folder")
+    return found
+
+
+def _open_lock(folder: Path) -> int:
+    return os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _unusable(folder: Path, why: str) -> RequestError:
+    return RequestError(f"kv_disk: the folder {folder} cannot be used: {why}", "kv_disk")
+
+
+def taken(nbytes: int) -> int:
+    """Bytes that a file of a length takes of the quota."""
+    return -(-nbytes // BLOCK) * BLOCK
+
+
+def page_key(page_hash: bytes, group: int) -> bytes:
+    return _KEY.pack(page_hash, group)
+
+
+class PageFolder:
+    """The page files of one model in a folder; it removes files of other models, too, when it needs room.
+
+    quota: bytes of all files together. model: sha256 of everything but the tokens that pages depend on. One thread may
+    write and remove, and another one read. Raises RequestError for a folder that cannot be used.
+
+    pages: the keys of the model's pages that are known. used: bytes of all files.
+    """
+
+    def __init__(self, folder: Path, quota: int, model: bytes) -> None:
+        self.folder = folder
+        self.quota = quota
+        self.model = model
+        self.secret = folder_secret(folder)
+        self.pages: set[bytes] = set()
+        self.used = 0
+        self._own = folder / model.hex()[:32]
+        self._oldest: list[tuple[int, str]] = []  # a heap of (mtime, name) with every file
+        self._skipped: set[str] = set()  # names that the log has told of
+        self._seen = -1  # the count of changes when all files were known
+        self._doubted = False  # whether a file has changed that no process changes
+        try:
+            self._lock = _open_lock(folder)
+            self._own.mkdir(mode=0o700, exist_ok=True)
+            with self._locked():
+                self._make_room(0)
+        except OSError as error:
+            raise _unusable(folder, error.strerror or str(error)) from error
+
+    def _name(self, key: bytes) -> str:
+        page_hash, group = _KEY.unpack(key)
+        return f"{self._own.name}/{page_hash.hex()}.{group}"
+
+    def _key(self, name: str) -> bytes | None:
+        """The key of a file of this model."""
+        model, _, rest = name.partition("/")
+        page_hash, _, group = rest.partition(".")
+        return page_key(bytes.fromhex(page_hash), int(group)) if model == self._own.name else None
+
+    @property
+    def changed(self) -> bool:
+        """Whether other processes may have written pages that are not known here."""
+        return self._count() != self._seen
+
+    def held(self, keys: Sequence[bytes]) -> list[bool]:
+        """Which pages there are; those that other processes have written are looked for in the folder."""
+        known = self.pages
+        found = [key in known for key in keys]
+        if not all(found) and self.changed:
+            found = [there or self._exists(self._name(key)) for there, key in zip(found, keys, strict=True)]
+        return found
+
+    def _exists(self, name: str) -> bool:
+        return name not in self._skipped and (self.folder / name).exists()
+
+    def read(self, key: bytes, whole: memoryview) -> bool:
+        """Read a page's file into `whole`; False: it is gone or damaged, which the log tells.
+
+        `whole` has a byte more than the file, to notice one that is too long; the contents begin at OVERHEAD.
+        """
+        try:
+            place = os.open(self.folder / self._name(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                length = os.readv(place, [whole])
+            finally:
+                os.close(place)
+        except FileNotFoundError:  # removed for its room, here or by another process
+            self.pages.discard(key)
+            return False
+        except OSError as error:
+            self._skip(key, error.strerror or str(error))
+            return False
+        header, contents = whole[: _HEADER.size], whole[OVERHEAD:-1]
+        if length != len(whole) - 1 or header != _HEADER.pack(_MAGIC, self.model, key):
+            self._skip(key, "it is not this page of this model")
+            return False
+        if crc32(contents, crc32(header)) != _SUM.unpack(whole[_HEADER.size : OVERHEAD])[0]:
+            self._skip(key, "it is damaged")
+            return False
+        return True
+
+    def _skip(self, key: bytes, why: str) -> None:
+        """Forget a page that cannot be read. Its file is replaced when the page is computed."""
+        self._doubted = True
+        self.pages.discard(key)
+        self._tell(self._name(key), why)
+
+    def _tell(self, name: str, why: str) -> None:
+        if name not in self._skipped:
+            self._skipped.add(name)
+            log.warning("%s is skipped: %s", self.folder / name, why)
+
+    def write(self, pages: Sequence[tuple[bytes, bytes]]) -> int:
+        """Write the contents of pages, by their keys, that the folder lacks; returns how many it has written.
+
+        It removes older pages for them. Raises OSError, as on a full disk.
+        """
+        count = 0
+        with self._locked():
+            for key, contents in pages:
+                if key not in self.pages and self._make_room(taken(OVERHEAD + len(contents))):
+                    count += self._write(key, contents)
+        return count
+
+    def _write(self, key: bytes, contents: bytes) -> bool:
+        name = self._name(key)
+        path, draft = self.folder / name, self._own / _DRAFT
+        with suppress(FileNotFoundError):
+            before = path.lstat()  # of a file that could not be read
+            if not stat.S_ISREG(before.st_mode):
+                return False
+            self._remove(path, before.st_size)
+        self._announce()
+        header = _HEADER.pack(_MAGIC, self.model, key)
+        data = [header, _SUM.pack(crc32(contents, crc32(header))), contents]
+        length = sum(map(len, data))
+        try:
+            place = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                if os.writev(place, data) != length:  # a full disk may take a part
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            finally:
+                os.close(place)
+            draft.rename(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+        self.used += taken(length)
+        self.pages.add(key)
+        self._skipped.discard(name)
+        heapq.heappush(self._oldest, (time.time_ns(), name))
+        return True
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Mark pages as used now, the first one last; and learn of those that other processes have written."""
+        with self._locked():
+            now, known = time.time_ns(), self.pages
+            for index, key in enumerate(reversed(keys)):
+                if key in known:
+                    with suppress(OSError):
+                        os.utime(self.folder / self._name(key), ns=(now + index, now + index))
+
+    def _make_room(self, nbytes: int) -> bool:
+        """Remove files until so many bytes more fit. False: they are more than the quota."""
+        while self.used + nbytes > self.quota and self._oldest:
+            recorded, name = heapq.heappop(self._oldest)
+            try:
+                status = (self.folder / name).lstat()
+            except FileNotFoundError:  # replaced, or removed by somebody without the lock
+                continue
+            if status.st_mtime_ns > recorded:  # it was used since
+                heapq.heappush(self._oldest, (status.st_mtime_ns, name))
+                continue
+            self._remove(self.folder / name, status.st_size)
+            if (key := self._key(name)) is not None:
+                self.pages.discard(key)
+        return self.used + nbytes <= self.quota
+
+    def _remove(self, path: Path, length: int) -> None:
+        self._announce()
+        path.unlink()
+        self.used -= taken(length)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock, and know all files."""
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            if self.changed or self._doubted:
+                self._refresh()
+            yield
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def _count(self) -> int:
+        """How often the folder has changed."""
+        return int.from_bytes(os.pread(self._lock, 8, 0), "little")
+
+    def _announce(self) -> None:
+        """Count a change before it is made; the lock is held, and all files are known."""
+        self._seen = self._count() + 1
+        os.pwrite(self._lock, self._seen.to_bytes(8, "little"), 0)
+
+    def _refresh(self) -> None:
+        """Look at all files. The lock is held, so drafts are those of killed processes."""
+        count, self._doubted = self._count(), False
+        self.used = 2 * BLOCK  # secret and lock
+        pages, self._oldest = set(), []
+        for name, entry in self._entries():
+            if entry.name == _DRAFT:
+                Path(entry.path).unlink()
+            elif _PAGE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                status = entry.stat(follow_symlinks=False)
+                self.used += taken(status.st_size)
+                self._oldest.append((status.st_mtime_ns, name))
+                if (key := self._key(name)) is not None and name not in self._skipped:
+                    pages.add(key)
+            else:
+                self._tell(name, "it is no KV page")
+        heapq.heapify(self._oldest)
+        self.pages, self._seen = pages, count
+
+    def _entries(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """The files of all models, by their names in the folder."""
+        with os.scandir(self.folder) as models:
+            for model in models:
+                if _MODEL.fullmatch(model.name) and model.is_dir(follow_symlinks=False):
+                    with os.scandir(model.path) as entries:
+                        yield from ((f"{model.name}/{entry.name}", entry) for entry in entries)
+                elif model.name not in ("secret", "lock"):
+                    self._tell(model.name, "it is no folder of KV pages")
+
+    def close(self) -> None:
+        os.close(self._lock)

@@ -1,0 +1,327 @@
+"""Models of Mamba-2 layers, which stand beside attention in Granite 4 and Bamba.
+
+Absent keys take transformers' defaults (configuration_mamba2.py, ..._granitemoehybrid.py, ..._bamba.py).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from tokenwright.checkpoints.families.family import (
+    MOST_LAYERS,
+    MOST_MLP,
+    MOST_VOCAB,
+    MOST_WIDTH,
+    TensorSource,
+    activation,
+    check_repeats,
+    dtype,
+    heads_of,
+    named,
+    size_of_head,
+)
+from tokenwright.checkpoints.families.graph_builder import decoder, mixer_norms
+from tokenwright.checkpoints.families.llama import LLAMA
+from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, TRAINING, expert_width
+from tokenwright.checkpoints.families.positions import read_rope
+from tokenwright.checkpoints.files.json_keys import JsonKeys
+from tokenwright.checks import MAX_TOKENS
+from tokenwright.config import Mixture, ModelConfig, Rope, Scales
+from tokenwright.models.graph import Graph, Matrix, Norm
+from tokenwright.models.recurrent import MOST_TAPS, Places, Recurrence, Recurrent
+
+_ALONE = 1 << 20  # tokens: the context of a model whose files name none
+_STATES, _ATTENTION = ("mamba", "linear_attention"), ("attention", "full_attention")
+
+
+@dataclass(frozen=True, slots=True)
+class Ssd:
+    """The sizes of a Mamba-2 layer: its heads share the B and C of `groups`, of `state` numbers each."""
+
+    heads: int
+    groups: int
+    state: int
+    head_size: int
+    taps: int
+    conv_bias: bool
+    bias: bool
+    limits: tuple[float, float]
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_size
+
+
+def _parse_granite(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
+    config = _attention_config(keys, architecture, context=2048, partial=None)
+    keys.only("normalization_function", "rmsnorm", why="another norm in this architecture")
+    for key in ("init_method", "logits_to_keep", *TRAINING):
+        keys.raw(key)
+    turned = keys.raw("position_embedding_type") == "rope"
+    keys.only("position_embedding_type", "rope", "nope", why="other positions in this architecture")
+    shared = keys.whole("shared_intermediate_size", 1024, most=MOST_MLP)
+    experts = keys.whole("num_local_experts", 8, least=0, most=MOST_EXPERTS)
+    chosen = keys.whole("num_experts_per_tok", 2, least=0, most=experts or MOST_EXPERTS)
+    mixed = (True,) * config.layers
+    width = expert_width(keys, "intermediate_size", 11008) if experts else 0
+    config = replace(
+        config,
+        mlp_width=shared,
+        rotary=(turned,) * config.layers,
+        mixture=Mixture(experts, chosen, width, mixed, shared_width=shared) if experts else None,
+        scales=Scales(
+            embedding=keys.number("embedding_multiplier", 1.0),
+            attention=keys.number("attention_multiplier", 1.0),
+            residual=keys.number("residual_multiplier", 1.0),
+            logits=1 / keys.number("logits_scaling", 1.0),
+        ),
+    )
+    types = keys.raw("layer_types") or keys.raw("layers_block_type")
+    return _hybrid(keys, config, _listed(keys, types, config.layers))
+
+
+def _parse_bamba(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
+    config = _attention_config(keys, architecture, context=262144, partial=0.5)
+    assert isinstance(config.positions, Rope), "its attention turns"
+    keys.only("attn_rotary_emb", config.positions.rotated, why="another part of heads that turns in this architecture")
+    keys.only("mlp_bias", False, why="biases in the MLP")
+    for key in ("num_logits_to_keep", "use_mamba_kernels", "z_loss_coefficient"):
+        keys.raw(key)
+    listed, types = keys.raw("attn_layer_indices") or [], keys.raw("layer_types")
+    if types is None:
+        if not isinstance(listed, list) or not all(type(i) is int and 0 <= i < config.layers for i in listed):
+            raise keys.error(f"attn_layer_indices must be a list of layers from 0 to {config.layers - 1}")
+        types = ["attention" if i in listed else "mamba" for i in range(config.layers)]
+    return _hybrid(keys, config, _listed(keys, types, config.layers))
+
+
+def _attention_config(keys: JsonKeys, architecture: str, context: int, partial: float | None) -> ModelConfig:
+    """What the hybrids have in common beside their Mamba layers."""
+    layers, width = keys.whole("num_hidden_layers", 32, most=MOST_LAYERS), keys.whole("hidden_size", most=MOST_WIDTH)
+    heads, kv_heads = heads_of(keys, 32)
+    head_size = keys.whole("head_dim", 0, least=0, most=1 << 16) or size_of_head(keys, width, heads)
+    context = keys.whole("max_position_embeddings", context, most=MAX_TOKENS)
+    rope, reach = read_rope(keys, 10000.0, head_size, context, partial)
+    check_repeats(keys, context, reach)
+    biases = keys.flag("attention_bias", False)
+    return ModelConfig(
+        family="mamba",
+        architecture=architecture,
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        mlp_width=keys.whole("intermediate_size", most=MOST_MLP),
+        vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
+        context=reach,
+        positions=rope,
+        windows=(None,) * layers,
+        rotary=(True,) * layers,
+        norm="rms",
+        norm_eps=keys.number("rms_norm_eps", 1e-6 if partial is None else 1e-5),
+        activation=activation(keys, "hidden_act", "silu"),
+        gated=True,
+        qkv_bias=biases,
+        out_bias=biases,
+        tied_head=keys.flag("tie_word_embeddings", False),
+        dtype=dtype(keys),
+    )
+
+
+def _hybrid(keys: JsonKeys, config: ModelConfig, states: Sequence[bool]) -> tuple[ModelConfig, Graph]:
+    keys.only("hidden_act", "silu", "swish", why="another activation behind a convolution")
+    keys.raw("mamba_chunk_size")  # of an implementation; the recurrence has none
+    heads = keys.whole("mamba_n_heads", 128, most=1 << 16)
+    inner = keys.whole("mamba_expand", 2) * config.width
+    if inner % heads:
+        raise keys.error(f"{inner} numbers cannot be divided into {heads} heads of Mamba; correct config.json")
+    keys.only("mamba_d_head", "auto", inner // heads, why="heads that are not the layer's width together")
+    sizes = Ssd(
+        heads,
+        _groups(keys, "mamba_n_groups", 1, heads),
+        keys.whole("mamba_d_state", 256, most=1 << 16),
+        inner // heads,
+        keys.whole("mamba_d_conv", 4, least=2, most=MOST_TAPS),
+        keys.flag("mamba_conv_bias", True),
+        keys.flag("mamba_proj_bias", False),
+        _limits(keys),
+    )
+    return config, decoder(config, {i: ssd(config, i, sizes) for i, state in enumerate(states) if state})
+
+
+def _parse_alone(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
+    layers, width = keys.whole("num_hidden_layers", 64, most=MOST_LAYERS), keys.whole("hidden_size", most=MOST_WIDTH)
+    heads, size = keys.whole("num_heads", 128, most=1 << 16), keys.whole("head_dim", 64, most=1 << 16)
+    if heads * size != keys.whole("expand", 2) * width:
+        raise keys.error("num_heads times head_dim must be expand times hidden_size; correct config.json")
+    keys.only("hidden_act", "silu", "swish", why="another activation behind a convolution")
+    for key in ("chunk_size", "residual_in_fp32", "rescale_prenorm_residual", "rms_norm", "norm_before_gate"):
+        keys.raw(key)
+    for key in ("time_step_rank", "time_step_min", "time_step_max", "time_step_floor"):  # of the initialisation
+        keys.raw(key)
+    config = ModelConfig(
+        family="mamba",
+        architecture=architecture,
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=heads,
+        head_size=size,
+        mlp_width=0,
+        vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
+        context=_ALONE,
+        positions=Rope(),
+        windows=(None,) * layers,
+        rotary=(False,) * layers,
+        norm="rms",
+        norm_eps=keys.number("layer_norm_epsilon", 1e-5),
+        activation="silu",
+        gated=True,
+        tied_head=keys.flag("tie_word_embeddings", False),
+        dtype=dtype(keys),
+    )
+    sizes = Ssd(
+        heads,
+        _groups(keys, "n_groups", 8, heads),
+        keys.whole("state_size", 128, most=1 << 16),
+        size,
+        keys.whole("conv_kernel", 4, least=2, most=MOST_TAPS),
+        keys.flag("use_conv_bias", True),
+        keys.flag("use_bias", False),
+        _limits(keys),
+    )
+    return config, decoder(config, {i: ssd(config, i, sizes) for i in range(layers)})
+
+
+def _listed(keys: JsonKeys, types: object, layers: int) -> list[bool]:
+    """Whether each layer keeps a state."""
+    if types is None:
+        return [True] * layers
+    if not isinstance(types, list) or len(types) != layers or not all(one in _STATES + _ATTENTION for one in types):
+        raise keys.error(f"layer_types must list {layers} times mamba or attention, one for each layer")
+    return [one in _STATES for one in types]
+
+
+def _groups(keys: JsonKeys, key: str, default: int, heads: int) -> int:
+    groups = keys.whole(key, default, most=1 << 16)
+    if heads % groups:
+        raise keys.error(f"{heads} heads of Mamba cannot share {groups} groups evenly; correct config.json")
+    return groups
+
+
+def _limits(keys: JsonKeys) -> tuple[float, float]:
+    """The least and the most step."""
+    given = keys.raw("time_step_limit")
+    if given is None:
+        return 0.0, inf
+    both = [inf if one == {"__float__": "Infinity"} else one for one in given] if isinstance(given, list) else []
+    if len(both) != 2 or not all(type(one) in (int, float) for one in both):
+        raise keys.error("time_step_limit must be a list of two numbers")
+    return float(both[0]), float(both[1])
+
+
+def ssd(config: ModelConfig, layer: int, sizes: Ssd) -> Recurrent:
+    """The rows of the projection: a gate; the channels, which are x, B and C; and of each head its step."""
+    at, width, inner, shared = f"layers.{layer}.mamba", config.width, sizes.inner, sizes.groups * sizes.state
+    channels = inner + 2 * shared
+    step = inner + channels
+    places = Places(
+        conv=inner,
+        value=inner,
+        key=2 * inner,
+        query=2 * inner + shared,
+        gate=0,
+        decay=step,
+    )
+    before, after = mixer_norms(config, layer)
+    recurrence = Recurrence(
+        at,
+        "ssd",
+        channels,
+        sizes.taps,
+        places,
+        sizes.conv_bias,
+        heads=sizes.heads,
+        key_heads=sizes.groups,
+        key_size=sizes.state,
+        value_size=sizes.head_size,
+        norm=Norm(f"{at}.norm", "rms", inner, config.norm_eps, parts=sizes.groups),
+        gate_first=True,
+        least_step=sizes.limits[0],
+        most_step=sizes.limits[1],
+    )
+    project = Matrix.single(f"{at}.in", step + sizes.heads, width, sizes.bias)
+    out = Matrix.single(f"{at}.out", width, inner, sizes.bias)
+    return Recurrent(layer, before, project, recurrence, out, after, config.scales.residual)
+
+
+def _names(at: str) -> dict[str, str]:
+    parts = {"in": "in_proj", "conv": "conv1d", "a_log": "A_log", "dt": "dt_bias", "skip": "D", "norm": "norm"}
+    return {f"layers.{{i}}.mamba.{ours}": f"{at}.{theirs}" for ours, theirs in (parts | {"out": "out_proj"}).items()}
+
+
+_RENAMES = (
+    (re.compile(r"(layers\.\d+\.(?:mamba|mixer)\.(?:A_log|dt_bias|D))"), r"\1.weight"),
+    (re.compile(r"embedding\.weight"), "embeddings.weight"),
+    (re.compile(r"(layers\.\d+\.block_sparse_moe\.router)\.weight"), r"\1.layer.weight"),  # as transformers has it
+)
+_CONV = r"layers\.\d+\.(?:mamba|mixer)\.conv1d\.weight"  # [channels, 1, taps]
+_UP = "layers.{i}.block_sparse_moe.input_linear"
+_GRANITE: Mapping[str, TensorSource] = {
+    f"layers.{{i}}.mlp.{part}{one}": TensorSource("layers.{i}.shared_mlp.input_linear", fused=True)
+    for part in ("", "shared.")
+    for one in ("gate", "up")
+} | {
+    "layers.{i}.mlp.experts.{e}.gate": TensorSource(_UP, stacked=True, turn=(0, 2), halves=True),
+    "layers.{i}.mlp.experts.{e}.up": TensorSource(_UP, stacked=True, turn=(1, 2), halves=True),
+    "layers.{i}.mlp.experts.{e}.down": TensorSource("layers.{i}.block_sparse_moe.output_linear", stacked=True),
+}
+
+GRANITE_HYBRID = replace(
+    LLAMA,
+    architectures={"GraniteMoeHybridForCausalLM": "granitemoehybrid"},
+    parse=_parse_granite,
+    names={
+        **LLAMA.names,
+        **named(
+            _names("layers.{i}.mamba")
+            | {
+                "layers.{i}.mlp.down": "layers.{i}.shared_mlp.output_linear",
+                "layers.{i}.mlp.shared.down": "layers.{i}.shared_mlp.output_linear",
+                "layers.{i}.mlp.router": "layers.{i}.block_sparse_moe.router.layer",
+            }
+        ),
+        **_GRANITE,
+    },
+    renames=_RENAMES,
+    stacks=re.compile(rf"{_CONV}|layers\.\d+\.block_sparse_moe\.(?:input|output)_linear\.weight"),
+)
+BAMBA = replace(
+    LLAMA,
+    architectures={"BambaForCausalLM": "bamba"},
+    parse=_parse_bamba,
+    names={
+        **LLAMA.names,
+        **named(
+            _names("layers.{i}.mamba")
+            | {"norm": "final_layernorm", "layers.{i}.mlp_norm": "layers.{i}.pre_ff_layernorm"}
+            | {f"layers.{{i}}.mlp.{one}": f"layers.{{i}}.feed_forward.{one}_proj" for one in ("gate", "up", "down")}
+        ),
+    },
+    renames=_RENAMES,
+    stacks=re.compile(_CONV),
+)
+MAMBA2 = replace(
+    LLAMA,
+    architectures={"Mamba2ForCausalLM": "mamba2"},
+    parse=_parse_alone,
+    prefix="backbone.",
+    names=named(
+        _names("layers.{i}.mixer")
+        | {"embed": "embeddings", "norm": "norm_f", "head": "lm_head", "layers.{i}.attention_norm": "layers.{i}.norm"}
+    ),
+    renames=_RENAMES,
+    stacks=re.compile(_CONV),
+)

@@ -1,0 +1,89 @@
+"""Options of conversations: whether the model reasons, and the tools that it may call."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tokenwright.errors import RequestError
+from tokenwright.regular_file import read_regular
+
+if TYPE_CHECKING:
+    from tokenwright.llm.outputs import Completion, Piece
+
+ThinkingOption = Annotated[
+    str | None,
+    typer.Option("--thinking", help="on, off or hide: whether the model reasons before it answers, and shows it."),
+]
+ToolsFile = Annotated[
+    Path | None, typer.Option("--tools", help="A JSON file of functions that the model may call, as OpenAI has them.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Talking:
+    """thinking: on, off, hide, or None as the template has it. tools: OpenAI's objects."""
+
+    thinking: str | None = None
+    tools: tuple[Any, ...] = ()
+
+    @classmethod
+    def read(cls, thinking: str | None, tools: Path | None) -> Talking:
+        """Raises RequestError for another word, and for a file without tools."""
+        if thinking not in (None, "on", "off", "hide"):
+            raise RequestError(f"--thinking must be on, off or hide, not {thinking[:40]!r}")
+        return cls(thinking, () if tools is None else _tools(tools))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of `LLM.chat`."""
+        return {"tools": self.tools, "enable_thinking": None if self.thinking is None else self.thinking != "off"}
+
+    def shown(self, piece: Piece) -> str:
+        """The shown text of a piece: all, or its content where reasoning is hidden or calls are shown at the end."""
+        return piece.content if self.thinking == "hide" or self.tools else piece.text
+
+    def text(self, done: Completion) -> str:
+        """The shown text of a whole answer."""
+        text = done.content if self.thinking == "hide" or self.tools else done.text
+        return text + calls_of(done)
+
+
+def calls_of(done: Completion) -> str:
+    """The calls of an answer, a line each."""
+    return "".join(f"{'' if done.content == '' and n == 0 else chr(10)}{call.name}({call.arguments})"
+                   for n, call in enumerate(done.tool_calls))  # fmt: skip
+
+
+def _tools(path: Path) -> tuple[Any, ...]:
+    try:
+        found = json.loads(read_regular(path))
+    except OSError as error:
+        raise RequestError(f"the tools cannot be read from {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{path} holds no tools: it is not JSON ({error})") from error
+    return tuple(found) if isinstance(found, list) else (found,)
+
+
+class CompactJson:
+    """Takes the white space between the values of a JSON text out, while it is written."""
+
+    def __init__(self) -> None:
+        self._quoted = self._escaped = False
+
+    def __call__(self, text: str) -> str:
+        kept = []
+        for one in text:
+            if self._quoted:
+                self._quoted = one != '"' or self._escaped
+                self._escaped = one == "\\" and not self._escaped
+            elif one in " \n\r\t":
+                continue
+            else:
+                self._quoted = one == '"'
+            kept.append(one)
+        return "".join(kept)

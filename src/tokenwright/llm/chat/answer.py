@@ -1,0 +1,80 @@
+"""An answer of a model while it is read: deltas of text, reasoning and tool calls, and the answer that they make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import dropwhile, takewhile
+from typing import Literal
+
+from tokenwright.engine import FinishReason
+from tokenwright.llm.outputs import Piece, ToolCall
+
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(slots=True)
+class ToolCallDelta:
+    """A fragment of a tool call. The first fragment of call `index` has `id` and `name`; later ones have neither.
+
+    arguments: the next characters of the arguments' JSON text.
+    """
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Delta:
+    """The addition of one step or more to the text number `choice`. Any of its parts may be empty.
+
+    Its order: what continues a call of an earlier delta (`continued`), reasoning, text, calls that begin (`begun`).
+    tokens: the step's tokens with their logprobs, if the request asked for logprobs. finish: why the text ended, in its
+    last delta only; `reason` is the engine's word for it, `stopped` the stop string or stop id that ended it.
+    """
+
+    choice: int
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
+    tokens: list[Piece] = field(default_factory=list)
+    finish: Finish | None = None
+    reason: FinishReason | None = None
+    stopped: str | int | None = None
+
+    @property
+    def continued(self) -> list[ToolCallDelta]:
+        """The fragments of the call that was open before."""
+        return list(takewhile(lambda call: call.id is None, self.tool_calls))
+
+    @property
+    def begun(self) -> list[ToolCallDelta]:
+        """The fragments of calls that begin here."""
+        return list(dropwhile(lambda call: call.id is None, self.tool_calls))
+
+
+@dataclass(slots=True)
+class Answer:
+    """A whole text: its deltas put together. `finish` is None if it was cancelled."""
+
+    choice: int
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    tokens: list[Piece] = field(default_factory=list)
+    finish: Finish | None = None
+    reason: FinishReason | None = None
+    stopped: str | int | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Take the next delta."""
+        self.text += delta.text
+        self.reasoning += delta.reasoning
+        self.tokens += delta.tokens
+        for part in delta.tool_calls:
+            if part.id is not None:
+                self.tool_calls.append(ToolCall(part.id, part.name or "", ""))
+            self.tool_calls[part.index].arguments += part.arguments
+        if delta.finish is not None:
+            self.finish, self.reason, self.stopped = delta.finish, delta.reason, delta.stopped

@@ -1,0 +1,213 @@
+"""The options of `LLM.chat` in the forms that users of other libraries write, as a ChatRequest and a form of answer."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tokenwright.checks import check_bool, shown
+from tokenwright.decode.schemas import enforceable
+from tokenwright.errors import RequestError
+from tokenwright.llm.chat.chat_request import ChatRequest, Tool, check_chat
+from tokenwright.llm.outputs import ToolCall
+from tokenwright.sampling_params import Grammar, is_pydantic
+
+Parse = Callable[[str], Any]  # the value of an answer's text; raises ValueError for one that has none
+
+_JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedOptions:
+    """The options of `LLM.chat`, as it says them."""
+
+    tools: Sequence[Any] = ()
+    tool_choice: str | Mapping[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    enable_thinking: bool | None = None
+    thinking_budget: int | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    response_format: Any = None
+    continue_final_message: bool = False
+    markup: bool = False
+    answers: Mapping[int, Sequence[int]] | None = None
+    cache: bool = True
+    salt: str = ""
+    adapter: str | None = None
+
+    @classmethod
+    def split(cls, given: Mapping[str, Any]) -> tuple[AskedOptions, dict[str, Any]]:
+        """The options among keywords, and the others."""
+        own = {field.name for field in fields(cls)}
+        options = {name: value for name, value in given.items() if name in own}
+        return cls(**options), {name: value for name, value in given.items() if name not in own}
+
+    def request(self, messages: Any) -> ChatRequest:
+        """The conversation as the model's processor takes it. Raises RequestError for an option of another form."""
+        for name in ("parallel_tool_calls", "continue_final_message", "markup"):
+            check_bool(name, getattr(self, name))
+        if self.enable_thinking is not None:
+            check_bool("enable_thinking", self.enable_thinking)
+        mode, allowed = _choice(self.tool_choice)
+        wanted = ChatRequest(
+            messages=_messages(messages),
+            tools=tools_of(self.tools),
+            tool_choice=mode,
+            allowed_tools=allowed,
+            parallel_tool_calls=self.parallel_tool_calls,
+            thinking=self.enable_thinking,
+            thinking_budget=self.thinking_budget,
+            variables=_object("chat_template_kwargs", self.chat_template_kwargs or {}),
+            continue_last=self.continue_final_message,
+            markup=self.markup,
+        )
+        check_chat(wanted)
+        return wanted
+
+
+def tools_of(given: Any) -> tuple[Tool, ...]:
+    """Tools from OpenAI's objects, from functions with a docstring, or as Tool. Raises RequestError."""
+    if given is None:
+        return ()
+    if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
+        raise RequestError(f"tools must be a list of tools, not {type(given).__name__}", "tools")
+    return tuple(map(_tool, given))
+
+
+def _tool(given: Any) -> Tool:
+    if isinstance(given, Tool):
+        return given
+    if isinstance(given, Mapping):
+        about = given.get("function", given)
+        if isinstance(about, Mapping) and isinstance(about.get("name"), str):
+            known = about.get("parameters", about.get("input_schema")) or {"type": "object", "properties": {}}
+            parameters = _object(f"the parameters of the tool {about['name']}", known)
+            return Tool(about["name"], about.get("description") or "", parameters, bool(about.get("strict")))
+    elif inspect.isroutine(given):
+        return _tool_of_function(given)
+    form = '{"type": "function", "function": {"name", "description", "parameters"}}'
+    raise RequestError(f"a tool is {form}, or a Python function, not {shown(given)}", "tools")
+
+
+def _tool_of_function(function: Callable[..., Any]) -> Tool:
+    """A tool from a function's name, docstring and annotations."""
+    hints, properties, required = typing.get_type_hints(function), {}, []
+    for name, parameter in inspect.signature(function).parameters.items():
+        properties[name] = _schema_of(hints.get(name, str))
+        if parameter.default is parameter.empty:
+            required.append(name)
+    schema = {"type": "object", "properties": properties, "required": required}
+    return Tool(function.__name__, inspect.getdoc(function) or "", schema)
+
+
+def _schema_of(kind: Any) -> dict[str, Any]:
+    """The JSON schema of an annotation; of one that JSON lacks, any value."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return {"enum": list(inner)}
+    if origin in (typing.Union, types.UnionType):
+        return {"anyOf": [_schema_of(one) for one in inner]}
+    if origin is list:
+        return {"type": "array", "items": _schema_of(inner[0])}
+    if kind is type(None):
+        return {"type": "null"}
+    name = _JSON_TYPES.get(origin or kind)
+    return {} if name is None else {"type": name}
+
+
+def _choice(given: Any) -> tuple[Any, tuple[str, ...] | None]:
+    """The mode of a tool choice, and the names that it allows."""
+    if isinstance(given, Mapping):
+        about = given.get("function", given)
+        name = about.get("name") if isinstance(about, Mapping) else None
+        given = name if isinstance(name, str) else {"any": "required"}.get(str(given.get("type")), given.get("type"))
+    if given in ("auto", "none", "required"):
+        return given, None
+    if isinstance(given, str):
+        return "required", (given,)
+    raise RequestError(f"tool_choice is auto, none, required or the name of a tool, not {shown(given)}", "tool_choice")
+
+
+def form_of(given: Any) -> tuple[Grammar | None, Parse | None]:
+    """The grammar of an answer, and what makes a value of its text, from `response_format`. Raises RequestError."""
+    if given is None:
+        return None, None
+    if is_pydantic(given):
+        schema, validate = enforceable(given.model_json_schema())[0], given.model_validate_json
+        return Grammar.json_schema(schema), validate
+    if isinstance(given, Grammar):
+        return given, json.loads if given.kind == "json_schema" else None
+    if isinstance(given, Mapping):
+        kind = given.get("type")
+        if kind == "text":
+            return None, None
+        if kind in ("json_object", "json_schema"):
+            inner = given.get("json_schema", given)
+            found = inner.get("schema", {"type": "object"}) if isinstance(inner, Mapping) else {"type": "object"}
+            return Grammar.json_schema(enforceable(_object("response_format", found))[0]), json.loads
+        if kind in _JSON_TYPES.values() or "$ref" in given or "anyOf" in given:  # a schema itself, as ollama takes it
+            return Grammar.json_schema(enforceable(given)[0]), json.loads
+    raise RequestError(
+        f"response_format must be a Pydantic model, a Grammar, {{'type': 'json_object'}} or {{'type': 'json_schema', "
+        f"'json_schema': {{'schema': ...}}}}, not {shown(given)}",
+        "response_format",
+    )
+
+
+def _messages(given: Any) -> Any:
+    """The messages with calls as templates read them; what is no list of messages is left to `check_messages`."""
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        return given
+    names: dict[str, str] = {}
+    return [_message(one, names) if isinstance(one, Mapping) else one for one in given]
+
+
+def _message(message: Mapping[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """A message with whole calls; names: of the functions by the ids of their calls, for the results that follow."""
+    found = {name: value for name, value in message.items() if value is not None or name == "content"}
+    if "reasoning" in found:
+        found["reasoning_content"] = found.pop("reasoning")
+    if found.get("tool_calls"):
+        found["tool_calls"] = [_call(at, call) for at, call in enumerate(found["tool_calls"])]
+        names.update({call["id"]: call["function"]["name"] for call in found["tool_calls"]})
+    elif "tool_calls" in found:
+        del found["tool_calls"]
+    if found.get("role") == "tool":
+        found.setdefault("tool_call_id", next(reversed(names), "call_0"))
+        found.setdefault("name", names.get(str(found["tool_call_id"]), ""))
+    return found
+
+
+def _call(at: int, call: Any) -> dict[str, Any]:
+    """A call as templates read it; one without an id gets its number as one."""
+    if isinstance(call, ToolCall):
+        call = {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
+    about = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(about, Mapping) or not isinstance(about.get("name"), str):
+        form = '{"id", "type": "function", "function": {"name", "arguments"}}'
+        raise RequestError(f"a call in tool_calls is {form}, or a ToolCall, not {shown(call)}", "messages")
+    arguments = read_arguments(about.get("arguments", {}))
+    called = {"name": about["name"], "arguments": arguments}
+    return {"id": str(call.get("id") or f"call_{at}"), "type": "function", "function": called}
+
+
+def read_arguments(given: Any) -> Any:
+    """The arguments of an earlier call: the object that they are the text of, or the text if it is of none."""
+    if not isinstance(given, str):
+        return given
+    try:
+        found = json.loads(given or "{}")
+    except (ValueError, RecursionError):
+        return given
+    return found if isinstance(found, dict) else given
+
+
+def _object(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise RequestError(f"{name} must be an object, not {shown(value)}")
+    return value

@@ -1,0 +1,167 @@
+"""Conversations for one model: prompts from its chat template, grammars of its answers, and readers of these.
+
+`LLM.chat` and the server share it, so that both render, hold and read a conversation alike. How a model reasons and
+calls tools is found once, from its template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tokenwright.decode import TextStopChecker
+from tokenwright.decode.grammar import schema_rule
+from tokenwright.engine import Grammar, Request, SamplingParams
+from tokenwright.errors import RequestError
+from tokenwright.llm.chat.chat_request import ChatRequest
+from tokenwright.llm.chat.output_parser import NewReader, PlainReader, SortingReader, ThinkTags, tags_of
+from tokenwright.llm.chat.template_messages import TemplateMessages
+from tokenwright.llm.chat.thinking import ThoughtGate, TokenMasks, closing, switches_of, variables_of
+from tokenwright.llm.chat.tool_forms.channels import CHANNEL, CHANNELS, LAST, MARKS, ChannelReader, uses_channels
+from tokenwright.llm.chat.tool_forms.probing import probed
+from tokenwright.llm.chat.tools import ModelTools, callable_tools
+from tokenwright.text import ChatTemplate, Rendered
+
+if TYPE_CHECKING:
+    from tokenwright.llm.model import LoadedModel
+
+
+class ChatProcessor:
+    """Prepares the conversations of one model, and reads its answers. Thread-safe.
+
+    think_tags: those between which the model reasons, by its template; None: it does not, or uses channels.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._tokenizer = loaded.tokenizer
+        source = "" if loaded.template is None else loaded.template.tools_source
+        self.think_tags = tags_of(source)
+        self._switches = switches_of(source)
+        self._adapted = TemplateMessages(source)
+        control, special = loaded.tokenizer.control.ids, loaded.tokenizer.special_ids
+        named = {name: at for name, at in control.items() if at in special}
+        self._channels = uses_channels(source, named)
+        form = CHANNELS if self._channels else None
+        facts = probed(self._printed, source, form) if loaded.template is not None else None
+        self.tools = None if facts is None else ModelTools(facts, named, tuple(loaded.eos_ids))
+        tags = self.think_tags
+        marks = MARKS if self._channels else () if tags is None else (tags.start, tags.end)
+        steering = {name: named[name] for name in marks if name in named}
+        steering |= {} if self.tools is None or self._channels else self.tools.marks
+        self._marks: Mapping[int, str] = {at: name for name, at in steering.items()}
+        self._masks = TokenMasks(loaded.tokenizer, loaded.config.vocab_size, loaded.eos_ids)
+
+    @property
+    def _template(self) -> ChatTemplate:
+        return self._loaded.template or ChatTemplate(self._tokenizer)  # which raises
+
+    def _printed(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+        """What the template prints for a conversation. Raises RequestError."""
+        return self._template.render(messages, False, tools=tools).text
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model's template has think tags, or channels."""
+        return self.think_tags is not None or self._channels
+
+    @property
+    def calls(self) -> bool:
+        """Whether the model's template knows of tools."""
+        return self.tools is not None and self.tools.facts.own
+
+    def rendered(self, wanted: ChatRequest, answers: Mapping[int, Sequence[int]] | None = None) -> Rendered:
+        """The prompt of a conversation. answers: as `ChatTemplate.render` has them. Raises RequestError."""
+        assert wanted.messages is not None, "a conversation has messages"
+        variables = variables_of(wanted.thinking, wanted.variables, self._switches)
+        messages: Sequence[Mapping[str, Any]] = self._adapted.known(wanted.messages)
+        tools = None
+        if self.tools is not None:
+            given = wanted.tools if wanted.may_call else ()
+            messages, tools = self.tools.messages(messages, given), self.tools.declared(given)
+        if wanted.continue_last:
+            return self._continued(messages, tools, variables)
+        begins, markup = wanted.generation_prompt, wanted.markup
+        # A system message for tools moves all others, by one.
+        moved = len(messages) - len(wanted.messages)
+        kept = {at + moved: ids for at, ids in (answers or {}).items()}
+        rendered = self._template.render(
+            messages, begins, markup=markup, answers=kept, tools=tools, variables=variables
+        )
+        if wanted.thinking is False and self.think_tags is not None and not self._switches and begins:
+            return self._followed(rendered, closing(rendered.text, self.think_tags))
+        return rendered
+
+    def _followed(self, rendered: Rendered, text: str) -> Rendered:
+        """A prompt with more text behind it."""
+        ids = self._tokenizer.encode(text, add_special=False)
+        return replace(rendered, text=rendered.text + text, ids=(*rendered.ids, *ids))
+
+    def _continued(
+        self, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
+    ) -> Rendered:
+        """The prompt up to the end of the last message's text, which is an answer: its thoughts are over."""
+        last = messages[-1]
+        if len(messages) < 2:
+            raise RequestError("messages: an answer can be continued only after another message")
+        start = self._template.render(messages[:-1], tools=tools, variables=variables)
+        own = str(last.get("content") or "").rstrip()
+        ids, text = [*start.ids], start.text
+        tags, encode = self.think_tags or ThinkTags(), self._tokenizer.encode
+        thought = str(last.get("reasoning_content") or "") if self.thinks else ""
+        if thought or text.rstrip().endswith(tags.start):
+            opening = "" if text.rstrip().endswith(tags.start) else f"{tags.start}\n"
+            ids += encode(opening, add_special=False) if opening else []
+            ids += encode(thought, add_special=False, parse_special=False) if thought else []
+            ids += encode(f"\n{tags.end}\n\n", add_special=False)
+            text += f"{opening}{thought}\n{tags.end}\n\n"
+        ids += encode(own, add_special=False, parse_special=False)
+        return replace(start, text=text + own, ids=tuple(ids))
+
+    def grammar(self, wanted: ChatRequest, prompt: str, grammar: Grammar | None) -> Grammar | None:
+        """The grammar of an answer: calls of tools, or text of `grammar` (None: any). Raises RequestError."""
+        if self.tools is None:
+            return grammar
+        if wanted.may_call:
+            answer = None if grammar is None else _answer_rule(grammar)
+            return self.tools.grammar(wanted, prompt, answer, self._channels)
+        if self._channels and wanted.messages is not None and grammar is not None:
+            return self.tools.grammar(wanted, prompt, _answer_rule(grammar), True)
+        return grammar
+
+    def tags(self, wanted: ChatRequest, prompt: str, params: SamplingParams) -> ThinkTags | None:
+        """The tags of the answer's thoughts; None: it has none."""
+        if self._channels and wanted.messages is not None and params.grammar is None:
+            return ThinkTags(CHANNEL, LAST, opened=True)  # for stop strings alone
+        if self.think_tags is None or wanted.messages is None:
+            return None
+        opened = prompt.rstrip().endswith(self.think_tags.start)
+        if opened and params.beams > 1 and params.grammar is not None:
+            return None  # beams follow the grammar from the first token on
+        return replace(self.think_tags, opened=opened)
+
+    def let_think(self, request: Request, budget: int | None, tags: ThinkTags) -> None:
+        """Let grammar and stop strings of a request that was just made begin after its thoughts, and limit these."""
+        checker, params = request.stop_checker, request.params
+        held = budget is not None or params.grammar is not None or bool(params.stop)
+        if held and isinstance(checker, TextStopChecker):  # beams are ranked by their own tokens
+            checker.constraint = ThoughtGate(checker.constraint, tags, self._tokenizer, self._masks, budget)
+
+    def reader(self, wanted: ChatRequest, prompt: str, tags: ThinkTags | None) -> NewReader:
+        """Makes the readers of an answer's texts. tags: of `tags`."""
+        tools, marks = self.tools if wanted.may_call else None, self._marks
+        if self._channels and wanted.messages is not None:
+            names = [tool.name for tool in callable_tools(wanted)] if wanted.may_call else []
+            return lambda: ChannelReader(names, marks, wanted.reasoning)
+        tags = tags if wanted.reasoning else None
+        if tags is None and tools is None:
+            return PlainReader
+        return lambda: SortingReader(tags, None if tools is None else tools.reader(wanted, prompt, marks), marks)
+
+
+def _answer_rule(grammar: Grammar) -> str:
+    """The rule of an answer beside tools. Raises RequestError for a grammar that is no JSON schema."""
+    if grammar.kind != "json_schema":
+        raise RequestError(f"tools and a grammar of the kind {grammar.kind} cannot be combined; give a JSON schema")
+    return schema_rule(grammar.text)

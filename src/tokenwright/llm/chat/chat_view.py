@@ -1,0 +1,180 @@
+"""The methods of an LLM that answer conversations."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from tokenwright.checks import check_bool, hinting
+from tokenwright.engine import Request
+from tokenwright.engine.loop import Inbox
+from tokenwright.errors import RequestError
+from tokenwright.llm.chat.answer_reader import AnswerReader
+from tokenwright.llm.chat.chat_options import AskedOptions, form_of
+from tokenwright.llm.chat.chat_request import ChatRequest
+from tokenwright.llm.engine_view import EngineView
+from tokenwright.llm.input_processor import RequestOptions
+from tokenwright.llm.output_processor import completions_of
+from tokenwright.llm.outputs import Completion, Piece
+from tokenwright.llm.streams import Stream
+from tokenwright.sampling_params import SamplingParams
+from tokenwright.text import Message, Rendered
+from tokenwright.text.messages import check_messages
+
+
+@dataclass(frozen=True, slots=True)
+class _ChatPrepared:
+    """A conversation as a request of the engine, and what reads its answer."""
+
+    request: Request
+    reader: AnswerReader
+
+
+class ChatView(EngineView):
+    """Answers conversations through the model's chat template, as the server does."""
+
+    def render(self, messages: Sequence[Message], markup: bool = False, **options: Any) -> Rendered:
+        """The prompt of a conversation: its text, for display, and its ids.
+
+        markup: encode control tokens that are written in the messages as control tokens; by default they are text.
+        options: of `chat`, as far as they concern the prompt, such as tools and enable_thinking.
+        Raises RequestError if the model has no chat template, or if that refuses the messages or fails.
+        """
+        check_bool("markup", markup)
+        asked, others = AskedOptions.split({"markup": markup, **options})
+        self.llm_engine.inputs.params(None, others)  # refuses names that are no options
+        return self._rendered(asked.request(messages), asked.answers)
+
+    def _rendered(self, wanted: ChatRequest, answers: Mapping[int, Sequence[int]] | None = None) -> Rendered:
+        assert wanted.messages is not None, "a conversation has messages"
+        _ = self.template  # raises for a model without one
+        for message in check_messages(wanted.messages):
+            self.check_length(message["content"])
+        return self.conversations.rendered(wanted, answers)
+
+    @hinting
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Any] = (),
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        enable_thinking: bool | None = None,
+        thinking_budget: int | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        response_format: Any = None,
+        continue_final_message: bool = False,
+        markup: bool = False,
+        answers: Mapping[int, Sequence[int]] | None = None,
+        cache: bool = True,
+        salt: str = "",
+        adapter: str | None = None,
+        **sampling: Any,
+    ) -> Completion:
+        """The model's answer in a conversation: its content, reasoning and tool_calls. A message has role and content.
+
+        tools: that the model may call, as OpenAI's objects or as Python functions with annotations. tool_choice: auto,
+            none, required, or the name of one. Calls follow the tools' schemas.
+        enable_thinking: whether the model reasons first, if it can; None leaves it to the template. thinking_budget:
+            the most tokens of reasoning. chat_template_kwargs: further variables of the template.
+        response_format: a Pydantic model, or OpenAI's object with a JSON schema: the content follows it, and `parsed`
+            is its value.
+        continue_final_message: go on from the text of the last message, which is the assistant's.
+        answers: the token ids of earlier answers by the index of their message, so that their cached pages are found.
+        markup: as in `render`; the rest as in `generate`. Raises the errors of both.
+        """
+        options = AskedOptions(
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            enable_thinking=enable_thinking,
+            thinking_budget=thinking_budget,
+            chat_template_kwargs=chat_template_kwargs,
+            response_format=response_format,
+            continue_final_message=continue_final_message,
+            markup=markup,
+            answers=answers,
+            cache=cache,
+            salt=salt,
+            adapter=adapter,
+        )
+        asked = self._asked(messages, params, options, sampling)
+        [transcript] = self.llm_engine.finish([asked.request])
+        transcript.reader = asked.reader
+        [completion] = completions_of([transcript])
+        return completion
+
+    @hinting
+    def chat_stream(self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any) -> Stream:
+        """The answer of `chat`, piece by piece, each with its content and reasoning; the completion has the rest.
+
+        options: as `chat` has them. Raises the errors of `chat`.
+        """
+        own, sampling = AskedOptions.split(options)
+        asked, engine, inbox = self._asked(messages, params, own, sampling, streamed=True), self.llm_engine, Inbox()
+        [handle] = engine.submit([asked.request], inbox)
+        transcript = engine.transcript(handle)
+        transcript.reader = asked.reader
+        return Stream(handle, inbox, transcript, owner=engine)
+
+    async def achat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any
+    ) -> Completion:
+        """`chat` for asyncio."""
+        own, sampling = AskedOptions.split(options)
+        asked = await self.llm_engine.in_thread(partial(self._asked, messages, params, own, sampling))
+        [transcript] = await self.llm_engine.afinish([asked.request])
+        transcript.reader = asked.reader
+        [completion] = completions_of([transcript])
+        return completion
+
+    async def achat_stream(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any
+    ) -> AsyncGenerator[Piece, None]:
+        """`chat_stream` for asyncio."""
+        own, sampling = AskedOptions.split(options)
+        prepare = partial(self._asked, messages, params, own, sampling, streamed=True)
+        asked = await self.llm_engine.in_thread(prepare)
+        async with aclosing(self._apieces(asked.request, asked.reader)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _apieces(self, request: Request, reader: AnswerReader | None = None) -> AsyncGenerator[Piece, None]:
+        """The pieces of a request, in an event loop."""
+        engine = self.llm_engine
+        [handle] = engine.submit([request], engine.streams.listener())
+        transcript = engine.transcript(handle)
+        transcript.reader = reader
+        with engine.streams.open(handle, transcript) as stream:
+            while (pieces := await stream.pieces()) is not None:
+                for piece in pieces:
+                    yield piece
+
+    def _asked(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None,
+        options: AskedOptions,
+        sampling: Mapping[str, Any],
+        *,
+        streamed: bool = False,
+    ) -> _ChatPrepared:
+        """The request of a conversation. Raises RequestError."""
+        wanted, chat, inputs = options.request(messages), self.conversations, self.llm_engine.inputs
+        its = inputs.params(params, sampling)
+        form, parse = form_of(options.response_format)
+        if form is not None and its.grammar is not None:
+            raise RequestError("response_format and grammar each say the form of the answer; leave one of them out")
+        prompt = self._rendered(wanted, options.answers)
+        its = replace(its, grammar=chat.grammar(wanted, prompt.text, form or its.grammar))
+        build = inputs.streamed if streamed else inputs.prepared
+        request = build(prompt.ids, its, RequestOptions(options.cache, options.salt, options.adapter))
+        tags = chat.tags(wanted, prompt.text, its)
+        if tags is not None:
+            chat.let_think(request, wanted.thinking_budget, tags)
+        return _ChatPrepared(request, AnswerReader(chat.reader(wanted, prompt.text, tags), parse))

@@ -1,0 +1,196 @@
+"""Sorts a text into what the model says, what it thinks, and the tools that it calls, while it is being written.
+
+A model marks its thoughts with tags, such as <think>...</think>. Text that may be the beginning of a tag is held back
+until that is decided. Tool calls are read by `tools.py`, from the text that is not reasoning.
+
+A mark that is a special token counts only as that token, never spelled out: grammars leave the spelled form free. In
+the text that readers see, it is a character that no decoded text has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from tokenwright.llm.chat.answer import Delta
+
+_FIRST = 0xDC00  # a surrogate: bytes of UTF-8 never decode to one
+
+
+def stand_ins(marks: Mapping[int, str]) -> dict[str, str]:
+    """The character that stands for each mark that is a special token; marks: their texts, by their ids."""
+    return {mark: chr(_FIRST + n) for n, mark in enumerate(marks.values())}
+
+
+class OutputParser(Protocol):
+    """Sorts the text of one choice, as it is written."""
+
+    reasoning_tokens: int
+
+    def push(self, text: str, token: int | None, delta: Delta) -> None:
+        """Take the next text, and put what is known of it into `delta`."""
+
+    def finish(self, delta: Delta, cut: bool = False) -> None:
+        """The text has ended: put what was held back into `delta`. cut: its length ended it, perhaps inside a mark."""
+
+    @property
+    def called(self) -> bool:
+        """Whether a tool was called."""
+
+
+class PlainReader:
+    """All is text."""
+
+    reasoning_tokens = 0
+    called = False
+
+    def push(self, text: str, token: int | None, delta: Delta) -> None:  # noqa: ARG002  (part of the protocol)
+        delta.text += text
+
+    def finish(self, delta: Delta, cut: bool = False) -> None:
+        """Nothing is held back."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkTags:
+    """The tags between which a model reasons. opened: the prompt ends inside them."""
+
+    start: str = "<think>"
+    end: str = "</think>"
+    opened: bool = False
+
+    def written(self, stands: Mapping[str, str]) -> ThinkTags:
+        """The tags as readers see them."""
+        return replace(self, start=stands.get(self.start, self.start), end=stands.get(self.end, self.end))
+
+
+TAGS = (
+    ThinkTags(),
+    ThinkTags("<seed:think>", "</seed:think>"),
+    ThinkTags("[THINK]", "[/THINK]"),
+    ThinkTags("<|START_THINKING|>", "<|END_THINKING|>"),
+    ThinkTags("<thinking>", "</thinking>"),
+)
+
+
+def tags_of(source: str) -> ThinkTags | None:
+    """The tags between which a model reasons, by its template; None: it does not."""
+    return next((tags for tags in TAGS if tags.end in source), None)
+
+
+class CallReader(Protocol):
+    """Reads tool calls from the text that is not reasoning; see `tools.py`."""
+
+    def push(self, text: str, token: int | None, delta: Delta) -> None: ...
+
+    def finish(self, delta: Delta, cut: bool = False) -> None: ...
+
+    @property
+    def called(self) -> bool: ...
+
+
+class SortingReader:
+    """Text between think tags is reasoning; the rest goes to a reader of tool calls, or is text.
+
+    The start tag counts only before any other text, as models write it; the white space around both tags goes.
+    calls: made with the same marks. marks: special tokens that steer the reading, which have no text of their own, and
+    the text that they stand for, which is shown where one of them steers nothing.
+    """
+
+    def __init__(self, tags: ThinkTags | None, calls: CallReader | None, marks: Mapping[int, str]) -> None:
+        self.reasoning_tokens = 0
+        stands = stand_ins(marks)
+        self._tags = None if tags is None else tags.written(stands)
+        self._marks = {token: stands[mark] for token, mark in marks.items()}
+        self._spelled = str.maketrans({stand: mark for mark, stand in stands.items()})
+        self._calls: CallReader = calls or PlainReader()
+        self._state = "said" if tags is None else "thought" if tags.opened else "begins"
+        self._held = ""
+        self._bare = True  # nothing but white space since the last tag
+
+    @property
+    def called(self) -> bool:
+        return self._calls.called
+
+    def push(self, text: str, token: int | None, delta: Delta) -> None:
+        if self._state == "thought" and token is not None:
+            self.reasoning_tokens += 1
+        if token is not None:
+            text += self._marks.get(token, "")
+        if self._state == "said" and not self._bare:
+            self._calls.push(text, token, delta)
+        else:
+            self._sort(self._held + text, token, delta)
+        self._spell(delta)
+
+    def finish(self, delta: Delta, cut: bool = False) -> None:
+        rest, self._held = self._held, ""
+        if cut and self._tags is not None and self._state != "said":
+            mark = self._tags.start if self._state == "begins" else self._tags.end
+            rest = rest[: len(rest) - held_back(rest, mark)] if len(rest) > 1 else rest
+        if self._state == "thought":
+            delta.reasoning += rest
+        elif rest:
+            self._calls.push(rest, None, delta)
+        self._calls.finish(delta, cut)
+        self._spell(delta)
+
+    def _spell(self, delta: Delta) -> None:
+        if self._marks:
+            delta.text, delta.reasoning = delta.text.translate(self._spelled), delta.reasoning.translate(self._spelled)
+
+    def _sort(self, text: str, token: int | None, delta: Delta) -> None:
+        self._held = ""
+        if self._state == "begins":
+            text = self._begin(text)
+        if self._state == "thought":
+            text = self._think(text, delta)
+        if self._state == "said":
+            if self._bare and self._tags is not None:
+                text = text.lstrip()
+                self._bare = not text
+            else:
+                self._bare = False
+            if text or token is not None:
+                self._calls.push(text, token, delta)
+
+    def _begin(self, text: str) -> str:
+        """Decide whether the text begins with the start tag; returns what follows the tag, or the whole text."""
+        assert self._tags is not None, "a text begins with a tag only where there are tags"
+        core, start = text.lstrip(), self._tags.start
+        if core.startswith(start):
+            self._state = "thought"
+            return core[len(start) :].lstrip("\n")
+        if start.startswith(core):
+            self._held = text
+            return ""
+        self._state, self._bare = "said", False
+        return text
+
+    def _think(self, text: str, delta: Delta) -> str:
+        """Take the reasoning up to the end tag; returns what follows the tag."""
+        assert self._tags is not None, "a model thinks between tags"
+        if self._bare:
+            text = text.lstrip("\n")
+        thought, end, rest = text.partition(self._tags.end)
+        if end:
+            self._state, self._bare = "said", True
+            delta.reasoning += thought.rstrip()
+            return rest
+        keep = len(thought[: len(thought) - held_back(thought, self._tags.end)].rstrip())
+        delta.reasoning += thought[:keep]
+        self._held = thought[keep:]
+        self._bare = self._bare and not thought[:keep]
+        return ""
+
+
+def held_back(text: str, tag: str) -> int:
+    """The length of the longest end of `text` that begins `tag`."""
+    for length in range(min(len(text), len(tag) - 1), 0, -1):
+        if tag.startswith(text[-length:]):
+            return length
+    return 0
+
+
+NewReader = Callable[[], OutputParser]

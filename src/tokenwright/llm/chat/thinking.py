@@ -1,0 +1,198 @@
+"""How a model is made to reason, or not, and for how long: variables of its template, and the end of its thoughts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenwright.decode.stopping import Constraint
+from tokenwright.llm.chat.output_parser import ThinkTags
+
+if TYPE_CHECKING:
+    from tokenwright.text import Tokenizer
+
+SWITCHES = ("enable_thinking", "thinking")  # variables of templates that switch reasoning on and off
+_BITS = 32  # of a mask's words
+_MOST_SPACE = 4  # characters between the thoughts and the answer
+_BEFORE, _AFTER = "\n", "\n\n"  # the end tag, as it is written for a model
+
+
+def switches_of(source: str) -> tuple[str, ...]:
+    """The variables by which a template's reasoning is switched, from its source: those that it asks for by name."""
+    statements = " ".join(re.findall(r"\{[%{](.*?)[%}]\}", source, re.DOTALL))
+    code = re.sub(r"'[^']*'|\"[^\"]*\"", "''", statements)
+    return tuple(name for name in SWITCHES if re.search(rf"(?<![\w.]){name}(?!\w)(?!\s*=(?!=))", code))
+
+
+def variables_of(thinking: bool | None, given: Mapping[str, Any], switches: Sequence[str]) -> dict[str, Any]:
+    """The template's variables: those that a request gives, and its switches."""
+    switched = {} if thinking is None else dict.fromkeys(switches, thinking)
+    return {**switched, **given}
+
+
+def closing(text: str, tags: ThinkTags) -> str:
+    """The text behind a prompt so that the model does not reason: empty thoughts, or the end of those that it opens."""
+    opening = "" if text.rstrip().endswith(tags.start) else f"{tags.start}{_BEFORE}"
+    return f"{opening}{_BEFORE}{tags.end}{_AFTER}"
+
+
+class TokenMasks:
+    """Sets of a model's tokens as masks. size: of the vocabulary; ends: the ids that end a text."""
+
+    def __init__(self, tokenizer: Tokenizer, size: int, ends: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._size = size
+        self._ends = frozenset(ends)
+
+    def of(self, ids: Iterable[int]) -> NDArray[np.uint32]:
+        """These ids as words, the lowest bit first."""
+        words = np.zeros(-(-self._size // _BITS), dtype=np.uint32)
+        for token in ids:
+            words[token // _BITS] |= np.uint32(1 << token % _BITS)
+        return words
+
+    @cached_property
+    def going_on(self) -> NDArray[np.uint32]:
+        """All that end no text."""
+        return self.of(token for token in range(self._size) if token not in self._ends)
+
+    @cached_property
+    def spaces(self) -> NDArray[np.uint32]:
+        """The tokens of white space."""
+        texts = (self._tokenizer.token_bytes(token) for token in range(self._size))
+        return self.of(at for at, text in enumerate(texts) if text and not text.strip() and len(text) <= _MOST_SPACE)
+
+
+class ThoughtGate:
+    """Lets a text begin with thoughts: its grammar holds what follows them, and a budget of tokens may end them.
+
+    inner: constrains the answer; None: nothing does. If the prompt does not end inside the thoughts, the text may begin
+    with the start tag, or with the answer. Special tokens count only as themselves, other tags as they are spelled.
+    """
+
+    def __init__(
+        self,
+        inner: Constraint | None,
+        tags: ThinkTags,
+        tokenizer: Tokenizer,
+        masks: TokenMasks,
+        budget: int | None = None,
+    ) -> None:
+        self._inner = inner
+        self._answer = None if inner is None else inner.fork()  # as if the text had no thoughts
+        self._tags = tags
+        self._tokenizer = tokenizer
+        self._masks = masks
+        self._left = budget
+        self._state = "thinks" if tags.opened else "begins"
+        self._seen = ""  # of the text, as far as a tag may end in it
+        self._start = tuple(tokenizer.encode(tags.start, add_special=False))
+        self._forced: tuple[int, ...] = ()
+        if tags.opened:
+            self._close_if_over()
+
+    def mask(self) -> Any:
+        """The allowed ids: the next of the end tag where the budget is spent; any in thoughts, but no end."""
+        if self._forced:
+            return self._masks.of(self._forced[:1])
+        if self._inner is None:
+            return None
+        if self._state == "thinks":
+            return self._masks.going_on
+        if self._state == "after" and len(self._seen) < _MOST_SPACE:
+            return self._inner.mask() | self._masks.spaces
+        if self._state == "begins":
+            allowed = self._masks.of(()) if self._answer is None else self._answer.mask()
+            return allowed | self._masks.of(self._next_of_start())
+        return self._inner.mask()
+
+    def forced(self) -> Sequence[int]:
+        """The rest of the end tag where the budget is spent; what the grammar leaves, where the thoughts are over."""
+        if self._forced or self._inner is None:
+            return self._forced
+        return self._inner.forced() if self._state == "over" else ()
+
+    def advance(self, token: int) -> bool:
+        """Advance by a token; True: nothing may follow it."""
+        if self._state == "over":
+            return self._inner is not None and self._inner.advance(token)
+        piece = self._tokenizer.token_text(token)
+        if self._state == "begins":
+            return self._begin(token, piece)
+        if self._state == "after":
+            if not piece.strip() and len(self._seen) < _MOST_SPACE:
+                self._seen += piece
+                return False
+            self._state = "over"
+            return self._inner is not None and self._inner.advance(token)
+        if self._forced:
+            self._forced = self._forced[1:]
+            if not self._forced:
+                self._end()
+            return False
+        self._think(token, piece)
+        return False
+
+    def fork(self) -> Self:
+        """An independent copy in the same state."""
+        other = copy(self)
+        other._inner = None if self._inner is None else self._inner.fork()
+        other._answer = None if self._answer is None else self._answer.fork()
+        return other
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the text may end here."""
+        state = self._answer if self._state == "begins" else self._inner
+        return self._inner is None or (self._state != "thinks" and state is not None and state.accepting)
+
+    @property
+    def answering(self) -> bool:
+        """Whether the thoughts are over."""
+        return self._state != "thinks"
+
+    def _begin(self, token: int, piece: str) -> bool:
+        done = False
+        if self._answer is not None:
+            if int(self._answer.mask()[token // 32]) >> token % 32 & 1:
+                done = self._answer.advance(token)
+            else:
+                self._answer = None
+        self._seen += piece
+        text, start = self._seen.lstrip(), self._tags.start
+        if text.startswith(start):
+            self._state, self._seen = "thinks", text[len(start) :]
+            self._close_if_over()
+            return False
+        if not start.startswith(text):
+            self._state, self._inner = "over", self._answer
+        return done
+
+    def _next_of_start(self) -> tuple[int, ...]:
+        """The start tag, where it is one token and may come; a tag that is spelled could begin the answer as well."""
+        return self._start if len(self._start) == 1 and not self._seen.strip() else ()
+
+    def _think(self, token: int, piece: str) -> None:
+        self._seen += piece
+        end = self._tokenizer.control.ids.get(self._tags.end)
+        special = end is not None and end in self._tokenizer.special_ids
+        if token == end or (not special and self._tags.end in self._seen):
+            self._end()
+            return
+        self._left = None if self._left is None else self._left - 1
+        self._seen = self._seen[-len(self._tags.end) :]
+        self._close_if_over()
+
+    def _end(self) -> None:
+        self._state, self._seen = "after" if self._inner is not None else "over", ""
+
+    def _close_if_over(self) -> None:
+        if self._left is not None and self._left <= 0:
+            end = f"{_BEFORE}{self._tags.end}{_AFTER}"
+            self._forced = tuple(self._tokenizer.encode(end, add_special=False))

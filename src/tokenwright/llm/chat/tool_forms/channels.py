@@ -1,0 +1,156 @@
+"""The channels of harmony (gpt-oss): messages whose heads say what they are.
+
+    <|channel|>analysis<|message|>thoughts<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
+    <|start|>assistant<|channel|>final<|message|>the answer<|return|>
+
+Analysis is reasoning; a message to a function is a call; all others are text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from tokenwright.engine import Grammar
+from tokenwright.llm.chat.answer import Delta, ToolCallDelta
+from tokenwright.llm.chat.chat_request import Tool, ToolMode
+from tokenwright.llm.chat.ids import new_hex
+from tokenwright.llm.chat.output_parser import stand_ins
+from tokenwright.llm.chat.tool_forms.form import ToolForm
+from tokenwright.llm.chat.tool_forms.json_calls import NamedCall
+from tokenwright.llm.chat.tool_forms.lark import LarkRules
+from tokenwright.llm.chat.tool_forms.source import Cut, Steps, TextSource
+
+START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+CALL, RETURN, CONSTRAIN = "<|call|>", "<|return|>", "<|constrain|>"
+MARKS = (START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN)
+LAST = f"{CHANNEL}final{MESSAGE}"  # what stands before the answer
+_TO = re.compile(r"to=functions\.([\w.\-]+)")
+
+
+def uses_channels(source: str, special: Mapping[str, int]) -> bool:
+    """Whether a template writes channels, with tokens of their own."""
+    return all(mark in source and mark in special for mark in (START, CHANNEL, MESSAGE, END))
+
+
+class ChannelReader:
+    """An `OutputParser`. names: of the tools that may be called. marks: the special tokens, by their ids."""
+
+    def __init__(self, names: Sequence[str], marks: Mapping[int, str], shown: bool = True) -> None:
+        self.reasoning_tokens = 0
+        self._names = frozenset(names)
+        stands = stand_ins(marks)
+        self._marks = {token: stands[mark] for token, mark in marks.items()}
+        self._stand = {mark: stands.get(mark, mark) for mark in MARKS}
+        self._shown = shown  # reasoning apart from the text
+        self._source, self._delta = TextSource(), Delta(0)
+        self._thinking = False
+        self._index = -1
+        self._steps = self._read()
+
+    @property
+    def called(self) -> bool:
+        return self._index >= 0
+
+    def push(self, text: str, token: int | None, delta: Delta) -> None:
+        if self._thinking and token is not None:
+            self.reasoning_tokens += 1
+        text += "" if token is None else self._marks.get(token, "")
+        if text:
+            self._source.text += text
+            self._delta = delta
+            next(self._steps)
+
+    def finish(self, delta: Delta, cut: bool = False) -> None:  # noqa: ARG002  (part of the protocol)
+        self._source.ended, self._delta = True, delta
+        try:
+            next(self._steps, None)
+        except Cut:  # inside a message, or inside a head, which is no text
+            return
+
+    def _read(self) -> Steps[None]:
+        starts = tuple(self._stand[mark] for mark in (START, CHANNEL, MESSAGE))
+        ends = tuple(self._stand[mark] for mark in (END, CALL, RETURN))
+        while True:
+            if (yield from self._source.begins(*starts)) is None and self._source.text:
+                yield from self._body("final", "", (*ends, starts[0], starts[1]))
+                continue
+            head: list[str] = []
+            yield from self._source.until(self._stand[MESSAGE], give=head.append)
+            written = "".join(head)
+            channel = written.partition(self._stand[CHANNEL])[2].strip()
+            name = _TO.search(written)
+            kind = re.match(r"\w*", channel)
+            yield from self._body("" if kind is None else kind[0], "" if name is None else name[1], (*ends, starts[0]))
+
+    def _body(self, channel: str, name: str, ends: tuple[str, ...]) -> Steps[None]:
+        """A message, up to what ends it; the start of the next one is not read."""
+        calls = name in self._names
+        self._thinking = channel == "analysis" and not calls
+        if calls:
+            self._index += 1
+            self._delta.tool_calls.append(ToolCallDelta(self._index, f"call_{new_hex(12)}", name))
+        give = self._argue if calls else self._think if self._thinking and self._shown else self._say
+        start = self._stand[START]
+        while not self._source.text and not self._source.ended:
+            yield
+        found = yield from self._source.until(*ends, give=give, keep=True)
+        if found not in (start, self._stand[CHANNEL]):
+            self._source.take(len(found))
+        self._thinking = False
+
+    def _argue(self, text: str) -> None:
+        calls = self._delta.tool_calls
+        if calls and calls[-1].index == self._index:
+            calls[-1].arguments += text
+        else:
+            calls.append(ToolCallDelta(self._index, arguments=text))
+
+    def _think(self, text: str) -> None:
+        self._delta.reasoning += text
+
+    def _say(self, text: str) -> None:
+        self._delta.text += text
+
+
+def channel_grammar(
+    tools: Sequence[Tool],
+    choice: ToolMode,
+    special: Mapping[str, int],
+    ends: Sequence[int],
+    answer: str | None,
+) -> Grammar:
+    """The grammar of messages: any analysis and commentary, then the answer or a call. answer: the rule of an answer.
+
+    Raises RequestError for a schema that cannot be written as JSON.
+    """
+    lark = LarkRules({mark: special[mark] for mark in MARKS if mark in special}, ends)
+    kinds = f"({lark.literal('analysis')} | {lark.literal('commentary')})"
+    tail = f"{lark.literal(END)} {lark.literal(f'{START}assistant')}"
+    lark.add("before", f"{lark.literal(CHANNEL)} {kinds} {lark.literal(MESSAGE)} {lark.text()} {tail}")
+    calls = [lark.fresh("call", _call(tool, lark)) for tool in tools]
+    final = (
+        f"{lark.literal(LAST)} {lark.text() if answer is None else lark.add('answer', answer)} {_closed(lark, RETURN)}"
+    )
+    last = [*([] if choice == "required" else [final]), *(calls if choice != "none" else [])]
+    before = "before?" if choice == "required" else "before*"  # else a model could put the call off for ever
+    return Grammar.lark(lark.written(f"{before} ({' | '.join(last)})"), special=lark.special)
+
+
+def _closed(lark: LarkRules, mark: str) -> str:
+    written = lark.literal(mark) if mark in lark.special_names else ""
+    return f"({written})?" if written else ""
+
+
+def _call(tool: Tool, lark: LarkRules) -> str:
+    to, kind = lark.literal(f" to=functions.{tool.name}"), lark.literal(f"{CHANNEL}commentary")
+    constrained = f"{lark.literal(CONSTRAIN)}? {lark.literal('json')}" if CONSTRAIN in lark.special_names else '"json"'
+    form = f"({lark.space()} {constrained})?"
+    return (
+        f"({to} {kind} | {kind} {to}) {form} {lark.literal(MESSAGE)} {lark.json(tool.parameters)} {_closed(lark, CALL)}"
+    )
+
+
+# How calls are written for a template that prints none; ChannelReader reads them, and others.
+CHANNELS = ToolForm("channels", f"{CHANNEL}commentary to=functions.", NamedCall(f" {CONSTRAIN}json{MESSAGE}"), CALL)

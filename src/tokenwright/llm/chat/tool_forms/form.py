@@ -1,0 +1,139 @@
+"""The form in which a family of models calls tools, as data. Reading, grammars and writing follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from tokenwright.engine import Grammar
+from tokenwright.llm.chat.chat_request import Tool, ToolMode
+from tokenwright.llm.chat.tool_forms.lark import LarkRules
+from tokenwright.llm.chat.tool_forms.syntax import CallSyntax
+
+
+@dataclass(frozen=True, slots=True)
+class ToolForm:
+    """open lead CALL sep CALL ... trail close: a section of calls; sections may follow each other, text before them.
+
+    open "": the section is the whole answer, and `tag` may stand before it. many: a section has several calls.
+    spoken: the name of a call that is no tool but the text of the answer. id_length: of the calls' ids.
+    """
+
+    name: str
+    open: str
+    call: CallSyntax
+    close: str = ""
+    lead: str = ""
+    sep: str = ""
+    trail: str = ""
+    many: bool = False
+    tag: str = ""
+    spoken: str = ""
+    id_length: int = 29
+
+    @property
+    def mark(self) -> str:
+        """The text before a section, without white space."""
+        return self.open.strip()
+
+    @property
+    def literals(self) -> Iterator[str]:
+        """All texts of the form."""
+        for part in (self, self.call):
+            for field in fields(part):  # type: ignore[arg-type]
+                value = getattr(part, field.name)
+                if isinstance(value, str) and field.name not in ("name", "spoken"):
+                    yield value
+
+    def with_stand_ins(self, stands: Mapping[str, str]) -> ToolForm:
+        """The form as readers see it: with a character in the place of each mark that is a special token."""
+
+        def replaced(value: object) -> object:
+            for mark, stand in stands.items():
+                value = value.replace(mark, stand) if isinstance(value, str) else value
+            return value
+
+        def changed(part: Any) -> Any:
+            return replace(part, **{field.name: replaced(getattr(part, field.name)) for field in fields(part)})
+
+        form: ToolForm = changed(self)
+        return replace(form, call=changed(self.call))
+
+    def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+        """The text of calls, each a name and its arguments."""
+        texts = [self.call.write(name, arguments, index) for index, (name, arguments) in enumerate(calls)]
+        if self.many:
+            return f"{self.open}{self.lead}{self.sep.join(texts)}{self.trail}{self.close}"
+        return "\n".join(f"{self.open}{self.lead}{text}{self.trail}{self.close}" for text in texts)
+
+    def grammar(
+        self,
+        tools: Sequence[Tool],
+        choice: ToolMode,
+        parallel: bool,
+        special: Mapping[str, int] | None = None,
+        answer: str | None = None,
+        *,
+        ends: Sequence[int] = (),
+        opened: bool = False,
+    ) -> Grammar:
+        """The grammar of an answer that may (choice "auto") or must (choice "required") call tools.
+
+        special: the ids of those marks that are special tokens; ends: ids that end a text. answer: a rule that text
+        must follow where it is not calls; None: it is free. opened: the prompt ends with the mark.
+        Raises RequestError for a schema that cannot be written as JSON.
+        """
+        lark = LarkRules(special or {}, ends, symbols=answer is not None and not self.open)
+        calls = [lark.fresh("call", self.call.rule(tool, lark)) for tool in tools]
+        lark.add("call", " | ".join(calls))
+        if choice != "auto":
+            start = self._sections(lark, parallel, "" if opened else lark.literal(self.open.rstrip()))
+        elif answer is not None:
+            lark.add("answer", answer)
+            start = f"answer | {self._sections(lark, parallel, lark.literal(self.open.rstrip()))}"
+        elif opened and self.spoken:
+            start = self._spoken(lark, parallel)
+        else:
+            start = self._among_text(lark, parallel)
+        return Grammar.lark(lark.written(start), special=lark.special)
+
+    def _section(self, lark: LarkRules, parallel: bool) -> str:
+        """What stands after the mark."""
+        space = lark.space() if self.open != self.mark or self.close.strip() != self.close else ""
+        lead, trail, close = (lark.literal(one.strip()) for one in (self.lead, self.trail, self.close))
+        sep = lark.literal(self.sep.strip()) + (f" {lark.space()}" if self.sep else "")
+        calls = f"call ({sep} call)*" if parallel and self.many else "call"
+        inner = f"{lark.space()} {calls} {lark.space()}" if self.lead.strip() != self.lead else calls
+        return " ".join(filter(None, (space, lead, inner, trail, space, close)))
+
+    def _sections(self, lark: LarkRules, parallel: bool, mark: str) -> str:
+        """An answer that is calls alone."""
+        one = self._section(lark, parallel)
+        tag = f"({lark.literal(self.tag)})? " if self.tag in lark.special_names else ""
+        again = parallel and not self.many and self.open
+        more = f" ({lark.space()} {lark.literal(self.open.rstrip())} {one})*" if again else ""
+        return f"{tag}{mark} {one}{more}".strip()
+
+    def _among_text(self, lark: LarkRules, parallel: bool) -> str:
+        """An answer that is any text, calls among it."""
+        one = self._section(lark, parallel)
+        if not self.open:
+            first = (self.lead + self.call.first).strip()[0]
+            lark.add("OTHER", f"/([^{_CLASS.get(first, first)}](.|\\n)*)?/")
+            tagged = f" | {lark.literal(self.tag)} {one}" if self.tag in lark.special_names else ""
+            return f"OTHER | {one}{tagged}"
+        opening = lark.until(self.open.rstrip())
+        if self.many or not parallel:
+            return f"{lark.text()} | {opening} {one}"
+        return f"({opening} {one})* {lark.text()}"
+
+    def _spoken(self, lark: LarkRules, parallel: bool) -> str:
+        """An answer whose first mark stands in the prompt: text or a call, then calls."""
+        one = self._section(lark, parallel)
+        said = f"{lark.literal(self.spoken + getattr(self.call, 'between', ''))}"
+        more = f"({lark.literal(self.open)} {one})*" if parallel else ""
+        return f"{said} {lark.text()} | {one} {more}"
+
+
+_CLASS = {"[": "\\[", "]": "\\]"}

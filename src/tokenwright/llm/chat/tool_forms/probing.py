@@ -1,0 +1,161 @@
+"""Finds what a chat template does with tools, from what it prints for a call that is known.
+
+The form of calls is the one whose reader reads this very call from the template's text. A template that declares tools
+but prints no calls is taken at its word: the form whose marks all stand in what it says. Everything else that a
+template lacks is written for it (supplement.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+from tokenwright.errors import RequestError
+from tokenwright.llm.chat.answer import Answer, Delta
+from tokenwright.llm.chat.chat_request import Tool
+from tokenwright.llm.chat.tool_forms.form import ToolForm
+from tokenwright.llm.chat.tool_forms.known_forms import FORMS, HERMES
+from tokenwright.llm.chat.tool_forms.reading import FormReader
+
+Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None], str]
+Identities = Literal["any", "nine", "named"]  # ids of calls as they came; nine letters; functions.NAME:NUMBER
+
+GENERIC = HERMES  # for templates without a form of their own
+_NAME, _KEY, _VALUE, _RESULT, _SYSTEM = "probe_tool", "probe_key", "probe value", "probe result", "probe system"
+PROBE = Tool(
+    _NAME,
+    "probe",
+    {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]},
+)
+_USER = {"role": "user", "content": "Hello"}
+_IDENTITIES: dict[Identities, str] = {"any": "call_0123456789ab", "nine": "a12345678", "named": f"functions.{_NAME}:0"}
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateTools:
+    """The abilities of a template. form: of calls. declares: it prints the tools that it is given.
+
+    writes: it prints the calls of earlier answers; text_arguments: whose arguments are JSON text, not objects;
+    identities: what their ids are like. results: it prints what tools answered. system: it takes a system message.
+    """
+
+    form: ToolForm = GENERIC
+    declares: bool = False
+    writes: bool = False
+    text_arguments: bool = False
+    identities: Identities = "any"
+    results: bool = False
+    system: bool = True
+
+    @property
+    def own(self) -> bool:
+        """Whether the template knows of tools."""
+        return self.declares or self.writes
+
+
+def declared(tool: Tool) -> dict[str, Any]:
+    """A tool as templates expect it."""
+    about = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": about}
+
+
+def probed(render: Render, source: str, known: ToolForm | None = None) -> TemplateTools:
+    """The abilities of the template of this source; `render` renders messages and tools, or raises RequestError.
+
+    known: the form, where it is found otherwise.
+    """
+    tools = [declared(PROBE)]
+    before = _try(render, [_USER], tools)
+    system = _SYSTEM in _try(render, [{"role": "system", "content": _SYSTEM}, _USER], None)
+    declares = _NAME in before
+    for text_arguments, (identities, identity) in product((False, True), _IDENTITIES.items()):
+        messages = [_USER, _called(identity, text_arguments)]
+        text = _try(render, messages, tools)
+        said = _after(before, text)
+        form = _form_of(said) if known is None else known if _NAME in said and _VALUE in said else None
+        if form is not None:
+            result = {"role": "tool", "tool_call_id": identity, "name": _NAME, "content": _RESULT}
+            results = _RESULT in _try(render, [*messages, result], tools)
+            return TemplateTools(form, declares, True, text_arguments, identities, results, system)
+    if declares:
+        return TemplateTools(known or _named(before, source), True, system=system)
+    return TemplateTools(known or GENERIC, system=system)
+
+
+def _after(before: str, text: str) -> str:
+    """What a text has beyond its common beginning with another one."""
+    same = next((at for at, pair in enumerate(zip(before, text, strict=False)) if pair[0] != pair[1]), None)
+    return text[min(len(before), len(text)) if same is None else same :]
+
+
+def _called(identity: str, text_arguments: bool) -> dict[str, Any]:
+    arguments: Any = {_KEY: _VALUE}
+    function = {"name": _NAME, "arguments": json.dumps(arguments) if text_arguments else arguments}
+    calls = [{"id": identity, "type": "function", "function": function}]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _try(render: Render, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+    """What the template prints; nothing where it refuses."""
+    try:
+        return render(messages, tools)
+    except RequestError:
+        return ""
+
+
+def _form_of(text: str) -> ToolForm | None:
+    """The form in which this text calls the probe; of several the one that leaves least of the text over."""
+    if _NAME not in text or _VALUE not in text:
+        return None
+    fits = [(fit, -order, form) for order, form in enumerate(FORMS) if (fit := _fit(form, text)) is not None]
+    return max(fits, key=lambda one: one[:2])[2] if fits else None
+
+
+def _fit(form: ToolForm, text: str) -> tuple[bool, int] | None:
+    """How well a form fits: whether it would write the same, and how little is left over; None: not at all."""
+    core = text
+    if not form.open:
+        first = (form.lead + form.call.first).strip()[0]
+        start = text.find(form.tag) if form.tag and form.tag in text else text.find(first)
+        if start < 0:
+            return None
+        core = text[start:]
+    elif form.mark not in text:
+        return None
+    answer = read_whole(form, [PROBE], core)
+    if [(call.name, arguments_of(call.arguments)) for call in answer.tool_calls] != [(_NAME, {_KEY: _VALUE})]:
+        return None
+    same = "".join(form.written([(_NAME, {_KEY: _VALUE})]).split()) in "".join(text.split())
+    return same, -(len(text) - len(core) + len(answer.text))
+
+
+def read_whole(form: ToolForm, tools: Sequence[Tool], text: str) -> Answer:
+    """A reader's answer to a whole text."""
+    reader, delta, answer = FormReader(form, tools), Delta(0), Answer(0)
+    reader.push(text, None, delta)
+    reader.finish(delta)
+    answer.add(delta)
+    return answer
+
+
+def arguments_of(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _named(printed: str, source: str) -> ToolForm:
+    """The form whose texts all stand in a template that declares tools but prints no call."""
+    fits = []
+    for order, form in enumerate(FORMS):
+        texts = {one.strip() for one in form.literals if len(one.strip()) > 1 and "{" not in one and one != form.tag}
+        quoted = {f'"{one}"' for one in ("name", "parameters")} if not form.open else set()
+        distinct = [one for one in texts if not one.isidentifier()] + sorted(quoted)
+        whole = source + (printed if form.open else "")
+        if distinct and all(one in whole for one in distinct):
+            fits.append((sum(map(len, distinct)) if form.open else 0, -order, form))
+    return max(fits, key=lambda one: one[:2])[2] if fits else GENERIC

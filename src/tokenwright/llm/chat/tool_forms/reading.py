@@ -1,0 +1,185 @@
+"""Reads the calls of a text that a model is writing, in any form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenwright.llm.chat.answer import Delta, ToolCallDelta
+from tokenwright.llm.chat.chat_request import Tool
+from tokenwright.llm.chat.ids import new_hex
+from tokenwright.llm.chat.tool_forms.form import ToolForm
+from tokenwright.llm.chat.tool_forms.source import Cut, NoCall, Steps, TextSource
+
+
+class FormReader:
+    """A `CallReader`, and the sink of the calls that it reads.
+
+    opened: the prompt ends with the form's mark. Text between a mark and a name is text again where it turns out
+    to be no call; where the text is cut off there (by its length), it goes.
+    """
+
+    def __init__(self, form: ToolForm, tools: Sequence[Tool], opened: bool = False) -> None:
+        self._form = form
+        self._schemas = {tool.name: tool.parameters for tool in tools}
+        self._source = TextSource()
+        self._delta = Delta(0)
+        self._index = -1
+        self._name = ""
+        self._fresh = False  # a call has begun, and its tool is known
+        self._space = ""  # held back: white space before a mark goes
+        self._said = self._bare = False  # bare: nothing but white space since the last call
+        self._ended = False
+        self._steps = self._read(opened)
+
+    @property
+    def called(self) -> bool:
+        return self._index >= 0
+
+    def push(self, text: str, token: int | None, delta: Delta) -> None:  # noqa: ARG002  (part of the protocol)
+        if text:
+            self._source.text += text
+            self._advance(delta)
+
+    def finish(self, delta: Delta, cut: bool = False) -> None:
+        self._source.ended = True
+        self._delta = delta
+        try:
+            next(self._steps, None)
+        except Cut:
+            if not self._fresh and not cut:
+                self.say(self._source.raw + self._source.text)
+        else:
+            self.say("" if cut and self._source.text else self._source.text)
+        if self._space and not self._bare:
+            self._put(self._space)
+
+    def _advance(self, delta: Delta) -> None:
+        self._delta = delta
+        next(self._steps)
+
+    def _read(self, opened: bool) -> Steps[None]:
+        form = self._form
+        if not form.open:
+            yield from self._attempt(self._at_start())
+        elif opened:
+            yield from self._attempt(self._section())
+        while True:
+            yield from self._text()
+            yield from self._attempt(self._section())
+
+    def _text(self) -> Steps[None]:
+        """The text up to the next mark."""
+        form = self._form
+        if not form.open:
+            while True:
+                self.say(self._source.take(len(self._source.text)))
+                if self._source.ended:
+                    return (yield from self._source.more())
+                yield
+        self._source.stop_recording()
+        yield from self._source.until(form.mark, give=self.say)
+        self._source.record(form.mark)
+
+    def _attempt(self, steps: Steps[None]) -> Steps[None]:
+        """Read a section; what is no call in it is text."""
+        self._fresh = False
+        try:
+            yield from steps
+        except _Spoken:
+            pass
+        except NoCall:
+            if not self._fresh:
+                self.say(self._source.raw)
+        self._source.stop_recording()
+        self._fresh = False
+
+    def _at_start(self) -> Steps[None]:
+        self._source.record()
+        yield from self._source.space()
+        first = (self._form.lead + self._form.call.first).strip()[:1]
+        if self._form.tag and (yield from self._source.begins(self._form.tag, first)) == self._form.tag:
+            self._source.take(len(self._form.tag))
+            yield from self._source.space()
+        yield from self._section()
+
+    def _section(self) -> Steps[None]:
+        """The calls after a mark, and what closes them."""
+        form, source = self._form, self._source
+        lead, sep, trail, close = (one.strip() for one in (form.lead, form.sep, form.trail, form.close))
+        if lead:
+            yield from source.space()
+            yield from source.expect(lead)
+        while True:
+            yield from source.space()
+            yield from self._one_call()
+            yield from source.space()
+            first = form.call.first if form.many else ""
+            marks = tuple(filter(None, (sep, trail, close, first)))
+            found = yield from source.begins(*marks)
+            if found is None and source.ended and any(mark.startswith(source.text) for mark in marks):
+                raise Cut
+            if found is None and form.many and not first and not sep and source.text:
+                continue  # calls in lines of their own
+            if found is None or found == close:
+                break
+            if found == trail:
+                source.take(len(trail))
+                yield from source.space()
+                break
+            source.take(len(sep) if found == sep else 0)
+        yield from self._close(close)
+
+    def _close(self, close: str) -> Steps[None]:
+        if close:
+            if (yield from self._source.begins(close)) is not None:
+                self._source.take(len(close))
+            elif self._source.ended and close.startswith(self._source.text):
+                self._source.take(len(self._source.text))
+
+    def _one_call(self) -> Steps[None]:
+        if self._fresh:  # the one before is whole: what comes is a call or text
+            self._fresh = False
+            self._source.record()
+        yield from self._form.call.read(self._source, self, self._form.close)
+        self._bare = True
+
+    def begin(self, name: str) -> None:
+        if self._form.spoken and name == self._form.spoken:
+            raise _Spoken
+        if name not in self._schemas:
+            raise NoCall
+        self._source.stop_recording()
+        self._space, self._fresh, self._bare = "", True, True
+        self._name = name
+        self._index += 1
+        identity = f"call_{new_hex(12)}"[-self._form.id_length :]
+        self._delta.tool_calls.append(ToolCallDelta(self._index, identity, name))
+
+    def arguments(self, text: str) -> None:
+        calls = self._delta.tool_calls
+        if calls and calls[-1].index == self._index:
+            calls[-1].arguments += text
+        elif text:
+            calls.append(ToolCallDelta(self._index, arguments=text))
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        return self._schemas[self._name]
+
+    def say(self, text: str) -> None:
+        """Add text of the answer. After a call it goes on in a line of its own, if text came before the call."""
+        text = self._space + text
+        text = text.lstrip() if self._bare else text
+        core = text.rstrip() if self._form.open else text
+        self._space = text[len(core) :]
+        if core:
+            self._put(f"\n{core}" if self._bare and self._said else core)
+
+    def _put(self, text: str) -> None:
+        self._delta.text += text
+        self._said, self._bare = True, False
+
+
+class _Spoken(NoCall):
+    """Not a call of a tool but the text of the answer."""

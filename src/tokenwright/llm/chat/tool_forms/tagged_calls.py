@@ -1,0 +1,149 @@
+"""Calls that give each argument a tag of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenwright.llm.chat.chat_request import Tool
+from tokenwright.llm.chat.tool_forms.lark import LarkRules
+from tokenwright.llm.chat.tool_forms.parameters import Kind, kind_of, named_values, parameters_of
+from tokenwright.llm.chat.tool_forms.source import Cut, Steps, TextSource
+from tokenwright.llm.chat.tool_forms.syntax import WORDS, CallSink, as_json, name_into
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedCall:
+    """open NAME shut, then for each argument key_open KEY key_shut value_open VALUE value_shut, then `end`.
+
+    A text stands as it is, other values as JSON; which of them a value is follows from the schema, or from the mark
+    before it (`text_open`, `json_open`). pad: stands on both sides of a value. shut "": the name ends where the line
+    does, or the first argument begins.
+    """
+
+    key_open: str
+    key_shut: str
+    value_shut: str
+    open: str = ""
+    shut: str = ""
+    end: str = ""
+    value_open: str = ""
+    text_open: str = ""
+    json_open: str = ""
+    pad: str = ""
+    gap: str = "\n"  # between the parts, when it is written
+
+    @property
+    def first(self) -> str:
+        return self.open
+
+    def read(self, source: TextSource, sink: CallSink, close: str) -> Steps[None]:
+        if self.open:
+            yield from source.expect(self.open.strip())
+        yield from self._name(source, sink, close)
+        end, count = (self.end or close).strip(), 0
+        while True:
+            yield from source.space()
+            found = yield from source.begins(self.key_open, *filter(None, (end,)))
+            if found != self.key_open:
+                if (
+                    found is None
+                    and source.ended
+                    and any(mark.startswith(source.text) for mark in (self.key_open, end))
+                ):
+                    raise Cut
+                break
+            source.take(len(found))
+            key: list[str] = []
+            yield from source.until(self.key_shut, give=key.append)
+            sink.arguments(("{" if count == 0 else ", ") + as_json("".join(key).strip()) + ": ")
+            yield from self._value(source, sink, "".join(key).strip())
+            count += 1
+        sink.arguments("}" if count else "{}")
+        if self.end and found == end:
+            source.take(len(end))
+
+    def _name(self, source: TextSource, sink: CallSink, close: str) -> Steps[None]:
+        name: list[str] = []
+        if self.shut:
+            yield from source.until(self.shut, give=name_into(name))
+        else:
+            yield from source.space()
+            yield from source.until("\n", self.key_open, close.strip(), give=name_into(name), keep=True)
+        sink.begin("".join(name).strip())
+
+    def _value(self, source: TextSource, sink: CallSink, key: str) -> Steps[None]:
+        kind = kind_of(sink.schema, key)
+        kinds: dict[str, Kind] = {self.value_open: kind, self.text_open.strip(): "text", self.json_open.strip(): "json"}
+        if marks := tuple(filter(None, kinds)):
+            yield from source.space()
+            kind = kinds[(yield from source.expect(*marks))]
+        if self.pad and (yield from source.begins(self.pad)) is not None:
+            source.take(len(self.pad))
+        shuts = (self.pad + self.value_shut, self.value_shut) if self.pad else (self.value_shut,)
+        if kind == "text":
+            sink.arguments('"')
+            yield from source.until(*shuts, give=lambda part: sink.arguments(as_json(part)[1:-1]))
+            sink.arguments('"')
+            return
+        parts: list[str] = []
+        yield from source.until(*shuts, give=parts.append)
+        sink.arguments(_value_of("".join(parts), kind))
+
+    def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str:  # noqa: ARG002
+        shown = [
+            f"{self.key_open}{key}{self.key_shut}"
+            + (f"{self.gap}{self.value_open}" if self.value_open else "")
+            + (self.text_open if isinstance(value, str) else self.json_open)
+            + f"{self.pad}{value if isinstance(value, str) else as_json(value)}{self.pad}{self.value_shut}"
+            for key, value in arguments.items()
+        ]
+        return self.gap.join([f"{self.open}{name}{self.shut}", *shown, *filter(None, [self.end])])
+
+    def rule(self, tool: Tool, lark: LarkRules) -> str:
+        head = lark.literal(f"{self.open}{tool.name}{self.shut}")
+        parts = [head]
+        listed = parameters_of(tool.parameters)
+        if listed is None:
+            key = lark.until(self.key_shut, '/[^<>"]+/')
+            value = lark.until(self.value_shut)
+            mark = self._marked(lark, "either")
+            parts.append(f"({lark.space()} {lark.literal(self.key_open)} {key} {mark} {value})*")
+        else:
+            for key, schema, required in listed:
+                one = f"{lark.space()} {lark.literal(f'{self.key_open}{key}{self.key_shut}')}"
+                one += f" {self._value_rule(tool, key, schema, lark)}"
+                parts.append(one if required else f"({one})?")
+        return " ".join([*parts, lark.space(), lark.literal(self.end)])
+
+    def _marked(self, lark: LarkRules, kind: str) -> str:
+        if self.text_open:
+            return {
+                "text": lark.literal(self.text_open),
+                "json": lark.literal(self.json_open),
+                "either": f"({lark.literal(self.text_open)} | {lark.literal(self.json_open)})",
+            }[kind]
+        return f"{lark.space()} {lark.literal(self.value_open)}" if self.value_open else ""
+
+    def _value_rule(self, tool: Tool, key: str, schema: Any, lark: LarkRules) -> str:
+        kind = kind_of(tool.parameters, key)
+        mark, shut = self._marked(lark, kind), lark.literal(self.pad + self.value_shut)
+        pad = lark.literal(self.pad)
+        if kind == "json":
+            return f"{mark} {pad} {lark.json(schema)} {shut}"
+        if (named := named_values(schema)) is not None:
+            return f"{mark} {pad} ({' | '.join(map(lark.literal, named))}) {shut}"
+        return f"{mark} {pad} {lark.until(self.pad + self.value_shut)}"
+
+
+def _value_of(text: str, kind: str) -> str:
+    """A value between tags as JSON: as it is if it is JSON, else as a text."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        if kind == "json" and text.strip() in WORDS:
+            return WORDS[text.strip()]
+        return as_json(text)
+    return text.strip()

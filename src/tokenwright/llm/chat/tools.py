@@ -1,0 +1,137 @@
+"""The tools of a request, as one model calls them: in its prompt, in its grammar and in its answer.
+
+How a model calls tools follows from its chat template (tool_forms/probing.py). The schema of each tool holds its
+arguments as far as a grammar can; an answer that must follow a schema as well is either text that does, or calls.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tokenwright.decode.schemas import enforceable
+from tokenwright.engine import Grammar
+from tokenwright.errors import RequestError
+from tokenwright.llm.chat.chat_request import ChatRequest, Tool
+from tokenwright.llm.chat.output_parser import CallReader, stand_ins
+from tokenwright.llm.chat.tool_forms.channels import channel_grammar
+from tokenwright.llm.chat.tool_forms.form import ToolForm
+from tokenwright.llm.chat.tool_forms.probing import TemplateTools, declared
+from tokenwright.llm.chat.tool_forms.reading import FormReader
+from tokenwright.llm.chat.tool_forms.supplement import as_template_reads
+
+
+def enforced(tool: Tool) -> dict[str, Any]:
+    """The schema that a tool's arguments follow. Raises RequestError where it is strict and cannot be enforced."""
+    schema, places = enforceable(tool.parameters)
+    if places and tool.strict:
+        raise RequestError(
+            f"tools: {tool.name} is strict, and {places[0]} of its parameters cannot be enforced here; leave it out or "
+            "set strict to false"
+        )
+    return schema
+
+
+def unenforced(tools: Sequence[Tool]) -> list[str]:
+    """The keywords of the tools' schemas that are not enforced, such as "tools.search.uniqueItems"."""
+    places = ((tool.name, place) for tool in tools for place in enforceable(tool.parameters)[1])
+    return [f"tools.{name}.{place.rpartition('.')[2]}" for name, place in places]
+
+
+def callable_tools(wanted: ChatRequest) -> list[Tool]:
+    """The tools that the model may call; the prompt has all."""
+    return [tool for tool in wanted.tools if wanted.allowed_tools is None or tool.name in wanted.allowed_tools]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTools:
+    """How one model calls tools. special: ids of the special tokens by name; ends: those that end a text."""
+
+    facts: TemplateTools
+    special: Mapping[str, int]
+    ends: Sequence[int]
+
+    @property
+    def form(self) -> ToolForm:
+        return self.facts.form
+
+    @property
+    def marks(self) -> dict[str, int]:
+        """The special tokens with which calls are written."""
+        texts = tuple(self.form.literals)
+        return {name: at for name, at in self.special.items() if any(name in text for text in texts)}
+
+    def messages(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Mapping[str, Any]]:
+        """The messages as the template reads them, with what it does not say of tools itself."""
+        return as_template_reads(messages, self.facts, tools)
+
+    def declared(self, tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
+        """The tools for the template; None for one that does not print them."""
+        return [declared(tool) for tool in tools] if tools and self.facts.declares else None
+
+    def opened(self, prompt: str) -> bool:
+        """Whether the mark of a call, or of text, stands at the prompt's end."""
+        return bool(self.form.spoken) and prompt.endswith(self.form.mark)
+
+    def grammar(self, wanted: ChatRequest, prompt: str, answer: str | None, channels: bool) -> Grammar:
+        """The grammar of an answer; `answer`: the rule of one that is no call. Raises RequestError."""
+        tools = [replace(tool, parameters=enforced(tool)) for tool in callable_tools(wanted)]
+        if channels:
+            return channel_grammar(tools, wanted.tool_choice, self.special, self.ends, answer)
+        parallel, opened = wanted.parallel_tool_calls, self.opened(prompt)
+        return self.form.grammar(tools, wanted.tool_choice, parallel, self.marks, answer, ends=self.ends, opened=opened)
+
+    def reader(self, wanted: ChatRequest, prompt: str, marks: Mapping[int, str]) -> CallReader:
+        """Reads the calls of one text; `marks`: the special tokens that have stand-ins."""
+        form = self.form.with_stand_ins(stand_ins(marks))
+        return FormReader(form, callable_tools(wanted), self.opened(prompt))
+
+
+def read_json(text: str) -> Any:
+    """A value that a model wrote. Numbers beyond a double's range become the largest double: JSON has no infinity.
+
+    Raises ValueError for text that is not JSON, RecursionError for one that is nested too deeply.
+    """
+    return json.loads(text, parse_float=_finite, parse_constant=_refuse)
+
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
+
+
+def read_begun(text: str) -> Any:
+    """The value that a text of JSON begins, where it was cut off: without what is not whole at its end; None: nothing.
+
+    >>> read_begun('{"city": "Oslo", "days": 1')
+    {'city': 'Oslo'}
+    """
+    closing: list[str] = []
+    whole, key = "", False
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        if token in "{[":
+            closing.append("}" if token == "{" else "]")
+            key = token == "{"
+        elif token in "}]" and closing:
+            closing.pop()
+        elif token in ",:":
+            key = token == "," and bool(closing) and closing[-1] == "}"
+            continue
+        elif key or (token[0] != '"' and match.end() == len(text)):
+            continue  # the name of a field, or a number that may go on
+        whole = text[: match.end()] + "".join(reversed(closing))
+    try:
+        return read_json(whole)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _finite(number: str) -> float:
+    return max(-sys.float_info.max, min(float(number), sys.float_info.max))
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no value of JSON")

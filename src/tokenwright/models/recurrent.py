@@ -1,0 +1,127 @@
+"""The op of a recurrent layer: a state that each token rewrites, instead of K and V that grow with the text.
+
+    rows     = project(norm(x))                  in parts: the convolution's channels, a gate, and numbers of each head
+    channels = act(bias + sum_j taps_j channels of the last tokens)      causal and depthwise, the row itself included
+    S        = decay S + key (x) write                                   [K, V] of each head, in fp32
+    mixed    = S^T query                                                 [H, V]
+    result   = out(gate and norm of mixed)
+
+What a rule writes, and how much a state decays:
+
+    convolution   no S: mixed is the channels                            LFM2: gates before and behind the convolution
+    delta         write = beta (value - (decay S)^T key)                 Gated DeltaNet, arXiv 2412.06464
+                  decay = exp(-exp(A) softplus(a + bias)), beta = sigmoid(b); query and key have length 1
+    ssd           write = step value; mixed gets D value more            Mamba-2, arXiv 2405.21060
+                  step = softplus(dt + bias) within limits, decay = exp(-exp(A) step)
+
+A row is defined by this recurrence, token by token: in a prompt as in decode, and so with equal bits.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenwright.config import LayerKV, RecurrentState
+from tokenwright.models.graph import Matrix, Norm, Op, Shape
+
+COLUMNS = 64  # of S in a slab; as in backends/native/cpp/ops/recurrent.cpp
+MOST_TAPS = 16  # as in backends/native/cpp/kernels.h
+Rule = Literal["convolution", "delta", "ssd"]
+RULES: tuple[Rule, ...] = ("convolution", "delta", "ssd")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The first row of each part of the projection. `beta`, `decay`: of one number a head (b; a or dt); -1: none."""
+
+    conv: int = 0  # the channels of the convolution
+    query: int = -1
+    key: int = -1
+    value: int = -1
+    before: int = -1  # factors of the channels before the convolution
+    gate: int = -1
+    beta: int = -1
+    decay: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """The arithmetic between the two projections.
+
+    name: before the names of its tensors: `.conv` [channels, taps], and of each head `.a_log`, `.dt` and, with the
+    ssd rule, `.skip`. heads: H, which share `key_heads` queries and keys evenly. norm: of mixed, over each of its
+    parts, or over each head if it has the size of one. gate_first: the gate comes before the norm.
+    """
+
+    name: str
+    rule: Rule
+    channels: int
+    taps: int  # tokens that the convolution reads, the row itself included
+    places: Places
+    conv_bias: bool = False
+    activated: bool = True  # SiLU behind the convolution
+    heads: int = 0  # H
+    key_heads: int = 0
+    key_size: int = 0  # K
+    value_size: int = 0  # V
+    norm: Norm | None = None
+    gate_first: bool = False
+    least_step: float = 0.0
+    most_step: float = float("inf")
+
+    @property
+    def history(self) -> int:
+        """Numbers of the state that are earlier inputs of the convolution: [taps - 1, channels]."""
+        return (self.taps - 1) * self.channels
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of the state: the history, then S [H, K, V], which lies in slabs [H, V / columns, K, columns]."""
+        return self.history + self.heads * self.key_size * self.value_size
+
+    @property
+    def columns(self) -> int:
+        """Columns of a slab, which one thread rewrites in its first cache."""
+        return self.value_size if self.value_size % COLUMNS else COLUMNS
+
+    @property
+    def width(self) -> int:
+        """Numbers of mixed, which `out` reads."""
+        return self.heads * self.value_size if self.heads else self.channels
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        found: dict[str, Shape] = {f"{self.name}.conv.weight": (self.channels, self.taps)}
+        if self.conv_bias:
+            found[f"{self.name}.conv.bias"] = (self.channels,)
+        if self.rule != "convolution":
+            found |= {f"{self.name}.{one}.weight": (self.heads,) for one in ("a_log", "dt")}
+        if self.rule == "ssd":
+            found[f"{self.name}.skip.weight"] = (self.heads,)
+        return found | (self.norm.shapes if self.norm else {})
+
+
+@dataclass(frozen=True)
+class Recurrent(Op):
+    """x + residual_scale post_norm(out(recurrence(project(norm(x))))); None: no such norm."""
+
+    layer: int
+    norm: Norm | None
+    project: Matrix
+    recurrence: Recurrence
+    out: Matrix
+    post_norm: Norm | None = None
+    residual_scale: float = 1.0
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        found = dict(self.norm.shapes) if self.norm else {}
+        found |= self.project.shapes | self.recurrence.shapes | self.out.shapes
+        return found | (self.post_norm.shapes if self.post_norm else {})
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.project, self.out
+
+    @property
+    def kv(self) -> LayerKV:
+        return LayerKV(RecurrentState(self.recurrence.numbers))

@@ -1,0 +1,83 @@
+"""The inside of a model that computes a text: the residual stream at each layer, and the attention of chosen heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tokenwright.arrays import Floats
+from tokenwright.checks import is_whole, shown
+from tokenwright.decode.logits_processors import Doubles, log_softmax
+from tokenwright.errors import RequestError
+from tokenwright.models.taps import Site
+from tokenwright.trace.replay import AttentionReplay
+
+MOST_OBSERVED = 4096  # tokens of a text whose attention is asked for
+Head = tuple[int, int]  # layer, head
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedText:
+    """Arrays in fp32 of a text of T tokens; `tokens`: their ids.
+
+    hidden: [L + 1, T, width], the residual stream before the first layer and after each one, before the final norm.
+    attention: [T, T] of each head that was asked for, by (layer, head); row t has the weights with which token t reads,
+    and 0 where it reads nothing.
+    lens(position): the log-probabilities [L + 1, V] of the token after a position, as each layer's residual stream has
+    them when the head reads it.
+    """
+
+    tokens: tuple[int, ...]
+    hidden: Floats
+    attention: Mapping[Head, Floats]
+    lens: Callable[[int], Doubles] = field(repr=False)
+
+
+def check_heads(observe: object, layers: int, heads: int) -> tuple[Head, ...] | None:
+    """The heads of an option `observe`: True and a list of (layer, head) observe, False does not (None)."""
+    if isinstance(observe, bool):
+        return () if observe else None
+    if not isinstance(observe, Sequence) or isinstance(observe, str):
+        raise RequestError(f"observe must be True, or a list of (layer, head), not {shown(observe)}", "observe")
+    for one in observe:
+        pair = isinstance(one, tuple | list) and len(one) == 2 and all(map(is_whole, one))
+        if not pair or not (0 <= one[0] < layers and 0 <= one[1] < heads):
+            why = f"layers are from 0 to {layers - 1}, heads from 0 to {heads - 1}"
+            raise RequestError(f"observe has {shown(one)}, which is no (layer, head): {why}", "observe")
+    return tuple((layer, head) for layer, head in observe)
+
+
+def observe_text(replay: AttentionReplay, tokens: Sequence[int], limit: int, heads: Sequence[Head]) -> ObservedText:
+    """Compute a text once more, op by op, and keep what it passes. limit: its length at most, for its angles.
+
+    Raises RequestError without torch, for no tokens, and for the attention of a text beyond MOST_OBSERVED tokens.
+    """
+    if not tokens or (heads and len(tokens) > MOST_OBSERVED):
+        raise RequestError(f"a text to observe has 1 to {MOST_OBSERVED:,} tokens, not {len(tokens):,}", "observe")
+    kept: dict[tuple[Site, int], list[Floats]] = {}
+    asked = {layer for layer, _ in heads}
+
+    def tap(site: Site, layer: int, value: Floats) -> None:
+        stream = site in (Site.EMBEDDING, Site.MLP)
+        if stream or (layer in asked and site in (Site.QUERY, Site.SINK_QUERY)):
+            kept.setdefault((site, layer), []).append(value.copy())
+
+    text = replay.computed(tokens, limit, tap)
+    found = {place: np.concatenate(parts) for place, parts in kept.items()}
+    streams = [found[Site.EMBEDDING, 0], *(found[Site.MLP, layer] for layer in range(replay.config.layers))]
+    hidden = np.stack(streams).astype(np.float32)
+    attention: dict[Head, Floats] = {}
+    chunk = text.store.chunk_rows([table.pages for table in text.tables], range(len(tokens)), 0)
+    for layer, head in heads:
+        one, sinks = slice(head, head + 1), found.get((Site.SINK_QUERY, layer))
+        view, scoring = text.store.view(layer).head(replay.group(head)), replay.passes.scoring(layer, head)
+        queries = found[Site.QUERY, layer][:, one]
+        others = None if sinks is None else sinks[:, one]
+        attention[layer, head] = replay.passes.weights(view, chunk, queries, others, scoring)[0]
+
+    def lens(position: int) -> Doubles:
+        return log_softmax(replay.passes.logits(np.ascontiguousarray(hidden[:, position])))
+
+    return ObservedText(tuple(tokens), hidden, attention, lens)

@@ -1,0 +1,116 @@
+"""The page tier on a disk: contents of many dtypes and shapes come back by their hashes, whatever is missing."""
+
+import random
+
+import numpy as np
+import pytest
+
+from tokenwright.arrays import BFLOAT16, FLOAT8_E4M3
+from tokenwright.cache import disk_pages
+from tokenwright.cache.disk_pages import DiskPages
+from tokenwright.cache.page_writer import QUEUE
+
+PAGES = 50
+SHAPES = [  # [layers, page_size, ...] and dtype of each array, by group
+    [((3, 4, 2, 8), BFLOAT16), ((3, 4, 2, 8), BFLOAT16)],
+    [((1, 4, 2, 8), np.dtype(np.int8)), ((1, 4, 2, 1), np.dtype(np.float16)), ((1, 4, 2, 8), FLOAT8_E4M3)],
+    [((2, 4, 1, 7), np.dtype(np.float32))],
+]
+
+
+def group_of(shapes, pages):
+    """Random contents of some pages: [layers, n, ...] each."""
+    draw = np.random.default_rng(0)
+    return [
+        draw.integers(0, 256, (layers, pages, *rest, dtype.itemsize), np.uint8).view(dtype)[..., 0]
+        for (layers, *rest), dtype in shapes
+    ]
+
+
+@pytest.fixture
+def contents():
+    return [group_of(shapes, PAGES) for shapes in SHAPES]
+
+
+@pytest.fixture
+def disk(tmp_path, contents):
+    like = [[part[:, :1] for part in parts] for parts in contents]
+    found = DiskPages(tmp_path, 1 << 30, bytes(32), like, 4)
+    yield found
+    found.close()
+
+
+HASHES = [number.to_bytes(32, "big") for number in range(PAGES)]
+
+
+def written(disk, contents):
+    for group, parts in enumerate(contents):
+        disk.write(group, HASHES, parts)
+    disk.writer.flush()
+
+
+def test_contents_come_back_to_the_byte_without_those_that_are_missing(disk, contents):
+    written(disk, contents)
+    draw = random.Random(1)
+    gone = set(draw.sample(range(PAGES), 7)) | {0, 16, PAGES - 1}
+    for number in gone:
+        (disk.folder.folder / disk.folder._name(disk_pages.page_key(HASHES[number], 1))).unlink()
+    for group, parts in enumerate(contents):
+        order = draw.sample(range(PAGES), PAGES)
+        there = [number for number in order if group != 1 or number not in gone]
+        found = []
+        for good, arrays in disk.read(group, [HASHES[number] for number in order]):
+            numbers = [order[index] for index in good]
+            found += numbers
+            for array, part in zip(arrays, parts, strict=True):
+                assert array.dtype == part.dtype and array.shape == part[:, numbers].shape
+                assert array.tobytes() == part[:, numbers].tobytes()
+        assert found == there
+        assert disk.held(group, HASHES) == [number in there for number in range(PAGES)]
+        assert disk.wanted(group, HASHES) == [number for number in range(PAGES) if number not in there]
+
+
+def test_a_step_reads_for_a_limited_time(disk, contents, monkeypatch):
+    written(disk, contents)
+    monkeypatch.setattr(disk_pages, "READ_S", 0.0)
+    assert [len(good) for good, _ in disk.read(0, HASHES)] == [16], "one batch, so that it gets on"
+
+
+def test_the_queue_is_bounded(disk, contents):
+    disk.writer.stop()
+    disk.writer._thread.join()  # nobody writes
+    disk.writer.closing = False
+    disk.writer.nbytes = QUEUE - 5 * disk._layouts[0].nbytes
+    assert disk.wanted(0, HASHES) == list(range(5))
+    disk.write(0, HASHES[:5], [part[:, :5] for part in contents[0]])
+    assert disk.wanted(0, HASHES) == []
+
+
+def test_a_page_that_waits_is_not_wanted_again(disk, contents, monkeypatch):
+    monkeypatch.setattr(disk.writer, "put", lambda pages: disk.writer.waiting.update(page.key for page in pages))
+    disk.write(0, HASHES[:5], [part[:, :5] for part in contents[0]])
+    assert disk.wanted(0, HASHES[:7]) == [5, 6]
+
+
+def test_pages_of_many_processes_are_found(tmp_path, disk, contents):
+    """Another process writes after this one has looked at the folder."""
+    like = [[part[:, :1] for part in parts] for parts in contents]
+    other = DiskPages(tmp_path, 1 << 30, bytes(32), like, 4)
+    written(other, contents)
+    other.close()
+    assert all(disk.held(0, HASHES))
+    disk.used(0, HASHES)
+    disk.writer.flush()
+    assert len(disk.folder.pages) == 3 * PAGES, "by the next change it knows them all"
+
+
+def test_what_is_worth_its_bytes(disk):
+    assert disk.worth_reading(1, 10**12), "nothing was measured yet"
+    disk._disk.add(1e9, 1.0)
+    assert disk.worth_reading(1, 10**12), "the model was not"
+    disk.computed(8, 1.0)
+    assert disk._model.value is None, "too few tokens to tell"
+    disk.computed(1000, 1.0)
+    assert disk.worth_reading(1, 999_000) and not disk.worth_reading(1, 1_001_000)
+    disk._disk.at -= disk_pages.STALE_S + 1
+    assert disk.worth_reading(1, 1_001_000), "measured again"

@@ -1,0 +1,324 @@
+"""The folder of page files: its quota at every moment, damage, other processes, and processes that are killed."""
+
+import errno
+import logging
+import os
+import random
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tokenwright.cache import page_folder
+from tokenwright.cache.page_folder import BLOCK, OVERHEAD, PageFolder, page_key, taken
+from tokenwright.errors import RequestError
+
+MODEL, OTHER = b"m" * 32, b"o" * 32
+SIZE = 5000
+
+
+def key(number, group=0):
+    return page_key(number.to_bytes(32, "big"), group)
+
+
+def contents(number, size=SIZE):
+    return random.Random(number).randbytes(size)
+
+
+def read(folder, one, size=SIZE):
+    whole = memoryview(bytearray(OVERHEAD + size + 1))
+    return bytes(whole[OVERHEAD:-1]) if folder.read(one, whole) else None
+
+
+def files(path):
+    return [one for one in path.rglob("*") if one.is_file()]
+
+
+def total(path):
+    """What the files of a folder take, counted anew."""
+    return sum(taken(one.stat().st_size) if one.name != "lock" else BLOCK for one in files(path))
+
+
+def page_files(path):
+    return [one for one in files(path) if one.name not in ("secret", "lock")]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    found = PageFolder(tmp_path / "kv", 1 << 20, MODEL)
+    yield found
+    found.close()
+
+
+def test_what_is_written_is_read_by_another_process_of_the_same_model(folder):
+    assert folder.write([(key(n), contents(n)) for n in range(20)]) == 20
+    again = PageFolder(folder.folder, 1 << 20, MODEL)
+    assert again.secret == folder.secret and len(again.secret) == 32
+    assert again.held([key(0), key(19), key(20), key(0, 1)]) == [True, True, False, False]
+    assert [read(again, key(n)) for n in range(20)] == [contents(n) for n in range(20)]
+    strange = PageFolder(folder.folder, 1 << 20, OTHER)
+    assert strange.held([key(0)]) == [False] and read(strange, key(0)) is None
+    assert strange.used == again.used == folder.used == total(folder.folder), "it counts the files of all models"
+
+
+def test_a_page_is_written_once(folder):
+    assert [folder.write([(key(1), contents(1))]) for _ in range(2)] == [1, 0]
+    again = PageFolder(folder.folder, 1 << 20, MODEL)
+    assert folder.write([(key(2), contents(2))]) == 1
+    assert again.held([key(2)]) == [True], "looked for in the folder"
+    assert again.write([(key(2), contents(2)), (key(3), contents(3))]) == 1
+    assert folder.held([key(3)]) == [True] and read(folder, key(3)) == contents(3)
+
+
+def test_only_the_owner_may_read(folder):
+    folder.write([(key(1), contents(1))])
+    assert {one.stat().st_mode & 0o077 for one in folder.folder.rglob("*")} == {0}
+    assert folder.folder.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_quota_holds_at_every_call_of_the_system(tmp_path, monkeypatch, seed):
+    """Two processes of two models write pages of many sizes; the sum is counted around every write and rename."""
+    draw, quota = random.Random(seed), 30 * BLOCK + seed
+    path = tmp_path / "kv"
+    owners = [PageFolder(path, quota, model) for model in (MODEL, OTHER)]
+    most = 0
+    real = os.writev
+
+    def watched(place, data):
+        nonlocal most
+        done = real(place, data)
+        most = max(most, total(path))
+        return done
+
+    monkeypatch.setattr(page_folder.os, "writev", watched)
+    for number in range(300):
+        owner = draw.choice(owners)
+        owner.write([(key(number, group), contents(number, draw.randint(1, 3 * BLOCK))) for group in range(2)])
+        assert owner.used == total(path) <= quota
+    assert quota - 4 * BLOCK < most <= quota
+
+
+def test_a_page_larger_than_the_quota_is_not_written(tmp_path):
+    folder = PageFolder(tmp_path, 10 * BLOCK, MODEL)
+    folder.write([(key(1), contents(1))])
+    assert folder.write([(key(2), contents(2, 8 * BLOCK + 1))]) == 0
+    assert total(tmp_path) <= 10 * BLOCK
+
+
+def test_the_page_used_longest_ago_goes_first(tmp_path):
+    folder = PageFolder(tmp_path, (2 + 10 * 2) * BLOCK, MODEL)
+    folder.write([(key(n), contents(n)) for n in range(10)])
+    other = PageFolder(tmp_path, (2 + 10 * 2) * BLOCK, MODEL)
+    other.touch([key(2), key(0)])
+    folder.touch([key(5)])
+    folder.write([(key(n), contents(n)) for n in range(10, 17)])
+    assert folder.held([key(n) for n in range(10)]) == [n in (0, 2, 5) for n in range(10)]
+    folder.write([(key(17), contents(17))])
+    assert folder.held([key(0), key(2), key(5)]) == [False, True, True], "the first page of a text goes last"
+
+
+def test_a_smaller_quota_is_kept_from_the_start(tmp_path):
+    PageFolder(tmp_path, 1 << 20, MODEL).write([(key(n), contents(n)) for n in range(20)])
+    assert PageFolder(tmp_path, 9 * BLOCK, OTHER).used == total(tmp_path) == 8 * BLOCK
+
+
+def damaged(draw, data, other):
+    """The bytes of a file after something has happened to it; `other`: those of another page's."""
+    match draw.choice(["bit", "bytes", "cut", "longer", "swapped", "empty", "zeros"]):
+        case "bit":
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        case "bytes":
+            at = draw.randrange(len(data))
+            length = draw.randint(1, len(data) - at)
+            data[at : at + length] = bytes(255 - one for one in data[at : at + length])
+        case "cut":
+            del data[draw.randrange(len(data)) :]
+        case "longer":
+            data += draw.randbytes(draw.randint(1, 5000))
+        case "swapped":
+            return other
+        case "empty":
+            return b""
+        case "zeros":
+            return bytes(len(data))
+    return data
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_damaged_file_is_never_read(tmp_path, caplog, seed):
+    draw = random.Random(seed)
+    for turn in range(100):
+        caplog.clear()
+        path = tmp_path / str(turn)
+        folder = PageFolder(path, 1 << 20, MODEL)
+        folder.write([(key(n), contents(n, 700)) for n in range(3)])
+        victim, other = (path / folder._name(key(n)) for n in (1, 2))
+        victim.write_bytes(damaged(draw, bytearray(victim.read_bytes()), other.read_bytes()))
+        again = PageFolder(path, 1 << 20, MODEL)
+        for reader in (folder, again):
+            assert [read(reader, key(n), 700) for n in range(3)] == [contents(0, 700), None, contents(2, 700)]
+            assert not reader.held([key(1)])[0] and read(reader, key(1), 700) is None
+        warnings = [one for one in caplog.records if one.levelno == logging.WARNING]
+        assert len(warnings) == 2, "a line in each process's log"
+        assert folder.write([(key(1), contents(1, 700))]) == 1 and read(folder, key(1), 700) == contents(1, 700)
+        assert folder.used == total(path)
+        for one in (folder, again):
+            one.close()
+
+
+def test_foreign_files_stay_and_are_told_once(tmp_path, caplog):
+    folder = PageFolder(tmp_path, 12 * BLOCK, MODEL)
+    folder.write([(key(1), contents(1))])
+    own = (folder.folder / folder._name(key(1))).parent
+    foreign = [tmp_path / "notes.txt", own / "notes.txt", own / f"{'a' * 64}.x", tmp_path / ("c" * 31)]
+    for one in foreign:
+        one.write_text("mine")
+    (own / f"{'b' * 64}.0").mkdir()
+    (own / f"{'d' * 64}.0").symlink_to(tmp_path / "notes.txt")
+    os.mkfifo(own / f"{'e' * 64}.0")
+    for _ in range(3):
+        other = PageFolder(tmp_path, 12 * BLOCK, MODEL)
+        other.write([(key(n), contents(n)) for n in range(2, 9)])
+        assert other.used <= 12 * BLOCK
+        for name in "bde":
+            page = page_key(bytes.fromhex(64 * name), 0)
+            assert read(other, page) is None
+            assert other.write([(page, contents(1))]) == 0
+        assert len(caplog.records) == len(foreign) + 3
+        caplog.clear()
+    assert all(one.read_text() == "mine" for one in foreign)
+
+
+def test_a_full_disk_loses_nothing_and_leaves_no_draft(folder, monkeypatch):
+    folder.write([(key(1), contents(1))])
+    real = os.writev
+
+    def full(place, data):
+        return real(place, [b"".join(data)[:100]])  # as much as there is room for
+
+    monkeypatch.setattr(page_folder.os, "writev", full)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        folder.write([(key(2), contents(2))])
+    monkeypatch.undo()
+    assert folder.held([key(1), key(2)]) == [True, False] and len(page_files(folder.folder)) == 1
+    assert folder.used == total(folder.folder)
+    assert folder.write([(key(2), contents(2))]) == 1 and read(folder, key(2)) == contents(2)
+
+
+def test_a_file_that_is_removed_is_a_page_that_is_not_there(folder, caplog):
+    folder.write([(key(n), contents(n)) for n in range(3)])
+    (folder.folder / folder._name(key(1))).unlink()
+    assert read(folder, key(1)) is None and folder.held([key(1)]) == [False]
+    assert not caplog.records, "another process needed the room"
+    assert folder.write([(key(1), contents(1))]) == 1 and read(folder, key(1)) == contents(1)
+
+
+@pytest.mark.parametrize("what", ["file", "secret", "readonly"])
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path, what):
+    path = tmp_path / "kv"
+    if what == "file":
+        path.write_text("x")
+    else:
+        path.mkdir()
+        (path / "secret").write_bytes(b"short") if what == "secret" else path.chmod(0o500)
+    if what == "readonly" and os.access(path, os.W_OK):
+        pytest.skip("this user may write everywhere")
+    with pytest.raises(RequestError, match="kv_disk"):
+        PageFolder(path, 1 << 20, MODEL)
+
+
+WORKER = """
+    import random, sys
+    from pathlib import Path
+    from tests.cache.test_page_folder import MODEL, contents, key, read
+    from tokenwright.cache import page_folder
+    from tokenwright.cache.page_folder import PageFolder
+
+    folder = PageFolder(Path(sys.argv[1]), int(sys.argv[2]), MODEL)
+    draw = random.Random(int(sys.argv[3]))
+    print("ready", flush=True)
+    for _ in range(int(sys.argv[4])):
+        numbers = [draw.randrange(60) for _ in range(3)]
+        folder.write([(key(n), contents(n)) for n in numbers])
+        number = draw.randrange(60)
+        assert read(folder, key(number)) in (None, contents(number)), "a wrong bit"
+        folder.touch([key(number)])
+    assert folder.used <= folder.quota
+    print("done", flush=True)
+"""
+
+
+def worker(path, quota, seed, turns):
+    command = [sys.executable, "-c", textwrap.dedent(WORKER), *map(str, (path, quota, seed, turns))]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_processes_share_a_folder(tmp_path):
+    quota = 2 * BLOCK + 40 * taken(SIZE)
+    path = tmp_path / "kv"
+    processes = [worker(path, quota, seed, 150) for seed in range(3)]
+    watcher = PageFolder(path, quota, OTHER)
+    while any(one.poll() is None for one in processes):
+        with watcher._locked():
+            assert total(path) <= quota
+    for one in processes:
+        out, err = one.communicate()
+        assert out.endswith("done\n") and not err, err
+    last = PageFolder(path, quota, MODEL)
+    assert last.used == total(path) <= quota
+    assert all(read(last, key(n)) in (None, contents(n)) for n in range(60))
+
+
+KILLED = """
+    import os, random, signal, sys
+    from pathlib import Path
+    from tests.cache.test_page_folder import MODEL, contents, key
+    from tokenwright.cache import page_folder
+    from tokenwright.cache.page_folder import PageFolder
+
+    left = int(sys.argv[3])
+
+    def dying(name, real):
+        def call(*args, **named):
+            global left
+            left -= 1
+            if not left:
+                if name == "writev":
+                    real(args[0], [b"".join(args[1])[:3000]])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **named)
+        return call
+
+    folder = PageFolder(Path(sys.argv[1]), int(sys.argv[2]), MODEL)
+    for owner, names in (
+        (page_folder.os, ("open", "writev", "close", "pwrite", "pread", "utime")),
+        (page_folder.Path, ("lstat", "rename", "unlink")),
+    ):
+        for name in names:
+            setattr(owner, name, dying(name, getattr(owner, name)))
+    for n in range(100, 130):
+        folder.write([(key(n), contents(n))])
+        folder.touch([key(n), key(0)])
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 40, 77, 110, 150, 190])
+def test_a_process_killed_at_any_call_leaves_a_whole_folder(tmp_path, calls):
+    quota = 2 * BLOCK + 12 * taken(SIZE)
+    running = PageFolder(tmp_path, quota, MODEL)  # another process, which knows the folder as it was
+    running.write([(key(n), contents(n)) for n in range(10)])
+    before = {one: one.read_bytes() for one in page_files(tmp_path)}
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), str(quota), str(calls)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == -9, ended.stderr
+    assert total(tmp_path) <= quota, "with the draft"
+    for folder in (running, PageFolder(tmp_path, quota, MODEL)):
+        folder.write([(key(200), contents(200))])
+        assert folder.used == total(tmp_path) <= quota
+        assert not [one for one in page_files(tmp_path) if one.name == ".draft"]
+        assert all(read(folder, key(n)) in (None, contents(n)) for n in range(300))
+    assert all(one.read_bytes() == data for one, data in before.items() if one.exists()), "no file changes"
+    assert len(page_files(tmp_path)) >= 10

@@ -1,0 +1,166 @@
+"""Conversations in Python: tools, reasoning and forms of answers, read by the parser of the server."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel
+
+from tests.engines import assert_at_rest
+from tests.models.fixtures import make_checkpoint
+from tests.serve.talking import TEMPLATE
+from tokenwright import LLM, Grammar, RequestError
+from tokenwright.llm.outputs import ToolCall
+from tokenwright.serve.service.preprocess import Preprocessor
+from tokenwright.serve.service.types import GenerationRequest, Tool
+
+ASKED = [{"role": "user", "content": "Hello"}]
+PLACES = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": PLACES}}
+
+
+class Animal(BaseModel):
+    kind: Literal["cat", "dog"]
+    legs: Literal[4]
+
+
+def weather(city: Literal["Oslo", "Rome"], days: bool = True) -> str:
+    """Of a city."""
+    return f"{city} {days}"
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder, _ = make_checkpoint(tmp_path_factory.mktemp("chat") / "tiny", "llama3")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    with LLM(folder, pages=256) as model:
+        yield model
+        assert_at_rest(model)
+
+
+@pytest.mark.parametrize("choice", ["required", "weather", WEATHER, {"type": "any"}])
+def test_a_tool_is_called_and_its_result_is_read(llm: LLM, choice: Any) -> None:
+    done = llm.chat(ASKED, tools=[WEATHER], tool_choice=choice, max_tokens=100, seed=3, parallel_tool_calls=False)
+    [call] = done.tool_calls
+    assert call.name == "weather"
+    assert call.values["city"] in ("Oslo", "Rome")
+    assert done.content == ""
+    assert "<tool_call>" in done.text
+    result = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+    prompt = llm.render([*ASKED, done.message, result], tools=[WEATHER]).text
+    assert prompt.count(json.dumps(call.values)) == 1
+    assert "rain" in prompt
+    assert llm.render([*ASKED, {"role": "assistant", "tool_calls": [call]}, result], tools=[WEATHER]).text == prompt
+
+
+def test_a_function_is_a_tool(llm: LLM) -> None:
+    [call] = llm.chat(ASKED, tools=[weather], tool_choice="required", max_tokens=100, seed=5).tool_calls[:1]
+    assert weather(**call.values).split()[0] in ("Oslo", "Rome")
+    prompt = llm.render(ASKED, tools=[weather]).text
+    assert '"required": ["city"]' in prompt
+    assert '"days": {"type": "boolean"}' in prompt
+
+
+def test_calls_are_taken_as_transformers_and_openai_write_them(llm: LLM) -> None:
+    function = {"name": "weather", "arguments": {"city": "Oslo"}}
+    theirs = {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+    text = {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    ours = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function", "function": text}]}
+    result = {"role": "tool", "content": "rain"}
+    one, other = (llm.render([*ASKED, talk, result], tools=[WEATHER]).text for talk in (theirs, ours))
+    assert one == other
+    assert one.count('{"city": "Oslo"}') == 1
+    with pytest.raises(RequestError, match=r'must have "role" and "content"'):
+        llm.chat([{"role": "assistant"}])
+
+
+def test_reasoning_stands_apart(llm: LLM) -> None:
+    given: dict[str, Any] = {"enable_thinking": True, "thinking_budget": 5, "max_tokens": 40, "seed": 1}
+    done = llm.chat(ASKED, **given)
+    assert done.reasoning
+    assert done.content
+    assert "</think>" not in done.content + done.reasoning
+    stream = llm.chat_stream(ASKED, **given)
+    pieces = list(stream)
+    assert "".join(piece.reasoning for piece in pieces) == done.reasoning
+    assert "".join(piece.content for piece in pieces) == done.content
+    assert stream.completion.reasoning == done.reasoning
+    assert llm.chat(ASKED, max_tokens=5, seed=1).reasoning == ""
+    same = llm.render(ASKED, chat_template_kwargs={"enable_thinking": True}).ids
+    assert llm.render(ASKED, enable_thinking=True).ids == same != llm.render(ASKED, enable_thinking=False).ids
+
+
+def test_the_same_in_an_event_loop(llm: LLM) -> None:
+    given: dict[str, Any] = {"enable_thinking": True, "thinking_budget": 5, "max_tokens": 20, "seed": 1}
+
+    async def both() -> tuple[str, str]:
+        pieces = [piece async for piece in llm.achat_stream(ASKED, **given)]
+        done = await llm.achat(ASKED, **given)
+        return "".join(piece.reasoning for piece in pieces), done.reasoning
+
+    assert asyncio.run(both()) == (llm.chat(ASKED, **given).reasoning,) * 2
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        Animal,
+        {"type": "json_schema", "json_schema": {"name": "animal", "schema": Animal.model_json_schema()}},
+        Animal.model_json_schema(),
+        Grammar.json_schema(Animal),
+    ],
+)
+def test_an_answer_has_a_form(llm: LLM, form: Any) -> None:
+    done = llm.chat(ASKED, response_format=form, max_tokens=100, seed=2)
+    read = Animal.model_validate_json(done.content)
+    assert done.parsed == (read if form is Animal else read.model_dump())
+    assert llm.chat(ASKED, response_format=form, max_tokens=1, seed=2).parsed is None, "it was cut"
+
+
+def test_each_of_several_texts_is_read(llm: LLM) -> None:
+    done = llm.chat(ASKED, tools=[WEATHER], tool_choice="required", n=2, max_tokens=100, seed=3)
+    assert [len(one.tool_calls) > 0 for one in done.choices] == [True, True]
+
+
+def test_the_server_renders_the_same(llm: LLM) -> None:
+    tool = Tool("weather", "Of a city.", PLACES)
+    ids, _ = Preprocessor(llm).prompt(GenerationRequest(messages=ASKED, tools=(tool,), thinking=True))
+    assert tuple(ids) == llm.render(ASKED, tools=[WEATHER], enable_thinking=True).ids
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"tools": "weather"}, "tools must be a list"),
+        ({"tools": [{"type": "function"}]}, "a tool is"),
+        ({"tools": [WEATHER, WEATHER]}, "two functions of the same name"),
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": [WEATHER], "tool_choice": "climate"}, "'climate', which is not among the tools"),
+        ({"tool_choice": 3}, "tool_choice is auto, none"),
+        ({"response_format": 3}, "response_format must be"),
+        ({"response_format": Animal, "grammar": Grammar.regex("a")}, "leave one of them out"),
+        ({"enable_thinking": "no"}, "enable_thinking must be True or False"),
+        ({"chat_template_kwargs": 3}, "chat_template_kwargs must be an object"),
+    ],
+)
+def test_options_that_cannot_be(llm: LLM, given: dict[str, Any], told: str) -> None:
+    with pytest.raises(RequestError, match=told):
+        llm.chat(ASKED, **given)
+
+
+def test_a_call_that_was_cut_has_no_values() -> None:
+    with pytest.raises(ValueError, match="Expecting"):
+        _ = ToolCall("a", "weather", '{"city": ').values
+
+
+def test_a_completion_says_its_text_as_content(llm: LLM) -> None:
+    [done] = llm.generate("the", max_tokens=4, seed=1)
+    assert done.content == done.text
+    assert (done.reasoning, done.tool_calls, done.parsed) == ("", (), None)

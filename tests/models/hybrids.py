@@ -1,0 +1,111 @@
+"""The config.json of small hybrid models: layers that keep a state beside layers with attention."""
+
+import sys
+from typing import Any
+
+from transformers import PreTrainedModel
+
+VOCAB = 320
+
+LFM2: dict[str, Any] = {
+    "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": True, "block_dim": 64, "block_ff_dim": 144,
+    "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 32, "block_norm_eps": 1e-05,
+    "block_out_init_scale": 1.0, "block_use_swiglu": True, "block_use_xavier_init": True, "bos_token_id": 1,
+    "conv_L_cache": 3, "conv_bias": False, "conv_dim": 64, "conv_dim_out": 64, "conv_use_xavier_init": True,
+    "eos_token_id": 2, "full_attn_idxs": [2], "hidden_size": 64, "initializer_range": 0.02,
+    "max_position_embeddings": 512, "model_type": "lfm2", "norm_eps": 1e-05, "num_attention_heads": 4,
+    "num_heads": 4, "num_hidden_layers": 4, "num_key_value_heads": 2, "pad_token_id": 0, "rope_theta": 1000000.0,
+    "torch_dtype": "float32", "transformers_version": "4.54.0.dev0", "use_cache": True, "use_pos_enc": True,
+    "vocab_size": VOCAB,
+}  # fmt: skip
+
+QWEN3_NEXT: dict[str, Any] = {
+    "architectures": ["Qwen3NextForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1,
+    "decoder_sparse_step": 1, "eos_token_id": 2, "full_attention_interval": 4, "head_dim": 32, "hidden_act": "silu",
+    "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_value_head_dim": 24,
+    "max_position_embeddings": 512, "mlp_only_layers": [1], "model_type": "qwen3_next", "moe_intermediate_size": 40,
+    "norm_topk_prob": True, "num_attention_heads": 4, "num_experts": 8, "num_experts_per_tok": 3,
+    "num_hidden_layers": 4, "num_key_value_heads": 2, "output_router_logits": False, "partial_rotary_factor": 0.25,
+    "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000000, "router_aux_loss_coef": 0.001,
+    "shared_expert_intermediate_size": 48, "tie_word_embeddings": False, "torch_dtype": "float32",
+    "transformers_version": "4.57.0.dev0", "use_cache": True, "use_sliding_window": False, "vocab_size": VOCAB,
+}  # fmt: skip
+
+QWEN3_5: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attn_output_gate": True, "bos_token_id": 1, "eos_token_id": 2, "full_attention_interval": 2,
+    "head_dim": 32, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_num_key_heads": 4, "linear_num_value_heads": 4,
+    "linear_value_head_dim": 80, "mamba_ssm_dtype": "float32", "max_position_embeddings": 512,
+    "model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False,
+    "num_attention_heads": 4, "num_hidden_layers": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+    "rope_parameters": {"mrope_interleaved": True, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25,
+    "rope_theta": 10000000, "rope_type": "default"}, "tie_word_embeddings": True, "torch_dtype": "float32",
+    "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+QWEN3_5_MOE: dict[str, Any] = {key: one for key, one in QWEN3_5.items() if key != "intermediate_size"} | {
+    "architectures": ["Qwen3_5MoeForCausalLM"], "linear_value_head_dim": 16, "model_type": "qwen3_5_moe_text",
+    "moe_intermediate_size": 40, "num_experts": 8, "num_experts_per_tok": 3, "output_router_logits": False,
+    "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 48,
+}  # fmt: skip
+
+GRANITE4: dict[str, Any] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attention_multiplier": 0.3, "bos_token_id": 1, "embedding_multiplier": 3.0, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 64, "init_method": "mup", "initializer_range": 0.1, "intermediate_size": 40,
+    "layer_types": ["mamba", "mamba", "attention", "mamba"], "logits_scaling": 0.8, "mamba_chunk_size": 256,
+    "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 16, "mamba_d_state": 24, "mamba_expand": 2,
+    "mamba_n_groups": 1, "mamba_n_heads": 8, "mamba_proj_bias": False, "max_position_embeddings": 512,
+    "model_type": "granitemoehybrid", "normalization_function": "rmsnorm", "num_attention_heads": 4,
+    "num_experts_per_tok": 3, "num_hidden_layers": 4, "num_key_value_heads": 2, "num_local_experts": 8,
+    "output_router_logits": False, "pad_token_id": 0, "position_embedding_type": "nope", "residual_multiplier": 0.9,
+    "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000, "router_aux_loss_coef": 0.01,
+    "shared_intermediate_size": 96, "tie_word_embeddings": True, "torch_dtype": "float32",
+    "transformers_version": "4.56.0", "use_cache": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+BAMBA: dict[str, Any] = {
+    "architectures": ["BambaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attn_layer_indices": [2], "attn_rotary_emb": 16, "bos_token_id": 1, "eos_token_id": 2, "head_dim": 32,
+    "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
+    "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 32, "mamba_d_state": 16,
+    "mamba_expand": 2, "mamba_n_groups": 2, "mamba_n_heads": 4, "mamba_proj_bias": True,
+    "max_position_embeddings": 512, "mlp_bias": False, "model_type": "bamba", "num_attention_heads": 4,
+    "num_hidden_layers": 3, "num_key_value_heads": 2, "num_logits_to_keep": 1, "pad_token_id": 0,
+    "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "float32",
+    "transformers_version": "4.46.0", "use_cache": True, "use_mamba_kernels": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+MAMBA2: dict[str, Any] = {
+    "architectures": ["Mamba2ForCausalLM"], "bos_token_id": 1, "chunk_size": 256, "conv_kernel": 4, "eos_token_id": 2,
+    "expand": 2, "head_dim": 16, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.1,
+    "layer_norm_epsilon": 1e-05, "model_type": "mamba2", "n_groups": 2, "norm_before_gate": True, "num_heads": 8,
+    "num_hidden_layers": 3, "pad_token_id": 0, "rescale_prenorm_residual": False, "residual_in_fp32": True,
+    "rms_norm": True, "state_size": 16, "tie_word_embeddings": False, "time_step_floor": 0.0001,
+    "time_step_max": 0.1, "time_step_min": 0.001, "time_step_rank": 4, "torch_dtype": "float32",
+    "transformers_version": "4.44.0.dev0", "use_bias": False, "use_cache": True, "use_conv_bias": True,
+    "vocab_size": VOCAB,
+}  # fmt: skip
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "lfm2": LFM2,
+    "qwen3-next": QWEN3_NEXT,
+    "qwen3.5": QWEN3_5,
+    "qwen3.5-moe": QWEN3_5_MOE,
+    "granite4": GRANITE4,
+    "bamba": BAMBA,
+    "mamba2": MAMBA2,
+}
+
+
+def token_by_token(model: PreTrainedModel) -> None:
+    """Have transformers compute delta rules as in decode: its form in chunks of 64 tokens is off by 2e-4 in fp32."""
+    module = vars(sys.modules[type(model).__module__])
+    if "torch_chunk_gated_delta_rule" in module:
+        module["torch_chunk_gated_delta_rule"] = module["torch_recurrent_gated_delta_rule"]
+
+
+TYPES = {config["model_type"] for config in CONFIGS.values()}
