@@ -26,7 +26,7 @@ with LLM("stories") as llm:
     [story] = llm.generate([sys.argv[1]], temperature=0.0, max_tokens=int(sys.argv[2]), ignore_eos=True)
     print(json.dumps([story.token_ids, story.text]))
 """
-FLAGS = {"avx2": "avx2", "avx512": "avx512_vnni", "amx": "amx_bf16"}  # of /proc/cpuinfo, by instruction set
+FLAGS = {"avx2": "avx2", "avxvnni": "avx_vnni", "avx512": "avx512_vnni", "amx": "amx_bf16"}  # of /proc/cpuinfo
 Command = tuple[str, ...]
 Variables = dict[str, str]
 
@@ -50,9 +50,9 @@ def try_wheel(wheel: Path, processor: str, work: Path) -> None:
 
 
 def instruction_sets(processor: str) -> list[str]:
-    """The kernels that a wheel must have: portable ones, and here those of this processor's instruction sets."""
-    if processor != platform.machine() or processor != "x86_64":
-        return ["portable"]
+    """The kernels that a wheel must have: portable ones, and those of this processor, or of the one that qemu emulates."""
+    if processor != "x86_64":
+        return ["portable", "dotprod"]
     flags = re.findall(r"^flags\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)[0].split()
     return ["portable", *(isa for isa, flag in FLAGS.items() if flag in flags)]
 

@@ -8,6 +8,8 @@ from typing import Any, Literal, cast
 
 from tokenwright.errors import RequestError
 
+ISAS = ("amx", "avx512", "avxvnni", "avx2", "dotprod", "portable")  # of the native kernels, the fastest first
+
 
 @dataclass(frozen=True, slots=True)
 class Environment:
@@ -16,7 +18,7 @@ class Environment:
     debug: bool = False  # TOKENWRIGHT_DEBUG=1: show tracebacks on the command line
     cache: Path = Path("~/.cache/tokenwright")  # TOKENWRIGHT_CACHE, else tokenwright in XDG_CACHE_HOME or ~/.cache
     kernels: Literal["native", "reference"] | None = None  # TOKENWRIGHT_KERNELS; None: native if built
-    isa: Literal["portable", "avx2", "avx512", "amx"] | None = None  # TOKENWRIGHT_ISA; None: the CPU's best
+    isa: str | None = None  # TOKENWRIGHT_ISA, one of ISAS; None: the CPU's best
     settings: Path = Path("~/.config/tokenwright/settings.toml")  # TOKENWRIGHT_SETTINGS, else in XDG_CONFIG_HOME
     settings_named: bool = False  # whether TOKENWRIGHT_SETTINGS is set
     defaults: Mapping[str, str] = field(default_factory=dict)  # all TOKENWRIGHT_* variables, without the prefix
@@ -33,8 +35,8 @@ class Environment:
         kernels, isa = variables.get("TOKENWRIGHT_KERNELS"), variables.get("TOKENWRIGHT_ISA")
         if kernels not in (None, "native", "reference"):
             raise RequestError(f"TOKENWRIGHT_KERNELS must be native or reference, not {kernels!r}")
-        if isa not in (None, "portable", "avx2", "avx512", "amx"):
-            raise RequestError(f"TOKENWRIGHT_ISA must be portable, avx2, avx512 or amx, not {isa!r}")
+        if isa not in (None, *ISAS):
+            raise RequestError(f"TOKENWRIGHT_ISA must be {', '.join(ISAS[:-1])} or {ISAS[-1]}, not {isa!r}")
         named = variables.get("TOKENWRIGHT_SETTINGS")
         settings = named or f"{variables.get('XDG_CONFIG_HOME') or '~/.config'}/tokenwright/settings.toml"
         prefix = "TOKENWRIGHT_"
@@ -43,7 +45,7 @@ class Environment:
             value == "1",
             Path(cache),
             cast("Any", kernels),
-            cast("Any", isa),
+            isa,
             Path(settings),
             bool(named),
             defaults,

@@ -1,11 +1,10 @@
-"""The bits of the logits of the model that ships inside, and the published ones of each instruction set.
+"""The bits of the logits of the model that ships inside, and the published ones.
 
 The kernels' sources say which products are fused with a sum, and compilers fuse none by themselves. So a hash holds for
-every compiler, and for every processor with the instruction set. `tokenwright verify` compares them.
+every compiler, and for every processor whose kernels have the same arithmetic. `tokenwright verify` compares them.
 """
 
 import json
-import platform
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -28,23 +27,16 @@ PROMPT = "Once upon a time, in a land far away, there lived a little fox who had
 STEPS = 12  # the first computes the whole prompt, the others one row each
 
 
-def instruction_set() -> str:
-    """The instruction set of the native kernels. Raises RequestError without them, and where none are published.
-
-    aarch64 fuses a b + c where the portable kernels of x86-64 round twice, so it has bits of its own.
-    """
+def verified_kernels() -> str:
+    """The instruction set of the native kernels. Raises RequestError where there are none."""
     kernels = find_kernels()
     if kernels is None:
         raise RequestError("there are no native kernels, whose bits are published; reinstall with a C++ compiler")
-    fused = kernels.isa == "portable" and platform.machine() in ("aarch64", "arm64")
-    name = "portable on aarch64" if fused else kernels.isa
-    if name not in published():
-        raise RequestError(f"no bits are published for {name} kernels")
-    return name
+    return kernels.isa
 
 
 def published() -> dict[str, dict[str, str]]:
-    """The published hashes, by instruction set and format."""
+    """The published hashes, by the kernels' arithmetic and the format."""
     hashes: dict[str, dict[str, str]] = json.loads(PUBLISHED.read_text(encoding="utf-8"))
     return hashes
 

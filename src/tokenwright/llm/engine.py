@@ -13,6 +13,7 @@ from weakref import finalize
 from tokenwright.arrays import Floats
 from tokenwright.backends.device import asked_threads, compute_here
 from tokenwright.backends.kv_sizing import make_store
+from tokenwright.backends.native.native_kernels import arithmetic
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.observation import device_clock
 from tokenwright.backends.runner import Model, ModelRunner
@@ -352,7 +353,8 @@ class LLMEngine:
 def _about(loaded: LoadedModel, specs: tuple[LayerSpec, ...], page_size: int) -> Mapping[str, str]:
     """Everything but the tokens that the pages of an engine depend on."""
     facts, copied = loaded.facts, f", {len(loaded.copies)} as they lie" if loaded.copies else ""
-    form = {"dtype": facts.dtype, "weights' form": f"{facts.weights}{copied}", "kernels": facts.kernels}
+    rounding = facts.kernels if facts.kernels == "reference" else arithmetic(facts.kernels)
+    form = {"dtype": facts.dtype, "weights' form": f"{facts.weights}{copied}", "kernels": rounding}
     return about(loaded.checkpoint, form, specs, page_size)
 
 

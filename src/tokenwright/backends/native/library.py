@@ -15,7 +15,6 @@ from typing import Any
 from tokenwright.errors import RequestError
 
 NAME = "_native.so"
-ISAS = ("amx", "avx512", "avx2", "portable")  # the fastest first
 FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5, "int5": 6, "int6": 7}
 SCORES = {"softmax": 0, "sigmoid": 1}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4, "relu2": 5}

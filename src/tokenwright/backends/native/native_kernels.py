@@ -6,6 +6,7 @@ use the processors. The result of a row depends on that row alone, to the bit. `
 
 import ctypes
 import logging
+import platform
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_double, c_int64, c_void_p
@@ -21,7 +22,7 @@ from tokenwright.backends.native import library as lib
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.protocol import Scored
 from tokenwright.cache import ChunkRows, KVPart, KVView, Side, StateView
-from tokenwright.environment import Environment
+from tokenwright.environment import ISAS, Environment
 from tokenwright.errors import CapacityError, RequestError
 from tokenwright.models.experts import Routing
 from tokenwright.models.recurrent import RULES, Recurrence
@@ -322,9 +323,19 @@ def _kv_tensor(side: Side) -> lib.CKVTensor:
     return lib.CKVTensor(lib.FORMATS[side.codec.name], address(codes), address(scales[0]) if scales else None)
 
 
+def arithmetic(isa: str) -> str:
+    """How the kernels of an instruction set round: kernels of one name compute the same bits.
+
+    Most fuse each a b + c. SSE rounds the product as well, and AMX rounds the inputs of bfloat16 weights to bfloat16.
+    """
+    if isa == "amx":
+        return "amx"
+    return "unfused" if isa == "portable" and platform.machine() not in ("aarch64", "arm64") else "fused"
+
+
 def usable(library: ctypes.CDLL) -> list[str]:
     """The instruction sets of ISAS that both the processor and the build support, the fastest first."""
-    return [isa for isa in lib.ISAS if library.tw_kernels(isa.encode()) is not None]
+    return [isa for isa in ISAS if library.tw_kernels(isa.encode()) is not None]
 
 
 @cache

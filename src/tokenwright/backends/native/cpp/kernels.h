@@ -148,8 +148,10 @@ struct Kernels {
 };
 
 const Kernels* portable_kernels();
-const Kernels* avx2_kernels();    // these three exist on x86-64 only
+const Kernels* avx2_kernels();  // these four exist on x86-64 only
+const Kernels* avxvnni_kernels();
 const Kernels* avx512_kernels();  // with VNNI
 const Kernels* amx_kernels();
+const Kernels* dotprod_kernels();  // on aarch64 only
 
 }  // namespace tw

@@ -13,6 +13,10 @@
 #include <unistd.h>
 #endif
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 using namespace tw;
 
 namespace {
@@ -21,7 +25,7 @@ namespace {
 // The processor's features and the registers that the system saves. __builtin_cpu_supports asks the compiler's runtime,
 // and that of Zig, which compiles the wheels, denies every feature.
 struct Processor {
-  unsigned ecx1 = 0, ebx7 = 0, ecx7 = 0, edx7 = 0;
+  unsigned ecx1 = 0, ebx7 = 0, ecx7 = 0, edx7 = 0, eax71 = 0;  // of leaf 7 also subleaf 1
   unsigned saved = 0;  // XCR0
 
   Processor() {
@@ -31,6 +35,7 @@ struct Processor {
     unsigned high = 0;
     asm volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
     if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) ebx7 = b, ecx7 = c, edx7 = d;
+    if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) eax71 = a;
   }
 };
 
@@ -47,6 +52,8 @@ const Processor& processor() {
   const Processor& p = processor();
   return all_of(p.saved, xmm | ymm) && all_of(p.ecx1, fma | avx | f16c) && all_of(p.ebx7, avx2);
 }
+
+[[maybe_unused]] bool has_avxvnni() { return has_avx2() && all_of(processor().eax71, 1u << 4); }
 
 [[maybe_unused]] bool has_avx512() {
   constexpr unsigned f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, vnni = 1u << 11;
@@ -69,6 +76,17 @@ const Processor& processor() {
 #else
   return false;
 #endif
+#endif
+}
+#endif
+
+#if defined(__aarch64__)
+[[maybe_unused]] bool has_dotprod() {
+#if defined(__linux__)
+  constexpr unsigned long asimddp = 1ul << 20;
+  return getauxval(AT_HWCAP) & asimddp;
+#else
+  return true;  // every Mac with an Arm processor
 #endif
 }
 #endif
@@ -107,11 +125,17 @@ TW_EXPORT const Kernels* tw_kernels(const char* name) {
 #if defined(TW_AVX2)
   if (!strcmp(name, "avx2") && has_avx2()) return avx2_kernels();
 #endif
+#if defined(TW_AVXVNNI)
+  if (!strcmp(name, "avxvnni") && has_avxvnni()) return avxvnni_kernels();
+#endif
 #if defined(TW_AVX512)
   if (!strcmp(name, "avx512") && has_avx512()) return avx512_kernels();
 #endif
 #if defined(TW_AMX)
   if (!strcmp(name, "amx") && has_amx()) return amx_kernels();
+#endif
+#if defined(TW_DOTPROD)
+  if (!strcmp(name, "dotprod") && has_dotprod()) return dotprod_kernels();
 #endif
   return nullptr;
 }

@@ -19,6 +19,11 @@
 #error "TW_ISA names the instruction set that this file is compiled for"
 #endif
 
+// VNNI multiplies four pairs of bytes, or two of 16 bits, and adds them to a sum of 32 bits, in one instruction.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define TW_VNNI
+#endif
+
 #define TW_INLINE static inline __attribute__((always_inline))
 
 namespace tw {
@@ -238,6 +243,9 @@ TW_INLINE F magnitude(F a) { return bits_to_float(float_to_bits(a) & all(0x7ffff
 TW_INLINE I dot16(I total, I a, I b) {
 #if defined(__AVX512VNNI__)
   total.p[0] = (IPart)_mm512_dpwssd_epi32((__m512i)total.p[0], (__m512i)a.p[0], (__m512i)b.p[0]);
+#elif defined(__AVXVNNI__)
+  TW_PARTS total.p[i] =
+      (IPart)_mm256_dpwssd_avx_epi32((__m256i)total.p[i], (__m256i)a.p[i], (__m256i)b.p[i]);
 #elif defined(__AVX2__)
   TW_PARTS total.p[i] += (IPart)_mm256_madd_epi16((__m256i)a.p[i], (__m256i)b.p[i]);
 #elif defined(__SSE2__)

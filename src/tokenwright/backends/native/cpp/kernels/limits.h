@@ -47,10 +47,15 @@ typedef __m256 Floats;
 constexpr int CHAINS = 12;
 TW_INLINE Bits plus(Bits a, Bits b) { return _mm256_add_epi32(a, b); }
 TW_INLINE Floats fused(Floats a, Floats b, Floats sum) { return _mm256_fmadd_ps(a, b, sum); }
+#if defined(TW_VNNI)
+TW_INLINE Bits bytes(Bits a, Bits b, Bits sum) { return _mm256_dpbusd_avx_epi32(sum, a, b); }
+TW_INLINE Bits nibbles(Bits a, Bits b, Bits sum) { return bytes(a, b, sum); }
+#else
 TW_INLINE Bits bytes(Bits a, Bits b, Bits sum) {
   return plus(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
 }
 TW_INLINE Bits nibbles(Bits a, Bits b, Bits sum) { return _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, b)); }
+#endif
 #elif defined(__SSE2__)
 typedef __m128i Bits;
 typedef __m128 Floats;
@@ -71,7 +76,11 @@ TW_INLINE Bits plus(Bits a, Bits b) { return vaddq_s32(a, b); }
 TW_INLINE Floats fused(Floats a, Floats b, Floats sum) { return vfmaq_f32(sum, a, b); }
 TW_INLINE Bits bytes(Bits a, Bits b, Bits sum) {
   const int8x16_t x = vreinterpretq_s8_s32(a), y = vreinterpretq_s8_s32(b);
+#if defined(__ARM_FEATURE_DOTPROD)
+  return vdotq_s32(sum, x, y);
+#else
   return vpadalq_s16(sum, vpaddq_s16(vmull_s8(vget_low_s8(x), vget_low_s8(y)), vmull_high_s8(x, y)));
+#endif
 }
 TW_INLINE Bits nibbles(Bits a, Bits b, Bits sum) { return bytes(a, b, sum); }
 #else

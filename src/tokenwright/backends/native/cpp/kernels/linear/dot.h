@@ -11,7 +11,7 @@ namespace TW_ISA {
 
 // The correction to sum(code * x) per unit of sum(x): kernels that read codes as unsigned include their offset.
 TW_INLINE int32_t offset(int64_t format) {
-#if !defined(__AVX512VNNI__)
+#if !defined(TW_VNNI)
   if (format == INT8) return 0;
 #endif
   return format == INT8 ? -128 : format == INT4 ? -8 : format == INT5 ? -16 : -32;
@@ -19,7 +19,7 @@ TW_INLINE int32_t offset(int64_t format) {
 
 // How many products of `dot` a sum of it may hold, and from it the sum of 32 bits. On AVX2 the sums of 4-bit codes have
 // 16 bits: eight times two products of at most 15 * 127.
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && !defined(TW_VNNI)
 constexpr int64_t dots_together(int64_t format) { return format == INT4 ? 8 : 1; }
 TW_INLINE I widened(I pairs) {
   TW_PARTS pairs.p[i] = (IPart)_mm256_madd_epi16((__m256i)pairs.p[i], _mm256_set1_epi16(1));
@@ -35,6 +35,9 @@ template <int64_t FORMAT>
 TW_INLINE I dot(I acc, I codes, int32_t four) {
 #if defined(__AVX512VNNI__)
   acc.p[0] = (IPart)_mm512_dpbusd_epi32((__m512i)acc.p[0], (__m512i)codes.p[0], _mm512_set1_epi32(four));
+#elif defined(__AVXVNNI__)
+  const __m256i x = _mm256_set1_epi32(four);
+  TW_PARTS acc.p[i] = (IPart)_mm256_dpbusd_avx_epi32((__m256i)acc.p[i], (__m256i)codes.p[i], x);
 #elif defined(__AVX2__)
   const __m256i x = _mm256_set1_epi32(four), ones = _mm256_set1_epi16(1);
   const __m256i size = _mm256_abs_epi8(x);
@@ -55,8 +58,12 @@ TW_INLINE I dot(I acc, I codes, int32_t four) {
   const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four));
   TW_PARTS {
     const int8x16_t code = veorq_s8((int8x16_t)codes.p[i], vdupq_n_s8(FORMAT == INT8 ? -128 : 0));
+#if defined(__ARM_FEATURE_DOTPROD)
+    acc.p[i] = (IPart)vdotq_s32((int32x4_t)acc.p[i], code, x);
+#else
     const int16x8_t low = vmull_s8(vget_low_s8(code), vget_low_s8(x));
     acc.p[i] = (IPart)vpadalq_s16((int32x4_t)acc.p[i], vpaddq_s16(low, vmull_high_s8(code, x)));
+#endif
   }
 #elif defined(__SSE2__)
   const __m128i x = _mm_set1_epi32(four), x_even = _mm_srai_epi16(_mm_slli_epi16(x, 8), 8),
