@@ -26,7 +26,7 @@ namespace {
 // and that of Zig, which compiles the wheels, denies every feature.
 struct Processor {
   unsigned ecx1 = 0, ebx7 = 0, ecx7 = 0, edx7 = 0, eax71 = 0;  // of leaf 7 also subleaf 1
-  unsigned saved = 0;  // XCR0
+  unsigned saved = 0;                                          // XCR0
 
   Processor() {
     unsigned a = 0, b = 0, c = 0, d = 0;

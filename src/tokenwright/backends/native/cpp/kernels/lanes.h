@@ -244,8 +244,7 @@ TW_INLINE I dot16(I total, I a, I b) {
 #if defined(__AVX512VNNI__)
   total.p[0] = (IPart)_mm512_dpwssd_epi32((__m512i)total.p[0], (__m512i)a.p[0], (__m512i)b.p[0]);
 #elif defined(__AVXVNNI__)
-  TW_PARTS total.p[i] =
-      (IPart)_mm256_dpwssd_avx_epi32((__m256i)total.p[i], (__m256i)a.p[i], (__m256i)b.p[i]);
+  TW_PARTS total.p[i] = (IPart)_mm256_dpwssd_avx_epi32((__m256i)total.p[i], (__m256i)a.p[i], (__m256i)b.p[i]);
 #elif defined(__AVX2__)
   TW_PARTS total.p[i] += (IPart)_mm256_madd_epi16((__m256i)a.p[i], (__m256i)b.p[i]);
 #elif defined(__SSE2__)
