@@ -31,7 +31,9 @@ def reads_all(kernels: NativeKernels, buffer: Bytes) -> bool:
 def right_count(kernels: NativeKernels, form: str, rounds: int) -> bool:
     """Some independent sums of a register, four products a lane in integers; on AMX four products of tiles."""
     integer = form.startswith("int")
-    sums, lanes = {"portable": PORTABLE, "dotprod": PORTABLE, "avx2": (12, 8), "avxvnni": (12, 8)}.get(kernels.isa, (16, 16))
+    sums, lanes = {"portable": PORTABLE, "dotprod": PORTABLE, "avx2": (12, 8), "avxvnni": (12, 8)}.get(
+        kernels.isa, (16, 16)
+    )
     each = sums * lanes * (4 if integer else 1)
     if kernels.isa == "amx" and (integer or form == "bfloat16"):
         each = 4 * 16 * 16 * (64 if integer else 32)
