@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from tokenwright import RequestError
 from tokenwright.cli import app
-from tokenwright.cli.commands.serve import _hosts
 from tokenwright.environment import Environment
+from tokenwright.serve.configured import hosts_of
 from tokenwright.serve.settings import PREFIX, Settings, read_settings
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
@@ -107,7 +107,7 @@ def test_how_the_model_is_opened_may_stand_in_a_file_and_in_variables(
     ],
 )
 def test_without_a_key_only_known_hosts_are_answered(given: dict[str, Any], answers: set[str] | None) -> None:
-    hosts = _hosts(read_settings(None, {}, given), 80)
+    hosts = hosts_of(read_settings(None, {}, given), 80)
     assert (hosts is None) == (answers is None)
     assert answers is None or answers <= set(hosts or ())
     assert "evil.example:80" not in (hosts or ())

@@ -6,11 +6,15 @@ It has the tokenizer, the chat template and the grammars of the model, but no we
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from secrets import token_bytes
 from typing import Any
 
+from tokenwright.cache.page_folder import folder_secret
 from tokenwright.checkpoints.folder import Report
 from tokenwright.cluster.cluster_loop import ClusterLoop
+from tokenwright.cluster.replica_messages import OptionValue
 from tokenwright.cluster.supervisor import Launcher
 from tokenwright.config import EngineConfig
 from tokenwright.engine import Request
@@ -23,6 +27,9 @@ from tokenwright.llm.input_processor import InputProcessor
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.streams import AsyncStreams
+from tokenwright.sampling_params import check_unicode
+
+OF_LOADING = ("revision", "device", "dtype", "weights", "lora", "adapters")  # options of LoadedModel
 
 
 class ClusterEngine(LLMEngine):
@@ -89,6 +96,55 @@ class ClusterEngine(LLMEngine):
             self.cluster.close()
             self.streams.close()
             self._loaded.leave()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicatedModel:
+    """A model that several replicas open. loading, engine: as ClusterLLM has them. threads: that each computes with.
+
+    secret: of all page hashes; with kv_disk that of its folder, in which the pages of all replicas are found again.
+    """
+
+    model: str
+    loading: dict[str, Any]
+    engine: dict[str, Any]
+    threads: int | None
+    secret: bytes
+
+    @classmethod
+    def of(cls, model: str, options: Mapping[str, Any]) -> ReplicatedModel:
+        """From options of LLM, and `threads`. Raises RequestError for a folder kv_disk that cannot be used."""
+        engine, disk = dict(options), options.get("kv_disk")
+        secret = token_bytes(32) if disk is None else folder_secret(Path(disk).expanduser())
+        threads = engine.pop("threads", None)
+        loading = {name: engine.pop(name) for name in OF_LOADING if name in engine}
+        return cls(model, loading, engine, threads, secret)
+
+    def opened(self, launcher: Launcher, **more: Any) -> ClusterLLM:
+        """The LLM over the replicas of a launcher. more: keywords of ClusterLLM."""
+        return ClusterLLM(self.model, launcher, self.secret, self.loading, self.engine, **more)
+
+
+def plain(options: Mapping[str, Any]) -> dict[str, OptionValue]:
+    """Options as a message can hold them: paths and formats as text. Raises RequestError for broken text."""
+    return {name: _plain(name, value) for name, value in options.items()}
+
+
+def _plain(name: str, value: object) -> OptionValue:
+    """An option's value as a message can hold it: paths and formats as text. Raises RequestError for broken text."""
+    match value:
+        case None | bool() | int():
+            return value
+        case Mapping():
+            return {_text(name, key): _text(name, one) for key, one in value.items()}
+        case list() | tuple():
+            return tuple(_text(name, one) for one in value)
+    return _text(name, value)
+
+
+def _text(name: str, value: object) -> str:
+    check_unicode(name, text := str(value))
+    return text
 
 
 class ClusterLLM(LLM):

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -24,6 +24,7 @@ from tokenwright.cluster.replica_messages import (
     LENGTH,
     Begin,
     Cancel,
+    End,
     Pause,
     Ping,
     Pong,
@@ -53,7 +54,7 @@ BUILDERS = 2  # threads that compile grammars
 
 
 class Outbox:
-    """Messages for the router, sent by a thread in the order in which they were put in."""
+    """Messages for the router, sent by a thread in the order in which they were put in, until `close`."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -64,6 +65,10 @@ class Outbox:
         """Send a message; never waits."""
         self._queue.put(message)
 
+    def close(self) -> None:
+        """Send nothing more: the router has gone."""
+        self._queue.put(None)
+
     def _send(self) -> None:
         with suppress(OSError):  # the router has gone, which the reader notices
             while True:
@@ -71,14 +76,16 @@ class Outbox:
                 with suppress(Empty):
                     while True:
                         messages.append(self._queue.get_nowait())
+                if None in messages:
+                    return
                 self._connection.sendall(framed(messages))
 
 
 class PageNews:
-    """The changes of the pool since the last report. Belongs to the engine thread."""
+    """The changes of the pool since the last report. Belongs to the engine thread. changes: the first ones."""
 
-    def __init__(self) -> None:
-        self._changes: list[tuple[int, bytes, bool]] = []
+    def __init__(self, changes: Iterable[tuple[int, bytes, bool]] = ()) -> None:
+        self._changes = list(changes)
 
     def cached(self, group: int, page: CachedPage) -> None:
         self._changes.append((group, page.page_hash, True))
@@ -146,6 +153,18 @@ class ReplicaTexts:
             texts = [self._news(delivery) for delivery in deliveries]
         self._report(self._pages.take(), texts)
 
+    def report_pages(self) -> None:
+        """In the engine thread: report the changes of the pool, if there are any."""
+        if pages := self._pages.take():
+            self._report(pages, [])
+
+    def cancel(self) -> None:
+        """Cancel all: the router has gone."""
+        with self._lock:
+            numbers = list(self._handles)
+        for number in numbers:
+            self.tell(Cancel(number))
+
     def _report(self, pages: list[tuple[int, bytes, bool]], texts: list[TextNews]) -> None:
         self._put(Report(pages, texts, self._pool.available, self._pool.cached))
 
@@ -173,19 +192,12 @@ def _apply(message: Cancel | Pause | Resume, handle: RequestHandle) -> None:
 
 
 class Worker:
-    """Carries out the router's messages."""
+    """Carries out the messages of a router. pages: what it is to hear of the pool."""
 
-    def __init__(self, llm: LLM, secret: bytes, put: Callable[[object], None]) -> None:
+    def __init__(self, llm: LLM, pages: PageNews, put: Callable[[object], None]) -> None:
         self._llm = llm
         self._put = put
         self._builders = ThreadPoolExecutor(BUILDERS, "tokenwright build")
-        pages = PageNews()
-
-        def listen(engine: Engine[Any]) -> None:
-            engine.prefixes.secret = secret
-            engine.pool.listen(pages)
-
-        llm.inspect(listen)
         self._texts = ReplicaTexts(llm, pages, put)
 
     @property
@@ -211,7 +223,22 @@ class Worker:
             case Cancel() | Pause() | Resume():
                 self._texts.tell(message)
             case Ping():
-                self._llm.llm_engine.loop.post(lambda _: self._put(Pong()))
+                self._llm.llm_engine.loop.post(self._answer)
+            case End():
+                os._exit(1)
+
+    def _answer(self, _: Engine[Any]) -> None:
+        self._put(Pong())
+        self.report_pages()
+
+    def report_pages(self) -> None:
+        """In the engine thread: report what has changed in the pool, as by texts of other routers."""
+        self._texts.report_pages()
+
+    def close(self) -> None:
+        """The router has gone: cancel its texts."""
+        self._builders.shutdown(cancel_futures=True)
+        self._texts.cancel()
 
     def _begin(self, begin: Begin) -> None:
         try:
@@ -234,7 +261,7 @@ def requested(llm: LLM, order: TextOrder) -> Request:
     )
 
 
-def _messages(connection: socket.socket) -> Iterator[Any]:
+def messages_of(connection: socket.socket) -> Iterator[Any]:
     """What the router says, until it has gone."""
     with connection.makefile("rb") as stream:
         while len(head := stream.read(LENGTH)) == LENGTH:
@@ -257,7 +284,14 @@ def _opened(options: ReplicaOptions, outbox: Outbox) -> Worker | None:
     except TokenwrightError as error:
         outbox.put(ReplicaUnopened(utf8_text(str(error))))
         return None
-    worker = Worker(llm, options.secret, outbox.put)
+    pages = PageNews()
+
+    def listen(engine: Engine[Any]) -> None:
+        engine.prefixes.secret = options.secret
+        engine.pool.listen(pages)
+
+    llm.inspect(listen)
+    worker = Worker(llm, pages, outbox.put)
     outbox.put(ReplicaOpened(worker.shape))
     return worker
 
@@ -267,7 +301,7 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal; the router ends this one
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     connection = socket.socket(fileno=descriptor)
-    messages, outbox = _messages(connection), Outbox(connection)
+    messages, outbox = messages_of(connection), Outbox(connection)
     options: ReplicaOptions = next(messages)
     if options.cores:
         os.sched_setaffinity(0, options.cores)

@@ -1,6 +1,6 @@
 """The messages of the router and a replica: dataclasses, as JSON [kind, fields] after its length in four bytes.
 
-    router   ReplicaOptions; then Begin, Cancel, Pause, Resume, Ping      ──►  replica
+    router   ReplicaOptions; then Begin, Cancel, Pause, Resume, Ping, End ──►  replica
     router   ◄──  Progress, then ReplicaOpened or ReplicaUnopened; then Report, Pong
 
 A message that is read runs no code, and its fields have the types that stand here. Bytes are in base64. Numbers come
@@ -95,6 +95,11 @@ class Resume:
 @dataclass(frozen=True, slots=True)
 class Ping:
     """Answer with `Pong` between two steps of the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End the process: another one is started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +246,7 @@ def utf8_text(text: str) -> str:
 
 _JSON = ConfigDict(extra="forbid", ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="constants")
 _KINDS = (
-    *(ReplicaOptions, Begin, Cancel, Pause, Resume, Ping),
+    *(ReplicaOptions, Begin, Cancel, Pause, Resume, Ping, End),
     *(Progress, ReplicaOpened, ReplicaUnopened, Report, Pong),
 )
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {

@@ -133,6 +133,9 @@ class Supervisor:
             try:
                 async for message in link.messages():
                     self._read(seat, message)
+            except asyncio.CancelledError:
+                seat.leaving = True  # with all others
+                raise
             finally:
                 self._left(seat)
                 await link.close()

@@ -72,6 +72,9 @@ class Settings:
     replicas: int = _setting(
         0, "Processes that write the texts and are replaced when they die; 0: the server itself writes them."
     )
+    ray_address: str = _setting(
+        "", "A Ray cluster on whose machines the replicas run, such as auto or HOST:PORT; local starts one here."
+    )
     retries: int = _setting(3, "How many replicas may die with a text before its request fails.")
     kv_events: str = _setting(
         "", "The address, such as tcp://*:5557, of vLLM's KV events for routers; replays are at the next port."
@@ -84,6 +87,8 @@ class Settings:
         check_whole("max_queue", self.max_queue, 0, 1_000_000)
         check_whole("replicas", self.replicas, 0, 64)
         check_whole("retries", self.retries, 0, 100)
+        if self.ray_address and not self.replicas:
+            raise RequestError("ray_address is where replicas run; give --replicas as well")
         if self.replicas and (self.explorer or self.kv_events):
             name = "explorer" if self.explorer else "kv_events"
             raise RequestError(f"{name} belongs to a server without replicas; leave one of the two out")

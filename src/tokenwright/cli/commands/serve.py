@@ -178,6 +178,7 @@ def serve(
     strict_fields: StrictFields = None,
     access_log: AccessLog = None,
     replicas: of_replicas.Replicas = None,
+    ray_address: of_replicas.RayAddress = None,
     retries: of_replicas.Retries = None,
     kv_events: of_replicas.KvEvents = None,
     kv_events_topic: of_replicas.KvEventsTopic = None,
@@ -328,54 +329,20 @@ def _listen(what: str, build: Callable[[Policy, Path | None, Served], FastAPI], 
     listener = listen(settings.host, (settings.port,))  # clients may connect now; what follows takes time
     with uncollected_imports():
         from tokenwright.llm.web_page import page_folder
-        from tokenwright.serve.app import Served
-        from tokenwright.serve.service.service import ServiceLimits
+        from tokenwright.serve.configured import in_url, policy_of, served_of
         from tokenwright.serve.transport.access_log import log_access
-        from tokenwright.serve.transport.guard import Policy, read_keys
         from tokenwright.serve.transport.server import Server
-        from tokenwright.serve.transport.telemetry import spans_of
 
-    spans = spans_of(Environment.read().otel)
-    keys = list(settings.api_key)
-    if settings.api_key_file:
-        keys += read_keys(Path(settings.api_key_file))
+    served = served_of(settings)
     port = listener.getsockname()[1]
-    policy = Policy.of(_hosts(settings, port), keys, origins=frozenset(settings.cors_origin), body=settings.max_body)
+    policy = policy_of(settings, port)
     try:
         page = page_folder()
     except RequestError:
         page = None  # the APIs need none
-    limits = ServiceLimits(
-        queue=settings.max_queue,
-        deadline_s=settings.request_timeout or None,
-        reader_s=settings.reader_timeout or None,
-    )
-    served = Served(
-        (),
-        limits,
-        settings.timings,
-        spans,
-        alone=True,
-        strict_fields=settings.strict_fields,
-        stored_responses=settings.stored_responses,
-    )
     app = build(policy, page, served)
     if settings.access_log:
         log_access(logging.StreamHandler())
-    at = f"http://{_in_url(settings.host)}:{port}"
+    at = f"http://{in_url(settings.host)}:{port}"
     remark(f"serving {what} at {at}/v1{'' if page is None else f', with a page at {at}'} (Ctrl-C ends it)")
     Server(app, settings.drain_timeout, remark).keep(listener)
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _hosts(settings: Settings, port: int) -> list[str] | None:
-    """The names that the Host header may have; None: any, as a key is demanded."""
-    if not (settings.local or settings.no_key or settings.allowed_host):
-        return None
-    names = ["127.0.0.1", "localhost", "[::1]", *settings.allowed_host]
-    if not settings.local and not settings.everywhere:
-        names.append(_in_url(settings.host))
-    return [f"{name}:{port}" for name in names] + [name for name in names if port in (80, 443) or name not in names[:3]]

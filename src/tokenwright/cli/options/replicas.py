@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import signal
 from collections.abc import Callable
+from socket import gethostname
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -22,6 +23,14 @@ Replicas = Annotated[
     int | None,
     Option(
         help="Processes that write the texts and are replaced when they die; 0: the server itself writes them.",
+        rich_help_panel=SERVER,
+    ),
+]
+RayAddress = Annotated[
+    str | None,
+    Option(
+        metavar="ADDRESS",
+        help="A Ray cluster on whose machines the replicas run, such as auto or HOST:PORT; local starts one here.",
         rich_help_panel=SERVER,
     ),
 ]
@@ -44,6 +53,10 @@ KvEventsTopic = Annotated[
 def clustered(model: str, engine: dict[str, Any], settings: Settings) -> Load:
     """The function that starts replicas of a model. From now on SIGHUP replaces them, one after another."""
     opened: list[ClusterLLM] = []
+    if settings.ray_address:
+        from tokenwright.cluster.ray_replicas import check_ray
+
+        check_ray()
 
     def replace_all(*_: object) -> None:
         for llm in opened:
@@ -52,18 +65,16 @@ def clustered(model: str, engine: dict[str, Any], settings: Settings) -> Load:
     signal.signal(signal.SIGHUP, replace_all)
 
     def loaded(report: Callable[[int, int], None]) -> LLM:
-        from tokenwright.cluster.processes import open_cluster
+        more: dict[str, Any] = {"retries": settings.retries, "drain_s": settings.drain_timeout, "report": report}
+        if settings.ray_address:
+            from tokenwright.cluster.ray_replicas import open_on_ray
 
-        opened.append(
-            open_cluster(
-                model,
-                settings.replicas,
-                engine,
-                retries=settings.retries,
-                drain_s=settings.drain_timeout,
-                report=report,
-            )
-        )
+            name = f"tokenwright-{gethostname()}-{settings.port}"
+            opened.append(open_on_ray(model, settings.replicas, settings.ray_address, name, engine, **more))
+        else:
+            from tokenwright.cluster.processes import open_cluster
+
+            opened.append(open_cluster(model, settings.replicas, engine, **more))
         return opened[0]
 
     return loaded

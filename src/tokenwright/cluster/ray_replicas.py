@@ -1,0 +1,227 @@
+"""Replicas on Ray Serve, on any machines of a Ray cluster (`pip install 'tokenwright[ray]'`).
+
+    Serve ──► ReplicaDeployment, on some machine ──► ReplicaServer
+    RayReplicas.start ──► Serve's handle: where does one listen? ──► linked ──► RemoteLink
+
+Serve places replicas, watches them, starts them again and scales them. Texts and tokens go over the router's own
+connections: Serve's proxies end a stream without an error when the replica behind it dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import ceil
+from statistics import fmean
+from typing import Any
+
+from tokenwright.backends.device import compute_with
+from tokenwright.cluster.cluster_llm import ClusterLLM, ReplicatedModel, plain
+from tokenwright.cluster.links import RemoteLink, linked
+from tokenwright.cluster.replica_messages import OptionValue
+from tokenwright.cluster.served_replica import ReplicaServer
+from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.llm.llm import LLM
+from tokenwright.llm.model import LoadedModel
+from tokenwright.sampling_params import check_unicode
+
+DEPLOYMENT = "replica"
+ASKED_AT_ONCE = 1000  # questions where it listens
+HEALTH_S = 1.0  # between Serve's looks at a replica
+ASK_S = 10.0  # for Serve to say where one listens
+AGAIN_S = 0.5  # before it is asked again, where all are linked or none answers
+TRIES = 2  # times the number of replicas: Serve's handle chooses one at random
+WAITING = 4.0  # texts that wait at a replica, as autoscaling wants it; docs/kubernetes.yaml has the same marks
+KV_USE = 0.8  # of a replica's pages
+CLOSE = 0.1  # of a mark: then the number of replicas stays
+
+log = logging.getLogger(__name__)
+
+
+class ReplicaDeployment:
+    """What Serve runs on a machine: the model, and a ReplicaServer. loading, engine: options as plain values."""
+
+    def __init__(
+        self,
+        model: str,
+        loading: Mapping[str, OptionValue],
+        engine: Mapping[str, OptionValue],
+        threads: int,
+        secret: bytes,
+    ) -> None:
+        from ray.util import get_node_ip_address
+
+        compute_with(threads)
+        of_loading: dict[str, Any] = dict(loading)
+        of_engine: dict[str, Any] = dict(engine)
+        self._llm = LLM(LoadedModel(model, **of_loading), **of_engine)
+        self._server = ReplicaServer(self._llm, secret, get_node_ip_address())
+
+    async def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        return self._server.address
+
+    async def check_health(self) -> None:
+        """Serve's: raises where the replica is to be replaced."""
+        self._llm.check()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve's: what `desired_replicas` decides by."""
+        occupancy = self._llm.llm_engine.occupancy
+        waiting = self._llm.inspect(lambda engine: len(engine.scheduler.waiting))
+        return {"waiting": float(waiting), "kv": 1 - occupancy.available / max(1, occupancy.pages)}
+
+
+class RayReplicas:
+    """The launcher whose replicas are Serve's. handle: of their deployment. seats: the most that there may be.
+
+    close: ends what was deployed for this router alone.
+    """
+
+    def __init__(self, handle: Any, seats: int, secret: bytes, close: Callable[[], None] = lambda: None) -> None:
+        self._handle = handle
+        self._seats = seats
+        self._secret = secret
+        self._close = close
+        self._seeking = asyncio.Lock()
+        self._linked: set[tuple[str, int]] = set()
+        self._foreign: set[tuple[str, int]] = set()  # replicas of another deployment of this name, which is replaced
+
+    def __len__(self) -> int:
+        return self._seats
+
+    async def start(self, number: int) -> RemoteLink:
+        """The way to a replica that is not linked yet, once Serve has one."""
+        log.debug("seat %d waits for a replica", number)
+        async with self._seeking:
+            while True:
+                for _ in range(TRIES * self._seats):
+                    if (link := await self._next()) is not None:
+                        return link
+                await asyncio.sleep(AGAIN_S)
+
+    async def _next(self) -> RemoteLink | None:
+        """The way to the replica that Serve's handle chooses, unless it is linked or cannot be."""
+        try:
+            address = await asyncio.to_thread(self._ask)
+            if address in self._linked or address in self._foreign:
+                return None
+            link = await linked(address, self._secret, lambda: self._linked.discard(address))
+        except Exception as error:  # Serve's own errors, and OSError for a replica that has just ended
+            log.info("no replica answers: %s", error)
+            await asyncio.sleep(AGAIN_S)
+            return None
+        (self._foreign if link is None else self._linked).add(address)
+        return link
+
+    def _ask(self) -> tuple[str, int]:
+        host, port = self._handle.address.remote().result(timeout_s=ASK_S)
+        return host, port
+
+    def close(self) -> None:
+        self._close()
+
+
+def desired_replicas(context: Any) -> tuple[int, dict[str, Any]]:
+    """Serve's autoscaling policy, over what replicas report: as many as bring waiting texts and KV use to their marks.
+
+    Returns their number and a state, which it does not need.
+    """
+    count = context.current_num_replicas
+    marks = {"waiting": WAITING, "kv": KV_USE}
+    load = max(fmean(found.values()) / mark for name, mark in marks.items() if (found := _reported(context, name)))
+    wanted = count if abs(load - 1) <= CLOSE else ceil(count * load)
+    return max(context.capacity_adjusted_min_replicas, min(context.capacity_adjusted_max_replicas, wanted)), {}
+
+
+def _reported(context: Any, name: str) -> dict[Any, float]:
+    found: dict[Any, float] = (context.aggregated_metrics or {}).get(name, {})
+    return found or {None: 0.0}
+
+
+@dataclass(frozen=True, slots=True)
+class ServeApplication:
+    """Replicas of a model as an application of Serve. replicas: how many, or the fewest and the most."""
+
+    wanted: ReplicatedModel
+    replicas: int | tuple[int, int]
+
+    @property
+    def seats(self) -> int:
+        """The most replicas that there may be."""
+        return self.replicas if isinstance(self.replicas, int) else self.replicas[1]
+
+    def bound(self) -> Any:
+        """The deployment of the replicas, for `serve.run` or as a part of another application."""
+        from ray import serve
+
+        wanted, threads = self.wanted, self.wanted.threads or 1
+        check_unicode("model", wanted.model)
+        engine = plain(wanted.engine)
+        if memory := wanted.engine.get("kv_memory"):  # of all replicas, as with processes
+            engine |= {"kv_memory": max(1, memory // self.seats)}
+        gpus = str(wanted.loading.get("device", "")).startswith("cuda")
+        made = serve.deployment(ReplicaDeployment).options(
+            name=DEPLOYMENT,
+            ray_actor_options={"num_cpus": threads, "num_gpus": int(gpus)},
+            health_check_period_s=HEALTH_S,
+            max_ongoing_requests=ASKED_AT_ONCE,
+            logging_config={"enable_access_log": False},
+            **self._count(),
+        )
+        return made.bind(wanted.model, plain(wanted.loading), engine, threads, wanted.secret)
+
+    def _count(self) -> dict[str, Any]:
+        if isinstance(self.replicas, int):
+            return {"num_replicas": self.replicas}
+        from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+        policy = AutoscalingPolicy(policy_function=desired_replicas)
+        fewest, most = self.replicas
+        return {"autoscaling_config": AutoscalingConfig(min_replicas=fewest, max_replicas=most, policy=policy)}
+
+    def launcher(self, handle: Any, close: Callable[[], None] = lambda: None) -> RayReplicas:
+        """The launcher of the application's replicas. handle: of their deployment."""
+        return RayReplicas(handle, self.seats, self.wanted.secret, close)
+
+
+def check_ray() -> None:
+    """Raises RequestError where there is no Ray."""
+    try:
+        import ray.serve  # noqa: F401
+    except ImportError as error:
+        raise RequestError("--ray-address needs Ray: pip install 'tokenwright[ray]'", "ray_address") from error
+
+
+def open_on_ray(
+    model: str, replicas: int, address: str, name: str, options: Mapping[str, Any], **more: Any
+) -> ClusterLLM:
+    """An LLM over replicas on a Ray cluster. options: LLM's, and `threads`. more: keywords of ClusterLLM.
+
+    address: of the cluster; local: a new one on this machine. name: of the application, which takes the place of an
+    earlier one. Raises CheckpointError if no replica can be started.
+    """
+    import ray
+    from ray import serve
+
+    try:
+        ray.init(address=address, include_dashboard=False if address == "local" else None)
+    except (ConnectionError, ValueError) as error:
+        raise RequestError(f"--ray-address {address}: {error}", "ray_address") from error
+    wanted = ServeApplication(ReplicatedModel.of(model, options), replicas)
+    serve.start(proxy_location="Disabled")
+    try:
+        handle = serve.run(wanted.bound(), name=name, route_prefix=None)
+    except RuntimeError as error:
+        raise CheckpointError(f"Ray Serve cannot start the replicas: {error}") from error
+    return wanted.wanted.opened(wanted.launcher(handle, lambda: _ended(name)), **more)
+
+
+def _ended(name: str) -> None:
+    import ray
+    from ray import serve
+
+    serve.delete(name)
+    ray.shutdown()

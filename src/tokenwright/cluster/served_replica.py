@@ -1,0 +1,138 @@
+"""A replica that routers reach over the network; each that proves to know the secret may give it texts.
+
+    router ──► connection ──► Worker ──┐
+    router ──► connection ──► Worker ──┴──► one engine ──► SharedPages ──► every Worker's reports
+
+A connection begins with CHALLENGE random bytes of the replica, to which the router answers with their HMAC under the
+secret, and the replica with WELCOME. Then come the messages of a replica; they are authenticated no further, and not
+encrypted. A router that is gone, or says nothing for SILENT_S, has its texts cancelled.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import socket
+import threading
+from contextlib import suppress
+from secrets import token_bytes
+from typing import Any
+
+from tokenwright.cluster.replica import Outbox, PageNews, Worker, messages_of
+from tokenwright.cluster.replica_messages import ReplicaOpened
+from tokenwright.engine import Engine
+from tokenwright.engine.page_events import CachedPage
+from tokenwright.errors import TokenwrightError
+from tokenwright.llm.llm import LLM
+
+CHALLENGE = 32  # bytes
+PROOF = 32  # bytes: of SHA-256
+WELCOME = b"\1"
+SILENT_S = 120.0  # a router asks for a sign of life each second
+
+log = logging.getLogger(__name__)
+
+
+def proof_of(secret: bytes, challenge: bytes) -> bytes:
+    """The answer to a challenge."""
+    return hmac.digest(secret, b"tokenwright router " + challenge, "sha256")
+
+
+class SharedPages:
+    """The pages that can be found, for routers that come at any time. Belongs to the engine thread."""
+
+    def __init__(self) -> None:
+        self._pages: dict[tuple[int, bytes], None] = {}
+        self._readers: list[PageNews] = []
+
+    def cached(self, group: int, page: CachedPage) -> None:
+        self._pages[group, page.page_hash] = None
+        for reader in self._readers:
+            reader.cached(group, page)
+
+    def evicted(self, group: int, page_hash: bytes) -> None:
+        self._pages.pop((group, page_hash), None)
+        for reader in self._readers:
+            reader.evicted(group, page_hash)
+
+    def join(self) -> PageNews:
+        """What a new reader is to report: all pages first."""
+        news = PageNews((group, page_hash, True) for group, page_hash in self._pages)
+        self._readers.append(news)
+        return news
+
+    def leave(self, news: PageNews) -> None:
+        self._readers.remove(news)
+
+
+class ReplicaServer:
+    """Listens at a free port of a host, and serves an LLM to the routers that know the secret, until `close`."""
+
+    def __init__(self, llm: LLM, secret: bytes, host: str) -> None:
+        self._llm = llm
+        self._secret = secret
+        self._pages = SharedPages()
+        llm.inspect(self._listen)
+        self._listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self.address: tuple[str, int] = host, self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, name="routers", daemon=True).start()
+
+    def _listen(self, engine: Engine[Any]) -> None:
+        engine.prefixes.secret = self._secret
+        engine.pool.listen(self._pages)
+
+    def close(self) -> None:
+        """Take no more routers."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), name="router", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                if self._admitted(connection):
+                    self._work(connection)
+            except (OSError, ValueError) as error:  # a ValueError for a message of another form
+                log.info("the connection of a router has ended: %s", error)
+            except TokenwrightError as error:  # the engine has failed, and this process ends
+                log.warning("a router is not served: %s", error)
+
+    def _admitted(self, connection: socket.socket) -> bool:
+        connection.settimeout(SILENT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        challenge = token_bytes(CHALLENGE)
+        connection.sendall(challenge)
+        if not hmac.compare_digest(_received(connection, PROOF), proof_of(self._secret, challenge)):
+            log.warning("a connection did not prove that it is a router's, and is closed")
+            return False
+        connection.sendall(WELCOME)
+        return True
+
+    def _work(self, connection: socket.socket) -> None:
+        outbox = Outbox(connection)
+        pages = self._llm.inspect(lambda _: self._pages.join())
+        worker = Worker(self._llm, pages, outbox.put)
+        outbox.put(ReplicaOpened(worker.shape))
+        self._llm.inspect(lambda _: worker.report_pages())
+        try:
+            for message in messages_of(connection):
+                worker.do(message)
+        finally:
+            worker.close()
+            outbox.close()
+            with suppress(TokenwrightError):
+                self._llm.inspect(lambda _: self._pages.leave(pages))
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    """So many bytes, or fewer where the connection ends before."""
+    found = b""
+    while len(found) < size and (more := connection.recv(size - len(found))):
+        found += more
+    return found

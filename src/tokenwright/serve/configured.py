@@ -1,0 +1,53 @@
+"""What a server's settings say, as the app takes it: who may call it, and its limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenwright.environment import Environment
+from tokenwright.serve.app import Served
+from tokenwright.serve.service.service import ServiceLimits
+from tokenwright.serve.settings import Settings
+from tokenwright.serve.transport.guard import Policy, read_keys
+from tokenwright.serve.transport.telemetry import spans_of
+
+
+def policy_of(settings: Settings, port: int) -> Policy:
+    """Who may call a server at a port. Raises RequestError for keys that cannot be read."""
+    keys = list(settings.api_key)
+    if settings.api_key_file:
+        keys += read_keys(Path(settings.api_key_file))
+    return Policy.of(hosts_of(settings, port), keys, origins=frozenset(settings.cors_origin), body=settings.max_body)
+
+
+def served_of(settings: Settings) -> Served:
+    """How a model is served, without its names."""
+    limits = ServiceLimits(
+        queue=settings.max_queue,
+        deadline_s=settings.request_timeout or None,
+        reader_s=settings.reader_timeout or None,
+    )
+    return Served(
+        (),
+        limits,
+        settings.timings,
+        spans_of(Environment.read().otel),
+        alone=True,
+        strict_fields=settings.strict_fields,
+        stored_responses=settings.stored_responses,
+    )
+
+
+def in_url(host: str) -> str:
+    """A host as a URL has it."""
+    return f"[{host}]" if ":" in host else host
+
+
+def hosts_of(settings: Settings, port: int) -> list[str] | None:
+    """The names that the Host header may have; None: any, as a key is demanded."""
+    if not (settings.local or settings.no_key or settings.allowed_host):
+        return None
+    names = ["127.0.0.1", "localhost", "[::1]", *settings.allowed_host]
+    if not settings.local and not settings.everywhere:
+        names.append(in_url(settings.host))
+    return [f"{name}:{port}" for name in names] + [name for name in names if port in (80, 443) or name not in names[:3]]

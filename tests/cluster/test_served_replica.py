@@ -1,0 +1,193 @@
+"""Replicas that listen for routers, in processes of their own that are started again, as Ray Serve does it."""
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from tokenwright import LLM
+from tokenwright.cluster.cluster_llm import ReplicatedModel
+from tokenwright.cluster.ray_replicas import RayReplicas, desired_replicas
+from tokenwright.cluster.served_replica import CHALLENGE, PROOF, WELCOME, ReplicaServer, proof_of
+
+SECRET = b"s" * 32
+HANGS = 300.0  # seconds; only a hang takes so long
+PROMPTS = ["Once upon a time there was a", "The little dog", "Lily and Tom went to the", "One day, a big bird"]
+REPLICA = """
+import sys, threading
+from tokenwright import LLM
+from tokenwright.cluster.served_replica import ReplicaServer
+llm = LLM("stories", kv_memory="32MB", threads=1)
+print(*ReplicaServer(llm, bytes.fromhex(sys.argv[1]), "127.0.0.1").address, flush=True)
+sys.stdin.read()
+"""
+
+
+class FakeServe:
+    """Keeps a number of replicas alive, and says where one of them listens; in the place of a deployment's handle."""
+
+    def __init__(self, replicas):
+        self.processes = {}
+        self.address = SimpleNamespace(remote=lambda: SimpleNamespace(result=self.result))
+        self.ended = threading.Event()
+        self.keepers = [threading.Thread(target=self.keep, args=(at,)) for at in range(replicas)]
+        for keeper in self.keepers:
+            keeper.start()
+
+    def keep(self, at):
+        while not self.ended.is_set():
+            command = [sys.executable, "-c", REPLICA, SECRET.hex()]
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+                host, port = (process.stdout.readline() or "- 0").split()
+                self.processes[at] = (host, int(port)), process
+                process.wait()
+
+    def result(self, timeout_s):
+        address, process = random.choice(list(self.processes.values()))
+        if process.poll() is not None:
+            raise ConnectionError("this replica has ended")
+        return address
+
+    def close(self):
+        self.ended.set()
+        for _, process in self.processes.values():
+            process.kill()
+        for keeper in self.keepers:
+            keeper.join()
+
+
+def until(known):
+    end = time.monotonic() + HANGS
+    while not known():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def fake():
+    found = FakeServe(2)
+    until(lambda: len(found.processes) == 2)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def ingress(fake):
+    made = []
+
+    def open_one(secret=SECRET):
+        wanted = ReplicatedModel("stories", {}, {}, 1, secret)
+        made.append(wanted.opened(RayReplicas(fake, 2, secret)))
+        until(lambda: len(made[-1].cluster.names) == 2)
+        return made[-1]
+
+    yield open_one
+    for llm in made:
+        llm.close()
+
+
+@pytest.fixture(scope="module")
+def alone():
+    with LLM("stories", kv_memory="32MB") as llm:
+        yield [llm.generate(one, max_tokens=150, seed=7, temperature=1.0)[0].text for one in PROMPTS]
+
+
+def test_killed_and_replaced_replicas_change_no_text(fake, ingress, alone):
+    llm, found = ingress(), {}
+
+    def ask(at):
+        found[at] = [llm.generate(one, max_tokens=150, seed=7, temperature=1.0)[0].text for one in PROMPTS]
+
+    def asked(disturb):
+        clients = [threading.Thread(target=ask, args=(at,)) for at in range(4)]
+        for client in clients:
+            client.start()
+        disturb()
+        for client in clients:
+            client.join()
+        assert [found.pop(at) for at in range(4)] == [alone] * 4
+        until(lambda: len(llm.cluster.names) == 2)
+
+    def kill():
+        busy = llm.cluster.dispatcher
+        until(lambda: busy.members and busy.texts_of(busy.members[0]))
+        before = fake.processes[0][1]
+        before.kill()
+        until(lambda: fake.processes[0][1] is not before)
+
+    asked(kill)
+    before = {process.pid for _, process in fake.processes.values()}
+    asked(llm.cluster.roll)
+    until(lambda: before.isdisjoint(process.pid for _, process in fake.processes.values()))
+    until(lambda: len(llm.cluster.names) == 2)
+
+
+def test_a_second_router_knows_what_is_cached_and_outlives_the_first(fake, ingress):
+    first, prompt = ingress(), PROMPTS[0] * 20
+    first.generate(prompt, max_tokens=1)
+    second = ingress()
+    until(lambda: sum(sum(map(len, one.routed.pages.reported)) for one in second.cluster.dispatcher.members))
+    handle = second.stream(prompt, max_tokens=400, ignore_eos=True)
+    next(handle)
+    first.close()
+    assert sum(1 for _ in handle) >= 100
+    again = second.generate(prompt, max_tokens=1)[0]
+    assert again.usage.reused_tokens >= len(prompt.split()) // 16 * 16
+
+
+def test_a_router_that_is_gone_leaves_no_text(fake, ingress):
+    first, second = ingress(), ingress()
+    for prompt in PROMPTS:
+        next(first.stream(prompt, max_tokens=100_000, ignore_eos=True))
+    first.close()
+
+    def free():
+        second.generate("a", max_tokens=1)  # replicas report what they have at each step
+        time.sleep(0.05)
+        members = second.cluster.dispatcher.members
+        return all(one.available == sum(group.pages for group in second.llm_engine.shape.groups) for one in members)
+
+    until(free)
+
+
+def test_who_does_not_know_the_secret_is_turned_away():
+    import socket
+
+    with LLM("stories", kv_memory="32MB") as llm:
+        server = ReplicaServer(llm, SECRET, "127.0.0.1")
+        for secret, welcome in ((b"t" * 32, b""), (SECRET, WELCOME)):
+            with socket.create_connection(server.address) as connection, connection.makefile("rb") as stream:
+                connection.sendall(proof_of(secret, stream.read(CHALLENGE)))
+                assert stream.read(1) == welcome
+        server.close()
+    assert len(proof_of(SECRET, b"")) == PROOF
+
+
+def context(replicas, waiting, kv, fewest=1, most=9):
+    metrics = {name: dict(enumerate(values)) for name, values in (("waiting", waiting), ("kv", kv))}
+    return SimpleNamespace(
+        current_num_replicas=replicas,
+        aggregated_metrics=metrics,
+        capacity_adjusted_min_replicas=fewest,
+        capacity_adjusted_max_replicas=most,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (context(2, [4, 4], [0, 0]), 2),
+        (context(2, [8, 8], [0.1, 0.1]), 4),
+        (context(2, [30, 30], [0, 0]), 9),
+        (context(4, [0, 0, 0, 0], [0.2, 0.2, 0.2, 0.2]), 1),
+        (context(4, [0, 0, 0, 0], [0.6, 0.6, 0.4, 0.4], fewest=3), 3),
+        (context(4, [0, 0, 0, 0], [0.82, 0.84, 0.86, 0.8]), 4),
+        (context(3, [], []), 1),
+    ],
+)
+def test_replicas_follow_waiting_texts_and_kv_use(given, wanted):
+    assert desired_replicas(given)[0] == wanted
