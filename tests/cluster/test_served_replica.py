@@ -1,6 +1,7 @@
 """Replicas that listen for routers, in processes of their own that are started again, as Ray Serve does it."""
 
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -9,16 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from tokenwright import LLM
+from tokenwright import LLM, SamplingParams
 from tokenwright.cluster.cluster_llm import ReplicatedModel
 from tokenwright.cluster.ray_replicas import RayReplicas, desired_replicas
 from tokenwright.cluster.served_replica import CHALLENGE, PROOF, WELCOME, ReplicaServer, proof_of
+from tokenwright.engine.loop import Inbox
 
 SECRET = b"s" * 32
 HANGS = 300.0  # seconds; only a hang takes so long
 PROMPTS = ["Once upon a time there was a", "The little dog", "Lily and Tom went to the", "One day, a big bird"]
 REPLICA = """
-import sys, threading
+import sys
 from tokenwright import LLM
 from tokenwright.cluster.served_replica import ReplicaServer
 llm = LLM("stories", kv_memory="32MB", threads=1)
@@ -141,9 +143,6 @@ def test_a_second_router_knows_what_is_cached_and_outlives_the_first(fake, ingre
 
 def test_a_router_that_is_gone_leaves_no_text(fake, ingress):
     first, second = ingress(), ingress()
-    for prompt in PROMPTS:
-        next(first.stream(prompt, max_tokens=100_000, ignore_eos=True))
-    first.close()
 
     def free():
         second.generate("a", max_tokens=1)  # replicas report what they have at each step
@@ -151,12 +150,18 @@ def test_a_router_that_is_gone_leaves_no_text(fake, ingress):
         members = second.cluster.dispatcher.members
         return all(one.available == sum(group.pages for group in second.llm_engine.shape.groups) for one in members)
 
+    params = SamplingParams(max_tokens=400, ignore_eos=True)
+    for prompt in PROMPTS:
+        [handle] = first.submit([first.llm_engine.inputs.build(prompt, params)], inbox := Inbox())
+        inbox.get()
+        handle.pause()  # so it has its pages until it is cancelled, and none where it begins again
+    until(lambda: not free())
+    for seat in first.cluster._supervisor.seats:
+        first.cluster._asyncio.call_soon_threadsafe(seat.link._writer.transport.abort)
     until(free)
 
 
 def test_who_does_not_know_the_secret_is_turned_away():
-    import socket
-
     with LLM("stories", kv_memory="32MB") as llm:
         server = ReplicaServer(llm, SECRET, "127.0.0.1")
         for secret, welcome in ((b"t" * 32, b""), (SECRET, WELCOME)):

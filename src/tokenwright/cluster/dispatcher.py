@@ -182,7 +182,8 @@ class Dispatcher:
         if text.sequence is handle.sequence:
             counts.preemptions = news.preemptions
             if not handle.moves:
-                counts.prefix_hit, counts.restored = news.prefix_hit, news.restored
+                counts.prefix_hit = counts.reused = news.prefix_hit
+                counts.restored = news.restored
 
     def _switch(self, handle: RoutedHandle, paused: bool) -> None:
         handle.paused = paused
