@@ -92,8 +92,8 @@ class Served:
 
 
 @contextmanager
-def served(replicas, *flags):
-    server = Served("--replicas", str(replicas), *flags)
+def served(replicas, *flags, kind=Served):
+    server = kind("--replicas", str(replicas), *flags)
     try:
         server.wait(lambda: server.gauge("tokenwright_replicas") == replicas)
         yield server
@@ -289,11 +289,21 @@ def test_a_text_with_which_every_replica_dies_fails_and_says_so():
         server.stop()
 
 
-def test_a_killed_server_leaves_no_replica_behind():
-    with served(2) as server:
+def test_a_killed_server_tells_its_clients_and_leaves_no_replica_behind():
+    with served(2) as server, ThreadPoolExecutor(4) as clients:
         replicas = server.replicas
+        body = {"prompt": PROMPTS[0], "max_tokens": 400, "ignore_eos": True}
+
+        def ask(_):
+            while True:
+                stream(server, **body)
+
+        asking = [clients.submit(ask, at) for at in range(4)]
+        server.wait(lambda: server.gauge("tokenwright_requests_running") == 4)
         server.process.kill()
         server.process.wait()
+        for one in asking:
+            assert isinstance(one.exception(HANGS), httpx2.TransportError), "no stream seems to be whole"
     until = time.monotonic() + HANGS
     while any(Path(f"/proc/{pid}").exists() for pid in replicas):
         assert time.monotonic() < until

@@ -1,0 +1,116 @@
+"""Replicas on a real Ray cluster of this machine, where Ray is installed (`pip install 'tokenwright[ray]'`)."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.cluster.test_cluster import HANGS, Served, bodies, served, stream, streams_with_kills
+from tokenwright import LLM
+
+pytest.importorskip("ray.serve")
+pytestmark = pytest.mark.slow
+
+BIN = Path(sys.executable).parent
+KILLS = int(os.environ.get("RAY_KILLS", "3"))
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [str(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def processes(of):
+    """The ids of processes by what they are called."""
+    found = subprocess.run(["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True, check=True)
+    return [int(line.split()[0]) for line in found.stdout.splitlines() if of in line]
+
+
+class OnRay(Served):
+    """A server whose replicas are Ray's."""
+
+    @property
+    def replicas(self):
+        return processes(f"ray::ServeReplica:tokenwright-{socket.gethostname()}-0:")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """The address of a cluster, and the port at which Serve listens."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(home))  # Ray writes a token there
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        port, http = free_ports(2)
+        start = ["start", "--head", f"--port={port}", "--num-cpus=4", "--include-dashboard=false"]
+        subprocess.run([BIN / "ray", *start], check=True)
+        try:
+            subprocess.run([BIN / "serve", "start", "-a", f"127.0.0.1:{port}", "--http-port", http], check=True)
+            yield f"127.0.0.1:{port}", http
+        finally:
+            subprocess.run([BIN / "ray", "stop", "--force"], check=True)
+
+
+@contextmanager
+def application(cluster, name):
+    """A Serve application, as its user runs it."""
+    address, http = cluster
+    command = ["run", "-a", address, "--name", name, "tokenwright.serve.cluster:app", "model=stories", "replicas=2"]
+    with subprocess.Popen([BIN / "serve", *command, "kv_memory=64MB", "timings=1", f"port={http}"]) as process:
+        try:
+            until = time.monotonic() + HANGS
+            while True:
+                assert time.monotonic() < until and process.poll() is None
+                with suppress(httpx2.HTTPError):
+                    if httpx2.get(f"http://127.0.0.1:{http}/ready", timeout=HANGS).status_code == 200:
+                        break
+                time.sleep(0.1)
+            yield f"http://127.0.0.1:{http}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+class At:
+    """A server that is there. url: its address."""
+
+    def __init__(self, url):
+        self.url = url
+
+
+def test_an_application_of_serve_writes_the_texts_of_one_process(cluster):
+    asked = list(bodies(4))
+    with LLM("stories", kv_memory="64MB") as llm:
+        body = asked[1]
+        [alone] = llm.generate(
+            body["prompt"], max_tokens=body["max_tokens"], seed=body["seed"], temperature=body["temperature"]
+        )
+    with application(cluster, "try") as url:
+        before = [stream(At(url), **body)[:2] for body in asked]
+        assert before[1][0] == alone.text
+        os.kill(processes("ray::ServeReplica:try:replica")[0], signal.SIGKILL)
+        assert [stream(At(url), **body)[:2] for body in asked] == before
+
+
+def test_kills_of_replicas_on_ray_change_no_text(cluster):
+    with served(2, "--ray-address", cluster[0], "--threads", "1", kind=OnRay) as server:
+        pauses = streams_with_kills(server, list(bodies(5)), KILLS)
+        print(f"{KILLS} kills, {len(pauses)} streams went on elsewhere, the longest pause {pauses[-1]:.1f} s")
+        before = set(server.replicas)
+        server.process.send_signal(signal.SIGHUP)
+        server.wait(lambda: len(now := set(server.replicas)) == 2 and not now & before)
+        assert stream(server, prompt="Once", max_tokens=5)[0]
+        server.stop()
+    until = time.monotonic() + HANGS
+    while server.replicas:
+        assert time.monotonic() < until, "the application is deleted with its server"
+        time.sleep(0.1)
