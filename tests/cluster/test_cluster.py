@@ -289,6 +289,24 @@ def test_a_text_with_which_every_replica_dies_fails_and_says_so():
         server.stop()
 
 
+def test_a_replica_reads_what_another_one_has_computed_from_the_folder_of_both(tmp_path):
+    body = {"prompt": PROMPTS[0] * 20, "max_tokens": 60, "seed": 3, "temperature": 1.0}
+    with served(2, "--kv-disk", str(tmp_path)) as server:
+        before, _, timings = stream(server, **body)
+        assert not timings["cached_tokens"]
+        pages = timings["prompt_tokens"] // 16
+        server.wait(lambda: len(list(tmp_path.glob("*/*.0"))) >= pages)
+        for _ in range(2):  # until the replica that has computed them is gone
+            server.wait(lambda: server.gauge("tokenwright_replicas") == 2)
+            os.kill(server.ready[0], signal.SIGKILL)
+            server.wait(lambda: server.gauge("tokenwright_replicas") == 1)
+            text, _, timings = stream(server, **body)
+            assert text == before
+            if timings["disk_tokens"]:
+                break
+        assert timings["disk_tokens"] >= 16 * (pages - 1), "restored, by a replica that has not computed them"
+
+
 def test_a_killed_server_tells_its_clients_and_leaves_no_replica_behind():
     with served(2) as server, ThreadPoolExecutor(4) as clients:
         replicas = server.replicas

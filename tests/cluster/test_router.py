@@ -5,15 +5,15 @@ from collections import Counter
 import pytest
 
 from tokenwright.cluster.replica_pages import ReplicaPages
-from tokenwright.cluster.router import DECODE_WEIGHT, MISS_WEIGHT, RoutedReplica, Router
+from tokenwright.cluster.router import DECODE_WEIGHT, MISS_WEIGHT, RoutedReplica, Router, StoredPages
 from tokenwright.engine import Group
 
 SIZE = 4
 
 
 class Cluster:
-    def __init__(self, replicas):
-        self.router = Router()
+    def __init__(self, replicas, stored=None):
+        self.router = Router(stored)
         self.replicas = [RoutedReplica(ReplicaPages([Group(1000)], SIZE, b"", b"")) for _ in range(replicas)]
         self.number = 0
 
@@ -28,7 +28,10 @@ class Cluster:
     def compute(self, place, tokens):
         """The replica reports the pages of a text."""
         replica = self.replicas[place]
-        replica.pages.apply([(0, page, True) for page in replica.pages.hashes(b"").extend(tokens)])
+        pages = [(0, page, True) for page in replica.pages.hashes(b"").extend(tokens)]
+        replica.pages.apply(pages)
+        if self.router.stored is not None:
+            self.router.stored.add(pages)
 
     def end(self, place, number, tokens):
         self.compute(place, tokens)
@@ -64,6 +67,28 @@ def test_a_hot_prefix_spreads_when_the_queue_costs_more_than_the_prefix():
     assert len(counts) == 4
     works = [replica.work for replica in cluster.replicas]
     assert max(works) - min(works) <= MISS_WEIGHT * 440 + 240, "no further behind than the prefix is worth"
+
+
+@pytest.mark.parametrize(("stored", "stay"), [(None, 5), (StoredPages(), 1), (StoredPages(most=99), 5)])
+def test_a_folder_of_all_replicas_makes_a_hot_prefix_spread_earlier(stored, stay):
+    """Of 99 pages the first one is forgotten, so nothing can be read."""
+    cluster = Cluster(2, stored)
+    shared = text(1, 400)
+    first, number, _ = cluster.take(shared)
+    cluster.end(first, number, shared)
+    places = [cluster.take([*shared, *text(2 + at, 4)], most=60)[0] for at in range(8)]
+    assert places.index(1 - first) == stay
+
+
+def test_pages_of_a_folder_in_use_are_forgotten_last():
+    cluster, stored = Cluster(1), StoredPages(most=8)
+    hashes = {seed: cluster.replicas[0].pages.hashes(b"") for seed in range(3)}
+    for seed in (0, 1):
+        stored.add([(0, page, True) for page in hashes[seed].extend(text(seed, 4 * SIZE))])
+    assert stored.tokens(hashes[0], text(0, 5 * SIZE)) == 4 * SIZE
+    stored.add([(0, page, True) for page in hashes[2].extend(text(2, 5 * SIZE))])
+    found = [stored.tokens(hashes[seed], text(seed, 6 * SIZE)) // SIZE for seed in range(3)]
+    assert found == [3, 0, 5]
 
 
 def test_without_shared_prefixes_the_replica_with_the_least_work_takes_the_text():

@@ -167,7 +167,7 @@ class ClusterLLM(LLM):
     ) -> None:
         own = {name: value for name, value in engine.items() if name not in ("kv", "kv_memory")}
         config = EngineConfig(kv=KVFormat.parse(engine.get("kv", "native")), **own)
-        loop = ClusterLoop(launcher, secret, retries, drain_s)
+        loop = ClusterLoop(launcher, secret, retries, drain_s, shared=engine.get("kv_disk") is not None)
         try:
             loaded = LoadedModel(model, read=False, **loading)
             made = ClusterEngine(loaded, config, loop, report)

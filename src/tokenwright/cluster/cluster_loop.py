@@ -32,13 +32,13 @@ T = TypeVar("T")
 class ClusterLoop(EngineLoop):
     """Replicas as one engine. retries: how many may die with a text before it fails.
 
-    secret: of the page hashes. drain_s: as the Supervisor has it.
+    secret: of the page hashes. drain_s: as the Supervisor has it. shared: as the Dispatcher has it.
     """
 
-    def __init__(self, launcher: Launcher, secret: bytes, retries: int, drain_s: float) -> None:
+    def __init__(self, launcher: Launcher, secret: bytes, retries: int, drain_s: float, *, shared: bool) -> None:
         self.clock = time.perf_counter
         self.engine: Engine[Any]  # it checks requests, and computes nothing
-        self.dispatcher = Dispatcher(retries, self.clock)
+        self.dispatcher = Dispatcher(retries, self.clock, shared=shared)
         self._launcher = launcher
         self._secret = secret
         self._news: SimpleQueue[News] = SimpleQueue()

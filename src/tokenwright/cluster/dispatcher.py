@@ -15,7 +15,7 @@ from typing import Protocol
 from tokenwright.cluster.replica_messages import Begin, Cancel, Pause, Report, Resume, TextNews
 from tokenwright.cluster.replica_pages import ReplicaPages
 from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, total
-from tokenwright.cluster.router import RoutedReplica, Router
+from tokenwright.cluster.router import RoutedReplica, Router, StoredPages
 from tokenwright.engine import Event, Failed, Finished, FinishReason
 from tokenwright.engine.loop import Delivery, Listener
 from tokenwright.engine.prefix_index import PrefixHashes
@@ -42,11 +42,14 @@ class Member:
 
 
 class Dispatcher:
-    """retries: how many replicas may die with a text before it fails. clock: seconds."""
+    """retries: how many replicas may die with a text before it fails. clock: seconds.
 
-    def __init__(self, retries: int, clock: Callable[[], float]) -> None:
+    shared: all replicas keep their pages in one folder.
+    """
+
+    def __init__(self, retries: int, clock: Callable[[], float], *, shared: bool = False) -> None:
         self.members: list[Member] = []
-        self._router = Router()
+        self._router = Router(StoredPages() if shared else None)
         self._retries = retries
         self._clock = clock
         self._texts: dict[int, tuple[RoutedHandle, TextInFlight]] = {}
@@ -100,6 +103,8 @@ class Dispatcher:
     def report(self, member: Member, report: Report) -> None:
         """Take what a replica's step has changed."""
         member.routed.pages.apply(report.pages)
+        if self._router.stored is not None:
+            self._router.stored.add(report.pages)
         member.available, member.cached = report.available, report.cached
         found = [(self._texts[one.number], one) for one in report.texts if self._has(member, one.number)]
         self._deliver([(handle, self._take(member, handle, text, news)) for (handle, text), news in found])

@@ -73,10 +73,10 @@ class ReplicaPages:
             return self._prefixes.match_prefix(hashes, tokens, tails=False)
         size = self._pool.page_size  # every page is read: nearly always, and many times quicker
         found = hashes.extend(tokens)[: (len(tokens) - 1) // size]
-        runs = [_run(found, pool.index) for pool in self._pool.group_pools]
+        runs = [run_of(found, pool.index) for pool in self._pool.group_pools]
         return min(runs) * size
 
 
-def _run(hashes: Sequence[bytes], index: Container[bytes]) -> int:
+def run_of(hashes: Sequence[bytes], index: Container[bytes]) -> int:
     """How many of the first hashes are in the index, without a gap."""
     return next((at for at, page_hash in enumerate(hashes) if page_hash not in index), len(hashes))

@@ -1,6 +1,7 @@
 """The router: which replica takes a text. It knows no sockets, no processes and no clock.
 
-    cost of a replica = its work + MISS_WEIGHT x tokens of this text that it has not cached
+    cost of a replica = its work + MISS_WEIGHT x tokens of this text that it has to compute
+                                 + READ_WEIGHT x tokens that it can read from the folder of all replicas
 
 A replica's work is what it still has to compute of the texts that it was given: tokens of prompts, and DECODE_WEIGHT
 for each token that is to be written, as far as texts of late were long. The cheapest replica takes the text; so a
@@ -13,11 +14,13 @@ simulations (benchmarks/cluster.py).
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tokenwright.cluster.replica_pages import ReplicaPages
+from tokenwright.cluster.replica_pages import ReplicaPages, run_of
 from tokenwright.engine.prefix_index import PrefixHashes
 
 DECODE_WEIGHT = 4.0  # of a token to be written, in tokens of a prompt; a batch writes many in one step
+READ_WEIGHT = 0.5  # of a token that is read from a disk, which takes a part of the time of computing it
 MISS_WEIGHT = 3.0  # of a token that is computed though it may be cached elsewhere: it takes time from others, too
+MOST_STORED = 1 << 20  # pages of a folder that are known
 SMOOTH = 0.05  # of a text that has ended in the mean length of texts
 
 
@@ -48,10 +51,36 @@ class RoutedReplica:
         return sum(text.prefill + DECODE_WEIGHT * text.decode for text in self.texts.values())
 
 
-class Router:
-    """Chooses among replicas, and counts what each has to do."""
+class StoredPages:
+    """The pages in a folder that all replicas share: those that any of them has reported, the last `most`."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_STORED) -> None:
+        self._hashes: dict[bytes, None] = {}
+        self._most = most
+
+    def add(self, changes: Iterable[tuple[int, bytes, bool]]) -> None:
+        """Take the pages of a report; those that left a replica's memory are still in the folder."""
+        for group, page_hash, cached in changes:
+            if cached and not group:  # a text's pages of all groups are stored together
+                self._hashes.pop(page_hash, None)
+                self._hashes[page_hash] = None
+        while len(self._hashes) > self._most:
+            del self._hashes[next(iter(self._hashes))]
+
+    def tokens(self, hashes: PrefixHashes, tokens: Sequence[int]) -> int:
+        """The first tokens of a text that are there, in full pages."""
+        found = hashes.extend(tokens)[: (len(tokens) - 1) // hashes.page_size]
+        count = run_of(found, self._hashes)
+        for page_hash in reversed(found[:count]):  # in use: to be forgotten last, the first page after the others
+            self._hashes[page_hash] = self._hashes.pop(page_hash)
+        return count * hashes.page_size
+
+
+class Router:
+    """Chooses among replicas, and counts what each has to do. stored: pages in a folder that they share, if any."""
+
+    def __init__(self, stored: StoredPages | None = None) -> None:
+        self.stored = stored
         self.written = 100.0  # tokens of a text, the mean of those that ended
         self._choices = 0
 
@@ -60,10 +89,12 @@ class Router:
     ) -> tuple[RoutedReplica, int] | None:
         """The replica for a text, and how many of its first tokens that one has cached; None: none takes texts."""
         best: tuple[tuple[float, int, int], RoutedReplica, int] | None = None
+        stored = self.stored.tokens(hashes, tokens) if self.stored is not None else 0
         for replica in replicas:
             if replica.taking:
                 cached = replica.pages.cached(hashes, tokens)
-                cost = replica.work + MISS_WEIGHT * (len(tokens) - cached)
+                read = max(0, stored - cached)
+                cost = replica.work + MISS_WEIGHT * (len(tokens) - cached - read) + READ_WEIGHT * read
                 order = cost, len(replica.texts), replica.chosen
                 if best is None or order < best[0]:
                     best = order, replica, cached
