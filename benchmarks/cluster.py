@@ -101,11 +101,12 @@ def ideal(arrivals: Sequence[Arrival]) -> float:
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a step: always, for each token of a prompt, for each sequence that writes."""
+    """Seconds of a step: always, for each token of a prompt, each sequence that writes, each cached token read."""
 
     base: float
     token: float
     sequence: float
+    key: float = 0.0
 
 
 class Timed:
@@ -144,13 +145,16 @@ class ModelledReplica:
             self.step = None
             return None
         prompts = writing = 0
+        keys = 0.0
         for chunk in self.step.chunks:
+            keys += (chunk.stop - chunk.start) * (chunk.start + chunk.stop + 1) / 2
             if chunk.start < len(chunk.request.prompt):
                 prompts += chunk.stop - chunk.start
             else:
                 writing += 1
         steps = self._scale if writing else 1
-        return steps * costs.base + self._scale * (prompts * costs.token + writing * costs.sequence)
+        spent = prompts * costs.token + writing * costs.sequence + self._scale * keys * costs.key
+        return steps * costs.base + self._scale * spent
 
     def end(self) -> list[Token | Finished]:
         """End the step: its tokens and the texts that have ended."""

@@ -49,7 +49,7 @@ class Dispatcher:
 
     def __init__(self, retries: int, clock: Callable[[], float], *, shared: bool = False) -> None:
         self.members: list[Member] = []
-        self._router = Router(StoredPages() if shared else None)
+        self.router = Router(StoredPages() if shared else None)
         self._retries = retries
         self._clock = clock
         self._texts: dict[int, tuple[RoutedHandle, TextInFlight]] = {}
@@ -103,8 +103,8 @@ class Dispatcher:
     def report(self, member: Member, report: Report) -> None:
         """Take what a replica's step has changed."""
         member.routed.pages.apply(report.pages)
-        if self._router.stored is not None:
-            self._router.stored.add(report.pages)
+        if self.router.stored is not None:
+            self.router.stored.add(report.pages)
         member.available, member.cached = report.available, report.cached
         found = [(self._texts[one.number], one) for one in report.texts if self._has(member, one.number)]
         self._deliver([(handle, self._take(member, handle, text, news)) for (handle, text), news in found])
@@ -148,13 +148,13 @@ class Dispatcher:
         hashes = text.sequence.prefix_hashes
         if not request.share:
             hashes = PrefixHashes(b"", hashes.page_size)  # of no page
-        chosen = self._router.choose((member.routed for member in self.members), hashes, tokens)
+        chosen = self.router.choose((member.routed for member in self.members), hashes, tokens)
         if chosen is None:
             self._waiting[text.number] = None
             return
         routed, cached = chosen
         most = text.sequence.limit - len(tokens)
-        self._router.assign(routed, text.number, hashes, len(tokens), cached, most)
+        self.router.assign(routed, text.number, hashes, len(tokens), cached, most)
         text.at, text.placed = routed, now
         self._link(routed).send(Begin(text.number, text.next_order(left), handle.paused))
 
@@ -172,9 +172,9 @@ class Dispatcher:
         events = handle.show(text) + taken
         self._count(handle, text, news)
         if written := total(taken):
-            self._router.wrote(member.routed, text.number, written)
+            self.router.wrote(member.routed, text.number, written)
         if news.ended:
-            self._router.ended(member.routed, text.number, len(text.written))
+            self.router.ended(member.routed, text.number, len(text.written))
             self._forget(handle, text)
             if any(isinstance(event, Failed) for event in taken):
                 events += self._drop(handle, _aborted)
@@ -217,7 +217,7 @@ class Dispatcher:
         for text in list(handle.texts.values()):
             if text.at is not None:
                 self._link(text.at).send(Cancel(text.number))
-                self._router.ended(text.at, text.number, None)
+                self.router.ended(text.at, text.number, None)
             self._forget(handle, text)
             events += [*handle.show(text), last(text)]
         return events
