@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class ReplicaDeployment:
-    """What Serve runs on a machine: the model, and a ReplicaServer. loading, engine: options as plain values."""
+    """The deployment of a replica: Serve makes one on a machine, with the model and a ReplicaServer. loading, engine: options as plain values."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ReplicaDeployment:
 class RayReplicas:
     """The launcher whose replicas are Serve's. handle: of their deployment. seats: the most that there may be.
 
-    close: ends what was deployed for this router alone.
+    close: ends the deployment, where it is this router's own.
     """
 
     def __init__(self, handle: Any, seats: int, secret: bytes, close: Callable[[], None] = lambda: None) -> None:

@@ -262,7 +262,7 @@ def requested(llm: LLM, order: TextOrder) -> Request:
 
 
 def messages_of(connection: socket.socket) -> Iterator[Any]:
-    """What the router says, until it has gone."""
+    """The messages of the router, until it has gone."""
     with connection.makefile("rb") as stream:
         while len(head := stream.read(LENGTH)) == LENGTH:
             size = int.from_bytes(head, "little")

@@ -56,7 +56,7 @@ class SharedPages:
             reader.evicted(group, page_hash)
 
     def join(self) -> PageNews:
-        """What a new reader is to report: all pages first."""
+        """The changes for a new reader to report, which begin with all pages."""
         news = PageNews((group, page_hash, True) for group, page_hash in self._pages)
         self._readers.append(news)
         return news

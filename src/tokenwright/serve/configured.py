@@ -1,4 +1,4 @@
-"""What a server's settings say, as the app takes it: who may call it, and its limits."""
+"""Turns the settings of a server into what the app takes: the policy of callers, and the limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenwright.serve.transport.telemetry import spans_of
 
 
 def policy_of(settings: Settings, port: int) -> Policy:
-    """Who may call a server at a port. Raises RequestError for keys that cannot be read."""
+    """The policy for callers of a server at a port. Raises RequestError for keys that cannot be read."""
     keys = list(settings.api_key)
     if settings.api_key_file:
         keys += read_keys(Path(settings.api_key_file))
