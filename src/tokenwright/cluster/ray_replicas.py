@@ -41,7 +41,10 @@ log = logging.getLogger(__name__)
 
 
 class ReplicaDeployment:
-    """The deployment of a replica: Serve makes one on a machine, with the model and a ReplicaServer. loading, engine: options as plain values."""
+    """The deployment of a replica: Serve makes one on a machine, with the model and a ReplicaServer.
+
+    loading, engine: options as plain values.
+    """
 
     def __init__(
         self,

@@ -72,9 +72,7 @@ class Settings:
     replicas: int = _setting(
         0, "Processes that write the texts and are replaced when they die; 0: the server itself writes them."
     )
-    ray_address: str = _setting(
-        "", "A Ray cluster on whose machines the replicas run, such as auto or HOST:PORT; local starts one here."
-    )
+    ray_address: str = _setting("", "A Ray cluster for the replicas, such as auto or HOST:PORT; local starts one.")
     retries: int = _setting(3, "How many replicas may die with a text before its request fails.")
     kv_events: str = _setting(
         "", "The address, such as tcp://*:5557, of vLLM's KV events for routers; replays are at the next port."

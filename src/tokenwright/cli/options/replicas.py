@@ -30,7 +30,7 @@ RayAddress = Annotated[
     str | None,
     Option(
         metavar="ADDRESS",
-        help="A Ray cluster on whose machines the replicas run, such as auto or HOST:PORT; local starts one here.",
+        help="A Ray cluster for the replicas, such as auto or HOST:PORT; local starts one.",
         rich_help_panel=SERVER,
     ),
 ]
