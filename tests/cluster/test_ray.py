@@ -19,7 +19,7 @@ pytest.importorskip("ray.serve")
 pytestmark = pytest.mark.slow
 
 BIN = Path(sys.executable).parent
-KILLS = int(os.environ.get("RAY_KILLS", "3"))
+KILLS = 3
 
 
 def free_ports(count):
@@ -51,14 +51,18 @@ def cluster(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))  # Ray writes a token there
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_raylet_start_wait_time_s", str(int(HANGS)))
         port, http = free_ports(2)
-        start = ["start", "--head", f"--port={port}", "--num-cpus=4", "--include-dashboard=false"]
-        subprocess.run([BIN / "ray", *start], check=True)
-        try:
-            subprocess.run([BIN / "serve", "start", "-a", f"127.0.0.1:{port}", "--http-port", http], check=True)
-            yield f"127.0.0.1:{port}", http
-        finally:
-            subprocess.run([BIN / "ray", "stop", "--force"], check=True)
+        start = ["start", "--head", "--block", f"--port={port}", "--num-cpus=4", "--include-dashboard=false"]
+        serve = [BIN / "serve", "start", "-a", f"127.0.0.1:{port}", "--http-port", http]
+        with subprocess.Popen([BIN / "ray", *start]) as head:
+            until = time.monotonic() + 2 * HANGS
+            try:
+                while subprocess.run(serve).returncode:
+                    assert time.monotonic() < until and head.poll() is None
+                yield f"127.0.0.1:{port}", http
+            finally:
+                head.terminate()
 
 
 @contextmanager
