@@ -101,6 +101,12 @@ def test_without_shared_prefixes_the_replica_with_the_least_work_takes_the_text(
         assert works[place] == min(works)
 
 
+def test_texts_of_other_routers_count_as_long_as_those_of_late():
+    cluster = Cluster(3)
+    cluster.replicas[0].others, cluster.replicas[1].others = 2, 1
+    assert [cluster.take(text(at, 9), most=1000)[0] for at in range(5)] == [2, 1, 2, 0, 1]
+
+
 def test_equal_costs_go_round():
     cluster = Cluster(3)
     places = []

@@ -155,7 +155,7 @@ def test_a_router_that_is_gone_leaves_no_text(fake, ingress):
         [handle] = first.submit([first.llm_engine.inputs.build(prompt, params)], inbox := Inbox())
         inbox.get()
         handle.pause()  # so it has its pages until it is cancelled, and none where it begins again
-    until(lambda: not free())
+    until(lambda: not free() and sum(one.routed.others for one in second.cluster.dispatcher.members) == len(PROMPTS))
     for seat in first.cluster._supervisor.seats:
         first.cluster._asyncio.call_soon_threadsafe(seat.link._writer.transport.abort)
     until(free)

@@ -108,6 +108,7 @@ class Dispatcher:
         member.available, member.cached = report.available, report.cached
         found = [(self._texts[one.number], one) for one in report.texts if self._has(member, one.number)]
         self._deliver([(handle, self._take(member, handle, text, news)) for (handle, text), news in found])
+        member.routed.others = max(0, report.sequences - len(member.routed.texts))
 
     def _has(self, member: Member, number: int) -> bool:
         """Whether a replica still has a text: it may have been cancelled, or moved from a replica that only hung."""

@@ -109,6 +109,7 @@ class ReplicaTexts:
         self._pages = pages
         self._put = put
         self._pool = llm.engine.pool
+        self._sequences = llm.engine.scheduler.sequences
         self._numbers: dict[RequestHandle, int] = {}
         self._handles: dict[int, RequestHandle | list[Cancel | Pause | Resume]] = {}
         self._lock = threading.Lock()
@@ -154,9 +155,8 @@ class ReplicaTexts:
         self._report(self._pages.take(), texts)
 
     def report_pages(self) -> None:
-        """In the engine thread: report the changes of the pool, if there are any."""
-        if pages := self._pages.take():
-            self._report(pages, [])
+        """In the engine thread: report the changes of the pool."""
+        self._report(self._pages.take(), [])
 
     def cancel(self) -> None:
         """Cancel all: the router has gone."""
@@ -166,7 +166,7 @@ class ReplicaTexts:
             self.tell(Cancel(number))
 
     def _report(self, pages: list[tuple[int, bytes, bool]], texts: list[TextNews]) -> None:
-        self._put(Report(pages, texts, self._pool.available, self._pool.cached))
+        self._put(Report(pages, texts, self._pool.available, self._pool.cached, len(self._sequences)))
 
     def _news(self, delivery: Delivery) -> TextNews:
         handle, queue_s = delivery.handle, None
@@ -232,7 +232,7 @@ class Worker:
         self.report_pages()
 
     def report_pages(self) -> None:
-        """In the engine thread: report what has changed in the pool, as by texts of other routers."""
+        """In the engine thread: report what has changed by texts of other routers."""
         self._texts.report_pages()
 
     def close(self) -> None:

@@ -191,12 +191,16 @@ class TextNews:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The changes of one step. pages: (group, hash, whether it can be found now), in order."""
+    """The changes of one step. pages: (group, hash, whether it can be found now), in order.
+
+    sequences: that the engine has, of all routers.
+    """
 
     pages: list[tuple[int, bytes, bool]]
     texts: list[TextNews]
     available: int
     cached: int
+    sequences: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,12 +37,14 @@ class RoutedText:
 class RoutedReplica:
     """A replica as the router knows it.
 
-    taking: new texts may go to it. texts: by number. chosen: when it was chosen last, as a count.
+    taking: new texts may go to it. texts: by number. others: how many it has of other routers. chosen: when it was
+    chosen last, as a count.
     """
 
     pages: ReplicaPages
     taking: bool = True
     texts: dict[int, RoutedText] = field(default_factory=dict)
+    others: int = 0
     chosen: int = 0
 
     @property
@@ -94,7 +96,8 @@ class Router:
             if replica.taking:
                 cached = replica.pages.cached(hashes, tokens)
                 read = max(0, stored - cached)
-                cost = replica.work + MISS_WEIGHT * (len(tokens) - cached - read) + READ_WEIGHT * read
+                work = replica.work + DECODE_WEIGHT * self.written * replica.others
+                cost = work + MISS_WEIGHT * (len(tokens) - cached - read) + READ_WEIGHT * read
                 order = cost, len(replica.texts), replica.chosen
                 if best is None or order < best[0]:
                     best = order, replica, cached
