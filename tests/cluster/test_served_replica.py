@@ -15,6 +15,9 @@ from tokenwright.cluster.cluster_llm import ReplicatedModel
 from tokenwright.cluster.ray_replicas import RayReplicas, desired_replicas
 from tokenwright.cluster.served_replica import CHALLENGE, PROOF, WELCOME, ReplicaServer, proof_of
 from tokenwright.engine.loop import Inbox
+from tokenwright.errors import RequestError
+from tokenwright.serve.cluster import app
+from tokenwright.serve.settings import Settings
 
 SECRET = b"s" * 32
 HANGS = 300.0  # seconds; only a hang takes so long
@@ -170,6 +173,14 @@ def test_who_does_not_know_the_secret_is_turned_away():
                 assert stream.read(1) == welcome
         server.close()
     assert len(proof_of(SECRET, b"")) == PROOF
+
+
+def test_what_ray_needs_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(RequestError, match=r"pip install 'tokenwright\[ray\]'"):
+        app({})
+    with pytest.raises(RequestError, match="--replicas"):
+        Settings(ray_address="auto")
 
 
 def context(replicas, waiting, kv, fewest=1, most=9):
