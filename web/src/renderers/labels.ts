@@ -92,8 +92,8 @@ export function wallNames({ lanes, cache }: Scene): readonly string[] {
       "above with the cache, below without",
     ];
   return cache
-    ? ["the cache: one column per token, each cell a key K and a value V", "the cache: saved keys and values", "the cache"]
-    : ["nothing is saved: every step computes all columns and throws them away", "nothing is saved"];
+    ? ["KV cache: each cell is one layer’s saved key (K) and value (V) for one token", "the KV cache: saved keys and values", "the KV cache"]
+    : ["no cache: every step computes all cells and throws them away", "no cache: nothing is saved", "no cache"];
 }
 
 /** The column that a step with the cache computed, and its name, the longest first; null where it computed several. */
@@ -101,7 +101,7 @@ export function freshColumn(scene: Scene): { position: number; names: readonly s
   const position = scene.head - 1;
   const state = (at: number) => scene.cells[at * scene.layers];
   if (scene.lanes > 1 || !scene.cache || position < 1 || state(position) !== Cell.fresh || state(position - 1) !== Cell.kept) return null;
-  return { position, names: ["the only column computed in this step", "computed in this step"] };
+  return { position, names: ["the only cells computed in this step", "computed now", "new"] };
 }
 
 const LONGEST_READER = 70; // CSS pixels

@@ -32,6 +32,7 @@ export function shares(step: StepFrame): Record<Part, number> {
 const FOOT = 5; // px, below the bars: the mark of recomputing
 const WIDEST = 26; // px of one bar
 const HEADROOM = 1.12;
+const WORDS = 14; // px over the bars of the work, for what they are
 const USUAL = 0.95; // share of the steps that must be under the top of the scale
 const WINDOW = 9; // steps of the running median
 
@@ -220,7 +221,7 @@ function draw(canvas: HTMLCanvasElement, mode: Mode): void {
       context.fillRect(x, 0, Math.max(2, span), height);
     }
     const clipped = heightOf(mode, step) > most;
-    const scale = (floor - 2) / (clipped ? heightOf(mode, step) : most);
+    const scale = (floor - (mode === "work" ? WORDS : 2)) / (clipped ? heightOf(mode, step) : most);
     context.globalAlpha = index <= shown.peek() ? 1 : 0.35;
     let y = floor;
     const stack = (amount: number, style: string | CanvasPattern) => {
@@ -251,8 +252,7 @@ function draw(canvas: HTMLCanvasElement, mode: Mode): void {
       context.fillRect(x, height - 2, Math.max(3, span - gap), 2);
     }
   }
-  for (const [x, on] of switches) switchMark(context, x, on, colour); // over the bars that follow
-  if (mode === "work") return;
+  if (mode === "work") return label(context, steps, bar, floor, switches, colour);
   context.fillStyle = colour("--ink");
   for (const [, share] of times.peek().length > 0 ? MARKS : []) {
     const y = floor - (Math.min(percentile(times.peek(), share), most) / most) * (floor - 2);
@@ -264,15 +264,55 @@ function draw(canvas: HTMLCanvasElement, mode: Mode): void {
   medianLine(context, steps, bar, floor);
 }
 
-/** Where the cache was switched: a line, and which way. */
-function switchMark(context: CanvasRenderingContext2D, x: number, on: boolean, colour: (name: string) => string): void {
-  context.globalAlpha = 1;
-  context.fillStyle = colour(on ? "--kept-ink" : "--recomputed-ink");
-  context.fillRect(Math.round(x), 0, 1.5, context.canvas.clientHeight);
-  context.font = `600 11px ${colour("--sans")}`;
-  context.textAlign = on ? "left" : "right";
+/** Over the bars of the work: where the cache was switched, and which way; what the bars are; and at the end of the last
+ * one, where there is room, which way of the step is how high. A word that finds no room is left out. */
+function label(
+  context: CanvasRenderingContext2D,
+  steps: readonly StepFrame[],
+  bar: number,
+  floor: number,
+  switches: readonly [x: number, on: boolean][],
+  colour: (name: string) => string,
+): void {
+  const { clientWidth: width } = context.canvas;
+  const taken: [from: number, to: number][] = [];
   context.textBaseline = "top";
-  context.fillText(on ? "cache on" : "cache off", x + (on ? 6 : -6), 1);
+  const write = (text: string, from: number, free: number): boolean => {
+    const to = from + context.measureText(text).width;
+    if (from < 0 || to > width || taken.some(([left, right]) => from < right + free && to + free > left)) return false;
+    taken.push([from, to]);
+    context.fillText(text, from, 0);
+    return true;
+  };
+  context.font = `600 11px ${colour("--sans")}`;
+  for (const [x, on] of switches) {
+    context.fillStyle = colour(on ? "--kept-ink" : "--recomputed-ink");
+    context.fillRect(Math.round(x), 0, 1.5, floor);
+    const words = on ? "cache on" : "cache off";
+    const before = x - 5 - context.measureText(words).width;
+    const places = on ? [x + 6, before] : [before, x + 6];
+    places.some((from) => write(words, from, 5));
+  }
+  context.font = `11px ${colour("--sans")}`;
+  context.fillStyle = colour("--soft");
+  for (const text of ["cells computed in each step", "cells per step"]) {
+    const end = width - context.measureText(text).width;
+    if (write(text, 0, 8) || write(text, end, 8)) break;
+  }
+  const step = steps.at(-1);
+  const from = steps.length * bar + 8;
+  if (step === undefined || step.token === null) return;
+  const most = tops.work.peek();
+  const [own, other] = [Number(step.layer_tokens), otherWay(step)];
+  for (const [amount, name, ink] of [
+    [step.cache ? own : other, "with cache", "--kept-ink"],
+    [step.cache ? other : own, "without", "--recomputed-ink"],
+  ] as const) {
+    const y = Math.min(floor - 10, floor - (amount / most) * (floor - WORDS) - 5);
+    context.fillStyle = colour(ink);
+    if (own !== other && from + context.measureText(`${name} ${count(amount)}`).width < width)
+      context.fillText(`${name} ${count(amount)}`, from, Math.max(WORDS - 4, y));
+  }
 }
 
 /** Two slanting gaps: the bar is higher than the scale. */
@@ -304,7 +344,7 @@ function medianLine(context: CanvasRenderingContext2D, steps: readonly StepFrame
 
 /** The top of the scale: a few steps that a busy machine made long may stick out, or others would vanish beside them. */
 function ceiling(mode: Mode, steps: readonly StepFrame[]): number {
-  if (mode === "work") return HEADROOM * Math.max(1, ...steps.map((step) => Math.max(heightOf(mode, step), otherWay(step))));
+  if (mode === "work") return Math.max(1, ...steps.map((step) => Math.max(heightOf(mode, step), otherWay(step))));
   const heights = steps.map((step) => heightOf(mode, step)).sort((a, b) => a - b);
   const most = Math.max(1, heights.at(-1) ?? 1);
   const usual = heights[Math.floor(USUAL * (heights.length - 1))] ?? most;

@@ -103,7 +103,9 @@ function Pace() {
   );
 }
 
-/** How long the engine keeps the pages of a paused run: in minutes, and in seconds only near the end. */
+const TELL_FROM = 300; // seconds
+
+/** How long the engine still keeps the pages of a paused run, once that is not long. */
 function Lease() {
   const state = run.value?.state.value;
   const lease = live.value && pageState.value === "paused" ? (state?.lease_s ?? null) : null;
@@ -119,7 +121,7 @@ function Lease() {
     const timer = setInterval(tell, 5000);
     return () => clearInterval(timer);
   }, [lease, state]);
-  if (left.value === null) return null;
+  if (left.value === null || left.value > TELL_FROM) return null;
   const words = left.value > 90 ? `${Math.round(left.value / 60)} min` : `${Math.round(left.value)} s`;
   return (
     <span class="lease" title="The engine keeps the pages of a paused run, and frees them when nobody continues it">

@@ -124,6 +124,11 @@ export class Text {
     this.clear();
   }
 
+  /** Whether the atlas has a row for so wide a text. */
+  fits(width: number): boolean {
+    return (width + 2 * PAD) * this.scale <= SIDE;
+  }
+
   /** Width of a text in CSS pixels. */
   width(text: string, size: number, bold = false): number {
     const key = `${size}${bold ? "b" : ""}|${text}`;
@@ -182,7 +187,7 @@ export class Text {
     const known = this.slots.get(key);
     if (known) return known;
     const { brush, scale, shelf } = this;
-    const width = Math.min(SIDE, Math.ceil((this.width(word.text, word.size, word.bold) + 2 * PAD) * scale));
+    const width = Math.ceil((this.width(word.text, word.size, word.bold) + 2 * PAD) * scale);
     const height = Math.ceil((word.size * 1.3 + 3) * scale);
     if (shelf.x + width > SIDE) this.shelf = { x: 0, y: shelf.y + shelf.height, height: 0 };
     const { x, y } = this.shelf;
