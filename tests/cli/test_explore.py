@@ -53,7 +53,7 @@ def test_the_page_and_the_model_are_served_until_ctrl_c(model: Path) -> None:
         with urllib.request.urlopen(address) as page:
             assert "<title>Tokenwright" in page.read().decode()
         with urllib.request.urlopen(f"{address}/licenses.md") as licences:
-            assert "three" in licences.read().decode(), "what is bundled brings its licence"
+            assert "preact" in licences.read().decode(), "what is bundled brings its licence"
         assert ready(address)["phase"] == "ready"
         assert get(f"{address}/model")["layers"] == 3
         process.send_signal(signal.SIGINT)

@@ -2,16 +2,16 @@
 // shader, which reads each cell's state. What is kept is a solid block; what was computed and thrown away is a thin,
 // hollow, hatched plate; what is not there is an empty one. 12 triangles a token, for any number of layers.
 
-import { GLSL3, Mesh, RawShaderMaterial } from "three";
-import { boxGeometry } from "./box";
+import { box } from "./box";
+import { Part } from "./device";
 import { FRAGMENT, type FrameUniforms, VERTEX } from "./glsl";
 import { FRONT, TILE } from "./pose";
 
-export function makeColumns(uniforms: FrameUniforms) {
-  const material = new RawShaderMaterial({
-    glslVersion: GLSL3,
-    uniforms: { ...uniforms },
-    vertexShader: /* glsl */ `${VERTEX}
+export function makeColumns(gl: WebGL2RenderingContext, uniforms: FrameUniforms): Part {
+  return new Part(gl, {
+    ...box(),
+    uniforms,
+    vertex: /* glsl */ `${VERTEX}
       in vec3 position;
       in float face;
       out vec3 vAt; // across the column, in layers from the top, into the depth
@@ -29,7 +29,7 @@ export function makeColumns(uniforms: FrameUniforms) {
         if (state == 3 && uFallen < 1.0) y -= 0.8 * uBoard.y * uFallen * uFallen;
         gl_Position = toClip(vec3(placeOf(float(p)) + position.x * ${TILE.wide} * partOf(float(p)), y, ${FRONT} - (0.5 - position.z) * deep));
       }`,
-    fragmentShader: /* glsl */ `${FRAGMENT}
+    fragment: /* glsl */ `${FRAGMENT}
       in vec3 vAt;
       flat in int vFace;
       flat in int vPosition;
@@ -95,5 +95,4 @@ export function makeColumns(uniforms: FrameUniforms) {
         colour = vec4(c, 1.0);
       }`,
   });
-  return new Mesh(boxGeometry(), material);
 }

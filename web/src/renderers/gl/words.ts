@@ -2,7 +2,6 @@
 // strongest weight where its beam lands, and the hovered token in full. Places are projected here, so that words face the
 // viewer and are as sharp as the screen is, from whatever camera; the layout keeps them apart.
 
-import { Vector3 } from "three";
 import { numbered, percent } from "../../format";
 import { type Beams, readerOf } from "../beams";
 import type { Scene } from "../renderer";
@@ -28,6 +27,7 @@ import { type Palette, mix } from "../theme";
 import { arcPoint } from "./arcs";
 import { EDGE, HUB, type Pose, TILE, onStrip, onWall } from "./pose";
 import type { Text } from "./text";
+import { Vector3 } from "./vector";
 
 export interface Spot {
   x: number;
