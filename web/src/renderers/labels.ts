@@ -52,9 +52,13 @@ export function roomFor(
   return shown;
 }
 
-/** Layers that are named at an axis where a layer is `height` high: the first, the last, and whole steps between. */
+/** How many layers are drawn as one block where a layer is `height` high: lower ones would melt into stripes. */
+export const groupOf = (height: number): number =>
+  height >= 13 ? 1 : ([2, 5, 10, 20, 40].find((every) => every * height >= 18) ?? 80);
+
+/** Layers that are named at an axis where a layer is `height` high: the first, the last, and whole blocks between. */
 export function layerTicks(layers: number, height: number, selected: number): number[] {
-  const step = [1, 2, 4, 5, 8, 10, 20, 40].find((every) => every * height >= 15) ?? 80;
+  const step = groupOf(height);
   const apart = (a: number, b: number) => Math.abs(a - b) * height >= 13;
   const ticks = [...new Set([selected, 0, layers - 1])].filter((t) => t >= 0 && t < layers);
   const kept: number[] = [];

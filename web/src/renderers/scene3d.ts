@@ -3,6 +3,7 @@
 // parts are in gl/. It draws when it is asked to and never by itself.
 
 import { type Beams, beamsOf, readerOf } from "./beams";
+import { groupOf } from "./labels";
 import type { Placed } from "./layout";
 import { type Camera, HOME_CAMERA, type Renderer, type Scene } from "./renderer";
 import { makeArcs } from "./gl/arcs";
@@ -167,7 +168,11 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     tiles.visible = last >= first;
     columns.visible = tiles.visible && pose.wall > 0.05;
     const at = (position: number) => placeOf(pose, position);
-    const sight: Sight = { pose, width, height, first, last, spot, at };
+    const end = (share: number) => spot(onWall(scratch, at(scene.head) + 0.62, share, pose));
+    const [top, foot] = [end(0), end(1)];
+    const layerHigh = Math.hypot(top.x - foot.x, top.y - foot.y) / Math.max(1, scene.layers);
+    uniforms.uGroup.value.set([groupOf(layerHigh), Math.max(1, scene.layers / scene.lanes)]);
+    const sight: Sight = { pose, width, height, first, last, layerHigh, spot, at };
     const layout = wordsOf(scene, sight, beams, phases, palette, text);
     placed = layout.placed;
     entries = entriesOf(scene, phases, beams, { first, last }, columns.visible);

@@ -49,8 +49,9 @@ export function makeColumns(gl: WebGL2RenderingContext, uniforms: FrameUniforms)
         float edgeX = vFace == 1 ? (0.5 - abs(vAt.x)) / wide : 9.0;
         float gap = mix(smoothstep(0.1, 0.9, edgeS), 1.0, 0.25 + 0.6 * small);
         if (vFace == 0 || vFace == 3) { gap = 1.0; edgeS = 9.0; }
-        float edge = min(edgeX, edgeS);
-        float outline = 1.0 - smoothstep(1.0, 2.0, edge);
+        float block = mod(mod(along, uGroup.y), uGroup.x);
+        float part = uGroup.x > 1.0 && vFace != 0 && vFace != 3 ? smoothstep(0.6, 1.6, min(block, uGroup.x - block) / high) : 1.0;
+        float outline;
         vec3 ground = uGround;
         vec3 c;
         bool scratch = state == 3 || (state == 2 && uCache < 0.5);
@@ -64,14 +65,14 @@ export function makeColumns(gl: WebGL2RenderingContext, uniforms: FrameUniforms)
           c = mix(mix(ground, role, 0.17), role, hatch * 0.92);
           c = mix(c, role, 1.0 - smoothstep(1.0, 1.8, edgeX));
           c = falls ? mix(c, ground, uFallen) : mix(c, role, uHeat * 0.75);
-          c = mix(ground, c, mix(gap, 1.0, 0.3));
+          c = mix(ground, c, mix(gap, 1.0, 0.3) * part);
         } else {
           c = kept ? mix(uBg, uKept, 0.92) : uFresh;
           if (state == 4) { // dotted: other runs use this page, too
             vec2 dot = fract(gl_FragCoord.xy / (7.0 * uRatio)) - 0.5;
             c = mix(c, uDark > 0.5 ? uInk : uBg, 1.0 - smoothstep(0.16, 0.26, length(dot)));
           }
-          c = mix(mix(c, ground, 0.78), c, gap);
+          c = mix(mix(c, ground, 0.78), c, gap * part);
         }
         if (done && state != 0 && vFace == 1 && wide < 0.11) { // two halves: the key, and the value
           c = mix(c, ground, vAt.x > 0.0 ? 0.24 : 0.0);

@@ -13,6 +13,7 @@ export function frameUniforms(states: Texture) {
     projectionMatrix: numbers(16),
     uSlope: numbers(2), // cosine and sine of the strip of labels
     uBoard: numbers(4), // from the tokens to the wall, its height, layers, layers filled
+    uGroup: numbers(2), // layers of a block, and of a wall
     uFirst: { value: 0 }, // position of the first instance
     uFold: numbers(2), // the position from which each token has a slot, and the part of one that the older have
     uHead: { value: 0 },
@@ -107,6 +108,7 @@ uniform int uHead;
 uniform int uHovered;
 uniform int uArgmax;
 uniform int uLayer;
+uniform vec2 uGroup;
 uniform float uStrike;
 uniform float uHeat;
 uniform float uRatio;

@@ -41,6 +41,7 @@ export interface Sight {
   height: number;
   first: number; // positions in view
   last: number;
+  layerHigh: number; // of one layer at the end of the wall
   spot(place: Vector3): Spot;
   at(position: number): number; // where it stands
 }
@@ -156,8 +157,7 @@ function layers({ scene, sight, palette, layout }: Page): void {
   const { pose } = sight;
   if (pose.wall < 0.05) return;
   const at = (share: number) => sight.spot(onWall(place, sight.at(scene.head) + 0.62, share, pose));
-  const high = distance(at(0), at(1)) / Math.max(1, scene.layers);
-  for (const layer of sliceTicks(scene, high)) {
+  for (const layer of sliceTicks(scene, sight.layerHigh)) {
     const spot = at((layer + 0.5) / scene.layers);
     if (!inside(sight, spot, 2)) continue;
     const selected = layer === scene.layer;
