@@ -7,7 +7,7 @@ import * as clock from "./clock";
 import { figures, joined, micros, plural } from "./format";
 import { type Place, endsOf, placeAt, racedOf, slownessOf } from "./race-clock";
 import { Cell, type Scene, type SceneToken } from "./renderers/renderer";
-import type { TokenCard } from "./schema";
+import type { StepFrame, TokenCard } from "./schema";
 import type { RaceCard, RaceStep } from "./schema/race";
 import { run, shown } from "./store";
 import { align, look } from "./text";
@@ -35,6 +35,9 @@ export interface Lane {
   ended: number; // µs since the start at the end of its newest step
 }
 
+/** What a step's bar of work says. */
+export type Bar = Pick<StepFrame, "layer_tokens" | "start" | "length" | "recomputed" | "cache" | "token">;
+
 const race = signal<Shown | null>(null);
 const at = signal(0); // µs of the clock
 let request = 0;
@@ -47,7 +50,16 @@ export const lanes = computed(() => {
   const uncached = laneOf(shownRace, "uncached", at.value);
   const { slow, card } = shownRace;
   const all = shownRace.steps.reduce((sum, step) => sum + (step.uncached_tokens ?? 0), 0);
-  return { cached, uncached, slow, all, layers: card.layers, scene: sceneOf(shownRace, cached.place, uncached.place), told: tell(shownRace, cached, uncached) };
+  return {
+    cached,
+    uncached,
+    slow,
+    all,
+    layers: card.layers,
+    bars: barsOf(shownRace, cached.place.done, uncached.place.done),
+    scene: sceneOf(shownRace, cached.place, uncached.place),
+    told: tell(shownRace, cached, uncached),
+  };
 });
 
 // Another run has the engine and the stage to itself. A step of the shown run that was still on its way ends no race.
@@ -125,6 +137,16 @@ function laneOf(shownRace: Shown, lane: "cached" | "uncached", us: number): Lane
     tokens: done.reduce((sum, step) => sum + ((lane === "cached" ? step.cached_tokens : step.uncached_tokens) ?? 0), 0),
     ended: ends[place.done - 1] ?? 0,
   };
+}
+
+/** The steps that a lane has done: those of the slower lane without the cache, those that only the other has done with it. */
+function barsOf({ card, steps }: Shown, cached: number, uncached: number): Bar[] {
+  return steps.slice(0, Math.max(cached, uncached)).map((step, i) => {
+    const cache = i >= uncached;
+    const length = cache ? step.cached_tokens : (step.uncached_tokens ?? 0);
+    const recomputed = cache || i === 0 ? 0 : length - 1;
+    return { layer_tokens: BigInt(card.layers * length), start: step.context - length, length, recomputed, cache, token: step.token.id };
+  });
 }
 
 /** Upper slices: the cached lane's. Lower ones: those of the step that the other lane computes, down to where it is. */

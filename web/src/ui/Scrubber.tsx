@@ -4,9 +4,10 @@
 // as dotted lines; a bar that is far higher than the others is cut and has a break mark. Steps that computed something again
 // stand on a hatched vermillion foot. Many steps share a pixel: then the longest of them is drawn.
 
-import { type ReadonlySignal, computed, effect } from "@preact/signals";
+import { type ReadonlySignal, computed, effect, untracked } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { count, joined, micros, numbered, plural } from "../format";
+import { type Bar, lanes } from "../lanes";
 import * as player from "../player";
 import { frame, last, run, shown } from "../store";
 import { theme } from "../theme";
@@ -24,9 +25,9 @@ export const PARTS = [
 type Part = (typeof PARTS)[number][0];
 
 /** What a step's time went into, in µs. The rest is what no other part accounts for. */
-export function shares(step: StepFrame): Record<Part, number> {
-  const { attention_us: attention, mlp_us: mlp, head_us: head, sampling_us: sampling } = step;
-  return { attention, mlp, head, sampling, overhead: Math.max(0, step.step_us - attention - mlp - head - sampling) };
+export function shares(step: Partial<StepFrame>): Record<Part, number> {
+  const { attention_us: attention = 0, mlp_us: mlp = 0, head_us: head = 0, sampling_us: sampling = 0, step_us: all = 0 } = step;
+  return { attention, mlp, head, sampling, overhead: Math.max(0, all - attention - mlp - head - sampling) };
 }
 
 const FOOT = 5; // px, below the bars: the mark of recomputing
@@ -38,16 +39,25 @@ const WINDOW = 9; // steps of the running median
 
 type Mode = "time" | "work";
 
+type Step = Bar & Partial<StepFrame>; // of a race there is the work alone
+
+/** The bars: the race's while it is on the stage. */
+const works = computed<readonly Step[]>(() => (void last.value, lanes.value?.bars ?? run.value?.frames ?? []));
+const barsOf = (mode: Mode): readonly Step[] => (mode === "work" ? works.value : (void last.value, run.value?.frames ?? []));
+
+/** The bar that is shown: of a race the newest. */
+const shownOf = (mode: Mode): number => (mode === "work" && lanes.value !== null ? works.value.length - 1 : shown.value);
+
 /** What the height of a step's bar stands for. */
-const heightOf = (mode: Mode, step: StepFrame): number => (mode === "time" ? step.step_us : Number(step.layer_tokens));
+const heightOf = (mode: Mode, step: Step): number => (mode === "time" ? (step.step_us ?? 0) : Number(step.layer_tokens));
 
 /** The work of a step the other way: layer-tokens without the cache, where it had it; with it, where it had none. */
-function otherWay({ layer_tokens, start, length, recomputed, cache }: StepFrame): number {
+function otherWay({ layer_tokens, start, length, recomputed, cache }: Step): number {
   const each = Number(layer_tokens) / Math.max(1, length);
   return each * (cache ? start + length : length - recomputed);
 }
 
-const topOf = (mode: Mode) => computed(() => (void last.value, ceiling(mode, run.value?.frames ?? [])));
+const topOf = (mode: Mode) => computed(() => ceiling(mode, barsOf(mode)));
 const tops: Record<Mode, ReadonlySignal<number>> = { time: topOf("time"), work: topOf("work") };
 
 /** What a step is compared with: those that also computed one token with the cache, or also all tokens without it. The
@@ -82,9 +92,15 @@ const MARKS = [
 /** The bars of the work, in the transport. */
 export function Scrubber() {
   const step = frame.value;
+  const race = lanes.value;
+  const value = race
+    ? `the race: ${plural(race.cached.place.done, "step")} with the cache, ${race.uncached.place.done} without`
+    : step
+      ? `step ${numbered(step.step)}, ${count(step.layer_tokens)} layer-tokens`
+      : "no step yet";
   return (
     <div class="scrubber">
-      <Strip mode="work" name="Step" value={step ? `${count(step.layer_tokens)} layer-tokens` : ""} />
+      <Strip mode="work" name="Step" value={value} />
     </div>
   );
 }
@@ -100,7 +116,7 @@ export function Times() {
         <span class="hint">of each step</span>
       </header>
       <div class="scrubber">
-        <Strip mode="time" name="Step, by time" value={step ? joined(micros(step.step_us)) : ""} />
+        <Strip mode="time" name="Step, by time" value={step ? `step ${numbered(step.step)}, ${joined(micros(step.step_us))}` : "no step yet"} />
       </div>
       <ul class="parts" aria-label="Time of the shown step">
         {PARTS.map(([part, name]) => (
@@ -137,7 +153,6 @@ export function Times() {
 function Strip({ mode, name, value }: { mode: Mode; name: string; value: string }) {
   const canvas = useRef<HTMLCanvasElement>(null);
   useEffect(() => (canvas.current ? watch(canvas.current, mode) : undefined), []);
-  const step = frame.value;
   return (
     <canvas
       ref={canvas}
@@ -145,9 +160,9 @@ function Strip({ mode, name, value }: { mode: Mode; name: string; value: string 
       tabIndex={0}
       aria-label={name}
       aria-valuemin={1}
-      aria-valuemax={Math.max(1, last.value + 1)}
-      aria-valuenow={Math.max(1, shown.value + 1)}
-      aria-valuetext={step ? `step ${numbered(step.step)}, ${value}` : "no step yet"}
+      aria-valuemax={Math.max(1, barsOf(mode).length)}
+      aria-valuenow={Math.max(1, shownOf(mode) + 1)}
+      aria-valuetext={value}
     />
   );
 }
@@ -166,7 +181,7 @@ function watch(canvas: HTMLCanvasElement, mode: Mode): () => void {
   const sizes = new ResizeObserver(() => draw(canvas, mode));
   sizes.observe(canvas);
   const stop = effect(() => {
-    void [run.value, last.value, shown.value, theme.value];
+    void [barsOf(mode), shownOf(mode), theme.value];
     draw(canvas, mode);
   });
   const seek = (event: PointerEvent) => {
@@ -199,7 +214,7 @@ function draw(canvas: HTMLCanvasElement, mode: Mode): void {
   }
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, width, height);
-  const steps = run.peek()?.frames ?? [];
+  const [steps, now] = untracked(() => [barsOf(mode), shownOf(mode)]);
   const style = getComputedStyle(canvas);
   const colour = (name: string) => style.getPropertyValue(name).trim();
   const floor = height - FOOT - 1;
@@ -213,16 +228,16 @@ function draw(canvas: HTMLCanvasElement, mode: Mode): void {
   const colours = new Map(PARTS.map(([part]) => [part, colour(`--time-${part}`)]));
   const hatch = pattern(context, colour("--recomputed"));
   const switches: [x: number, on: boolean][] = [];
-  for (const { index, x, span } of columns(mode, steps, bar)) {
+  for (const { index, x, span } of columns(mode, steps, bar, now)) {
     const step = steps[index];
     if (!step) continue;
-    if (index === shown.peek()) {
+    if (index === now) {
       context.fillStyle = colour("--raised");
       context.fillRect(x, 0, Math.max(2, span), height);
     }
     const clipped = heightOf(mode, step) > most;
     const scale = (floor - (mode === "work" ? WORDS : 2)) / (clipped ? heightOf(mode, step) : most);
-    context.globalAlpha = index <= shown.peek() ? 1 : 0.35;
+    context.globalAlpha = index <= now ? 1 : 0.35;
     let y = floor;
     const stack = (amount: number, style: string | CanvasPattern) => {
       const size = amount * scale;
@@ -240,14 +255,14 @@ function draw(canvas: HTMLCanvasElement, mode: Mode): void {
       context.fillStyle = colour(step.cache ? "--recomputed" : "--kept");
       if (step.token !== null) context.fillRect(x, floor - otherWay(step) * scale - 1, Math.max(1, span - gap), 2);
     }
-    if (index > 0 && step.cache !== steps[index - 1]?.cache) switches.push([x, step.cache]);
+    if (index > 0 && step.cache !== steps[index - 1]?.cache && lanes.peek() === null) switches.push([x, step.cache]);
     if (clipped) breakMark(context, x, span - gap, colour("--bg"));
     if (step.recomputed > 0) {
       context.fillStyle = hatch ?? colour("--recomputed");
       context.fillRect(x, floor + 1, span, FOOT);
     }
     context.globalAlpha = 1;
-    if (index === shown.peek()) {
+    if (index === now) {
       context.fillStyle = colour("--ink");
       context.fillRect(x, height - 2, Math.max(3, span - gap), 2);
     }
@@ -268,7 +283,7 @@ function draw(canvas: HTMLCanvasElement, mode: Mode): void {
  * one, where there is room, which way of the step is how high. A word that finds no room is left out. */
 function label(
   context: CanvasRenderingContext2D,
-  steps: readonly StepFrame[],
+  steps: readonly Step[],
   bar: number,
   floor: number,
   switches: readonly [x: number, on: boolean][],
@@ -328,12 +343,12 @@ function breakMark(context: CanvasRenderingContext2D, x: number, span: number, g
 }
 
 /** The running median of the times, as a line: what a step usually takes here, whatever disturbed one of them. */
-function medianLine(context: CanvasRenderingContext2D, steps: readonly StepFrame[], bar: number, floor: number): void {
+function medianLine(context: CanvasRenderingContext2D, steps: readonly Step[], bar: number, floor: number): void {
   const half = WINDOW >> 1;
   const every = Math.max(1, Math.floor(steps.length / 300));
   context.beginPath();
   for (let index = 0; index < steps.length; index += every) {
-    const near = steps.slice(Math.max(0, index - half), index + half + 1).map((step) => step.step_us);
+    const near = steps.slice(Math.max(0, index - half), index + half + 1).map((step) => heightOf("time", step));
     const median = near.sort((a, b) => a - b)[near.length >> 1] ?? 0;
     const y = floor - (Math.min(median, tops.time.peek()) / tops.time.peek()) * (floor - 2);
     if (index === 0) context.moveTo(0, y);
@@ -343,7 +358,7 @@ function medianLine(context: CanvasRenderingContext2D, steps: readonly StepFrame
 }
 
 /** The top of the scale: a few steps that a busy machine made long may stick out, or others would vanish beside them. */
-function ceiling(mode: Mode, steps: readonly StepFrame[]): number {
+function ceiling(mode: Mode, steps: readonly Step[]): number {
   if (mode === "work") return Math.max(1, ...steps.map((step) => Math.max(heightOf(mode, step), otherWay(step))));
   const heights = steps.map((step) => heightOf(mode, step)).sort((a, b) => a - b);
   const most = Math.max(1, heights.at(-1) ?? 1);
@@ -352,7 +367,7 @@ function ceiling(mode: Mode, steps: readonly StepFrame[]): number {
 }
 
 /** Where each bar stands; where steps share a pixel, that of the longest one, or of the shown one. */
-function* columns(mode: Mode, steps: readonly StepFrame[], bar: number): Generator<{ index: number; x: number; span: number }> {
+function* columns(mode: Mode, steps: readonly Step[], bar: number, chosen: number): Generator<{ index: number; x: number; span: number }> {
   if (bar >= 1) {
     for (let index = 0; index < steps.length; index++) yield { index, x: index * bar, span: bar };
     return;
@@ -368,7 +383,7 @@ function* columns(mode: Mode, steps: readonly StepFrame[], bar: number): Generat
     }
     const [now, then] = [steps[index], steps[best]];
     const longer = now !== undefined && (then === undefined || heightOf(mode, now) > heightOf(mode, then));
-    if (best !== shown.peek() && (longer || index === shown.peek())) best = index;
+    if (best !== chosen && (longer || index === chosen)) best = index;
   }
 }
 

@@ -4,7 +4,8 @@ import { useEffect } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import * as actions from "../actions";
 import * as player from "../player";
-import { numbered } from "../format";
+import { numbered, plural } from "../format";
+import { lanes } from "../lanes";
 import { frame, last, live, model, pace, pageState, playing, run, shown } from "../store";
 import type { Run } from "../run";
 import { activity } from "../words";
@@ -51,14 +52,25 @@ export function Transport() {
           </button>
         </div>
         <div class="progress-words">
-          <p class="counter">
-            step <b>{frame.value ? numbered(frame.value.step) : "–"}</b>
-            <span class="of">{none || current === null ? "" : among(current)}</span>
-          </p>
-          <p class={`activity ${activity.value.cut ? "cut" : ""}`}>
-            <span>{activity.value.text}</span>
-            <Lease />
-          </p>
+          {lanes.value === null ? (
+            <>
+              <p class="counter">
+                step <b>{frame.value ? numbered(frame.value.step) : "–"}</b>
+                <span class="of">{none || current === null ? "" : among(current)}</span>
+              </p>
+              <p class={`activity ${activity.value.cut ? "cut" : ""}`}>
+                <span>{activity.value.text}</span>
+                <Lease />
+              </p>
+            </>
+          ) : (
+            <>
+              <p class="counter">
+                race: step <b>{lanes.value.cached.place.done}</b>
+              </p>
+              <p class="activity">without: {plural(lanes.value.uncached.place.done, "step")}</p>
+            </>
+          )}
         </div>
       </div>
       <Scrubber />
