@@ -216,6 +216,7 @@ def test_a_planted_slow_lane_falls_behind(explored):
     explored.tab.route("**/race", slower)
     race(explored, 24)
     explored.until("document.querySelector('[data-narration=race]')?.textContent.startsWith('With the cache all 24')")
+    explored.until("/: [2-9]/.test(document.querySelector('.transport .activity').textContent)")
     texts = explored.tab.locator(".race-text dd").all_inner_texts()
     assert len(texts[1]) < len(texts[0]) and texts[0].startswith(texts[1])
     assert explored.tab.locator(".cache-switch").count() == 0, "a race has both"
