@@ -9,7 +9,8 @@ import { type Place, endsOf, placeAt, racedOf, slownessOf } from "./race-clock";
 import { Cell, type Scene, type SceneToken } from "./renderers/renderer";
 import type { StepFrame, TokenCard } from "./schema";
 import type { RaceCard, RaceStep } from "./schema/race";
-import { run, shown } from "./store";
+import { rewritten, statesOf } from "./scene";
+import { card, run, shown } from "./store";
 import { align, look } from "./text";
 
 /** The race that the engine computes. */
@@ -150,8 +151,7 @@ function barsOf({ card, steps }: Shown, cached: number, uncached: number): Bar[]
 }
 
 /** Upper slices: the cached lane's. Lower ones: those of the step that the other lane computes, down to where it is. */
-function sceneOf({ card, prompt, steps, written }: Shown, cached: Place, uncached: Place): Scene {
-  const { layers } = card;
+function sceneOf({ card: { layers }, prompt, steps, written }: Shown, cached: Place, uncached: Place): Scene {
   const newest = steps[cached.done - 1];
   const tokens = [...prompt, ...written.slice(0, newest === undefined ? 0 : newest.step + 1)];
   const cells = new Uint8Array(tokens.length * 2 * layers).fill(Cell.empty);
@@ -164,12 +164,14 @@ function sceneOf({ card, prompt, steps, written }: Shown, cached: Place, uncache
     const from = (position * 2 + 1) * layers;
     cells.fill((step?.step ?? 0) > 0 && position < (step?.context ?? 0) - 1 ? Cell.recomputed : Cell.fresh, from, from + done);
   }
+  const states = statesOf(card.peek()?.windows ?? []);
   return {
     tokens,
     head: tokens.length - 1,
     layers: 2 * layers,
+    states,
     lanes: 2,
-    cells,
+    cells: rewritten(cells, 2 * layers, states), // of the upper wall: the lower one keeps nothing
     layerShare: Float32Array.from({ length: 2 * layers }, (_, i) => (i + 1) / (2 * layers)),
     row: null,
     layer: -1,
