@@ -435,7 +435,7 @@ def test_a_model_with_states_is_counted_as_it_runs_and_not_replayed(kind, tmp_pa
         with pytest.raises(RequestError, match="cannot be replayed"):
             run.heads(0)
         windows = model_card(llm.llm_engine, kind).windows
-        assert tuple(i for i, window in enumerate(windows) if window == 0) == llm.graph.recurrent, "the page draws states"
+        assert tuple(i for i, window in enumerate(windows) if window == 0) == llm.graph.recurrent
         child = llm.fork(run, 3)
         list(steps(child))
         assert child.tokens == run.tokens

@@ -80,7 +80,9 @@ def explore(
     """
     engine, name = opt.of_engine(locals()), opt.the_model(named, model)
     opt.check_engine(**engine)
-    _check_places(tty, {"--prompt": prompt, "-n": new_tokens, "--seed": seed}, {"--port": port, "--static": static, "--url": url})
+    _check_places(
+        tty, {"--prompt": prompt, "-n": new_tokens, "--seed": seed}, {"--port": port, "--static": static, "--url": url}
+    )
     if url is not None and (static is None or not url.startswith(("http://", "https://"))):
         raise RequestError("--url is an address beginning with http:// or https://, and needs --static")
     if static is not None:
