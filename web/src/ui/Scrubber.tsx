@@ -41,12 +41,14 @@ type Mode = "time" | "work";
 
 type Step = Bar & Partial<StepFrame>; // of a race there is the work alone
 
-/** The bars: the race's while it is on the stage. */
-const works = computed<readonly Step[]>(() => (void last.value, lanes.value?.bars ?? run.value?.frames ?? []));
-const barsOf = (mode: Mode): readonly Step[] => (mode === "work" ? works.value : (void last.value, run.value?.frames ?? []));
+/** The bars: of the work the race's while it is on the stage. A run's array grows in place, so its length is asked for. */
+function barsOf(mode: Mode): readonly Step[] {
+  void last.value;
+  return (mode === "work" ? lanes.value?.bars : undefined) ?? run.value?.frames ?? [];
+}
 
 /** The bar that is shown: of a race the newest. */
-const shownOf = (mode: Mode): number => (mode === "work" && lanes.value !== null ? works.value.length - 1 : shown.value);
+const shownOf = (mode: Mode): number => (mode === "work" && lanes.value !== null ? lanes.value.bars.length - 1 : shown.value);
 
 /** What the height of a step's bar stands for. */
 const heightOf = (mode: Mode, step: Step): number => (mode === "time" ? (step.step_us ?? 0) : Number(step.layer_tokens));
