@@ -66,7 +66,11 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
 def measure(model: str, weights: str, pairs: int, tokens: int) -> dict[str, list[float]]:
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     folder = str(shapes.ready(model, shapes.default_root())) if model in shapes.SHAPES else model
-    with LLM(folder, weights=weights) as quiet, LLM(quiet.loaded.again(trace=True)) as traced:
+    # Ahead of a repeating text several tokens come in one step, of which a traced run makes one at a time.
+    with (
+        LLM(folder, weights=weights, speculate="off") as quiet,
+        LLM(quiet.loaded.again(trace=True), speculate="off") as traced,
+    ):
         ids = [5 + i % 90 for i in range(PROMPT)]
         ways: list[tuple[str, Callable[[], float]]] = [
             (OFF, lambda: plain(quiet, params, ids)),

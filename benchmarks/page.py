@@ -106,7 +106,7 @@ def main() -> None:
     text = f"{arguments.tokens:,} tokens, {arguments.layers} layers"
     say("load average before", f"{os.getloadavg()[0]:.1f}")
     programs = packed(f"assets/{path.name}" for path in (page_folder() / "assets").glob("*.js"))
-    say("JavaScript, gzip", f"{sum(programs.values()) / 1000:.0f} KB", "at most 260")
+    say("JavaScript, gzip", f"{sum(programs.values()) / 1000:.0f} KB", "at most 150")
     with tempfile.TemporaryDirectory() as folder, serving(load) as server, sync_playwright() as playwright:
         path = Path(folder) / "trace.json"
         path.write_text(json.dumps(wider(long_trace(arguments.tokens), arguments.layers)), encoding="utf-8")

@@ -41,6 +41,9 @@ FLAGS = (
 WEBGL = ("--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist")
 HANGS = 600_000  # ms
 SIZE = {"width": 1280, "height": 800}
+# After two of the browser's pictures, so that a new size of the window has been told, however busy the machine is.
+FRAMES = """() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(
+  () => done([window.__explorer.frames, window.__explorer.pending]))))"""
 GROUPS = {
     "Look inside": ("Next token", "Block", "Heads", "Sampler", "Branches", "Beams"),
     "Experiments": ("Race", "Lab", "Pages", "Calculator"),
@@ -291,7 +294,7 @@ class Explored:
         while pending or before != seen:
             before = seen
             self.tab.wait_for_timeout(300)
-            seen, pending = self.tab.evaluate("[window.__explorer.frames, window.__explorer.pending]")
+            seen, pending = self.tab.evaluate(FRAMES)
 
     def picture(self):
         """The canvas as it is on the screen: [height, width, 3], one pixel per CSS pixel."""

@@ -204,18 +204,33 @@ def test_the_race_is_run_and_its_lanes_agree(explored, server, request):
 def test_a_planted_slow_lane_falls_behind(explored):
     explored.open("#p=Once+upon+a+time&seed=7&T=0.7&n=1&panel=race&renderer=2d")
     explored.until_state("done", "paused")
+    measured = {"cached": [], "uncached": []}
 
     def slower(route):
         body = route.fetch().text()
         planted = re.sub(r'("uncached_us": )(\d+)(?=.*"sums")', lambda m: f"{m[1]}{50 * int(m[2]) + 50_000}", body)
+        for lane, times in measured.items():
+            times += map(int, re.findall(rf'"{lane}_us": (\d+)(?=.*"sums")', planted))
         route.fulfill(body=planted, content_type="text/event-stream")
 
     explored.tab.route("**/race", slower)
     race(explored, 24)
     explored.until("document.querySelector('[data-narration=race]')?.textContent.startsWith('With the cache all 24')")
+    explored.until("/: [2-9]/.test(document.querySelector('.transport .activity').textContent)")
     texts = explored.tab.locator(".race-text dd").all_inner_texts()
     assert len(texts[1]) < len(texts[0]) and texts[0].startswith(texts[1])
     assert explored.tab.locator(".cache-switch").count() == 0, "a race has both"
+    clocks, told = explored.tab.evaluate(
+        """() => [Object.fromEntries(['cached', 'uncached'].map((lane) =>
+             [lane, Number(document.querySelector(`[data-stat=lane_${lane}_us]`).dataset.value)])),
+           document.querySelector('.scrubber [role=slider]').getAttribute('aria-valuetext')]"""
+    )
+    done = dict(zip(measured, map(int, re.findall(r"\d+", told)), strict=True))
+    assert done["cached"] == 24 > done["uncached"] > 0
+    assert clocks == {lane: sum(measured[lane][:steps]) for lane, steps in done.items()}, "the engine's measured steps"
+    explored.tab.get_by_role("button", name="Show its end").click()
+    explored.until("document.querySelector('.transport .activity').textContent === 'without: 24 steps'")
+    assert explored.tab.locator(".counter").inner_text() == "race: step 24", "the transport shows the race's steps"
 
 
 def test_a_race_ends_with_its_panel_and_where_somebody_moves_in_the_run(explored, server):

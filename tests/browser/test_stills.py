@@ -69,10 +69,10 @@ def test_a_token_is_shown_everywhere_at_the_same_moment(animated, pace):
 def test_the_legend_has_what_is_drawn_and_nothing_else(explored, kind):
     explored.open(f"#p=Once%20upon%20a%20time&seed=1&n=8&step=0&renderer={kind}")
     explored.until("window.__explorer.state.step === 0")
-    assert legend(explored) == ["prompt", "generated", "computed in this step", "attention"]
+    assert legend(explored) == ["prompt", "generated", "computed now", "attention"]
     kept = near(explored.picture(), explored.colour("kept"), 24).sum()  # of the wall's name
     explored.step()
-    cached = ["prompt", "generated", "in the cache", "computed in this step", "attention"]
+    cached = ["prompt", "generated", "in the cache", "computed now", "attention"]
     assert legend(explored) == cached
     assert near(explored.picture(), explored.colour("kept"), 24).sum() > 10 * kept
     explored.press("2")
@@ -84,7 +84,7 @@ def test_the_legend_has_what_is_drawn_and_nothing_else(explored, kind):
     assert legend(explored) == ["prompt", "generated", *thrown, "attention"]
     explored.press("n")
     explored.step()
-    assert legend(explored) == ["prompt", "generated", "computed again, now kept", "computed in this step", "attention"]
+    assert legend(explored) == ["prompt", "generated", "computed again, now kept", "computed now", "attention"]
     explored.step()
     assert legend(explored) == cached
 

@@ -25,10 +25,12 @@ def test_each_step_is_told_in_words_with_its_own_figures(explored):
     part, told = narration(explored)
     step = explored.api("/steps/1")
     assert part == "stroke"
-    assert "6 layers" in told and f"the cache of {step['start']} earlier tokens" in told
+    assert "6 layers" in told and f"The work on the {step['start']} before it was saved: that is the KV cache" in told
     assert step["text"].strip() in told
     written = "\n".join(word["text"] for word in explored.tab.evaluate("window.__explorer.words"))
-    assert "one column per token" in written and "computed in this step" in written, "the wall is named in the scene"
+    assert "KV cache: each cell is one layer’s saved key (K)" in written and "computed in this step" in written, (
+        "the wall is named in the scene"
+    )
     assert explored.tab.locator(".headline").inner_text() == "1 of 13 tokens went through the layers, to write the 14th"
     assert f"{step['seq_len'] - 1} in the cache" in explored.tab.locator(".minimap-name").inner_text()
     kept = explored.tab.locator(".instrument.kv .main-unit").inner_text()
@@ -47,7 +49,7 @@ def test_each_step_is_told_in_words_with_its_own_figures(explored):
     assert stats["with_cache"] == (str(6 * (step["length"] - step["recomputed"])), "derived")
     assert stats["with_cache_us"] == (str(explored.api("/steps/1")["step_us"]), "measured"), "of the last such step"
     written = "\n".join(word["text"] for word in explored.tab.evaluate("window.__explorer.words"))
-    assert "nothing is saved" in written and "one column per token" not in written
+    assert "throws them away" in written and "saved" not in written
     legend = explored.tab.locator(".legend")
     assert "computed again, thrown away" in legend.inner_text() and "in the cache" not in legend.inner_text()
     assert "slack" not in explored.tab.locator(".instrument.kv").inner_text(), "where nothing is kept nothing is spare"
@@ -131,7 +133,7 @@ def begin(explored, cache):
 def test_the_switch_shows_how_the_shown_step_was_made(explored):
     explored.run(PROMPT, 12, renderer="2d", stop=2)
     pressed = "button => button.getAttribute('aria-pressed')"
-    on = explored.tab.get_by_role("button", name="KV cache", exact=True)
+    on = explored.tab.get_by_role("button", name="KV cache")
     assert on.evaluate(pressed) == "true" and explored.tab.locator(".next-mode").count() == 0
     explored.press("n")
     assert on.evaluate(pressed) == "true", "the shown step used the cache"

@@ -53,7 +53,7 @@ def test_the_page_and_the_model_are_served_until_ctrl_c(model: Path) -> None:
         with urllib.request.urlopen(address) as page:
             assert "<title>Tokenwright" in page.read().decode()
         with urllib.request.urlopen(f"{address}/licenses.md") as licences:
-            assert "three" in licences.read().decode(), "what is bundled brings its licence"
+            assert "preact" in licences.read().decode(), "what is bundled brings its licence"
         assert ready(address)["phase"] == "ready"
         assert get(f"{address}/model")["layers"] == 3
         process.send_signal(signal.SIGINT)
@@ -74,6 +74,8 @@ def test_a_site_is_written_without_a_server(tmp_path: Path) -> None:
 
 def test_a_site_needs_no_port_and_no_terminal(refused: Refused, tmp_path: Path) -> None:
     assert "leave out --static" in refused("explore", "--static", tmp_path, "--port", 1)
+    assert "needs --static" in refused("explore", "--url", "https://example.org")
+    assert "beginning with http" in refused("explore", "--static", tmp_path, "--url", "example.org")
     assert "leave out --tty" in refused("explore", "--static", tmp_path, "--tty")
 
 

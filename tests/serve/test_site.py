@@ -72,7 +72,10 @@ def test_every_recorded_count_is_the_engines(
     assert found and [run["id"] for run in json.loads(found[1])["runs"]] == ["story", "fact", "code"]
     assert f'<meta property="og:image" content="{site.PREVIEW}" />' in unescape(index)
     assert (folder / site.PREVIEW).exists() and (folder / "assets" / "index.js").exists()
-    site.write_site(explorer, page, folder, told.append)  # again, over the old one
+    url = "https://example.org/fox"
+    site.write_site(explorer, page, folder, told.append, f"{url}/")  # again, over the old one
+    index = unescape((folder / "index.html").read_text())
+    assert f'<meta property="og:image" content="{url}/{site.PREVIEW}" />' in index and f'content="{url}/"' in index
 
 
 def check_batch(explorer: Explorer, batch: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from tokenwright.backends.torch.border import tensor
 from tokenwright.engine import FinishReason
 from tokenwright.engine.page_table import PageTable
 from tokenwright.llm import run as run_module
+from tokenwright.llm.run_trace import model_card
 from tokenwright.models.taps import DIMS, Site
 from tokenwright.trace import step_record as recorded_module
 from tokenwright.trace.frame_codec import decode_weights
@@ -433,6 +434,8 @@ def test_a_model_with_states_is_counted_as_it_runs_and_not_replayed(kind, tmp_pa
             assert set(frame.attention.codes) == {0}, "such a layer attends to nothing"
         with pytest.raises(RequestError, match="cannot be replayed"):
             run.heads(0)
+        windows = model_card(llm.llm_engine, kind).windows
+        assert tuple(i for i, window in enumerate(windows) if window == 0) == llm.graph.recurrent
         child = llm.fork(run, 3)
         list(steps(child))
         assert child.tokens == run.tokens

@@ -7,9 +7,10 @@ import * as clock from "./clock";
 import { figures, joined, micros, plural } from "./format";
 import { type Place, endsOf, placeAt, racedOf, slownessOf } from "./race-clock";
 import { Cell, type Scene, type SceneToken } from "./renderers/renderer";
-import type { TokenCard } from "./schema";
+import type { StepFrame, TokenCard } from "./schema";
 import type { RaceCard, RaceStep } from "./schema/race";
-import { run, shown } from "./store";
+import { rewritten, statesOf } from "./scene";
+import { card, run, shown } from "./store";
 import { align, look } from "./text";
 
 /** The race that the engine computes. */
@@ -35,6 +36,9 @@ export interface Lane {
   ended: number; // µs since the start at the end of its newest step
 }
 
+/** What a step's bar of work says. */
+export type Bar = Pick<StepFrame, "layer_tokens" | "start" | "length" | "recomputed" | "cache" | "token">;
+
 const race = signal<Shown | null>(null);
 const at = signal(0); // µs of the clock
 let request = 0;
@@ -47,7 +51,16 @@ export const lanes = computed(() => {
   const uncached = laneOf(shownRace, "uncached", at.value);
   const { slow, card } = shownRace;
   const all = shownRace.steps.reduce((sum, step) => sum + (step.uncached_tokens ?? 0), 0);
-  return { cached, uncached, slow, all, layers: card.layers, scene: sceneOf(shownRace, cached.place, uncached.place), told: tell(shownRace, cached, uncached) };
+  return {
+    cached,
+    uncached,
+    slow,
+    all,
+    layers: card.layers,
+    bars: barsOf(shownRace, cached.place.done, uncached.place.done),
+    scene: sceneOf(shownRace, cached.place, uncached.place),
+    told: tell(shownRace, cached, uncached),
+  };
 });
 
 // Another run has the engine and the stage to itself. A step of the shown run that was still on its way ends no race.
@@ -127,9 +140,18 @@ function laneOf(shownRace: Shown, lane: "cached" | "uncached", us: number): Lane
   };
 }
 
+/** The steps that a lane has done: those of the slower lane without the cache, those that only the other has done with it. */
+function barsOf({ card, steps }: Shown, cached: number, uncached: number): Bar[] {
+  return steps.slice(0, Math.max(cached, uncached)).map((step, i) => {
+    const cache = i >= uncached;
+    const length = cache ? step.cached_tokens : (step.uncached_tokens ?? 0);
+    const recomputed = cache || i === 0 ? 0 : length - 1;
+    return { layer_tokens: BigInt(card.layers * length), start: step.context - length, length, recomputed, cache, token: step.token.id };
+  });
+}
+
 /** Upper slices: the cached lane's. Lower ones: those of the step that the other lane computes, down to where it is. */
-function sceneOf({ card, prompt, steps, written }: Shown, cached: Place, uncached: Place): Scene {
-  const { layers } = card;
+function sceneOf({ card: { layers }, prompt, steps, written }: Shown, cached: Place, uncached: Place): Scene {
   const newest = steps[cached.done - 1];
   const tokens = [...prompt, ...written.slice(0, newest === undefined ? 0 : newest.step + 1)];
   const cells = new Uint8Array(tokens.length * 2 * layers).fill(Cell.empty);
@@ -142,12 +164,14 @@ function sceneOf({ card, prompt, steps, written }: Shown, cached: Place, uncache
     const from = (position * 2 + 1) * layers;
     cells.fill((step?.step ?? 0) > 0 && position < (step?.context ?? 0) - 1 ? Cell.recomputed : Cell.fresh, from, from + done);
   }
+  const states = statesOf(card.peek()?.windows ?? []);
   return {
     tokens,
     head: tokens.length - 1,
     layers: 2 * layers,
+    states,
     lanes: 2,
-    cells,
+    cells: rewritten(cells, 2 * layers, states), // of the upper wall: the lower one keeps nothing
     layerShare: Float32Array.from({ length: 2 * layers }, (_, i) => (i + 1) / (2 * layers)),
     row: null,
     layer: -1,

@@ -18,6 +18,18 @@ export function strongest({ argmax, codes }: AttentionRow, hideFirst: boolean): 
   return found;
 }
 
+/** The layers that attend to nothing: they keep a state of the text. */
+export const statesOf = (windows: readonly (number | null)[]): number[] =>
+  windows.flatMap((window, layer) => (window === 0 ? [layer] : []));
+
+/** The cells of a wall whose layers of these numbers keep nothing of a token once the next one has been computed. */
+export function rewritten(cells: Uint8Array, layers: number, states: readonly number[]): Uint8Array {
+  for (const layer of states)
+    for (let at = layer; at < cells.length; at += layers)
+      if (cells[at] === Cell.kept || cells[at] === Cell.shared) cells[at] = Cell.empty;
+  return cells;
+}
+
 export class SceneBuilder {
   private cells = new Uint8Array(0);
   private weights = new Float32Array(0);
@@ -35,8 +47,9 @@ export class SceneBuilder {
       tokens: this.tokens,
       head: Math.max(0, count - 1),
       layers,
+      states: statesOf(run.model.windows),
       lanes: 1,
-      cells: this.cellsOf(frame, count, layers, run.shared.peek()),
+      cells: rewritten(this.cellsOf(frame, count, layers, run.shared.peek()), layers, statesOf(run.model.windows)),
       layerShare: this.shareOf(frame, layers),
       row: row && this.rowOf(row, hideFirst),
       layer,

@@ -338,6 +338,7 @@ const EMPTY: Scene = {
   tokens: [],
   head: 0,
   layers: 1,
+  states: [],
   lanes: 1,
   cells: new Uint8Array(0),
   layerShare: new Float32Array(1),

@@ -50,7 +50,7 @@ export function tell(current: Run, step: StepFrame, at: Moment, watched: { layer
     work: `To find the next token, only the newest one, ${input}, goes through the ${layers}. The ${count(step.start)} before it are not computed again.`,
     look: `To find the next token, ${input} reads the cache in each layer: the keys and values of all earlier tokens. The beams end at what head ${watched.head} of layer ${watched.layer} reads, as wide as its weight.`,
     write: `The result is a probability for every possible token. One is drawn: ${written}.`,
-    rest: `${input} went through the ${layers}, read the cache of ${plural(step.start, "earlier token")}, and ${written} was written.`,
+    rest: `To write ${written}, only ${input} went through the ${layers}. The work on the ${count(step.start)} before it was saved: that is the KV cache.`,
   };
   return { chapter: "stroke", text: texts[at] };
 }

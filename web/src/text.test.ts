@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { TokenCard } from "./schema";
-import { align, glyphs, look, marked, readable } from "./text";
+import { align, glyphs, look, marked, quoted, readable } from "./text";
 
 const card = (text: string, special = false): TokenCard => ({ id: 0, text, special });
 
@@ -27,6 +27,7 @@ describe("align", () => {
 
 it("makes spaces and line breaks visible", () => {
   expect([" fox", " ", "\n", "\n\n  ", ""].map(readable)).toEqual(["fox", "␣", "⏎", "⏎⏎", "∅"]);
+  expect([" fox", " ?"].map(quoted)).toEqual(["“fox”", "the question mark “?”"]);
   expect([" fox", "fox", " "].map(marked)).toEqual(["·fox", "fox", "␣"]);
 });
 

@@ -63,9 +63,9 @@ export function marked(text: string): string {
   return text.startsWith(" ") && text.trim() !== "" ? `·${readable(text)}` : readable(text);
 }
 
-/** For sentences about a token. */
+/** For sentences about a token. A question mark alone would read as a doubt. */
 export function quoted(text: string): string {
-  return `“${readable(text)}”`;
+  return `${text.trim() === "?" ? "the question mark " : ""}“${readable(text)}”`;
 }
 
 /** The bytes of a token that is a part of a character, as "C3 A9"; null for all others. */

@@ -82,7 +82,7 @@ export const activity = computed<{ text: string; cut: boolean }>(() => {
     case "throttled":
       return plain("running; the page is behind, so attention rows are left out");
     case "paused":
-      return plain("paused: nothing is computed");
+      return plain("paused");
     case "done":
       return ending(current.state.value) ?? plain("done");
     case "disconnected":

@@ -51,7 +51,7 @@ def model_card(engine: LLMEngine, name: str) -> ModelCard:
         latent=0 if config.latent is None else config.latent.rank + config.latent.rope,
         vocab_size=config.vocab_size,
         context=config.context,
-        windows=config.windows,
+        windows=tuple(0 if i in facts.graph.recurrent else window for i, window in enumerate(config.windows)),
         block_weights=costs.block_weights,
         head_weights=costs.head_weights,
         weight_bytes=engine.weight_bytes,

@@ -4,7 +4,7 @@
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { call, post } from "../api";
-import { bytes, count, flop, joined, percent, plural } from "../format";
+import { bytes, count, flop, joined, modelName, percent, plural } from "../format";
 import { model } from "../store";
 import { CALCULATOR_CARD, type CalculatorCard } from "../schema/calculator";
 import { Lead } from "../ui/Lead";
@@ -70,7 +70,7 @@ export default function Calculator() {
           name="model"
           value={chosen}
           options={["loaded", ...(card?.models ?? [])]}
-          say={(name) => (name === "loaded" ? (model.value?.name ?? "the loaded one") : name)}
+          say={(name) => (name === "loaded" ? modelName(model.value?.name ?? "the loaded one") : name)}
         />
         <Whole name="context" value={context} least={1} placeholder={card ? String(card.model_context) : ""} />
         <Whole name="batch" value={batch} least={1} placeholder="1" />

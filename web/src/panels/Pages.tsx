@@ -378,7 +378,7 @@ function Sequences({ card }: { card: PoolCard }) {
               </th>
               <th scope="col">pages</th>
               <th scope="col" title="how often its pages were taken for others">
-                preempted
+                taken
               </th>
             </tr>
           </thead>

@@ -133,8 +133,15 @@ function tellSteps(): void {
   steps.value = [...arrived];
 }
 
+/** Brings the stage in view: on a narrow screen it is above the panel. */
+function look(): void {
+  requestAnimationFrame(() => document.querySelector(".stage")?.scrollIntoView({ block: "nearest" }));
+}
+
 function stage(from: "start" | "end"): void {
-  if (card.value !== null) lanes.show(card.value, prompt, steps.value, from);
+  if (card.value === null) return;
+  lanes.show(card.value, prompt, steps.value, from);
+  if (from === "start") look();
 }
 
 function Controls() {
@@ -160,7 +167,13 @@ function Controls() {
           <button type="button" onClick={() => stage("start")}>
             Show it again
           </button>
-          <button type="button" onClick={lanes.finish}>
+          <button
+            type="button"
+            onClick={() => {
+              lanes.finish();
+              look();
+            }}
+          >
             Show its end
           </button>
         </>

@@ -1,7 +1,7 @@
 // The labels of tokens, layers and positions, and where there is room for them. Both renderers take them from here, so
 // that they name the same things. All measures are CSS pixels on the screen.
 
-import { numbered, percent } from "../format";
+import { numbered, percent, plural } from "../format";
 import { Cell, type Scene, type SceneRow, type SceneToken } from "./renderer";
 
 export const SANS = 'ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
@@ -52,9 +52,13 @@ export function roomFor(
   return shown;
 }
 
-/** Layers that are named at an axis where a layer is `height` high: the first, the last, and whole steps between. */
+/** How many layers are drawn as one block where a layer is `height` high: lower ones would melt into stripes. */
+export const groupOf = (height: number): number =>
+  height >= 13 ? 1 : ([2, 5, 10, 20, 40].find((every) => every * height >= 18) ?? 80);
+
+/** Layers that are named at an axis where a layer is `height` high: the first, the last, and whole blocks between. */
 export function layerTicks(layers: number, height: number, selected: number): number[] {
-  const step = [1, 2, 4, 5, 8, 10, 20, 40].find((every) => every * height >= 15) ?? 80;
+  const step = groupOf(height);
   const apart = (a: number, b: number) => Math.abs(a - b) * height >= 13;
   const ticks = [...new Set([selected, 0, layers - 1])].filter((t) => t >= 0 && t < layers);
   const kept: number[] = [];
@@ -81,27 +85,42 @@ export function numberedTokens(first: number, last: number, pitch: number): numb
 }
 
 /** The name of a slice: its layer. With two walls the count begins again at the second. */
-export const layerName = ({ layers, lanes }: Scene, slice: number): string => `L${slice % Math.max(1, layers / lanes)}`;
+export function layerName({ layers, lanes, states }: Scene, slice: number): string {
+  const layer = slice % Math.max(1, layers / lanes);
+  return states.includes(layer) ? `L${layer} ↻` : `L${layer}`;
+}
+
+/** The first layer whose cells stay; the first of all if none do. */
+export function rowLayer({ layers, lanes, states }: Scene): number {
+  for (let layer = 0; layer < layers / lanes; layer++) if (!states.includes(layer)) return layer;
+  return 0;
+}
 
 /** What the wall is, in words, the longest first. */
-export function wallNames({ lanes, cache }: Scene): readonly string[] {
+export function wallNames({ lanes, cache, layers, states }: Scene): readonly string[] {
   if (lanes > 1)
     return [
       "upper wall: with the cache. Lower wall: without it, computed again at every step",
       "upper wall: with the cache. Lower wall: without",
       "above with the cache, below without",
     ];
+  if (cache && states.length > 0)
+    return [
+      `KV cache in ${layers - states.length} of ${plural(layers, "layer")}; ↻ keeps one state instead, rewritten at each token`,
+      "KV cache; ↻ a state, rewritten at each token",
+      "↻ a rewritten state",
+    ];
   return cache
-    ? ["the cache: one column per token, each cell a key K and a value V", "the cache: saved keys and values", "the cache"]
-    : ["nothing is saved: every step computes all columns and throws them away", "nothing is saved"];
+    ? ["KV cache: each cell is one layer’s saved key (K) and value (V) for one token", "the KV cache: saved keys and values", "the KV cache"]
+    : ["no cache: every step computes all cells and throws them away", "no cache: nothing is saved", "no cache"];
 }
 
 /** The column that a step with the cache computed, and its name, the longest first; null where it computed several. */
 export function freshColumn(scene: Scene): { position: number; names: readonly string[] } | null {
   const position = scene.head - 1;
-  const state = (at: number) => scene.cells[at * scene.layers];
+  const state = (at: number) => scene.cells[at * scene.layers + rowLayer(scene)];
   if (scene.lanes > 1 || !scene.cache || position < 1 || state(position) !== Cell.fresh || state(position - 1) !== Cell.kept) return null;
-  return { position, names: ["the only column computed in this step", "computed in this step"] };
+  return { position, names: ["the only cells computed in this step", "computed now", "new"] };
 }
 
 const LONGEST_READER = 70; // CSS pixels

@@ -32,6 +32,7 @@ export interface Scene {
   tokens: SceneToken[]; // all up to the shown step; the newest is the last one
   head: number; // position of the write head: that of the newest token
   layers: number; // slices of a column: those of all its walls
+  states: readonly number[]; // layers that keep a state, which each token rewrites, in place of a key and a value of each
   lanes: number; // walls under the tokens, one above the other: 2 in a race, else 1
   cells: Uint8Array; // cells[position * layers + layer]: a value of Cell. The newest token's are empty until the next step
   layerShare: Float32Array; // for each layer the share of the step's layer time that had passed when it was done, up to 1

@@ -3,6 +3,7 @@
 
 import type { Beams } from "./beams";
 import type { Phases } from "./motion";
+import { rowLayer } from "./labels";
 import { Cell, type Scene } from "./renderer";
 
 export const ROLES = ["prompt", "generated", "kept", "shared", "recomputed", "fresh", "beam"] as const;
@@ -41,8 +42,9 @@ export function entriesOf(
 /** Adds what the column of a position shows, in each wall. */
 function columnOf(scene: Scene, position: number, at: Phases, roles: Set<Role>): void {
   const wall = scene.layers / scene.lanes;
+  const row = rowLayer(scene);
   for (let top = 0; top < scene.layers; top += wall) {
-    const cell = scene.cells[position * scene.layers + top];
+    const cell = scene.cells[position * scene.layers + top + row];
     const begun = at.filled > top;
     if (cell === Cell.kept) roles.add("kept");
     else if (cell === Cell.shared) roles.add("shared");

@@ -1,9 +1,9 @@
 // The 3-D renderer: the row of tokens, the cache as an upright wall of layers under it, the write head and its beams, in
-// three.js. Six draw calls for any number of tokens. This module owns the WebGL context and the camera; the
+// WebGL 2. Six draw calls for any number of tokens. This module owns the WebGL context and the camera; the
 // parts are in gl/. It draws when it is asked to and never by itself.
 
-import { Camera as ThreeCamera, Color, LinearSRGBColorSpace, Scene as ThreeScene, Vector3, WebGLRenderer } from "three";
 import { type Beams, beamsOf, readerOf } from "./beams";
+import { groupOf } from "./labels";
 import type { Placed } from "./layout";
 import { type Camera, HOME_CAMERA, type Renderer, type Scene } from "./renderer";
 import { makeArcs } from "./gl/arcs";
@@ -15,6 +15,7 @@ import { EDGE, FRONT, type Pose, TILE, type Turn, axesOf, matricesOf, onWall, pl
 import { States } from "./gl/states";
 import { Text } from "./gl/text";
 import { makeTiles } from "./gl/tiles";
+import { Vector3, invert, matrix } from "./gl/vector";
 import { type Sight, type Spot, wordsOf } from "./gl/words";
 import { Glide, clamp, easeOut, phasesOf } from "./motion";
 import { type Entry, entriesOf } from "./roles";
@@ -26,31 +27,25 @@ const ROW = 0.82; // of the width, which the row of tokens has in perspective
 export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
   const gl = canvas.getContext("webgl2", { antialias: true, alpha: false, depth: true, stencil: false });
   if (!gl) throw new Error("This browser gives no WebGL 2, which the 3-D scene needs.");
-  const webgl = new WebGLRenderer({ canvas, context: gl, antialias: true });
-  webgl.outputColorSpace = LinearSRGBColorSpace; // the page's colours pass through unchanged
+  gl.blendFunc(gl.ONE, gl.ONE_MINUS_SRC_ALPHA);
+  gl.depthFunc(gl.LEQUAL);
   const info = gl.getExtension("WEBGL_debug_renderer_info");
   const name = String(gl.getParameter(info ? info.UNMASKED_RENDERER_WEBGL : gl.RENDERER));
 
-  const states = new States(webgl.capabilities.maxTextureSize);
+  const states = new States(gl, Number(gl.getParameter(gl.MAX_TEXTURE_SIZE)));
   const uniforms = frameUniforms(states.texture);
-  const board = makeBoard(uniforms);
-  const columns = makeColumns(uniforms);
-  const tiles = makeTiles(uniforms);
-  const head = makeHead(uniforms);
-  const arcs = makeArcs(uniforms);
-  const text = new Text(uniforms);
-  const world = new ThreeScene();
+  const board = makeBoard(gl, uniforms);
+  const columns = makeColumns(gl, uniforms);
+  const tiles = makeTiles(gl, uniforms);
+  const head = makeHead(gl, uniforms);
+  const arcs = makeArcs(gl, uniforms);
+  const text = new Text(gl, uniforms);
   // Nearest first: what the columns cover of the board is then not shaded.
-  const parts = [tiles, columns, head, board, arcs.mesh, text.mesh];
-  parts.forEach((part, order) => {
-    part.frustumCulled = false;
-    part.matrixAutoUpdate = false;
-    part.renderOrder = order;
-    world.add(part);
-  });
-  const eye = new ThreeCamera();
-  eye.matrixAutoUpdate = false;
-  eye.matrixWorldAutoUpdate = false;
+  const parts = [tiles, columns, head, board, arcs.part, text.part];
+  const world = matrix(); // of the camera
+  const projection = matrix();
+  let [inverse, unprojection] = [matrix(), matrix()];
+  const drawn = { calls: 0, triangles: 0 };
 
   let palette = readPalette();
   let [width, height] = [0, 0];
@@ -72,8 +67,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
 
   function colours(): void {
     setColours(uniforms, palette);
-    const [r, g, b] = palette.bg;
-    webgl.setClearColor(new Color().setRGB(r, g, b, LinearSRGBColorSpace), 1);
+    gl?.clearColor(...palette.bg, 1);
   }
 
   function wanted(scene: Scene): Pose {
@@ -90,25 +84,26 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
 
   function stand(pose: Pose): void {
     current = pose;
-    matricesOf(pose, width / height, eye.matrixWorld, eye.projectionMatrix);
-    eye.matrixWorldInverse.copy(eye.matrixWorld).invert();
-    eye.projectionMatrixInverse.copy(eye.projectionMatrix).invert();
+    matricesOf(pose, width / height, world, projection);
+    [inverse, unprojection] = [invert(world), invert(projection)];
+    uniforms.viewMatrix.value.set(inverse);
+    uniforms.projectionMatrix.value.set(projection);
   }
 
   /** What lies under a point of the canvas: from the near plane on, and which way. */
   function ray(x: number, y: number): { near: Vector3; way: Vector3 } {
     const at = (depth: number) =>
       new Vector3((x / width) * 2 - 1, 1 - (y / height) * 2, depth)
-        .applyMatrix4(eye.projectionMatrixInverse)
-        .applyMatrix4(eye.matrixWorld);
+        .through(unprojection)
+        .through(world);
     const [near, far] = [at(-1), at(1)];
-    return { near, way: far.sub(near) };
+    return { near, way: far.add(near, -1) };
   }
 
   function spot(place: Vector3): Spot {
-    const p = place.applyMatrix4(eye.matrixWorldInverse);
+    const p = place.through(inverse);
     const before = p.z < 0;
-    p.applyMatrix4(eye.projectionMatrix);
+    p.through(projection);
     return { x: ((p.x + 1) / 2) * width, y: ((1 - p.y) / 2) * height, before };
   }
 
@@ -147,10 +142,10 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     const beams: Beams = beamsOf(scene.row, scene.head);
     const [first, last] = inView(tokens, pose);
     [firstInView, lastInView] = [first, last];
-    uniforms.uSlope.value.set(Math.cos(pose.slope), Math.sin(pose.slope));
-    uniforms.uBoard.value.set(EDGE + pose.strip, pose.wall, Math.max(1, scene.layers), phases.filled);
+    uniforms.uSlope.value.set([Math.cos(pose.slope), Math.sin(pose.slope)]);
+    uniforms.uBoard.value.set([EDGE + pose.strip, pose.wall, Math.max(1, scene.layers), phases.filled]);
     uniforms.uFirst.value = first;
-    uniforms.uFold.value.set(pose.from, pose.scale);
+    uniforms.uFold.value.set([pose.from, pose.scale]);
     uniforms.uHead.value = tokens > 0 ? scene.head : NOWHERE;
     uniforms.uStrike.value = phases.strike < 1 ? easeOut(phases.strike) : 1;
     uniforms.uHovered.value = scene.hovered ?? NOWHERE;
@@ -161,11 +156,11 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     uniforms.uCache.value = scene.cache ? 1 : 0;
     const span = spanOf(camera, tokens, ROW * width);
     uniforms.uEnd.value = Math.max(placeOf(span, tokens + 2), span.first + span.count - 1);
-    columns.geometry.instanceCount = scene.layers > 0 ? last - first + 1 : 0;
-    tiles.geometry.instanceCount = last - first + 1;
+    columns.instances = scene.layers > 0 ? last - first + 1 : 0;
+    tiles.instances = last - first + 1;
     head.visible = tokens > 0;
     arcs.set(beams, pose.wall > 0.05);
-    arcs.mesh.visible = phases.beams > 0 && beams.drawn.length > 0;
+    arcs.part.visible = phases.beams > 0 && beams.drawn.length > 0;
     arcs.uniforms.uReader.value = scene.row ? readerOf(scene.row, scene.head) : NOWHERE;
     arcs.uniforms.uGrown.value = phases.beams;
     arcs.uniforms.uArc.value = pose.arc;
@@ -173,14 +168,27 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     tiles.visible = last >= first;
     columns.visible = tiles.visible && pose.wall > 0.05;
     const at = (position: number) => placeOf(pose, position);
-    const sight: Sight = { pose, width, height, first, last, spot, at };
+    const end = (share: number) => spot(onWall(scratch, at(scene.head) + 0.62, share, pose));
+    const [top, foot] = [end(0), end(1)];
+    const layerHigh = Math.hypot(top.x - foot.x, top.y - foot.y) / Math.max(1, scene.layers);
+    uniforms.uGroup.value.set([groupOf(layerHigh), Math.max(1, scene.layers / scene.lanes)]);
+    const sight: Sight = { pose, width, height, first, last, layerHigh, spot, at };
     const layout = wordsOf(scene, sight, beams, phases, palette, text);
     placed = layout.placed;
     entries = entriesOf(scene, phases, beams, { first, last }, columns.visible);
     text.set(layout.words);
-    text.mesh.visible = tokens > 0;
-    webgl.render(world, eye);
+    text.part.visible = tokens > 0;
+    render();
     return glide.moving(now);
+  }
+
+  function render(): void {
+    if (!gl) return;
+    gl.depthMask(true);
+    gl.clear(gl.COLOR_BUFFER_BIT | gl.DEPTH_BUFFER_BIT);
+    const seen = parts.filter((part) => part.visible && part.instances > 0);
+    drawn.calls = seen.length;
+    drawn.triangles = seen.reduce((sum, part) => sum + part.draw(), 0);
   }
 
   /** The pose that the user's hand moves on from. */
@@ -197,10 +205,11 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
       width = Math.max(0, w);
       height = Math.max(0, h);
       const density = clamp(ratio || 1, 0.5, 2);
-      webgl.setPixelRatio(density);
-      webgl.setSize(Math.max(1, width), Math.max(1, height), false);
+      canvas.width = Math.floor(Math.max(1, width) * density);
+      canvas.height = Math.floor(Math.max(1, height) * density);
+      gl.viewport(0, 0, canvas.width, canvas.height);
       uniforms.uRatio.value = density;
-      uniforms.uSize.value.set(Math.max(1, width), Math.max(1, height));
+      uniforms.uSize.value.set([Math.max(1, width), Math.max(1, height)]);
       text.resolution(density);
       jump = true;
     },
@@ -226,7 +235,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
       if (!pose || height < 2) return;
       const unit = pose.view / height;
       const { right, up } = axesOf(pose.yaw, pose.pitch);
-      const to = new Vector3(pose.x, pose.y, pose.z).addScaledVector(right, -dx * unit).addScaledVector(up, dy * unit);
+      const to = new Vector3(pose.x, pose.y, pose.z).add(right, -dx * unit).add(up, dy * unit);
       pose.x = clamp(to.x, -2, lastTokens + 2);
       pose.y = clamp(to.y, -(EDGE + pose.strip + pose.wall), pose.arc + 2);
       pose.z = clamp(to.z, -pose.arc - 2, EDGE + pose.strip + 2);
@@ -238,8 +247,8 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
       const unit = (pose.view - view) / height;
       const { right, up } = axesOf(pose.yaw, pose.pitch);
       const to = new Vector3(pose.x, pose.y, pose.z)
-        .addScaledVector(right, (x - width / 2) * unit)
-        .addScaledVector(up, (height / 2 - y) * unit);
+        .add(right, (x - width / 2) * unit)
+        .add(up, (height / 2 - y) * unit);
       Object.assign(pose, { x: to.x, y: to.y, z: to.z, view });
     },
     project(position) {
@@ -257,19 +266,19 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
       };
       // First what looks up: the tops of the tokens. Then what looks forward: their fronts, labels and columns.
       if (way.y < -1e-9) {
-        const top = near.clone().addScaledVector(way, (TILE.high - near.y) / way.y);
+        const top = near.clone().add(way, (TILE.high - near.y) / way.y);
         const end = current.slope < 1 ? EDGE + FRONT + current.strip : TILE.long / 2;
         if (top.z > -0.6 && top.z < end) return token(top);
       }
       if (way.z > -1e-9) return null;
-      const front = near.clone().addScaledVector(way, (FRONT - near.z) / way.z);
+      const front = near.clone().add(way, (FRONT - near.z) / way.z);
       if (front.y > TILE.high || front.y < -(EDGE + current.strip + current.wall) - 0.3) return null;
       return token(front);
     },
     layerAt(x, y) {
       const { near, way } = ray(x, y);
       if (!current || way.z > -1e-9) return null;
-      const front = near.clone().addScaledVector(way, (FRONT - near.z) / way.z);
+      const front = near.clone().add(way, (FRONT - near.z) / way.z);
       const layer = Math.floor((-(EDGE + current.strip) - front.y) / (current.wall / lastLayers));
       return layer >= 0 && layer < lastLayers ? layer : null;
     },
@@ -294,8 +303,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     stats: () => ({
       kind: "3d",
       gpu: name,
-      calls: webgl.info.render.calls,
-      triangles: webgl.info.render.triangles,
+      ...drawn,
       frames,
     }),
     theme() {
@@ -305,12 +313,8 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     dispose() {
       states.texture.dispose();
       text.dispose();
-      for (const part of [board, columns, tiles, head, arcs.mesh]) {
-        part.geometry.dispose();
-        part.material.dispose();
-      }
-      webgl.dispose();
-      if (!gl.isContextLost()) webgl.forceContextLoss(); // a browser has room for few, and drops the oldest
+      for (const part of [board, columns, tiles, head, arcs.part]) part.dispose();
+      gl.getExtension("WEBGL_lose_context")?.loseContext(); // a browser has room for few, and drops the oldest
     },
   };
 }

@@ -2,6 +2,7 @@
 // a link before it leads to the button that plays.
 
 import { moment, written } from "../clock";
+import { lanes } from "../lanes";
 import { badges, embedded, panel } from "../store";
 import { announcement } from "../words";
 import { Drawer } from "./Drawer";
@@ -22,6 +23,7 @@ export function App() {
       data-written={written.value}
       data-panel={whole && panel.value !== null}
       data-learning={whole && panel.value === "learn"}
+      data-racing={whole && lanes.value !== null}
       data-badges={badges.value}
     >
       {whole && <Skip />}

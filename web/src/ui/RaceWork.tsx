@@ -41,7 +41,8 @@ function Bar({ name, role, lane, layers, most }: BarProps) {
           source="counted"
           unit=""
           meaning="layer-tokens so far: layers x tokens sent through them"
-        />
+        />{" "}
+        cells
       </dd>
       <dd>
         <Figure

@@ -4,9 +4,10 @@
 // as dotted lines; a bar that is far higher than the others is cut and has a break mark. Steps that computed something again
 // stand on a hatched vermillion foot. Many steps share a pixel: then the longest of them is drawn.
 
-import { type ReadonlySignal, computed, effect } from "@preact/signals";
+import { type ReadonlySignal, computed, effect, untracked } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { count, joined, micros, numbered, plural } from "../format";
+import { type Bar, lanes } from "../lanes";
 import * as player from "../player";
 import { frame, last, run, shown } from "../store";
 import { theme } from "../theme";
@@ -24,29 +25,41 @@ export const PARTS = [
 type Part = (typeof PARTS)[number][0];
 
 /** What a step's time went into, in µs. The rest is what no other part accounts for. */
-export function shares(step: StepFrame): Record<Part, number> {
-  const { attention_us: attention, mlp_us: mlp, head_us: head, sampling_us: sampling } = step;
-  return { attention, mlp, head, sampling, overhead: Math.max(0, step.step_us - attention - mlp - head - sampling) };
+export function shares(step: Partial<StepFrame>): Record<Part, number> {
+  const { attention_us: attention = 0, mlp_us: mlp = 0, head_us: head = 0, sampling_us: sampling = 0, step_us: all = 0 } = step;
+  return { attention, mlp, head, sampling, overhead: Math.max(0, all - attention - mlp - head - sampling) };
 }
 
 const FOOT = 5; // px, below the bars: the mark of recomputing
 const WIDEST = 26; // px of one bar
 const HEADROOM = 1.12;
+const WORDS = 14; // px over the bars of the work, for what they are
 const USUAL = 0.95; // share of the steps that must be under the top of the scale
 const WINDOW = 9; // steps of the running median
 
 type Mode = "time" | "work";
 
+type Step = Bar & Partial<StepFrame>; // of a race there is the work alone
+
+/** The bars: of the work the race's while it is on the stage. A run's array grows in place, so its length is asked for. */
+function barsOf(mode: Mode): readonly Step[] {
+  void last.value;
+  return (mode === "work" ? lanes.value?.bars : undefined) ?? run.value?.frames ?? [];
+}
+
+/** The bar that is shown: of a race the newest. */
+const shownOf = (mode: Mode): number => (mode === "work" && lanes.value !== null ? lanes.value.bars.length - 1 : shown.value);
+
 /** What the height of a step's bar stands for. */
-const heightOf = (mode: Mode, step: StepFrame): number => (mode === "time" ? step.step_us : Number(step.layer_tokens));
+const heightOf = (mode: Mode, step: Step): number => (mode === "time" ? (step.step_us ?? 0) : Number(step.layer_tokens));
 
 /** The work of a step the other way: layer-tokens without the cache, where it had it; with it, where it had none. */
-function otherWay({ layer_tokens, start, length, recomputed, cache }: StepFrame): number {
+function otherWay({ layer_tokens, start, length, recomputed, cache }: Step): number {
   const each = Number(layer_tokens) / Math.max(1, length);
   return each * (cache ? start + length : length - recomputed);
 }
 
-const topOf = (mode: Mode) => computed(() => (void last.value, ceiling(mode, run.value?.frames ?? [])));
+const topOf = (mode: Mode) => computed(() => ceiling(mode, barsOf(mode)));
 const tops: Record<Mode, ReadonlySignal<number>> = { time: topOf("time"), work: topOf("work") };
 
 /** What a step is compared with: those that also computed one token with the cache, or also all tokens without it. The
@@ -81,9 +94,15 @@ const MARKS = [
 /** The bars of the work, in the transport. */
 export function Scrubber() {
   const step = frame.value;
+  const race = lanes.value;
+  const value = race
+    ? `the race: ${plural(race.cached.place.done, "step")} with the cache, ${race.uncached.place.done} without`
+    : step
+      ? `step ${numbered(step.step)}, ${count(step.layer_tokens)} layer-tokens`
+      : "no step yet";
   return (
     <div class="scrubber">
-      <Strip mode="work" name="Step" value={step ? `${count(step.layer_tokens)} layer-tokens` : ""} />
+      <Strip mode="work" name="Step" value={value} />
     </div>
   );
 }
@@ -99,7 +118,7 @@ export function Times() {
         <span class="hint">of each step</span>
       </header>
       <div class="scrubber">
-        <Strip mode="time" name="Step, by time" value={step ? joined(micros(step.step_us)) : ""} />
+        <Strip mode="time" name="Step, by time" value={step ? `step ${numbered(step.step)}, ${joined(micros(step.step_us))}` : "no step yet"} />
       </div>
       <ul class="parts" aria-label="Time of the shown step">
         {PARTS.map(([part, name]) => (
@@ -136,7 +155,6 @@ export function Times() {
 function Strip({ mode, name, value }: { mode: Mode; name: string; value: string }) {
   const canvas = useRef<HTMLCanvasElement>(null);
   useEffect(() => (canvas.current ? watch(canvas.current, mode) : undefined), []);
-  const step = frame.value;
   return (
     <canvas
       ref={canvas}
@@ -144,9 +162,9 @@ function Strip({ mode, name, value }: { mode: Mode; name: string; value: string 
       tabIndex={0}
       aria-label={name}
       aria-valuemin={1}
-      aria-valuemax={Math.max(1, last.value + 1)}
-      aria-valuenow={Math.max(1, shown.value + 1)}
-      aria-valuetext={step ? `step ${numbered(step.step)}, ${value}` : "no step yet"}
+      aria-valuemax={Math.max(1, barsOf(mode).length)}
+      aria-valuenow={Math.max(1, shownOf(mode) + 1)}
+      aria-valuetext={value}
     />
   );
 }
@@ -165,7 +183,7 @@ function watch(canvas: HTMLCanvasElement, mode: Mode): () => void {
   const sizes = new ResizeObserver(() => draw(canvas, mode));
   sizes.observe(canvas);
   const stop = effect(() => {
-    void [run.value, last.value, shown.value, theme.value];
+    void [barsOf(mode), shownOf(mode), theme.value];
     draw(canvas, mode);
   });
   const seek = (event: PointerEvent) => {
@@ -198,7 +216,7 @@ function draw(canvas: HTMLCanvasElement, mode: Mode): void {
   }
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, width, height);
-  const steps = run.peek()?.frames ?? [];
+  const [steps, now] = untracked(() => [barsOf(mode), shownOf(mode)]);
   const style = getComputedStyle(canvas);
   const colour = (name: string) => style.getPropertyValue(name).trim();
   const floor = height - FOOT - 1;
@@ -212,16 +230,16 @@ function draw(canvas: HTMLCanvasElement, mode: Mode): void {
   const colours = new Map(PARTS.map(([part]) => [part, colour(`--time-${part}`)]));
   const hatch = pattern(context, colour("--recomputed"));
   const switches: [x: number, on: boolean][] = [];
-  for (const { index, x, span } of columns(mode, steps, bar)) {
+  for (const { index, x, span } of columns(mode, steps, bar, now)) {
     const step = steps[index];
     if (!step) continue;
-    if (index === shown.peek()) {
+    if (index === now) {
       context.fillStyle = colour("--raised");
       context.fillRect(x, 0, Math.max(2, span), height);
     }
     const clipped = heightOf(mode, step) > most;
-    const scale = (floor - 2) / (clipped ? heightOf(mode, step) : most);
-    context.globalAlpha = index <= shown.peek() ? 1 : 0.35;
+    const scale = (floor - (mode === "work" ? WORDS : 2)) / (clipped ? heightOf(mode, step) : most);
+    context.globalAlpha = index <= now ? 1 : 0.35;
     let y = floor;
     const stack = (amount: number, style: string | CanvasPattern) => {
       const size = amount * scale;
@@ -239,20 +257,19 @@ function draw(canvas: HTMLCanvasElement, mode: Mode): void {
       context.fillStyle = colour(step.cache ? "--recomputed" : "--kept");
       if (step.token !== null) context.fillRect(x, floor - otherWay(step) * scale - 1, Math.max(1, span - gap), 2);
     }
-    if (index > 0 && step.cache !== steps[index - 1]?.cache) switches.push([x, step.cache]);
+    if (index > 0 && step.cache !== steps[index - 1]?.cache && lanes.peek() === null) switches.push([x, step.cache]);
     if (clipped) breakMark(context, x, span - gap, colour("--bg"));
     if (step.recomputed > 0) {
       context.fillStyle = hatch ?? colour("--recomputed");
       context.fillRect(x, floor + 1, span, FOOT);
     }
     context.globalAlpha = 1;
-    if (index === shown.peek()) {
+    if (index === now) {
       context.fillStyle = colour("--ink");
       context.fillRect(x, height - 2, Math.max(3, span - gap), 2);
     }
   }
-  for (const [x, on] of switches) switchMark(context, x, on, colour); // over the bars that follow
-  if (mode === "work") return;
+  if (mode === "work") return label(context, steps, bar, floor, switches, colour);
   context.fillStyle = colour("--ink");
   for (const [, share] of times.peek().length > 0 ? MARKS : []) {
     const y = floor - (Math.min(percentile(times.peek(), share), most) / most) * (floor - 2);
@@ -264,15 +281,55 @@ function draw(canvas: HTMLCanvasElement, mode: Mode): void {
   medianLine(context, steps, bar, floor);
 }
 
-/** Where the cache was switched: a line, and which way. */
-function switchMark(context: CanvasRenderingContext2D, x: number, on: boolean, colour: (name: string) => string): void {
-  context.globalAlpha = 1;
-  context.fillStyle = colour(on ? "--kept-ink" : "--recomputed-ink");
-  context.fillRect(Math.round(x), 0, 1.5, context.canvas.clientHeight);
-  context.font = `600 11px ${colour("--sans")}`;
-  context.textAlign = on ? "left" : "right";
+/** Over the bars of the work: where the cache was switched, and which way; what the bars are; and at the end of the last
+ * one, where there is room, which way of the step is how high. A word that finds no room is left out. */
+function label(
+  context: CanvasRenderingContext2D,
+  steps: readonly Step[],
+  bar: number,
+  floor: number,
+  switches: readonly [x: number, on: boolean][],
+  colour: (name: string) => string,
+): void {
+  const { clientWidth: width } = context.canvas;
+  const taken: [from: number, to: number][] = [];
   context.textBaseline = "top";
-  context.fillText(on ? "cache on" : "cache off", x + (on ? 6 : -6), 1);
+  const write = (text: string, from: number, free: number): boolean => {
+    const to = from + context.measureText(text).width;
+    if (from < 0 || to > width || taken.some(([left, right]) => from < right + free && to + free > left)) return false;
+    taken.push([from, to]);
+    context.fillText(text, from, 0);
+    return true;
+  };
+  context.font = `600 11px ${colour("--sans")}`;
+  for (const [x, on] of switches) {
+    context.fillStyle = colour(on ? "--kept-ink" : "--recomputed-ink");
+    context.fillRect(Math.round(x), 0, 1.5, floor);
+    const words = on ? "cache on" : "cache off";
+    const before = x - 5 - context.measureText(words).width;
+    const places = on ? [x + 6, before] : [before, x + 6];
+    places.some((from) => write(words, from, 5));
+  }
+  context.font = `11px ${colour("--sans")}`;
+  context.fillStyle = colour("--soft");
+  for (const text of ["cells computed in each step", "cells per step"]) {
+    const end = width - context.measureText(text).width;
+    if (write(text, 0, 8) || write(text, end, 8)) break;
+  }
+  const step = steps.at(-1);
+  const from = steps.length * bar + 8;
+  if (step === undefined || step.token === null) return;
+  const most = tops.work.peek();
+  const [own, other] = [Number(step.layer_tokens), otherWay(step)];
+  for (const [amount, name, ink] of [
+    [step.cache ? own : other, "with cache", "--kept-ink"],
+    [step.cache ? other : own, "without", "--recomputed-ink"],
+  ] as const) {
+    const y = Math.min(floor - 10, floor - (amount / most) * (floor - WORDS) - 5);
+    context.fillStyle = colour(ink);
+    if (own !== other && from + context.measureText(`${name} ${count(amount)}`).width < width)
+      context.fillText(`${name} ${count(amount)}`, from, Math.max(WORDS - 4, y));
+  }
 }
 
 /** Two slanting gaps: the bar is higher than the scale. */
@@ -288,12 +345,12 @@ function breakMark(context: CanvasRenderingContext2D, x: number, span: number, g
 }
 
 /** The running median of the times, as a line: what a step usually takes here, whatever disturbed one of them. */
-function medianLine(context: CanvasRenderingContext2D, steps: readonly StepFrame[], bar: number, floor: number): void {
+function medianLine(context: CanvasRenderingContext2D, steps: readonly Step[], bar: number, floor: number): void {
   const half = WINDOW >> 1;
   const every = Math.max(1, Math.floor(steps.length / 300));
   context.beginPath();
   for (let index = 0; index < steps.length; index += every) {
-    const near = steps.slice(Math.max(0, index - half), index + half + 1).map((step) => step.step_us);
+    const near = steps.slice(Math.max(0, index - half), index + half + 1).map((step) => heightOf("time", step));
     const median = near.sort((a, b) => a - b)[near.length >> 1] ?? 0;
     const y = floor - (Math.min(median, tops.time.peek()) / tops.time.peek()) * (floor - 2);
     if (index === 0) context.moveTo(0, y);
@@ -303,8 +360,8 @@ function medianLine(context: CanvasRenderingContext2D, steps: readonly StepFrame
 }
 
 /** The top of the scale: a few steps that a busy machine made long may stick out, or others would vanish beside them. */
-function ceiling(mode: Mode, steps: readonly StepFrame[]): number {
-  if (mode === "work") return HEADROOM * Math.max(1, ...steps.map((step) => Math.max(heightOf(mode, step), otherWay(step))));
+function ceiling(mode: Mode, steps: readonly Step[]): number {
+  if (mode === "work") return Math.max(1, ...steps.map((step) => Math.max(heightOf(mode, step), otherWay(step))));
   const heights = steps.map((step) => heightOf(mode, step)).sort((a, b) => a - b);
   const most = Math.max(1, heights.at(-1) ?? 1);
   const usual = heights[Math.floor(USUAL * (heights.length - 1))] ?? most;
@@ -312,7 +369,7 @@ function ceiling(mode: Mode, steps: readonly StepFrame[]): number {
 }
 
 /** Where each bar stands; where steps share a pixel, that of the longest one, or of the shown one. */
-function* columns(mode: Mode, steps: readonly StepFrame[], bar: number): Generator<{ index: number; x: number; span: number }> {
+function* columns(mode: Mode, steps: readonly Step[], bar: number, chosen: number): Generator<{ index: number; x: number; span: number }> {
   if (bar >= 1) {
     for (let index = 0; index < steps.length; index++) yield { index, x: index * bar, span: bar };
     return;
@@ -328,7 +385,7 @@ function* columns(mode: Mode, steps: readonly StepFrame[], bar: number): Generat
     }
     const [now, then] = [steps[index], steps[best]];
     const longer = now !== undefined && (then === undefined || heightOf(mode, now) > heightOf(mode, then));
-    if (best !== shown.peek() && (longer || index === shown.peek())) best = index;
+    if (best !== chosen && (longer || index === chosen)) best = index;
   }
 }
 

@@ -114,10 +114,10 @@ function CacheSwitch() {
   return (
     <div class="cache-switch" role="group" aria-label="KV cache" title={title}>
       <button type="button" class="on" aria-pressed={on} disabled={fixed} onClick={() => actions.setCache(true)}>
-        KV cache
+        KV cache <small>saves the work</small>
       </button>
       <button type="button" class="off" aria-pressed={!on} disabled={fixed} onClick={() => actions.setCache(false)}>
-        No cache
+        No cache <small>does it all again</small>
       </button>
     </div>
   );
@@ -144,7 +144,7 @@ function nameOf(role: Role): string {
   if (role === "kept") return "in the cache";
   if (role === "shared") return "pages shared with a branch";
   if (role === "recomputed") return `computed again, ${scratch() || lanes.value !== null ? "thrown away" : "now kept"}`;
-  if (role === "fresh") return scratch() ? "new, thrown away" : "computed in this step";
+  if (role === "fresh") return scratch() ? "new, thrown away" : "computed now";
   const first = row.value?.codes[0];
   if (role !== "beam" || !hideFirst.value || first === undefined) return role === "beam" ? "attention" : role;
   return `attention, without ${percent(WEIGHTS[first] ?? 0)} on the first token`;

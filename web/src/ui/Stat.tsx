@@ -86,7 +86,7 @@ export function Stat({
   return <Figure name={name} value={value} source={entry.source} unit={unit} meaning={entry.meaning} class={look} />;
 }
 
-const LAYER_TOKEN = "a layer-token: one token through one layer";
+const LAYER_TOKEN = "a layer-token: one token through one layer, which is a cell of the wall";
 
 /** The unit of the work after its number, with what the number is the product of. */
 export function LayerTokens({ of, layers }: { of: number; layers: number }) {

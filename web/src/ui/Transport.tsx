@@ -4,7 +4,8 @@ import { useEffect } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import * as actions from "../actions";
 import * as player from "../player";
-import { numbered } from "../format";
+import { numbered, plural } from "../format";
+import { lanes } from "../lanes";
 import { frame, last, live, model, pace, pageState, playing, run, shown } from "../store";
 import type { Run } from "../run";
 import { activity } from "../words";
@@ -51,14 +52,25 @@ export function Transport() {
           </button>
         </div>
         <div class="progress-words">
-          <p class="counter">
-            step <b>{frame.value ? numbered(frame.value.step) : "–"}</b>
-            <span class="of">{none || current === null ? "" : among(current)}</span>
-          </p>
-          <p class={`activity ${activity.value.cut ? "cut" : ""}`}>
-            <span>{activity.value.text}</span>
-            <Lease />
-          </p>
+          {lanes.value === null ? (
+            <>
+              <p class="counter">
+                step <b>{frame.value ? numbered(frame.value.step) : "–"}</b>
+                <span class="of">{none || current === null ? "" : among(current)}</span>
+              </p>
+              <p class={`activity ${activity.value.cut ? "cut" : ""}`}>
+                <span>{activity.value.text}</span>
+                <Lease />
+              </p>
+            </>
+          ) : (
+            <>
+              <p class="counter">
+                race: step <b>{lanes.value.cached.place.done}</b>
+              </p>
+              <p class="activity">without: {plural(lanes.value.uncached.place.done, "step")}</p>
+            </>
+          )}
         </div>
       </div>
       <Scrubber />
@@ -103,7 +115,9 @@ function Pace() {
   );
 }
 
-/** How long the engine keeps the pages of a paused run: in minutes, and in seconds only near the end. */
+const TELL_FROM = 300; // seconds
+
+/** How long the engine still keeps the pages of a paused run, once that is not long. */
 function Lease() {
   const state = run.value?.state.value;
   const lease = live.value && pageState.value === "paused" ? (state?.lease_s ?? null) : null;
@@ -119,7 +133,7 @@ function Lease() {
     const timer = setInterval(tell, 5000);
     return () => clearInterval(timer);
   }, [lease, state]);
-  if (left.value === null) return null;
+  if (left.value === null || left.value > TELL_FROM) return null;
   const words = left.value > 90 ? `${Math.round(left.value / 60)} min` : `${Math.round(left.value)} s`;
   return (
     <span class="lease" title="The engine keeps the pages of a paused run, and frees them when nobody continues it">

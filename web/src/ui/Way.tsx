@@ -100,6 +100,7 @@ function nameOf(stop: way.Stop): string {
 export function cellWords(position: number, layer: number): string {
   const model = card.value;
   if (model === null) return "";
+  if (model.windows[layer] === 0) return "no key and no value: this layer keeps one state of the text, which each token rewrites";
   const { written, reads } = way.history(position, layer);
   const size = `${model.kv_heads} × ${model.head_size}`;
   const parts = model.latent > 0 ? `one row of ${model.latent} numbers for K and V` : `K ${size}, V ${size}`;

@@ -15,11 +15,23 @@ export function Work() {
   return (
     <div class="work">
       <p class="saving">
-        work of this step: <Stat name="layer_tokens" class="saving-number" />
+        <Stat name="layer_tokens" class="saving-number" bare />
+        {step.cache && times > 1 && (
+          <>
+            {" of "}
+            <Without value={layers * all} />
+          </>
+        )}
+        {" cells computed"}
         {times > 1 && (
           <>
-            {step.cache ? " of " : ", not "}
-            {step.cache ? <Without value={layers * all} /> : <With value={layers * least} />},{" "}
+            {!step.cache && (
+              <>
+                {", not "}
+                <With value={layers * least} />
+              </>
+            )}
+            {": "}
             <Figure
               name="step_times"
               value={times}
@@ -28,7 +40,7 @@ export function Work() {
               meaning="layer-tokens of the step without the cache / with it"
               class={step.cache ? "less" : "more"}
             />{" "}
-            {step.cache ? "less" : "more"}
+            {step.cache ? "less" : "more"} work
           </>
         )}
       </p>
@@ -36,13 +48,13 @@ export function Work() {
         <dt>with cache</dt>
         <Bar role="kept" share={cached / Math.max(1, uncached)} done={step.cache} />
         <dd>
-          {step.cache ? <Stat name="layer_tokens" /> : <With value={layers * least} />}{" "}
+          {step.cache ? <Stat name="layer_tokens" /> : <With value={layers * least} />} cells{" "}
           <LayerTokens of={cached} layers={layers} />
         </dd>
         <dt>without</dt>
         <Bar role="recomputed" share={1} done={!step.cache} />
         <dd>
-          {step.cache ? <Without value={layers * all} /> : <Stat name="layer_tokens" />}{" "}
+          {step.cache ? <Without value={layers * all} /> : <Stat name="layer_tokens" />} cells{" "}
           <LayerTokens of={uncached} layers={layers} />
         </dd>
       </dl>

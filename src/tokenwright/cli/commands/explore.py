@@ -43,6 +43,10 @@ Static = Annotated[
         help="Record runs of the model, with the cache and without, and write them as a site for any file host.",
     ),
 ]
+Url = Annotated[
+    str | None,
+    Option("--url", help="With --static: the address that the site will have; links to it then come with a picture."),
+]
 NoBrowser = Annotated[bool, Option("--no-browser", help="Do not open a browser; the address is printed anyway.")]
 
 
@@ -53,6 +57,7 @@ def explore(
     no_browser: NoBrowser = False,
     tty: Tty = False,
     static: Static = None,
+    url: Url = None,
     prompt: TtyPrompt = None,
     new_tokens: TtyTokens = None,
     seed: TtySeed = None,
@@ -75,11 +80,15 @@ def explore(
     """
     engine, name = opt.of_engine(locals()), opt.the_model(named, model)
     opt.check_engine(**engine)
-    _check_places(tty, {"--prompt": prompt, "-n": new_tokens, "--seed": seed}, {"--port": port, "--static": static})
+    _check_places(
+        tty, {"--prompt": prompt, "-n": new_tokens, "--seed": seed}, {"--port": port, "--static": static, "--url": url}
+    )
+    if url is not None and (static is None or not url.startswith(("http://", "https://"))):
+        raise RequestError("--url is an address beginning with http:// or https://, and needs --static")
     if static is not None:
         if port is not None:
             raise RequestError("--port is for a server; leave out --static")
-        _write_site(name, static, **engine)
+        _write_site(name, static, url, **engine)
         return
     if tty:
         asked = opt.given(max_tokens=60 if new_tokens is None else new_tokens, seed=seed)
@@ -121,7 +130,7 @@ def _check_places(tty: bool, terminal: dict[str, object], page: dict[str, object
         raise RequestError(f"{name} is for the page; leave out --tty" if tty else f"{name} needs --tty")
 
 
-def _write_site(name: str, folder: Path, **engine: Any) -> None:
+def _write_site(name: str, folder: Path, url: str | None, **engine: Any) -> None:
     """Record the site of a model. Raises the errors of LLM, of its runs, and of files."""
     from tokenwright.llm.web_page import page_folder
     from tokenwright.serve.explorer.explorer import Explorer
@@ -132,7 +141,9 @@ def _write_site(name: str, folder: Path, **engine: Any) -> None:
         explorer = Explorer(Path(name).name, lambda _: llm)
         explorer.start()
         explorer.host.settled.wait()
-        write_site(explorer, page, folder, lambda part: remark(f"recording: {part}"))
+        write_site(explorer, page, folder, lambda part: remark(f"recording: {part}"), url)
+    if url is None:
+        remark("links to it show no picture; say with --url which address it will have")
     remark(f"the site is in {folder}; serve it with: python -m http.server -d {folder}")
 
 

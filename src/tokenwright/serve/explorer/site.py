@@ -58,8 +58,11 @@ BATCH_PAGES = 8  # of its pool: too few for all of its texts to their ends
 WATCHED = (4, 3)  # layer and head whose weights the recordings have, as far as the model has them
 
 
-def write_site(explorer: Explorer, page: Path, folder: Path, told: Callable[[str], object]) -> None:
-    """Record the runs on the loaded model and write the site. told: is called with the name of each part.
+def write_site(
+    explorer: Explorer, page: Path, folder: Path, told: Callable[[str], object], url: str | None = None
+) -> None:
+    """Record the runs on the loaded model and write the site. told: is called with the name of each part. url: the
+    address that the site will have, which is needed for the picture of a link to it.
 
     Raises RequestError where the folder has other files or cannot be written, and the errors of runs.
     """
@@ -79,7 +82,8 @@ def write_site(explorer: Explorer, page: Path, folder: Path, told: Callable[[str
         for name, answer in (("race", recorded_race), ("beams", recorded_beams), ("batch", recorded_batch)):
             told(name)
             _write(folder / f"{name}.json", answer(explorer))
-        (folder / "index.html").write_text(_index((page / "index.html").read_text(encoding="utf-8")), encoding="utf-8")
+        index = _index((page / "index.html").read_text(encoding="utf-8"), url)
+        (folder / "index.html").write_text(index, encoding="utf-8")
     except OSError as error:
         raise RequestError(f"the site cannot be written to {folder}: {error.strerror}") from error
 
@@ -145,10 +149,12 @@ def recorded_batch(explorer: Explorer) -> dict[str, Any]:
         return {"prompts": BATCH, "looks": [asdict(card) for card in llm.inspect(play)]}
 
 
-def _index(page: str) -> str:
+def _index(page: str, url: str | None) -> str:
     runs = [{"id": run.identity, "name": run.name, "prompt": run.prompt} for run in RUNS]
     values = json.dumps({"runs": runs}).replace("<", "\\u003c")  # nothing in it ends the element
     meta = {"og:title": TITLE, "og:description": DESCRIPTION, "og:image": PREVIEW, "og:type": "website"}
+    if url is not None:  # who shows a link takes addresses of pictures only whole
+        meta |= {"og:url": url, "og:image": f"{url.rstrip('/')}/{PREVIEW}"}
     heads = "".join(f'<meta property="{name}" content="{escape(value)}" />' for name, value in meta.items())
     card = '<meta name="twitter:card" content="summary_large_image" />'
     page = page.replace("</head>", f"{heads}{card}</head>", 1)

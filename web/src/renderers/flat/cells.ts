@@ -1,6 +1,7 @@
 // The cache as a grid of positions by layers: solid where it is kept, hatched and hollow where it was computed for this
 // step only, an outline where there is nothing yet.
 
+import { groupOf } from "../labels";
 import { Cell } from "../renderer";
 import { clamp } from "../motion";
 import { type Palette, type Rgb, css, mix } from "../theme";
@@ -44,8 +45,11 @@ export function paintCells(p: Picture): void {
   if (frame.cell >= 3) {
     c.fillStyle = css(palette.ground);
     const gap = frame.cell >= 7 ? Math.max(1, snap(frame.cell * 0.14)) : 1 / p.ratio;
-    for (let layer = 1; layer < layers; layer++)
-      c.fillRect(x0, snap(frame.cellsTop + layer * frame.cell) - gap / 2, x1 - x0, gap);
+    const group = groupOf(frame.cell);
+    for (let layer = 1; layer < layers; layer++) {
+      const wide = group > 1 && (layer % (layers / scene.lanes)) % group === 0 ? 2 : gap;
+      c.fillRect(x0, snap(frame.cellsTop + layer * frame.cell) - wide / 2, x1 - x0, wide);
+    }
   }
   paintMissing(p, missing);
   if (scene.hovered !== null && scene.hovered >= first && scene.hovered <= last) {

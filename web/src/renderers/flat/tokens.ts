@@ -114,7 +114,7 @@ export function placeWall(p: Picture): void {
   if (frame.cell === 0) return;
   const y = frame.cellsEnd + 26;
   const write = (names: readonly string[], x: number, colour: Rgb) =>
-    names.some((text) => layout.add({ text, x: Math.max(frame.x0, x - 6), y, size: 12, alignX: 0, colour }));
+    names.some((text) => layout.add({ text, x: Math.max(frame.x0, x - 6), y, size: 13, alignX: 0, colour }));
   const fresh = phases.filled > 0 ? freshColumn(scene) : null;
   if (fresh) write(fresh.names, p.centre(fresh.position), palette.fresh);
   write(wallNames(scene), p.centre(first), scene.cache ? palette.kept : palette.recomputed);

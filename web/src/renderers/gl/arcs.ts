@@ -2,23 +2,11 @@
 // the screen as its weight says whatever the camera; and from there straight down to the token's cell in the layer that
 // is read. Four floats an instance.
 
-import {
-  BufferAttribute,
-  CustomBlending,
-  DoubleSide,
-  GLSL3,
-  InstancedBufferAttribute,
-  InstancedBufferGeometry,
-  Mesh,
-  OneFactor,
-  OneMinusSrcAlphaFactor,
-  RawShaderMaterial,
-  Sphere,
-  Vector3,
-} from "three";
 import { type Beam, type Beams, MOST_BEAMS, beamOpacity, beamWidth, dropWidth, drops } from "../beams";
+import { Part } from "./device";
 import { FRAGMENT, type FrameUniforms, VERTEX } from "./glsl";
 import { FRONT, LEAN, type Pose, TILE } from "./pose";
+import { Vector3 } from "./vector";
 
 const LANDING = -0.38; // z of the place on a tile where beams end
 const PARTS = 28;
@@ -32,24 +20,20 @@ export function arcPoint(out: Vector3, reader: number, position: number, t: numb
   const apex = (0.5 + pose.arc * (1 - Math.exp(-far / pose.reach))) * 1.33;
   const rise = new Vector3(0, LEAN.y * apex, LEAN.z * apex);
   const lean = 0.1 * Math.min(far, 3 * pose.reach) * Math.sign(reader - position);
-  const b = a
-    .clone()
-    .add(rise)
-    .setX(a.x - lean);
-  const c = d
-    .clone()
-    .add(rise)
-    .setX(d.x + lean);
+  const b = a.clone().add(rise);
+  const c = d.clone().add(rise);
+  b.x -= lean;
+  c.x += lean;
   const u = 1 - t;
   return out
-    .copy(a)
-    .multiplyScalar(u * u * u)
-    .addScaledVector(b, 3 * u * u * t)
-    .addScaledVector(c, 3 * u * t * t)
-    .addScaledVector(d, t * t * t);
+    .set(0, 0, 0)
+    .add(a, u * u * u)
+    .add(b, 3 * u * u * t)
+    .add(c, 3 * u * t * t)
+    .add(d, t * t * t);
 }
 
-export function makeArcs(frame: FrameUniforms) {
+export function makeArcs(gl: WebGL2RenderingContext, frame: FrameUniforms) {
   const sides: number[] = [];
   const index: number[] = [];
   for (let part = 0; part <= PARTS; part++) {
@@ -57,24 +41,16 @@ export function makeArcs(frame: FrameUniforms) {
     const at = part * 2;
     if (part < PARTS) index.push(at, at + 1, at + 2, at + 2, at + 1, at + 3);
   }
-  const geometry = new InstancedBufferGeometry();
-  const beams = new InstancedBufferAttribute(new Float32Array(MOST_BEAMS * 8), 4);
-  geometry.setAttribute("position", new BufferAttribute(new Float32Array(sides), 2));
-  geometry.setAttribute("beam", beams);
-  geometry.setIndex(index);
-  geometry.instanceCount = 0;
-  geometry.boundingSphere = new Sphere(); // never asked: the shader places the ribbon
+  const data = new Float32Array(MOST_BEAMS * 8);
   const uniforms = { ...frame, uGrown: { value: 1 }, uReader: { value: 0 }, uArc: { value: 1 }, uReach: { value: 10 } };
-  const material = new RawShaderMaterial({
-    glslVersion: GLSL3,
+  const part = new Part(gl, {
     uniforms,
-    side: DoubleSide,
-    transparent: true,
-    depthWrite: false,
-    blending: CustomBlending,
-    blendSrc: OneFactor,
-    blendDst: OneMinusSrcAlphaFactor,
-    vertexShader: /* glsl */ `${VERTEX}
+    vertices: { position: [sides, 2] },
+    index,
+    each: { data, fields: { beam: 4 } },
+    bothSides: true,
+    over: true,
+    vertex: /* glsl */ `${VERTEX}
       in vec2 position;
       in vec4 beam; // position, weight, width in CSS pixels (negative: the part down to the cell), opacity
       uniform int uLayer, uReader;
@@ -115,7 +91,7 @@ export function makeArcs(frame: FrameUniforms) {
         here.z -= 0.0004 * here.w; // over the edge it lands on
         gl_Position = here;
       }`,
-    fragmentShader: /* glsl */ `${FRAGMENT}
+    fragment: /* glsl */ `${FRAGMENT}
       in float vAcross;
       in float vAlong;
       flat in vec3 vBeam;
@@ -133,11 +109,10 @@ export function makeArcs(frame: FrameUniforms) {
         colour = vec4(c * a, a * mix(1.0, 0.85, uDark));
       }`,
   });
-  const mesh = new Mesh(geometry, material);
   let last: Beams | null = null;
   let wall = false;
   return {
-    mesh,
+    part,
     uniforms,
     /** `cells`: whether there is a wall, to whose cells they go on. */
     set(chosen: Beams, cells: boolean): void {
@@ -146,15 +121,13 @@ export function makeArcs(frame: FrameUniforms) {
       const down: Beam[] = cells ? chosen.drawn.filter(({ weight }) => drops(weight)) : [];
       const arcs = chosen.drawn.length;
       chosen.drawn.forEach(({ position, weight }, i) =>
-        beams.setXYZW(i, position, weight, beamWidth(weight), beamOpacity(weight)),
+        data.set([position, weight, beamWidth(weight), beamOpacity(weight)], 4 * i),
       );
       down.forEach(({ position, weight }, i) =>
-        beams.setXYZW(arcs + i, position, weight, -dropWidth(weight), beamOpacity(weight)),
+        data.set([position, weight, -dropWidth(weight), beamOpacity(weight)], 4 * (arcs + i)),
       );
-      geometry.instanceCount = arcs + down.length;
-      beams.clearUpdateRanges();
-      beams.addUpdateRange(0, geometry.instanceCount * 4);
-      beams.needsUpdate = true;
+      part.instances = arcs + down.length;
+      part.changed(part.instances * 4);
     },
   };
 }

@@ -1,17 +1,15 @@
 // What is behind the tokens and the wall, or under them where TOP folds it flat: one quad. Its shader draws the ground of
 // the cache, the free slots, the band of the hovered column and of the selected layer. One draw call, two triangles.
 
-import { BufferAttribute, BufferGeometry, GLSL3, Mesh, RawShaderMaterial } from "three";
+import { Part } from "./device";
 import { FRAGMENT, type FrameUniforms, VERTEX } from "./glsl";
 
-export function makeBoard(uniforms: FrameUniforms): Mesh<BufferGeometry, RawShaderMaterial> {
-  const geometry = new BufferGeometry();
-  geometry.setAttribute("position", new BufferAttribute(new Float32Array([0, 0, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0]), 3));
-  geometry.setIndex([0, 2, 1, 0, 3, 2]);
-  const material = new RawShaderMaterial({
-    glslVersion: GLSL3,
-    uniforms: { ...uniforms },
-    vertexShader: /* glsl */ `${VERTEX}
+export function makeBoard(gl: WebGL2RenderingContext, uniforms: FrameUniforms): Part {
+  return new Part(gl, {
+    uniforms,
+    vertices: { position: [[0, 0, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0], 3] },
+    index: [0, 2, 1, 0, 3, 2],
+    vertex: /* glsl */ `${VERTEX}
       in vec3 position;
       uniform float uEnd;
       out vec2 vPlace;
@@ -22,7 +20,7 @@ export function makeBoard(uniforms: FrameUniforms): Mesh<BufferGeometry, RawShad
         float behind = -0.44 * uSlope.y;
         gl_Position = toClip(vec3(x, -s * uSlope.y - 0.02, s * uSlope.x + behind));
       }`,
-    fragmentShader: /* glsl */ `${FRAGMENT}
+    fragment: /* glsl */ `${FRAGMENT}
       in vec2 vPlace;
       void main() {
         vec2 pixel = fwidth(vPlace) + 1e-6;
@@ -61,5 +59,4 @@ export function makeBoard(uniforms: FrameUniforms): Mesh<BufferGeometry, RawShad
         colour = vec4(mix(uBg, c, fade), 1.0);
       }`,
   });
-  return new Mesh(geometry, material);
 }

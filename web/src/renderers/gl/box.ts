@@ -1,9 +1,7 @@
 // A unit box (x and z from -0.5 to 0.5, y from 0 to 1) with the number of its face at each corner: 0 top, 1 front and
 // back, 2 the sides, 3 the bottom. Tiles and columns are instances of it; 12 triangles.
 
-import { BufferAttribute, InstancedBufferGeometry } from "three";
-
-export function boxGeometry(): InstancedBufferGeometry {
+export function box() {
   const corners: number[] = [];
   const faces: number[] = [];
   const index: number[] = [];
@@ -20,10 +18,5 @@ export function boxGeometry(): InstancedBufferGeometry {
   side(2, [r, 0, f], [r, 0, k], [r, 1, k], [r, 1, f]);
   side(2, [l, 0, k], [l, 0, f], [l, 1, f], [l, 1, k]);
   side(3, [l, 0, k], [r, 0, k], [r, 0, f], [l, 0, f]);
-  const geometry = new InstancedBufferGeometry();
-  geometry.setAttribute("position", new BufferAttribute(new Float32Array(corners), 3));
-  geometry.setAttribute("face", new BufferAttribute(new Float32Array(faces), 1));
-  geometry.setIndex(index);
-  geometry.instanceCount = 0;
-  return geometry;
+  return { vertices: { position: [corners, 3], face: [faces, 1] }, index } as const;
 }

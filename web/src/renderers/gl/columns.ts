@@ -2,16 +2,16 @@
 // shader, which reads each cell's state. What is kept is a solid block; what was computed and thrown away is a thin,
 // hollow, hatched plate; what is not there is an empty one. 12 triangles a token, for any number of layers.
 
-import { GLSL3, Mesh, RawShaderMaterial } from "three";
-import { boxGeometry } from "./box";
+import { box } from "./box";
+import { Part } from "./device";
 import { FRAGMENT, type FrameUniforms, VERTEX } from "./glsl";
 import { FRONT, TILE } from "./pose";
 
-export function makeColumns(uniforms: FrameUniforms) {
-  const material = new RawShaderMaterial({
-    glslVersion: GLSL3,
-    uniforms: { ...uniforms },
-    vertexShader: /* glsl */ `${VERTEX}
+export function makeColumns(gl: WebGL2RenderingContext, uniforms: FrameUniforms): Part {
+  return new Part(gl, {
+    ...box(),
+    uniforms,
+    vertex: /* glsl */ `${VERTEX}
       in vec3 position;
       in float face;
       out vec3 vAt; // across the column, in layers from the top, into the depth
@@ -29,7 +29,7 @@ export function makeColumns(uniforms: FrameUniforms) {
         if (state == 3 && uFallen < 1.0) y -= 0.8 * uBoard.y * uFallen * uFallen;
         gl_Position = toClip(vec3(placeOf(float(p)) + position.x * ${TILE.wide} * partOf(float(p)), y, ${FRONT} - (0.5 - position.z) * deep));
       }`,
-    fragmentShader: /* glsl */ `${FRAGMENT}
+    fragment: /* glsl */ `${FRAGMENT}
       in vec3 vAt;
       flat in int vFace;
       flat in int vPosition;
@@ -49,8 +49,9 @@ export function makeColumns(uniforms: FrameUniforms) {
         float edgeX = vFace == 1 ? (0.5 - abs(vAt.x)) / wide : 9.0;
         float gap = mix(smoothstep(0.1, 0.9, edgeS), 1.0, 0.25 + 0.6 * small);
         if (vFace == 0 || vFace == 3) { gap = 1.0; edgeS = 9.0; }
-        float edge = min(edgeX, edgeS);
-        float outline = 1.0 - smoothstep(1.0, 2.0, edge);
+        float block = mod(mod(along, uGroup.y), uGroup.x);
+        float part = uGroup.x > 1.0 && vFace != 0 && vFace != 3 ? smoothstep(0.6, 1.6, min(block, uGroup.x - block) / high) : 1.0;
+        float outline;
         vec3 ground = uGround;
         vec3 c;
         bool scratch = state == 3 || (state == 2 && uCache < 0.5);
@@ -64,14 +65,14 @@ export function makeColumns(uniforms: FrameUniforms) {
           c = mix(mix(ground, role, 0.17), role, hatch * 0.92);
           c = mix(c, role, 1.0 - smoothstep(1.0, 1.8, edgeX));
           c = falls ? mix(c, ground, uFallen) : mix(c, role, uHeat * 0.75);
-          c = mix(ground, c, mix(gap, 1.0, 0.3));
+          c = mix(ground, c, mix(gap, 1.0, 0.3) * part);
         } else {
           c = kept ? mix(uBg, uKept, 0.92) : uFresh;
           if (state == 4) { // dotted: other runs use this page, too
             vec2 dot = fract(gl_FragCoord.xy / (7.0 * uRatio)) - 0.5;
             c = mix(c, uDark > 0.5 ? uInk : uBg, 1.0 - smoothstep(0.16, 0.26, length(dot)));
           }
-          c = mix(mix(c, ground, 0.78), c, gap);
+          c = mix(mix(c, ground, 0.78), c, gap * part);
         }
         if (done && state != 0 && vFace == 1 && wide < 0.11) { // two halves: the key, and the value
           c = mix(c, ground, vAt.x > 0.0 ? 0.24 : 0.0);
@@ -95,5 +96,4 @@ export function makeColumns(uniforms: FrameUniforms) {
         colour = vec4(c, 1.0);
       }`,
   });
-  return new Mesh(boxGeometry(), material);
 }

@@ -1,18 +1,21 @@
 // What the shaders of the scene share: the uniforms of a frame, and the cells' states, one byte each, four to a texel of an integer-addressed texture (a row is a position; byte 0 is the kind of token, then
 // layers).
 
-import { Color, type DataTexture, Vector2, Vector4 } from "three";
 import type { Palette, Rgb } from "../theme";
+import type { Texture, Uniform } from "./device";
 
 export const NOWHERE = -99; // a position that no token has
 
-export function frameUniforms(states: DataTexture) {
+export function frameUniforms(states: Texture) {
   return {
     uStates: { value: states },
-    uSlope: { value: new Vector2() }, // cosine and sine of the strip of labels
-    uBoard: { value: new Vector4() }, // from the tokens to the wall, its height, layers, layers filled
+    viewMatrix: numbers(16),
+    projectionMatrix: numbers(16),
+    uSlope: numbers(2), // cosine and sine of the strip of labels
+    uBoard: numbers(4), // from the tokens to the wall, its height, layers, layers filled
+    uGroup: numbers(2), // layers of a block, and of a wall
     uFirst: { value: 0 }, // position of the first instance
-    uFold: { value: new Vector2(0, 1) }, // the position from which each token has a slot, and the part of one that the older have
+    uFold: numbers(2), // the position from which each token has a slot, and the part of one that the older have
     uHead: { value: 0 },
     uStrike: { value: 1 },
     uHovered: { value: NOWHERE },
@@ -20,21 +23,21 @@ export function frameUniforms(states: DataTexture) {
     uLayer: { value: 0 },
     uHeat: { value: 0 }, // 1 while cells are being computed, 0 at rest
     uRatio: { value: 1 },
-    uSize: { value: new Vector2(1, 1) }, // of the canvas, CSS pixels
+    uSize: numbers(2), // of the canvas, CSS pixels
     uEnd: { value: 0 }, // last slot of the board
-    uBg: colour(),
-    uPanel: colour(),
-    uInk: colour(),
-    uLine: colour(),
-    uAccent: colour(),
-    uPrompt: colour(),
-    uGenerated: colour(),
-    uKept: colour(),
-    uFresh: colour(),
-    uRecomputed: colour(),
-    uBeam: colour(),
-    uGround: colour(),
-    uOutline: colour(),
+    uBg: numbers(3),
+    uPanel: numbers(3),
+    uInk: numbers(3),
+    uLine: numbers(3),
+    uAccent: numbers(3),
+    uPrompt: numbers(3),
+    uGenerated: numbers(3),
+    uKept: numbers(3),
+    uFresh: numbers(3),
+    uRecomputed: numbers(3),
+    uBeam: numbers(3),
+    uGround: numbers(3),
+    uOutline: numbers(3),
     uDark: { value: 1 },
     uCache: { value: 1 },
     uFallen: { value: 1 }, // of the columns that were thrown away: 1 is gone
@@ -43,10 +46,10 @@ export function frameUniforms(states: DataTexture) {
 
 export type FrameUniforms = ReturnType<typeof frameUniforms>;
 
-const colour = () => ({ value: new Color() });
+const numbers = (count: number): Uniform<Float32Array> => ({ value: new Float32Array(count) });
 
 export function setColours(uniforms: FrameUniforms, palette: Palette): void {
-  const set = (uniform: { value: Color }, [r, g, b]: Rgb) => uniform.value.setRGB(r, g, b);
+  const set = (uniform: Uniform<Float32Array>, rgb: Rgb) => uniform.value.set(rgb);
   set(uniforms.uBg, palette.bg);
   set(uniforms.uPanel, palette.panel);
   set(uniforms.uInk, palette.ink);
@@ -105,6 +108,7 @@ uniform int uHead;
 uniform int uHovered;
 uniform int uArgmax;
 uniform int uLayer;
+uniform vec2 uGroup;
 uniform float uStrike;
 uniform float uHeat;
 uniform float uRatio;

@@ -1,13 +1,13 @@
 // The write head: an amber carriage over the row with a type bar that strikes the newest token. It stands behind and
 // above the tile, so that from no camera it hides the tile's middle. One draw call.
 
-import { BufferAttribute, BufferGeometry, DoubleSide, GLSL3, Mesh, RawShaderMaterial } from "three";
+import { Part } from "./device";
 import { FRAGMENT, type FrameUniforms, VERTEX } from "./glsl";
 import { HUB, TILE } from "./pose";
 
 type Point = readonly [number, number, number];
 
-export function makeHead(frame: FrameUniforms): Mesh<BufferGeometry, RawShaderMaterial> {
+export function makeHead(gl: WebGL2RenderingContext, uniforms: FrameUniforms): Part {
   const places: number[] = [];
   const shades: number[] = [];
   const quad = (a: Point, b: Point, c: Point, d: Point, shade: number) => {
@@ -43,14 +43,11 @@ export function makeHead(frame: FrameUniforms): Mesh<BufferGeometry, RawShaderMa
   };
   bar([-0.16, 0], [0.16, 0], 0.42, 0.42, 0.17); // the carriage
   bar([-0.1, 0.12], [TILE.high + 0.1 - HUB.y, -TILE.long / 2 - 0.08 - HUB.z], 0.24, 0.06, 0.06); // the type bar
-  const geometry = new BufferGeometry();
-  geometry.setAttribute("position", new BufferAttribute(new Float32Array(places), 3));
-  geometry.setAttribute("shade", new BufferAttribute(new Float32Array(shades), 1));
-  const material = new RawShaderMaterial({
-    glslVersion: GLSL3,
-    uniforms: { ...frame },
-    side: DoubleSide,
-    vertexShader: /* glsl */ `${VERTEX}
+  return new Part(gl, {
+    uniforms,
+    vertices: { position: [places, 3], shade: [shades, 1] },
+    bothSides: true,
+    vertex: /* glsl */ `${VERTEX}
       in vec3 position;
       in float shade;
       out float vShade;
@@ -61,9 +58,8 @@ export function makeHead(frame: FrameUniforms): Mesh<BufferGeometry, RawShaderMa
         vShade = shade;
         gl_Position = toClip(p + vec3(placeOf(float(uHead)), ${HUB.y}, ${HUB.z}));
       }`,
-    fragmentShader: /* glsl */ `${FRAGMENT}
+    fragment: /* glsl */ `${FRAGMENT}
       in float vShade;
       void main() { colour = vec4(mix(uBg, uAccent, vShade), 1.0); }`,
   });
-  return new Mesh(geometry, material);
 }

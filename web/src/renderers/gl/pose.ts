@@ -5,11 +5,11 @@
 // frame is filled at any width, number of tokens and number of layers. One unit is the distance between two tokens;
 // x is the position, y is up, z comes towards the viewer.
 
-import { Matrix4, Vector3 } from "three";
 import type { Camera } from "../renderer";
 import { UPRIGHT_FROM } from "../labels";
 import { clamp } from "../motion";
 import { type Fold, type Span, positionIn, slotOf } from "../span";
+import { type Matrix4, Vector3, cross } from "./vector";
 
 export interface Pose extends Fold {
   yaw: number; // radians; to the right of the board's middle
@@ -109,7 +109,7 @@ function fit(
   for (const x of [x0, x1]) {
     points.push(new Vector3(x, TILE.high, -0.5), new Vector3(x, 0, FRONT));
     points.push(onStrip(new Vector3(), x, EDGE + board.strip, board.slope));
-    if (board.wall > 0) points.push(onWall(new Vector3(), x, 1, board).setY(-(EDGE + board.strip + board.wall + 0.2)));
+    if (board.wall > 0) points.push(new Vector3(x, -(EDGE + board.strip + board.wall + 0.2), FRONT));
     points.push(new Vector3(x, HUB.y + 0.4, HUB.z - 0.3));
   }
   const rise = board.arc + 0.5;
@@ -143,14 +143,14 @@ function fit(
     depth = new Vector3((x0 + x1) / 2, 0, 0).dot(back);
     view = 2 * (w - depth) * tan;
   }
-  const place = right.multiplyScalar(u).addScaledVector(up, v).addScaledVector(back, depth);
+  const place = right.scale(u).add(up, v).add(back, depth);
   return { x: place.x, y: place.y, z: place.z, view };
 }
 
 export function axesOf(yaw: number, pitch: number): { right: Vector3; up: Vector3; back: Vector3 } {
   const back = new Vector3(Math.sin(yaw) * Math.cos(pitch), Math.sin(pitch), Math.cos(yaw) * Math.cos(pitch));
   const right = new Vector3(Math.cos(yaw), 0, -Math.sin(yaw));
-  return { right, up: new Vector3().crossVectors(back, right), back };
+  return { right, up: cross(back, right), back };
 }
 
 const LEAST_FOV = 0.4 * DEGREE; // on the way from one kind of projection to the other
@@ -160,12 +160,18 @@ export function matricesOf(pose: Pose, aspect: number, world: Matrix4, projectio
   const { right, up, back } = axesOf(pose.yaw, pose.pitch);
   const flat = pose.fov < LEAST_FOV;
   const distance = flat ? 200 : pose.view / 2 / Math.tan(pose.fov / 2);
-  const place = new Vector3(pose.x, pose.y, pose.z).addScaledVector(back, distance);
-  world.makeBasis(right, up, back).setPosition(place);
+  const place = new Vector3(pose.x, pose.y, pose.z).add(back, distance);
+  world.set([right.x, right.y, right.z, 0, up.x, up.y, up.z, 0, back.x, back.y, back.z, 0, place.x, place.y, place.z, 1]);
   const around = 30 + pose.view * 2 + pose.wall + pose.arc;
   const near = Math.max(flat ? 0.1 : distance * 0.08, distance - around);
   const far = distance + around * 2;
   const half = (flat ? pose.view / 2 : near * Math.tan(pose.fov / 2)) || 1e-3;
-  if (flat) projection.makeOrthographic(-half * aspect, half * aspect, half, -half, near, far);
-  else projection.makePerspective(-half * aspect, half * aspect, half, -half, near, far);
+  const deep = far - near;
+  projection.fill(0);
+  projection[0] = (flat ? 1 : near) / (half * aspect);
+  projection[5] = (flat ? 1 : near) / half;
+  projection[10] = -(flat ? 2 : far + near) / deep;
+  projection[11] = flat ? 0 : -1;
+  projection[14] = -(flat ? far + near : 2 * far * near) / deep;
+  projection[15] = flat ? 1 : 0;
 }

@@ -1,19 +1,22 @@
 // The texture of what every cell of the cache was in the shown step. It keeps a copy of what it last sent, so that a
 // step that changed two columns sends two rows.
 
-import { DataTexture, NearestFilter, RGBAFormat, UnsignedByteType } from "three";
 import type { Scene } from "../renderer";
+import { Texture } from "./device";
 
 const KINDS = { prompt: 0, generated: 1, special: 2 } as const;
 const MOST_ROWS_IN_PARTS = 24;
 
 export class States {
-  texture: DataTexture;
+  texture: Texture;
   private layers = 0;
   private capacity = 0;
   private data = new Uint8Array(4);
 
-  constructor(private readonly largest: number) {
+  constructor(
+    private readonly gl: WebGL2RenderingContext,
+    private readonly largest: number,
+  ) {
     this.texture = this.make(1, 1);
   }
 
@@ -29,7 +32,7 @@ export class States {
       this.layers = scene.layers;
       this.texture = this.make(Math.ceil((scene.layers + 1) / 4), this.capacity);
     }
-    const stride = this.texture.image.width * 4;
+    const stride = this.texture.width * 4;
     const changed: number[] = [];
     for (let position = 0; position < tokens; position++) {
       const at = position * stride;
@@ -44,20 +47,15 @@ export class States {
       changed.push(position);
     }
     if (changed.length > 0) {
-      if (!renewed && changed.length <= MOST_ROWS_IN_PARTS)
-        for (const position of changed) this.texture.addUpdateRange(position * stride, stride);
-      else this.texture.clearUpdateRanges();
-      this.texture.needsUpdate = true;
+      const { width } = this.texture;
+      const few = !renewed && changed.length <= MOST_ROWS_IN_PARTS;
+      this.texture.send(few ? changed.map((y) => ({ x: 0, y, width, height: 1 })) : undefined);
     }
     return renewed;
   }
 
-  private make(width: number, height: number): DataTexture {
+  private make(width: number, height: number): Texture {
     this.data = new Uint8Array(width * height * 4);
-    const texture = new DataTexture(this.data, width, height, RGBAFormat, UnsignedByteType);
-    texture.minFilter = texture.magFilter = NearestFilter;
-    texture.generateMipmaps = false;
-    texture.needsUpdate = true;
-    return texture;
+    return new Texture(this.gl, this.data, width, height, false);
   }
 }

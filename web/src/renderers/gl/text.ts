@@ -2,87 +2,43 @@
 // word is rasterised once, at twice the size or the screen's own resolution, and sent to the GPU row by row; when the
 // atlas is full it is begun again with what is in view.
 
-import {
-  BufferAttribute,
-  CustomBlending,
-  DataTexture,
-  DoubleSide,
-  DynamicDrawUsage,
-  GLSL3,
-  InstancedBufferGeometry,
-  InstancedInterleavedBuffer,
-  InterleavedBufferAttribute,
-  LinearFilter,
-  Mesh,
-  OneFactor,
-  OneMinusSrcAlphaFactor,
-  RGBAFormat,
-  RawShaderMaterial,
-  Sphere,
-  UnsignedByteType,
-} from "three";
 import { SANS } from "../labels";
 import type { Word } from "../layout";
+import { Part, type Rectangle, Texture } from "./device";
 import { FRAGMENT, type FrameUniforms, VERTEX } from "./glsl";
 
-interface Slot {
-  x: number;
-  y: number;
-  width: number; // atlas pixels
-  height: number;
-}
-
 const MOST_WORDS = 320;
-const FLOATS = 20;
+const FLOATS = 17;
 const SIDE = 1024;
 const PAD = 4; // CSS pixels around a word
 
 export class Text {
-  readonly mesh: Mesh<InstancedBufferGeometry, RawShaderMaterial>;
-  private readonly texture: DataTexture;
+  readonly part: Part;
+  private readonly texture: Texture;
   private readonly pixels = new Uint8Array(SIDE * SIDE * 4);
   private readonly brush: CanvasRenderingContext2D;
-  private readonly slots = new Map<string, Slot>();
+  private readonly slots = new Map<string, Rectangle>();
   private readonly widths = new Map<string, number>();
-  private readonly buffer: InstancedInterleavedBuffer;
+  private readonly data = new Float32Array(MOST_WORDS * FLOATS);
   private scale = 2;
   private shelf = { x: 0, y: 0, height: 0 };
-  private added: Slot[] = [];
+  private added: Rectangle[] = [];
   private anew = true;
 
-  constructor(frame: FrameUniforms) {
+  constructor(gl: WebGL2RenderingContext, frame: FrameUniforms) {
     const brush = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
     if (!brush) throw new Error("This browser gives no 2-D canvas for the words of the scene.");
     this.brush = brush;
-    this.texture = new DataTexture(this.pixels, SIDE, SIDE, RGBAFormat, UnsignedByteType);
-    this.texture.minFilter = this.texture.magFilter = LinearFilter;
-    this.texture.generateMipmaps = false;
-    const geometry = new InstancedBufferGeometry();
-    geometry.setAttribute("position", new BufferAttribute(new Float32Array([0, 0, 1, 0, 1, 1, 0, 1]), 2));
-    geometry.setIndex([0, 1, 2, 0, 2, 3]);
-    geometry.instanceCount = 0;
-    geometry.boundingSphere = new Sphere(); // never asked: words stand on the screen
-    this.buffer = new InstancedInterleavedBuffer(new Float32Array(MOST_WORDS * FLOATS), FLOATS);
-    this.buffer.setUsage(DynamicDrawUsage);
-    for (const [name, at] of [
-      ["place", 0],
-      ["turn", 4],
-      ["source", 8],
-      ["tint", 12],
-      ["plate", 16],
-    ] as const)
-      geometry.setAttribute(name, new InterleavedBufferAttribute(this.buffer, name === "plate" ? 1 : 4, at));
-    const material = new RawShaderMaterial({
-      glslVersion: GLSL3,
+    this.texture = new Texture(gl, this.pixels, SIDE, SIDE, true);
+    this.part = new Part(gl, {
       uniforms: { ...frame, uAtlas: { value: this.texture } },
-      side: DoubleSide,
-      transparent: true,
-      depthTest: false,
-      depthWrite: false,
-      blending: CustomBlending,
-      blendSrc: OneFactor,
-      blendDst: OneMinusSrcAlphaFactor,
-      vertexShader: /* glsl */ `${VERTEX}
+      vertices: { position: [[0, 0, 1, 0, 1, 1, 0, 1], 2] },
+      index: [0, 1, 2, 0, 2, 3],
+      each: { data: this.data, fields: { place: 4, turn: 4, source: 4, tint: 4, plate: 1 } },
+      bothSides: true,
+      over: true,
+      depth: false,
+      vertex: /* glsl */ `${VERTEX}
         in vec2 position;
         in vec4 place; // x, y, width, height
         in vec4 turn; // cosine, sine, alignment
@@ -101,7 +57,7 @@ export class Text {
           vPlate = plate;
           gl_Position = vec4(p.x / uSize.x * 2.0 - 1.0, 1.0 - p.y / uSize.y * 2.0, 0.0, 1.0);
         }`,
-      fragmentShader: /* glsl */ `${FRAGMENT}
+      fragment: /* glsl */ `${FRAGMENT}
         in vec2 vUv;
         in vec4 vTint;
         in float vPlate;
@@ -114,7 +70,6 @@ export class Text {
           colour = vec4(c + uPanel * vPlate * (1.0 - ink.a), ink.a + vPlate * (1.0 - ink.a)) * vTint.a;
         }`,
     });
-    this.mesh = new Mesh(geometry, material);
   }
 
   resolution(ratio: number): void {
@@ -122,6 +77,11 @@ export class Text {
     if (scale === this.scale) return;
     this.scale = scale;
     this.clear();
+  }
+
+  /** Whether the atlas has a row for so wide a text. */
+  fits(width: number): boolean {
+    return (width + 2 * PAD) * this.scale <= SIDE;
   }
 
   /** Width of a text in CSS pixels. */
@@ -144,7 +104,6 @@ export class Text {
       this.clear();
       slots = shown.map((word) => this.slot(word));
     }
-    const values = this.buffer.array as Float32Array;
     let count = 0;
     shown.forEach((word, i) => {
       const slot = slots[i];
@@ -160,12 +119,10 @@ export class Text {
         r, g, b, word.alpha ?? 1,
         word.plate ?? 0,
       ]; // prettier-ignore
-      values.set(at, count++ * FLOATS);
+      this.data.set(at, count++ * FLOATS);
     });
-    this.mesh.geometry.instanceCount = count;
-    this.buffer.clearUpdateRanges();
-    this.buffer.addUpdateRange(0, count * FLOATS);
-    this.buffer.needsUpdate = true;
+    this.part.instances = count;
+    this.part.changed(count * FLOATS);
     this.send();
   }
 
@@ -177,12 +134,12 @@ export class Text {
     this.anew = true;
   }
 
-  private slot(word: Word): Slot | null {
+  private slot(word: Word): Rectangle | null {
     const key = `${word.size}${word.bold ? "b" : ""}|${word.text}`;
     const known = this.slots.get(key);
     if (known) return known;
     const { brush, scale, shelf } = this;
-    const width = Math.min(SIDE, Math.ceil((this.width(word.text, word.size, word.bold) + 2 * PAD) * scale));
+    const width = Math.ceil((this.width(word.text, word.size, word.bold) + 2 * PAD) * scale);
     const height = Math.ceil((word.size * 1.3 + 3) * scale);
     if (shelf.x + width > SIDE) this.shelf = { x: 0, y: shelf.y + shelf.height, height: 0 };
     const { x, y } = this.shelf;
@@ -219,18 +176,13 @@ export class Text {
 
   private send(): void {
     if (!this.anew && this.added.length === 0) return;
-    this.texture.clearUpdateRanges();
-    if (!this.anew && this.added.length <= 4)
-      for (const { x, y, width, height } of this.added)
-        for (let row = y; row < y + height; row++) this.texture.addUpdateRange((row * SIDE + x) * 4, width * 4);
-    this.texture.needsUpdate = true;
+    this.texture.send(this.anew || this.added.length > 4 ? undefined : this.added);
     this.added = [];
     this.anew = false;
   }
 
   dispose(): void {
-    this.mesh.geometry.dispose();
-    this.mesh.material.dispose();
+    this.part.dispose();
     this.texture.dispose();
   }
 }

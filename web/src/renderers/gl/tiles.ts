@@ -2,16 +2,16 @@
 // the middle of both, seen from above, has exactly the colour of its role, unlit. The newest drops in from the write
 // head when the type bar strikes.
 
-import { GLSL3, Mesh, RawShaderMaterial } from "three";
-import { boxGeometry } from "./box";
+import { box } from "./box";
+import { Part } from "./device";
 import { FRAGMENT, type FrameUniforms, VERTEX } from "./glsl";
 import { TILE } from "./pose";
 
-export function makeTiles(uniforms: FrameUniforms) {
-  const material = new RawShaderMaterial({
-    glslVersion: GLSL3,
-    uniforms: { ...uniforms },
-    vertexShader: /* glsl */ `${VERTEX}
+export function makeTiles(gl: WebGL2RenderingContext, uniforms: FrameUniforms): Part {
+  return new Part(gl, {
+    ...box(),
+    uniforms,
+    vertex: /* glsl */ `${VERTEX}
       in vec3 position;
       in float face;
       out vec3 vAt;
@@ -31,7 +31,7 @@ export function makeTiles(uniforms: FrameUniforms) {
         }
         gl_Position = toClip(vec3(placeOf(float(p)) + position.x * ${TILE.wide} * partOf(float(p)), position.y * high + lift, position.z * ${TILE.long}));
       }`,
-    fragmentShader: /* glsl */ `${FRAGMENT}
+    fragment: /* glsl */ `${FRAGMENT}
       in vec3 vAt;
       flat in int vFace;
       flat in int vPosition;
@@ -62,5 +62,4 @@ export function makeTiles(uniforms: FrameUniforms) {
         colour = vec4(c, 1.0);
       }`,
   });
-  return new Mesh(boxGeometry(), material);
 }

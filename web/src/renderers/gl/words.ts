@@ -2,7 +2,6 @@
 // strongest weight where its beam lands, and the hovered token in full. Places are projected here, so that words face the
 // viewer and are as sharp as the screen is, from whatever camera; the layout keeps them apart.
 
-import { Vector3 } from "three";
 import { numbered, percent } from "../../format";
 import { type Beams, readerOf } from "../beams";
 import type { Scene } from "../renderer";
@@ -22,12 +21,13 @@ import {
   tiltOf,
   wallNames,
 } from "../labels";
-import { Layout } from "../layout";
+import { Layout, type Word } from "../layout";
 import { type Phases, clamp } from "../motion";
 import { type Palette, mix } from "../theme";
 import { arcPoint } from "./arcs";
 import { EDGE, HUB, type Pose, TILE, onStrip, onWall } from "./pose";
 import type { Text } from "./text";
+import { Vector3 } from "./vector";
 
 export interface Spot {
   x: number;
@@ -41,6 +41,7 @@ export interface Sight {
   height: number;
   first: number; // positions in view
   last: number;
+  layerHigh: number; // of one layer at the end of the wall
   spot(place: Vector3): Spot;
   at(position: number): number; // where it stands
 }
@@ -67,7 +68,9 @@ export function wordsOf(
   palette: Palette,
   text: Text,
 ): Layout {
-  const layout = new Layout((word) => text.width(word.text, word.size, word.bold), sight.width, sight.height);
+  const wide = (word: Word) => text.width(word.text, word.size, word.bold);
+  const measure = (word: Word) => (text.fits(wide(word)) ? wide(word) : Infinity); // a shorter name is placed instead
+  const layout = new Layout(measure, sight.width, sight.height);
   const page: Page = { scene, sight, beams, phases, palette, text, layout };
   if (scene.tokens.length === 0) return layout;
   hovered(page);
@@ -154,8 +157,7 @@ function layers({ scene, sight, palette, layout }: Page): void {
   const { pose } = sight;
   if (pose.wall < 0.05) return;
   const at = (share: number) => sight.spot(onWall(place, sight.at(scene.head) + 0.62, share, pose));
-  const high = distance(at(0), at(1)) / Math.max(1, scene.layers);
-  for (const layer of sliceTicks(scene, high)) {
+  for (const layer of sliceTicks(scene, sight.layerHigh)) {
     const spot = at((layer + 0.5) / scene.layers);
     if (!inside(sight, spot, 2)) continue;
     const selected = layer === scene.layer;
@@ -186,7 +188,7 @@ function wall({ scene, sight, phases, palette, layout }: Page): void {
   const angle = Math.atan2(to.y - from.y, to.x - from.x);
   if (!from.before || Math.abs(angle) > 0.4) return; // along a row that runs into the depth nothing can be read
   const write = (names: readonly string[], spot: Spot, colour: Palette["ink"]) =>
-    names.some((text) => layout.add({ text, x: spot.x - 6, y: spot.y + 26, size: 12, angle, alignX: 0, colour }));
+    names.some((text) => layout.add({ text, x: spot.x - 6, y: spot.y + 26, size: 13, angle, alignX: 0, colour }));
   const fresh = phases.filled > 0 ? freshColumn(scene) : null;
   if (fresh) write(fresh.names, foot(fresh.position), palette.fresh);
   write(wallNames(scene), from, scene.cache ? palette.kept : palette.recomputed);
@@ -242,7 +244,7 @@ function hovered({ scene, sight, palette, text, layout }: Page): void {
   const spot = sight.spot(onStrip(place, sight.at(scene.hovered), EDGE + 0.1, sight.pose.slope));
   if (!spot.before) return;
   const measure = (part: string) => text.width(part, 12.5, true);
-  const whole = hoveredName(scene, scene.hovered, width - 80, measure);
+  const whole = hoveredName(scene, scene.hovered, Math.min(width - 80, 440), measure);
   const half = measure(whole) / 2 + 8;
   layout.add({
     text: whole,
