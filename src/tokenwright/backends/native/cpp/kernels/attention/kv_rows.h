@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "api.h"
+#include "kernels/attention/int4_groups.h"
 #include "kernels/conversions.h"
 #include "kernels/lanes.h"
 
@@ -82,12 +83,6 @@ TW_INLINE float int8_scale(F a, F b) {
   if (!finite(low_half) || !finite(high_half)) return __builtin_nanf("");
   return (low_half > high_half ? low_half : high_half) / 127.0f;
 }
-TW_INLINE float int4_scale(F a, F b) {
-  if (!finite(largest_magnitude(a)) || !finite(largest_magnitude(b))) return __builtin_nanf("");
-  const float high = largest(larger(a, b)), low = -largest(larger(all(0.0f) - a, all(0.0f) - b));
-  return (high > -low ? high : low) / -8.0f;
-}
-
 TW_INLINE void store_bytes(I a, uint8_t* bytes, int64_t n) {  // the first n lanes
   uint8_t each[16];
   store_8(each, a);
@@ -102,13 +97,39 @@ TW_INLINE void encode_int8(const float* x, int64_t n, uint8_t* bytes, uint16_t* 
   store_bytes(codes_of(b, step, -127, 127), bytes + 16, most(n - 16, 0));
 }
 
+// The squared error of two vectors with a scale, and their codes.
+TW_INLINE float int4_codes(F a, F b, float step, I& low, I& high) {
+  const F inverse = all(step != 0 ? 1.0f / step : 0.0f);
+  F first, second;
+  low = nearest_codes(a * inverse, first);
+  high = nearest_codes(b * inverse, second);
+  first = a - first * all(step);
+  second = b - second * all(step);
+  return sum(first * first + second * second);
+}
+
 TW_INLINE void encode_int4(const float* x, int64_t n, uint8_t* bytes, uint16_t* scale) {
-  const F a = load(x, least(n, 16)), b = load(x + 16, most(n - 16, 0));
-  *scale = stored_scale(int4_scale(a, b));
-  const float step = from_f16(*scale);
+  F a, b;
+  hadamard(x, n, false, a, b);
+  const float high = largest(larger(a, b)), low = -largest(larger(all(0.0f) - a, all(0.0f) - b));
+  const float extreme = high > -low ? high : low;
+  const bool usable = finite(largest_magnitude(a)) && finite(largest_magnitude(b));
+  float least_error = 0;
+  I best[2] = {all(8), all(8)};
+  *scale = stored_scale(usable ? 0.0f : __builtin_nanf(""));
+  for (int k = 0; usable && k < 6; k++) {
+    const uint16_t half = stored_scale(extreme / -LEVEL_DIVISORS[k]);
+    I codes[2];
+    const float error = int4_codes(a, b, from_f16(half), codes[0], codes[1]);
+    if (k && !(error < least_error)) continue;
+    least_error = error;
+    *scale = half;
+    best[0] = codes[0];
+    best[1] = codes[1];
+  }
   uint8_t codes[32];
-  store_8(codes, codes_of(a, step, -8, 7) + all(8));
-  store_8(codes + 16, codes_of(b, step, -8, 7) + all(8));
+  store_8(codes, best[0]);
+  store_8(codes + 16, best[1]);
   for (int64_t i = 0; i < (n + 1) / 2; i++) bytes[i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
 }
 
