@@ -17,7 +17,8 @@ namespace TW_ISA {
 // Of the code c + 8, c (c c + 164) / 16, rounded down.
 static const int8_t LEVELS[16] = {-114, -94, -75, -60, -45, -33, -21, -11, 0, 10, 21, 32, 45, 59, 75, 93};
 // A scale is the extreme of its group over minus one of these: that of least squared error.
-static const float LEVEL_DIVISORS[6] = {142, 130, 119, 110, 102, 95};
+constexpr int SCALES = 6;
+static const float LEVEL_DIVISORS[SCALES] = {142, 130, 119, 110, 102, 95};
 
 // The levels of sixteen codes in each four bytes.
 TW_INLINE I levels_of(I codes) {
@@ -113,17 +114,19 @@ static void hadamard_row(float* x, int64_t size, bool divided) {
 
 // The nearest levels for numbers in units of the scale: their codes, and `level`.
 TW_INLINE I nearest_codes(F x, F& level) {
-  I code = all(0), found = all(LEVELS[0]);
+  I code = all(0);
 #pragma GCC unroll 15
   for (int k = 0; k < 15; k++) {
     const F middle = all((float)(LEVELS[k] + LEVELS[k + 1]) / 2);
-    TW_PARTS {
-      const IPart above = (IPart)(x.p[i] > middle.p[i]);
-      code.p[i] -= above;
-      found.p[i] += above & (LEVELS[k + 1] - LEVELS[k]);
-    }
+#if defined(__AVX512F__)
+    const __mmask16 above = _mm512_cmp_ps_mask((__m512)x.p[0], (__m512)middle.p[0], _CMP_GT_OQ);
+    code.p[0] = (IPart)_mm512_mask_add_epi32((__m512i)code.p[0], above, (__m512i)code.p[0], _mm512_set1_epi32(1));
+#else
+    TW_PARTS code.p[i] -= (IPart)(x.p[i] > middle.p[i]);
+#endif
   }
-  level = to_float(found);
+  const I c = code - all(8);
+  level = to_float((c * (c * c + all(164))) >> 4);
   return code;
 }
 

@@ -97,40 +97,32 @@ TW_INLINE void encode_int8(const float* x, int64_t n, uint8_t* bytes, uint16_t* 
   store_bytes(codes_of(b, step, -127, 127), bytes + 16, most(n - 16, 0));
 }
 
-// The squared error of two vectors with a scale, and their codes.
-TW_INLINE float int4_codes(F a, F b, float step, I& low, I& high) {
-  const F inverse = all(step != 0 ? 1.0f / step : 0.0f);
-  F first, second;
-  low = nearest_codes(a * inverse, first);
-  high = nearest_codes(b * inverse, second);
-  first = a - first * all(step);
-  second = b - second * all(step);
-  return sum(first * first + second * second);
-}
-
 TW_INLINE void encode_int4(const float* x, int64_t n, uint8_t* bytes, uint16_t* scale) {
   F a, b;
   hadamard(x, n, false, a, b);
   const float high = largest(larger(a, b)), low = -largest(larger(all(0.0f) - a, all(0.0f) - b));
   const float extreme = high > -low ? high : low;
   const bool usable = finite(largest_magnitude(a)) && finite(largest_magnitude(b));
-  float least_error = 0;
-  I best[2] = {all(8), all(8)};
-  *scale = stored_scale(usable ? 0.0f : __builtin_nanf(""));
-  for (int k = 0; usable && k < 6; k++) {
-    const uint16_t half = stored_scale(extreme / -LEVEL_DIVISORS[k]);
-    I codes[2];
-    const float error = int4_codes(a, b, from_f16(half), codes[0], codes[1]);
-    if (k && !(error < least_error)) continue;
-    least_error = error;
-    *scale = half;
-    best[0] = codes[0];
-    best[1] = codes[1];
+  if (!usable) a = b = all(0.0f);
+  uint16_t scales[16] = {};
+  for (int k = 0; k < SCALES; k++) scales[k] = stored_scale(usable ? extreme / -LEVEL_DIVISORS[k] : __builtin_nanf(""));
+  float steps[16], inverses[16], errors[SCALES];
+  store(steps, load_f16(scales));
+  store(inverses, all(1.0f) / load(steps));
+  uint8_t codes[SCALES][32];
+  int best = 0;
+  for (int k = 0; k < SCALES; k++) {
+    const F step = all(steps[k]), inverse = all(steps[k] > 0 || steps[k] < 0 ? inverses[k] : 0.0f);
+    F first, second;
+    store_8(codes[k], nearest_codes(a * inverse, first));
+    store_8(codes[k] + 16, nearest_codes(b * inverse, second));
+    first = a - first * step;
+    second = b - second * step;
+    errors[k] = sum(first * first + second * second);
   }
-  uint8_t codes[32];
-  store_8(codes, best[0]);
-  store_8(codes + 16, best[1]);
-  for (int64_t i = 0; i < (n + 1) / 2; i++) bytes[i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
+  for (int k = 1; k < SCALES; k++) best = errors[k] < errors[best] ? k : best;
+  *scale = scales[best];
+  for (int64_t i = 0; i < (n + 1) / 2; i++) bytes[i] = (uint8_t)(codes[best][2 * i] | codes[best][2 * i + 1] << 4);
 }
 
 // To fp8 e4m3, rounded to nearest, ties to even; saturates at 448, and NaN if x is not finite.

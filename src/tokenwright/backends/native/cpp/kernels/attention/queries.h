@@ -67,7 +67,7 @@ static int64_t attention_scratch(const Heads& heads) {
   const int64_t queries = whole(most(QUERIES_TOGETHER, heads.heads / heads.kv_heads), 16);
   const int64_t groups = row_scales(heads.size), depth = groups * SCALED;
   const int64_t totals = heads.values < heads.size ? stretch_sums(heads) : 0;
-  const int64_t each = totals + 2 * (2 * depth + groups) + BLOCK + groups * BLOCK / 2 + groups + depth + 16 + 1 + 1 + 1 + 4;
+  const int64_t each = totals + 2 * (2 * depth + groups) + BLOCK + groups * BLOCK / 2 + groups + depth + 16 + 3 + 4;
   return queries * each + (BLOCK + 32) * depth + groups * (2 * BLOCK + 1) + 16;
 }
 
