@@ -327,7 +327,8 @@ def main() -> None:
         from benchmarks.account import write_account
 
         arguments.contexts = arguments.contexts or [CHUNK, 4096]
-        return write_account(kernels, arguments)
+        write_account(kernels, arguments)
+        return
     arguments.contexts = arguments.contexts or list(CONTEXTS)
     before = os.getloadavg()[0]
     points = measure_all(kernels, arguments)

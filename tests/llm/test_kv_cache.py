@@ -51,9 +51,7 @@ def plain_int4(x: torch.Tensor) -> torch.Tensor:
     return groups.div(scales).round().clamp(-8, 7).mul(scales).flatten(-2).to(x.dtype)
 
 
-def test_int4_bears_channels_of_keys_that_are_ten_times_larger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_int4_bears_channels_of_keys_that_are_ten_times_larger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two channels of each key are larger and those of its query smaller, so a native cache gives the same logits."""
     path = make_checkpoint(tmp_path / "qwen3", "qwen3").path
     tensors = load_file(path / "model.safetensors")

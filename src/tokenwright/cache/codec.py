@@ -11,9 +11,9 @@ for each group of 32 numbers.
 
 In int4, H is the Hadamard matrix of the group's 32 numbers. It spreads a large one over all of them, which come out
 nearly Gaussian: so the levels lie closer near 0. A last group of fewer numbers, n, is cut into blocks of the largest
-power of two that divides n. The scale is the extreme over minus one of `LEVEL_DIVISORS`, that of least squared error (the first of equals).
-A decoded number is the sum of 32 levels with their signs, times scale / 32, which is exact in fp32. On Gaussian groups the
-mean squared error is 0.58 times that of round(x / scale) in -7..7.
+power of two that divides n. The scale is the extreme over minus one of `LEVEL_DIVISORS`: the one of least squared
+error, the first among equals. A decoded number is a sum of 32 levels with their signs, times scale / 32, which is exact
+in fp32. On Gaussian groups the mean squared error is 0.61 times that of round(x / scale) in -7..7.
 
 No codec hides a NaN or an infinity: fp8 returns NaN for it, and the quantised formats return NaN for its whole group,
 whose scale it sets. These formats saturate finite numbers beyond their range. The kernels encode and decode: the native
