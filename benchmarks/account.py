@@ -3,11 +3,11 @@
     python -m benchmarks.kernels --account [--model qwen05] [--weights int8] [--kv int8] [--contexts 512 4096]
                                  [--rounds 9] [--out build/benchmarks]
 
-Three kinds of figures: `step` and its halves are measured in the engine (the fastest of some steps, with the times that
+Three kinds of figures: the step and its parts are measured in the engine (the fastest of some steps, with the times that
 a pass tells of itself); each op is measured alone, over the matrices of all layers and over one text per layer, so that
 weights, K and V come from where they come from in a step; `rest` is the step less its ops: embedding, rotation,
-sampling, the engine, and waiting for threads. Norms and gates run in one thread when they are called alone; their
-time is divided by the number of threads. A share is that of the limit measured just before the op.
+sampling, the engine, and waiting for threads. Norms, gates and storing run in one thread when they are called alone;
+their time is divided by the threads that a step of several rows has. A share is that of the limit measured just before the op.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tokenwright import LLM
 from tokenwright.arrays import address, empty
 from tokenwright.backends.device import kernel_threads, threads_of
 from tokenwright.backends.native import library as lib
-from tokenwright.backends.native.native_kernels import NativeKernels, matrix
+from tokenwright.backends.native.native_kernels import ChunkArray, NativeKernels, kv_layer, matrix
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.bench.limits import Bound, StepWork, processor
 from tokenwright.bench.shapes import default_root, ready
@@ -73,7 +73,7 @@ class StepOps:
         """Each op of a step of `rows` rows up to a context, with its number of threads."""
         threads, one = kernel_threads.count, self.attention[0]
         yield self.linear("qkv", [op.qkv for op in self.attention], rows), threads
-        yield self.store(rows), threads
+        yield self.store(rows), 1
         yield self.attend(rows, context), threads
         yield self.linear("out", [op.out for op in self.attention], rows), threads
         yield self.linear("up", [op.up for op in self.mlp], rows), threads
@@ -110,14 +110,16 @@ class StepOps:
     def store(self, rows: int) -> Case:
         one, texts = self.attention[0], self.texts(rows)
         k, v = (normal(rows, one.kv_heads, one.head_size) for _ in range(2))
-        slots, view = [np.arange(rows)], texts.store.view(0)
+        layer, heads = kv_layer(texts.store.view(0)), lib.CHeads(0, *k.shape[1:], k.shape[2], 0, 0)
+        array = ChunkArray([(range(rows), 0, (np.arange(-(-rows // PAGE), dtype=np.int32),))])
+        library, handle = self.kernels.library, self.kernels.handle
 
         def run() -> None:
             for _ in self.attention:
-                self.kernels.store(view, slots, k, v)
+                library.tw_store_kv(handle, byref(layer), byref(heads), 1, array.address, PAGE, address(k), address(v))
 
         nbytes = len(self.attention) * (k.nbytes + v.nbytes + rows * texts.bytes_per_token)
-        return Case("store K and V", self.kv, rows, StepWork(nbytes), run, 1, (texts,))
+        return Case("store K and V", self.kv, rows, StepWork(nbytes), run, 1, (texts, array))
 
     def gate(self, rows: int) -> Case:
         op = self.mlp[0]
@@ -154,19 +156,19 @@ def measured(llm: LLM, context: int) -> dict[str, StepFrame]:
 
 
 def entries(ops: StepOps, step: str, frame: StepFrame, context: int, rounds: int) -> Iterator[Entry]:
-    """The account of one step: its ops, the rest, and the halves that the pass itself tells."""
+    """The account of one step: its ops, the rest, and the parts that the pass itself tells."""
     whole, counted = frame.step_us, 0.0
     name = f"{step} at {context:,}"
     for case, threads in ops.cases(frame.length, context):
         with threads_of(threads):
             point = measure(case, Bound(case.work.nbytes, _products(case)), rounds)
-        took = point.microseconds * threads / kernel_threads.count
+        took = point.microseconds / (1 if threads > 1 else min(frame.length, kernel_threads.count))
         counted += took
         yield _entry(name, case, point, took, whole)
     yield Entry(name, "rest", whole - counted, 1 - counted / whole)
-    halves = {"attention": frame.attention_us, "MLP": frame.mlp_us, "head": frame.head_us, "whole step": whole}
-    for half, took in halves.items():
-        yield Entry(name, f"{half}, in the engine", took, took / whole)
+    parts = {"attention": frame.attention_us, "MLP": frame.mlp_us, "head": frame.head_us, "whole step": whole}
+    for part, took in parts.items():
+        yield Entry(name, f"{part}, in the engine", took, took / whole)
 
 
 def _products(case: Case) -> str:
@@ -202,7 +204,8 @@ def write_account(kernels: NativeKernels, arguments: argparse.Namespace) -> None
     path = ready(arguments.model, default_root())
     found: list[Entry] = []
     before = os.getloadavg()[0]
-    with LLM(path, weights=arguments.weights, kv=arguments.kv, trace=True, context=max(arguments.contexts) + 64) as llm:
+    pages = max(arguments.contexts) // PAGE + CHUNK // PAGE
+    with LLM(path, weights=arguments.weights, kv=arguments.kv, trace=True, pages=pages) as llm:
         ops = StepOps(kernels, llm, arguments.kv)
         for context in arguments.contexts:
             for step, frame in measured(llm, context).items():

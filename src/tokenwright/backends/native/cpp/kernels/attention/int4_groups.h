@@ -15,7 +15,7 @@ namespace tw {
 namespace TW_ISA {
 
 // Of the code c + 8, c (c c + 164) / 16, rounded down.
-static const int8_t LEVELS[16] = {-114, -94, -75, -60, -45, -33, -21, -11, 0, 10, 21, 32, 45, 59, 75, 93};
+static constexpr int8_t LEVELS[16] = {-114, -94, -75, -60, -45, -33, -21, -11, 0, 10, 21, 32, 45, 59, 75, 93};
 // A scale is the extreme of its group over minus one of these: that of least squared error.
 constexpr int SCALES = 6;
 static const float LEVEL_DIVISORS[SCALES] = {142, 130, 119, 110, 102, 95};
@@ -112,21 +112,51 @@ static void hadamard_row(float* x, int64_t size, bool divided) {
   }
 }
 
-// The nearest levels for numbers in units of the scale: their codes, and `level`.
+constexpr float middle(int code) { return (float)(LEVELS[code] + LEVELS[code + 1]) / 2; }
+
+#if defined(__AVX512F__)
+// Numbers in units of a scale from FIRST on in buckets of 8, of which none has two middles: how many middles are below
+// each, and the one that is next.
+constexpr float FIRST = -104.5f;
+struct Buckets {
+  int32_t below[32];
+  float next[32], levels[16];
+};
+constexpr Buckets buckets() {
+  Buckets r{};
+  for (int i = 0; i < 32; i++) {
+    while (r.below[i] < 15 && middle(r.below[i]) < FIRST + 8.0f * (float)i) r.below[i]++;
+    r.next[i] = r.below[i] < 15 ? middle(r.below[i]) : 1e38f;
+  }
+  for (int i = 0; i < 16; i++) r.levels[i] = LEVELS[i];
+  return r;
+}
+static constexpr Buckets BUCKETS = buckets();
+#endif
+
+// The nearest levels for numbers in units of the scale, the lower of two: their codes, and `level`.
 TW_INLINE I nearest_codes(F x, F& level) {
+#if defined(__AVX512F__)
+  const F bucket = smaller(larger((x - all(FIRST)) * all(0.125f), all(0.0f)), all(31.0f));
+  const __m512i at = (__m512i)to_int(bucket).p[0];
+  const F low = load(BUCKETS.next), high = load(BUCKETS.next + 16);
+  const I few = load_bits(BUCKETS.below), many = load_bits(BUCKETS.below + 16);
+  const __m512 next = _mm512_permutex2var_ps((__m512)low.p[0], at, (__m512)high.p[0]);
+  const __m512i below = _mm512_permutex2var_epi32((__m512i)few.p[0], at, (__m512i)many.p[0]);
+  const __mmask16 above = _mm512_cmp_ps_mask((__m512)x.p[0], next, _CMP_GT_OQ);
+  I code;
+  code.p[0] = (IPart)_mm512_mask_add_epi32(below, above, below, _mm512_set1_epi32(1));
+  level.p[0] = (FPart)_mm512_permutexvar_ps((__m512i)code.p[0], (__m512)load(BUCKETS.levels).p[0]);
+#else
   I code = all(0);
 #pragma GCC unroll 15
   for (int k = 0; k < 15; k++) {
-    const F middle = all((float)(LEVELS[k] + LEVELS[k + 1]) / 2);
-#if defined(__AVX512F__)
-    const __mmask16 above = _mm512_cmp_ps_mask((__m512)x.p[0], (__m512)middle.p[0], _CMP_GT_OQ);
-    code.p[0] = (IPart)_mm512_mask_add_epi32((__m512i)code.p[0], above, (__m512i)code.p[0], _mm512_set1_epi32(1));
-#else
-    TW_PARTS code.p[i] -= (IPart)(x.p[i] > middle.p[i]);
-#endif
+    const F limit = all(middle(k));
+    TW_PARTS code.p[i] -= (IPart)(x.p[i] > limit.p[i]);
   }
   const I c = code - all(8);
   level = to_float((c * (c * c + all(164))) >> 4);
+#endif
   return code;
 }
 
