@@ -3,11 +3,11 @@
     python -m benchmarks.kernels --account [--model qwen05] [--weights int8] [--kv int8] [--contexts 512 4096]
                                  [--rounds 9] [--out build/benchmarks]
 
-Three kinds of figures: the step and its parts are measured in the engine (the fastest of some steps, with the times that
-a pass tells of itself); each op is measured alone, over the matrices of all layers and over one text per layer, so that
-weights, K and V come from where they come from in a step; `rest` is the step less its ops: embedding, rotation,
-sampling, the engine, and waiting for threads. Norms, gates and storing run in one thread when they are called alone;
-their time is divided by the threads that a step of several rows has. A share is that of the limit measured just before the op.
+The step and its parts are measured in the engine (of decode the fastest of some steps; a pass tells its times). Each op
+is measured alone, over the matrices of all layers and over one text per layer, so that weights, K and V come from
+where they come from in a step. `rest` is the step less its ops: embedding, rotation, sampling, the engine, and waiting
+for threads. Norms, gates and storing run in one thread when they are called alone; their time is divided by the
+threads that a step of several rows has. A share is that of the limit measured just before the op.
 """
 
 from __future__ import annotations
