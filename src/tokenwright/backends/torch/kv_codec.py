@@ -106,7 +106,8 @@ def _hadamard_row(groups: torch.Tensor, count: int, divided: bool = False) -> to
     whole, rest = divmod(count, GROUP)
     if not rest:
         return _hadamard(groups, divided)
-    blocks = groups[..., whole:, :rest].unflatten(-1, (-1, rest & -rest))
+    size = rest & -rest
+    blocks = groups[..., whole:, :rest].reshape(*groups.shape[:-2], 1, rest // size, size)
     last = torch.nn.functional.pad(_hadamard(blocks, divided).flatten(-2), (0, GROUP - rest))
     return torch.cat((_hadamard(groups[..., :whole, :], divided), last), -2)
 
@@ -116,7 +117,7 @@ def _hadamard(x: torch.Tensor, divided: bool) -> torch.Tensor:
     size = x.shape[-1]
     apart = size // 2
     while apart:
-        first, second = x.unflatten(-1, (-1, 2, apart)).unbind(-2)
+        first, second = x.reshape(*x.shape[:-1], size // (2 * apart), 2, apart).unbind(-2)
         x = torch.stack((first + second, first - second), -2).flatten(-3)
         apart //= 2
     return x / size if divided else x
