@@ -2,6 +2,7 @@
 
     python -m benchmarks.kernels [--kernels linear attention rest] [--rows 1 2 4 ..] [--contexts 512 1024 ..]
                                  [--rounds 9] [--mib MIB] [--out build/benchmarks]
+    python -m benchmarks.kernels --account [--model qwen05] [--weights int8] [--kv int8] [--contexts 512 4096]
 
     linear      a matrix of --mib, larger than any cache, for up to 16 rows; for more rows one of qwen05's, 4,864 x 896
     attention   qwen05's heads (14, and 2 of K and V, of 64), one layer: one row, compared with reading alone, and a
@@ -12,7 +13,8 @@
 
 A round measures the limit and then the kernel, each as the best of the calls in 20 ms; the output gives the median of
 the rounds' shares, with the lowest and the highest. Calls come from Python and cost some microseconds, which matters
-for short contexts: the output gives the microseconds of each call.
+for short contexts: the output gives the microseconds of each call. `--account` instead says where the time of a whole
+step goes (account.py).
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ SMALL = (4864, 896)  # [out, in] of qwen05's gate and up projections,
 SMALL_OF_SUPER = (4864, 1024)  # and whole super-blocks of 256
 CACHES = ("bfloat16", "int8", "int4", "fp8")
 CONTEXTS = (512, 1024, 2048, 4096, 8192)
-QUERY_HEADS, KV_HEADS, SIZE = 14, 2, 64
+HEADS = (14, 2, 64)  # of qwen05: query heads, KV heads, and their size
 PAGE = 16  # tokens
 CHUNK = 512  # rows
 VOCABULARY = 151_936
@@ -171,19 +173,21 @@ def linear_case(kernels: NativeKernels, packed: Packed, name: str, rows: int) ->
 
 
 class Texts:
-    """K and V of one layer in one format, filled with random numbers: as many sequences as fit."""
+    """K and V of one layer in one format, filled with random numbers: as many sequences as fit.
 
-    def __init__(self, kernels: NativeKernels, form: str, nbytes: int) -> None:
-        self.kernels, self.form = kernels, form
-        spec = LayerSpec(
-            Heads(KV_HEADS, SIZE), AttentionWindow(), CODECS[form], CODECS[form], native=CODECS["bfloat16"]
-        )
+    heads: query heads, KV heads, and their size.
+    """
+
+    def __init__(self, kernels: NativeKernels, form: str, nbytes: int, heads: tuple[int, int, int] = HEADS) -> None:
+        self.kernels, self.form, self.heads = kernels, form, heads
+        of = Heads(heads[1], heads[2])
+        spec = LayerSpec(of, AttentionWindow(), CODECS[form], CODECS[form], native=CODECS["bfloat16"])
         self.bytes_per_token = spec.bytes_per_token
         self.pages = nbytes // (PAGE * self.bytes_per_token)
         self.store = KVStore([spec], self.pages, PAGE)
         for first in range(0, self.pages * PAGE, max(CONTEXTS)):
             slots = np.arange(first, min(first + max(CONTEXTS), self.pages * PAGE))
-            k, v = (normal(len(slots), KV_HEADS, SIZE) for _ in range(2))
+            k, v = (normal(len(slots), *heads[1:]) for _ in range(2))
             kernels.store(self.store.view(0), [slots], k, v)
 
     def case(self, context: int, rows: int, texts: int) -> Case:
@@ -191,8 +195,9 @@ class Texts:
         each = -(-context // PAGE)
         tables = [np.arange(at * each, (at + 1) * each, dtype=np.int32) for at in range(min(texts, self.pages // each))]
         arrays = [ChunkArray([(range(rows), context - rows, (table,))]) for table in tables]
-        layer, heads = kv_layer(self.store.view(0)), lib.CHeads(QUERY_HEADS, KV_HEADS, SIZE, SIZE, SIZE**-0.5)
-        q, width = normal(rows, QUERY_HEADS, SIZE), QUERY_HEADS * SIZE
+        count_of, kv_heads, size = self.heads
+        layer, heads = kv_layer(self.store.view(0)), lib.CHeads(count_of, kv_heads, size, size, size**-0.5)
+        q, width = normal(rows, count_of, size), count_of * size
         out = empty(q.shape)
         queries = lib.CQueries(0, 0, 0, 0, address(q), None, address(out), width, width, width)
         kernels, count = self.kernels, kernel_threads.count
@@ -205,14 +210,14 @@ class Texts:
         work = StepWork(len(arrays) * context * self.bytes_per_token)
         if rows > 1:  # one row is compared with reading alone
             pairs = sum(range(context - rows + 1, context + 1))  # pairs of a row and a token that it reads
-            work = replace(work, attention=len(arrays) * 2 * QUERY_HEADS * SIZE * pairs)
+            work = replace(work, attention=len(arrays) * 2 * width * pairs)
         kernel = f"attention, {rows} row{'s' if rows > 1 else ''}"
         return Case(kernel, self.form, context, work, run, len(arrays), (self.store, q, out))
 
 
 def attention_groups(kernels: NativeKernels, contexts: Sequence[int], nbytes: int) -> Iterator[Group]:
     for form in CACHES:
-        texts = Texts(kernels, form, max(nbytes, max(contexts) * KV_HEADS * SIZE * 2 * 4))
+        texts = Texts(kernels, form, max(nbytes, max(contexts) * HEADS[1] * HEADS[2] * 2 * 4))
         each = [texts.case(context, 1, 1 << 16) for context in contexts]
         chunks = [texts.case(context, CHUNK, 1) for context in contexts if context >= CHUNK]
         yield Group(Bound(max(one.work.nbytes for one in each)), kernel_threads.count, each)
@@ -306,14 +311,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernels", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
-    parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS))
+    parser.add_argument("--contexts", type=int, nargs="+")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--mib", type=int, default=beyond_caches(CPU) >> 20, help="of what comes from memory")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
+    parser.add_argument("--account", action="store_true", help="of a step of --model, op by op")
+    parser.add_argument("--model", default="qwen05", help="a shape of tokenwright.bench.shapes")
+    parser.add_argument("--weights", default="int8")
+    parser.add_argument("--kv", default="int8", choices=CACHES)
     arguments = parser.parse_args()
     kernels = find_kernels()
     if kernels is None:
         parser.error("there are no native kernels here, or TOKENWRIGHT_KERNELS asks for others")
+    if arguments.account:
+        from benchmarks.account import write_account
+
+        arguments.contexts = arguments.contexts or [CHUNK, 4096]
+        write_account(kernels, arguments)
+        return
+    arguments.contexts = arguments.contexts or list(CONTEXTS)
     before = os.getloadavg()[0]
     points = measure_all(kernels, arguments)
     title = f"{processor()}, {kernels.isa}, {kernel_threads.count} threads"

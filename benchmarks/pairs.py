@@ -1,7 +1,7 @@
 """Two editions in turn on one machine: the speed of the new one over the old one's, with its 95 % interval.
 
     python benchmarks/pairs.py OLD_PYTHON NEW_PYTHON [--pairs 30] [--cases stories-1 'qwen05*'] [--threads 2] [--busy]
-                               [--root FOLDER] [--out build/benchmarks/pairs.json]
+                               [--kv native] [--root FOLDER] [--out build/benchmarks/pairs.json]
 
 OLD_PYTHON and NEW_PYTHON are the interpreters of two installations of Tokenwright. Each runs this file as a worker that
 loads a model once and receives one measurement after another (JSON lines over pipes); while one measures, the other
@@ -10,6 +10,7 @@ order. The workers use the public API alone. This interpreter's Tokenwright writ
 
     *-1, *-8, *-16      tokens/s of that many streams of 128 tokens (`qwen05`: 32) after 32, once all run
     qwen05-prefill      prefill of 512 tokens, from the time to first token: tokens/s
+    qwen05-long         tokens/s of one stream after 2,048
     step-generate       steps/s of a model so small that a step is nearly all overhead, through generate;
     step-stream         through stream, by the client's clock
     256-generate        tokens/s of 256 texts of 24 tokens in one call, from the call to its end;
@@ -87,9 +88,10 @@ CASES: Mapping[str, Case] = {
     "qwen05-8": Case("qwen05", 8, 32, 32),
     "qwen05-16": Case("qwen05", 16, 32, 32),
     "qwen05-prefill": Case("qwen05", 1, 512, 1),
+    "qwen05-long": Case("qwen05", 1, 2048, 32),
 }
 BUSY = ("stories-1", "qwen05-1")
-OPTIONS: Mapping[str, dict[str, Any]] = {"qwen05": {"weights": "int8", "pages": 64}}
+OPTIONS: Mapping[str, dict[str, Any]] = {"qwen05": {"weights": "int8", "pages": 160}}
 DEFAULTS: dict[str, Any] = {"pages": 1024, "max_sequences": 256}
 
 
@@ -132,7 +134,7 @@ def work() -> None:
         if asked["do"] == "load":
             if llm is not None:
                 llm.close()
-            options = {**DEFAULTS, **OPTIONS.get(asked["model"], {})}
+            options = {**DEFAULTS, **OPTIONS.get(asked["model"], {}), "kv": asked["kv"]}
             if "speculate" in inspect.signature(LLM).parameters:  # random models repeat themselves and are guessed
                 options["speculate"] = "off"
             gc.unfreeze()
@@ -216,13 +218,15 @@ def told(values: Sequence[float]) -> str:
 Figures = dict[str, dict[str, list[float]]]  # by case and worker, one value per pair
 
 
-def measure(workers: Sequence[Worker], cases: Sequence[str], pairs: int, models: Mapping[str, str]) -> Figures:
+def measure(
+    workers: Sequence[Worker], cases: Sequence[str], pairs: int, models: Mapping[str, str], kv: str = "native"
+) -> Figures:
     """Measure all figures. The cases of a model run together; every pair has one measurement of each case."""
     figures: Figures = {case: {worker.name: [] for worker in workers} for case in cases}
     for model in dict.fromkeys(CASES[case].model for case in cases):
         its = [case for case in cases if CASES[case].model == model]
         for worker in workers:
-            worker.ask("load", model=model, path=models[model])
+            worker.ask("load", model=model, path=models[model], kv=kv)
             for case in its:
                 worker.ask("measure", case=case, turn=-1)  # warm-up
         for turn in range(pairs):
@@ -285,6 +289,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", default=["*"], help=f"names or patterns of {', '.join(CASES)}")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--busy", action="store_true")
+    parser.add_argument("--kv", default="native", help="format of the KV cache, in both editions")
     parser.add_argument("--root", type=Path, default=Path("build/models"), help="of the models with random weights")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks/pairs.json"))
     arguments = parser.parse_args()
@@ -311,7 +316,7 @@ def main() -> None:
             for name, python in (("old", arguments.old), ("new", arguments.new))
         ]
         with busy(arguments.busy):
-            figures = measure(workers, arguments.cases, arguments.pairs, models)
+            figures = measure(workers, arguments.cases, arguments.pairs, models, arguments.kv)
     text = busy_report(figures) if arguments.busy else report(figures)
     about = f"{arguments.pairs} pairs, threads {' and '.join(map(str, threads))}, load {os.getloadavg()[0]:.1f}"
     print(f"{about}\n{text}")

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from tests.models.fixtures import VOCAB, make_checkpoint
+from tests.models.fixtures import VOCAB, make_checkpoint, write_weights
 from tokenwright import LLM, CapacityError, RequestError, SamplingParams
+from tokenwright.backends.native.native_kernels import find_kernels
+from tokenwright.backends.torch import kv_codec
 from tokenwright.backends.torch.border import tensor
 from tokenwright.errors import CacheFileError, CheckpointError
 
+written = kv_codec.write
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
@@ -38,6 +42,39 @@ def test_a_format_is_what_it_says(folder: Path, kv: str) -> None:
         assert 0 < done.usage.kv_bytes < native.usage.kv_bytes
         difference = abs(done.logprobs[0] - native.logprobs[0])
         assert 0 < difference < 1, "it is another cache, and much the same model"
+
+
+def plain_int4(x: torch.Tensor) -> torch.Tensor:
+    """round(x / scale) in -8..7, with the largest of 32 numbers as -8 or 8: decoded again."""
+    groups = x.float().unflatten(-1, (-1, 32))
+    scales = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).div(-8).half().float()
+    return groups.div(scales).round().clamp(-8, 7).mul(scales).flatten(-2).to(x.dtype)
+
+
+def test_int4_bears_channels_of_keys_that_are_ten_times_larger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two channels of each key are larger and those of its query smaller, so a native cache gives the same logits."""
+    path = make_checkpoint(tmp_path / "qwen3", "qwen3").path
+    tensors = load_file(path / "model.safetensors")
+    for name, weights in tensors.items():
+        if name.endswith(("k_norm.weight", "q_norm.weight")):
+            weights[[3, 19]] *= 10.0 if "k_norm" in name else 0.1
+    write_weights(path, tensors)
+    monkeypatch.setenv("TOKENWRIGHT_KERNELS", "reference")
+    find_kernels.cache_clear()
+    ids = text_of(120)
+
+    def logprobs(kv: str) -> torch.Tensor:
+        with LLM(path, kv=kv, dtype="float32", pages=16) as llm:
+            return torch.tensor(llm.model(ids)[0]).double().log_softmax(-1)
+
+    def kl(other: torch.Tensor) -> float:
+        return float((native.exp() * (native - other)).sum(-1).mean())
+
+    native, ours = logprobs("native"), logprobs("int4")
+    monkeypatch.setattr(kv_codec, "write", lambda side, slots, x: written(side, slots, plain_int4(x)))
+    plain = logprobs("float32")
+    find_kernels.cache_clear()
+    assert 0 < kl(ours) < kl(plain) / 3
 
 
 def test_what_makes_no_sense_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tokenwright.arrays import DTYPES, Array, as_bytes
 from tokenwright.errors import CacheFileError
 from tokenwright.regular_file import kind_of, open_regular
 
-FORMAT, VERSION = "tokenwright-kv", "1"
+FORMAT, VERSION = "tokenwright-kv", "2"
 Pages = Sequence[Sequence[int]]  # page numbers in the text, for each group
 Contents = Sequence[Sequence[Array]]  # K and V of these pages, for each group
 

@@ -39,10 +39,13 @@ class NativeModel:
         self._list = (lib.COp * len(pairs))(*pairs)
         self.struct = lib.CModel(graph.width, len(graph.ropes), len(pairs), self._list)
 
+    def packed(self, of: Matrix) -> Packed:
+        found = self._weights[of.name]
+        assert isinstance(found, Packed), "matrices are packed"
+        return found
+
     def matrix(self, of: Matrix) -> lib.CMatrix:
-        packed = self._weights[of.name]
-        assert isinstance(packed, Packed), "matrices are packed"
-        return matrix(packed)
+        return matrix(self.packed(of))
 
     def updates(self, of: Matrix) -> int | None:
         """The address of the adapters' updates of a matrix, by their numbers less one; None without adapters."""

@@ -10,7 +10,7 @@ import torch
 
 from tokenwright.backends.torch.border import TORCH_DTYPES, tensor
 from tokenwright.cache import Side
-from tokenwright.cache.codec import GROUP
+from tokenwright.cache.codec import GROUP, LEVEL_DIVISORS, LEVELS
 from tokenwright.formats import DType
 
 MOST_SCALE: Final = 65504.0  # of float16
@@ -57,17 +57,70 @@ def _decode_int8(parts: Parts, count: int, dtype: torch.dtype) -> torch.Tensor:
 
 def _encode_int4(x: torch.Tensor) -> Parts:
     groups = _grouped(x)
+    groups[...] = _hadamard_row(groups, x.shape[-1])
     high, low = groups.amax(-1), groups.amin(-1)
-    scales = _scales(torch.where(high > -low, high, low) / -8)
-    codes = (_codes(groups, scales).clamp_(-8, 7) + 8).to(torch.uint8).flatten(-2)  # padded to an even count
+    extremes = torch.where(high > -low, high, low)
+    scales = _scales(extremes / -LEVEL_DIVISORS[0])
+    codes, errors = _nearest_levels(groups, scales)
+    for divisor in LEVEL_DIVISORS[1:]:
+        others = _scales(extremes / -divisor)
+        its, more = _nearest_levels(groups, others)
+        better = more < errors
+        errors, scales = torch.where(better, more, errors), torch.where(better, others, scales)
+        codes = torch.where(better[..., None], its, codes)
+    codes = codes.flatten(-2)  # padded to an even count
     packed = codes[..., ::2] | codes[..., 1::2] << 4
     return packed[..., : -(-x.shape[-1] // 2)], scales
 
 
 def _decode_int4(parts: Parts, count: int, dtype: torch.dtype) -> torch.Tensor:
     packed, scales = parts
-    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)[..., :count].to(torch.int8) - 8
-    return (codes * _spread(scales, count)).to(dtype)
+    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)[..., :count]
+    levels = torch.tensor(LEVELS, dtype=torch.float32, device=codes.device)[codes.long()]
+    sums = _hadamard_row(_grouped(levels), count, divided=True).flatten(-2)[..., :count]  # exact, and so is the product
+    return (sums * _spread(scales, count)).to(dtype)
+
+
+def _nearest_levels(groups: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The codes [..., n, GROUP] of the nearest levels, and each group's squared error [..., n], added in a fixed order.
+
+    0 is encoded as 0 where the scale is 0 or NaN.
+    """
+    levels = torch.tensor(LEVELS, dtype=torch.float32, device=groups.device)
+    steps = scales.float()[..., None]
+    usable = steps.abs() > 0
+    units = torch.where(usable, groups * torch.where(usable, steps, 1.0).reciprocal(), 0.0)
+    codes = torch.bucketize(units, (levels[1:] + levels[:-1]) / 2)
+    squares = (groups - levels[codes] * steps).square_()
+    while squares.shape[-1] > 1:
+        first, second = squares.chunk(2, -1)
+        squares = first + second
+    return codes.to(torch.uint8), squares[..., 0]
+
+
+def _hadamard_row(groups: torch.Tensor, count: int, divided: bool = False) -> torch.Tensor:
+    """Groups [..., n, GROUP] of rows of `count` numbers, each times the Hadamard matrix; `divided`: by its size.
+
+    A last group of fewer numbers is cut into blocks.
+    """
+    whole, rest = divmod(count, GROUP)
+    if not rest:
+        return _hadamard(groups, divided)
+    size = rest & -rest
+    blocks = groups[..., whole:, :rest].reshape(*groups.shape[:-2], 1, rest // size, size)
+    last = torch.nn.functional.pad(_hadamard(blocks, divided).flatten(-2), (0, GROUP - rest))
+    return torch.cat((_hadamard(groups[..., :whole, :], divided), last), -2)
+
+
+def _hadamard(x: torch.Tensor, divided: bool) -> torch.Tensor:
+    """Blocks [..., n] times the Hadamard matrix: sums and differences at distances of n / 2, n / 4, .. 1."""
+    size = x.shape[-1]
+    apart = size // 2
+    while apart:
+        first, second = x.reshape(*x.shape[:-1], size // (2 * apart), 2, apart).unbind(-2)
+        x = torch.stack((first + second, first - second), -2).flatten(-3)
+        apart //= 2
+    return x / size if divided else x
 
 
 def _encode_fp8(x: torch.Tensor) -> Parts:

@@ -169,6 +169,7 @@ static void read_blocks(const KVLayer& layer, const Tile& tile, BlockIterator it
     block.ahead = &ahead;
     read_block(layer, tile, block);
   }
+  turn_back(tile);
 }
 
 static void write_out(const Tile& tile, float* out, int64_t stride) {
@@ -213,6 +214,7 @@ TW_INLINE void end_tile(const Tile& tile) {
 static void begin_sums(const Heads& heads, const Queries& queries, const Tile& tile) {
   memset(tile.mixed, 0, 4 * tile.queries() * tile.depth);
   memset(tile.sums, 0, 4 * tile.queries() * 16);
+  memset(tile.turned, 0, 4 * tile.queries());
   for (int64_t i = 0; i < tile.queries(); i++) {
     tile.highest[i] = heads.sink_logits ? heads.sink_logits[queries.head + i % tile.heads] : -__builtin_inff();
     if (heads.sink_logits) tile.sums[16 * i] = 1.0f;  // exp(logit - highest)

@@ -20,13 +20,6 @@ constexpr int64_t lines_in_four_bytes(int64_t format) {
   return format == F32 ? 1 : format == BF16 || format == F16 || format == INT8 ? 2 : 4;
 }
 
-// Converts 4-bit codes with offset 8 to signed 4-bit numbers.
-TW_INLINE I signed_nibbles(I x) {
-  const I high = all((int32_t)0x88888888);
-  TW_PARTS x.p[i] = x.p[i] ^ high.p[i];
-  return x;
-}
-
 // Line `k` of four bytes of sixteen rows. One at a time: all of them would not fit in registers.
 template <int64_t FORMAT>
 TW_INLINE F line_of(I x, int k) {
@@ -35,7 +28,8 @@ TW_INLINE F line_of(I x, int k) {
   if constexpr (FORMAT == F16) return from_f16((k ? x >> 16 : x) & all(0xffff));
   if constexpr (FORMAT == FP8) return from_fp8((x >> 8 * k) & all(0xff));
   if constexpr (FORMAT == INT8) return bits_to_float(right16(k ? x : left16(x, 8), 8));
-  return bits_to_float(right16(left16(signed_nibbles(x), 12 - 4 * k), 12));
+  const I levels = levels_of(k % 2 ? high_codes(x) : low_codes(x));
+  return bits_to_float(right16(k < 2 ? left16(levels, 8) : levels, 8));
 }
 
 // Copies sixteen rows of keys, from a lane on, to contiguous memory in `copies`, each padded with zeros to a multiple
@@ -118,9 +112,19 @@ static void decode_values_of(const Block& block, int64_t size, int64_t columns, 
 template <int64_t FORMAT>
 TW_INLINE void pair_values(const uint8_t* a, const uint8_t* b, I (&x)[2]) {
   if constexpr (FORMAT == INT4) {
-    const I both = signed_nibbles(load_u8(a) | load_u8(b) << 16);
-    x[0] = right16(left16(both, 12), 12);
-    x[1] = right16(left16(both, 8), 12);
+#if defined(__AVX512F__)
+    const __m128i of_a = _mm_loadu_si128((const __m128i*)a), of_b = _mm_loadu_si128((const __m128i*)b);
+    const __m256i both = _mm256_set_m128i(_mm_unpackhi_epi8(of_a, of_b), _mm_unpacklo_epi8(of_a, of_b));
+    const __m256i levels = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)LEVELS));
+    const __m256i low = _mm256_set1_epi8(15);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+    x[0].p[0] = (IPart)_mm512_cvtepi8_epi16(_mm256_shuffle_epi8(levels, _mm256_and_si256(both, low)));
+    x[1].p[0] = (IPart)_mm512_cvtepi8_epi16(_mm256_shuffle_epi8(levels, odd));
+#else
+    const I both = load_u8(a) | load_u8(b) << 16;
+    x[0] = right16(left16(levels_of(low_codes(both)), 8), 8);
+    x[1] = right16(left16(levels_of(high_codes(both)), 8), 8);
+#endif
     return;
   }
 #if defined(__AVX512F__)

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "api.h"
+#include "kernels/attention/int4_groups.h"
 #include "kernels/conversions.h"
 #include "kernels/lanes.h"
 
@@ -82,12 +83,6 @@ TW_INLINE float int8_scale(F a, F b) {
   if (!finite(low_half) || !finite(high_half)) return __builtin_nanf("");
   return (low_half > high_half ? low_half : high_half) / 127.0f;
 }
-TW_INLINE float int4_scale(F a, F b) {
-  if (!finite(largest_magnitude(a)) || !finite(largest_magnitude(b))) return __builtin_nanf("");
-  const float high = largest(larger(a, b)), low = -largest(larger(all(0.0f) - a, all(0.0f) - b));
-  return (high > -low ? high : low) / -8.0f;
-}
-
 TW_INLINE void store_bytes(I a, uint8_t* bytes, int64_t n) {  // the first n lanes
   uint8_t each[16];
   store_8(each, a);
@@ -103,13 +98,31 @@ TW_INLINE void encode_int8(const float* x, int64_t n, uint8_t* bytes, uint16_t* 
 }
 
 TW_INLINE void encode_int4(const float* x, int64_t n, uint8_t* bytes, uint16_t* scale) {
-  const F a = load(x, least(n, 16)), b = load(x + 16, most(n - 16, 0));
-  *scale = stored_scale(int4_scale(a, b));
-  const float step = from_f16(*scale);
-  uint8_t codes[32];
-  store_8(codes, codes_of(a, step, -8, 7) + all(8));
-  store_8(codes + 16, codes_of(b, step, -8, 7) + all(8));
-  for (int64_t i = 0; i < (n + 1) / 2; i++) bytes[i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
+  F a, b;
+  hadamard(x, n, false, a, b);
+  const float high = largest(larger(a, b)), low = -largest(larger(all(0.0f) - a, all(0.0f) - b));
+  const float extreme = high > -low ? high : low;
+  const bool usable = finite(largest_magnitude(a)) && finite(largest_magnitude(b));
+  if (!usable) a = b = all(0.0f);
+  uint16_t scales[16] = {};
+  for (int k = 0; k < SCALES; k++) scales[k] = stored_scale(usable ? extreme / -LEVEL_DIVISORS[k] : __builtin_nanf(""));
+  float steps[16], inverses[16], errors[SCALES];
+  store(steps, load_f16(scales));
+  store(inverses, all(1.0f) / load(steps));
+  uint8_t codes[SCALES][32];
+  int best = 0;
+  for (int k = 0; k < SCALES; k++) {
+    const F step = all(steps[k]), inverse = all(steps[k] > 0 || steps[k] < 0 ? inverses[k] : 0.0f);
+    F first, second;
+    store_8(codes[k], nearest_codes(a * inverse, first));
+    store_8(codes[k] + 16, nearest_codes(b * inverse, second));
+    first = a - first * step;
+    second = b - second * step;
+    errors[k] = sum(first * first + second * second);
+  }
+  for (int k = 1; k < SCALES; k++) best = errors[k] < errors[best] ? k : best;
+  *scale = scales[best];
+  for (int64_t i = 0; i < (n + 1) / 2; i++) bytes[i] = (uint8_t)(codes[best][2 * i] | codes[best][2 * i + 1] << 4);
 }
 
 // To fp8 e4m3, rounded to nearest, ties to even; saturates at 448, and NaN if x is not finite.

@@ -45,6 +45,7 @@ struct Tile {
   float* sums;            // [queries][16]: sums of weights, by lane modulo 16
   float* highest;         // [queries]: the largest score so far
   float* shares;          // [queries]: the factor from the block's weights to the query's maximum
+  float* turned;          // [queries]: 1 once `mixed` is that of values times the Hadamard matrix, else 0
   Stretch* read;          // [queries]: the lanes that each query reads
   float* numbers;         // [64 * depth]: the queries as loaded; then a block's decoded keys, then its values
   float* copies;          // [32 * depth]: copies of keys that are not evenly spaced
@@ -66,7 +67,7 @@ static int64_t attention_scratch(const Heads& heads) {
   const int64_t queries = whole(most(QUERIES_TOGETHER, heads.heads / heads.kv_heads), 16);
   const int64_t groups = row_scales(heads.size), depth = groups * SCALED;
   const int64_t totals = heads.values < heads.size ? stretch_sums(heads) : 0;
-  const int64_t each = totals + 2 * (2 * depth + groups) + BLOCK + groups * BLOCK / 2 + groups + depth + 16 + 1 + 1 + 4;
+  const int64_t each = totals + 2 * (2 * depth + groups) + BLOCK + groups * BLOCK / 2 + groups + depth + 16 + 3 + 4;
   return queries * each + (BLOCK + 32) * depth + groups * (2 * BLOCK + 1) + 16;
 }
 
@@ -109,6 +110,7 @@ static Tile tile_of(const Heads& heads, const ChunkRows& chunk, const Queries& q
   tile.weight_scales = take(scratch, n * tile.groups);
   tile.highest = take(scratch, n);
   tile.shares = take(scratch, n);
+  tile.turned = take(scratch, n);
   tile.worth = take(scratch, tile.groups);
   tile.totals = take(scratch, tile.values < tile.size ? n * stretch_sums(heads) : 0);
   return tile;
@@ -162,14 +164,19 @@ static void load_queries(const KVLayer& layer, const Heads& heads, const Tile& t
   const KVTensor& keys = layer.part[layer.parts - 1].k;  // only the last part of a layer is quantised
   float* numbers = tile.numbers;                         // [16][depth]
   int16_t* codes = (int16_t*)(numbers + 16 * tile.depth);
+  float* turned = numbers + 32 * tile.depth;  // [depth]
   for (int64_t first = 0; first < tile.queries(); first += 16) {
     for (int64_t query = first; query < least(first + 16, tile.queries()); query++) {
       const float* x = from + query / tile.heads * stride + query % tile.heads * tile.size;
       float* to = numbers + query % 16 * tile.depth;
       for (int64_t i = 0; i < tile.depth; i += 16)
         store(to + i, load(x + i, most(0, least(16, tile.size - i))) * all((float)heads.scale));
-      if (scaled(keys.format))
-        encode_query(tile, keys.format, to, codes + query % 16 * tile.depth, rows.scales + query * tile.groups);
+      if (!scaled(keys.format)) continue;
+      if (keys.format == INT4) {
+        memcpy(turned, to, 4 * tile.depth);
+        hadamard_row(to = turned, tile.size, true);
+      }
+      encode_query(tile, keys.format, to, codes + query % 16 * tile.depth, rows.scales + query * tile.groups);
     }
     turn_rows(numbers, 4 * tile.depth, tile.beside, rows.numbers + first);
     if (scaled(keys.format)) turn_rows(codes, 2 * tile.depth, tile.beside, rows.pairs + first);

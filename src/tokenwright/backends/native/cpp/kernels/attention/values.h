@@ -244,8 +244,26 @@ struct CodeMix {
   }
 };
 
+// Has the sums of the queries [first, last) that read this block be those of values times the Hadamard matrix, as the
+// values of an INT4 cache are; they stay so until `turn_back`.
+static void turn_sums(const Tile& tile, int64_t first, int64_t last) {
+  for (int64_t query = first; query < last; query++) {
+    if (tile.turned[query] != 0 || tile.read[query].low >= tile.read[query].high) continue;
+    hadamard_row(tile.mixed + query * tile.depth, tile.values, false);
+    tile.turned[query] = 1;
+  }
+}
+static void turn_back(const Tile& tile) {
+  for (int64_t query = 0; query < tile.queries(); query++) {
+    if (tile.turned[query] == 0) continue;
+    hadamard_row(tile.mixed + query * tile.depth, tile.values, true);
+    tile.turned[query] = 0;
+  }
+}
+
 template <int64_t FORMAT>
 static void mix_codes(const Tile& tile, const Block& block, int64_t first, int64_t last) {
+  if (FORMAT == INT4) turn_sums(tile, first, last);
   load_scales(block, block.v, tile.size, block.ahead->v_scales, tile.scales);
   encode_weights(tile, first, last);
   if (last - first <= FEW_QUERIES && tile.values % SCALED == 0)
