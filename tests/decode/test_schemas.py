@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from tokenwright.decode.grammar import json_rule
+from tokenwright.decode.grammar_kinds import json_rule
 from tokenwright.decode.schemas import LACKING, enforceable
 
 BYTES = LLTokenizer("byte")
