@@ -8,14 +8,12 @@ Everything here follows from the tokens of the text and the number of those left
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-
-from tokenwright.errors import EngineError
 
 Mask = NDArray[np.uint32]
 
@@ -30,67 +28,79 @@ _OPENERS = (_QUOTE, b",", b":", b"[", b"{")
 _DEPTH = 3  # openers in a row that one token of a model may have
 
 
-class State(Protocol):
-    """A place in a text of a grammar."""
+class Matcher(Protocol):
+    """What is asked of llguidance's matcher."""
 
-    def allowed(self) -> Mask:
-        """The tokens that may follow."""
+    def compute_bitmask(self) -> bytes: ...
 
-    def advance(self, token: int) -> bool:
-        """Go on by a token; True: nothing may follow it."""
+    def consume_token(self, token: int) -> bool: ...
 
-    def fork(self) -> Self:
-        """An independent copy."""
+    def deep_copy(self) -> Self: ...
 
-    @property
-    def accepting(self) -> bool:
-        """Whether the text may end here."""
+    def is_accepting(self) -> bool: ...
+
+    def is_error(self) -> bool: ...
 
 
 class Closers:
     """The tokens of one vocabulary by which texts are closed. pieces: the bytes of each token, b"" for those without.
 
-    plain: tokens of letters, digits and signs that neither end a string nor begin an escape.
+    plain: tokens of letters, digits and signs that neither end a string nor begin an escape. blanks: of white space.
     """
 
-    def __init__(self, pieces: Sequence[bytes], words: Callable[[Iterator[int]], Mask]) -> None:
+    def __init__(self, pieces: Sequence[bytes], ends: Mask, words: Callable[[Iterable[int]], Mask]) -> None:
         found = {piece: token for token, piece in reversed(list(enumerate(pieces))) if len(piece) == 1}
-        self.of = {piece: found[piece] for piece in (*_CLOSERS, *_OPENERS) if piece in found}
+        self.ends = ends
         self.quote = found.get(_QUOTE)
         self.braces = [found[one] for one in _BRACES if one in found]
-        structure = [self.of[one] for one in _CLOSERS if one in self.of]
-        quote_first = sorted(structure, key=lambda token: token != self.quote)
-        self.openers = [self.of[one] for one in _OPENERS if one in self.of]
+        self.openers = [found[one] for one in _OPENERS if one in found]
+        self.structure = [found[one] for one in _CLOSERS if one in found]
         self.plain = words(token for token, piece in enumerate(pieces) if _is_plain(piece))
+        self.blanks = frozenset(token for token, piece in enumerate(pieces) if piece and not piece.strip())
         length = np.array([len(piece) for piece in pieces], dtype=np.int64)
-        first = np.array([piece[0] if piece else 0 for piece in pieces], dtype=np.int64)
-        of_first = 4096 * first  # longer than any token
-        self.ways = tuple(
-            _Way(np.array(order, dtype=np.int64), worth)
-            for order, worth in ((structure, length), (structure, length + of_first), (quote_first, length - of_first))
+        of_first = 4096 * np.array([piece[0] if piece else 0 for piece in pieces], dtype=np.int64)  # beats any length
+        quote_first = sorted(self.structure, key=lambda token: token != self.quote)
+        self.ways = (
+            _Way(self.structure, length, 1),
+            _Way(self.structure, length + of_first, -1),
+            _Way(quote_first, length - of_first, 1),
         )
 
-    def free(self, mask: Mask) -> bool:
+    def free(self, bits: bytes) -> bool:
         """Whether any text may stand here, as in a string: brackets that nothing has opened, and what ends a string."""
-        return self.quote is not None and all(has(mask, token) for token in (self.quote, *self.braces))
+        return self.quote is not None and all(has(bits, token) for token in (self.quote, *self.braces))
 
-    def next(self, way: _Way, mask: Mask) -> int:
-        """The token that a way takes."""
-        if self.quote is not None and self.free(mask):
-            return self.quote
-        among = way.order[_bits(mask, way.order)]
-        if len(among):
-            return int(among[0])
-        ids = listed(mask)
-        return int(ids[np.argmax(way.worth[ids])])
+    def next(self, way: _Way, bits: bytes, special: Sequence[int]) -> int:
+        """The token that a way takes; -1: none is allowed."""
+        first = next((token for token in special[:: way.specials] if has(bits, token)), None)
+        if first is None and self.quote is not None and self.free(bits):
+            first = self.quote
+        if first is None:
+            first = next((token for token in way.order if has(bits, token)), None)
+        if first is not None:
+            return first
+        ids = self.listed(bits)
+        return int(ids[np.argmax(way.worth[ids])]) if len(ids) else -1
+
+    def listed(self, bits: bytes) -> NDArray[np.int64]:
+        """The ids of the model's that a mask allows."""
+        found = np.frombuffer(bits, dtype=np.uint8)
+        places = np.flatnonzero(found)
+        rows, columns = np.nonzero(np.unpackbits(found[places, None], axis=1, bitorder="little"))
+        ids = places[rows] * 8 + columns
+        return ids[ids < len(self.ways[0].worth)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """An order in which tokens are taken: the first of these, else the one of most worth."""
+    """An order in which tokens are taken: the first of these, else the one of most worth.
 
-    order: NDArray[np.int64]
+    specials: the direction in which special tokens are tried, before all others.
+    """
+
+    order: Sequence[int]
     worth: NDArray[np.int64]
+    specials: int
 
 
 def _is_plain(piece: bytes) -> bool:
@@ -102,114 +112,113 @@ def _is_plain(piece: bytes) -> bool:
         return False
 
 
-def has(mask: Mask, token: int) -> bool:
+def has(bits: bytes, token: int) -> bool:
     """Whether a mask allows a token."""
-    return bool(int(mask[token // _WORD]) >> token % _WORD & 1)
-
-
-def listed(mask: Mask) -> NDArray[np.int64]:
-    """The ids that a mask allows."""
-    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-
-
-def _bits(mask: Mask, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-    return (mask[ids // _WORD] >> (ids % _WORD).astype(np.uint32) & 1).astype(bool)
-
-
-def steps_to_end(state: State, closers: Closers, most: int) -> int | None:
-    """An upper bound of the tokens after which the text may end; None: no end was found within `most`."""
-    most = min(most, MOST_STEPS)
-    return next((found for way in closers.ways if (found := _walked(state, closers, way, most)) is not None), None)
-
-
-def _walked(state: State, closers: Closers, way: _Way, most: int) -> int | None:
-    state, quoted = state.fork(), False
-    for steps in range(most + 1):
-        if state.accepting:
-            return steps
-        if steps == most:
-            break
-        try:
-            mask = state.allowed()
-            free = closers.free(mask)
-            if free and quoted:  # the quote was a letter of the text
-                break
-            quoted = free
-            state.advance(closers.next(way, mask))
-        except EngineError:  # beyond the grammar's limits
-            break
-    return None
+    return bool(bits[token >> 3] >> (token & 7) & 1)
 
 
 class Steering:
     """Steers one sequence. It looks ahead now and then, and before each token where the end may be near.
 
-    gate: with more tokens left than these nothing is steered; -1: no end was found.
+    special: the special tokens that its grammar may name. gate: with more tokens left than these nothing is steered;
+    -1: no end was found.
     """
 
-    def __init__(self, closers: Closers, state: State) -> None:
+    def __init__(self, closers: Closers, special: Sequence[int], matcher: Matcher) -> None:
         self._closers = closers
+        self._special = special
         self._written = 0
         self._next = 0
         self._gate = -1
-        self.advanced(state, 0)
+        self.advanced(matcher, 0)
 
-    def advanced(self, state: State, tokens: int = 1) -> None:
-        """The text has gone on to this state."""
+    def advanced(self, matcher: Matcher, tokens: int = 1) -> None:
+        """The text has gone on to this place."""
         self._written += tokens
         if self._written < self._next:
             return
         interval = _INTERVAL + self._written // 8
         self._next = self._written + interval
-        steps = steps_to_end(state, self._closers, MOST_STEPS)
+        steps = self.steps_to_end(matcher)
         self._gate = -1 if steps is None else 2 * steps + _GROWTH * (interval + MARGIN)
 
-    def mask(self, state: State, allowed: Mask, left: int) -> Mask:
+    def mask(self, matcher: Matcher, allowed: Mask, left: int) -> Mask:
         """Of the allowed tokens those behind which an end fits `left` tokens; all where none fits or many are left."""
-        if left > self._gate or not self._fits(state, left) or self._spare(state, allowed, left):
+        if left > self._gate or not self._fits(matcher, left):
             return allowed
-        free = self._closers.free(allowed)
-        if free and state.accepting:
+        bits = matcher.compute_bitmask()
+        free = self._closers.free(bits)
+        if self._spare(matcher, bits, left, free) or (free and matcher.is_accepting()):
             return allowed
-        ids = self._tried(allowed, free)
-        good = [token for token in ids if self._fits(_after(state, token), left - 1)]
-        found = allowed & np.bitwise_not(allowed)
-        for token in good:
+        found: Mask = allowed & self._closers.ends
+        for token in self._held(matcher, self._tried(bits, free), left - 1):
             found[token // _WORD] |= np.uint32(1 << token % _WORD)
-        if free and self._fits(state, left - 1):
+        if free and self._fits(matcher, left - 1):
             found |= allowed & self._closers.plain
         return found if found.any() else allowed
 
-    def _fits(self, state: State, left: int) -> bool:
-        return left >= 0 and steps_to_end(state, self._closers, left) is not None
+    def steps_to_end(self, matcher: Matcher, most: int = MOST_STEPS) -> int | None:
+        """An upper bound of the tokens after which the text may end; None: no end was found within `most`."""
+        ways = (self._walked(matcher, way, min(most, MOST_STEPS)) for way in self._closers.ways)
+        return next((found for found in ways if found is not None), None)
 
-    def _tried(self, allowed: Mask, free: bool) -> list[int]:
-        ids = [] if free else listed(allowed).tolist()
+    def _walked(self, matcher: Matcher, way: _Way, most: int) -> int | None:
+        matcher, quoted = matcher.deep_copy(), False
+        for steps in range(most + 1):
+            if matcher.is_accepting():
+                return steps
+            bits = matcher.compute_bitmask() if steps < most else b""
+            if not bits or matcher.is_error():  # beyond the grammar's limits
+                break
+            token = self._closers.next(way, bits, self._special)
+            free = token == self._closers.quote and self._closers.free(bits)
+            if (free and quoted) or token < 0:  # the quote was a letter of the text
+                break
+            quoted = free
+            matcher.consume_token(token)
+        return None
+
+    def _fits(self, matcher: Matcher, left: int) -> bool:
+        return left >= 0 and self.steps_to_end(matcher, left) is not None
+
+    def _held(self, matcher: Matcher, ids: Sequence[int], left: int) -> list[int]:
+        """Those of the ids behind which an end fits. One of white space stands for all."""
+        blank = next((token for token in ids if token in self._closers.blanks), None)
+        tried = {one: self._fits(_after(matcher, one), left) for one in ids if one not in self._closers.blanks}
+        spaced = blank is not None and self._fits(_after(matcher, blank), left)
+        return [token for token in ids if tried.get(token, spaced)]
+
+    def _tried(self, bits: bytes, free: bool) -> list[int]:
+        ids = [] if free else self._closers.listed(bits).tolist()
         if free or len(ids) > MOST_TRIED:
-            ids = [token for token in self._closers.of.values() if has(allowed, token)]
-        return list(dict.fromkeys([*ids, *(self._closers.next(way, allowed) for way in self._closers.ways)]))
+            ids = [token for token in (*self._special, *self._closers.structure) if has(bits, token)]
+        ways = (self._closers.next(way, bits, self._special) for way in self._closers.ways)
+        return [token for token in dict.fromkeys((*ids, *ways)) if token >= 0]
 
-    def _spare(self, state: State, allowed: Mask, left: int) -> bool:
+    def _spare(self, matcher: Matcher, bits: bytes, left: int, free: bool) -> bool:
         """Whether an end fits whatever the next token opens, as far as single characters show it."""
-        free = self._closers.free(allowed)
-        if not free and len(ids := listed(allowed)) <= MOST_TRIED:
-            return all(self._fits(_after(state, token), left - 1 - MARGIN) for token in ids.tolist())
-        return self._fits(state, left - MARGIN) and self._opens(state, allowed, left - 1 - MARGIN, _DEPTH)
+        left -= 1 + MARGIN
+        ids = [] if free else self._closers.listed(bits).tolist()
+        if 0 < len(ids) <= MOST_TRIED:
+            return len(self._held(matcher, ids, left)) == len(ids)
+        return self._fits(matcher, left) and self._opens(matcher, bits, left, _DEPTH)
 
-    def _opens(self, state: State, allowed: Mask, left: int, depth: int) -> bool:
-        quote, free = self._closers.quote, self._closers.free(allowed)
-        for token in self._closers.openers:
-            if not has(allowed, token) or (free and token != quote):
+    def _opens(self, matcher: Matcher, bits: bytes, left: int, depth: int) -> bool:
+        """Whether an end fits behind each of the openers, and behind those that follow them."""
+        free = self._closers.free(bits)
+        for token in [self._closers.quote] if free else self._closers.openers:
+            if token is None or not has(bits, token):
                 continue
-            after = _after(state, token)
+            after = _after(matcher, token)
             if not self._fits(after, left):
                 return False
-            if depth > 1 and not after.accepting and not self._opens(after, after.allowed(), left - 1, depth - 1):
-                return False
+            if depth > 1 and not after.is_accepting():
+                if not self._opens(after, after.compute_bitmask(), left - 1, depth - 1):
+                    return False
         return True
 
 
-def _after(state: State, token: int) -> Any:
-    after = state.fork()
-    after.advance(token)
+def _after(matcher: Matcher, token: int) -> Matcher:
+    after = matcher.deep_copy()
+    after.consume_token(token)
     return after

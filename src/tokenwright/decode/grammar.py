@@ -72,13 +72,14 @@ class Grammars:
         complaint = workers.complaint(source)
         if complaint:
             raise RequestError(f"{what} cannot be used: {complaint}")
-        special = _words(grammar.special - self._ids.end_ids, self._ids.vocab_size)
+        named = sorted(grammar.special - self._ids.end_ids)
+        special = _words(named, self._ids.vocab_size)
         state = GrammarState(grammar_worker.matcher(tokenizer, source, LIMITS), self._ids, special, opens=opens)
         try:
             state.allowed()
         except EngineError as error:
             raise RequestError(f"{what} cannot be used: {error}") from None
-        return Matched(state, Steering(self._ids.closers, state) if steered else None)
+        return Matched(state, Steering(self._ids.closers, named, state.matcher) if steered else None)
 
     def close(self) -> None:
         """End the idle grammar workers; a later `compile` starts a new one."""
@@ -120,7 +121,7 @@ class _Ids:
         self._forms = np.array(other, dtype=np.int64)
         self._text = _words((token for token in range(self.vocab_size) if middle[token]), self.vocab_size)
         self._same = self._text & ~_words(other, self.vocab_size)
-        self.closers = Closers(middle, lambda ids: _words(ids, self.vocab_size))
+        self.closers = Closers(middle, self.ends, lambda ids: _words(ids, self.vocab_size))
         return middle + [opening[token] for token in other]
 
     def _piece(self, token_bytes: Callable[[int, bool], bytes | None], token: int, *, first: bool) -> bytes:
@@ -141,14 +142,15 @@ class _Ids:
 class GrammarState:
     """A place in a text of a grammar, over a matcher of llguidance. Belongs to one sequence; not thread-safe.
 
-    special: the special tokens that the grammar may name, as a mask; it allows no others.
+    special: the special tokens that the grammar may name, as a mask; it allows no others. opens: the next token opens
+    the text.
     """
 
     def __init__(self, matcher: Any, ids: _Ids, special: Mask, *, opens: bool) -> None:
-        self._matcher = matcher
+        self.matcher = matcher
         self._ids = ids
         self._special = special
-        self._opens = opens
+        self.opens = opens
         self._mask: Mask | None = None
 
     def allowed(self) -> Mask:
@@ -162,41 +164,41 @@ class GrammarState:
 
     def forced(self) -> Sequence[int]:
         """The tokens of the bytes that follow in any case, as far as they are whole characters."""
-        if self._opens or self._matcher.is_stopped():
+        if self.opens or self.matcher.is_stopped():
             return ()
         # On a copy: the matcher would wait for these bytes and take no other tokens of the same text.
-        settled = self._matcher.deep_copy().compute_ff_bytes()[:MOST_FORCED]
+        settled = self.matcher.deep_copy().compute_ff_bytes()[:MOST_FORCED]
         return self._ids.cut(settled.decode(errors="ignore")) if settled else ()
 
     def advance(self, token: int) -> bool:
         """Advance by a token that the mask allows. True: nothing more may follow. Raises EngineError."""
         if token in self._ids.end_ids:
-            if not self._matcher.is_accepting():
+            if not self.matcher.is_accepting():
                 raise EngineError(f"the end token {token} was written where the grammar lets no text end")
             return True
-        self._step(self._matcher.consume_token, self._ids.first.get(token, token) if self._opens else token)
-        self._mask, self._opens = None, False
-        return bool(self._matcher.is_stopped())
+        self._step(self.matcher.consume_token, self._ids.first.get(token, token) if self.opens else token)
+        self._mask, self.opens = None, False
+        return bool(self.matcher.is_stopped())
 
     @property
     def accepting(self) -> bool:
         """Whether the text so far may end here."""
-        return bool(self._matcher.is_accepting())
+        return bool(self.matcher.is_accepting())
 
     def fork(self) -> Self:
         """An independent copy in the same state."""
         other = copy(self)
-        other._matcher = self._matcher.deep_copy()
+        other.matcher = self.matcher.deep_copy()
         return other
 
     def _compute(self) -> Mask:
-        if self._matcher.is_stopped() and not self._matcher.is_error():
+        if self.matcher.is_stopped() and not self.matcher.is_error():
             mask = self._ids.ends.copy()
         else:
-            bits = self._step(self._matcher.compute_bitmask)
-            mask = self._ids.mask(bits, opens=self._opens)
+            bits = self._step(self.matcher.compute_bitmask)
+            mask = self._ids.mask(bits, opens=self.opens)
             mask |= np.frombuffer(bits, dtype="<u4")[: len(mask)] & self._special
-            if self._matcher.is_accepting():
+            if self.matcher.is_accepting():
                 mask |= self._ids.ends
         if not mask.any():
             raise EngineError("the grammar lets this text neither end nor go on with any token of the model")
@@ -207,7 +209,7 @@ class GrammarState:
         start = time.thread_time()
         result = do(*args)
         seconds = time.thread_time() - start
-        error = shortened(self._matcher.get_error())
+        error = shortened(self.matcher.get_error())
         if error:
             raise EngineError(f"the grammar cannot be followed: {error}")
         if seconds > STEP_SECONDS:
@@ -232,10 +234,10 @@ class Matched:
         an end fits them, it still fits behind each allowed id. Raises EngineError.
         """
         allowed = self._state.allowed()
-        if left is None or self._steering is None:
+        if left is None or self._steering is None or self._state.opens or self._state.matcher.is_stopped():
             return allowed
         if self._steered is None or self._steered[0] != left:
-            self._steered = left, self._steering.mask(self._state, allowed, left)
+            self._steered = left, self._steering.mask(self._state.matcher, allowed, left)
         return self._steered[1]
 
     def forced(self) -> Sequence[int]:
@@ -246,7 +248,7 @@ class Matched:
         """Advance by a token that the mask allows. True: nothing more may follow. Raises EngineError."""
         done, self._steered = self._state.advance(token), None
         if self._steering is not None and not done:
-            self._steering.advanced(self._state)
+            self._steering.advanced(self._state.matcher)
         return done
 
     @property
