@@ -116,7 +116,7 @@ def test_a_text_with_many_tokens_left_is_left_alone() -> None:
     _, grammars, _ = MADE["byte level"]
     rng = random.Random(6)
     size = MADE["byte level"][0].vocab_size + SURPLUS
-    steered, least = compiled("byte level", ENDLESS["objects"])
+    steered, _ = compiled("byte level", ENDLESS["objects"])
     plain = grammars.compile(Grammar.json_schema(ENDLESS["objects"]))
     for _ in range(100):
         wanted = allowed(plain, size)
@@ -129,7 +129,7 @@ def test_a_text_with_many_tokens_left_is_left_alone() -> None:
 
 def test_free_text_is_never_steered() -> None:
     grammars = MADE["byte level"][1]
-    constraint = grammars.compile(Grammar.lark('start: TEXT\nTEXT: /(.|\\n)*/'), steered=True)
+    constraint = grammars.compile(Grammar.lark("start: TEXT\nTEXT: /(.|\\n)*/"), steered=True)
     for left in range(40, 0, -1):
         assert np.array_equal(constraint.mask(left), constraint.mask())
         constraint.advance(100)

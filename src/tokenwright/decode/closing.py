@@ -212,9 +212,10 @@ class Steering:
             after = _after(matcher, token)
             if not self._fits(after, left):
                 return False
-            if depth > 1 and not after.is_accepting():
-                if not self._opens(after, after.compute_bitmask(), left - 1, depth - 1):
-                    return False
+            if depth == 1 or after.is_accepting():
+                continue
+            if not self._opens(after, after.compute_bitmask(), left - 1, depth - 1):
+                return False
         return True
 
 
