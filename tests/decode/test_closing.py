@@ -38,6 +38,7 @@ ENDLESS: dict[str, dict[str, Any]] = {
         "$ref": "#/$defs/n",
     },
     "any names": {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "string"}}},
+    "a pattern with an end": {"type": "string", "pattern": "^(\\{[a-z]+\\})|([a-z]+)$"},
     "digits": {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]},
 }
 

@@ -24,6 +24,7 @@ _INTERVAL, _GROWTH = 8, 4  # between two looks ahead, in tokens; what one token 
 _WORD = 32
 _QUOTE, _BRACES = b'"', (b"}", b"]")
 _CLOSERS = (*_BRACES, b")", _QUOTE, b",", b":", *(b"%d" % digit for digit in range(10)), b"[", b"{", b"'")
+_LETTERS = (b"a", b"0", b"A")
 _OPENERS = (_QUOTE, b",", b":", b"[", b"{")
 _DEPTH = 3  # openers in a row that one token of a model may have
 
@@ -54,6 +55,7 @@ class Closers:
         self.quote = found.get(_QUOTE)
         self.braces = [found[one] for one in _BRACES if one in found]
         self.openers = [found[one] for one in _OPENERS if one in found]
+        letters = [found[one] for one in _LETTERS if one in found]
         self.structure = [found[one] for one in _CLOSERS if one in found]
         self.plain = words(token for token, piece in enumerate(pieces) if _is_plain(piece))
         self.blanks = frozenset(token for token, piece in enumerate(pieces) if piece and not piece.strip())
@@ -61,14 +63,18 @@ class Closers:
         of_first = 4096 * np.array([piece[0] if piece else 0 for piece in pieces], dtype=np.int64)  # beats any length
         quote_first = sorted(self.structure, key=lambda token: token != self.quote)
         self.ways = (
-            _Way(self.structure, length, 1),
-            _Way(self.structure, length + of_first, -1),
-            _Way(quote_first, length - of_first, 1),
+            _Way(self.structure, letters, length, 1),
+            _Way(self.structure, letters[::-1], length + of_first, -1),
+            _Way(quote_first, letters, length - of_first, 1),
         )
 
     def free(self, bits: bytes) -> bool:
         """Whether any text may stand here, as in a string: brackets that nothing has opened, and what ends a string."""
-        return self.quote is not None and all(has(bits, token) for token in (self.quote, *self.braces))
+        return self.quote is not None and has(bits, self.quote) and self.inside(bits)
+
+    def inside(self, bits: bytes) -> bool:
+        """Whether brackets of all kinds may stand here, as they may only within a text."""
+        return all(has(bits, token) for token in self.braces)
 
     def next(self, way: _Way, bits: bytes, special: Sequence[int]) -> int:
         """The token that a way takes; -1: none is allowed."""
@@ -76,7 +82,8 @@ class Closers:
         if first is None and self.quote is not None and self.free(bits):
             first = self.quote
         if first is None:
-            first = next((token for token in way.order if has(bits, token)), None)
+            order = (*way.letters, *way.order) if self.inside(bits) else way.order
+            first = next((token for token in order if has(bits, token)), None)
         if first is not None:
             return first
         ids = self.listed(bits)
@@ -95,10 +102,12 @@ class Closers:
 class _Way:
     """An order in which tokens are taken: the first of these, else the one of most worth.
 
-    specials: the direction in which special tokens are tried, before all others.
+    letters: go before them in a text that may not end yet. specials: the direction in which special tokens are tried,
+    before all others.
     """
 
     order: Sequence[int]
+    letters: Sequence[int]
     worth: NDArray[np.int64]
     specials: int
 

@@ -59,8 +59,8 @@ class Grammars:
     def compile(self, grammar: Grammar, *, opens: bool = False, steered: bool = False) -> "Matched":
         """The constraint at the start of a text; `opens`: no prompt token has text.
 
-        steered: its masks lead to an end that fits the tokens left. Raises RequestError, within seconds, for a grammar that is invalid, allows no text, is not supported or exceeds
-        its limits; EngineError if no worker can be started.
+        steered: its masks lead to an end that fits the tokens left. Raises RequestError, within seconds, for a grammar
+        that is invalid, allows no text, is not supported or exceeds its limits; EngineError if no worker can be started.
         """
         what = f"the {NAMES[grammar.kind]}"
         try:

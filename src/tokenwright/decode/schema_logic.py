@@ -153,7 +153,8 @@ class References:
             return not types
         mine, others = (_mapping(each.get("properties")) for each in (one, other))
         required, wanted = (set(_listed(each.get("required", ()))) for each in (one, other))
-        if any(self.apart(mine[name], others[name], closed=False) for name in required & mine.keys() & others.keys()):
+        both = required & mine.keys() & others.keys()
+        if any(self.apart(mine[name], others[name], closed=False) for name in both):
             return True
         closes = one.get("additionalProperties") is False or (closed and mine and "additionalProperties" not in one)
         if closes and "patternProperties" not in one and wanted - mine.keys() - required:

@@ -31,9 +31,12 @@ _WITH_OTHERS = ("then", "else", "minContains", "maxContains")  # read with `if` 
 _ELSEWHERE = frozenset(("additionalProperties", "patternProperties", "allOf", "$ref"))  # may name more properties
 
 
-def enforceable(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
-    """The schema without what no grammar enforces, and the places of that, such as "properties.tags.uniqueItems"."""
-    maker = _Maker(schema)
+def enforceable(schema: Mapping[str, Any], *, rewritten: bool = True) -> tuple[Schema, list[str]]:
+    """The schema without what no grammar enforces, and the places of that, such as "properties.tags.uniqueItems".
+
+    rewritten: alternatives say what keywords cannot.
+    """
+    maker = _Maker(schema, rewritten=rewritten)
     return maker.made(schema, "", close=True), maker.places
 
 
@@ -43,7 +46,8 @@ class _Maker:
     parts: references to schemas that are one part of others, so that closing them would forbid the others' properties.
     """
 
-    def __init__(self, root: Mapping[str, Any]) -> None:
+    def __init__(self, root: Mapping[str, Any], *, rewritten: bool) -> None:
+        self._rewritten = rewritten
         self.places: list[str] = []
         self._references = References(root)
         self._parts = frozenset(_parts(root, within=False))
@@ -75,7 +79,7 @@ class _Maker:
             elif name == "oneOf" and isinstance(value, list):
                 more.append({"anyOf": self._one_of(value, at, close=branches_close)})
             elif name in _REWRITES:
-                part = _REWRITES[name](self, value, schema, at)
+                part = _REWRITES[name](self, value, schema, at) if self._rewritten else None
                 if part is None:
                     self.places.append(at)
                 elif part is not True:
@@ -103,6 +107,9 @@ class _Maker:
 
     def _one_of(self, schemas: list[Any], at: str, *, close: bool) -> list[Any]:
         """Alternatives of which a value satisfies one alone."""
+        if not self._rewritten:
+            self.places.append(at)
+            return [self.made(one, f"{at}.{n}.", close=close) for n, one in enumerate(schemas)]
         found, lacking = [], False
         for n, one in enumerate(schemas):
             made = self.made(one, f"{at}.{n}.", close=close)
