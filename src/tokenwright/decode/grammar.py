@@ -60,7 +60,7 @@ class Grammars:
         """The constraint at the start of a text; `opens`: no prompt token has text.
 
         steered: its masks lead to an end that fits the tokens left. Raises RequestError, within seconds, for a grammar
-        that is invalid, allows no text, is not supported or exceeds its limits; EngineError if no worker can be started.
+        that is invalid, allows no text, is not supported or exceeds its limits; EngineError if no worker starts.
         """
         what = f"the {NAMES[grammar.kind]}"
         try:

@@ -78,7 +78,8 @@ class References:
             return list(schema["enum"])
         if "const" in schema:
             return [schema["const"]]
-        return {"boolean": [False, True], "null": [None]}.get(str(schema.get("type")))
+        listed: dict[str, list[Any]] = {"boolean": [False, True], "null": [None]}
+        return listed.get(str(schema.get("type")))
 
     def types(self, schema: Any) -> frozenset[str]:
         """The types that its values can have; number stands for integer too."""
@@ -165,9 +166,10 @@ class References:
 
 _RESTRICTING = frozenset(
     (
-        *_BOUNDS, *_LEAST, *_MOST, "$ref", "additionalProperties", "allOf", "anyOf", "const", "contains", "dependencies",
-        "dependentRequired", "dependentSchemas", "else", "enum", "if", "items", "multipleOf", "not", "oneOf", "pattern",
-        "patternProperties", "prefixItems", "properties", "propertyNames", "required", "then", "type", "uniqueItems",
+        *_BOUNDS, *_LEAST, *_MOST, "$ref", "additionalProperties", "allOf", "anyOf", "const", "contains",
+        "dependencies", "dependentRequired", "dependentSchemas", "else", "enum", "if", "items", "multipleOf", "not",
+        "oneOf", "pattern", "patternProperties", "prefixItems", "properties", "propertyNames", "required", "then",
+        "type", "uniqueItems",
     )
 )  # fmt: skip
 
