@@ -30,7 +30,7 @@ _DEPTH = 3  # openers in a row that one token of a model may have
 
 
 class Matcher(Protocol):
-    """What is asked of llguidance's matcher."""
+    """The part of llguidance's matcher that is used here."""
 
     def compute_bitmask(self) -> bytes: ...
 
@@ -152,7 +152,7 @@ class Steering:
         self._gate = -1 if steps is None else 2 * steps + _GROWTH * (interval + MARGIN)
 
     def mask(self, matcher: Matcher, allowed: Mask, left: int) -> Mask:
-        """Of the allowed tokens those behind which an end fits `left` tokens; all where none fits or many are left."""
+        """The allowed tokens behind which an end fits `left` tokens; all where none fits or many are left."""
         if left > self._gate or not self._fits(matcher, left):
             return allowed
         bits = matcher.compute_bitmask()

@@ -1,4 +1,4 @@
-"""What a schema excludes: schemas whose values another schema refuses, and pairs that no value satisfies both.
+"""Complements of schemas, and pairs of schemas that no value satisfies together.
 
 A grammar has alternatives and conjunctions, but no complement. So the complement is written as a schema, from the
 keywords whose complement is one. It may be smaller than what is excluded, never larger: whatever it allows is refused

@@ -123,7 +123,7 @@ class Generation:
 
     @property
     def loosened(self) -> tuple[str, ...]:
-        """What its grammar does not hold of the request."""
+        """Names of schemas that its grammar leaves out, because none can be made of them."""
         return self._prepared.loosened
 
     def feed(self, delivery: Delivery) -> None:
