@@ -82,7 +82,8 @@ def _biases(value: object) -> tuple[tuple[int, float], ...]:
 class Grammar:
     """A grammar that the whole text must match; use one of its constructors. Raises RequestError.
 
-    special: the special tokens that a Lark grammar may name, as <[id]>; it allows no others.
+    special: the special tokens that a Lark grammar may name, as <[id]>; it allows no others. looser: what the server
+    follows instead where this one cannot be used.
 
     >>> Grammar.choice(["yes", "no"])
     Grammar(kind='choice', text='["yes", "no"]')
@@ -91,6 +92,7 @@ class Grammar:
     kind: Literal["json_schema", "regex", "lark", "choice"]
     text: str
     special: frozenset[int] = field(default=frozenset(), repr=False)
+    looser: "Grammar | None" = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.kind not in ("json_schema", "regex", "lark", "choice"):

@@ -52,7 +52,7 @@ class Forced:
     def __init__(self, ids: Sequence[int], size: int, at: int = 0) -> None:
         self._ids, self._size, self._at = tuple(ids), size, at
 
-    def mask(self) -> NDArray[np.uint32]:
+    def mask(self, left: int | None = None) -> NDArray[np.uint32]:
         words = np.zeros(-(-self._size // 32), dtype=np.uint32)
         token = self._ids[min(self._at, len(self._ids) - 1)]
         words[token // 32] = np.uint32(1 << token % 32)

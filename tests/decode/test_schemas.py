@@ -1,13 +1,17 @@
 """Schemas of clients: what no grammar enforces is left out by name, objects are closed, and the rest is unchanged."""
 
 import json
+import random
 from typing import Any
 
+import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from tokenwright.decode.grammar import json_rule
+from tokenwright.decode.grammar import Grammars, Matched
+from tokenwright.decode.grammar_kinds import json_rule
 from tokenwright.decode.schemas import LACKING, enforceable
+from tokenwright.engine import Grammar
 
 BYTES = LLTokenizer("byte")
 
@@ -35,10 +39,13 @@ def compiled(schema: dict[str, Any]) -> str:
         ({"type": "string", "pattern": "^[a-z]+$"}, []),
         ({"type": "string", "format": "made-up"}, []),
         (
-            {"anyOf": [{"not": {}}, {"type": "array", "items": {"uniqueItems": True}}]},
+            {"anyOf": [{"not": {"multipleOf": 7}}, {"type": "array", "items": {"uniqueItems": True}}]},
             ["anyOf.0.not", "anyOf.1.items.uniqueItems"],
         ),
-        ({"$defs": {"a": {"if": {}}}, "$ref": "#/$defs/a"}, ["$defs.a.if"]),
+        ({"$defs": {"a": {"unevaluatedItems": False}}, "$ref": "#/$defs/a"}, ["$defs.a.unevaluatedItems"]),
+        ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, ["uniqueItems"]),
+        ({"type": "array", "items": {"type": "string"}, "uniqueItems": False}, []),
+        ({"oneOf": [{"type": "string", "pattern": "a"}, {"type": "string", "pattern": "b"}]}, ["oneOf"]),
         ({"type": "object", "properties": {"not": {"type": "string"}}}, []),
         ({"enum": [{"not": 1}]}, []),
         ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, []),
@@ -62,3 +69,95 @@ def test_objects_are_closed_where_a_schema_says_nothing() -> None:
     assert kept["additionalProperties"] == {"type": "string"}
     both, _ = enforceable({"allOf": [inner, {"type": "object", "properties": {"b": {}}}]})
     assert "additionalProperties" not in json.dumps(both), "closing a part would forbid the other's properties"
+
+
+_CITY = {"type": "object", "properties": {"kind": {"const": "city"}, "name": {"type": "string"}}, "required": ["kind"]}
+_AREA = {"type": "object", "properties": {"kind": {"const": "area"}, "name": {"type": "string"}}, "required": ["kind"]}
+_AB: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}}}
+# A schema, a value of it that can be written, and one that it refuses.
+KINDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
+    "oneOf by a field": ({"oneOf": [_CITY, _AREA]}, {"kind": "area", "name": "x"}, {"kind": "lake"}),
+    "oneOf by what is required": (
+        _AB | {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        {"b": True},
+        {"a": 1, "b": True},
+    ),
+    "oneOf that overlap": ({"oneOf": [{"type": "integer", "minimum": 3}, {"type": "integer", "maximum": 9}]}, 2, 5),
+    "uniqueItems of an enum": (
+        {"type": "array", "uniqueItems": True, "items": {"enum": ["x", "y", "z"]}, "minItems": 1},
+        ["z", "x"],
+        ["x", "x"],
+    ),
+    "minProperties": (_AB | {"minProperties": 1, "maxProperties": 1}, {"b": False}, {}),
+    "dependentRequired": (_AB | {"dependentRequired": {"a": ["b"]}}, {"a": 1, "b": True}, {"a": 1}),
+    "dependentSchemas": (_AB | {"dependentSchemas": {"a": {"required": ["b"]}}}, {"b": True}, {"a": 1}),
+    "contains": ({"type": "array", "items": {"enum": [1, 2, 3]}, "contains": {"const": 2}}, [2, 3], [1, 3]),
+    "not an enum": ({"type": "string", "maxLength": 4, "not": {"enum": ["a", "ab", 'b"]']}}, "abc", "ab"),
+    "not a number": ({"type": "integer", "minimum": 0, "maximum": 9, "not": {"enum": [3, 4]}}, 5, 4),
+    "not a type": ({"enum": [1, "x", None, True], "not": {"type": ["integer", "null"]}}, "x", 1),
+    "not required": (_AB | {"not": {"required": ["a", "b"]}}, {"a": 1}, {"a": 1, "b": True}),
+    "not a range": ({"type": "integer", "not": {"minimum": 3}}, 2, 3),
+    "if, then, else": (
+        _AB | {"required": ["a"], "if": {"properties": {"a": {"const": 1}}}, "then": {"required": ["b"]}},
+        {"a": 2},
+        {"a": 1},
+    ),
+    "propertyNames": (
+        {"type": "object", "propertyNames": {"pattern": "^[a-c]$"}, "additionalProperties": {"type": "boolean"}},
+        {"a": True},
+        {"d": True},
+    ),
+    "parts by reference": (
+        {"$defs": {"p": _AB}, "allOf": [{"$ref": "#/$defs/p"}, {"properties": {"c": {"const": 0}}, "required": ["c"]}]},
+        {"a": 1, "c": 0},
+        {"a": 1},
+    ),
+    "required and not listed": (_AB | {"required": ["c"]}, {"c": 1}, {"a": 1}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_no_keyword_of_a_grammar_says_is_said_by_alternatives(kind: str) -> None:
+    """Nothing is left out, and random texts follow the client's schema, whatever the rewritten one allows."""
+    schema, right, wrong = KINDS[kind]
+    check = jsonschema.Draft202012Validator(schema)
+    assert check.is_valid(right)
+    assert not check.is_valid(wrong)
+    made, places = enforceable(schema)
+    assert places == []
+    start = GRAMMARS.compile(Grammar.json_schema(made), steered=True)
+    assert written(start.fork(), json.dumps(right))
+    assert not written(start.fork(), json.dumps(wrong))
+    rng = random.Random(kind)
+    for _ in range(12):
+        text = at_random(start.fork(), rng)
+        check.validate(json.loads(text))
+
+
+GRAMMARS = Grammars(lambda token, first: bytes([token]) if token < 256 else None, 257, [256])
+
+
+def written(state: Matched, text: str) -> bool:
+    """Whether a text can be written as a whole."""
+    for byte in text.encode():
+        if not allowed(state, byte):
+            return False
+        state.advance(byte)
+    return state.accepting
+
+
+def at_random(state: Matched, rng: random.Random) -> bytes:
+    """A text of random bytes, which ends within 80 tokens."""
+    text = b""
+    for left in range(80, 0, -1):
+        choices = [byte for byte in (*range(32, 127), 256) if allowed(state, byte, left)]
+        byte = rng.choice(choices)
+        text += bytes([byte]) if byte < 256 else b""
+        if state.advance(byte):
+            return text
+    assert state.accepting, text
+    return text
+
+
+def allowed(state: Matched, token: int, left: int | None = None) -> bool:
+    return bool(int(state.mask(left)[token // 32]) >> token % 32 & 1)

@@ -34,7 +34,7 @@ class Counting:
 
     answering = True
 
-    def mask(self):
+    def mask(self, left=None):
         return [self.left]
 
     def advance(self, token):

@@ -4,14 +4,17 @@ The losses are means over a text of the repository, in nats a token. Their bound
 loss with native weights and a native cache; they were measured with some room, and random weights would not show them.
 """
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+from pydantic import BaseModel
 
-from tokenwright import LLM, Grammar
+from tokenwright import LLM, Completion, Grammar
 from tokenwright.environment import Environment
 
 MODEL = Environment.read().cache_folder("real") / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -91,3 +94,87 @@ def test_a_chat_goes_on_from_the_disk_with_the_same_bits(tmp_path: Path, kv: str
         assert (done.token_ids, done.logprobs) == (expected.token_ids, expected.logprobs)
         usage = done.usage
         assert usage.disk_tokens == (0 if turn == 0 else (usage.prompt_tokens - 1) // 16 * 16)
+
+
+class Address(BaseModel):
+    street: str
+    city: str
+    zip: str | None = None
+
+
+class Item(BaseModel):
+    name: str
+    price: float
+    tags: list[str]
+
+
+class Order(BaseModel):
+    customer: str
+    address: Address
+    items: list[Item]
+
+
+def together(llm: LLM, questions: list[str], options: list[dict[str, Any]]) -> list[Completion]:
+    """The answers to questions, in one batch."""
+
+    async def all_of_them() -> list[Completion]:
+        asked = zip(questions, options, strict=True)
+        return await asyncio.gather(*(llm.achat([{"role": "user", "content": text}], **own) for text, own in asked))
+
+    return asyncio.run(all_of_them())
+
+
+def calls_of(one: Completion) -> list[tuple[str, str]]:
+    return [(call.name, call.arguments) for call in one.tool_calls]
+
+
+@pytest.mark.parametrize(("seeds", "most"), [(range(6), 60), pytest.param(range(20), 300, marks=pytest.mark.sweep)])
+def test_json_of_a_pydantic_model_ends_within_its_tokens(llm: LLM, seeds: range, most: int) -> None:
+    """However long the model would write on: it repeats itself in strings, and adds items."""
+    options = [{"response_format": Order, "max_tokens": most, "temperature": 0.8, "seed": seed} for seed in seeds]
+    found = together(llm, ["Give me an order of a customer as JSON."] * len(seeds), options)
+    print(f"{sum(len(one.token_ids) == most for one in found)} of {len(found)} took all {most} tokens")
+    for one in found:
+        assert (one.finish_reason, one.complete) == ("grammar", True)
+        Order.model_validate_json(one.text)
+
+
+NUMBER, TEXT_ARGUMENT = {"type": "number"}, {"type": "string"}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": what, "parameters": {
+        "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}}}
+    for name, what, properties in (
+        ("get_weather", "The weather of a city.", {"city": TEXT_ARGUMENT}),
+        ("add", "The sum of two numbers.", {"a": NUMBER, "b": NUMBER}),
+        ("translate", "Translates a text.", {"text": TEXT_ARGUMENT, "language": {"enum": ["French", "German"]}}),
+        ("set_alarm", "Sets an alarm.", {"hour": {"type": "integer", "minimum": 0, "maximum": 23}}),
+    )
+]  # fmt: skip
+QUESTIONS = {
+    "get_weather": [f"How is the weather in {city}?" for city in ("Oslo", "Paris", "Rome", "Lima", "Cairo")],
+    "add": [f"What is {a} plus {b}?" for a, b in ((1, 2), (17, 4), (250, 250), (3.5, 1), (99, 1))],
+    "translate": [f"Translate '{text}' to French." for text in ("good day", "a cat", "the sea", "thanks", "I sing")],
+    "set_alarm": [f"Set an alarm for {hour} o'clock." for hour in (6, 7, 9, 12, 20)],
+}
+
+
+@pytest.mark.parametrize("tool_choice", ["required", "auto"])
+@pytest.mark.parametrize("each", [1, pytest.param(5, marks=pytest.mark.sweep)])
+def test_calls_by_the_generic_form_are_valid(llm: LLM, tool_choice: str, each: int) -> None:
+    """Whole and streamed; the share of right tools is printed, for the model is small."""
+    asked = [(name, question) for name, questions in QUESTIONS.items() for question in questions[:each]]
+    options = {"tools": TOOLS, "tool_choice": tool_choice, "temperature": 0.0, "max_tokens": 80}
+
+    streams = [llm.chat_stream([{"role": "user", "content": question}], **options) for _, question in asked]
+    assert "<tool_call>" not in "".join(piece.content for stream in streams for piece in stream)
+    found = together(llm, [question for _, question in asked], [options] * len(asked))
+    assert [calls_of(stream.completion) for stream in streams] == [calls_of(one) for one in found]
+    right = came = 0
+    for (name, _), one in zip(asked, found, strict=True):
+        schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+        assert one.tool_calls or tool_choice == "auto"
+        for call in one.tool_calls:
+            jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+        came += bool(one.tool_calls)
+        right += bool(one.tool_calls) and one.tool_calls[0].name == name
+    print(f"{tool_choice}: calls for {came} of {len(asked)} questions, the right tool first for {right}")

@@ -102,7 +102,7 @@ class Nothing:
     def __init__(self, banned: str) -> None:
         self.banned, self.read = ord(banned), ""
 
-    def mask(self) -> Any:
+    def mask(self, left: int | None = None) -> Any:
         bits = np.ones(128, dtype=np.uint8)
         bits[self.banned] = 0
         return np.packbits(bits, bitorder="little").view("<u4")

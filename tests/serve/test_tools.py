@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.text.kinds import byte_level, byte_token, of_tokens
-from tokenwright.decode.grammar import Grammars, schema_rule
+from tokenwright.decode.grammar import Grammars
+from tokenwright.decode.grammar_kinds import schema_rule
 from tokenwright.engine import Grammar
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.llm.chat.output_parser import PlainReader, SortingReader, ThinkTags, stand_ins

@@ -1,62 +1,237 @@
 """JSON schemas as clients send them, made such that a grammar can enforce them.
 
-Keywords that a grammar cannot enforce are left out where the client did not ask for strictness, and their places are
-returned. An object that lists properties and says nothing of others has no others (as in OpenAI's strict mode), so that
-a model cannot go on for ever. A `format` that is not known is an annotation, as the standard has it.
+What a grammar cannot say in a keyword is said by alternatives where that is possible (schema_logic.py), perhaps
+stricter than the schema. Keywords that are left are left out where the client did not ask for strictness, and their
+places are returned. An object that lists properties and says nothing of others has no others (as in OpenAI's strict
+mode), so that a model cannot go on for ever. A `format` that is not known is an annotation, as the standard has it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations, permutations
 from typing import Any
 
-Schema = dict[str, Any]
+from tokenwright.decode.schema_logic import References, Schema, any_of, same
 
 # Keywords that restrict JSON and that no grammar here enforces.
-LACKING = frozenset(
-    (
-        *("$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired", "dependentSchemas", "else"),
-        *("if", "maxContains", "minContains", "not", "propertyNames", "then", "unevaluatedItems"),
-        *("unevaluatedProperties", "uniqueItems"),
-    )
-)
+LACKING = frozenset(("$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"))
 FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid", "unknown")
 )
+MOST_VALUES = 8  # of an array's distinct items that are written as alternatives
+MOST_ORDERED = 4  # of those in any order
+MOST_EXCLUDED = 4_000  # characters of what one alternative of a oneOf excludes
 _LOOKS = re.compile(r"\(\?(?:[=!]|<[=!])|(?<!\\)(?:\\\\)*\\[1-9]")  # look-around and references to groups
 _OF_NAMES = ("$defs", "definitions", "patternProperties", "properties")  # whose values are schemas, by name
 _OF_ONE = ("additionalProperties", "items")
-_OF_SEVERAL = ("anyOf", "oneOf", "prefixItems")
+_SEVERAL = ("allOf", "anyOf", "oneOf")
+_WITH_OTHERS = ("then", "else", "minContains", "maxContains")  # read with `if` and `contains`
+_ELSEWHERE = frozenset(("additionalProperties", "patternProperties", "allOf", "$ref"))  # may name more properties
 
 
-def enforceable(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
-    """The schema without what no grammar enforces, and the places of that, such as "properties.tags.uniqueItems"."""
-    places: list[str] = []
-    return _made(schema, "", places, close=True), places
+def enforceable(schema: Mapping[str, Any], *, rewritten: bool = True) -> tuple[Schema, list[str]]:
+    """The schema without what no grammar enforces, and the places of that, such as "properties.tags.uniqueItems".
+
+    rewritten: alternatives say what keywords cannot.
+    """
+    maker = _Maker(schema, rewritten=rewritten)
+    return maker.made(schema, "", close=True), maker.places
 
 
-def _made(schema: Any, place: str, places: list[str], *, close: bool) -> Any:
-    if not isinstance(schema, Mapping):
-        return schema
-    found: Schema = {}
-    for name, value in schema.items():
-        at = f"{place}{name}"
-        if name in LACKING or (name == "pattern" and isinstance(value, str) and _LOOKS.search(value)):
-            places.append(at)
-        elif name == "format" and value not in FORMATS:
-            continue
-        elif name in _OF_NAMES and isinstance(value, Mapping):
-            found[name] = {key: _made(one, f"{at}.{key}.", places, close=True) for key, one in value.items()}
-        elif name in _OF_ONE:
-            found[name] = _made(value, f"{at}.", places, close=True)
-        elif name in _OF_SEVERAL and isinstance(value, list):
-            made = [_made(one, f"{at}.{n}.", places, close=True) for n, one in enumerate(value)]
-            found["anyOf" if name == "oneOf" and "anyOf" not in schema else name] = made
-        elif name == "allOf" and isinstance(value, list):  # closing one part would forbid the other's properties
-            found[name] = [_made(one, f"{at}.{n}.", places, close=False) for n, one in enumerate(value)]
-        else:
-            found[name] = value
-    if close and found.get("properties") and not found.keys() & {"additionalProperties", "patternProperties", "allOf"}:
-        found["additionalProperties"] = False
-    return found
+class _Maker:
+    """Makes one document's schemas. places: what was left out.
+
+    parts: references to schemas that are one part of others, so that closing them would forbid the others' properties.
+    """
+
+    def __init__(self, root: Mapping[str, Any], *, rewritten: bool) -> None:
+        self._rewritten = rewritten
+        self.places: list[str] = []
+        self._references = References(root)
+        self._parts = frozenset(_parts(root, within=False))
+
+    def made(self, schema: Any, place: str, *, close: bool) -> Any:
+        if not isinstance(schema, Mapping):
+            return schema
+        found: Schema = {}
+        more: list[Any] = []
+        branches_close = close and not schema.get("properties")
+        for name, value in schema.items():
+            at = f"{place}{name}"
+            if name in _WITH_OTHERS or (name == "format" and value not in FORMATS):
+                continue
+            if name in LACKING or (name == "pattern" and isinstance(value, str) and _LOOKS.search(value)):
+                self.places.append(at)
+            elif name in _OF_NAMES and isinstance(value, Mapping):
+                found[name] = {
+                    key: self.made(one, f"{at}.{key}.", close=f"#/{name}/{key}" not in self._parts)
+                    for key, one in value.items()
+                }
+            elif name in _OF_ONE:
+                found[name] = self.made(value, f"{at}.", close=True)
+            elif name == "prefixItems" and isinstance(value, list):
+                found[name] = [self.made(one, f"{at}.{n}.", close=True) for n, one in enumerate(value)]
+            elif name in ("allOf", "anyOf") and isinstance(value, list):  # closing a part would forbid the others'
+                closes = branches_close and name == "anyOf"
+                found[name] = [self.made(one, f"{at}.{n}.", close=closes) for n, one in enumerate(value)]
+            elif name == "oneOf" and isinstance(value, list):
+                more.append({"anyOf": self._one_of(value, at, close=branches_close)})
+            elif name in _REWRITES:
+                part = _REWRITES[name](self, value, schema, at) if self._rewritten else None
+                if part is None:
+                    self.places.append(at)
+                elif part is not True:
+                    more.append(part)
+            else:
+                found[name] = value
+        return self._closed(self._joined(found, more), close=close)
+
+    def _joined(self, found: Schema, more: list[Any]) -> Schema:
+        if len(more) == 1 and isinstance(more[0], Mapping) and more[0].keys() == {"anyOf"} and "anyOf" not in found:
+            found["anyOf"] = more[0]["anyOf"]
+        elif more:
+            found["allOf"] = [*found.get("allOf", ()), *more]
+        return found
+
+    def _closed(self, found: Schema, *, close: bool) -> Schema:
+        branches = [one for name in _SEVERAL for one in found.get(name, ()) if isinstance(one, Mapping)]
+        adding = any(_adds(one, found) for one in branches)
+        if close and found.get("properties") and not adding and not found.keys() & (_ELSEWHERE - {"allOf"}):
+            required = found.get("required")
+            missing = [one for one in required if one not in found["properties"]] if isinstance(required, list) else []
+            found["properties"] = {**found["properties"], **{name: {} for name in missing}}
+            found["additionalProperties"] = False
+        return found
+
+    def _one_of(self, schemas: list[Any], at: str, *, close: bool) -> list[Any]:
+        """Alternatives of which a value satisfies one alone."""
+        if not self._rewritten:
+            self.places.append(at)
+            return [self.made(one, f"{at}.{n}.", close=close) for n, one in enumerate(schemas)]
+        found, lacking = [], False
+        for n, one in enumerate(schemas):
+            made = self.made(one, f"{at}.{n}.", close=close)
+            shut = close and not (isinstance(one, Mapping) and one.get("$ref") in self._parts)
+            rivals = [other for m, other in enumerate(schemas) if m != n]
+            others = [other for other in rivals if not self._references.apart(one, other, closed=shut)]
+            excluded = [self._references.excluded(other) for other in others]
+            lacking |= None in excluded or False in excluded
+            rest = [self._of_types(other, one) for other in excluded if other]
+            if None in rest or len(str(rest)) > MOST_EXCLUDED:
+                rest, lacking = [], True
+            rest = [self.made(other, f"{at}.{n}.", close=False) for other in rest]
+            found.append({"allOf": [made, *rest]} if rest else made)
+        if lacking:
+            self.places.append(at)
+        return found
+
+    def _not(self, value: Any, schema: Mapping[str, Any], at: str) -> Any:
+        excluded = self._references.excluded(value)
+        if not excluded or excluded is True:
+            return True if excluded else None
+        fitting = self._of_types(excluded, schema)
+        return None if fitting is None else self.made(fitting, f"{at}.", close=False)
+
+    def _of_types(self, excluded: Schema, schema: Any) -> Any:
+        """Those alternatives that the types of a schema allow; None: none."""
+        types = self._references.types(schema)
+        each = excluded["anyOf"] if excluded.keys() == {"anyOf"} else [excluded]
+        return any_of([one for one in each if self._references.types(one) & types]) or None
+
+    def _if(self, value: Any, schema: Mapping[str, Any], at: str) -> Any:
+        then, other = schema.get("then", True), schema.get("else", True)
+        if then is True and other is True:
+            return True
+        excluded = self._references.excluded(value)
+        if excluded is None:
+            return None
+        both = {"allOf": [value, then]} if then is not True else value
+        apart = {"allOf": [excluded, other]} if other is not True else excluded
+        return self.made(any_of([both, apart] if excluded else [both]), f"{at}.", close=False)
+
+    def _dependencies(self, value: Any, _: Mapping[str, Any], at: str) -> Any:
+        if not isinstance(value, Mapping):
+            return None
+        each = [
+            any_of([{"properties": {name: False}}, {"required": [name, *one]} if isinstance(one, list) else one])
+            for name, one in value.items()
+        ]
+        return {"allOf": [self.made(one, f"{at}.", close=False) for one in each]} if each else True
+
+    def _contains(self, value: Any, schema: Mapping[str, Any], at: str) -> Any:
+        least = schema.get("minContains", 1)
+        if "maxContains" in schema or type(least) is not int or isinstance(schema.get("items"), list):
+            return None
+        if least == 0:
+            return True
+        if "prefixItems" in schema:
+            return None
+        made = self.made(value, f"{at}.", close=False)
+        return {"prefixItems": [made] * least, "minItems": least}
+
+    def _unique(self, value: Any, schema: Mapping[str, Any], _: str) -> Any:
+        if value is not True or schema.get("maxItems", 2) in (0, 1):
+            return True
+        values = self._references.values(schema.get("items"))
+        if values is None:
+            return None
+        kept = [one for n, one in enumerate(values) if not any(same(one, other) for other in values[:n])]
+        if len(kept) > MOST_VALUES:
+            return None
+        least, most = schema.get("minItems", 0), min(schema.get("maxItems", len(kept)), len(kept))
+        arranged: Callable[..., Any] = permutations if len(kept) <= MOST_ORDERED else combinations
+        return {"enum": [list(one) for size in range(least, most + 1) for one in arranged(kept, size)]}
+
+    def _names(self, value: Any, schema: Mapping[str, Any], at: str) -> Any:
+        names = self._references.followed(value)
+        if names is True or (isinstance(names, Mapping) and not names.keys() - {"type", "description", "title"}):
+            return True
+        if not isinstance(names, Mapping) or schema.keys() & {"patternProperties", "properties"}:
+            return None
+        of_each = self.made(schema.get("additionalProperties", True), f"{at}.", close=True)
+        if (listed := self._references.values(names)) is not None:
+            return {"properties": dict.fromkeys(listed, of_each), "additionalProperties": False}
+        restricting = names.keys() - {"type", "description", "title"}
+        if restricting == {"pattern"} and not _LOOKS.search(names["pattern"]):
+            return {"patternProperties": {names["pattern"]: of_each}, "additionalProperties": False}
+        if restricting <= {"minLength", "maxLength"}:
+            length = f"{names.get('minLength', 0)},{names.get('maxLength', '')}"
+            return {"patternProperties": {rf"^[\s\S]{{{length}}}$": of_each}, "additionalProperties": False}
+        return None
+
+
+def _parts(schema: Any, *, within: bool) -> Iterator[str]:
+    """The references within parts of schemas: in allOf, and beside other keywords."""
+    if isinstance(schema, list):
+        for one in schema:
+            yield from _parts(one, within=within)
+    elif isinstance(schema, Mapping):
+        own = schema.get("$ref")
+        if isinstance(own, str) and (within or schema.keys() & {"properties", *_SEVERAL}):
+            yield own
+        shared = "properties" in schema
+        for name, value in schema.items():
+            inner = name in ("allOf", "if", "then", "else") or (name in ("anyOf", "oneOf") and (shared or within))
+            yield from _parts(value, within=inner)
+
+
+def _adds(branch: Mapping[str, Any], base: Schema) -> bool:
+    """Whether a part of a schema names properties that the whole does not."""
+    own = branch.get("properties")
+    inner = [one for name in _SEVERAL for one in branch.get(name, ()) if isinstance(one, Mapping)]
+    more = isinstance(own, Mapping) and bool(own.keys() - base["properties"].keys()) if "properties" in base else True
+    return "$ref" in branch or more or any(_adds(one, base) for one in inner)
+
+
+_REWRITES: dict[str, Callable[[_Maker, Any, Mapping[str, Any], str], Any]] = {
+    "contains": _Maker._contains,
+    "dependencies": _Maker._dependencies,
+    "dependentRequired": _Maker._dependencies,
+    "dependentSchemas": _Maker._dependencies,
+    "if": _Maker._if,
+    "not": _Maker._not,
+    "propertyNames": _Maker._names,
+    "uniqueItems": _Maker._unique,
+}

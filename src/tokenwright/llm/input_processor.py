@@ -243,7 +243,9 @@ class InputProcessor:
         constraint = None
         if params.grammar is not None:
             opens = all(tokenizer.token_bytes(token) is None for token in prompt)
-            constraint = self._loaded.vocabulary.grammars(self.eos_ids).compile(params.grammar, opens=opens)
+            barred = params.allowed_ids is not None or params.banned_ids or params.bad_words or params.logit_bias
+            grammars = self._loaded.vocabulary.grammars(self.eos_ids)
+            constraint = grammars.compile(params.grammar, opens=opens, steered=not barred)
         return TextStopChecker(
             TextStream(tokenizer, params.stop, prompt, include_stop=params.include_stop),
             () if params.ignore_eos else self.eos_ids,
@@ -252,6 +254,7 @@ class InputProcessor:
             include_stop=params.include_stop,
             deadline=None if params.max_seconds is None else asked + params.max_seconds,
             constraint=constraint,
+            most=min(params.max_tokens, self._context - len(prompt)),
         )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tokenwright.decode import TextStopChecker
-from tokenwright.decode.grammar import schema_rule
+from tokenwright.decode.grammar_kinds import schema_rule
 from tokenwright.engine import Grammar, Request, SamplingParams
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_request import ChatRequest

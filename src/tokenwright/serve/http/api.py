@@ -58,6 +58,7 @@ class About:
         """Await what `Service.start` returns, and record it as this request's. Raises what `Service.start` raises."""
         generation = await starting
         self.generations.append(generation)
+        self.ignored += generation.loosened
         return generation
 
     @property

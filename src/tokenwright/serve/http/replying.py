@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request, Response
@@ -59,7 +60,12 @@ def schema_grammar(request: Request, schema: Mapping[str, Any], strict: bool, wh
         why = f"{where} is strict, and {places[0]} cannot be enforced here; leave it out, or set strict to false"
         raise RefusedRequest(Problem(400, "invalid", why, where))
     about(request).ignored += [f"schema.{place.rpartition('.')[2]}" for place in places]
-    return Grammar.json_schema(found)
+    if strict:
+        return Grammar.json_schema(found)
+    kind = schema.get("type")
+    looser = Grammar.json_schema({"type": kind} if isinstance(kind, str) else {})
+    plain = replace(Grammar.json_schema(enforceable(schema, rewritten=False)[0]), looser=looser)
+    return replace(Grammar.json_schema(found), looser=plain)
 
 
 async def started(request: Request, service: Service, wanted: GenerationRequest) -> Generation:

@@ -121,6 +121,11 @@ class Generation:
         self._left = False
         self._whole = False  # nobody reads before the end
 
+    @property
+    def loosened(self) -> tuple[str, ...]:
+        """Names of schemas that its grammar leaves out, because none can be made of them."""
+        return self._prepared.loosened
+
     def feed(self, delivery: Delivery) -> None:
         """Take a step's events, in the event loop."""
         self._deliveries.append(delivery)

@@ -12,6 +12,7 @@ from tokenwright.errors import ContextError, RequestError
 from tokenwright.llm.chat.chat_request import check_chat
 from tokenwright.llm.chat.output_parser import NewReader, PlainReader
 from tokenwright.llm.chat.template_messages import without_oldest
+from tokenwright.llm.chat.tools import enforced
 from tokenwright.serve.service.types import PRIORITIES, GenerationRequest
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
@@ -27,7 +28,8 @@ class Prepared:
     """A request of the engine, with what its answer needs.
 
     text: the prompt as text, for display. reader: makes the reader of one text. at_end: its texts are only known at the
-    end. truncated: tokens that were cut off the prompt.
+    end. truncated: tokens that were cut off the prompt. loosened: what the grammar does not hold of the request,
+    because no grammar of it can be used.
     """
 
     request: Request
@@ -35,6 +37,7 @@ class Prepared:
     reader: NewReader
     at_end: bool
     truncated: int
+    loosened: tuple[str, ...] = ()
 
 
 def check(wanted: GenerationRequest) -> None:
@@ -93,18 +96,60 @@ class Preprocessor:
             raise RequestError(f"{adapter} is an adapter, and embeddings are those of the model alone; name the model")
         if wanted.embed:
             return Prepared(self._llm.prepare_embedding(ids), text, PlainReader, False, truncated)
-        params = self._llm.sampling(**self._overrides(wanted, text, len(ids)))
-        _check_logprobs(params, len(ids), wanted.together)
-        at_end = params.beams > 1 or params.choices > params.n
-        if at_end and wanted.streamed:
-            name = "beams" if params.beams > 1 else "best_of"
-            raise RequestError(f"{name} cannot be streamed: its texts are known at the end alone; leave stream out")
-        shared = {"salt": wanted.caller.salt, "prediction": wanted.prediction}
-        request = self._llm.prepare(ids, params, adapter=adapter, **shared)
+        shared = {"salt": wanted.caller.salt, "prediction": wanted.prediction, "adapter": adapter}
+        loosened: tuple[str, ...] = ()
+        while True:
+            params = self._params(wanted, text, len(ids))
+            try:
+                request = self._llm.prepare(ids, params, **shared)
+                break
+            except RequestError:
+                if params.grammar is None:
+                    raise
+                wanted, more = self._loosened(wanted)
+                if not more:
+                    raise
+                loosened += more
         tags = self.chat.tags(wanted, text, params)
         if tags is not None:
             self.chat.let_think(request, wanted.thinking_budget, tags)
-        return Prepared(request, text, self.chat.reader(wanted, text, tags), at_end, truncated)
+        reader = self.chat.reader(wanted, text, tags)
+        return Prepared(request, text, reader, _at_end(params), truncated, tuple(dict.fromkeys(loosened)))
+
+    def _params(self, wanted: GenerationRequest, text: str, prompt: int) -> SamplingParams:
+        """Raises RequestError, ContextError."""
+        params = self._llm.sampling(**self._overrides(wanted, text, prompt))
+        _check_logprobs(params, prompt, wanted.together)
+        if _at_end(params) and wanted.streamed:
+            name = "beams" if params.beams > 1 else "best_of"
+            raise RequestError(f"{name} cannot be streamed: its texts are known at the end alone; leave stream out")
+        return params
+
+    def _loosened(self, wanted: GenerationRequest) -> tuple[GenerationRequest, tuple[str, ...]]:
+        """A request without the schemas that no grammar can be made of, and their names; unchanged where all can.
+
+        Raises RequestError for those of a strict tool.
+        """
+        grammar = wanted.overrides.get("grammar")
+        if grammar is not None and grammar.looser is not None and self._complaint(grammar):
+            overrides = {**wanted.overrides, "grammar": grammar.looser}
+            return replace(wanted, overrides=overrides), ("schema",)
+        tools, names = list(wanted.tools), []
+        for n, tool in enumerate(tools):
+            complaint = self._complaint(Grammar.json_schema(enforced(tool)))
+            if complaint and tool.strict:
+                raise RequestError(f"tools: {tool.name} is strict, and its parameters cannot be enforced: {complaint}")
+            if complaint:
+                tools[n] = replace(tool, parameters={"type": "object"})
+                names.append(f"tools.{tool.name}.parameters")
+        return replace(wanted, tools=tools), tuple(names)
+
+    def _complaint(self, grammar: Grammar) -> str:
+        try:
+            self._llm.prepare([0], self._llm.sampling(max_tokens=1, grammar=grammar))
+        except RequestError as error:
+            return str(error)
+        return ""
 
     def prompt(self, wanted: GenerationRequest, *, add_special: bool = True) -> tuple[Sequence[int], str]:
         """The ids of the prompt, uncut, and its text. Raises RequestError.
@@ -169,6 +214,11 @@ class Preprocessor:
                 raise RequestError(f"the prompt has {prompt} tokens, and {limit}; raise it, or shorten the prompt")
             found["max_tokens"] = min(found["max_tokens"], wanted.context - prompt)
         return found
+
+
+def _at_end(params: SamplingParams) -> bool:
+    """Whether its texts are known at the end alone."""
+    return params.beams > 1 or params.choices > params.n
 
 
 def _check_logprobs(params: SamplingParams, prompt: int, together: int) -> None:

@@ -1,0 +1,278 @@
+"""Complements of schemas, and pairs of schemas that no value satisfies together.
+
+A grammar has alternatives and conjunctions, but no complement. So the complement is written as a schema, from the
+keywords whose complement is one. It may be smaller than what is excluded, never larger: whatever it allows is refused
+by the schema itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+Schema = dict[str, Any]
+
+TYPES = ("null", "boolean", "number", "string", "array", "object")
+_MOST_DEPTH = 8  # of schemas within schemas, and of references
+_LEAST = {
+    "minLength": ("string", "maxLength"),
+    "minItems": ("array", "maxItems"),
+    "minProperties": ("object", "maxProperties"),
+}
+_MOST = {below: (kind, least) for least, (kind, below) in _LEAST.items()}
+_BOUNDS = {
+    "minimum": "exclusiveMaximum",
+    "exclusiveMinimum": "maximum",
+    "maximum": "exclusiveMinimum",
+    "exclusiveMaximum": "minimum",
+}
+_CLASS = r"(\[(?!\^)(?:\\.|[^\]\\])+\])"
+_PATTERNS = (  # a pattern, and what else a string can be; {} is the complement of its class
+    (re.compile(rf"\^{_CLASS}"), "^$|^{}"),
+    (re.compile(rf"{_CLASS}\$"), "^$|{}$"),
+    (re.compile(rf"\^{_CLASS}\+\$"), "^$|{}"),
+    (re.compile(rf"\^{_CLASS}\*\$"), "{}"),
+)
+
+
+class References:
+    """Finds the schemas that one document's references name, within the document."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+
+    def followed(self, schema: Any) -> Any:
+        """A schema, or the one that it refers to where it says nothing else. Another document's stays a reference."""
+        for _ in range(_MOST_DEPTH):
+            if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+                break
+            found = self._at(schema["$ref"])
+            if found is None:
+                break
+            schema = found
+        return schema
+
+    def _at(self, reference: str) -> Any:
+        if not reference.startswith("#"):
+            return None
+        found: Any = self._root
+        for part in reference[1:].split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and name.isdigit() and int(name) < len(found):
+                found = found[int(name)]
+            elif isinstance(found, Mapping) and name in found:
+                found = found[name]
+            else:
+                return None
+        return found
+
+    def values(self, schema: Any) -> list[Any] | None:
+        """All values of a schema that lists them, or None."""
+        schema = self.followed(schema)
+        if not isinstance(schema, Mapping):
+            return None
+        if isinstance(schema.get("enum"), list):
+            return list(schema["enum"])
+        if "const" in schema:
+            return [schema["const"]]
+        listed: dict[str, list[Any]] = {"boolean": [False, True], "null": [None]}
+        return listed.get(str(schema.get("type")))
+
+    def types(self, schema: Any) -> frozenset[str]:
+        """The types that its values can have; number stands for integer too."""
+        schema = self.followed(schema)
+        if schema is False:
+            return frozenset()
+        if not isinstance(schema, Mapping):
+            return frozenset(TYPES)
+        found = frozenset(TYPES)
+        if isinstance(given := schema.get("type"), str | list):
+            found = frozenset("number" if one == "integer" else one for one in _listed(given))
+        if (values := self.values(schema)) is not None:
+            found &= frozenset(map(type_of, values))
+        for each in _schemas(schema.get("allOf")):
+            found &= self.types(each)
+        return found
+
+    def excluded(self, schema: Any, depth: int = 0) -> Any:
+        """A schema of values that `schema` refuses; False: it refuses none; None: none can be written."""
+        schema = self.followed(schema)
+        if isinstance(schema, bool):
+            return not schema
+        if not isinstance(schema, Mapping) or "$ref" in schema or depth > _MOST_DEPTH:
+            return None
+        found = [one for name, value in schema.items() for one in self._alternatives(name, value, depth)]
+        if any(one is None for one in found):
+            found = [one for one in found if one is not None]
+            return any_of(found) if found else None
+        return any_of(found) if found else (False if not schema.keys() & _RESTRICTING else None)
+
+    def _alternatives(self, name: str, value: Any, depth: int) -> Iterable[Any]:
+        """Schemas of values that one keyword refuses; None for what cannot be written."""
+        if name == "type":
+            yield from _other_types(value)
+        elif name in ("enum", "const"):
+            yield from _other_values(value if name == "enum" else [value])
+        elif name in (*_BOUNDS, *_LEAST, *_MOST):
+            yield _other_bound(name, value)
+        elif name == "pattern":
+            yield _other_pattern(value)
+        elif name == "required":
+            yield from ({"type": "object", "properties": {one: False}} for one in _listed(value))
+        elif name in ("allOf", "anyOf", "oneOf", "properties", "items"):
+            yield from self._of_parts(name, value, depth + 1)
+        elif name == "not":
+            yield value
+        elif name in _RESTRICTING:
+            yield None
+
+    def _of_parts(self, name: str, value: Any, depth: int) -> Iterable[Any]:
+        if name == "allOf":
+            yield from (self.excluded(one, depth) or None for one in _schemas(value))
+        elif name == "properties":
+            for key, one in _mapping(value).items():
+                if other := self.excluded(one, depth):
+                    yield {"type": "object", "properties": {key: other}, "required": [key]}
+        elif name == "items":
+            other = self.excluded(value, depth) if isinstance(value, Mapping) else None
+            yield {"type": "array", "prefixItems": [other], "minItems": 1} if other else None
+        else:
+            each = [self.excluded(one, depth) for one in _schemas(value)]
+            yield None if None in each else False if False in each else {"allOf": each}
+
+    def apart(self, one: Any, other: Any, *, closed: bool) -> bool:
+        """Whether no value of `one` satisfies `other`. closed: `one` has no properties but those that it lists."""
+        one, other = self.followed(one), self.followed(other)
+        types = self.types(one) & self.types(other)
+        first, second = self.values(one), self.values(other)
+        if first is not None and second is not None:
+            return not any(same(a, b) for a in first for b in second)
+        if types != {"object"} or not isinstance(one, Mapping) or not isinstance(other, Mapping):
+            return not types
+        mine, others = (_mapping(each.get("properties")) for each in (one, other))
+        required, wanted = (set(_listed(each.get("required", ()))) for each in (one, other))
+        both = required & mine.keys() & others.keys()
+        if any(self.apart(mine[name], others[name], closed=False) for name in both):
+            return True
+        closes = one.get("additionalProperties") is False or (closed and mine and "additionalProperties" not in one)
+        if closes and "patternProperties" not in one and wanted - mine.keys() - required:
+            return True
+        shut = other.get("additionalProperties") is False and "patternProperties" not in other
+        return shut and bool(required - others.keys())
+
+
+_RESTRICTING = frozenset(
+    (
+        *_BOUNDS, *_LEAST, *_MOST, "$ref", "additionalProperties", "allOf", "anyOf", "const", "contains",
+        "dependencies", "dependentRequired", "dependentSchemas", "else", "enum", "if", "items", "multipleOf", "not",
+        "oneOf", "pattern", "patternProperties", "prefixItems", "properties", "propertyNames", "required", "then",
+        "type", "uniqueItems",
+    )
+)  # fmt: skip
+
+
+def any_of(schemas: Sequence[Any]) -> Any:
+    """One schema of several alternatives."""
+    schemas = [one for one in schemas if one is not False]
+    return False if not schemas else schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
+
+
+def type_of(value: Any) -> str:
+    """The type of a JSON value, integers as numbers."""
+    if value is None:
+        return "null"
+    kinds = {bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
+    return kinds.get(type(value), "object")
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal; 1 is 1.0, and is not true."""
+    if type_of(one) == type_of(other) == "number":
+        return bool(one == other)
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def _listed(value: Any) -> list[Any]:
+    return [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _schemas(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _other_types(given: Any) -> Iterable[Any]:
+    named = _listed(given)
+    rest = [kind for kind in TYPES if kind not in named and not (kind == "number" and "integer" in named)]
+    yield {"type": rest} if rest else None
+
+
+def _other_values(values: Sequence[Any]) -> Iterable[Any]:
+    by_type: dict[str, list[Any]] = {kind: [] for kind in TYPES}
+    for value in values:
+        by_type[type_of(value)].append(value)
+    free = [kind for kind in TYPES if not by_type[kind]]
+    if free:
+        yield {"type": free}
+    if by_type["string"]:
+        yield {"type": "string", "pattern": _no_text_of(by_type["string"])}
+    if len(by_type["boolean"]) == 1:
+        yield {"enum": [not by_type["boolean"][0]]}
+    if numbers := sorted(set(by_type["number"])):
+        yield {"type": "number", "exclusiveMaximum": numbers[0]}
+        for low, high in pairwise(numbers):
+            yield {"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high}
+        yield {"type": "number", "exclusiveMinimum": numbers[-1]}
+    for kind, most in (("array", "Items"), ("object", "Properties")):
+        if by_type[kind]:
+            yield {"type": kind, f"min{most}": max(map(len, by_type[kind])) + 1}
+            if least := min(map(len, by_type[kind])):
+                yield {"type": kind, f"max{most}": least - 1}
+
+
+def _no_text_of(texts: Iterable[str]) -> str:
+    """A pattern of all strings but these: at each prefix, the characters that leave them, or the end."""
+    tree: dict[str, Any] = {}
+    ends: list[dict[str, Any]] = []
+    for text in texts:
+        place = tree
+        for letter in text:
+            place = place.setdefault(letter, {})
+        ends.append(place)
+    return f"^{_others(tree, ends)}$"
+
+
+def _others(place: dict[str, Any], ends: Sequence[dict[str, Any]]) -> str:
+    letters = "".join(map(_in_class, place))
+    ways = [rf"[^{letters}][\s\S]*" if place else r"[\s\S]+"]
+    ways += [f"{re.escape(letter)}{_others(after, ends)}" for letter, after in place.items()]
+    if not any(place is end for end in ends):
+        ways.append("")
+    return f"(?:{'|'.join(ways)})"
+
+
+def _in_class(letter: str) -> str:
+    return f"\\{letter}" if letter in "\\]^-[&~" else letter
+
+
+def _other_bound(name: str, value: Any) -> Any:
+    if type(value) not in (int, float):
+        return None
+    if name in _BOUNDS:
+        return {"type": "number", _BOUNDS[name]: value}
+    kind, other = _LEAST[name] if name in _LEAST else _MOST[name]
+    beyond = value - 1 if name in _LEAST else value + 1
+    return {"type": kind, other: beyond} if beyond >= 0 else None
+
+
+def _other_pattern(pattern: Any) -> Any:
+    for form, other in _PATTERNS if isinstance(pattern, str) else ():
+        if match := form.fullmatch(pattern):
+            return {"type": "string", "pattern": other.format(f"[^{match[1][1:]}")}
+    return None

@@ -1,0 +1,141 @@
+"""Steering: a text whose tokens run out comes to a valid end wherever one fits, and is left alone before."""
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from tests.decode import schemas
+from tests.decode.test_grammar import MADE, SURPLUS, allowed
+from tokenwright.decode.grammar import Matched
+from tokenwright.engine import Grammar
+
+ENDLESS: dict[str, dict[str, Any]] = {
+    "a string": {"type": "string"},
+    "items": {"type": "array", "items": {"type": "integer"}},
+    "objects": {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "price": {"type": "number"}, "is it good": {"type": "boolean"}},
+            "required": ["name", "price", "is it good"],
+            "additionalProperties": False,
+        },
+    },
+    "nests": {"$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}, "$ref": "#/$defs/n"},
+    "a child before its name": {
+        "$defs": {
+            "n": {
+                "type": "object",
+                "properties": {"child": {"$ref": "#/$defs/n"}, "name": {"type": "string"}},
+                "required": ["name"],
+                "additionalProperties": False,
+            }
+        },
+        "$ref": "#/$defs/n",
+    },
+    "any names": {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "string"}}},
+    "a pattern with an end": {"type": "string", "pattern": "^(\\{[a-z]+\\})|([a-z]+)$"},
+    "digits": {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]},
+}
+
+
+def compiled(kind: str, schema: dict[str, Any]) -> tuple[Matched, int]:
+    """A steered constraint, and how many tokens its end needs at least, as far as steering knows."""
+    _, grammars, _ = MADE[kind]
+    found = grammars.compile(Grammar.json_schema(schema), steered=True)
+    least = found._steering.steps_to_end(found._state.matcher)
+    assert least is not None, schema
+    return found, least
+
+
+def written(kind: str, constraint: Matched, most: int, rng: random.Random) -> bytes | None:
+    """A text that goes on as long as it may, by random tokens, of which those in a row are often alike; None: cut."""
+    tokenizer, _, ends = MADE[kind]
+    text, last = b"", -1
+    for left in range(most, 0, -1):
+        choices = sorted(token for token in np.flatnonzero(bits(constraint.mask(left))).tolist() if token not in ends)
+        if not choices:
+            return text
+        last = last if last in choices and rng.random() < 0.7 else rng.choice(choices)
+        text += tokenizer.token_bytes(last) or b""
+        if constraint.advance(last):
+            return text
+    return text if constraint.accepting else None
+
+
+def bits(mask: Any) -> Any:
+    return np.unpackbits(mask.view(np.uint8), bitorder="little")
+
+
+@pytest.mark.parametrize("kind", ["byte level", "byte fallback"])
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_text_that_would_go_on_for_ever_ends_within_its_tokens(kind: str, name: str) -> None:
+    rng = random.Random(3)
+    for _ in range(3):
+        constraint, least = compiled(kind, ENDLESS[name])
+        text = written(kind, constraint, least + rng.randint(0, 80), rng)
+        assert text is not None
+        jsonschema.validate(json.loads(text), ENDLESS[name])
+
+
+def test_texts_of_all_schemas_end_within_their_tokens() -> None:
+    rng = random.Random(4)
+    for _ in range(15):
+        schema = schemas.whole(schemas.schema(rng))
+        constraint, least = compiled("byte level", schema)
+        text = written("byte level", constraint, least + rng.randint(0, 40), rng)
+        assert text is not None, schema
+        jsonschema.validate(json.loads(text), schema)
+
+
+def test_masks_follow_from_the_text_and_what_is_left_alone() -> None:
+    """However often masks were asked for, and by which copies: as the engine resumes, drafts and forks."""
+    rng = random.Random(5)
+    constraint, least = compiled("byte level", ENDLESS["objects"])
+    start, tokens = constraint.fork(), []
+    for left in range(least + 60, 0, -1):
+        replayed = start.fork()
+        for token in tokens:
+            replayed.advance(token)
+        found = bits(constraint.mask(left))
+        assert np.array_equal(found, bits(replayed.mask(left)))
+        token = rng.choice(np.flatnonzero(found).tolist())
+        tokens.append(token)
+        if constraint.advance(token):
+            break
+        replayed.advance(token)
+        constraint = rng.choice([constraint, constraint.fork(), replayed])
+    else:
+        assert constraint.accepting
+
+
+def test_a_text_with_many_tokens_left_is_left_alone() -> None:
+    _, grammars, _ = MADE["byte level"]
+    rng = random.Random(6)
+    size = MADE["byte level"][0].vocab_size + SURPLUS
+    steered, _ = compiled("byte level", ENDLESS["objects"])
+    plain = grammars.compile(Grammar.json_schema(ENDLESS["objects"]))
+    for _ in range(100):
+        wanted = allowed(plain, size)
+        assert allowed(steered, size) == wanted
+        assert set(np.flatnonzero(bits(steered.mask(400))).tolist()) == wanted
+        token = rng.choice(sorted(wanted))
+        if plain.advance(token) | steered.advance(token):
+            break
+
+
+def test_free_text_is_never_steered() -> None:
+    grammars = MADE["byte level"][1]
+    constraint = grammars.compile(Grammar.lark("start: TEXT\nTEXT: /(.|\\n)*/"), steered=True)
+    for left in range(40, 0, -1):
+        assert np.array_equal(constraint.mask(left), constraint.mask())
+        constraint.advance(100)
+
+
+def test_a_text_whose_end_does_not_fit_is_cut() -> None:
+    constraint, least = compiled("byte level", ENDLESS["digits"])
+    assert written("byte level", constraint, least - 1, random.Random(0)) is None
