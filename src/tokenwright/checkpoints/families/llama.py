@@ -67,6 +67,18 @@ _FUSED_UP = {
     f"layers.{{i}}.mlp.{one}": TensorSource("layers.{i}.mlp.gate_up_proj", fused=True) for one in ("gate", "up")
 }
 
+HUNYUAN = replace(
+    LLAMA,
+    architectures={"HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense"},
+    names=LLAMA.names
+    | named(
+        {
+            "layers.{i}.attention.q_norm": "layers.{i}.self_attn.query_layernorm",
+            "layers.{i}.attention.k_norm": "layers.{i}.self_attn.key_layernorm",
+        }
+    ),
+)
+
 PHI3 = replace(
     LLAMA,
     architectures={"Phi3ForCausalLM": "phi3"},

@@ -38,6 +38,8 @@ class LlamaLike:
     biases: Literal["none", "qkv", "config", "config qkv", "use_bias"] = "none"
     mlp_bias: bool = False  # whether the config may enable biases in the MLP
     qk_norm: Literal["head", "whole", "flag"] | None = None  # flag: of each head, if the config has use_qk_norm
+    qk_norm_last: bool = False  # they stand behind the rotation
+    alpha: bool = False  # whether a dynamic rotation may have an alpha
     pre_norm: bool = True  # norms before attention and MLP
     post_norm: bool = False  # norms after attention and MLP
     scaled: Literal["granite", "minicpm"] | None = None  # whose multipliers the config has
@@ -57,6 +59,8 @@ class LlamaLike:
     gated: bool = True  # whether the MLP has gates
 
 
+# Keys of Hunyuan's files that concern its models with experts, or repeat others.
+_HUNYUAN = ("attention_head_dim", "cla_share_factor", "dense_list", "eod_token_id", "num_experts", "org_vocab_size")
 _MISTRAL = LlamaLike(slides="all")
 _GLM_MOE = Routed("sigmoid", ("noaux_tc",), 1, 1.0, renormalise=True)
 _EXAONE_MOE = LlamaLike(
@@ -115,6 +119,7 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
     "Ernie4_5_MoeForCausalLM": LlamaLike(biases="use_bias", tied=True, theta=500000.0, eps=1e-5, mixture="ernie"),
     "OlmoeForCausalLM": LlamaLike(biases="config", qk_norm="whole", eps=1e-5, mixture="olmoe"),
     "ArceeForCausalLM": LlamaLike(biases="config", mlp_bias=True, eps=1e-5, act="relu2", gated=False),
+    "HunYuanDenseV1ForCausalLM": LlamaLike(biases="config", qk_norm="head", qk_norm_last=True, eps=1e-5, alpha=True),
     "MiniCPMForCausalLM": LlamaLike(biases="config", tied=True, scaled="minicpm"),
     "Starcoder2ForCausalLM": LlamaLike(
         biases="use_bias", slides="given", tied=True, plain=True, act="gelu_pytorch_tanh", gated=False
@@ -129,10 +134,13 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     heads, kv_heads = heads_of(keys)
     head_size = keys.whole("head_dim", like.head_size or 0, least=0, most=1 << 16) or size_of_head(keys, width, heads)
     context = keys.whole("max_position_embeddings", most=MAX_TOKENS)
+    for key in _HUNYUAN if like.alpha else ():
+        keys.raw(key)
     if like.local:
         rope, reach, local = read_both_ropes(keys, like.theta, None, head_size, context)
     else:
-        (rope, reach), local = read_rope(keys, like.theta, head_size, context, _partial(keys, like, head_size)), None
+        partial, local = _partial(keys, like, head_size), None
+        rope, reach = read_rope(keys, like.theta, head_size, context, partial, like.alpha)
     check_repeats(keys, context, reach)
     rotary = read_rotary(keys, layers) if like.nope == "listed" else (True,) * layers
     windows = read_windows(keys, like.slides, rotary)
@@ -159,6 +167,7 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         out_bias=out_bias,
         mlp_bias=mlp_bias,
         qk_norm=_qk_norm(keys, like),
+        qk_norm_last=like.qk_norm_last,
         pre_norm=like.pre_norm,
         post_norm=like.post_norm,
         scales=_scales(keys, like, layers, width),

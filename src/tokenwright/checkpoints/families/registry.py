@@ -14,13 +14,17 @@ from tokenwright.checkpoints.families.deepseek import DEEPSEEK
 from tokenwright.checkpoints.families.family import Family, Parsed, TensorSource
 from tokenwright.checkpoints.families.gemma import GEMMA2, GEMMA3
 from tokenwright.checkpoints.families.gpt2 import GPT2
-from tokenwright.checkpoints.families.lfm2 import LFM2
+from tokenwright.checkpoints.families.hybrids.lfm2 import LFM2, LFM2_MOE
+from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, GRANITE_HYBRID, MAMBA2
+from tokenwright.checkpoints.families.hybrids.nemotron import NEMOTRON
+from tokenwright.checkpoints.families.hybrids.qwen_next import OLMO_HYBRID, QWEN_MIXED, QWEN_NEXT
 from tokenwright.checkpoints.families.llama import (
     ERNIE,
     ERNIE_MOE,
     GLM,
     GLM4,
     GPT_OSS,
+    HUNYUAN,
     LLAMA,
     MINIMAX,
     MIXTRAL,
@@ -30,9 +34,7 @@ from tokenwright.checkpoints.families.llama import (
     ROUTED,
     STARCODER2,
 )
-from tokenwright.checkpoints.families.mamba import BAMBA, GRANITE_HYBRID, MAMBA2
 from tokenwright.checkpoints.families.neox import NEOX
-from tokenwright.checkpoints.families.qwen_next import QWEN_MIXED, QWEN_NEXT
 from tokenwright.checkpoints.families.unsupported import what_it_lacks
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.errors import CheckpointError
@@ -42,7 +44,7 @@ __all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "TensorSource", "parse_config"
 FAMILIES = (
     GPT2, LLAMA, MIXTRAL, QWEN_MOE, GPT_OSS, PHI3, OLMO2, STARCODER2, GEMMA2, GEMMA3, COHERE, NEOX, GLM, GLM4, ERNIE,
     ROUTED, ERNIE_MOE, MINIMAX, DEEPSEEK, LFM2, QWEN_NEXT, QWEN_MIXED, GRANITE_HYBRID,
-    BAMBA, MAMBA2,
+    BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, HUNYUAN, OLMO_HYBRID,
 )  # fmt: skip
 
 # Keys that a family may read; where it does not, a config may only have them at a value that changes nothing: those

@@ -85,7 +85,7 @@ struct Factors {
   Factors(const Recurrence& r, int64_t head, const float* row) {
     const float step = softplus(row[r.decay + head] + r.dt[head]);
     const float limited = std::min(std::max(step, (float)r.least_step), (float)r.most_step);
-    strength = r.rule == DELTA ? 1.0f / (1.0f + expf(-row[r.beta + head])) : limited;
+    strength = r.rule == DELTA ? (float)r.beta_factor / (1.0f + expf(-row[r.beta + head])) : limited;
     decay = expf(-expf(r.a_log[head]) * (r.rule == DELTA ? step : limited));
   }
 };

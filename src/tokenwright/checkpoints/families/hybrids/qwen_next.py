@@ -1,7 +1,8 @@
-"""Qwen3-Next and Qwen3.5: gated delta rules in most layers, gated attention in the others, an MLP or experts in each.
+"""Qwen3-Next, Qwen3.5 and Olmo-Hybrid: gated delta rules in most layers, attention in the others.
 
-Norms multiply by 1 + weight, but for the one behind a delta rule. Qwen3.5 beside an image encoder is read as its text
-model alone. Absent keys take transformers' defaults (configuration_qwen3_next.py, ..._qwen3_5.py, ..._qwen3_5_moe.py).
+Qwen's norms multiply by 1 + weight, but for the one behind a delta rule. Qwen3.5 beside an image encoder is read as its
+text model alone. Absent keys take transformers' defaults (configuration_qwen3_next.py, ..._qwen3_5.py,
+..._qwen3_5_moe.py, ..._olmo_hybrid.py).
 """
 
 import re
@@ -10,28 +11,29 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenwright.checkpoints.families.family import (
-    MOST_LAYERS,
     MOST_MLP,
     MOST_VOCAB,
-    MOST_WIDTH,
     Order,
     TensorSource,
     activation,
-    check_repeats,
     dtype,
-    heads_of,
     named,
 )
-from tokenwright.checkpoints.families.graph_builder import decoder, mixer_norms
+from tokenwright.checkpoints.families.graph_builder import block, decoder, graph_of, mixer_norms
 from tokenwright.checkpoints.families.llama import LLAMA
 from tokenwright.checkpoints.families.mixtures import QWEN_NAMES, read_mixture
-from tokenwright.checkpoints.families.positions import read_rope
+from tokenwright.checkpoints.families.positions import read_attended
 from tokenwright.checkpoints.files.json_keys import JsonKeys
-from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import ModelConfig
-from tokenwright.models.graph import Graph, Matrix, Norm
+from tokenwright.models.graph import Graph, Matrix, Norm, Op
 from tokenwright.models.recurrent import MOST_TAPS, Places, Recurrence, Recurrent
 
+_OLMO_EPS = 1e-5  # of the norm behind a delta rule; no config has it
+# Of the initialisation, or repeated by layer_types.
+_OLMO_UNUSED = (
+    *("fla_hybrid_attention_indices", "linear_a_log_min", "linear_a_log_max"),
+    *("linear_dt_min", "linear_dt_max", "linear_dt_init_floor"),
+)
 _UNUSED = ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
 
 
@@ -81,12 +83,17 @@ class DeltaHeads:
 
 def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     like = _LIKE[architecture]
-    layers = keys.whole("num_hidden_layers", like.layers, most=MOST_LAYERS)
-    heads, kv_heads = heads_of(keys, 16, like.kv_heads)
-    head_size = keys.whole("head_dim", 256, most=1 << 16)
-    context = keys.whole("max_position_embeddings", 32768, most=MAX_TOKENS)
-    rope, reach = read_rope(keys, 10000.0, head_size, context, 0.25)
-    check_repeats(keys, context, reach)
+    attended = read_attended(
+        keys,
+        context=32768,
+        layers=like.layers,
+        width=like.width,
+        heads=16,
+        kv_heads=like.kv_heads,
+        head_size=256,
+        partial=0.25,
+    )
+    layers = attended["layers"]
     keys.only("attn_output_gate", True, why="attention without its gate in this architecture")
     for key in _UNUSED:
         keys.raw(key)
@@ -94,17 +101,9 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     config = ModelConfig(
         family="qwen-next",
         architecture=architecture,
-        layers=layers,
-        width=keys.whole("hidden_size", like.width, most=MOST_WIDTH),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
+        **attended,
         mlp_width=keys.whole("intermediate_size", like.mlp_width, most=MOST_MLP),
         vocab_size=keys.whole("vocab_size", like.vocab_size, most=MOST_VOCAB),
-        context=reach,
-        positions=rope,
-        windows=(None,) * layers,
-        rotary=(True,) * layers,
         norm="rms",
         norm_eps=keys.number("rms_norm_eps", 1e-6),
         activation=activation(keys, "hidden_act", "silu"),
@@ -118,10 +117,58 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         dtype=dtype(keys),
     )
     keys.only("hidden_act", "silu", "swish", why="another activation behind a convolution")
-    sizes = _delta_heads(keys)
+    sizes = _delta_heads(keys, DeltaHeads(16, 32, 128, 128, 4))
+    parts = {"qkv": 2 * sizes.keys + sizes.values, "z": sizes.values, "b": sizes.heads, "a": sizes.heads}
+    if like.grouped:
+        parts = {"qkvz": 2 * (sizes.keys + sizes.values), "ba": 2 * sizes.heads}
     return config, decoder(
-        config, {i: _delta(config, i, sizes, like.grouped) for i, full in enumerate(_full(keys, layers)) if not full}
+        config, {i: _delta(config, i, sizes, parts) for i, full in enumerate(_full(keys, layers)) if not full}
     )
+
+
+def _parse_olmo(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
+    """Norms stand before the ops of layers with a delta rule, and behind those of layers with attention."""
+    rope = keys.raw("rope_parameters")
+    nope = isinstance(rope, dict) and rope.get("rope_theta", 0) is None  # null: no positions; absent: the default base
+    attended = read_attended(keys, context=65536, width=3840, heads=30)
+    layers, heads = attended["layers"], attended["heads"]
+    for key in _OLMO_UNUSED:
+        keys.raw(key)
+    keys.only("linear_use_gate", True, why="a delta rule without its gate in this architecture")
+    biases = keys.flag("attention_bias", False)
+    config = ModelConfig(
+        family="qwen-next",
+        architecture=architecture,
+        **(attended | {"rotary": (not nope,) * layers}),
+        mlp_width=keys.whole("intermediate_size", 11008, most=MOST_MLP),
+        vocab_size=keys.whole("vocab_size", 100352, most=MOST_VOCAB),
+        norm="rms",
+        norm_eps=keys.number("rms_norm_eps", 1e-6),
+        activation=activation(keys, "hidden_act", "silu"),
+        gated=True,
+        qkv_bias=biases,
+        out_bias=biases,
+        qk_norm="whole",
+        tied_head=keys.flag("tie_word_embeddings", False),
+        dtype=dtype(keys),
+    )
+    keys.only("hidden_act", "silu", "swish", why="another activation behind a convolution")
+    key_heads = keys.whole("linear_num_key_heads", heads, most=1 << 16)
+    key_size = keys.whole("linear_key_head_dim", int(0.75 * config.width / key_heads), most=1 << 16)
+    sizes = _delta_heads(keys, DeltaHeads(heads, heads, key_size, 2 * key_size, 4))
+    factor = 2.0 if keys.flag("linear_allow_neg_eigval", True) else 1.0
+    behind, blocks = replace(config, pre_norm=False, post_norm=True), list[Op]()
+    parts = {"q": sizes.keys, "k": sizes.keys, "v": sizes.values, "z": sizes.values, "b": sizes.heads, "a": sizes.heads}
+    full = _full(keys, layers)
+    full[-1] |= not any(full) and keys.raw("layer_types") is None
+    for i, attends in enumerate(full):
+        delta = _delta(config, i, sizes, parts)
+        convolutions = tuple((f"conv_{one}", parts[one]) for one in "qkv")
+        norm = Norm(f"{delta.recurrence.name}.norm", "rms", sizes.value_size, _OLMO_EPS)
+        rule = replace(delta.recurrence, beta_factor=factor, conv_parts=convolutions, norm=norm)
+        delta = replace(delta, recurrence=rule)
+        blocks += block(behind, i) if attends else block(config, i, delta)
+    return config, graph_of(config, blocks)
 
 
 def _full(keys: JsonKeys, layers: int) -> list[bool]:
@@ -135,26 +182,28 @@ def _full(keys: JsonKeys, layers: int) -> list[bool]:
     return [one == "full_attention" for one in types]
 
 
-def _delta_heads(keys: JsonKeys) -> DeltaHeads:
-    key_heads = keys.whole("linear_num_key_heads", 16, most=1 << 16)
-    heads = keys.whole("linear_num_value_heads", 32, most=1 << 16)
+def _delta_heads(keys: JsonKeys, default: DeltaHeads) -> DeltaHeads:
+    key_heads = keys.whole("linear_num_key_heads", default.key_heads, most=1 << 16)
+    heads = keys.whole("linear_num_value_heads", default.heads, most=1 << 16)
     if heads % key_heads:
         raise keys.error(f"{heads} value heads cannot share {key_heads} key heads evenly; correct config.json")
-    key_size, value_size = (keys.whole(f"linear_{one}_head_dim", 128, most=1 << 16) for one in ("key", "value"))
-    return DeltaHeads(
-        key_heads, heads, key_size, value_size, keys.whole("linear_conv_kernel_dim", 4, least=2, most=MOST_TAPS)
-    )
+    key_size = keys.whole("linear_key_head_dim", default.key_size, most=1 << 16)
+    value_size = keys.whole("linear_value_head_dim", default.value_size, most=1 << 16)
+    taps = keys.whole("linear_conv_kernel_dim", default.taps, least=2, most=MOST_TAPS)
+    return DeltaHeads(key_heads, heads, key_size, value_size, taps)
 
 
-def _delta(config: ModelConfig, layer: int, sizes: DeltaHeads, grouped: bool) -> Recurrent:
-    """The rows of the projection are those of q, k, v, the gate, and of each head b and a."""
+def _delta(
+    config: ModelConfig,
+    layer: int,
+    sizes: DeltaHeads,
+    parts: Mapping[str, int],
+) -> Recurrent:
+    """The rows of the projection are those of q, k, v, the gate, and of each head b and a; `parts` are the file's."""
     at, width = f"layers.{layer}.delta", config.width
     channels = 2 * sizes.keys + sizes.values
     gate, b = channels, channels + sizes.values
     places = Places(query=0, key=sizes.keys, value=2 * sizes.keys, gate=gate, beta=b, decay=b + sizes.heads)
-    parts = {"qkv": channels, "z": sizes.values, "b": sizes.heads, "a": sizes.heads}
-    if grouped:
-        parts = {"qkvz": channels + sizes.values, "ba": 2 * sizes.heads}
     before, after = mixer_norms(config, layer)
     recurrence = Recurrence(
         at,
@@ -236,4 +285,32 @@ QWEN_MIXED = replace(
         (re.compile(r"(layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj)"), r"\1.weight"),
     ),
     stacks=re.compile(r"layers\.\d+\.(?:linear_attn\.conv1d|mlp\.experts\.(?:gate_up|down)_proj)\.weight"),
+)
+
+_OLMO_DELTA = {
+    f"layers.{{i}}.delta.{ours}": f"layers.{{i}}.linear_attn.{theirs}_proj"
+    for ours, theirs in {**dict(zip("qkvba", "qkvba", strict=True)), "z": "g", "out": "o"}.items()
+}
+OLMO_HYBRID = replace(
+    LLAMA,
+    architectures={"OlmoHybridForCausalLM": "olmo_hybrid"},
+    parse=_parse_olmo,
+    names={
+        **LLAMA.names,
+        **named({**_DELTA, **_OLMO_DELTA}),
+        **named({f"layers.{{i}}.delta.conv_{one}": f"layers.{{i}}.linear_attn.{one}_conv1d" for one in "qkv"}),
+        **named(
+            {
+                "layers.{i}.delta.norm": "layers.{i}.linear_attn.o_norm",
+                "layers.{i}.attention_post_norm": "layers.{i}.post_attention_layernorm",
+                "layers.{i}.mlp_post_norm": "layers.{i}.post_feedforward_layernorm",
+            }
+        ),
+    },
+    renames=(
+        *QWEN_NEXT.renames,
+        (re.compile(r"(layers\.\d+)\.attention_layer_norm\.weight"), r"\1.input_layernorm.weight"),
+        (re.compile(r"(layers\.\d+)\.feedforward_layer_norm\.weight"), r"\1.post_attention_layernorm.weight"),
+    ),
+    stacks=re.compile(r"layers\.\d+\.linear_attn\.[qkv]_conv1d\.weight"),
 )

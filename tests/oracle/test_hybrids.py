@@ -1,0 +1,62 @@
+"""Random hybrids against transformers, from folders that transformers writes: their config.json and tensors as saved.
+
+A prompt in chunks, then cached steps, with reference kernels and native ones.
+"""
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from tests.models.fixtures import make_model, write_tokenizer
+from tests.models.random_hybrids import MAKERS, random_hybrid
+from tests.oracle.harness import MARGIN, TOLERANCE, Recorder, greedy, prompt_of, subject_of, write
+from tests.oracle.test_families import all_kernels
+
+WRITTEN = 12
+
+
+def _split_convolutions(folder: Path, oracle: PreTrainedModel) -> None:
+    """Cut Olmo-Hybrid's convolutions into those of q, k and v, which transformers cuts into equal parts."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for name, layer in oracle.named_modules():
+        if f"{name}.q_conv1d.weight" in tensors:
+            sizes = [layer.key_dim, layer.key_dim, layer.value_dim]
+            parts = layer.conv1d.weight.detach().split(sizes)
+            tensors |= {f"{name}.{one}_conv1d.weight": part.clone() for one, part in zip("qkv", parts, strict=True)}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def check(seed: int, folder: Path) -> None:
+    config = random_hybrid(seed)
+    oracle = make_model(config, seed)
+    oracle.save_pretrained(folder)
+    _split_convolutions(folder, oracle)
+    write_tokenizer(folder)
+    subject = subject_of(folder, oracle, config["model_type"])
+    length = 1 + 37 * seed % 150
+    for kernels in all_kernels().values():
+        sampler = Recorder()
+        engine = subject.engine(
+            sampler, page_size=(1, 16, 64)[seed % 3], token_budget=(7, 64)[seed % 2], kernels=kernels
+        )
+        [text] = write(engine, [greedy(prompt_of(length, seed), WRITTEN, prompt_logprobs=True)])
+        theirs, rows = subject.logits(text.tokens[:-1], text.limit), sampler.rows[text.id]
+        assert sorted(rows) == list(range(length + WRITTEN - 1))
+        assert max(float((row - theirs[place]).abs().max()) for place, row in rows.items()) <= TOLERANCE, config
+        highest, runner_up = theirs[length - 1 :].topk(2).values.unbind(-1)
+        agrees = theirs[length - 1 :].argmax(-1) == theirs.new_tensor(text.written).long()
+        assert agrees[highest - runner_up > MARGIN].all(), config
+
+
+@pytest.mark.parametrize("seed", range(len(MAKERS)))
+def test_a_random_hybrid_of_each_family_is_transformers(seed: int, tmp_path: Path) -> None:
+    check(seed, tmp_path)
+
+
+@pytest.mark.sweep
+def test_200_random_hybrids_are_transformers(tmp_path: Path) -> None:
+    for seed in range(len(MAKERS), 200 + len(MAKERS)):
+        check(seed, tmp_path / str(seed))
