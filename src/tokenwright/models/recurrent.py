@@ -68,6 +68,7 @@ class Recurrence:
     least_step: float = 0.0
     most_step: float = float("inf")
     beta_factor: float = 1.0
+    in_turn: bool = False  # head h has the query and key h % key_heads, not those of the heads beside it
     conv_parts: tuple[tuple[str, int], ...] = ()  # tensors of the taps and their channels; none: one, `.conv`
 
     @property

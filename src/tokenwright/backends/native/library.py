@@ -220,6 +220,7 @@ class CRecurrence(Structure):
         ("least_step", c_double),
         ("most_step", c_double),
         ("beta_factor", c_double),
+        ("in_turn", c_int64),
         ("norm", CNorm),
     )
 

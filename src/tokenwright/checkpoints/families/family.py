@@ -85,6 +85,7 @@ class TensorSource:
     halves: bool = False  # those heads, of a stacked one, lie not in turn but one after the other
     order: Order | None = None  # of its rows, where the file has another
     plus: float = 0.0  # added to the stored numbers, which makes them fp32: Gemma's norms multiply by 1 + weight
+    log: bool = False  # the file has minus the exponentials of our numbers
     wide: bool = False  # kept in fp32, whatever the model computes in: biases that decide a choice
 
     def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:

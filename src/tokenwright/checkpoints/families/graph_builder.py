@@ -8,6 +8,7 @@ from tokenwright.config import LatentHeads, Learned, Mixture, ModelConfig, Rope
 from tokenwright.models.experts import Experts, Routing
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op, Parallel, Scoring
 from tokenwright.models.latent import LatentAttention
+from tokenwright.models.recurrent import Recurrent
 
 _NO_MIXERS: Mapping[int, Op] = MappingProxyType({})
 _LATENT_EPS = 1e-6  # of the norms of latents; no config has it
@@ -55,6 +56,16 @@ def block(config: ModelConfig, layer: int, mixer: Op | None = None) -> tuple[Op,
     if config.parallel == "one norm":
         mlp = replace(mlp, norm=attention.norm)
     return (Parallel(attention, mlp),)
+
+
+def numbered(blocks: Sequence[Op]) -> list[Op]:
+    """Ops that are layers of the file by themselves, with the numbers of their caches; an MLP has that before it."""
+    found, place = list[Op](), 0
+    for one in blocks:
+        assert isinstance(one, Attention | Experts | MLP | Recurrent), "such models have no others"
+        found.append(replace(one, layer=place if one.kv is not None else max(place - 1, 0)))
+        place += one.kv is not None
+    return found
 
 
 def _norm(config: ModelConfig, name: str) -> Norm:

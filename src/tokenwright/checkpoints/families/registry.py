@@ -17,7 +17,7 @@ from tokenwright.checkpoints.families.gpt2 import GPT2
 from tokenwright.checkpoints.families.hybrids.lfm2 import LFM2, LFM2_MOE
 from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, GRANITE_HYBRID, MAMBA2
 from tokenwright.checkpoints.families.hybrids.nemotron import NEMOTRON
-from tokenwright.checkpoints.families.hybrids.qwen_next import OLMO_HYBRID, QWEN_MIXED, QWEN_NEXT
+from tokenwright.checkpoints.families.hybrids.qwen_next import OLMO_HYBRID, QWEN_DENSE, QWEN_MIXED, QWEN_NEXT
 from tokenwright.checkpoints.families.llama import (
     ERNIE,
     ERNIE_MOE,
@@ -43,7 +43,7 @@ __all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "TensorSource", "parse_config"
 
 FAMILIES = (
     GPT2, LLAMA, MIXTRAL, QWEN_MOE, GPT_OSS, PHI3, OLMO2, STARCODER2, GEMMA2, GEMMA3, COHERE, NEOX, GLM, GLM4, ERNIE,
-    ROUTED, ERNIE_MOE, MINIMAX, DEEPSEEK, LFM2, QWEN_NEXT, QWEN_MIXED, GRANITE_HYBRID,
+    ROUTED, ERNIE_MOE, MINIMAX, DEEPSEEK, LFM2, QWEN_NEXT, QWEN_DENSE, QWEN_MIXED, GRANITE_HYBRID,
     BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, HUNYUAN, OLMO_HYBRID,
 )  # fmt: skip
 

@@ -21,7 +21,7 @@ from tokenwright.checkpoints.families.family import (
     heads_of,
     named,
 )
-from tokenwright.checkpoints.families.graph_builder import block, graph_of
+from tokenwright.checkpoints.families.graph_builder import block, graph_of, numbered
 from tokenwright.checkpoints.families.hybrids.mamba import CONV, Ssd, groups_of, names_of, ssd, step_limits
 from tokenwright.checkpoints.families.llama import LLAMA
 from tokenwright.checkpoints.families.mixtures import TRAINING
@@ -29,9 +29,8 @@ from tokenwright.checkpoints.families.routed import ROUTED_NAMES, Routed, read_r
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import ModelConfig, Rope
-from tokenwright.models.experts import Experts
-from tokenwright.models.graph import MLP, Attention, Graph, Op
-from tokenwright.models.recurrent import MOST_TAPS, Recurrent
+from tokenwright.models.graph import Graph, Op
+from tokenwright.models.recurrent import MOST_TAPS
 
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
@@ -84,15 +83,13 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         dtype=dtype(keys),
     )
     config = _with_experts(keys, config, tuple(kind == "moe" for kind in kinds))
-    blocks, mamba, place = list[Op](), _mamba(keys), 0
+    blocks, mamba = list[Op](), _mamba(keys)
     for i, kind in enumerate(kinds):
         mixer, rest = block(config, i, ssd(config, i, mamba) if kind == "linear_attention" else None)
-        one = rest if kind in ("mlp", "moe") else mixer
-        assert isinstance(one, Attention | Experts | MLP | Recurrent), "no other op is built"
-        blocks.append(replace(one, layer=max(place - 1, 0) if one is rest else place))
-        place += one is mixer
-    told = replace(config, layers=place, windows=(None,) * place, rotary=(False,) * place)
-    return told, graph_of(config, blocks)
+        blocks.append(rest if kind in ("mlp", "moe") else mixer)
+    graph = graph_of(config, numbered(blocks))
+    count = graph.layers
+    return replace(config, layers=count, windows=(None,) * count, rotary=(False,) * count), graph
 
 
 def _kinds(keys: JsonKeys) -> list[str]:

@@ -119,10 +119,9 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     keys.only("hidden_act", "silu", "swish", why="another activation behind a convolution")
     sizes = _delta_heads(keys, DeltaHeads(16, 32, 128, 128, 4))
     parts = {"qkv": 2 * sizes.keys + sizes.values, "z": sizes.values, "b": sizes.heads, "a": sizes.heads}
-    if like.grouped:
-        parts = {"qkvz": 2 * (sizes.keys + sizes.values), "ba": 2 * sizes.heads}
+    in_turn = keys.flag("linear_heads_in_turn", False) and sizes.heads > sizes.key_heads  # of GGUF files alone
     return config, decoder(
-        config, {i: _delta(config, i, sizes, parts) for i, full in enumerate(_full(keys, layers)) if not full}
+        config, {i: _delta(config, i, sizes, parts, in_turn) for i, full in enumerate(_full(keys, layers)) if not full}
     )
 
 
@@ -198,6 +197,7 @@ def _delta(
     layer: int,
     sizes: DeltaHeads,
     parts: Mapping[str, int],
+    in_turn: bool = False,
 ) -> Recurrent:
     """The rows of the projection are those of q, k, v, the gate, and of each head b and a; `parts` are the file's."""
     at, width = f"layers.{layer}.delta", config.width
@@ -216,23 +216,28 @@ def _delta(
         key_size=sizes.key_size,
         value_size=sizes.value_size,
         norm=Norm(f"{at}.norm", "rms", sizes.value_size, config.norm_eps),
+        in_turn=in_turn,
     )
     project = Matrix(f"{at}.in", tuple((f"{at}.{name}", rows) for name, rows in parts.items()), width)
     return Recurrent(layer, before, project, recurrence, Matrix.single(f"{at}.out", width, sizes.values), after)
 
 
-def _order(base: str, graph: Graph) -> Order | None:
-    """The order of the rows that Qwen3-Next's files have key head by key head."""
+def delta_order(base: str, graph: Graph) -> Order | None:
+    """The order of the rows that Qwen3-Next's files have key head by key head: q, k, v and the gate; b and a."""
     part = base.rsplit(".", 1)[-1]
-    if part not in ("qkvz", "ba"):
+    if part not in ("qkv", "z", "b", "a"):
         return None
     of = next(op.recurrence for op in graph.blocks if isinstance(op, Recurrent))
     values = of.heads // of.key_heads
-    each = (of.key_size, of.key_size, *([values * of.value_size] * 2)) if part == "qkvz" else (values, values)
-    block, rows = sum(each), []
-    for i, size in enumerate(each):
-        first = sum(each[:i])
-        rows += [head * block + first + row for head in range(of.key_heads) for row in range(size)]
+    each = (of.key_size, of.key_size, *([values * of.value_size] * 2)) if part in ("qkv", "z") else (values, values)
+    ours = {"qkv": (0, 1, 2), "z": (3,), "b": (0,), "a": (1,)}[part]
+    block, firsts = sum(each), [sum(each[:i]) for i in ours]
+    rows = [
+        head * block + first + row
+        for first, i in zip(firsts, ours, strict=True)
+        for head in range(of.key_heads)
+        for row in range(each[i])
+    ]
     return Order(block * of.key_heads, tuple(rows))
 
 
@@ -247,7 +252,7 @@ _GATED: dict[str, Any] = {
     for ours, turn in (("q", 0), ("out_gate", 1))
 }
 _DELTA = {
-    **{f"layers.{{i}}.delta.{one}": f"layers.{{i}}.linear_attn.in_proj_{one}" for one in ("qkvz", "ba", *"zba", "qkv")},
+    **{f"layers.{{i}}.delta.{one}": f"layers.{{i}}.linear_attn.in_proj_{one}" for one in ("qkv", "z", "b", "a")},
     "layers.{i}.delta.conv": "layers.{i}.linear_attn.conv1d",
     "layers.{i}.delta.a_log": "layers.{i}.linear_attn.A_log",
     "layers.{i}.delta.dt": "layers.{i}.linear_attn.dt_bias",
@@ -255,33 +260,36 @@ _DELTA = {
     "layers.{i}.delta.out": "layers.{i}.linear_attn.out_proj",
 }
 
-QWEN_NEXT = replace(
+QWEN_DENSE = replace(
     LLAMA,
-    architectures={
-        "Qwen3NextForCausalLM": "qwen3_next",
-        "Qwen3_5ForCausalLM": "qwen3_5_text",
-        "Qwen3_5ForConditionalGeneration": "qwen3_5",
-    },
+    architectures={"Qwen3_5ForCausalLM": "qwen3_5_text", "Qwen3_5ForConditionalGeneration": "qwen3_5"},
     parse=_parse,
     names={**_one_more(LLAMA.names), **_GATED, **named({**QWEN_NAMES, **_DELTA})},
     renames=((re.compile(r"(layers\.\d+\.linear_attn\.(?:A_log|dt_bias))"), r"\1.weight"),),
     stacks=re.compile(r"layers\.\d+\.linear_attn\.conv1d\.weight"),  # [channels, 1, taps]
-    own_orders=_order,
+)
+_GROUPED = {"qkv": "qkvz", "z": "qkvz", "b": "ba", "a": "ba"}
+QWEN_NEXT = replace(
+    QWEN_DENSE,
+    architectures={"Qwen3NextForCausalLM": "qwen3_next"},
+    names=QWEN_DENSE.names
+    | named({f"layers.{{i}}.delta.{a}": f"layers.{{i}}.linear_attn.in_proj_{b}" for a, b in _GROUPED.items()}),
+    own_orders=delta_order,
 )
 
 _EXPERTS = "layers.{i}.mlp.experts"
 # The files of Qwen3.5 have the experts of a layer in one tensor, [experts, 2 m, width] and [experts, width, m].
 QWEN_MIXED = replace(
-    QWEN_NEXT,
+    QWEN_DENSE,
     architectures={"Qwen3_5MoeForCausalLM": "qwen3_5_moe_text", "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe"},
     names={
-        **QWEN_NEXT.names,
+        **QWEN_DENSE.names,
         f"{_EXPERTS}.{{e}}.gate": TensorSource(f"{_EXPERTS}.gate_up_proj", stacked=True, turn=(0, 2), halves=True),
         f"{_EXPERTS}.{{e}}.up": TensorSource(f"{_EXPERTS}.gate_up_proj", stacked=True, turn=(1, 2), halves=True),
         f"{_EXPERTS}.{{e}}.down": TensorSource(f"{_EXPERTS}.down_proj", stacked=True),
     },
     renames=(
-        *QWEN_NEXT.renames,
+        *QWEN_DENSE.renames,
         (re.compile(r"(layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj)"), r"\1.weight"),
     ),
     stacks=re.compile(r"layers\.\d+\.(?:linear_attn\.conv1d|mlp\.experts\.(?:gate_up|down)_proj)\.weight"),
@@ -308,7 +316,7 @@ OLMO_HYBRID = replace(
         ),
     },
     renames=(
-        *QWEN_NEXT.renames,
+        *QWEN_DENSE.renames,
         (re.compile(r"(layers\.\d+)\.attention_layer_norm\.weight"), r"\1.input_layernorm.weight"),
         (re.compile(r"(layers\.\d+)\.feedforward_layer_norm\.weight"), r"\1.post_attention_layernorm.weight"),
     ),

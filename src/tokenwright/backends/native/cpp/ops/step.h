@@ -95,6 +95,7 @@ struct Recurrence {
   const float *a_log, *dt, *skip;  // [heads]
   double least_step, most_step;
   double beta_factor;
+  int64_t in_turn;  // head h has the query and key h % key_heads, not those of the heads beside it
   Norm norm;
 };
 
