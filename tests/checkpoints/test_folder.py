@@ -75,7 +75,8 @@ def oracle(model: PreTrainedModel) -> Tensors:
         ("wte.", "embed."), ("wpe.", "positions."), ("ln_f.", "norm."), ("embed_tokens.", "embed."),
         ("ln_1.", "attention_norm."), ("ln_2.", "mlp_norm."), ("input_layernorm.", "attention_norm."),
         ("post_attention_layernorm.", "mlp_norm."), ("attn.c_proj.", "attention.o."),
-        ("query_layernorm.", "q_norm."), ("key_layernorm.", "k_norm."), ("mlp.gate.", "mlp.router."), ("shared_expert_gate.", "shared_gate."), ("shared_expert.", "shared."),
+        ("query_layernorm.", "q_norm."), ("key_layernorm.", "k_norm."),
+        ("mlp.gate.", "mlp.router."), ("shared_expert_gate.", "shared_gate."), ("shared_expert.", "shared."),
         ("mlp.c_fc.", "mlp.up."), ("mlp.c_proj.", "mlp.down."), ("self_attn.", "attention."), ("_proj.", "."),
     ]  # fmt: skip
     renamed = [*RENAMED.get(config.model_type, []), *renamed]

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from tests.checkpoints.test_published_configs import RUN
 from tests.models.fixtures import KINDS, VARIANTS, make_config
 from tests.models.originals import ORIGINALS
-from tests.models.random_hybrids import MAKERS, random_hybrid
+from tests.models.random_models import MAKERS, PLAIN, plain_model, random_hybrid
 from tokenwright.checkpoints.families.registry import FAMILIES, Parsed, parse_config
 from tokenwright.checkpoints.quantised.published import read_scheme
 from tokenwright.errors import CheckpointError
@@ -20,6 +20,7 @@ CASES: dict[str, dict[str, Any]] = (
     {name: config for name, (config, _) in ORIGINALS.items()}
     | {name: config for name, (config, _) in RUN.items() if name != "moonshotai/Kimi-K2-Instruct"}
     | {kind: make_config(kind) for kind in (*KINDS, *VARIANTS)}
+    | {kind: plain_model(kind) for kind in PLAIN}
     | {f"random {i}": random_hybrid(i) for i in range(3 * len(MAKERS))}
 )
 # Of the config classes' defaults, what no file has: no number of experts for a token, and an odd width of experts.

@@ -280,6 +280,11 @@ GRANITE_HYBRID = replace(
     renames=_RENAMES,
     stacks=re.compile(rf"{CONV}|layers\.\d+\.block_sparse_moe\.(?:input|output)_linear\.weight"),
 )
+GRANITE_MOE = replace(
+    GRANITE_HYBRID,
+    architectures={"GraniteMoeForCausalLM": "granitemoe", "GraniteMoeSharedForCausalLM": "granitemoeshared"},
+    parse=LLAMA.parse,
+)
 BAMBA = replace(
     LLAMA,
     architectures={"BambaForCausalLM": "bamba"},

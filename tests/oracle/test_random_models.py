@@ -1,4 +1,4 @@
-"""Random hybrids against transformers, from folders that transformers writes: their config.json and tensors as saved.
+"""Random models against transformers, from folders that transformers writes: their config.json and tensors as saved.
 
 A prompt in chunks, then cached steps, with reference kernels and native ones.
 """
@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from tests.models.fixtures import make_model, write_tokenizer
-from tests.models.random_hybrids import MAKERS, random_hybrid
+from tests.models.random_models import MAKERS, PLAIN, Config, plain_model, random_hybrid
 from tests.oracle.harness import MARGIN, TOLERANCE, Recorder, greedy, prompt_of, subject_of, write
 from tests.oracle.test_families import all_kernels
 
@@ -29,8 +29,7 @@ def _split_convolutions(folder: Path, oracle: PreTrainedModel) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-def check(seed: int, folder: Path) -> None:
-    config = random_hybrid(seed)
+def check(config: Config, seed: int, folder: Path) -> None:
     oracle = make_model(config, seed)
     oracle.save_pretrained(folder)
     _split_convolutions(folder, oracle)
@@ -53,10 +52,15 @@ def check(seed: int, folder: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(len(MAKERS)))
 def test_a_random_hybrid_of_each_family_is_transformers(seed: int, tmp_path: Path) -> None:
-    check(seed, tmp_path)
+    check(random_hybrid(seed), seed, tmp_path)
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_a_small_model_of_other_architectures_is_transformers(kind: str, tmp_path: Path) -> None:
+    check(plain_model(kind), 1, tmp_path)
 
 
 @pytest.mark.sweep
 def test_200_random_hybrids_are_transformers(tmp_path: Path) -> None:
     for seed in range(len(MAKERS), 200 + len(MAKERS)):
-        check(seed, tmp_path / str(seed))
+        check(random_hybrid(seed), seed, tmp_path / str(seed))

@@ -1,4 +1,4 @@
-"""Random configurations of hybrid models, as transformers' config classes take them."""
+"""Random configurations of models, hybrids and others, as transformers' config classes take them."""
 
 from collections.abc import Callable
 from random import Random
@@ -206,3 +206,47 @@ MAKERS: tuple[Callable[[Random], Config], ...] = (
 def random_hybrid(seed: int) -> Config:
     """The configuration of a seed; the families take turns."""
     return MAKERS[seed % len(MAKERS)](Random(seed))
+
+
+_SMALL: Config = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_ROUTED: Config = {
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 48,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "routed_scaling_factor": 1.5,
+}
+_SLIDING: Config = {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 24}
+_SCALED: Config = {"embedding_multiplier": 3.0, "residual_multiplier": 0.8, "logits_scaling": 1.3}
+_GRANITE: Config = _SCALED | {"attention_multiplier": 0.3, "num_local_experts": 6, "num_experts_per_tok": 2}
+# Architectures whose arithmetic is that of others but for a few facts.
+PLAIN: dict[str, Config] = {
+    "cwm": _SLIDING | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    "dots1": _ROUTED | {"sliding_window": None},
+    "gemma": {"head_dim": 32},
+    "vaultgemma": _SLIDING | {"query_pre_attn_scalar": 32},
+    "granitemoe": _GRANITE,
+    "granitemoeshared": _GRANITE | {"shared_intermediate_size": 64},
+    "helium": {"num_key_value_heads": 4},
+    "hyperclovax": _SCALED,
+    "nemotron": {"partial_rotary_factor": 0.5},
+    "solar_open": {key: one for key, one in _ROUTED.items() if key != "first_k_dense_replace"},
+}
+
+
+def plain_model(kind: str) -> Config:
+    """The configuration of a small model of an architecture in `PLAIN`."""
+    return {"model_type": kind, **_SMALL, **PLAIN[kind]}
