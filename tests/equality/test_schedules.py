@@ -67,7 +67,7 @@ class Schedule:
         self.texts[text.id] = text, prompt
 
     def _living(self) -> list[Text]:
-        return [text for text, _ in self.texts.values() if text.state not in (State.FINISHED, State.FAILED)]
+        return [text for text, _ in self.texts.values() if text.state is not State.FINISHED]
 
     def _some(self) -> Text | None:
         return self.random.choice(self._living() or [None])  # type: ignore[list-item]
@@ -78,10 +78,13 @@ class Schedule:
 
     def _fork(self) -> None:
         text = self._some()
-        if text is not None and 0 < len(text.written) < NEW - 1:
-            most = NEW - len(text.written)
+        if text is None:
+            return
+        prompt = self.texts[text.id][1]
+        most = len(prompt) + NEW - len(text.tokens)
+        if text.written and most > 1:
             child = self.bench.engine.fork(text.id, self.case.request(tuple(text.tokens), most=most))
-            self.texts[child.id] = child, self.texts[text.id][1]
+            self.texts[child.id] = child, prompt
 
     def _pause(self) -> None:
         if (text := self._some()) is not None:
