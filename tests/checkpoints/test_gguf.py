@@ -1,9 +1,11 @@
 """GGUF files written by the `gguf` package are read as the folders they are from; damaged ones are refused."""
 
+import json
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import gguf
@@ -12,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.models.fixtures import make_checkpoint
+from tests.models.fixtures import make_checkpoint, make_model, write_json, write_tokenizer
 from tests.models.gguf_files import Kind, random_blocks, write_gguf
+from tests.models.random_models import lfm2_moe
 from tests.tensors import tensors_of, unpacked
 from tokenwright import LLM
 from tokenwright.backends.layout import nbytes, weight_bytes
@@ -110,6 +113,18 @@ def test_a_file_of_each_family_is_the_folder_that_it_was_written_from(kind: str,
             torch.testing.assert_close(tensors[name], tensor, rtol=1e-6, atol=1e-6)
         else:
             assert torch.equal(tensors[name], tensor), name
+
+
+def test_short_convolutions_beside_experts(tmp_path: Path) -> None:
+    config = lfm2_moe(Random(3)) | {"tie_word_embeddings": True, "use_expert_bias": True}
+    make_model(config, 3).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    write_json(tmp_path / "config.json", saved | {"rope_theta": saved.pop("rope_parameters")["rope_theta"]})
+    theirs, ours = Checkpoint.open(tmp_path), Checkpoint.open(write_gguf(tmp_path / "model.gguf", tmp_path))
+    assert ours.graph == theirs.graph
+    tensors = tensors_of(ours)
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in tensors_of(theirs).items())
 
 
 def test_value_heads_that_a_file_has_in_turn_compute_the_same(tmp_path: Path) -> None:

@@ -116,8 +116,8 @@ def _as_written(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ite
     """The tensors under names that the package maps, with what llama.cpp's files change: experts stacked, and more."""
     stacks: dict[str, dict[int, Tensor]] = {}
     for name, tensor in _of_hybrid(tensors, config):
-        if expert := re.fullmatch(r"(.+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight", name):
-            part = "feed_forward" if config["model_type"] == "mixtral" else "mlp"
+        if expert := re.fullmatch(r"(.+)\.(?:mlp|block_sparse_moe|feed_forward)\.experts\.(\d+)\.(\w+)\.weight", name):
+            part = "feed_forward" if config["model_type"] in ("mixtral", "lfm2_moe") else "mlp"
             at = expert[1].removeprefix("model.") if part == "feed_forward" else expert[1]
             stacks.setdefault(f"{at}.{part}.experts.{expert[3]}.weight", {})[int(expert[2])] = tensor
         elif config["model_type"] == "gpt_oss" and ".experts." in name:

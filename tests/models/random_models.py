@@ -243,6 +243,7 @@ PLAIN: dict[str, Config] = {
     "helium": {"num_key_value_heads": 4},
     "hyperclovax": _SCALED,
     "nemotron": {"partial_rotary_factor": 0.5},
+    "stablelm": {"use_qkv_bias": True, "partial_rotary_factor": 0.5, "use_parallel_residual": True},
     "solar_open": {key: one for key, one in _ROUTED.items() if key != "first_k_dense_replace"},
 }
 

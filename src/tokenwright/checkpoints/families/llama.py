@@ -40,6 +40,7 @@ LLAMA = Family(
         "ArceeForCausalLM": "arcee",
         "MiniCPMForCausalLM": "minicpm",
         "CwmForCausalLM": "cwm",
+        "StableLmForCausalLM": "stablelm",
     },
     parse=parse_llama,
     prefix="model.",

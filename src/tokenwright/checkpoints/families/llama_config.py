@@ -35,7 +35,7 @@ class LlamaLike:
     """The differences between the architectures of the llama family."""
 
     # attention_bias covers q, k, v and o with "config", and not o with "config qkv"
-    biases: Literal["none", "qkv", "config", "config qkv", "use_bias"] = "none"
+    biases: Literal["none", "qkv", "config", "config qkv", "use_bias", "use_qkv_bias"] = "none"
     mlp_bias: bool = False  # whether the config may enable biases in the MLP
     qk_norm: Literal["head", "whole", "flag"] | None = None  # flag: of each head, if the config has use_qk_norm
     qk_norm_last: bool = False  # they stand behind the rotation
@@ -134,6 +134,7 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
     "GraniteMoeForCausalLM": LlamaLike(biases="config", scaled="granite", mixture="granite"),
     "GraniteMoeSharedForCausalLM": LlamaLike(biases="config", scaled="granite", mixture="granite"),
     "NemotronForCausalLM": LlamaLike(biases="config", mlp_bias=True, plain=True, act="relu2", gated=False, partial=0.5),
+    "StableLmForCausalLM": LlamaLike(biases="use_qkv_bias", plain=True, partial=0.25),
     "SolarOpenForCausalLM": LlamaLike(
         biases="config qkv",
         eps=1e-5,
@@ -192,6 +193,7 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         qk_norm=_qk_norm(keys, like),
         qk_norm_last=like.qk_norm_last,
         pre_norm=like.pre_norm,
+        parallel="one norm" if like.plain and keys.flag("use_parallel_residual", False) else None,
         post_norm=like.post_norm or (like.scaled == "hyperclovax" and keys.flag("use_post_norm", True)),
         scales=_scales(keys, like, layers, width),
         mixture=_mixture(keys, like, layers),
@@ -281,7 +283,7 @@ def _plain_eps(keys: JsonKeys) -> float:
     keys.only("mlp_type", "default", why="another MLP in this architecture")
     for unused in ("layer_norm_epsilon", "rms_norm_eps"):
         keys.raw(unused)
-    return keys.number("norm_epsilon", keys.number("norm_eps", 1e-5))
+    return keys.number("norm_epsilon", keys.number("norm_eps", keys.number("layer_norm_eps", 1e-5)))
 
 
 def _optional(keys: JsonKeys, key: str, offered: bool, why: str) -> bool:
@@ -305,6 +307,9 @@ def _biases(keys: JsonKeys, like: LlamaLike) -> tuple[bool, bool, bool]:
         for key in ("attention_bias", "qkv_bias"):
             keys.only(key, True, why="Qwen2's attention without its biases")
         return True, False, mlp
+    if like.biases == "use_qkv_bias":
+        keys.only("qk_layernorm", False, why="a LayerNorm of each head of q and k in this architecture")
+        return keys.flag("use_qkv_bias", False), False, mlp
     if like.biases == "config qkv":
         out = keys.flag("attention_out_bias", False)
         return keys.flag("attention_bias", not isinstance(like.mixture, Routed)), out, mlp

@@ -73,7 +73,7 @@ def read_rope(
 
 
 class Attended(TypedDict):
-    """What layers with attention have in common, as `ModelConfig` takes it."""
+    """The facts that all layers with attention share, as `ModelConfig` takes them."""
 
     layers: int
     width: int

@@ -157,9 +157,9 @@ def _kv_heads(keys: JsonKeys, heads: int) -> int:
     if not isinstance(listed, list):
         return keys.whole("attention.head_count_kv", heads)
     counts = {one for one in listed if one}
-    if len(listed) != keys.whole("block_count") or len(counts) != 1 or not all(type(one) is int for one in listed):
+    if len(listed) != keys.whole("block_count") or len(counts) > 1 or not all(type(one) is int for one in listed):
         raise keys.error("attention.head_count_kv must list one number, or 0, for each layer")
-    return int(counts.pop())
+    return int(counts.pop()) if counts else heads
 
 
 def _converted(key: str, value: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the contents of GGUF files have in common, and what tells the files of one architecture from others."""
+"""The layout of GGUF files: the common names of tensors, and the facts that differ from architecture to architecture."""
 
 import re
 from collections.abc import Callable, Mapping
