@@ -244,6 +244,15 @@ PLAIN: dict[str, Config] = {
     "hyperclovax": _SCALED,
     "nemotron": {"partial_rotary_factor": 0.5},
     "stablelm": {"use_qkv_bias": True, "partial_rotary_factor": 0.5, "use_parallel_residual": True},
+    "youtu": {
+        "kv_lora_rank": 32,
+        "q_lora_rank": 48,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+        "head_dim": 16,
+        "num_key_value_heads": 4,
+    },
     "solar_open": {key: one for key, one in _ROUTED.items() if key != "first_k_dense_replace"},
 }
 

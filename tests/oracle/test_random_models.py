@@ -1,11 +1,15 @@
 """Random models against transformers, from folders that transformers writes: their config.json and tensors as saved.
 
-A prompt in chunks, then cached steps, with reference kernels and native ones.
+A prompt in chunks, then cached steps, with reference kernels and native ones. Where transformers itself is further than
+the tolerance from its logits in fp64, ours may differ by twice that.
 """
 
+import copy
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
@@ -29,6 +33,14 @@ def _split_convolutions(folder: Path, oracle: PreTrainedModel) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
+def _rounding(oracle: PreTrainedModel, tokens: Sequence[int], logits: torch.Tensor) -> float:
+    """The distance of transformers' logits from those in fp64: above the tolerance after some random delta rules."""
+    exact = copy.deepcopy(oracle).double()
+    exact.config._experts_implementation = "eager"
+    with torch.no_grad():
+        return float((exact(torch.tensor([list(tokens)]), use_cache=False).logits[0] - logits).abs().max())
+
+
 def check(config: Config, seed: int, folder: Path) -> None:
     oracle = make_model(config, seed)
     oracle.save_pretrained(folder)
@@ -44,7 +56,8 @@ def check(config: Config, seed: int, folder: Path) -> None:
         [text] = write(engine, [greedy(prompt_of(length, seed), WRITTEN, prompt_logprobs=True)])
         theirs, rows = subject.logits(text.tokens[:-1], text.limit), sampler.rows[text.id]
         assert sorted(rows) == list(range(length + WRITTEN - 1))
-        assert max(float((row - theirs[place]).abs().max()) for place, row in rows.items()) <= TOLERANCE, config
+        worst = max(float((row - theirs[place]).abs().max()) for place, row in rows.items())
+        assert worst <= TOLERANCE or worst <= 2 * _rounding(oracle, text.tokens[:-1], theirs), (worst, config)
         highest, runner_up = theirs[length - 1 :].topk(2).values.unbind(-1)
         agrees = theirs[length - 1 :].argmax(-1) == theirs.new_tensor(text.written).long()
         assert agrees[highest - runner_up > MARGIN].all(), config

@@ -1,4 +1,4 @@
-"""The layout of GGUF files: the common names of tensors, and the facts that differ from architecture to architecture."""
+"""The layout of GGUF files: the common names of tensors, and the facts that differ between architectures."""
 
 import re
 from collections.abc import Callable, Mapping
