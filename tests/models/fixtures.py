@@ -471,6 +471,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 # Of the same arithmetic as other kinds, or almost: for what reads files, and compared with the oracle once.
 VARIANTS: dict[str, dict[str, Any]] = {
+    **hybrids.VARIANTS,
     "gemma3-vision": _GEMMA3_VISION,
     "neox-serial": _NEOX | {"use_parallel_residual": False, "rotary_pct": 1.0},
     "cohere-norms": _COHERE | {"use_qk_norm": True},
@@ -522,7 +523,8 @@ def make_config(kind: str, spelling: str = "old", changes: dict[str, Any] | None
         if value is not None:
             config[key] = value
     if spelling == "new" and config["model_type"] != "gpt2":
-        if config["model_type"] != "mamba2" and "rope_parameters" not in config:  # no rotation; as of today anyway
+        still = config["model_type"] in ("mamba2", "nemotron_h")
+        if not still and "rope_parameters" not in config:  # as of today anyway
             _respell(config.get("text_config", config))
         config["dtype"] = config.pop("torch_dtype")
     return config
