@@ -210,7 +210,7 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Experts in place of one MLP, in some layers: gated MLPs, of which a router chooses some for each row."""
+    """Experts in place of one MLP, in some layers: MLPs, of which a router chooses some for each row."""
 
     experts: int  # in a layer
     chosen: int  # for each row
@@ -281,6 +281,7 @@ class ModelConfig:
     mixture: Mixture | None = None
     latent: LatentHeads | None = None
     next_layers: int = 0  # layers after the last that predict further tokens (MTP), which files have and we skip
+    qk_norm_last: bool = False  # the norms of q and k stand behind the rotation
     out_gate: bool = False  # whether a sigmoid of the row weights what each head has read
     sink_logits: bool = False  # whether each head of q has a learned logit beside those of the keys
     tied_head: bool = False

@@ -75,6 +75,7 @@ def oracle(model: PreTrainedModel) -> Tensors:
         ("wte.", "embed."), ("wpe.", "positions."), ("ln_f.", "norm."), ("embed_tokens.", "embed."),
         ("ln_1.", "attention_norm."), ("ln_2.", "mlp_norm."), ("input_layernorm.", "attention_norm."),
         ("post_attention_layernorm.", "mlp_norm."), ("attn.c_proj.", "attention.o."),
+        ("query_layernorm.", "q_norm."), ("key_layernorm.", "k_norm."),
         ("mlp.gate.", "mlp.router."), ("shared_expert_gate.", "shared_gate."), ("shared_expert.", "shared."),
         ("mlp.c_fc.", "mlp.up."), ("mlp.c_proj.", "mlp.down."), ("self_attn.", "attention."), ("_proj.", "."),
     ]  # fmt: skip
@@ -181,7 +182,7 @@ def pairs_of(size: int, turned: int, neighbours: bool) -> list[int]:
     [
         kind
         for kind in (*KINDS, *VARIANTS)
-        if not kind.startswith(("deepseek", "glm4.7")) and kind not in hybrids.CONFIGS
+        if not kind.startswith(("deepseek", "glm4.7")) and kind not in hybrids.CONFIGS | hybrids.VARIANTS
     ],
 )
 def test_every_kind_is_read_as_transformers_holds_it(kind: str, spelling: str, tmp_path: Path) -> None:

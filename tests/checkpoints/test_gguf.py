@@ -1,9 +1,11 @@
 """GGUF files written by the `gguf` package are read as the folders they are from; damaged ones are refused."""
 
+import json
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import gguf
@@ -12,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.models.fixtures import make_checkpoint
+from tests.models.fixtures import make_checkpoint, make_model, write_json, write_tokenizer
 from tests.models.gguf_files import Kind, random_blocks, write_gguf
+from tests.models.random_models import lfm2_moe
 from tests.tensors import tensors_of, unpacked
 from tokenwright import LLM
 from tokenwright.backends.layout import nbytes, weight_bytes
@@ -64,6 +67,7 @@ def test_a_file_is_the_folder_that_it_was_written_from(kind: str, tmp_path: Path
 
 # Changes to kinds whose configs say what GGUF's metadata cannot: llama.cpp has it built in, or does not have it.
 LONG = {"type": "longrope", "short_factor": [1 + i / 16 for i in range(8)], "long_factor": [1 + i for i in range(8)]}
+PLAIN_ROPE = {"rope_parameters": None, "rope_theta": 1e7, "partial_rotary_factor": 0.25}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "mixtral": {},
@@ -88,17 +92,51 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": None},
     "exaone4": CHANGES["llama3"],
     "ernie": {},
+    "hunyuan": {"rope_scaling": None},
+    "lfm2": {"block_auto_adjust_ff_dim": False},
+    "granite4": {},
+    "granite4-dense": {"num_local_experts": 0, "num_experts_per_tok": 0},
+    "qwen3-next": {"mlp_only_layers": []},
+    "qwen3.5": PLAIN_ROPE,
 }
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_file_of_each_family_is_the_folder_that_it_was_written_from(kind: str, tmp_path: Path) -> None:
     dtype = "bfloat16" if kind.startswith("gemma") else "float32"  # its embeddings are scaled as in that dtype
-    path = make_checkpoint(tmp_path / "model", kind, changes=FAMILIES[kind], dtype=dtype).path
+    path = make_checkpoint(tmp_path / "model", kind.removesuffix("-dense"), changes=FAMILIES[kind], dtype=dtype).path
     theirs, ours = Checkpoint.open(path), Checkpoint.open(write_gguf(tmp_path / "model.gguf", path))
     assert ours.graph == theirs.graph
     tensors = tensors_of(ours, torch.float32)
-    assert all(torch.equal(tensors[name], tensor) for name, tensor in tensors_of(theirs, torch.float32).items())
+    for name, tensor in tensors_of(theirs, torch.float32).items():
+        if name.endswith("a_log.weight"):  # the file has minus its exponentials
+            torch.testing.assert_close(tensors[name], tensor, rtol=1e-6, atol=1e-6)
+        else:
+            assert torch.equal(tensors[name], tensor), name
+
+
+def test_short_convolutions_beside_experts(tmp_path: Path) -> None:
+    config = lfm2_moe(Random(3)) | {"tie_word_embeddings": True, "use_expert_bias": True}
+    make_model(config, 3).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    write_json(tmp_path / "config.json", saved | {"rope_theta": saved.pop("rope_parameters")["rope_theta"]})
+    theirs, ours = Checkpoint.open(tmp_path), Checkpoint.open(write_gguf(tmp_path / "model.gguf", tmp_path))
+    assert ours.graph == theirs.graph
+    tensors = tensors_of(ours)
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in tensors_of(theirs).items())
+
+
+def test_value_heads_that_a_file_has_in_turn_compute_the_same(tmp_path: Path) -> None:
+    """Files of Qwen3.5 have the first value head of each key head, then the second: our op reads them in that order."""
+    path = make_checkpoint(tmp_path / "model", "qwen3.5", changes=PLAIN_ROPE | {"linear_num_key_heads": 2}).path
+    file, prompt = write_gguf(tmp_path / "model.gguf", path), list(range(20, 60))
+    assert Checkpoint.open(file).graph != Checkpoint.open(path).graph
+    logits = []
+    for one in (path, file):
+        with LLM(one, weights="float32") as llm:
+            logits.append(llm.model(prompt)[0])
+    np.testing.assert_allclose(logits[0], logits[1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -295,7 +295,7 @@ NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what 
     ),
     "moonshotai/Kimi-K3": (
         {"architectures": ["KimiK3ForConditionalGeneration"], "text_config": {"linear_attn_config": {"head_dim": 128}}},
-        "linear attention with a decay for each channel, gates of latent attention, attention over residual streams",
+        "delta rules with a decay for each channel, gates of latent attention, attention over residual streams",
     ),
     "MiniMaxAI/MiniMax-M3": (
         {"architectures": ["MiniMaxM3SparseForConditionalGeneration"],
@@ -307,8 +307,8 @@ NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what 
          "sliding_window": 128, "swa_head_dim": 192},
         "heads of another size in layers with a window, values of another size than keys, times a factor",
     ),
-    "tencent/Hunyuan-7B-Instruct": (
-        {"architectures": ["HunYuanDenseV1ForCausalLM"]}, "norms of q and k behind the rotation",
+    "tencent/Hunyuan-A13B-Instruct": (
+        {"architectures": ["HunYuanMoEV1ForCausalLM"]}, "norms of q and k behind the rotation beside experts",
     ),
     "swiss-ai/Apertus-8B-2509": ({"architectures": ["ApertusForCausalLM"]}, "the activation xIELU"),
     "bigscience/bloom-560m": ({"architectures": ["BloomForCausalLM"]}, "ALiBi positions"),

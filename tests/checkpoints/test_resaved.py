@@ -11,6 +11,7 @@ from transformers import AutoConfig
 from tests.checkpoints.test_published_configs import RUN
 from tests.models.fixtures import KINDS, VARIANTS, make_config
 from tests.models.originals import ORIGINALS
+from tests.models.random_models import MAKERS, PLAIN, plain_model, random_hybrid
 from tokenwright.checkpoints.families.registry import FAMILIES, Parsed, parse_config
 from tokenwright.checkpoints.quantised.published import read_scheme
 from tokenwright.errors import CheckpointError
@@ -19,10 +20,13 @@ CASES: dict[str, dict[str, Any]] = (
     {name: config for name, (config, _) in ORIGINALS.items()}
     | {name: config for name, (config, _) in RUN.items() if name != "moonshotai/Kimi-K2-Instruct"}
     | {kind: make_config(kind) for kind in (*KINDS, *VARIANTS)}
+    | {kind: plain_model(kind) for kind in PLAIN}
+    | {f"random {i}": random_hybrid(i) for i in range(3 * len(MAKERS))}
 )
 # Of the config classes' defaults, what no file has: no number of experts for a token, and an odd width of experts.
 MENDED: dict[str, dict[str, int]] = {
     "deepseek_v2": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
+    "nemotron_h": {"moe_intermediate_size": 1856},
     "glm4_moe": {"head_dim": 128},  # 96 heads do not divide its width
 }
 

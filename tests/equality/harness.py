@@ -90,6 +90,7 @@ KINDS = {
     "delta rules": Kind("qwen3-next"),
     "state spaces": Kind("granite4"),
     "states alone": Kind("mamba2"),
+    "layers of one op": Kind("nemotron-h"),
     "latent + sinks": Kind("deepseek3", window=WINDOW, sinks=SINKS),
 }
 FORMATS = ("native", "int8", "int4", "fp8")

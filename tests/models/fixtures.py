@@ -471,6 +471,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 # Of the same arithmetic as other kinds, or almost: for what reads files, and compared with the oracle once.
 VARIANTS: dict[str, dict[str, Any]] = {
+    **hybrids.VARIANTS,
     "gemma3-vision": _GEMMA3_VISION,
     "neox-serial": _NEOX | {"use_parallel_residual": False, "rotary_pct": 1.0},
     "cohere-norms": _COHERE | {"use_qk_norm": True},
@@ -481,6 +482,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gpt-oss-plain": _GPT_OSS,  # without MXFP4
     "seed-oss": _SEED_OSS,
     "seed-oss-biases": _SEED_OSS | {"attention_out_bias": True, "mlp_bias": True},
+    "hunyuan": {key: one for key, one in _SEED_OSS.items() if key not in ("attention_out_bias", "residual_dropout")}
+    | {"architectures": ["HunYuanDenseV1ForCausalLM"], "attention_bias": False, "attention_head_dim": 32}
+    | {"eod_token_id": 3, "model_type": "hunyuan_v1_dense", "rope_theta": 10000.0, "use_qk_norm": True}
+    | {"rope_scaling": {"alpha": 50.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "type": "dynamic"}},
     "ministral3": _MINISTRAL3,
     "ministral": {key: value for key, value in _MINISTRAL3.items() if key != "rope_scaling"}
     | {"architectures": ["MinistralForCausalLM"], "max_position_embeddings": 512, "model_type": "ministral"}
@@ -518,7 +523,8 @@ def make_config(kind: str, spelling: str = "old", changes: dict[str, Any] | None
         if value is not None:
             config[key] = value
     if spelling == "new" and config["model_type"] != "gpt2":
-        if config["model_type"] != "mamba2" and "rope_parameters" not in config:  # no rotation; as of today anyway
+        still = config["model_type"] in ("mamba2", "nemotron_h")
+        if not still and "rope_parameters" not in config:  # as of today anyway
             _respell(config.get("text_config", config))
         config["dtype"] = config.pop("torch_dtype")
     return config
@@ -554,7 +560,7 @@ def make_model(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
             noise = torch.randn(weight.shape, generator=random)
             weight.copy_(_shaped(name, noise, config))
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=random))
     return model.eval()
 
@@ -599,7 +605,7 @@ def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Ten
 def _shaped_norm(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
     centred = any(kind in config["model_type"] for kind in ("gemma", "qwen3_next", "qwen3_5"))
     one = 0.0 if centred and "linear_attn" not in name else 1.0  # such norms multiply by 1 + weight
-    if any(part in name for part in ("q_norm", "k_norm", "q_layernorm", "k_layernorm")):
+    if any(part in name for part in ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "y_layernorm")):
         return one + 0.85 + 0.1 * noise
     return one + 0.1 * noise
 

@@ -37,6 +37,12 @@ ARCHITECTURES = {
     "smollm3": gguf.MODEL_ARCH.SMOLLM3,
     "exaone4": gguf.MODEL_ARCH.EXAONE4,
     "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
+    "lfm2": gguf.MODEL_ARCH.LFM2,
+    "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
+    "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
+    "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
+    "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
+    "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
 }
 _GPT2_KEYS = {
     "hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
@@ -45,6 +51,13 @@ _GPT2_KEYS = {
 _PAIRED = ("llama", "mixtral", "granite", "smollm3")  # q and k lie in pairs that turn; in others' files as published
 # A key of a config.json, and the writer's method for it.
 _KEYS = {
+    "conv_L_cache": "shortconv_l_cache", "norm_eps": "layer_norm_rms_eps",
+    "num_dense_layers": "leading_dense_block_count",
+    "mamba_d_conv": "ssm_conv_kernel", "mamba_d_state": "ssm_state_size", "mamba_n_groups": "ssm_group_count",
+    "mamba_n_heads": "ssm_time_step_rank", "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "linear_conv_kernel_dim": "ssm_conv_kernel", "linear_key_head_dim": "ssm_state_size",
+    "linear_num_key_heads": "ssm_group_count", "linear_num_value_heads": "ssm_time_step_rank",
+    "full_attention_interval": "full_attention_interval",
     "num_local_experts": "expert_count", "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
@@ -85,7 +98,7 @@ def write_gguf(
     for name, factors in _rotary_factors(config).items():
         writer.add_tensor(name, numpy.asarray(factors, dtype=numpy.float32))
     for name, tensor in _as_written(load_file(folder / "model.safetensors"), config):
-        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        target = name if name.startswith("blk.") else names.get_name(name, try_suffixes=(".weight", ".bias"))
         if target is not None and blocks is not None and tensor.ndim > 1:
             type_ = next(type_ for part, type_ in blocks.items() if part in target)
             raw = random_blocks(type_, len(tensor), tensor.shape[1] // gguf.GGML_QUANT_SIZES[Kind[type_]][0])
@@ -102,9 +115,9 @@ def write_gguf(
 def _as_written(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """The tensors under names that the package maps, with what llama.cpp's files change: experts stacked, and more."""
     stacks: dict[str, dict[int, Tensor]] = {}
-    for name, tensor in tensors.items():
-        if expert := re.fullmatch(r"(.+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight", name):
-            part = "feed_forward" if config["model_type"] == "mixtral" else "mlp"
+    for name, tensor in _of_hybrid(tensors, config):
+        if expert := re.fullmatch(r"(.+)\.(?:mlp|block_sparse_moe|feed_forward)\.experts\.(\d+)\.(\w+)\.weight", name):
+            part = "feed_forward" if config["model_type"] in ("mixtral", "lfm2_moe") else "mlp"
             at = expert[1].removeprefix("model.") if part == "feed_forward" else expert[1]
             stacks.setdefault(f"{at}.{part}.experts.{expert[3]}.weight", {})[int(expert[2])] = tensor
         elif config["model_type"] == "gpt_oss" and ".experts." in name:
@@ -120,6 +133,66 @@ def _as_written(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ite
             yield f"{name}.weight" if name.endswith("sinks") else name, tensor.squeeze(0)
     for name, each in stacks.items():
         yield name, torch.stack([each[i] for i in range(len(each))])
+
+
+def _of_hybrid(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of layers with a state as llama.cpp's files have them: parts in another order, A = -exp(A_log)."""
+    kind = config["model_type"]
+    for name, tensor in tensors.items():
+        at, _, part = name.rpartition(".linear_attn.")
+        if name.endswith(("A_log", ".D")):
+            bare = -tensor.exp() if name.endswith("A_log") else tensor
+            yield name, bare[:, None] if "mamba" in name else _in_turn(bare, 0, 1, config)
+        elif name.endswith("mamba.norm.weight"):
+            yield name, tensor.view(config["mamba_n_groups"], -1)
+        elif name.endswith("dt_bias"):
+            yield name.replace("dt_bias", "dt_proj.bias"), _in_turn(tensor, 0, 1, config)
+        elif name.endswith("expert_bias"):
+            yield f"{name}.bias", tensor
+        elif kind == "granitemoehybrid" and name.endswith("input_linear.weight"):
+            yield from _granite_gates(name, tensor, config)
+        elif kind == "granitemoehybrid" and not config["num_local_experts"] and name.endswith("output_linear.weight"):
+            yield f"blk.{name.split('.')[2]}.ffn_down.weight", tensor
+        elif at:
+            yield from _of_delta(at, part, tensor, config)
+        elif kind in ("qwen3_next", "qwen3_5_text") and name.endswith("norm.weight"):
+            yield name, tensor.float() + 1
+        else:
+            yield name, tensor.squeeze(1) if "conv" in name and name.endswith("weight") else tensor
+
+
+def _of_delta(at: str, part: str, tensor: Tensor, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    keys, size = config["linear_num_key_heads"], config["linear_value_head_dim"]
+    queries, name = 2 * keys * config["linear_key_head_dim"], f"{at}.linear_attn.{part}"
+    layer = name.split(".")[2]
+    if part == "in_proj_qkvz.weight":
+        values = config["linear_num_value_heads"] // keys * size
+        each = tensor.unflatten(0, (keys, -1)).split([queries // 2 // keys] * 2 + [values] * 2, 1)
+        parts = [one.flatten(0, 1) for one in each]
+        yield f"blk.{layer}.attn_qkv.weight", torch.cat(parts[:3])
+        yield f"blk.{layer}.attn_gate.weight", parts[3]
+    elif part in ("conv1d.weight", "in_proj_qkv.weight"):
+        rows = tensor.squeeze(1) if part.startswith("conv") else tensor
+        yield name, torch.cat((rows[:queries], _in_turn(rows[queries:], 0, size, config)))
+    elif part in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight"):
+        yield name, _in_turn(tensor, 0, size if "_z" in part else 1, config)
+    else:
+        yield name, _in_turn(tensor, 1, size, config) if part == "out_proj.weight" else tensor
+
+
+def _in_turn(tensor: Tensor, dim: int, size: int, config: Mapping[str, Any]) -> Tensor:
+    """The value heads of all key heads in turn, in files of Qwen3.5."""
+    if config["model_type"] != "qwen3_5_text":
+        return tensor
+    keys = config["linear_num_key_heads"]
+    return tensor.unflatten(dim, (keys, -1, size)).transpose(dim, dim + 1).flatten(dim, dim + 2)
+
+
+def _granite_gates(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Gates and values apart; without experts the shared MLP is the only one."""
+    kind = "_exps" if "shared_mlp" not in name else "_shexp" if config["num_local_experts"] else ""
+    for part, rows in zip(("gate", "up"), tensor.chunk(2, -2), strict=True):
+        yield f"blk.{name.split('.')[2]}.ffn_{part}{kind}.weight", rows
 
 
 def _gpt_oss_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -209,7 +282,30 @@ def _facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
             "sliding" * ((i + 1) % every != 0) for i in range(config["num_hidden_layers"])
         ]
         writer.add_sliding_window_pattern([one.startswith("sliding") for one in types])
+    _hybrid_facts(writer, config)
     _scaling(writer, config, config.get("rope_scaling") or {})
+
+
+def _hybrid_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    """What the files of hybrids say of their layers."""
+    kind, types, facts = config["model_type"], config.get("layer_types"), writer.kv_data[0]
+    if kind in ("lfm2", "lfm2_moe", "granitemoehybrid"):
+        full, layers = config.get("full_attn_idxs"), range(config["num_hidden_layers"])
+        attends = [i in full if full is not None else types[i] in ("attention", "full_attention") for i in layers]
+        del facts[f"{writer.arch}.attention.head_count_kv"]
+        writer.add_head_count_kv([config["num_key_value_heads"] * one for one in attends])
+    if kind == "lfm2":
+        del facts["lfm2.feed_forward_length"]
+        writer.add_feed_forward_length(config["block_ff_dim"])
+    if kind == "lfm2_moe":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if kind == "granitemoehybrid":
+        writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
+        writer.add_rope_scaling_finetuned(config["position_embedding_type"] == "rope")
+    if kind in ("qwen3_next", "qwen3_5_text"):
+        writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
+    if kind == "qwen3_5_text":
+        writer.add_rope_dimension_sections([2, 1, 1, 0])
 
 
 def _scaling(writer: gguf.GGUFWriter, config: Mapping[str, Any], scaling: Mapping[str, Any]) -> None:

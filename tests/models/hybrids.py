@@ -90,6 +90,20 @@ MAMBA2: dict[str, Any] = {
     "vocab_size": VOCAB,
 }  # fmt: skip
 
+NEMOTRON_H: dict[str, Any] = {
+    "architectures": ["NemotronHForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1,
+    "chunk_size": 128, "conv_kernel": 4, "eos_token_id": 2, "expand": 2, "head_dim": 16, "hidden_dropout": 0.0,
+    "hidden_size": 64, "hybrid_override_pattern": "M-M*-M", "initializer_range": 0.02, "intermediate_size": 96,
+    "layer_norm_epsilon": 1e-05, "mamba_head_dim": 16, "mamba_hidden_act": "silu", "mamba_num_heads": 8,
+    "mamba_proj_bias": False, "max_position_embeddings": 512, "mlp_bias": False, "mlp_hidden_act": "relu2",
+    "model_type": "nemotron_h", "n_groups": 2, "num_attention_heads": 4, "num_hidden_layers": 6,
+    "num_key_value_heads": 2, "num_logits_to_keep": 1, "pad_token_id": 0, "rescale_prenorm_residual": True,
+    "residual_in_fp32": False, "rms_norm_eps": 1e-05, "sliding_window": None, "ssm_state_size": 16,
+    "tie_word_embeddings": False, "time_step_floor": 0.0001, "time_step_max": 0.1, "time_step_min": 1e-12,
+    "torch_dtype": "float32", "transformers_version": "4.48.0.dev0", "use_bias": False, "use_cache": True,
+    "use_conv_bias": True, "use_mamba_kernels": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "lfm2": LFM2,
     "qwen3-next": QWEN3_NEXT,
@@ -108,4 +122,5 @@ def token_by_token(model: PreTrainedModel) -> None:
         module["torch_chunk_gated_delta_rule"] = module["torch_recurrent_gated_delta_rule"]
 
 
-TYPES = {config["model_type"] for config in CONFIGS.values()}
+VARIANTS: dict[str, dict[str, Any]] = {"nemotron-h": NEMOTRON_H}
+TYPES = {config["model_type"] for config in (*CONFIGS.values(), *VARIANTS.values())}

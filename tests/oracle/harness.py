@@ -182,9 +182,14 @@ def make_subject(kind: str, dtype: DType = "float32") -> Subject:
     """The kind's model from its files, our weights in `dtype`; the oracle holds the same values in fp32."""
     with tempfile.TemporaryDirectory() as folder:
         path, oracle = make_checkpoint(Path(folder) / "model", kind, dtype=dtype)
-        checkpoint = Checkpoint.open(path)
-        weights = tensors_of(checkpoint, getattr(torch, dtype))
-        packed = load_packed(checkpoint, WeightFormat(dtype), dtype)
+        return subject_of(path, oracle, kind, dtype)
+
+
+def subject_of(path: Path, oracle: PreTrainedModel, kind: str, dtype: DType = "float32") -> Subject:
+    """The model in a folder, read whole, and the oracle of the same weights."""
+    checkpoint = Checkpoint.open(path)
+    weights = tensors_of(checkpoint, getattr(torch, dtype))
+    packed = load_packed(checkpoint, WeightFormat(dtype), dtype)
     return Subject(kind, checkpoint.config, checkpoint.graph, weights, dtype, oracle, packed)
 
 

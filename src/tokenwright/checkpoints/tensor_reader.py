@@ -97,6 +97,8 @@ def piece_of(raw: Array, source: TensorSource) -> Array:
         picked = blocks[:, list(source.order.rows)]
         turned = picked.swapaxes(1, 2) if source.order.turned else picked
         piece = turned.reshape(-1, *turned.shape[2:])
+    if source.log:
+        return np.log(-piece.astype(np.float32))
     return piece.astype(np.float32) + np.float32(source.plus) if source.plus else piece
 
 

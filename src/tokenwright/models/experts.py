@@ -1,4 +1,4 @@
-"""The op of a mixture of experts: a router chooses some of many gated MLPs for each row.
+"""The op of a mixture of experts: a router chooses some of many MLPs for each row.
 
     scores   = softmax or sigmoid of router(x)                       [experts]
     ranks    = scores, plus a learned bias of each expert where the model has one
@@ -42,22 +42,23 @@ class Routing:
 class Experts(Op):
     """x + residual_scale post_norm(experts(norm(x))); None: no such norm.
 
-    up: for each expert its gates, then its values; down: each expert's outputs. So an expert is a run of rows of both.
-    shared: such a pair of matrices for an expert that every row meets. correction: the name of the learned biases
-    [experts] of ranks.
+    up: for each expert its gates, if `gated`, then its values; down: each expert's outputs. So an expert is a run of
+    rows of both. shared: such a pair of matrices for an expert that every row meets. correction: the name of the
+    learned biases [experts] of ranks.
     """
 
     layer: int
     norm: Norm | None
     routing: Routing
     router: Matrix  # [experts, width], and one more row for the shared expert's gate
-    up: Matrix  # [experts x 2 m, width]
+    up: Matrix  # [experts x 2 m, width], or [experts x m, width]
     down: Matrix  # [experts x width, m]
     activation: Activation
     shared: tuple[Matrix, Matrix] | None = None
     post_norm: Norm | None = None
     residual_scale: float = 1.0
     correction: str | None = None
+    gated: bool = True
 
     @property
     def shapes(self) -> dict[str, Shape]:

@@ -173,12 +173,12 @@ class Embed(Op):
 class Attention(Op):
     """x + residual_scale post_norm(out(softmax(scoring(q k)) v)), with q, k and v from norm(x); None: no such norm.
 
-    K and V go through the cache of layer `layer`. qkv: the heads of q, then of k, then of v. q_norm,
-    k_norm: over each head if of head_size numbers, else over all heads together, or over each head with weights of its
-    own if that many are its parts; before the rotation. rotary: None for a layer without rotation. window: tokens that
-    a row attends to, itself included; None: all. sink_logits: the name of a learned logit of each head, which the
-    softmax counts as that of one more key, whose value is zero. out_gate: `qkv` has a fourth part, as large as q, whose
-    sigmoid weights what the heads have read.
+    K and V go through the cache of layer `layer`. qkv: the heads of q, then of k, then of v. q_norm, k_norm: over
+    each head if of head_size numbers, else over all heads together, or over each head with weights of its own if that
+    many are its parts; before the rotation, or behind it if `norms_last`. rotary: None for a layer without rotation.
+    window: tokens that a row attends to, itself included; None: all. sink_logits: the name of a learned logit of each
+    head, which the softmax counts as that of one more key, whose value is zero. out_gate: `qkv` has a fourth part, as
+    large as q, whose sigmoid weights what the heads have read.
     """
 
     layer: int
@@ -197,6 +197,7 @@ class Attention(Op):
     residual_scale: float = 1.0
     sink_logits: str | None = None
     out_gate: bool = False
+    norms_last: bool = False
 
     @property
     def shapes(self) -> dict[str, Shape]:

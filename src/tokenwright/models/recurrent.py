@@ -10,7 +10,7 @@ What a rule writes, and how much a state decays:
 
     convolution   no S: mixed is the channels                            LFM2: gates before and behind the convolution
     delta         write = beta (value - (decay S)^T key)                 Gated DeltaNet, arXiv 2412.06464
-                  decay = exp(-exp(A) softplus(a + bias)), beta = sigmoid(b); query and key have length 1
+                  decay = exp(-exp(A) softplus(a + bias)), beta = sigmoid(b) times a factor; query and key have length 1
     ssd           write = step value; mixed gets D value more            Mamba-2, arXiv 2405.21060
                   step = softplus(dt + bias) within limits, decay = exp(-exp(A) step)
 
@@ -67,6 +67,14 @@ class Recurrence:
     gate_first: bool = False
     least_step: float = 0.0
     most_step: float = float("inf")
+    beta_factor: float = 1.0
+    in_turn: bool = False  # head h has the query and key h % key_heads, not those of the heads beside it
+    conv_parts: tuple[tuple[str, int], ...] = ()  # tensors of the taps and their channels; none: one, `.conv`
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """The tensors of the taps, and the channels of each."""
+        return self.conv_parts or (("conv", self.channels),)
 
     @property
     def history(self) -> int:
@@ -90,7 +98,7 @@ class Recurrence:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        found: dict[str, Shape] = {f"{self.name}.conv.weight": (self.channels, self.taps)}
+        found: dict[str, Shape] = {f"{self.name}.{part}.weight": (rows, self.taps) for part, rows in self.parts}
         if self.conv_bias:
             found[f"{self.name}.conv.bias"] = (self.channels,)
         if self.rule != "convolution":

@@ -71,7 +71,8 @@ class NativeModel:
     def recurrence(self, of: Recurrence) -> lib.CRecurrence:
         """The struct of a recurrence. Its taps are stored the other way round: [taps, channels]."""
         tensors = {name.removeprefix(f"{of.name}."): np.asarray(self._weights[name]) for name in of.shapes}
-        tensors["conv.weight"] = np.ascontiguousarray(tensors["conv.weight"].T)
+        taps = np.concatenate([tensors[f"{part}.weight"] for part, _ in of.parts])
+        tensors["conv.weight"] = np.ascontiguousarray(taps.T)
         self._updates.append(tensors)
         places = {name: address(one) for name, one in tensors.items()}
         return recurrence_of(of, places, self.norm(of.norm))
@@ -121,6 +122,7 @@ def _attention(op: Attention, model: NativeModel) -> lib.CAttentionOp:
         model.norm(op.q_norm),
         model.norm(op.k_norm),
         _head_norms(op),
+        op.norms_last,
         model.matrix(op.out),
         _after(op, model),
         model.updates(op.qkv),
@@ -170,6 +172,7 @@ def _experts(op: Experts, model: NativeModel) -> lib.CExpertsOp:
     return lib.CExpertsOp(
         routing_of(op.routing, None if op.correction is None else model.address(f"{op.correction}.weight")),
         lib.ACTIVATIONS[op.activation],
+        op.gated,
         model.norm(op.norm),
         model.matrix(op.router),
         model.matrix(op.up),

@@ -110,6 +110,7 @@ class CAttentionOp(Structure):
         ("q_norm", CNorm),
         ("k_norm", CNorm),
         ("head_norms", c_int64),
+        ("norms_last", c_int64),
         ("out", CMatrix),
         ("after", CAfter),
         ("qkv_updates", c_void_p),
@@ -154,6 +155,7 @@ class CExpertsOp(Structure):
     _fields_ = (
         ("routing", CRouting),
         ("activation", c_int64),
+        ("gated", c_int64),
         ("norm", CNorm),
         ("router", CMatrix),
         ("up", CMatrix),
@@ -217,6 +219,8 @@ class CRecurrence(Structure):
         ("skip", c_void_p),
         ("least_step", c_double),
         ("most_step", c_double),
+        ("beta_factor", c_double),
+        ("in_turn", c_int64),
         ("norm", CNorm),
     )
 

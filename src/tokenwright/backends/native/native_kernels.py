@@ -285,7 +285,7 @@ def recurrence_of(of: Recurrence, places: Mapping[str, int | None], norm: lib.CN
         *(of.heads, of.key_heads, of.key_size, of.value_size),
         *(of.heads if shared else 1 if of.norm is None else of.norm.parts, not shared, of.gate_first),
         *(places.get(name) for name in ("conv.weight", "conv.bias", "a_log.weight", "dt.weight", "skip.weight")),
-        *(of.least_step, of.most_step, norm),
+        *(of.least_step, of.most_step, of.beta_factor, of.in_turn, norm),
     )
 
 

@@ -90,8 +90,7 @@ class TorchAttention:
         self.norm = norm(op.norm, kernels, weights)
         self.qkv = linear(weights, op.qkv)
         self.out = linear(weights, op.out)
-        self.q_norm = _over_heads(op.q_norm, op.head_size, kernels, weights)
-        self.k_norm = _over_heads(op.k_norm, op.head_size, kernels, weights)
+        self.q_norm, self.k_norm = (_over_heads(one, op.head_size, kernels, weights) for one in (op.q_norm, op.k_norm))
         self.after = _after(op, kernels, weights)
 
     def __call__(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
@@ -107,10 +106,13 @@ class TorchAttention:
         projected = state.linear(self.kernels, normed, self.qkv, self.names[0])
         projected = projected.view(len(x), sum(self.heads), -1)  # [T, H + 2 G, D], and [T, H, D] of the gate
         q, k, v, *gates = torch.split(projected, self.heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
-        plain = self.q_norm(q)
-        q, k = self._rotated(plain, state), self._rotated(self.k_norm(k), state)
-        tap(Site.QUERY, self.layer, q)
+        norms_last = isinstance(self.op, Attention) and self.op.norms_last
+        plain = q if norms_last else self.q_norm(q)
+        q, k = self._rotated(plain, state), self._rotated(k if norms_last else self.k_norm(k), state)
         sink_q = self._rotated_for_sinks(plain, view, state)
+        if norms_last:
+            q, k, sink_q = self.q_norm(q), self.k_norm(k), sink_q if sink_q is None else self.q_norm(sink_q)
+        tap(Site.QUERY, self.layer, q)
         if sink_q is not None:
             tap(Site.SINK_QUERY, self.layer, sink_q)
         tap(Site.KEY, self.layer, k)
@@ -196,10 +198,9 @@ class TorchRecurrent:
     def __init__(self, op: Recurrent, kernels: Kernels, weights: Weights) -> None:
         self.kernels, self.layer = kernels, op.layer
         self.names = (op.project.name, op.out.name)
-        self.recurrence = op.recurrence
-        self.tensors = {
-            name.removeprefix(f"{op.recurrence.name}."): dense(weights, name) for name in op.recurrence.shapes
-        }
+        self.recurrence = of = op.recurrence
+        self.tensors = {name.removeprefix(f"{of.name}."): dense(weights, name) for name in of.shapes}
+        self.tensors["conv.weight"] = torch.cat([self.tensors[f"{part}.weight"] for part, _ in of.parts])
         self.norm = norm(op.norm, kernels, weights)
         self.project = linear(weights, op.project)
         self.out = linear(weights, op.out)
@@ -209,8 +210,8 @@ class TorchRecurrent:
         normed = self.norm(x)
         state.tap(Site.ATTENTION_INPUT, self.layer, normed)
         rows = state.linear(self.kernels, normed, self.project, self.names[0])
-        states = state.store.states(self.layer)
-        mixed = self.kernels.recur(rows, self.recurrence, self.tensors, states, state.batch.chunks)  # [T, width]
+        view, chunks = state.store.states(self.layer), state.batch.chunks
+        mixed = self.kernels.recur(rows, self.recurrence, self.tensors, view, chunks)  # [T, width]
         x = x + self.after(state.linear(self.kernels, mixed, self.out, self.names[1]))
         state.tap(Site.ATTENTION, self.layer, x)
         return x
@@ -268,6 +269,7 @@ class TorchExperts:
         self.routing = op.routing
         self.correction = None if op.correction is None else dense(weights, f"{op.correction}.weight")
         self.activation = op.activation
+        self.gated = op.gated
         self.norm = norm(op.norm, kernels, weights)
         self.router = linear(weights, op.router)
         ups, downs = (linear(weights, one).split(op.routing.experts) for one in (op.up, op.down))
@@ -291,8 +293,8 @@ class TorchExperts:
         return x
 
     def _mlp(self, rows: torch.Tensor, up: Linear, down: Linear) -> torch.Tensor:
-        """[n, width] -> [n, width]."""
-        return self.kernels.linear(self.kernels.gated(self.kernels.linear(rows, up), self.activation), down)
+        activate = self.kernels.gated if self.gated else self.kernels.activate
+        return self.kernels.linear(activate(self.kernels.linear(rows, up), self.activation), down)
 
 
 class TorchHead:

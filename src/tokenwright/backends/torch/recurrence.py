@@ -83,10 +83,14 @@ def _stepped(
     step = F.softplus(row[at.decay :][: of.heads] + tensors["dt.weight"])
     if of.rule == "delta":
         query, key = (one * torch.rsqrt(one.square().sum(-1, keepdim=True) + UNIT_EPS) for one in (query, key))
-        query, strength = query * of.key_size**-0.5, row[at.beta :][: of.heads].sigmoid()
+        query, strength = query * of.key_size**-0.5, row[at.beta :][: of.heads].sigmoid() * of.beta_factor
     else:
         step = strength = step.clamp(of.least_step, of.most_step)
-    query, key = (one.repeat_interleave(of.heads // of.key_heads, 0) for one in (query, key))  # [H, K]
+    each = of.heads // of.key_heads
+    if of.in_turn:
+        query, key = (one.repeat(each, 1) for one in (query, key))  # [H, K]
+    else:
+        query, key = (one.repeat_interleave(each, 0) for one in (query, key))
     state = state * torch.exp(-tensors["a_log.weight"].exp() * step)[:, None, None]
     written = value
     if of.rule == "delta":

@@ -39,6 +39,7 @@ _LIKE: Mapping[str, Routed] = {
     "DeepseekV2ForCausalLM": Routed("softmax", ("greedy", "group_limited_greedy"), 0, 1.0, renormalise=False),
     "DeepseekV3ForCausalLM": Routed("sigmoid", ("noaux_tc",), 3, 2.5, renormalise=True, groups=(8, 4)),
     "Glm4MoeLiteForCausalLM": Routed("sigmoid", ("noaux_tc",), 1, 1.8, renormalise=True),
+    "YoutuForCausalLM": Routed("sigmoid", ("noaux_tc",), 0, 1.0, renormalise=True),  # without experts
 }
 _EPS = {"Glm4MoeLiteForCausalLM": 1e-5}  # defaults of rms_norm_eps other than 1e-6
 
@@ -56,7 +57,7 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     context = keys.whole("max_position_embeddings", most=MAX_TOKENS)
     rope, reach = read_rope(keys, 10000.0, latent.rope, context)
     check_repeats(keys, context, reach)
-    for key in _TRAINING:
+    for key in (*_TRAINING, "embedding_initializer_range"):
         keys.raw(key)
     keys.only("attention_bias", False, why="biases of latent attention")
     keys.only("mlp_bias", False, why="biases in the MLP in this architecture")
@@ -80,7 +81,7 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         mixture=read_routed(keys, like, layers),
         latent=latent,
         next_layers=keys.whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS),
-        tied_head=keys.flag("tie_word_embeddings", False),
+        tied_head=keys.flag("tie_word_embeddings", architecture == "YoutuForCausalLM"),
         dtype=dtype(keys),
     )
     return config, decoder(config)
@@ -144,6 +145,7 @@ DEEPSEEK = replace(
         "DeepseekV2ForCausalLM": "deepseek_v2",
         "DeepseekV3ForCausalLM": "deepseek_v3",
         "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
+        "YoutuForCausalLM": "youtu",
     },
     parse=_parse,
     orders=_orders,

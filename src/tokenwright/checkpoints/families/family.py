@@ -85,6 +85,7 @@ class TensorSource:
     halves: bool = False  # those heads, of a stacked one, lie not in turn but one after the other
     order: Order | None = None  # of its rows, where the file has another
     plus: float = 0.0  # added to the stored numbers, which makes them fp32: Gemma's norms multiply by 1 + weight
+    log: bool = False  # the file has minus the exponentials of our numbers
     wide: bool = False  # kept in fp32, whatever the model computes in: biases that decide a choice
 
     def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -150,6 +151,7 @@ class Family:
                 source,
                 name=f"{at}.{kind}",
                 transpose=source.transpose and kind == "weight",
+                plus=source.plus if kind == "weight" else 0.0,
                 rows=_in_turn(rows[base], source.turn) if source.fused else None,
                 order=self._order(base, source, graph),
             )
@@ -262,12 +264,12 @@ class Sizes(TypedDict):
     vocab_size: int
 
 
-def sizes(keys: JsonKeys, vocab_size: int | None = None) -> Sizes:
-    """The sizes of a config.json in the usual names. vocab_size: where the key is absent; None: it must be there."""
+def sizes(keys: JsonKeys, vocab_size: int | None = None, mlp_width: int | None = None) -> Sizes:
+    """The sizes of a config.json in the usual names. Two have defaults of absent keys; None: they must be there."""
     return {
         "layers": keys.whole("num_hidden_layers", most=MOST_LAYERS),
         "width": keys.whole("hidden_size", most=MOST_WIDTH),
-        "mlp_width": keys.whole("intermediate_size", most=MOST_MLP),
+        "mlp_width": keys.whole("intermediate_size", mlp_width, most=MOST_MLP),
         "vocab_size": keys.whole("vocab_size", vocab_size, most=MOST_VOCAB),
     }
 

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3: norms before and after attention and MLP, soft caps, windows in most layers, two rotary bases.
+"""Gemma 1 to 3: norms before and after attention and MLP, soft caps, windows in most layers, two rotary bases.
 
 Gemma's norms multiply by 1 + weight. The sum is made in fp32 when a file is loaded, as transformers makes it at every
 use: the same number, so the same bits in fp32. Gemma 3 beside an image encoder is read as its text model alone.
@@ -27,12 +27,18 @@ class GemmaLike:
     vocab_size: int
     pattern: int  # every so many layers, one has full attention
     third: bool  # Gemma 3: norms of q and k, a rotation of its own in layers with a window, no soft caps
+    first: bool = False  # Gemma 1: no windows, no soft caps, the usual scale of scores
+    post_norm: bool = True
+    heads: tuple[int, int] = (8, 4)
 
 
 _SECOND = GemmaLike(context=8192, vocab_size=256000, pattern=2, third=False)
 _THIRD = GemmaLike(context=131072, vocab_size=262208, pattern=6, third=True)
+_FIRST = GemmaLike(8192, 256000, 1, third=False, first=True, post_norm=False, heads=(16, 16))
 _LIKE: Mapping[str, GemmaLike] = {
+    "GemmaForCausalLM": _FIRST,
     "Gemma2ForCausalLM": _SECOND,
+    "VaultGemmaForCausalLM": replace(_SECOND, pattern=1 << 20, post_norm=False),
     "Gemma3ForCausalLM": _THIRD,
     "Gemma3ForConditionalGeneration": _THIRD,
 }
@@ -42,7 +48,7 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     like = _LIKE[architecture]
     found = sizes(keys, like.vocab_size)
     layers, width = found["layers"], found["width"]
-    heads, kv_heads = heads_of(keys, 8, 4)
+    heads, kv_heads = heads_of(keys, *like.heads)
     head_size = keys.whole("head_dim", 256, most=1 << 16)
     context = keys.whole("max_position_embeddings", like.context, most=MAX_TOKENS)
     check_repeats(keys, context)
@@ -69,13 +75,13 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         qkv_bias=biases,
         out_bias=biases,
         qk_norm="head" if like.third else None,
-        post_norm=True,
+        post_norm=like.post_norm,
         local=local,
         score_cap=_cap(keys, "attn_logit_softcapping", 50.0, like),
         logit_cap=_cap(keys, "final_logit_softcapping", 30.0, like),
         scales=Scales(
             embedding=rounded(width**0.5, kept),
-            attention=keys.number("query_pre_attn_scalar", 256.0) ** -0.5,
+            attention=(head_size if like.first else keys.number("query_pre_attn_scalar", 256.0)) ** -0.5,
         ),
         tied_head=keys.flag("tie_word_embeddings", True),
         dtype=kept,
@@ -100,8 +106,8 @@ def rounded(value: float, to: DType) -> float:
 
 def _cap(keys: JsonKeys, key: str, default: float, like: GemmaLike) -> float | None:
     """A soft cap; null means none."""
-    if like.third:
-        keys.only(key, why="a soft cap in Gemma 3")
+    if like.third or like.first:
+        keys.only(key, why="a soft cap in this architecture")
         return None
     return None if keys.is_null(key) else keys.number(key, default)
 
@@ -120,6 +126,8 @@ def _ropes(keys: JsonKeys, head_size: int, context: int, like: GemmaLike) -> tup
 
 def _windows(keys: JsonKeys, layers: int, like: GemmaLike) -> tuple[int | None, ...]:
     """The attention window of each layer in tokens; None for full attention."""
+    if like.first:
+        return (None,) * layers
     window = keys.whole("sliding_window", 4096, most=MAX_TOKENS)
     keys.only("sliding_window_size", window, why="two windows")  # Gemma 2 9B has the same number twice
     every = keys.whole("sliding_window_pattern", like.pattern) if like.third else like.pattern
@@ -133,17 +141,29 @@ def _one_more(names: Mapping[str, str]) -> dict[str, TensorSource]:
     return {ours: TensorSource(theirs, plus=1.0) for ours, theirs in names.items()}
 
 
-GEMMA2 = replace(
+GEMMA = replace(
     LLAMA,
-    architectures={"Gemma2ForCausalLM": "gemma2"},
+    architectures={"GemmaForCausalLM": "gemma"},
     parse=_parse,
     names=LLAMA.names
     | _one_more(
         {
             "norm": "norm",
             "layers.{i}.attention_norm": "layers.{i}.input_layernorm",
+            "layers.{i}.mlp_norm": "layers.{i}.post_attention_layernorm",
+        }
+    ),
+)
+_BEFORE_MLP = _one_more({"layers.{i}.mlp_norm": "layers.{i}.pre_feedforward_layernorm"})
+VAULT_GEMMA = replace(GEMMA, architectures={"VaultGemmaForCausalLM": "vaultgemma"}, names=GEMMA.names | _BEFORE_MLP)
+GEMMA2 = replace(
+    GEMMA,
+    architectures={"Gemma2ForCausalLM": "gemma2"},
+    names=GEMMA.names
+    | _BEFORE_MLP
+    | _one_more(
+        {
             "layers.{i}.attention_post_norm": "layers.{i}.post_attention_layernorm",
-            "layers.{i}.mlp_norm": "layers.{i}.pre_feedforward_layernorm",
             "layers.{i}.mlp_post_norm": "layers.{i}.post_feedforward_layernorm",
         }
     ),

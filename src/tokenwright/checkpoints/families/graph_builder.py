@@ -8,6 +8,7 @@ from tokenwright.config import LatentHeads, Learned, Mixture, ModelConfig, Rope
 from tokenwright.models.experts import Experts, Routing
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op, Parallel, Scoring
 from tokenwright.models.latent import LatentAttention
+from tokenwright.models.recurrent import Recurrent
 
 _NO_MIXERS: Mapping[int, Op] = MappingProxyType({})
 _LATENT_EPS = 1e-6  # of the norms of latents; no config has it
@@ -19,9 +20,13 @@ def decoder(config: ModelConfig, mixers: Mapping[int, Op] = _NO_MIXERS) -> Graph
     mixers: by their layers, the ops that stand in the place of attention. Norms stand on the inputs of ops, their
     results or on both.
     """
+    return graph_of(config, [op for i in range(config.layers) for op in block(config, i, mixers.get(i))])
+
+
+def graph_of(config: ModelConfig, blocks: Sequence[Op]) -> Graph:
+    """The graph of given blocks between the embedding and the head."""
     embed = Matrix.single("embed", config.vocab_size, config.width)
     head = embed if config.tied_head else Matrix.single("head", config.vocab_size, config.width)
-    blocks = [op for i in range(config.layers) for op in _block(config, i, mixers.get(i))]
     return Graph(
         config.architecture,
         config.context,
@@ -31,7 +36,8 @@ def decoder(config: ModelConfig, mixers: Mapping[int, Op] = _NO_MIXERS) -> Graph
     )
 
 
-def _block(config: ModelConfig, layer: int, mixer: Op | None) -> tuple[Op, ...]:
+def block(config: ModelConfig, layer: int, mixer: Op | None = None) -> tuple[Op, ...]:
+    """The ops of one layer. mixer: what stands in the place of attention."""
     mixture = config.mixture
     if mixer is not None:
         attention = mixer
@@ -50,6 +56,16 @@ def _block(config: ModelConfig, layer: int, mixer: Op | None) -> tuple[Op, ...]:
     if config.parallel == "one norm":
         mlp = replace(mlp, norm=attention.norm)
     return (Parallel(attention, mlp),)
+
+
+def numbered(blocks: Sequence[Op]) -> list[Op]:
+    """Ops that are layers of the file by themselves, with the numbers of their caches; an MLP has that before it."""
+    found, place = list[Op](), 0
+    for one in blocks:
+        assert isinstance(one, Attention | Experts | MLP | Recurrent), "such models have no others"
+        found.append(replace(one, layer=place if one.kv is not None else max(place - 1, 0)))
+        place += one.kv is not None
+    return found
 
 
 def _norm(config: ModelConfig, name: str) -> Norm:
@@ -105,6 +121,7 @@ def _attention(config: ModelConfig, layer: int) -> Attention:
         residual_scale=config.scales.residual,
         sink_logits=f"{at}.sinks" if config.sink_logits else None,
         out_gate=config.out_gate,
+        norms_last=config.qk_norm_last,
     )
 
 
@@ -138,12 +155,11 @@ def _latent(config: ModelConfig, sizes: LatentHeads, layer: int) -> LatentAttent
 
 def _mlp(config: ModelConfig, layer: int) -> MLP:
     at, width, inner = f"layers.{layer}.mlp", config.width, config.mlp_width
-    both = Matrix(f"{at}.gate_up", ((f"{at}.gate", inner), (f"{at}.up", inner)), width, config.mlp_bias)
     before, after = _norms(config, at)
     return MLP(
         layer,
         before,
-        both if config.gated else Matrix.single(f"{at}.up", inner, width, config.mlp_bias),
+        _gate_up(at, [at], inner, width, config.mlp_bias, config.gated),
         Matrix.single(f"{at}.down", width, inner, config.mlp_bias),
         config.activation,
         config.gated,
@@ -152,10 +168,10 @@ def _mlp(config: ModelConfig, layer: int) -> MLP:
     )
 
 
-def _gate_up(name: str, mlps: Sequence[str], inner: int, width: int, bias: bool) -> Matrix:
-    """The first linear layers of some gated MLPs: of each its gates, then its values."""
-    parts = tuple((f"{mlp}.{one}", inner) for mlp in mlps for one in ("gate", "up"))
-    return Matrix(f"{name}.gate_up", parts, width, bias)
+def _gate_up(name: str, mlps: Sequence[str], inner: int, width: int, bias: bool, gated: bool) -> Matrix:
+    """The first linear layers of some MLPs: of each its gates, if it has some, then its values."""
+    parts = tuple((f"{mlp}.{one}", inner) for mlp in mlps for one in (("gate", "up") if gated else ("up",)))
+    return Matrix(f"{name}.gate_up" if gated else f"{name}.up", parts, width, bias)
 
 
 def _experts(config: ModelConfig, mixture: Mixture, layer: int) -> Experts:
@@ -168,13 +184,14 @@ def _experts(config: ModelConfig, mixture: Mixture, layer: int) -> Experts:
         before,
         _routing(mixture),
         Matrix(f"{at}.routing", ((f"{at}.router", mixture.experts), *gate), width, mixture.bias),
-        _gate_up(f"{at}.experts", experts, mixture.width, width, config.mlp_bias),
+        _gate_up(f"{at}.experts", experts, mixture.width, width, config.mlp_bias, config.gated),
         Matrix(f"{at}.experts.down", tuple((f"{one}.down", width) for one in experts), mixture.width, config.mlp_bias),
         config.activation,
-        _shared(f"{at}.shared", mixture.shared_width, width) if mixture.shared_width else None,
+        _shared(f"{at}.shared", mixture.shared_width, width, config.gated) if mixture.shared_width else None,
         after,
         config.scales.residual,
         f"{at}.correction" if mixture.corrected else None,
+        config.gated,
     )
 
 
@@ -184,5 +201,5 @@ def _routing(mixture: Mixture) -> Routing:
     return Routing(mixture.experts, mixture.chosen, *facts)
 
 
-def _shared(at: str, inner: int, width: int) -> tuple[Matrix, Matrix]:
-    return _gate_up(at, [at], inner, width, bias=False), Matrix.single(f"{at}.down", width, inner)
+def _shared(at: str, inner: int, width: int, gated: bool) -> tuple[Matrix, Matrix]:
+    return _gate_up(at, [at], inner, width, False, gated), Matrix.single(f"{at}.down", width, inner)

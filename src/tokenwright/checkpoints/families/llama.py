@@ -39,6 +39,8 @@ LLAMA = Family(
         "GraniteForCausalLM": "granite",
         "ArceeForCausalLM": "arcee",
         "MiniCPMForCausalLM": "minicpm",
+        "CwmForCausalLM": "cwm",
+        "StableLmForCausalLM": "stablelm",
     },
     parse=parse_llama,
     prefix="model.",
@@ -66,6 +68,36 @@ LLAMA = Family(
 _FUSED_UP = {
     f"layers.{{i}}.mlp.{one}": TensorSource("layers.{i}.mlp.gate_up_proj", fused=True) for one in ("gate", "up")
 }
+
+HUNYUAN = replace(
+    LLAMA,
+    architectures={"HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense"},
+    names=LLAMA.names
+    | named(
+        {
+            "layers.{i}.attention.q_norm": "layers.{i}.self_attn.query_layernorm",
+            "layers.{i}.attention.k_norm": "layers.{i}.self_attn.key_layernorm",
+        }
+    ),
+)
+
+HELIUM = replace(LLAMA, architectures={"HeliumForCausalLM": "helium"}, neighbours=True)
+
+HYPERCLOVAX = replace(
+    LLAMA,
+    architectures={"HyperCLOVAXForCausalLM": "hyperclovax"},
+    names=LLAMA.names
+    | named(
+        {"layers.{i}.attention_post_norm": "layers.{i}.post_norm1", "layers.{i}.mlp_post_norm": "layers.{i}.post_norm2"}
+    ),
+)
+
+# Its norms multiply by 1 + weight.
+NEMOTRON_PLAIN = replace(
+    LLAMA,
+    architectures={"NemotronForCausalLM": "nemotron"},
+    names={name: replace(one, plus=1.0) if name.endswith("norm") else one for name, one in LLAMA.names.items()},
+)
 
 PHI3 = replace(
     LLAMA,
@@ -128,6 +160,8 @@ ROUTED = replace(
         "Glm4MoeForCausalLM": "glm4_moe",
         "ExaoneMoEForCausalLM": "exaone_moe",
         "ExaoneMoeForCausalLM": "exaone_moe",
+        "Dots1ForCausalLM": "dots1",
+        "SolarOpenForCausalLM": "solar_open",
     },
     names=LLAMA.names | ROUTED_NAMES,
     renames=ROUTED_RENAMES,

@@ -35,12 +35,14 @@ class LlamaLike:
     """The differences between the architectures of the llama family."""
 
     # attention_bias covers q, k, v and o with "config", and not o with "config qkv"
-    biases: Literal["none", "qkv", "config", "config qkv", "use_bias"] = "none"
+    biases: Literal["none", "qkv", "config", "config qkv", "use_bias", "use_qkv_bias"] = "none"
     mlp_bias: bool = False  # whether the config may enable biases in the MLP
     qk_norm: Literal["head", "whole", "flag"] | None = None  # flag: of each head, if the config has use_qk_norm
+    qk_norm_last: bool = False  # they stand behind the rotation
+    alpha: bool = False  # whether a dynamic rotation may have an alpha
     pre_norm: bool = True  # norms before attention and MLP
     post_norm: bool = False  # norms after attention and MLP
-    scaled: Literal["granite", "minicpm"] | None = None  # whose multipliers the config has
+    scaled: Literal["granite", "minicpm", "hyperclovax"] | None = None  # whose multipliers the config has
     slides: Slides = "none"
     # layers without rotary positions (NoPE): those of no_rope_layers, or those with full attention among windows
     nope: Literal["listed", "full"] | None = None
@@ -54,9 +56,16 @@ class LlamaLike:
     oss: bool = False  # gpt-oss: biases everywhere, learned logits of the heads, a clamped activation
     plain: bool = False  # StarCoder 2: LayerNorm
     act: str = "silu"  # default of hidden_act
+    mlp_width: int | None = None  # default of intermediate_size
     gated: bool = True  # whether the MLP has gates
 
 
+# Keys of Hunyuan's files that concern its models with experts or pictures, or repeat others; and their beginnings.
+_HUNYUAN = (
+    *("attention_head_dim", "cla_share_factor", "class_num", "dense_list", "eod_token_id", "mask_init_id"),
+    *("num_experts", "num_media_embeds", "org_vocab_size", "pad_id", "pool_type", "sep_id"),
+)
+_PICTURES = ("anyres_", "im_", "image_", "text_", "video_", "vit_")
 _MISTRAL = LlamaLike(slides="all")
 _GLM_MOE = Routed("sigmoid", ("noaux_tc",), 1, 1.0, renormalise=True)
 _EXAONE_MOE = LlamaLike(
@@ -115,6 +124,26 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
     "Ernie4_5_MoeForCausalLM": LlamaLike(biases="use_bias", tied=True, theta=500000.0, eps=1e-5, mixture="ernie"),
     "OlmoeForCausalLM": LlamaLike(biases="config", qk_norm="whole", eps=1e-5, mixture="olmoe"),
     "ArceeForCausalLM": LlamaLike(biases="config", mlp_bias=True, eps=1e-5, act="relu2", gated=False),
+    "HunYuanDenseV1ForCausalLM": LlamaLike(biases="config", qk_norm="head", qk_norm_last=True, eps=1e-5, alpha=True),
+    "CwmForCausalLM": LlamaLike(eps=1e-5, slides="typed", theta=1000000.0, head_size=128),
+    "Dots1ForCausalLM": LlamaLike(
+        biases="config", qk_norm="head", slides="upper", mixture=replace(_GLM_MOE, dense=0, renormalise=False)
+    ),
+    "HeliumForCausalLM": LlamaLike(eps=1e-8, theta=100000.0, head_size=128),
+    "HyperCLOVAXForCausalLM": LlamaLike(biases="config", mlp_bias=True, scaled="hyperclovax"),
+    "GraniteMoeForCausalLM": LlamaLike(biases="config", scaled="granite", mixture="granite"),
+    "GraniteMoeSharedForCausalLM": LlamaLike(biases="config", scaled="granite", mixture="granite"),
+    "NemotronForCausalLM": LlamaLike(biases="config", mlp_bias=True, plain=True, act="relu2", gated=False, partial=0.5),
+    "StableLmForCausalLM": LlamaLike(biases="use_qkv_bias", plain=True, partial=0.25),
+    "SolarOpenForCausalLM": LlamaLike(
+        biases="config qkv",
+        eps=1e-5,
+        theta=1000000.0,
+        head_size=128,
+        partial=1.0,
+        mixture=replace(_GLM_MOE, dense=0),
+        mlp_width=10240,  # its layers have experts alone
+    ),
     "MiniCPMForCausalLM": LlamaLike(biases="config", tied=True, scaled="minicpm"),
     "Starcoder2ForCausalLM": LlamaLike(
         biases="use_bias", slides="given", tied=True, plain=True, act="gelu_pytorch_tanh", gated=False
@@ -124,15 +153,18 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
 
 def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     like = _LLAMA_LIKE[architecture]
-    found = sizes(keys)
+    found = sizes(keys, mlp_width=like.mlp_width)
     layers, width = found["layers"], found["width"]
     heads, kv_heads = heads_of(keys)
     head_size = keys.whole("head_dim", like.head_size or 0, least=0, most=1 << 16) or size_of_head(keys, width, heads)
     context = keys.whole("max_position_embeddings", most=MAX_TOKENS)
+    if like.alpha:
+        _skip_pictures(keys)
     if like.local:
         rope, reach, local = read_both_ropes(keys, like.theta, None, head_size, context)
     else:
-        (rope, reach), local = read_rope(keys, like.theta, head_size, context, _partial(keys, like, head_size)), None
+        partial, local = _partial(keys, like, head_size), None
+        rope, reach = read_rope(keys, like.theta, head_size, context, partial, like.alpha)
     check_repeats(keys, context, reach)
     rotary = read_rotary(keys, layers) if like.nope == "listed" else (True,) * layers
     windows = read_windows(keys, like.slides, rotary)
@@ -159,8 +191,10 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         out_bias=out_bias,
         mlp_bias=mlp_bias,
         qk_norm=_qk_norm(keys, like),
+        qk_norm_last=like.qk_norm_last,
         pre_norm=like.pre_norm,
-        post_norm=like.post_norm,
+        parallel="one norm" if like.plain and keys.flag("use_parallel_residual", False) else None,
+        post_norm=like.post_norm or (like.scaled == "hyperclovax" and keys.flag("use_post_norm", True)),
         scales=_scales(keys, like, layers, width),
         mixture=_mixture(keys, like, layers),
         next_layers=_next_layers(keys, like),
@@ -172,6 +206,15 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         keys.only("hidden_act", "silu", why="another activation in this architecture")
         config = replace(config, activation="clamped_swiglu")
     return config, decoder(config)
+
+
+def _skip_pictures(keys: JsonKeys) -> None:
+    """Read the keys of Hunyuan's files that concern other models than its dense ones of text."""
+    for key in (*_HUNYUAN, *(name for name in keys.names if name.startswith(_PICTURES))):
+        keys.raw(key)
+    keys.only("norm_type", "rms", why="another norm in this architecture")
+    keys.only("use_cla", False, why="K and V that layers share")
+    keys.only("use_rotary_pos_emb", True, why="attention without positions")
 
 
 def _mixture(keys: JsonKeys, like: LlamaLike, layers: int) -> Mixture | None:
@@ -207,9 +250,19 @@ def _partial(keys: JsonKeys, like: LlamaLike, head_size: int) -> float | None:
 
 
 def _scales(keys: JsonKeys, like: LlamaLike, layers: int, width: int) -> Scales:
-    """Granite's multipliers; its logits are divided by logits_scaling. MiniCPM's depend on the depth and the width."""
+    """Granite's multipliers; its logits are divided by logits_scaling, HyperCLOVA X' multiplied.
+
+    MiniCPM's depend on the depth and the width.
+    """
     if like.scaled is None:
         return Scales()
+    if like.scaled == "hyperclovax":
+        return Scales(
+            embedding=keys.number("embedding_multiplier", 1.0),
+            attention=None if keys.raw("attention_multiplier") is None else keys.number("attention_multiplier"),
+            residual=keys.number("residual_multiplier", 1.0),
+            logits=keys.number("logits_scaling", 1.0),
+        )
     if like.scaled == "minicpm":
         return Scales(
             embedding=keys.number("scale_emb", 1.0),
@@ -230,7 +283,7 @@ def _plain_eps(keys: JsonKeys) -> float:
     keys.only("mlp_type", "default", why="another MLP in this architecture")
     for unused in ("layer_norm_epsilon", "rms_norm_eps"):
         keys.raw(unused)
-    return keys.number("norm_epsilon", 1e-5)
+    return keys.number("norm_epsilon", keys.number("norm_eps", keys.number("layer_norm_eps", 1e-5)))
 
 
 def _optional(keys: JsonKeys, key: str, offered: bool, why: str) -> bool:
@@ -254,6 +307,9 @@ def _biases(keys: JsonKeys, like: LlamaLike) -> tuple[bool, bool, bool]:
         for key in ("attention_bias", "qkv_bias"):
             keys.only(key, True, why="Qwen2's attention without its biases")
         return True, False, mlp
+    if like.biases == "use_qkv_bias":
+        keys.only("qk_layernorm", False, why="a LayerNorm of each head of q and k in this architecture")
+        return keys.flag("use_qkv_bias", False), False, mlp
     if like.biases == "config qkv":
         out = keys.flag("attention_out_bias", False)
         return keys.flag("attention_bias", not isinstance(like.mixture, Routed)), out, mlp

@@ -13,7 +13,7 @@ from tokenwright.checkpoints.families.family import TensorSource
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Mixture
 
-Kind = Literal["mixtral", "qwen2", "qwen3", "qwen3-next", "qwen3.5", "gpt-oss", "minimax", "ernie", "olmoe"]
+Kind = Literal["mixtral", "qwen2", "qwen3", "qwen3-next", "qwen3.5", "gpt-oss", "minimax", "ernie", "olmoe", "granite"]
 
 MOST_EXPERTS = 1 << 16
 TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # without effect on the logits
@@ -71,7 +71,14 @@ def read_mixture(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
     """The experts that a config.json describes; None if no layer has any. Raises CheckpointError."""
     for key in TRAINING:
         keys.raw(key)
-    readers = {"mixtral": _mixtral, "gpt-oss": _gpt_oss, "minimax": _minimax, "ernie": _ernie, "olmoe": _olmoe}
+    readers = {
+        "mixtral": _mixtral,
+        "gpt-oss": _gpt_oss,
+        "minimax": _minimax,
+        "ernie": _ernie,
+        "olmoe": _olmoe,
+        "granite": _granite,
+    }
     return readers[kind](keys, layers) if kind in readers else _qwen(keys, kind, layers)
 
 
@@ -80,6 +87,14 @@ def _mixtral(keys: JsonKeys, layers: int) -> Mixture:
     chosen = keys.whole("num_experts_per_tok", 2, most=experts)
     keys.only("norm_topk_prob", True, why="experts whose weights are not divided by their sum")
     return Mixture(experts, chosen, expert_width(keys, "intermediate_size", 14336), (True,) * layers)
+
+
+def _granite(keys: JsonKeys, layers: int) -> Mixture:
+    experts = keys.whole("num_local_experts", 8, most=MOST_EXPERTS)
+    chosen = keys.whole("num_experts_per_tok", 2, most=experts)
+    width = expert_width(keys, "intermediate_size", 11008)
+    shared = keys.whole("shared_intermediate_size", 0, least=0, most=1 << 24)
+    return Mixture(experts, chosen, width, (True,) * layers, shared_width=shared)
 
 
 def _olmoe(keys: JsonKeys, layers: int) -> Mixture:
@@ -183,13 +198,13 @@ def check_same(keys: JsonKeys, key: str, other: str, value: int) -> None:
         raise keys.error(f"{other} and {key} differ; keep the one that is right")
 
 
-def expert_width(keys: JsonKeys, key: str, default: int) -> int:
+def expert_width(keys: JsonKeys, key: str, default: int, gated: bool = True) -> int:
     """The width of an expert's MLP. Each expert must be whole blocks of the packed matrix of all experts."""
     width = keys.whole(key, default, most=1 << 24)
-    if 2 * width % LANES or keys.whole("hidden_size") % LANES:
+    if (1 + gated) * width % LANES or keys.whole("hidden_size") % LANES:
         raise keys.error(
             f"experts of {key} {width:,} at hidden_size {keys.raw('hidden_size'):,} cannot be packed: Tokenwright "
-            f"needs multiples of {LANES // 2} and {LANES}"
+            f"needs multiples of {LANES // (1 + gated)} and {LANES}"
         )
     return width
 

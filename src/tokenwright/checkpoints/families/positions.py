@@ -8,8 +8,15 @@ documentation is the trained length (vLLM agrees; a few checkpoints store the pr
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
+from tokenwright.checkpoints.families.family import (
+    MOST_LAYERS,
+    MOST_WIDTH,
+    check_repeats,
+    heads_of,
+    size_of_head,
+)
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import (
@@ -35,12 +42,12 @@ Slides = Literal["none", "all", "given", "flagged", "upper", "even", "alternate"
 
 
 def read_rope(
-    keys: JsonKeys, theta: float, head_size: int, context: int, partial: float | None = None
+    keys: JsonKeys, theta: float, head_size: int, context: int, partial: float | None = None, alpha: bool = False
 ) -> tuple[Rope, int]:
     """The rotary positions and the context in tokens. Raises CheckpointError.
 
     theta: the default base. partial: the default share of a head's dimensions that turn; None: the architecture turns
-    all of them.
+    all of them. alpha: whether a dynamic scaling may have one: it is a larger base then, of any length (Hunyuan).
     """
     part, kind = _spelled(keys)
     rotated = _rotated(keys, part, head_size, partial)
@@ -49,6 +56,10 @@ def read_rope(
     base = part.number("rope_theta", keys.number("rope_theta", theta, above=1.0), above=1.0)
     scaling: RopeScaling = NoScaling()
     reach: float = context
+    if alpha and kind == "dynamic" and part.raw("alpha"):
+        base, kind = base * part.number("alpha") ** (head_size / (head_size - 2)), "default"
+        for key in ("beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim"):  # without effect
+            part.raw(key)
     if kind != "default":
         scaling, reach = _READERS[kind](part, context)
     if isinstance(scaling, LongScaling) and {len(scaling.short), len(scaling.long)} != {rotated // 2}:
@@ -59,6 +70,56 @@ def read_rope(
     if not 1 <= reach <= MAX_TOKENS:
         raise part.error(f"the scaling gives a context of {reach:,.0f} tokens; correct its factor")
     return Rope(base, scaling, None if rotated == head_size else rotated), int(reach)
+
+
+class Attended(TypedDict):
+    """The facts that all layers with attention share, as `ModelConfig` takes them."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    context: int
+    positions: Rope
+    windows: tuple[int | None, ...]
+    rotary: tuple[bool, ...]
+
+
+def read_attended(
+    keys: JsonKeys,
+    *,
+    context: int,
+    layers: int = 32,
+    width: int | None = None,
+    heads: int = 32,
+    kv_heads: int | None = None,
+    head_size: int = 0,
+    theta: float = 10000.0,
+    partial: float | None = None,
+) -> Attended:
+    """The layers of a hybrid, with full attention in those that have any. The numbers are defaults of absent keys.
+
+    head_size: 0: what divides the width among the heads. partial: as in `read_rope`. Raises CheckpointError.
+    """
+    count = keys.whole("num_hidden_layers", layers, most=MOST_LAYERS)
+    width = keys.whole("hidden_size", width, most=MOST_WIDTH)
+    heads, kv_heads = heads_of(keys, heads, kv_heads)
+    size = keys.whole("head_dim", head_size, least=0, most=1 << 16) or size_of_head(keys, width, heads)
+    context = keys.whole("max_position_embeddings", context, most=MAX_TOKENS)
+    rope, reach = read_rope(keys, theta, size, context, partial)
+    check_repeats(keys, context, reach)
+    return {
+        "layers": count,
+        "width": width,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_size": size,
+        "context": reach,
+        "positions": rope,
+        "windows": (None,) * count,
+        "rotary": (True,) * count,
+    }
 
 
 def read_both_ropes(

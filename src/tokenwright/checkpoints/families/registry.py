@@ -12,27 +12,32 @@ from typing import Any
 from tokenwright.checkpoints.families.cohere import COHERE
 from tokenwright.checkpoints.families.deepseek import DEEPSEEK
 from tokenwright.checkpoints.families.family import Family, Parsed, TensorSource
-from tokenwright.checkpoints.families.gemma import GEMMA2, GEMMA3
+from tokenwright.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
 from tokenwright.checkpoints.families.gpt2 import GPT2
-from tokenwright.checkpoints.families.lfm2 import LFM2
+from tokenwright.checkpoints.families.hybrids.lfm2 import LFM2, LFM2_MOE
+from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, GRANITE_HYBRID, GRANITE_MOE, MAMBA2
+from tokenwright.checkpoints.families.hybrids.nemotron import NEMOTRON
+from tokenwright.checkpoints.families.hybrids.qwen_next import OLMO_HYBRID, QWEN_DENSE, QWEN_MIXED, QWEN_NEXT
 from tokenwright.checkpoints.families.llama import (
     ERNIE,
     ERNIE_MOE,
     GLM,
     GLM4,
     GPT_OSS,
+    HELIUM,
+    HUNYUAN,
+    HYPERCLOVAX,
     LLAMA,
     MINIMAX,
     MIXTRAL,
+    NEMOTRON_PLAIN,
     OLMO2,
     PHI3,
     QWEN_MOE,
     ROUTED,
     STARCODER2,
 )
-from tokenwright.checkpoints.families.mamba import BAMBA, GRANITE_HYBRID, MAMBA2
 from tokenwright.checkpoints.families.neox import NEOX
-from tokenwright.checkpoints.families.qwen_next import QWEN_MIXED, QWEN_NEXT
 from tokenwright.checkpoints.families.unsupported import what_it_lacks
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.errors import CheckpointError
@@ -41,8 +46,9 @@ __all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "TensorSource", "parse_config"
 
 FAMILIES = (
     GPT2, LLAMA, MIXTRAL, QWEN_MOE, GPT_OSS, PHI3, OLMO2, STARCODER2, GEMMA2, GEMMA3, COHERE, NEOX, GLM, GLM4, ERNIE,
-    ROUTED, ERNIE_MOE, MINIMAX, DEEPSEEK, LFM2, QWEN_NEXT, QWEN_MIXED, GRANITE_HYBRID,
-    BAMBA, MAMBA2,
+    ROUTED, ERNIE_MOE, MINIMAX, DEEPSEEK, LFM2, QWEN_NEXT, QWEN_DENSE, QWEN_MIXED, GRANITE_HYBRID,
+    BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, HUNYUAN, HELIUM,
+    HYPERCLOVAX, NEMOTRON_PLAIN, GRANITE_MOE, GEMMA, VAULT_GEMMA, OLMO_HYBRID,
 )  # fmt: skip
 
 # Keys that a family may read; where it does not, a config may only have them at a value that changes nothing: those

@@ -43,6 +43,8 @@ class Routed:
     groups: tuple[int, int] = (1, 1)  # of experts, and how many of them are chosen from
     experts: str = "n_routed_experts"  # the key of their number; absent: there are none
     shared: str = "n_shared_experts"
+    shared_count: int | None = None  # the default of their number
+    gated: bool = True
 
 
 def read_routed(keys: JsonKeys, like: Routed, layers: int) -> Mixture | None:
@@ -66,7 +68,7 @@ def read_routed(keys: JsonKeys, like: Routed, layers: int) -> Mixture | None:
     check_same(keys, "num_local_experts", like.experts, experts)
     groups, top = (1, 1) if method == "greedy" else (groups, top)
     chosen = keys.whole("num_experts_per_tok", most=_offered(keys, experts, groups, top))
-    width = expert_width(keys, "moe_intermediate_size", 0)
+    width = expert_width(keys, "moe_intermediate_size", 0, like.gated)
     either = like.scores == "softmax"  # the code of V2's authors normalises, where several are chosen, or scales
     renormalise = normalised and not (either and chosen == 1)
     return Mixture(
@@ -81,7 +83,7 @@ def read_routed(keys: JsonKeys, like: Routed, layers: int) -> Mixture | None:
         group_best=2 if method == "noaux_tc" else 1,
         corrected=method == "noaux_tc",
         factor=1.0 if renormalise and either else factor,
-        shared_width=width * (0 if keys.is_null(like.shared) else keys.whole(like.shared, least=0)),
+        shared_width=width * (0 if keys.is_null(like.shared) else keys.whole(like.shared, like.shared_count, least=0)),
     )
 
 

@@ -18,8 +18,9 @@ from tokenwright.checkpoints.files.generation_config import GenerationDefaults, 
 from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
 from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.checkpoints.files.safetensors import Stored
+from tokenwright.checkpoints.gguf.file_layout import Layout, name_of, shape_of
 from tokenwright.checkpoints.gguf.header import Header
-from tokenwright.checkpoints.gguf.tensor_names import LAYOUTS, Layout, layout_of, shape_of
+from tokenwright.checkpoints.gguf.tensor_names import LAYOUTS, layout_of
 from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.models.graph import Graph
@@ -81,9 +82,9 @@ def read_model(header: Header, where: str, factors: Callable[[Stored], list[floa
             f"{where}: {ROPE_FACTORS} has not {config.head_size // 2} factors; {fetch_again(Path(where))}"
         )
     stored = {
-        name: replace(one, shape=shape_of(name, one.shape))
+        name_of(name): replace(one, shape=shape_of(name_of(name), one.shape))
         for name, one in header.tensors.items()
-        if not _INERT_TENSORS.fullmatch(name)
+        if not _INERT_TENSORS.fullmatch(name) and _block(name) < config.layers
     }
     about = {f"{at}_token_id": header.metadata.get(f"tokenizer.ggml.{at}_token_id") for at in ("bos",)}
     ends = [header.metadata[key] for end in _ENDS if (key := f"tokenizer.ggml.{end}") in header.metadata]
@@ -113,6 +114,7 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
     heads, width = keys.whole("attention.head_count"), keys.whole("embedding_length")
     size = keys.whole("attention.key_length", width // heads)
     turns = keys.whole("rope.dimension_count", size)
+    shared = _kv_heads(keys, heads)
     if (
         keys.whole("attention.value_length", size) != size
         or not 0 < turns <= size
@@ -120,9 +122,11 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
     ):
         values = keys.whole("attention.value_length", size)
         raise keys.error(f"heads of K have {size}, of V {values}, and {turns} turn; Tokenwright lacks that")
-    found = {ours: keys.whole(theirs) for ours, theirs in _WHOLE.items()} | {
+    experts = keys.raw("expert_feed_forward_length")  # where all layers have experts, there may be no other width
+    found = {ours: keys.whole(theirs, experts if "forward" in theirs else None) for ours, theirs in _WHOLE.items()} | {
         "architectures": [layout.model],
-        "num_key_value_heads": keys.whole("attention.head_count_kv", heads),
+        "num_key_value_heads": shared,
+        "_kv_heads": keys.raw("attention.head_count_kv"),
         "head_dim": size,
         layout.epsilon[1]: _shortest(keys.number(layout.epsilon[0])),
         layout.theta: _shortest(keys.number("rope.freq_base", 10000.0, above=1.0)),
@@ -139,6 +143,23 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
             found |= _converted(ours, value)
     keys.finish(_INERT, _ADVICE)
     return layout.more(found, tensors)
+
+
+def _block(name: str) -> int:
+    """The number of the layer that a tensor belongs to; -1 for the others."""
+    found = re.match(r"blk\.(\d+)\.", name)
+    return int(found[1]) if found else -1
+
+
+def _kv_heads(keys: JsonKeys, heads: int) -> int:
+    """The number of KV heads. Hybrids have a list, with 0 for a layer without attention."""
+    listed = keys.raw("attention.head_count_kv")
+    if not isinstance(listed, list):
+        return keys.whole("attention.head_count_kv", heads)
+    counts = {one for one in listed if one}
+    if len(listed) != keys.whole("block_count") or len(counts) > 1 or not all(type(one) is int for one in listed):
+        raise keys.error("attention.head_count_kv must list one number, or 0, for each layer")
+    return int(counts.pop()) if counts else heads
 
 
 def _converted(key: str, value: Any) -> dict[str, Any]:

@@ -14,23 +14,62 @@
 namespace tw {
 namespace TW_ISA {
 
-static void convolve(const Convolution& c, int64_t rows, int64_t stride, float* x, float* history) {
-  for (int64_t i = c.first; i < c.last; i += 16) {
-    const int64_t n = c.last - i < 16 ? c.last - i : 16;
-    F before[MOST_TAPS], taps[MOST_TAPS];
-    for (int64_t j = 0; j < c.taps; j++) taps[j] = load(c.weight + j * c.channels + i, n);
-    for (int64_t j = 0; j + 1 < c.taps; j++) before[j] = load(history + j * c.channels + i, n);
-    const F bias = c.bias ? load(c.bias + i, n) : F{};
-    for (int64_t row = 0; row < rows; row++) {
-      float* at = x + row * stride + i;
-      before[c.taps - 1] = load(at, n);
-      F total = bias;
-      for (int64_t j = 0; j < c.taps; j++) total = fma(taps[j], before[j], total);
-      for (int64_t j = 0; j + 1 < c.taps; j++) before[j] = before[j + 1];
-      store(at, c.activated ? activated(SILU, total) : total, n);
-    }
-    for (int64_t j = 0; j + 1 < c.taps; j++) store(history + j * c.channels + i, before[j], n);
+// Channels [i, i + n) of all rows, n <= 16: the inputs before a row stay in registers, the taps in memory.
+template <int TAPS, bool WHOLE>
+TW_INLINE void convolve_channels(const Convolution& c, int64_t i, int64_t n, int64_t rows, int64_t stride, float* x,
+                                 float* history) {
+  const auto get = [&](const float* from) { return WHOLE ? load(from) : load(from, n); };
+  const auto put = [&](float* to, F v) { WHOLE ? store(to, v) : store(to, v, n); };
+  const F bias = c.bias ? get(c.bias + i) : F{};
+  F before[TAPS];
+#pragma GCC unroll 4
+  for (int j = 0; j + 1 < TAPS; j++) before[j] = get(history + j * c.channels + i);
+  for (int64_t row = 0; row < rows; row++) {
+    float* const at = x + row * stride + i;
+    before[TAPS - 1] = get(at);
+    F total = bias;
+#pragma GCC unroll 4
+    for (int j = 0; j < TAPS; j++) total = fma(get(c.weight + j * c.channels + i), before[j], total);
+    put(at, total);
+#pragma GCC unroll 4
+    for (int j = 0; j + 1 < TAPS; j++) before[j] = before[j + 1];
   }
+#pragma GCC unroll 4
+  for (int j = 0; j + 1 < TAPS; j++) put(history + j * c.channels + i, before[j]);
+}
+
+// The same for any number of taps: the inputs before a row move on in `history`.
+static void convolve_any(const Convolution& c, int64_t i, int64_t n, int64_t rows, int64_t stride, float* x,
+                         float* history) {
+  float *const oldest = history + i, *const newest = oldest + (c.taps - 2) * c.channels;
+  const float* const taps = c.weight + i;
+  for (int64_t row = 0; row < rows; row++) {
+    float* const at = x + row * stride + i;
+    const F now = load(at, n);
+    F total = c.bias ? load(c.bias + i, n) : F{};
+    for (int64_t j = 0; j + 1 < c.taps; j++)
+      total = fma(load(taps + j * c.channels, n), load(oldest + j * c.channels, n), total);
+    store(at, fma(load(taps + (c.taps - 1) * c.channels, n), now, total), n);
+    for (float* to = oldest; to != newest; to += c.channels) store(to, load(to + c.channels, n), n);
+    store(newest, now, n);
+  }
+}
+
+template <int TAPS>
+static void convolve_by(const Convolution& c, int64_t rows, int64_t stride, float* x, float* history) {
+  int64_t i = c.first;
+  for (; i + 16 <= c.last; i += 16) convolve_channels<TAPS, true>(c, i, 16, rows, stride, x, history);
+  if (i < c.last) convolve_channels<TAPS, false>(c, i, c.last - i, rows, stride, x, history);
+}
+
+static void convolve(const Convolution& c, int64_t rows, int64_t stride, float* x, float* history) {
+  if (c.taps == 2) convolve_by<2>(c, rows, stride, x, history);
+  if (c.taps == 3) convolve_by<3>(c, rows, stride, x, history);
+  if (c.taps == 4) convolve_by<4>(c, rows, stride, x, history);
+  for (int64_t i = c.first; c.taps > 4 && i < c.last; i += 16)
+    convolve_any(c, i, c.last - i < 16 ? c.last - i : 16, rows, stride, x, history);
+  for (int64_t row = 0; c.activated && row < rows; row++)
+    activate(SILU, c.last - c.first, x + row * stride + c.first, x + row * stride + c.first);
 }
 
 // N vectors of columns of one state, or N - 1 and some lanes of the last.

@@ -34,17 +34,26 @@ void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
   const int64_t position = chunk.start + row - chunk.row;
   float* q = p.qkv + row * stride;
   float *key = q + h.heads * size, *value = key + h.kv_heads * size;
-  norm_heads(p.k, op.q_norm, op.head_norms, h.heads, size, q);
-  norm_heads(p.k, op.k_norm, op.head_norms, h.kv_heads, size, key);
+  const auto norm_q = [&](float* x) { norm_heads(p.k, op.q_norm, op.head_norms, h.heads, size, x); };
+  const auto norm_k = [&] { norm_heads(p.k, op.k_norm, op.head_norms, h.kv_heads, size, key); };
+  if (!op.norms_last) {
+    norm_q(q);
+    norm_k();
+  }
   if (op.rotation >= 0) {
     const float* rotation = chunk.rotation + ((row - chunk.row) * p.model.rotations + op.rotation) * size;
     if (kv.sinks) {
       const float* at = position < kv.sinks + kv.window - 1 ? rotation : kv.sink_rotation;
       float* sink = p.sink + row * h.heads * size;
       for (int64_t i = 0; i < h.heads; i++) p.k.rotate(size, at, q + i * size, sink + i * size);
+      if (op.norms_last) norm_q(sink);
     }
     for (int64_t i = 0; i < h.heads; i++) p.k.rotate(size, rotation, q + i * size, q + i * size);
     for (int64_t i = 0; i < h.kv_heads; i++) p.k.rotate(size, rotation, key + i * size, key + i * size);
+  }
+  if (op.norms_last) {
+    norm_q(q);
+    norm_k();
   }
   p.k.store_kv(kv, h, chunk, p.batch.page_size, position, key, value);
 }

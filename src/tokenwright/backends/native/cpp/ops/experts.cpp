@@ -190,7 +190,7 @@ void run(Pass& p, Team& team, int64_t thread, const ExpertsOp& op) {
   each_row(team, visits, [&](int64_t i) {
     const Busy& b = busy[visit[i].busy];
     float* act = p.act + thread * widest;
-    p.k.gated(op.activation, b.down.in, b.hidden + (i - b.first) * b.up.out, act);
+    (op.gated ? p.k.gated : p.k.activate)(op.activation, b.down.in, b.hidden + (i - b.first) * b.up.out, act);
     p.k.quantise_row(b.down, act, i - b.first, b.middle);
   });
   team.each(m.down_pieces.load(std::memory_order_relaxed), [&](int64_t i) {

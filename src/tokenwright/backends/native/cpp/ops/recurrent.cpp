@@ -85,7 +85,7 @@ struct Factors {
   Factors(const Recurrence& r, int64_t head, const float* row) {
     const float step = softplus(row[r.decay + head] + r.dt[head]);
     const float limited = std::min(std::max(step, (float)r.least_step), (float)r.most_step);
-    strength = r.rule == DELTA ? 1.0f / (1.0f + expf(-row[r.beta + head])) : limited;
+    strength = r.rule == DELTA ? (float)r.beta_factor / (1.0f + expf(-row[r.beta + head])) : limited;
     decay = expf(-expf(r.a_log[head]) * (r.rule == DELTA ? step : limited));
   }
 };
@@ -93,7 +93,8 @@ struct Factors {
 // Columns [at, at + columns) of all heads' values, which belong to one head.
 void step_rows(const Kernels& k, const Recurrence& r, int64_t at, int64_t columns, int64_t rows, int64_t stride,
                const float* projected, float* mixed, float* state) {
-  const int64_t head = at / r.value_size, shared = head / (r.heads / r.key_heads) * r.key_size;
+  const int64_t head = at / r.value_size;
+  const int64_t shared = (r.in_turn ? head % r.key_heads : head / (r.heads / r.key_heads)) * r.key_size;
   for (int64_t row = 0; row < rows; row++, projected += stride, mixed += width_of(r)) {
     const Factors by(r, head, projected);
     k.step_head(HeadStep{r.key_size, columns, columns, r.rule == DELTA, 0, projected + r.query + shared,

@@ -49,10 +49,11 @@ struct AttentionOp {
   Heads heads;
   int64_t rotation;  // its index among the model's rotations; -1: none
   Norm norm;
-  Matrix qkv;   // the heads of q, then those of k, then those of v
-  Norm q_norm;  // before the rotation
+  Matrix qkv;  // the heads of q, then those of k, then those of v
+  Norm q_norm;
   Norm k_norm;
   int64_t head_norms;  // what these two are over: HeadNorms
+  int64_t norms_last;  // they stand behind the rotation
   Matrix out;
   After after;
   const LowRank *qkv_updates, *out_updates;  // of each of the model's adapters; null without adapters
@@ -93,6 +94,8 @@ struct Recurrence {
   const float *conv, *conv_bias;   // [taps][channels]; [channels], or null
   const float *a_log, *dt, *skip;  // [heads]
   double least_step, most_step;
+  double beta_factor;
+  int64_t in_turn;  // head h has the query and key h % key_heads, not those of the heads beside it
   Norm norm;
 };
 
@@ -149,10 +152,10 @@ struct Routing {
 // x += after(sum of weight * down(activation(up(norm(x)))) over the experts that the row chose), the shared one last.
 struct ExpertsOp {
   Routing routing;
-  int64_t activation;
+  int64_t activation, gated;
   Norm norm;
   Matrix router;
-  Matrix up;    // of each expert the gates, then the values; one expert after another, each in whole blocks
+  Matrix up;    // of each expert the gates, if gated, then the values; one expert after another, each in whole blocks
   Matrix down;  // one expert after another
   Matrix shared_up, shared_down;  // without outputs: none
   After after;

@@ -15,18 +15,14 @@ from tokenwright.checkpoints.families.family import (
     MOST_WIDTH,
     TensorSource,
     activation,
-    check_repeats,
     dtype,
-    heads_of,
     named,
-    size_of_head,
 )
 from tokenwright.checkpoints.families.graph_builder import decoder, mixer_norms
 from tokenwright.checkpoints.families.llama import LLAMA
 from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, TRAINING, expert_width
-from tokenwright.checkpoints.families.positions import read_rope
+from tokenwright.checkpoints.families.positions import read_attended
 from tokenwright.checkpoints.files.json_keys import JsonKeys
-from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import Mixture, ModelConfig, Rope, Scales
 from tokenwright.models.graph import Graph, Matrix, Norm
 from tokenwright.models.recurrent import MOST_TAPS, Places, Recurrence, Recurrent
@@ -98,27 +94,13 @@ def _parse_bamba(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]
 
 def _attention_config(keys: JsonKeys, architecture: str, context: int, partial: float | None) -> ModelConfig:
     """What the hybrids have in common beside their Mamba layers."""
-    layers, width = keys.whole("num_hidden_layers", 32, most=MOST_LAYERS), keys.whole("hidden_size", most=MOST_WIDTH)
-    heads, kv_heads = heads_of(keys, 32)
-    head_size = keys.whole("head_dim", 0, least=0, most=1 << 16) or size_of_head(keys, width, heads)
-    context = keys.whole("max_position_embeddings", context, most=MAX_TOKENS)
-    rope, reach = read_rope(keys, 10000.0, head_size, context, partial)
-    check_repeats(keys, context, reach)
     biases = keys.flag("attention_bias", False)
     return ModelConfig(
         family="mamba",
         architecture=architecture,
-        layers=layers,
-        width=width,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
+        **read_attended(keys, context=context, partial=partial),
         mlp_width=keys.whole("intermediate_size", most=MOST_MLP),
         vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
-        context=reach,
-        positions=rope,
-        windows=(None,) * layers,
-        rotary=(True,) * layers,
         norm="rms",
         norm_eps=keys.number("rms_norm_eps", 1e-6 if partial is None else 1e-5),
         activation=activation(keys, "hidden_act", "silu"),
@@ -140,13 +122,13 @@ def _hybrid(keys: JsonKeys, config: ModelConfig, states: Sequence[bool]) -> tupl
     keys.only("mamba_d_head", "auto", inner // heads, why="heads that are not the layer's width together")
     sizes = Ssd(
         heads,
-        _groups(keys, "mamba_n_groups", 1, heads),
+        groups_of(keys, "mamba_n_groups", 1, heads),
         keys.whole("mamba_d_state", 256, most=1 << 16),
         inner // heads,
         keys.whole("mamba_d_conv", 4, least=2, most=MOST_TAPS),
         keys.flag("mamba_conv_bias", True),
         keys.flag("mamba_proj_bias", False),
-        _limits(keys),
+        step_limits(keys),
     )
     return config, decoder(config, {i: ssd(config, i, sizes) for i, state in enumerate(states) if state})
 
@@ -184,13 +166,13 @@ def _parse_alone(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]
     )
     sizes = Ssd(
         heads,
-        _groups(keys, "n_groups", 8, heads),
+        groups_of(keys, "n_groups", 8, heads),
         keys.whole("state_size", 128, most=1 << 16),
         size,
         keys.whole("conv_kernel", 4, least=2, most=MOST_TAPS),
         keys.flag("use_conv_bias", True),
         keys.flag("use_bias", False),
-        _limits(keys),
+        step_limits(keys),
     )
     return config, decoder(config, {i: ssd(config, i, sizes) for i in range(layers)})
 
@@ -204,14 +186,14 @@ def _listed(keys: JsonKeys, types: object, layers: int) -> list[bool]:
     return [one in _STATES for one in types]
 
 
-def _groups(keys: JsonKeys, key: str, default: int, heads: int) -> int:
+def groups_of(keys: JsonKeys, key: str, default: int, heads: int) -> int:
     groups = keys.whole(key, default, most=1 << 16)
     if heads % groups:
         raise keys.error(f"{heads} heads of Mamba cannot share {groups} groups evenly; correct config.json")
     return groups
 
 
-def _limits(keys: JsonKeys) -> tuple[float, float]:
+def step_limits(keys: JsonKeys) -> tuple[float, float]:
     """The least and the most step."""
     given = keys.raw("time_step_limit")
     if given is None:
@@ -257,7 +239,7 @@ def ssd(config: ModelConfig, layer: int, sizes: Ssd) -> Recurrent:
     return Recurrent(layer, before, project, recurrence, out, after, config.scales.residual)
 
 
-def _names(at: str) -> dict[str, str]:
+def names_of(at: str) -> dict[str, str]:
     parts = {"in": "in_proj", "conv": "conv1d", "a_log": "A_log", "dt": "dt_bias", "skip": "D", "norm": "norm"}
     return {f"layers.{{i}}.mamba.{ours}": f"{at}.{theirs}" for ours, theirs in (parts | {"out": "out_proj"}).items()}
 
@@ -267,7 +249,7 @@ _RENAMES = (
     (re.compile(r"embedding\.weight"), "embeddings.weight"),
     (re.compile(r"(layers\.\d+\.block_sparse_moe\.router)\.weight"), r"\1.layer.weight"),  # as transformers has it
 )
-_CONV = r"layers\.\d+\.(?:mamba|mixer)\.conv1d\.weight"  # [channels, 1, taps]
+CONV = r"layers\.\d+\.(?:mamba|mixer)\.conv1d\.weight"  # [channels, 1, taps]
 _UP = "layers.{i}.block_sparse_moe.input_linear"
 _GRANITE: Mapping[str, TensorSource] = {
     f"layers.{{i}}.mlp.{part}{one}": TensorSource("layers.{i}.shared_mlp.input_linear", fused=True)
@@ -286,7 +268,7 @@ GRANITE_HYBRID = replace(
     names={
         **LLAMA.names,
         **named(
-            _names("layers.{i}.mamba")
+            names_of("layers.{i}.mamba")
             | {
                 "layers.{i}.mlp.down": "layers.{i}.shared_mlp.output_linear",
                 "layers.{i}.mlp.shared.down": "layers.{i}.shared_mlp.output_linear",
@@ -296,7 +278,12 @@ GRANITE_HYBRID = replace(
         **_GRANITE,
     },
     renames=_RENAMES,
-    stacks=re.compile(rf"{_CONV}|layers\.\d+\.block_sparse_moe\.(?:input|output)_linear\.weight"),
+    stacks=re.compile(rf"{CONV}|layers\.\d+\.block_sparse_moe\.(?:input|output)_linear\.weight"),
+)
+GRANITE_MOE = replace(
+    GRANITE_HYBRID,
+    architectures={"GraniteMoeForCausalLM": "granitemoe", "GraniteMoeSharedForCausalLM": "granitemoeshared"},
+    parse=LLAMA.parse,
 )
 BAMBA = replace(
     LLAMA,
@@ -305,13 +292,13 @@ BAMBA = replace(
     names={
         **LLAMA.names,
         **named(
-            _names("layers.{i}.mamba")
+            names_of("layers.{i}.mamba")
             | {"norm": "final_layernorm", "layers.{i}.mlp_norm": "layers.{i}.pre_ff_layernorm"}
             | {f"layers.{{i}}.mlp.{one}": f"layers.{{i}}.feed_forward.{one}_proj" for one in ("gate", "up", "down")}
         ),
     },
     renames=_RENAMES,
-    stacks=re.compile(_CONV),
+    stacks=re.compile(CONV),
 )
 MAMBA2 = replace(
     LLAMA,
@@ -319,9 +306,9 @@ MAMBA2 = replace(
     parse=_parse_alone,
     prefix="backbone.",
     names=named(
-        _names("layers.{i}.mixer")
+        names_of("layers.{i}.mixer")
         | {"embed": "embeddings", "norm": "norm_f", "head": "lm_head", "layers.{i}.attention_norm": "layers.{i}.norm"}
     ),
     renames=_RENAMES,
-    stacks=re.compile(_CONV),
+    stacks=re.compile(CONV),
 )

@@ -1,27 +1,30 @@
 """LFM2: short convolutions between two gates in most layers, attention in the others. The names of its own tensors.
 
-Absent keys take transformers' defaults (configuration_lfm2.py).
+LFM2-MoE has experts in all but the first layers. Absent keys take transformers' defaults (configuration_lfm2.py,
+..._lfm2_moe.py).
 """
 
 import re
+from dataclasses import replace
 
 from tokenwright.checkpoints.families.family import (
-    MOST_LAYERS,
     MOST_MLP,
     MOST_VOCAB,
-    MOST_WIDTH,
     Family,
-    check_repeats,
+    TensorSource,
     dtype,
-    heads_of,
     named,
-    size_of_head,
 )
 from tokenwright.checkpoints.families.graph_builder import decoder, mixer_norms
-from tokenwright.checkpoints.families.positions import read_rope
+from tokenwright.checkpoints.families.mixtures import (
+    MOST_EXPERTS,
+    TRAINING,
+    check_same,
+    expert_width,
+)
+from tokenwright.checkpoints.families.positions import read_attended
 from tokenwright.checkpoints.files.json_keys import JsonKeys
-from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import ModelConfig
+from tokenwright.config import Mixture, ModelConfig
 from tokenwright.models.graph import Graph, Matrix
 from tokenwright.models.recurrent import MOST_TAPS, Places, Recurrence, Recurrent
 
@@ -33,12 +36,8 @@ _UNUSED = (
 
 
 def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
-    layers, width = keys.whole("num_hidden_layers", 32, most=MOST_LAYERS), keys.whole("hidden_size", most=MOST_WIDTH)
-    heads, kv_heads = heads_of(keys, 32, 8)
-    head_size = keys.whole("head_dim", 0, least=0, most=1 << 16) or size_of_head(keys, width, heads)
-    context = keys.whole("max_position_embeddings", 128000, most=MAX_TOKENS)
-    rope, reach = read_rope(keys, 1000000.0, head_size, context)
-    check_repeats(keys, context, reach)
+    attended = read_attended(keys, context=128000, kv_heads=8, theta=1000000.0)
+    layers, mixed = attended["layers"], architecture == "Lfm2MoeForCausalLM"
     for key in _UNUSED:
         keys.raw(key)
     keys.only("block_use_swiglu", True, why="an MLP without gates in this architecture")
@@ -46,28 +45,37 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     config = ModelConfig(
         family="lfm2",
         architecture=architecture,
-        layers=layers,
-        width=width,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        mlp_width=_mlp_width(keys),
+        **attended,
+        mlp_width=keys.whole("intermediate_size", 7168, most=MOST_MLP) if mixed else _mlp_width(keys),
         vocab_size=keys.whole("vocab_size", 65536, most=MOST_VOCAB),
-        context=reach,
-        positions=rope,
-        windows=(None,) * layers,
-        rotary=(True,) * layers,
         norm="rms",
         norm_eps=keys.number("norm_eps", 1e-5),
         activation="silu",
         gated=True,
         qk_norm="head",
+        mixture=_mixture(keys, layers) if mixed else None,
         tied_head=keys.flag("tie_embedding", keys.flag("tie_word_embeddings", True)),
         dtype=dtype(keys),
     )
     taps, bias = keys.whole("conv_L_cache", 3, least=2, most=MOST_TAPS), keys.flag("conv_bias", False)
     mixers = {i: _convolution(config, i, taps, bias) for i, kind in enumerate(_types(keys, layers)) if kind == "conv"}
     return config, decoder(config, mixers)
+
+
+def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
+    """The experts of the layers behind the dense ones."""
+    for key in TRAINING:
+        keys.raw(key)
+    dense = keys.whole("num_dense_layers", 2, least=0)
+    experts = keys.whole("num_experts", 32, least=0, most=MOST_EXPERTS)
+    check_same(keys, "num_local_experts", "num_experts", experts)
+    chosen = keys.whole("num_experts_per_tok", 4, most=experts or MOST_EXPERTS)
+    width, factor = expert_width(keys, "moe_intermediate_size", 1792), keys.number("routed_scaling_factor", 1.0)
+    normalised, corrected = keys.flag("norm_topk_prob", True), keys.flag("use_expert_bias", True)
+    if dense >= layers or not experts:
+        return None
+    mixed = tuple(i >= dense for i in range(layers))
+    return Mixture(experts, chosen, width, mixed, "sigmoid", renormalise=normalised, corrected=corrected, factor=factor)
 
 
 def _mlp_width(keys: JsonKeys) -> int:
@@ -139,4 +147,20 @@ LFM2 = Family(
     ),
     inert=re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
     stacks=re.compile(r"layers\.\d+\.conv\.conv\.weight"),  # [channels, 1, taps]
+)
+
+_EXPERTS = {"gate": "w1", "up": "w3", "down": "w2"}
+LFM2_MOE = replace(
+    LFM2,
+    architectures={"Lfm2MoeForCausalLM": "lfm2_moe"},
+    names=LFM2.names
+    | named(
+        {"layers.{i}.mlp.router": "layers.{i}.feed_forward.gate"}
+        | {
+            f"layers.{{i}}.mlp.experts.{{e}}.{ours}": f"layers.{{i}}.feed_forward.experts.{{e}}.{theirs}"
+            for ours, theirs in _EXPERTS.items()
+        }
+    )
+    | {"layers.{i}.mlp.correction": TensorSource("layers.{i}.feed_forward.expert_bias", wide=True)},
+    renames=((re.compile(r"(layers\.\d+\.feed_forward\.expert_bias)"), r"\1.weight"),),
 )

@@ -1,0 +1,127 @@
+"""The layout of GGUF files: the common names of tensors, and the facts that differ between architectures."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tokenwright.checkpoints.families.family import Family, Order, TensorSource, named
+from tokenwright.checkpoints.families.llama import LLAMA
+from tokenwright.checkpoints.files.safetensors import Stored
+from tokenwright.models.graph import Graph
+
+RMS = "attention.layer_norm_rms_epsilon"
+LAYER = "attention.layer_norm_epsilon"
+WINDOW = {"attention.sliding_window": "sliding_window"}
+PATTERN = {"attention.sliding_window_pattern": "sliding_window_pattern"}
+EXPERTS_USED = {"expert_used_count": "num_experts_per_tok"}
+QWEN_EXPERTS = {
+    "expert_count": "num_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_weights_norm": "norm_topk_prob",
+    **EXPERTS_USED,
+}
+
+GRANITE_KEYS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
+_NAMES = named(
+    {
+        "embed": "token_embd",
+        "positions": "position_embd",
+        "norm": "output_norm",
+        "head": "output",
+        "layers.{i}.attention_norm": "blk.{i}.attn_norm",
+        "layers.{i}.attention.q": "blk.{i}.attn_q",
+        "layers.{i}.attention.k": "blk.{i}.attn_k",
+        "layers.{i}.attention.v": "blk.{i}.attn_v",
+        "layers.{i}.attention.o": "blk.{i}.attn_output",
+        "layers.{i}.attention.q_norm": "blk.{i}.attn_q_norm",
+        "layers.{i}.attention.k_norm": "blk.{i}.attn_k_norm",
+        "layers.{i}.attention.sinks": "blk.{i}.attn_sinks",
+        "layers.{i}.attention_post_norm": "blk.{i}.post_attention_norm",
+        "layers.{i}.mlp_norm": "blk.{i}.ffn_norm",
+        "layers.{i}.mlp.gate": "blk.{i}.ffn_gate",
+        "layers.{i}.mlp.up": "blk.{i}.ffn_up",
+        "layers.{i}.mlp.down": "blk.{i}.ffn_down",
+        "layers.{i}.mlp_post_norm": "blk.{i}.post_ffw_norm",
+        "layers.{i}.mlp.router": "blk.{i}.ffn_gate_inp",
+        "layers.{i}.mlp.shared_gate": "blk.{i}.ffn_gate_inp_shexp",
+    }
+    | {f"layers.{{i}}.mlp.shared.{part}": f"blk.{{i}}.ffn_{part}_shexp" for part in ("gate", "up", "down")}
+    | {
+        f"layers.{{i}}.mlp.experts.{{e}}.{part}": TensorSource(f"blk.{{i}}.ffn_{part}_exps", stacked=True)
+        for part in ("gate", "up", "down")
+    }
+)
+FUSED_QKV = {f"layers.{{i}}.attention.{part}": TensorSource("blk.{i}.attn_qkv", fused=True) for part in ("q", "k", "v")}
+FUSED_UP = {f"layers.{{i}}.mlp.{part}": TensorSource("blk.{i}.ffn_up", fused=True) for part in ("gate", "up")}
+EACH_EXPERT = named(
+    {f"layers.{{i}}.mlp.experts.{{e}}.{part}": f"blk.{{i}}.ffn_{part}.{{e}}" for part in ("gate", "up", "down")}
+)
+_STACKS = re.compile(
+    r"blk\.\d+\.(?:ffn_(?:gate|up|down)_exps\.(?:weight|bias)|(?:attn_[qk]_norm|ssm_(?:a|d|norm))\.weight)"
+)
+_FAMILY = Family({}, LLAMA.parse, "", {}, re.compile(r"(?!)"), stacks=_STACKS)  # of names alone
+_ROW = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")  # a vector in the file, a matrix of one row in a graph
+
+
+_BARE = re.compile(r"(blk\.\d+\.(?:ssm_[ad]|ssm_dt|exp_probs_b))(?:\.bias)?$")  # names without `.weight`
+
+Found = dict[str, Any]  # keys of a config.json
+
+
+def nothing(found: Found, _: Mapping[str, Stored]) -> Found:
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The files of one architecture.
+
+    model: what transformers calls it. names: of tensors, where they are not Llama's. neighbours: whether llama.cpp
+    rotates neighbouring dimensions. keys: of the metadata, and the keys of a config.json that they stand for. more:
+    what follows from those and the file's tensors by llama.cpp's rules. epsilon, theta, share: the same for the epsilon
+    of norms, the rotary base, and the share of a head's dimensions that turn (None: all do). orders: of the rows of
+    other tensors than q and k. bias: the key that says whether there are biases (None: the architecture decides).
+    """
+
+    model: str
+    names: Mapping[str, TensorSource] = field(default_factory=dict)
+    neighbours: bool = False
+    keys: Mapping[str, str] = field(default_factory=dict)
+    more: Callable[[Found, Mapping[str, Stored]], Found] = nothing
+    epsilon: tuple[str, str] = (RMS, "rms_norm_eps")
+    theta: str = "rope_theta"
+    share: str | None = None
+    orders: Callable[[str, Graph], Order | None] | None = None
+    bias: str | None = "attention_bias"
+
+    def sources(self, graph: Graph) -> dict[str, TensorSource]:
+        """Where a file stores the tensors of `graph.shapes`."""
+        family = replace(_FAMILY, names={**_NAMES, **self.names}, neighbours=self.neighbours, own_orders=self.orders)
+        return family.sources(graph)
+
+
+def name_of(name: str) -> str:
+    """The name that a tensor of a file is read with."""
+    return _BARE.sub(r"\1.weight", name)
+
+
+def shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that a tensor of a file is read with: experts and heads are rows of one matrix."""
+    return (1, *shape) if _ROW.fullmatch(name) and len(shape) == 1 else _FAMILY.shape_of(name, shape)
+
+
+def qwen2_experts(found: Found, tensors: Mapping[str, Stored]) -> Found:
+    """The first files lack the widths of experts."""
+    widths = {
+        key: tensors[f"blk.0.ffn_gate_{name}.weight"].shape[-2]
+        for key, name in (("moe_intermediate_size", "exps"), ("shared_expert_intermediate_size", "shexp"))
+        if f"blk.0.ffn_gate_{name}.weight" in tensors
+    }
+    return {**widths, **found}

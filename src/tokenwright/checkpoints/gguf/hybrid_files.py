@@ -1,0 +1,169 @@
+"""GGUF files of models with layers that keep a state."""
+
+from collections.abc import Mapping
+
+from tokenwright.checkpoints.families.family import Order, TensorSource, named
+from tokenwright.checkpoints.families.hybrids.qwen_next import delta_order
+from tokenwright.checkpoints.files.safetensors import Stored
+from tokenwright.checkpoints.gguf.file_layout import (
+    EXPERTS_USED,
+    GRANITE_KEYS,
+    QWEN_EXPERTS,
+    RMS,
+    Found,
+    Layout,
+    qwen2_experts,
+)
+from tokenwright.models.graph import Graph
+
+
+def _layers(found: Found, kinds: tuple[str, str]) -> list[str]:
+    """The kind of each layer, without attention or with it: the former have no KV heads."""
+    return [kinds[heads > 0] for heads in found["_kv_heads"]]
+
+
+def _lfm2(found: Found, _: Mapping[str, Stored]) -> Found:
+    return {**found, "layer_types": _layers(found, ("conv", "full_attention")), "block_auto_adjust_ff_dim": False}
+
+
+def _lfm2_experts(found: Found, tensors: Mapping[str, Stored]) -> Found:
+    biased = any(name.endswith("exp_probs_b.bias") for name in tensors)
+    types = _layers(found, ("conv", "full_attention"))
+    return {**found, "layer_types": types, "use_expert_bias": biased}
+
+
+def _granite_hybrid(found: Found, tensors: Mapping[str, Stored]) -> Found:
+    """Their `rope.scaling.finetuned` says whether attention has positions."""
+    inner = found.pop("_inner")
+    return {
+        "num_local_experts": 0,
+        "shared_intermediate_size": found["intermediate_size"],
+        **found,
+        "layer_types": _layers(found, ("mamba", "attention")),
+        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+        "mamba_expand": inner // found["hidden_size"],
+        "position_embedding_type": "rope" if found.get("position_embedding_type") else "nope",
+    }
+
+
+def _delta(found: Found, tensors: Mapping[str, Stored]) -> Found:
+    """Every so many layers one has attention. Those that predict further tokens stand behind the others."""
+    values = found.pop("_inner") // found["linear_num_value_heads"]
+    layers = found["num_hidden_layers"] - found.pop("_next", 0)
+    widths = qwen2_experts(found, tensors) if "num_experts" in found else found
+    return {**widths, "linear_value_head_dim": values, "num_hidden_layers": layers}
+
+
+def _delta_in_turn(found: Found, tensors: Mapping[str, Stored]) -> Found:
+    """Files of Qwen3.5 have the value heads of all key heads in turn."""
+    return {**_delta(found, tensors), "linear_heads_in_turn": True}
+
+
+_SSM = {
+    f"layers.{{i}}.{kind}.{ours}": f"blk.{{i}}.ssm_{theirs}"
+    for kind in ("mamba", "delta")
+    for ours, theirs in {"in": "in", "conv": "conv1d", "dt": "dt", "skip": "d", "norm": "norm", "out": "out"}.items()
+}
+_DECAYS = {
+    f"layers.{{i}}.{kind}.a_log": TensorSource("blk.{i}.ssm_a", log=True, wide=True) for kind in ("mamba", "delta")
+}
+_DELTA_NAMES = {
+    **named(_SSM),
+    **_DECAYS,
+    **named({"layers.{i}.delta.qkv": "blk.{i}.attn_qkv", "layers.{i}.delta.z": "blk.{i}.attn_gate"}),
+    **named({"layers.{i}.mlp_norm": "blk.{i}.post_attention_norm"}),
+    "layers.{i}.attention.q": TensorSource("blk.{i}.attn_q", turn=(0, 2)),
+    "layers.{i}.attention.out_gate": TensorSource("blk.{i}.attn_q", turn=(1, 2)),
+}
+_BA = named({f"layers.{{i}}.delta.{one}": "blk.{i}.ssm_ba" for one in "ba"})
+_BETA_ALPHA = named({"layers.{i}.delta.b": "blk.{i}.ssm_beta", "layers.{i}.delta.a": "blk.{i}.ssm_alpha"})
+_DELTA_KEYS = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "ssm.inner_size": "_inner",
+    "full_attention_interval": "full_attention_interval",
+    "nextn_predict_layers": "_next",
+    "rope.dimension_sections": "_sections",  # the three positions of a picture's part are one in a text
+}
+_DELTA_EXPERTS = {
+    key: ours for key, ours in QWEN_EXPERTS.items() if key != "expert_weights_norm"
+} | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}  # fmt: skip
+_CONVOLUTIONS = named(
+    {f"layers.{{i}}.conv.{ours}": f"blk.{{i}}.shortconv.{theirs}" for ours, theirs in
+     {"in": "in_proj", "conv": "conv", "out": "out_proj"}.items()}
+    | {"norm": "token_embd_norm"}
+)  # fmt: skip
+
+
+def _ba_order(base: str, graph: Graph) -> Order | None:
+    """Files of Qwen3-Next have b and a key head by key head, as folders have, and the others apart."""
+    return delta_order(base, graph) if base.endswith((".b", ".a")) else None
+
+
+HYBRIDS: Mapping[str, Layout] = {
+    "lfm2": Layout(
+        "Lfm2ForCausalLM",
+        names=_CONVOLUTIONS,
+        keys={"shortconv.l_cache": "conv_L_cache"},
+        more=_lfm2,
+        epsilon=(RMS, "norm_eps"),
+        bias=None,
+    ),
+    "lfm2moe": Layout(
+        "Lfm2MoeForCausalLM",
+        names=_CONVOLUTIONS | named({"layers.{i}.mlp.correction": "blk.{i}.exp_probs_b"}),
+        keys={
+            "shortconv.l_cache": "conv_L_cache",
+            "leading_dense_block_count": "num_dense_layers",
+            "expert_count": "num_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_gating_func": "_scores",
+            **EXPERTS_USED,
+        },
+        more=_lfm2_experts,
+        epsilon=(RMS, "norm_eps"),
+        bias=None,
+    ),
+    "granitehybrid": Layout(
+        "GraniteMoeHybridForCausalLM",
+        names=named(_SSM) | _DECAYS,
+        neighbours=True,
+        keys={
+            **GRANITE_KEYS,
+            "expert_count": "num_local_experts",
+            "expert_shared_feed_forward_length": "shared_intermediate_size",
+            "rope.scaling.finetuned": "position_embedding_type",
+            "ssm.conv_kernel": "mamba_d_conv",
+            "ssm.group_count": "mamba_n_groups",
+            "ssm.inner_size": "_inner",
+            "ssm.state_size": "mamba_d_state",
+            "ssm.time_step_rank": "mamba_n_heads",
+            **EXPERTS_USED,
+        },
+        more=_granite_hybrid,
+    ),
+    "qwen3next": Layout(
+        "Qwen3NextForCausalLM",
+        names=_DELTA_NAMES | _BA,
+        keys=_DELTA_KEYS | _DELTA_EXPERTS,
+        more=_delta,
+        share="partial_rotary_factor",
+        orders=_ba_order,
+    ),
+    "qwen35": Layout(
+        "Qwen3_5ForCausalLM",
+        names=_DELTA_NAMES | _BETA_ALPHA,
+        keys=_DELTA_KEYS,
+        more=_delta_in_turn,
+        share="partial_rotary_factor",
+    ),
+    "qwen35moe": Layout(
+        "Qwen3_5MoeForCausalLM",
+        names=_DELTA_NAMES | _BETA_ALPHA,
+        keys=_DELTA_KEYS | _DELTA_EXPERTS,
+        more=_delta_in_turn,
+        share="partial_rotary_factor",
+    ),
+}

@@ -1,0 +1,147 @@
+"""Hybrids under random schedules: texts that share beginnings come, fork, pause, swap, are given up and are saved.
+
+Whatever happens to it, each row of logits is that of the naive run, to the bit: native kernels compute them.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from tests.backends.native import needs_native
+from tests.equality.harness import FORMATS, NEW, Bench, Case, restored
+from tests.equality.test_faults import NoCopy
+from tests.oracle.harness import prompt_of
+from tokenwright.cache import KVStore
+from tokenwright.engine import Sequence as Text
+from tokenwright.engine import State
+
+HYBRIDS = ("short convolutions", "delta rules", "state spaces", "states alone", "layers of one op")
+MOST = 300  # steps and events of a schedule, far above what its texts need
+
+
+def prompts() -> list[tuple[int, ...]]:
+    """Beginnings of one text, and texts that part from it."""
+    whole, other = prompt_of(60), prompt_of(30, seed=5)
+    return [whole[:length] for length in (9, 24, 31, 48, 60)] + [whole[:cut] + other[:12] for cut in (8, 24, 40)]
+
+
+@dataclass
+class Schedule:
+    """One engine, its texts, and what may happen between two steps."""
+
+    case: Case
+    random: Random
+    bench: Bench
+    folder: Path
+    texts: dict[int, tuple[Text, tuple[int, ...]]] = field(default_factory=dict)  # each with the prompt of its oracle
+
+    def run(self) -> None:
+        coming = self.random.choices(prompts(), k=self.random.randint(3, 6))
+        for _ in range(MOST):
+            if coming and self.random.random() < 0.3:
+                self._submit(coming.pop())
+            elif self.random.random() < 0.35:
+                self.random.choice((self._preempt, self._fork, self._pause, self._abort, self._switch, self._save))()
+            self.bench.engine.step()
+            self.bench.scheduler.check()
+        for text in self._living():
+            self.bench.engine.resume(text.id)
+        self.bench.run()
+
+    def wrong(self) -> int:
+        """The number of rows that are not those of the naive runs."""
+        return sum(self._wrong(self.bench, text, prompt) for text, prompt in self.texts.values())
+
+    def _wrong(self, bench: Bench, text: Text, prompt: tuple[int, ...]) -> int:
+        oracle = self.case.naive(prompt)
+        rows = bench.sampler.rows.get(text.id, {})
+        shared = rows.keys() & oracle.rows.keys()
+        differ = sum(not torch.equal(rows[place], oracle.rows[place]) for place in shared)
+        return differ + (list(text.tokens) != list(oracle.tokens)[: len(text.tokens)])
+
+    def _submit(self, prompt: tuple[int, ...]) -> None:
+        text = self.bench.engine.submit(self.case.request(prompt, share=self.random.random() < 0.8))
+        self.texts[text.id] = text, prompt
+
+    def _living(self) -> list[Text]:
+        return [text for text, _ in self.texts.values() if text.state is not State.FINISHED]
+
+    def _some(self) -> Text | None:
+        return self.random.choice(self._living() or [None])  # type: ignore[list-item]
+
+    def _preempt(self) -> None:
+        if self.bench.scheduler.running:
+            self.bench.scheduler.preempt(self.random.choice(list(self.bench.scheduler.running)))
+
+    def _fork(self) -> None:
+        text = self._some()
+        if text is None:
+            return
+        prompt = self.texts[text.id][1]
+        most = len(prompt) + NEW - len(text.tokens)
+        if text.written and most > 1:
+            child = self.bench.engine.fork(text.id, self.case.request(tuple(text.tokens), most=most))
+            self.texts[child.id] = child, prompt
+
+    def _pause(self) -> None:
+        if (text := self._some()) is not None:
+            self.bench.engine.resume(text.id) if text.paused else self.bench.engine.pause(text.id)
+
+    def _abort(self) -> None:
+        text = self._some()
+        if text is not None and self.random.random() < 0.2:
+            self.bench.engine.abort(text.id)
+
+    def _switch(self) -> None:
+        if (text := self._some()) is not None:
+            self.bench.engine.use_cache(text.id, not text.cache)
+
+    def _save(self) -> None:
+        """What is there of a text goes through a file into another engine, which writes it to the end."""
+        text = self._some()
+        if text is None or self.random.random() < 0.5:
+            return
+        prompt, other = self.texts[text.id][1], self.case.bench(page_size=self.bench.store.page_size)
+        restored(other, self.bench, text.tokens, self.folder / "some.kv")
+        again = other.engine.submit(self.case.request(prompt))
+        other.run()
+        assert not self._wrong(other, again, prompt), "a text from a cache file is another"
+
+
+def schedule(seed: int, folder: Path, store: type[KVStore] = KVStore) -> int:
+    """Runs the schedule of a seed; the number of wrong rows."""
+    random = Random(seed)
+    case = Case(HYBRIDS[seed % len(HYBRIDS)], random.choice(FORMATS), "greedy", random.choice(("float32", "int8")))
+    size = random.choice((1, 4, 7, 16))
+    pages = -(-80 // size) * random.choice((2, 6))
+    options = {"page_size": size, "pages": pages, "budget": random.choice((5, 13, 64)), "store": store}
+    bench = case.bench(**options, sequences=random.choice((2, 4, 8)), swap=random.choice((0, 1 << 30)))
+    one = Schedule(case, random, bench, folder)
+    one.run()
+    return one.wrong()
+
+
+@needs_native
+@pytest.mark.parametrize("seed", range(12))
+def test_a_random_schedule_changes_no_bit(seed: int, tmp_path: Path) -> None:
+    assert schedule(seed, tmp_path) == 0
+
+
+@needs_native
+@pytest.mark.sweep
+def test_1000_random_schedules_change_no_bit(tmp_path: Path) -> None:
+    assert {seed: wrong for seed in range(12, 1012) if (wrong := schedule(seed, tmp_path))} == {}
+
+
+@needs_native
+def test_a_state_that_is_shared_without_copying_is_found(tmp_path: Path) -> None:
+    def red(seed: int) -> bool:
+        try:
+            return schedule(seed, tmp_path, NoCopy) > 0
+        except AssertionError:
+            return True
+
+    assert any(red(seed) for seed in range(12))

@@ -1,0 +1,262 @@
+"""Random configurations of models, hybrids and others, as transformers' config classes take them."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from tests.models.hybrids import VOCAB
+
+Config = dict[str, Any]
+
+
+def _base(random: Random, heads: int = 0) -> Config:
+    """What all have: sizes, and attention whose heads share keys and values."""
+    heads = heads or random.choice([2, 4, 6])
+    size = random.choice([8, 16, 32])
+    return {
+        "vocab_size": VOCAB,
+        "hidden_size": random.choice([32, 48, 64]) * (1 if heads != 6 else 3),
+        "intermediate_size": random.choice([64, 96]),
+        "num_attention_heads": heads,
+        "num_key_value_heads": random.choice([one for one in (1, 2, heads) if heads % one == 0]),
+        "head_dim": size,
+        "max_position_embeddings": 512,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "tie_word_embeddings": random.random() < 0.5,
+    }
+
+
+def _layers(random: Random, state: str, attention: str) -> Config:
+    """Layers of both kinds in any order, and at least one with a state."""
+    types = [state if random.random() < 0.7 else attention for _ in range(random.randint(2, 5))]
+    types[random.randrange(len(types))] = state
+    return {"num_hidden_layers": len(types), "layer_types": types}
+
+
+def _experts(random: Random, width: str = "moe_intermediate_size") -> Config:
+    return {width: random.choice([32, 48]), "num_experts_per_tok": random.randint(1, 3)}
+
+
+def _rope(random: Random, partial: float | None = None) -> Config:
+    rope: Config = {"rope_type": "default", "rope_theta": random.choice([10000.0, 500000.0])}
+    return {"rope_parameters": rope if partial is None else rope | {"partial_rotary_factor": partial}}
+
+
+def _lfm2(random: Random) -> Config:
+    base = _base(random)
+    base["head_dim"] = base["hidden_size"] // base["num_attention_heads"] // 2 * 2
+    base["hidden_size"] = base.pop("head_dim") * base["num_attention_heads"]
+    facts = {"conv_L_cache": random.randint(2, 5), "conv_bias": random.random() < 0.5, "norm_eps": 1e-5}
+    return base | _layers(random, "conv", "full_attention") | _rope(random) | facts
+
+
+def lfm2(random: Random) -> Config:
+    return _lfm2(random) | {"model_type": "lfm2", "block_auto_adjust_ff_dim": False}
+
+
+def lfm2_moe(random: Random) -> Config:
+    found = _lfm2(random) | {"model_type": "lfm2_moe", "num_experts": random.choice([4, 6]), **_experts(random)}
+    found["hidden_size"] = 16 * found["num_attention_heads"]
+    return found | {
+        "norm_topk_prob": random.random() < 0.7,
+        "num_dense_layers": random.randint(0, 2),
+        "routed_scaling_factor": random.choice([1.0, 1.7]),
+        "use_expert_bias": random.random() < 0.7,
+    }
+
+
+def _delta(random: Random) -> Config:
+    keys = random.choice([1, 2, 3])
+    return {
+        "linear_conv_kernel_dim": random.randint(2, 5),
+        "linear_key_head_dim": random.choice([8, 12, 16]),
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": keys * random.choice([1, 2]),
+        "linear_value_head_dim": random.choice([8, 24, 80, 128]),
+    }
+
+
+def qwen3_next(random: Random) -> Config:
+    layers = _layers(random, "linear_attention", "full_attention")
+    found = _base(random) | layers | _delta(random) | _rope(random, random.choice([0.25, 0.5])) | _experts(random)
+    return found | {
+        "model_type": "qwen3_next",
+        "num_experts": random.choice([4, 6]),
+        "mlp_only_layers": random.choice([[], [1]]),
+        "norm_topk_prob": random.random() < 0.5,
+        "shared_expert_intermediate_size": 32,
+    }
+
+
+def qwen3_5(random: Random) -> Config:
+    layers = _layers(random, "linear_attention", "full_attention")
+    return _base(random) | layers | _delta(random) | _rope(random, 0.5) | {"model_type": "qwen3_5_text"}
+
+
+def olmo_hybrid(random: Random) -> Config:
+    base = _base(random)
+    del base["head_dim"]
+    layers = _layers(random, "linear_attention", "full_attention")
+    layers["layer_types"][-1] = "full_attention"
+    layers["layer_types"][0] = "linear_attention"
+    turned = (
+        _rope(random) if random.random() < 0.5 else {"rope_parameters": {"rope_theta": None, "rope_type": "default"}}
+    )
+    negative = {"linear_allow_neg_eigval": random.random() < 0.5, "model_type": "olmo_hybrid"}
+    return base | layers | _delta(random) | turned | negative
+
+
+def _mamba(random: Random, width: int) -> Config:
+    heads = random.choice([2, 4, 8])
+    return {
+        "mamba_conv_bias": random.random() < 0.5,
+        "mamba_d_conv": random.randint(2, 5),
+        "mamba_d_head": 2 * width // heads,
+        "mamba_d_state": random.choice([8, 16, 24]),
+        "mamba_expand": 2,
+        "mamba_n_groups": random.choice([1, 2]),
+        "mamba_n_heads": heads,
+        "mamba_proj_bias": random.random() < 0.5,
+    }
+
+
+def granite(random: Random) -> Config:
+    base = _base(random)
+    del base["head_dim"]
+    found = base | _layers(random, "mamba", "attention") | _mamba(random, base["hidden_size"])
+    experts = {"num_local_experts": random.choice([0, 4]), "num_experts_per_tok": random.randint(1, 3)}
+    return found | {
+        "model_type": "granitemoehybrid",
+        "intermediate_size": 48,
+        "attention_multiplier": random.choice([0.2, 0.4]),
+        "embedding_multiplier": random.choice([1.0, 4.0]),
+        "logits_scaling": random.choice([0.5, 1.0]),
+        "position_embedding_type": random.choice(["rope", "nope"]),
+        "residual_multiplier": random.choice([0.6, 1.0]),
+        "shared_intermediate_size": random.choice([64, 96]),
+        **experts,
+    }
+
+
+def bamba(random: Random) -> Config:
+    base = _base(random)
+    found = base | _layers(random, "mamba", "attention") | _mamba(random, base["hidden_size"])
+    types = found.pop("layer_types")
+    return found | {
+        "model_type": "bamba",
+        "attn_layer_indices": [i for i, kind in enumerate(types) if kind == "attention"],
+        **_rope(random, 0.5),
+    }
+
+
+def mamba2(random: Random) -> Config:
+    heads, width = random.choice([2, 4, 8]), random.choice([32, 64])
+    return {
+        "model_type": "mamba2",
+        "vocab_size": VOCAB,
+        "hidden_size": width,
+        "num_hidden_layers": random.randint(1, 4),
+        "conv_kernel": random.randint(2, 5),
+        "expand": 2,
+        "head_dim": 2 * width // heads,
+        "n_groups": random.choice([1, 2]),
+        "num_heads": heads,
+        "state_size": random.choice([8, 16, 24]),
+        "tie_word_embeddings": random.random() < 0.5,
+        "use_bias": random.random() < 0.5,
+        "use_conv_bias": random.random() < 0.5,
+    }
+
+
+def nemotron_h(random: Random) -> Config:
+    kinds = ["linear_attention", "full_attention", "mlp", "moe"]
+    listed = ["linear_attention", *(random.choice(kinds) for _ in range(random.randint(1, 5)))]
+    groups = random.choice([1, 2])
+    return _base(random) | {
+        "model_type": "nemotron_h",
+        "tie_word_embeddings": False,
+        "layers_block_type": listed,
+        "conv_kernel": random.randint(2, 5),
+        "mamba_head_dim": random.choice([8, 16, 24]),
+        "mamba_num_heads": random.choice([2, 4]),
+        "mlp_bias": "moe" not in listed and random.random() < 0.5,
+        "moe_intermediate_size": random.choice([32, 48]),
+        "moe_shared_expert_intermediate_size": random.choice([40, 64]),
+        "n_group": groups,
+        "n_groups": random.choice([1, 2]),
+        "n_routed_experts": 8,
+        "norm_topk_prob": random.random() < 0.5,
+        "num_experts_per_tok": random.randint(1, 3),
+        "routed_scaling_factor": random.choice([1.0, 1.8]),
+        "ssm_state_size": random.choice([8, 16, 24]),
+        "time_step_min": 1e-12,  # below which transformers limits steps in a prompt alone
+        "topk_group": random.randint(1, groups),
+        "use_bias": random.random() < 0.5,
+        "use_conv_bias": random.random() < 0.5,
+    }
+
+
+MAKERS: tuple[Callable[[Random], Config], ...] = (
+    *(lfm2, lfm2_moe, qwen3_next, qwen3_5, olmo_hybrid, granite, bamba, mamba2, nemotron_h),
+)
+
+
+def random_hybrid(seed: int) -> Config:
+    """The configuration of a seed; the families take turns."""
+    return MAKERS[seed % len(MAKERS)](Random(seed))
+
+
+_SMALL: Config = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_ROUTED: Config = {
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 48,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "routed_scaling_factor": 1.5,
+}
+_SLIDING: Config = {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 24}
+_SCALED: Config = {"embedding_multiplier": 3.0, "residual_multiplier": 0.8, "logits_scaling": 1.3}
+_GRANITE: Config = _SCALED | {"attention_multiplier": 0.3, "num_local_experts": 6, "num_experts_per_tok": 2}
+# Architectures whose arithmetic is that of others but for a few facts.
+PLAIN: dict[str, Config] = {
+    "cwm": _SLIDING | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    "dots1": _ROUTED | {"sliding_window": None},
+    "gemma": {"head_dim": 32},
+    "vaultgemma": _SLIDING | {"query_pre_attn_scalar": 32},
+    "granitemoe": _GRANITE,
+    "granitemoeshared": _GRANITE | {"shared_intermediate_size": 64},
+    "helium": {"num_key_value_heads": 4},
+    "hyperclovax": _SCALED,
+    "nemotron": {"partial_rotary_factor": 0.5},
+    "stablelm": {"use_qkv_bias": True, "partial_rotary_factor": 0.5, "use_parallel_residual": True},
+    "youtu": {
+        "kv_lora_rank": 32,
+        "q_lora_rank": 48,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+        "head_dim": 16,
+        "num_key_value_heads": 4,
+    },
+    "solar_open": {key: one for key, one in _ROUTED.items() if key != "first_k_dense_replace"},
+}
+
+
+def plain_model(kind: str) -> Config:
+    """The configuration of a small model of an architecture in `PLAIN`."""
+    return {"model_type": kind, **_SMALL, **PLAIN[kind]}

@@ -1,0 +1,79 @@
+"""Random models against transformers, from folders that transformers writes: their config.json and tensors as saved.
+
+A prompt in chunks, then cached steps, with reference kernels and native ones. Where transformers itself is further than
+the tolerance from its logits in fp64, ours may differ by twice that.
+"""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from tests.models.fixtures import make_model, write_tokenizer
+from tests.models.random_models import MAKERS, PLAIN, Config, plain_model, random_hybrid
+from tests.oracle.harness import MARGIN, TOLERANCE, Recorder, greedy, prompt_of, subject_of, write
+from tests.oracle.test_families import all_kernels
+
+WRITTEN = 12
+
+
+def _split_convolutions(folder: Path, oracle: PreTrainedModel) -> None:
+    """Cut Olmo-Hybrid's convolutions into those of q, k and v, which transformers cuts into equal parts."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for name, layer in oracle.named_modules():
+        if f"{name}.q_conv1d.weight" in tensors:
+            sizes = [layer.key_dim, layer.key_dim, layer.value_dim]
+            parts = layer.conv1d.weight.detach().split(sizes)
+            tensors |= {f"{name}.{one}_conv1d.weight": part.clone() for one, part in zip("qkv", parts, strict=True)}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def _rounding(oracle: PreTrainedModel, tokens: Sequence[int], logits: torch.Tensor) -> float:
+    """The distance of transformers' logits from those in fp64: above the tolerance after some random delta rules."""
+    exact = copy.deepcopy(oracle).double()
+    exact.config._experts_implementation = "eager"
+    with torch.no_grad():
+        return float((exact(torch.tensor([list(tokens)]), use_cache=False).logits[0] - logits).abs().max())
+
+
+def check(config: Config, seed: int, folder: Path) -> None:
+    oracle = make_model(config, seed)
+    oracle.save_pretrained(folder)
+    _split_convolutions(folder, oracle)
+    write_tokenizer(folder)
+    subject = subject_of(folder, oracle, config["model_type"])
+    length = 1 + 37 * seed % 150
+    for kernels in all_kernels().values():
+        sampler = Recorder()
+        engine = subject.engine(
+            sampler, page_size=(1, 16, 64)[seed % 3], token_budget=(7, 64)[seed % 2], kernels=kernels
+        )
+        [text] = write(engine, [greedy(prompt_of(length, seed), WRITTEN, prompt_logprobs=True)])
+        theirs, rows = subject.logits(text.tokens[:-1], text.limit), sampler.rows[text.id]
+        assert sorted(rows) == list(range(length + WRITTEN - 1))
+        worst = max(float((row - theirs[place]).abs().max()) for place, row in rows.items())
+        assert worst <= TOLERANCE or worst <= 2 * _rounding(oracle, text.tokens[:-1], theirs), (worst, config)
+        highest, runner_up = theirs[length - 1 :].topk(2).values.unbind(-1)
+        agrees = theirs[length - 1 :].argmax(-1) == theirs.new_tensor(text.written).long()
+        assert agrees[highest - runner_up > MARGIN].all(), config
+
+
+@pytest.mark.parametrize("seed", range(len(MAKERS)))
+def test_a_random_hybrid_of_each_family_is_transformers(seed: int, tmp_path: Path) -> None:
+    check(random_hybrid(seed), seed, tmp_path)
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_a_small_model_of_other_architectures_is_transformers(kind: str, tmp_path: Path) -> None:
+    check(plain_model(kind), 1, tmp_path)
+
+
+@pytest.mark.sweep
+def test_200_random_hybrids_are_transformers(tmp_path: Path) -> None:
+    for seed in range(len(MAKERS), 200 + len(MAKERS)):
+        check(random_hybrid(seed), seed, tmp_path / str(seed))
