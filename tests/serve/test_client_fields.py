@@ -147,6 +147,13 @@ def test_the_model_may_be_left_out_where_there_is_one(talker: Talker) -> None:
         assert (answer.status_code, answer.json()["model"]) == (200, "tiny"), path
 
 
+@pytest.mark.parametrize("path", [path for path in LEAST if not path.startswith("/api/")])
+def test_one_model_answers_under_any_name(talker: Talker, path: str) -> None:
+    answer = ask(talker, path, model="claude-haiku-4-5")
+    assert (ignored(answer), answer.json()["model"]) == (["model"], "tiny")
+    assert httpx.get(f"{talker.url}/v1/models/claude-haiku-4-5").status_code == 404
+
+
 @pytest.mark.parametrize(
     "form",
     [

@@ -99,7 +99,7 @@ def make_app(
     policy = hosts if isinstance(hosts, Policy) else Policy.of(hosts)
     metrics = Metrics()
     names = (*(served.names or (explorer.name,)), *served.adapters)
-    limits = replace(served.limits or ServiceLimits(), keys=max(1, len(policy.keys)))
+    limits = replace(served.limits or ServiceLimits(), keys=max(1, len(policy.keys)), any_model=not served.adapters)
     service = Service(explorer.host, names, limits, metrics)
     metrics.watch(lambda: [service])
 

@@ -155,8 +155,7 @@ def served_model(request: Request, service: Service, name: str) -> str:
     """
     plain = name.removesuffix(_TAG)
     found = next((one for one in (name, plain, plain + _TAG) if one in service.names), plain)
-    check_model(request, service, found)
-    return found
+    return check_model(request, service, found, exact=True)  # its clients pull a model that is missing
 
 
 _TAG = ":latest"
