@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.serve.talking import Talker
@@ -152,6 +153,19 @@ def test_one_model_answers_under_any_name(talker: Talker, path: str) -> None:
     answer = ask(talker, path, model="claude-haiku-4-5")
     assert (ignored(answer), answer.json()["model"]) == (["model"], "tiny")
     assert httpx.get(f"{talker.url}/v1/models/claude-haiku-4-5").status_code == 404
+
+
+def test_openais_paths_need_no_version(talker: Talker) -> None:
+    client = openai.OpenAI(base_url=talker.url, api_key="none", max_retries=0)
+    for _ in client.chat.completions.create(model="tiny", messages=[USER], max_tokens=2, stream=True):  # type: ignore[call-overload]
+        pass
+    assert client.completions.create(model="tiny", prompt="a", max_tokens=2).usage
+    assert client.embeddings.create(model="tiny", input="a").data
+    made = client.responses.create(model="tiny", input="a", max_output_tokens=2)
+    assert client.responses.retrieve(made.id).id == made.id
+    assert [one.id for one in client.models.list()] == [client.models.retrieve("tiny").id] == ["tiny"]
+    wrong = httpx.post(f"{talker.url}/chat/completions", json={"temprature": 1})
+    assert wrong.json()["error"]["type"] == "invalid_request_error", "an error has the API's own form"
 
 
 @pytest.mark.parametrize(
