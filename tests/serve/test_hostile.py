@@ -183,6 +183,7 @@ CASES = [
         names="minLength",
     ),
     Case(24, "a schema of a megabyte", schema({"enum": ["a" * 2**20]}), path=CHAT, names="schema"),
+    Case(24, "a regular expression too long to follow", {"guided_regex": "a" * 10**5}, names="too much memory"),
     Case(24, "a valid schema", schema({"const": 1}), OK, CHAT),
     Case(24, "a malformed schema after a valid one", schema({"type": 7}), path=CHAT, names="schema"),
     Case(26, "a tool with a bad type", {"tools": [tool({"type": "objekt"})]}, path=CHAT, names="schema"),

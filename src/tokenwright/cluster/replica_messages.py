@@ -150,6 +150,7 @@ ErrorKind = Literal[
     "CheckpointError",
     "ContextError",
     "EngineError",
+    "GrammarError",
     "ReplicaError",
     "RequestError",
     "TokenwrightError",

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from tokenwright.decode import grammar_worker
 from tokenwright.engine import Grammar
-from tokenwright.errors import EngineError, RequestError
+from tokenwright.errors import EngineError, GrammarError, RequestError
 
 Mask = NDArray[np.uint32]
 Cut = Callable[[str], Sequence[int]]
@@ -225,15 +225,15 @@ class Matched:
         return mask
 
     def _step(self, do: Callable[..., Any], *args: Any) -> Any:
-        """Call the matcher. Raises EngineError for an error that the matcher only records, and over the time limit."""
+        """Call the matcher. Raises GrammarError for an error that the matcher only records, and over the time limit."""
         start = time.thread_time()
         result = do(*args)
         seconds = time.thread_time() - start
         error = _shortened(self._matcher.get_error())
         if error:
-            raise EngineError(f"the grammar cannot be followed: {error}")
+            raise GrammarError(f"the grammar cannot be followed: {error}")
         if seconds > STEP_SECONDS:
-            raise EngineError(f"one step of the grammar took {seconds:.1f} s of {STEP_SECONDS:g} allowed; {_SIMPLER}")
+            raise GrammarError(f"one step of the grammar took {seconds:.1f} s of {STEP_SECONDS:g} allowed; {_SIMPLER}")
         return result
 
 
@@ -393,6 +393,7 @@ _MEANINGS = (  # a phrase in llguidance's message, and the message that a user g
     ("is not present in a registry", "$ref to another document is not followed; put the schema under $defs"),
     ("too big", f"it is too large; {_SIMPLER}"),
     ("too large", f"it is too large; {_SIMPLER}"),
+    ("too many states", f"its regular expressions take too much memory; {_SIMPLER}"),
     ("too many expressions", f"its regular expressions are too large; {_SIMPLER}"),
     ("Current row has", f"too many of its alternatives are open at one place; {_SIMPLER}"),
     ("Too many items", f"too many of its alternatives are open at one place; {_SIMPLER}"),
