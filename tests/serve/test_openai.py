@@ -319,7 +319,9 @@ def test_embeddings_are_mean_hidden_states_of_unit_length(server: Live, client: 
 def test_models(client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny", "alias"]
     assert client.models.retrieve("alias").id == "alias"
-    with pytest.raises(openai.NotFoundError, match="'other' does not exist here; this server has tiny, alias") as refused:
+    with pytest.raises(
+        openai.NotFoundError, match="'other' does not exist here; this server has tiny, alias"
+    ) as refused:
         client.models.retrieve("other")
     assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
 
