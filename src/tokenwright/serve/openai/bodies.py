@@ -15,6 +15,7 @@ from tokenwright.serve.http.fields import (
     MOST_TEXT,
     MOST_TOOLS,
     Body,
+    Dimensions,
     Effort,
     ModelName,
     MostTokens,
@@ -244,10 +245,10 @@ class ChatBody(Sampling):
 class EmbeddingBody(Body):
     """POST /v1/embeddings."""
 
-    refused: ClassVar = {"dimensions": Refused("vectors have the width of the model")}
     harmless: ClassVar = LABELS
 
     model: ModelName = ""
+    dimensions: Dimensions = None
     input: Text | Ids | Annotated[list[Text], many(MOST_INPUTS, 1)] | Annotated[list[Ids], many(MOST_INPUTS, 1)]
     encoding_format: Literal["float", "base64"] = "float"
     truncate_prompt_tokens: Tokens | None = None
