@@ -135,6 +135,36 @@ def test_what_would_change_the_answer_is_refused(talker: Talker, path: str, body
     assert said in answer.json()["error"]["message"]
 
 
+def test_blocks_of_anthropics_own_tools_are_left_out_and_texts_are_read(talker: Talker) -> None:
+    def asked(*blocks: dict[str, Any]) -> tuple[list[str], int]:
+        answer = ask(talker, MESSAGES, messages=[{"role": "user", "content": [*blocks]}])
+        return ignored(answer), answer.json()["usage"]["input_tokens"] + answer.json()["usage"][
+            "cache_read_input_tokens"
+        ]
+
+    text = {"type": "text", "text": "a b"}
+    document = {"type": "document", "title": "a b", "source": {"type": "text", "media_type": "text/plain", "data": "c"}}
+    found = {"type": "search_result", "title": "a b", "source": "c", "content": [text]}
+    hosted = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "x"}}
+    assert asked(hosted, text) == (["messages.content.tool_addition"], asked(text)[1])
+    assert asked(document) == asked(text, {"type": "text", "text": "c"})
+    assert asked(found) == asked(text, {"type": "text", "text": "c"}, text)
+    answered = [
+        {"type": "compaction", "content": "a b", "encrypted_content": "x"},
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+        {"type": "tool_use", "id": "t", "name": "f", "input": {}},
+    ]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [document, {"type": "tool_reference"}]}
+    history = [USER, {"role": "assistant", "content": answered}, {"role": "user", "content": [result]}]
+    names = ["server_tool_use", "web_search_tool_result", "tool_reference"]
+    assert ignored(ask(talker, MESSAGES, messages=history)) == [f"messages.content.{name}" for name in names]
+    pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "aa"}}
+    refused = ask(talker, MESSAGES, messages=[{"role": "user", "content": [pdf]}])
+    assert refused.status_code == 400 and "source: type 'base64' is not supported" in refused.text
+    assert ask(talker, MESSAGES, messages=[{"role": "user", "content": [hosted]}]).status_code in (200, 400)
+
+
 def test_a_field_may_not_be_half_a_character(talker: Talker) -> None:
     for path in LEAST:
         answer = httpx.post(talker.url + path, content=b'{"\\ud800": 1}', headers={"content-type": "application/json"})

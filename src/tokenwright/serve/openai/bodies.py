@@ -64,6 +64,7 @@ LABELS: Mapping[str, str] = {
     "metadata": "it is a label",
     "safety_identifier": "it is a label",
     "client_metadata": "it is a label",
+    "models": "the model of the field model answers",
     "prompt_cache_key": CACHED,
     "prompt_cache_retention": "prefixes are cached as long as there is room",
 }
