@@ -138,9 +138,8 @@ def test_what_would_change_the_answer_is_refused(talker: Talker, path: str, body
 def test_blocks_of_anthropics_own_tools_are_left_out_and_texts_are_read(talker: Talker) -> None:
     def asked(*blocks: dict[str, Any]) -> tuple[list[str], int]:
         answer = ask(talker, MESSAGES, messages=[{"role": "user", "content": [*blocks]}])
-        return ignored(answer), answer.json()["usage"]["input_tokens"] + answer.json()["usage"][
-            "cache_read_input_tokens"
-        ]
+        usage = answer.json()["usage"]
+        return ignored(answer), usage["input_tokens"] + usage["cache_read_input_tokens"]
 
     text = {"type": "text", "text": "a b"}
     document = {"type": "document", "title": "a b", "source": {"type": "text", "media_type": "text/plain", "data": "c"}}

@@ -59,7 +59,7 @@ class DocumentBlock(Body):
 
 
 class SearchResultBlock(Body):
-    """What a search of the client has found, which is part of the message."""
+    """A result of a search by the client, which is part of the message."""
 
     harmless = {**_CACHED, "citations": "answers are plain text"}
 
@@ -101,7 +101,7 @@ HOSTED_BLOCKS = frozenset(
 
 
 class HostedBlock(Body):
-    """What Anthropic's servers have done, or are to do; it is left out."""
+    """A block about work of Anthropic's servers; it is left out."""
 
     type: Annotated[Text, Field(json_schema_extra={"enum": sorted(HOSTED_BLOCKS)})]
 
