@@ -41,7 +41,7 @@ async def embedded(
 ) -> Embedded:
     """The embedding of each text or list of ids. truncate: how many of its last tokens are read; None: all.
 
-    cut: as many as the context has. dimensions: keep so many, scaled to unit length again; None: all.
+    cut: as many as the context has. dimensions: how many are kept, scaled to unit length again; None: all.
     """
     model = check_model(request, service, model)
     if cut:
