@@ -258,7 +258,7 @@ def test_embeddings_are_those_of_openais_api(talker: Talker, client: ollama.Clie
 @pytest.mark.parametrize(
     ("body", "named"),
     [
-        ({"dimensions": 8}, "dimensions is not supported"),
+        ({"dimensions": 9999}, "fewer than 9999"),
         ({"input": []}, "input"),
         ({"input": "a" * 20_000, "truncate": False}, "tokens"),
         ({"model": "llama"}, "'llama' does not exist here"),
