@@ -7,6 +7,7 @@ TokenwrightError
   CacheFileError      a saved KV cache cannot be written or read, is damaged, or does not match the model
   CapacityError       the configured memory cannot hold the request, the model or the cache file
   EngineError         the engine itself failed on a request; its message is safe to show
+    GrammarError      a text's grammar takes more than it may; it is the request's fault
     ReplicaError      the replicas that wrote a text died, one after another
 """
 
@@ -20,6 +21,7 @@ __all__ = [
     "CheckpointError",
     "ContextError",
     "EngineError",
+    "GrammarError",
     "ReplicaError",
     "RequestError",
     "TokenwrightError",
@@ -74,6 +76,10 @@ class EngineError(TokenwrightError):
     def __init__(self, message: str, completions: Sequence[Any] = ()) -> None:
         super().__init__(message)
         self.completions = completions
+
+
+class GrammarError(EngineError):
+    """The grammar of a text takes more time or memory than one may, which showed only as the text was written."""
 
 
 class ReplicaError(EngineError):

@@ -110,11 +110,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Talker, S
         yield running
 
 
-def installed(agent: Agent, folder: Path) -> Path:
-    """The folder of the package's programs; skips where the registry cannot be reached."""
+def installed(folder: Path, *packages: str) -> Path:
+    """The folder of the packages' programs; skips where the registry cannot be reached."""
     quiet = ("--no-audit", "--no-fund", "--prefer-offline", "--fetch-retries=1", "--prefix", str(folder))
     done = subprocess.run(
-        ["npm", "install", *quiet, agent.package], cwd=folder, capture_output=True, text=True, check=False
+        ["npm", "install", *quiet, *packages], cwd=folder, capture_output=True, text=True, check=False
     )
     if done.returncode:
         code = re.search(r"code (E\w+)", done.stderr)
@@ -135,7 +135,7 @@ def cached(url: str) -> float:
 def test_an_agent_calls_its_tools_five_times(server: tuple[Talker, Script], tmp_path: Path, name: str) -> None:
     talker, script = server
     agent, home, before = AGENTS[name], tmp_path / "home", cached(talker.url)
-    programs = installed(agent, tmp_path)
+    programs = installed(tmp_path, agent.package)
     script.log.clear()
     for file, text in agent.settings(talker.url).items():
         (home / file).parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from tests.text import kinds
 from tokenwright.decode import grammar, grammar_worker
 from tokenwright.decode.grammar import Grammars, Matched
 from tokenwright.engine import Grammar
-from tokenwright.errors import EngineError, RequestError
+from tokenwright.errors import EngineError, GrammarError, RequestError
 from tokenwright.text import Tokenizer
 
 ENDS = ("<end>", "<stop>")
@@ -413,7 +413,7 @@ def test_a_step_that_takes_too_long_ends_the_text(monkeypatch: pytest.MonkeyPatc
     constraint = BYTE_LEVEL[1].compile(Grammar.regex("[ab]+"))
     monkeypatch.setattr(grammar, "STEP_SECONDS", 0.0)
     [letter] = spelled(BYTE_LEVEL[0], b"a", random.Random(0))
-    with pytest.raises(EngineError, match="one step of the grammar took"):
+    with pytest.raises(GrammarError, match="one step of the grammar took"):
         constraint.advance(letter)
 
 

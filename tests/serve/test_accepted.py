@@ -163,6 +163,7 @@ def test_strict_servers_refuse_unknown_fields_alone(strict: Talker, path: str) -
     answer = post(strict, path, {"novel": 1})
     assert answer.status_code == 400
     assert "novel: this API has no such field; remove it" in answer.text
+    assert post(strict, path, {"model": "other"}).status_code == 404
 
 
 def test_unknown_fields_are_counted_and_logged_once(talker: Talker, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.serve.talking import Talker
@@ -134,6 +135,35 @@ def test_what_would_change_the_answer_is_refused(talker: Talker, path: str, body
     assert said in answer.json()["error"]["message"]
 
 
+def test_blocks_of_anthropics_own_tools_are_left_out_and_texts_are_read(talker: Talker) -> None:
+    def asked(*blocks: dict[str, Any]) -> tuple[list[str], int]:
+        answer = ask(talker, MESSAGES, messages=[{"role": "user", "content": [*blocks]}])
+        usage = answer.json()["usage"]
+        return ignored(answer), usage["input_tokens"] + usage["cache_read_input_tokens"]
+
+    text = {"type": "text", "text": "a b"}
+    document = {"type": "document", "title": "a b", "source": {"type": "text", "media_type": "text/plain", "data": "c"}}
+    found = {"type": "search_result", "title": "a b", "source": "c", "content": [text]}
+    hosted = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "x"}}
+    assert asked(hosted, text) == (["messages.content.tool_addition"], asked(text)[1])
+    assert asked(document) == asked(text, {"type": "text", "text": "c"})
+    assert asked(found) == asked(text, {"type": "text", "text": "c"}, text)
+    answered = [
+        {"type": "compaction", "content": "a b", "encrypted_content": "x"},
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+        {"type": "tool_use", "id": "t", "name": "f", "input": {}},
+    ]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [document, {"type": "tool_reference"}]}
+    history = [USER, {"role": "assistant", "content": answered}, {"role": "user", "content": [result]}]
+    names = ["server_tool_use", "web_search_tool_result", "tool_reference"]
+    assert ignored(ask(talker, MESSAGES, messages=history)) == [f"messages.content.{name}" for name in names]
+    pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "aa"}}
+    refused = ask(talker, MESSAGES, messages=[{"role": "user", "content": [pdf]}])
+    assert refused.status_code == 400 and "source: type 'base64' is not supported" in refused.text
+    assert ask(talker, MESSAGES, messages=[{"role": "user", "content": [hosted]}]).status_code in (200, 400)
+
+
 def test_a_field_may_not_be_half_a_character(talker: Talker) -> None:
     for path in LEAST:
         answer = httpx.post(talker.url + path, content=b'{"\\ud800": 1}', headers={"content-type": "application/json"})
@@ -145,6 +175,26 @@ def test_the_model_may_be_left_out_where_there_is_one(talker: Talker) -> None:
         body = {name: value for name, value in LEAST[path].items() if name != "model"}
         answer = httpx.post(talker.url + path, json=body, timeout=120)
         assert (answer.status_code, answer.json()["model"]) == (200, "tiny"), path
+
+
+@pytest.mark.parametrize("path", [path for path in LEAST if not path.startswith("/api/")])
+def test_one_model_answers_under_any_name(talker: Talker, path: str) -> None:
+    answer = ask(talker, path, model="claude-haiku-4-5")
+    assert (ignored(answer), answer.json()["model"]) == (["model"], "tiny")
+    assert httpx.get(f"{talker.url}/v1/models/claude-haiku-4-5").status_code == 404
+
+
+def test_openais_paths_need_no_version(talker: Talker) -> None:
+    client = openai.OpenAI(base_url=talker.url, api_key="none", max_retries=0)
+    for _ in client.chat.completions.create(model="tiny", messages=[USER], max_tokens=2, stream=True):  # type: ignore[call-overload]
+        pass
+    assert client.completions.create(model="tiny", prompt="a", max_tokens=2).usage
+    assert client.embeddings.create(model="tiny", input="a").data
+    made = client.responses.create(model="tiny", input="a", max_output_tokens=2)
+    assert client.responses.retrieve(made.id).id == made.id
+    assert [one.id for one in client.models.list()] == [client.models.retrieve("tiny").id] == ["tiny"]
+    wrong = httpx.post(f"{talker.url}/chat/completions", json={"temprature": 1})
+    assert wrong.json()["error"]["type"] == "invalid_request_error", "an error has the API's own form"
 
 
 @pytest.mark.parametrize(

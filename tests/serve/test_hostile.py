@@ -183,6 +183,7 @@ CASES = [
         names="minLength",
     ),
     Case(24, "a schema of a megabyte", schema({"enum": ["a" * 2**20]}), path=CHAT, names="schema"),
+    Case(24, "a regular expression too long to follow", {"guided_regex": "a" * 10**5}, names="too much memory"),
     Case(24, "a valid schema", schema({"const": 1}), OK, CHAT),
     Case(24, "a malformed schema after a valid one", schema({"type": 7}), path=CHAT, names="schema"),
     Case(26, "a tool with a bad type", {"tools": [tool({"type": "objekt"})]}, path=CHAT, names="schema"),
@@ -199,9 +200,9 @@ CASES = [
     Case(27, "a length penalty NaN", raw('"length_penalty": NaN'), names="NaN"),
     Case(28, "stream_options without a stream", {"stream_options": {"include_usage": True}}, names="stream_options"),
     Case(28, "an unknown field", {"temprature": 1}, names="temprature"),
-    Case(29, "a path as a model", {"model": "../../etc/passwd"}, (404,), names="does not exist"),
-    Case(29, "an absolute path as a model", {"model": "/etc/passwd"}, (404,), names="does not exist"),
-    Case(29, "NUL in a model's name", {"model": "tiny\0"}, (404,), names="does not exist"),
+    Case(29, "a path as a model", {"model": "../../etc/passwd"}, OK),
+    Case(29, "an absolute path as a model", {"model": "/etc/passwd"}, OK),
+    Case(29, "NUL in a model's name", {"model": "tiny\0"}, OK),
     Case(29, "a model's name of 4,096 characters", {"model": "a" * 4096}, names="model"),
 ]
 

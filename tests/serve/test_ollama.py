@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import httpx
+import numpy as np
 import ollama
 import pytest
 from fastapi import Request
@@ -243,6 +244,8 @@ def test_embeddings_are_those_of_openais_api(talker: Talker, client: ollama.Clie
     assert both.total_duration is not None and both.total_duration > 0
     assert [list(one) for one in client.embed("tiny", texts[1]).embeddings] == vectors[1:]
     assert list(client.embeddings("tiny", texts[0]).embedding) == vectors[0]
+    [short] = client.embed("tiny", texts[1], dimensions=4).embeddings
+    assert np.allclose(short, np.array(vectors[1][:4]) / np.linalg.norm(vectors[1][:4]), atol=1e-6)
 
     async def main() -> Any:
         async with ollama.AsyncClient(host=talker.url) as asynchronous:
@@ -255,7 +258,7 @@ def test_embeddings_are_those_of_openais_api(talker: Talker, client: ollama.Clie
 @pytest.mark.parametrize(
     ("body", "named"),
     [
-        ({"dimensions": 8}, "dimensions is not supported"),
+        ({"dimensions": 9999}, "fewer than 9999"),
         ({"input": []}, "input"),
         ({"input": "a" * 20_000, "truncate": False}, "tokens"),
         ({"model": "llama"}, "'llama' does not exist here"),

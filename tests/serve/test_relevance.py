@@ -84,8 +84,9 @@ def test_what_cannot_be_done_is_refused(server: Live, path: str, body: dict[str,
         assert reply.json()["error"]["param"] == param
 
 
-def test_another_model_is_missing(server: Live) -> None:
-    assert ask(server, "/v1/rerank", model="other", query="a", documents=["b"]).status_code == 404
+def test_another_name_is_the_same_model(server: Live) -> None:
+    reply = ask(server, "/v1/rerank", model="other", query="a", documents=["b"])
+    assert (reply.json()["model"], reply.headers["x-tokenwright-ignored"]) == ("tiny", "model")
 
 
 def test_embeddings_are_pooled_as_the_files_say(tmp_path: Path) -> None:

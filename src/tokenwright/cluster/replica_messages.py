@@ -155,6 +155,7 @@ ErrorKind = Literal[
     "CheckpointError",
     "ContextError",
     "EngineError",
+    "GrammarError",
     "ReplicaError",
     "RequestError",
     "TokenwrightError",

@@ -23,7 +23,7 @@ from tokenwright.decode.closing import Closers, Steering
 from tokenwright.decode.grammar_kinds import NAMES, SOURCES
 from tokenwright.decode.grammar_trials import LIMITS, SIMPLER, GrammarWorkers, shortened
 from tokenwright.engine import Grammar
-from tokenwright.errors import EngineError, RequestError
+from tokenwright.errors import EngineError, GrammarError, RequestError
 
 Mask = NDArray[np.uint32]
 Cut = Callable[[str], Sequence[int]]
@@ -205,15 +205,15 @@ class GrammarState:
         return mask
 
     def _step(self, do: Callable[..., Any], *args: Any) -> Any:
-        """Call the matcher. Raises EngineError for an error that the matcher only records, and over the time limit."""
+        """Call the matcher. Raises GrammarError for an error that the matcher only records, and over the time limit."""
         start = time.thread_time()
         result = do(*args)
         seconds = time.thread_time() - start
         error = shortened(self.matcher.get_error())
         if error:
-            raise EngineError(f"the grammar cannot be followed: {error}")
+            raise GrammarError(f"the grammar cannot be followed: {error}")
         if seconds > STEP_SECONDS:
-            raise EngineError(f"one step of the grammar took {seconds:.1f} s of {STEP_SECONDS:g} allowed; {SIMPLER}")
+            raise GrammarError(f"one step of the grammar took {seconds:.1f} s of {STEP_SECONDS:g} allowed; {SIMPLER}")
         return result
 
 

@@ -35,6 +35,7 @@ _MEANINGS = (  # a phrase in llguidance's message, and the message that a user g
     ("is not present in a registry", "$ref to another document is not followed; put the schema under $defs"),
     ("too big", f"it is too large; {SIMPLER}"),
     ("too large", f"it is too large; {SIMPLER}"),
+    ("too many states", f"its regular expressions take too much memory; {SIMPLER}"),
     ("too many expressions", f"its regular expressions are too large; {SIMPLER}"),
     ("Current row has", f"too many of its alternatives are open at one place; {SIMPLER}"),
     ("Too many items", f"too many of its alternatives are open at one place; {SIMPLER}"),

@@ -25,7 +25,7 @@ from tokenwright.engine import (
     TopLogprob,
 )
 from tokenwright.engine.loop import Delivery, RequestHandle
-from tokenwright.errors import EngineError, ReplicaError
+from tokenwright.errors import EngineError, GrammarError, ReplicaError
 from tokenwright.llm.chat.answer_reader import AnswerReader
 from tokenwright.llm.outputs import Completion, Piece, TreeToken, Usage
 
@@ -182,7 +182,7 @@ class OutputProcessor:
 
     def check(self) -> None:
         """Raises EngineError if the request has failed."""
-        if isinstance(self.error, ReplicaError):
+        if isinstance(self.error, GrammarError | ReplicaError):
             raise self.error
         if self.error is not None:
             raise EngineError(str(self.error) or type(self.error).__name__) from self.error

@@ -22,7 +22,7 @@ from tokenwright.serve.anthropic import routes as anthropic
 from tokenwright.serve.explorer import routes as explore
 from tokenwright.serve.explorer.explorer import Explorer, RunGone
 from tokenwright.serve.http.api import Api, add_errors, add_schemas, api_of
-from tokenwright.serve.http.dispatch import Direct, HeadRequests, handlers_of
+from tokenwright.serve.http.dispatch import Direct, HeadRequests, ShortPaths, handlers_of
 from tokenwright.serve.ollama import routes as ollama
 from tokenwright.serve.openai import embeddings, infill, llama_cpp, rerank, tokenize
 from tokenwright.serve.openai import routes as openai
@@ -99,7 +99,7 @@ def make_app(
     policy = hosts if isinstance(hosts, Policy) else Policy.of(hosts)
     metrics = Metrics()
     names = (*(served.names or (explorer.name,)), *served.adapters)
-    limits = replace(served.limits or ServiceLimits(), keys=max(1, len(policy.keys)))
+    limits = replace(served.limits or ServiceLimits(), keys=max(1, len(policy.keys)), any_model=not served.adapters)
     service = Service(explorer.host, names, limits, metrics)
     metrics.watch(lambda: [service])
 
@@ -125,7 +125,8 @@ def make_app(
 
 
 def add_access_log(app: FastAPI, served: Served, metrics: Metrics) -> None:
-    """Add the outermost middleware, which gives each request its id."""
+    """Add the outermost middlewares; the first gives each request its id."""
+    app.add_middleware(ShortPaths)
     app.add_middleware(
         AccessLog,
         timings=served.timings,

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.serve.http.fields import (
@@ -33,6 +33,91 @@ class TextBlock(Body):
 
     type: Literal["text"]
     text: Text
+
+
+class PlainSource(Body):
+    harmless = {"media_type": "it is plain text"}
+
+    type: Literal["text"]
+    data: Text
+
+
+class ContentSource(Body):
+    type: Literal["content"]
+    content: Text | Annotated[list[TextBlock], many(MOST_PARTS)]
+
+
+class DocumentBlock(Body):
+    """A document of text, which is part of the message."""
+
+    harmless = {**_CACHED, "citations": "answers are plain text"}
+
+    type: Literal["document"]
+    source: Annotated[PlainSource | ContentSource, Field(discriminator="type")]
+    title: Text = ""
+    context: Text = ""
+
+
+class SearchResultBlock(Body):
+    """A result of a search by the client, which is part of the message."""
+
+    harmless = {**_CACHED, "citations": "answers are plain text"}
+
+    type: Literal["search_result"]
+    source: Text
+    title: Text
+    content: Annotated[list[TextBlock], many(MOST_PARTS)]
+
+
+class CompactionBlock(Body):
+    """The summary of a conversation, which stands for it."""
+
+    harmless = {**_CACHED, **dict.fromkeys(("encrypted_content", "signature", "tool_changes"), "only its text is read")}
+
+    type: Literal["compaction"]
+    content: Text = ""
+
+
+HOSTED_BLOCKS = frozenset(
+    (
+        "advisor_tool_result",
+        "bash_code_execution_tool_result",
+        "code_execution_tool_result",
+        "container_upload",
+        "fallback",
+        "mcp_tool_listing",
+        "mcp_tool_result",
+        "mcp_tool_use",
+        "server_tool_use",
+        "text_editor_code_execution_tool_result",
+        "tool_addition",
+        "tool_reference",
+        "tool_removal",
+        "tool_search_tool_result",
+        "web_fetch_tool_result",
+        "web_search_tool_result",
+    )
+)
+
+
+class HostedBlock(Body):
+    """A block about work of Anthropic's servers; it is left out."""
+
+    type: Annotated[Text, Field(json_schema_extra={"enum": sorted(HOSTED_BLOCKS)})]
+
+
+def _block_type(value: object) -> object:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "hosted" if isinstance(kind, str) and kind in HOSTED_BLOCKS else kind
+
+
+Left = Annotated[HostedBlock, others(), Tag("hosted")]
+Told = (
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[DocumentBlock, Tag("document")]
+    | Annotated[SearchResultBlock, Tag("search_result")]
+    | Left
+)
 
 
 class ThinkingBlock(Body):
@@ -68,12 +153,20 @@ class ToolResultBlock(Body):
 
     type: Literal["tool_result"]
     tool_use_id: CallId
-    content: Text | Annotated[list[TextBlock], many(MOST_PARTS)] = ""
+    content: Text | Annotated[list[Annotated[Told, Discriminator(_block_type)]], many(MOST_PARTS)] = ""
     is_error: bool = False
 
 
-UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
-AssistantBlock = Annotated[TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock, Field(discriminator="type")]
+UserBlock = Annotated[Told | Annotated[ToolResultBlock, Tag("tool_result")], Discriminator(_block_type)]
+AssistantBlock = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[RedactedBlock, Tag("redacted_thinking")]
+    | Annotated[ToolUseBlock, Tag("tool_use")]
+    | Annotated[CompactionBlock, Tag("compaction")]
+    | Left,
+    Discriminator(_block_type),
+]
 
 
 class AnthropicUserMessage(Body):

@@ -26,7 +26,7 @@ from tokenwright.serve.anthropic.bodies import (
 )
 from tokenwright.serve.anthropic.context_edits import edited
 from tokenwright.serve.anthropic.reply_schema import AnthropicError, AnthropicMessage, CountedTokens
-from tokenwright.serve.anthropic.turns import conversation
+from tokenwright.serve.anthropic.turns import conversation, left_out
 from tokenwright.serve.http.api import (
     EVENTS,
     Api,
@@ -178,6 +178,7 @@ def prompt_of(request: Request, body: AnthropicPrompted) -> dict[str, Any]:
     """The fields of a GenerationRequest that make its prompt. Raises RequestError for messages that cannot be one."""
     choice, last = body.tool_choice, body.messages[-1]
     messages = edited(body, conversation(body), about(request))
+    about(request).ignored += left_out(body)
     if isinstance(last, AnthropicAssistantMessage) and "tool_calls" in messages[-1]:
         raise RequestError(
             f"messages.{len(body.messages) - 1}: an answer goes on from text alone, and this last message has a "

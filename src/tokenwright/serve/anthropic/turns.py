@@ -11,6 +11,11 @@ from tokenwright.serve.anthropic.bodies import (
     AnthropicPrompted,
     AnthropicSystemMessage,
     AnthropicUserMessage,
+    CompactionBlock,
+    ContentSource,
+    DocumentBlock,
+    HostedBlock,
+    SearchResultBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -39,7 +44,33 @@ def text_of(content: str | Iterable[object]) -> str:
     """The text of a message's content."""
     if isinstance(content, str):
         return content
-    return "\n".join(block.text for block in content if isinstance(block, TextBlock))
+    return "\n".join(text for block in content if (text := _text(block)) is not None)
+
+
+def _text(block: object) -> str | None:
+    """The text of a block; None: it is none."""
+    match block:
+        case TextBlock():
+            return block.text
+        case CompactionBlock():
+            return block.content
+        case SearchResultBlock():
+            return "\n".join((block.title, block.source, text_of(block.content)))
+        case DocumentBlock():
+            told = text_of(block.source.content) if isinstance(block.source, ContentSource) else block.source.data
+            return "\n".join(filter(None, (block.title, block.context, told)))
+    return None
+
+
+def left_out(body: AnthropicPrompted) -> list[str]:
+    """The types of the blocks that are not read."""
+    found: list[str] = []
+    for message in body.messages:
+        for block in () if isinstance(message.content, str) else message.content:
+            inner = block.content if isinstance(block, ToolResultBlock) else ()
+            each = (block, *(() if isinstance(inner, str) else inner))
+            found += [f"messages.content.{one.type}" for one in each if isinstance(one, HostedBlock)]
+    return found
 
 
 def _from_user(message: AnthropicUserMessage, names: Mapping[str, str], at: int) -> Iterator[dict[str, Any]]:
@@ -58,7 +89,7 @@ def _from_user(message: AnthropicUserMessage, names: Mapping[str, str], at: int)
             content = f"Error: {text}" if block.is_error else text
             name = names[block.tool_use_id]
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content}
-    texts = [block for block in message.content if isinstance(block, TextBlock)]
+    texts = [block for block in message.content if _text(block) is not None]
     if texts or not message.content:
         yield {"role": "user", "content": text_of(texts)}
 

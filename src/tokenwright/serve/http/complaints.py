@@ -38,7 +38,7 @@ def _worst(details: Sequence[Any], data: object) -> Complaint:
         return Complaint(field, f"{field}{' ' if kind == 'refused' else ': '}{message}")
     field, value = ".".join(path), _at(data, path)
     if kind == "union_tag_invalid":
-        name = context["discriminator"].strip("'")
+        name = "type" if context["discriminator"].endswith("()") else context["discriminator"].strip("'")
         said = f"{name} {shown(context['tag'])} is not supported; it is {context['expected_tags']}"
         return Complaint(field or None, f"{field}: {said}" if field else said)
     same = [one for one in details if list(_path(one["loc"], data, missing=False)) == path]

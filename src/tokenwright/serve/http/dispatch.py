@@ -1,7 +1,8 @@
-"""Ways around FastAPI's router: for requests that wait, and for HEAD."""
+"""Ways around FastAPI's router: for requests that wait, for HEAD, and for OpenAI's paths without their version."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from fastapi import FastAPI, Request
@@ -41,6 +42,21 @@ class Direct:
         except Exception as error:
             response = await self._answer(request, error)
         await response(scope, receive, send)
+
+
+class ShortPaths:
+    """Takes OpenAI's paths without /v1, as llama.cpp's server does: clients are often given an address without it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and _SHORT.fullmatch(scope["path"]):
+            scope = {**scope, "path": f"/v1{scope['path']}"}
+        await self._app(scope, receive, send)
+
+
+_SHORT = re.compile(r"/(chat/completions|completions|embeddings|(responses|models)(/.*)?)")
 
 
 class HeadRequests:

@@ -76,6 +76,7 @@ ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
 StopText = Annotated[str, Field(min_length=1, max_length=MOST_STOP)]
 Stops = Annotated[list[StopText], many(MOST_STOPS)]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+Dimensions = Annotated[Tokens | None, absent(0, -1)]  # of an embedding
 MostTokens = Annotated[Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None, absent(-1)]  # -1: as many as fit
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Metadata = Annotated[

@@ -33,13 +33,17 @@ from tokenwright.serve.service.types import (
 log = logging.getLogger(__name__)
 
 
-def check_model(request: Request, service: Service, name: str) -> str:
+def check_model(request: Request, service: Service, name: str, *, exact: bool = False) -> str:
     """The name of the model that a request asks for: the server's own, where it names none.
 
-    Raises Missing for a model that this server does not have.
+    A server of one model answers under any name, since agents write that of a company's model; the reply says so.
+    Raises Missing for a model that this server does not have, where there are several, or an `exact` name is needed.
     """
-    name = name or service.names[0]
-    about(request).model = name
+    known, name = about(request), name or service.names[0]
+    if name not in service.names and service.limits.any_model and not (exact or known.strict):
+        known.ignored.append("model")
+        name = service.names[0]
+    known.model = name
     if name not in service.names:
         raise no_model(name, service.names)
     return name

@@ -10,6 +10,7 @@ from tokenwright.serve.http.fields import (
     MOST_TOOLS,
     Body,
     CallId,
+    Dimensions,
     ModelName,
     Name,
     Object,
@@ -184,9 +185,8 @@ class Embedded(Body):
 class OllamaEmbed(Embedded):
     """POST /api/embed. truncate: only the last tokens of a text that is too long are read."""
 
-    refused = {"dimensions": Refused("vectors have the width of the model")}
-
     truncate: bool = True
+    dimensions: Dimensions = None
     input: Text | Annotated[list[Text], many(MOST_TEXTS, 1)]
 
 

@@ -155,8 +155,7 @@ def served_model(request: Request, service: Service, name: str) -> str:
     """
     plain = name.removesuffix(_TAG)
     found = next((one for one in (name, plain, plain + _TAG) if one in service.names), plain)
-    check_model(request, service, found)
-    return found
+    return check_model(request, service, found, exact=True)  # its clients pull a model that is missing
 
 
 _TAG = ":latest"
@@ -164,8 +163,9 @@ _TAG = ":latest"
 
 async def _vectors(request: Request, service: Service, body: Embedded, inputs: Sequence[str]) -> Vectors:
     body.model = body.model or service.names[0]
-    cut = isinstance(body, OllamaEmbed) and body.truncate
-    return await embedded(request, service, served_model(request, service, body.model), inputs, cut=cut)
+    cut, dimensions = (body.truncate, body.dimensions) if isinstance(body, OllamaEmbed) else (False, None)
+    model = served_model(request, service, body.model)
+    return await embedded(request, service, model, inputs, cut=cut, dimensions=dimensions)
 
 
 async def _reply(request: Request, service: Service, body: Chat | Generate, prompt: dict[str, Any]) -> Response:

@@ -15,6 +15,7 @@ from tokenwright.serve.http.fields import (
     MOST_TEXT,
     MOST_TOOLS,
     Body,
+    Dimensions,
     Effort,
     ModelName,
     MostTokens,
@@ -63,6 +64,7 @@ LABELS: Mapping[str, str] = {
     "metadata": "it is a label",
     "safety_identifier": "it is a label",
     "client_metadata": "it is a label",
+    "models": "the model of the field model answers",
     "prompt_cache_key": CACHED,
     "prompt_cache_retention": "prefixes are cached as long as there is room",
 }
@@ -244,10 +246,10 @@ class ChatBody(Sampling):
 class EmbeddingBody(Body):
     """POST /v1/embeddings."""
 
-    refused: ClassVar = {"dimensions": Refused("vectors have the width of the model")}
     harmless: ClassVar = LABELS
 
     model: ModelName = ""
+    dimensions: Dimensions = None
     input: Text | Ids | Annotated[list[Text], many(MOST_INPUTS, 1)] | Annotated[list[Ids], many(MOST_INPUTS, 1)]
     encoding_format: Literal["float", "base64"] = "float"
     truncate_prompt_tokens: Tokens | None = None

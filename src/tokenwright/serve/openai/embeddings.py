@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
-from tokenwright.serve.http.api import About, about, answers, body_of, takes, unless_gone
+from tokenwright.serve.http.api import About, RefusedRequest, about, answers, body_of, takes, unless_gone
 from tokenwright.serve.http.reply_text import Json, server_timing, timings_of, written
 from tokenwright.serve.http.replying import check_model
 from tokenwright.serve.openai.bodies import EmbeddingBody
@@ -24,7 +24,7 @@ from tokenwright.serve.openai.reply_schema import EmbeddingList
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.multi_prompt import gathered
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import GenerationRequest
+from tokenwright.serve.service.types import GenerationRequest, Problem
 
 Embedded = list[tuple[Generation, NDArray[np.float32]]]
 
@@ -37,10 +37,11 @@ async def embedded(
     truncate: int | None = None,
     *,
     cut: bool = False,
+    dimensions: int | None = None,
 ) -> Embedded:
     """The embedding of each text or list of ids. truncate: how many of its last tokens are read; None: all.
 
-    cut: as many as the context has.
+    cut: as many as the context has. dimensions: how many are kept, scaled to unit length again; None: all.
     """
     model = check_model(request, service, model)
     if cut:
@@ -56,7 +57,20 @@ async def embedded(
         )
         for one in inputs
     ]
-    return await unless_gone(request, gathered(lambda wanted: _embedded(about(request), service, wanted), each))
+    found = await unless_gone(request, gathered(lambda wanted: _embedded(about(request), service, wanted), each))
+    return found if dimensions is None else [(one, _shortened(vector, dimensions)) for one, vector in found]
+
+
+def _shortened(vector: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:
+    """The first dimensions, as models that nest shorter vectors in their own are trained for (arXiv 2205.13147)."""
+    if dimensions > len(vector):
+        why = f"dimensions: a vector of this model has {len(vector)}, fewer than {dimensions}"
+        raise RefusedRequest(Problem(400, "invalid", why, "dimensions"))
+    return _unit(vector[:dimensions])
+
+
+def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    return vector / max(float(np.linalg.norm(vector)), 1e-12)
 
 
 def tokens_of(found: Embedded) -> int:
@@ -82,7 +96,7 @@ async def _embedded(
     finally:
         generation.cancel()
     vector = generation.embedding(service.host.llm.loaded.facts.pooling.pooling)
-    return generation, vector / max(float(np.linalg.norm(vector)), 1e-12)
+    return generation, _unit(vector)
 
 
 class Embeddings:
@@ -97,7 +111,8 @@ class Embeddings:
         given = body.input
         inputs = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
         body.model = check_model(request, self.service, body.model)
-        found = await embedded(request, self.service, body.model, inputs, body.truncate_prompt_tokens)
+        truncate, dimensions = body.truncate_prompt_tokens, body.dimensions
+        found = await embedded(request, self.service, body.model, inputs, truncate, dimensions=dimensions)
         tokens, pooling = tokens_of(found), self.service.host.llm.loaded.facts.pooling.pooling
 
         def reply() -> Json:

@@ -51,6 +51,7 @@ class ServiceLimits:
 
     threads: that render, tokenise and compile. deadline_s: of a request that names none; None: no limit.
     reader_s: seconds in all that a request may be paused for a client that reads too slowly; None: no limit.
+    any_model: a request may name any model, as there is one that answers it.
     """
 
     queue: int = 1024
@@ -58,6 +59,7 @@ class ServiceLimits:
     threads: int = 2
     deadline_s: float | None = None
     reader_s: float | None = 300.0
+    any_model: bool = False
 
 
 @dataclass(slots=True)

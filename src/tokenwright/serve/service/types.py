@@ -16,6 +16,7 @@ from tokenwright.errors import (
     CapacityError,
     ContextError,
     EngineError,
+    GrammarError,
     ReplicaError,
     RequestError,
     TokenwrightError,
@@ -238,6 +239,8 @@ def problem_of(error: Exception) -> Problem:
             return Problem(400, "invalid", _too_long(error), "messages", code="context_length_exceeded")
         case RequestError():
             return Problem(400, "invalid", str(error), parameter_of(error))
+        case GrammarError():
+            return Problem(400, "invalid", str(error))
         case CapacityError():
             return Problem(400, "invalid", str(error), "max_tokens")
         case Busy():
