@@ -1,0 +1,1 @@
+"""What an engine drafts with: its draft model, and the measured costs of steps."""
