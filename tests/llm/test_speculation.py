@@ -1,10 +1,13 @@
 """Speculation never changes a bit: random requests on random engines, with drafts and without, are equal by ==.
 
-The drafts are the proposer's own, or those of one that knows the texts: they hold for a while, and then fail.
+The drafts are the proposer's own, or those of one that knows the texts: they hold for a while, and then fail; or those
+of a draft model, the model in another format or another model. A copy of the model is never wrong: where its own K and
+V were not those of the text, after whatever became of its pages, that would show.
 """
 
 import random
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from tests.models.fixtures import make_checkpoint
 from tests.profiles import share
 from tokenwright import LLM, SamplingParams
 from tokenwright.decode import SuffixProposer
+from tokenwright.decode.draft_model import DraftModel
 from tokenwright.decode.step_costs import StepCosts
 from tokenwright.errors import RequestError
 from tokenwright.llm.model import LoadedModel
@@ -43,11 +47,15 @@ NOTHING: Any = None
 FAMILIES = ("stories", "llama2", "gemma2", "qwen3-moe", "deepseek2")
 
 
+WEIGHTS = ("native", "int8", "bfloat16", "int4", "native")
+DRAFTS = {"gemma2": "llama2", "deepseek2": "qwen3-moe", "qwen3-moe": "gemma2"}  # of another family, now and then
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
     """A model of each family, one with adapters, in formats that go round."""
     folder, found = tmp_path_factory.mktemp("speculation"), {}
-    for name, weights in zip(FAMILIES, ("native", "int8", "bfloat16", "int4", "native"), strict=True):
+    for name, weights in zip(FAMILIES, WEIGHTS, strict=True):
         path = "stories" if name == "stories" else str(make_checkpoint(folder / name, name).path)
         adapters: dict[str, Path] = {}
         if name == "llama2":
@@ -164,8 +172,16 @@ def written(llm: LLM, asked: list[dict[str, Any]], cut: int | None) -> list[list
     return found
 
 
-@pytest.mark.parametrize("number", range(share(ROUNDS)))
-def test_texts_with_drafts_are_those_without(models: dict[str, LoadedModel], number: int) -> None:
+def with_draft(loaded: LoadedModel, draft: str, weights: str, options: dict[str, Any]) -> LLM:
+    """An LLM whose draft model's steps cost nearly nothing."""
+    llm = LLM(loaded, draft=draft, draft_weights=weights, **options)
+    proposer: Any = llm.llm_engine.inspect(lambda engine: engine.scheduler.proposer)
+    proposer.costs, proposer.own = FREE, StepCosts({1: 0.01, 64: 0.01})
+    return llm
+
+
+def check_round(models: dict[str, LoadedModel], number: int, folder: Path) -> None:
+    """Texts with drafts of every source are those without."""
     draw = random.Random(number)
     name = FAMILIES[number % len(FAMILIES)]
     loaded = models[name]
@@ -194,11 +210,112 @@ def test_texts_with_drafts_are_those_without(models: dict[str, LoadedModel], num
             for choice in found
             if isinstance(choice, Completion)
         ]
-    for number_of_drafts in (Knowing(whole, number, loaded.config.vocab_size), SuffixProposer(FREE), None):
+    for proposer in (Knowing(whole, number, loaded.config.vocab_size), SuffixProposer(FREE), None):
         with LLM(loaded, **options) as llm:
             scheduler = llm.llm_engine.inspect(lambda engine: engine.scheduler)
-            scheduler.proposer = number_of_drafts or scheduler.proposer
+            scheduler.proposer = proposer or scheduler.proposer
             assert written(llm, asked, cut) == without
+    other = models[DRAFTS[name]] if name in DRAFTS and draw.random() < 0.3 else loaded
+    draft, weights, file = other.name, draw.choice(["native", "int8", "int4"]), folder / f"{number}.kv"
+    with with_draft(loaded, draft, weights, options) as llm:
+        assert written(llm, asked, cut) == without
+        saved = llm.save_cache(file, prompts[0])
+    with with_draft(loaded, draft, weights, options) as llm:
+        assert not saved or llm.load_cache(file) == saved
+        assert written(llm, asked, cut) == without
+
+
+@pytest.mark.parametrize("number", range(share(ROUNDS)))
+def test_texts_with_drafts_are_those_without(models: dict[str, LoadedModel], number: int, tmp_path: Path) -> None:
+    check_round(models, number, tmp_path)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("hundred", range(30))
+def test_texts_of_many_rounds(models: dict[str, LoadedModel], hundred: int, tmp_path: Path) -> None:
+    for number in range(1000 + 100 * hundred, 1100 + 100 * hundred):
+        check_round(models, number, tmp_path)
+
+
+def copied(models: dict[str, LoadedModel], number: int) -> list[tuple[int, int]]:
+    """Drafts and accepted ones of texts that a copy of the model drafts, through preemptions, swaps and forks."""
+    draw = random.Random(number)
+    name = FAMILIES[number % len(FAMILIES)]
+    loaded, ids = models[name], models[name].tokenizer.encode(STORY * 2)
+    options = engine_options(draw, window=name in ("stories", "llama2")) | {"kv": "native"}
+    asked = []
+    for _ in range(draw.randint(2, 6)):
+        params = {"max_tokens": draw.choice([9, 40]), "ignore_eos": True, "temperature": draw.choice([0.0, 0.8, 1.2])}
+        params |= {"seed": draw.randrange(99), "n": draw.choice([1, 1, 3]) if params["temperature"] else 1}
+        params |= draw.choice([{}, {"repetition_penalty": 1.3}, {"top_p": 0.9, "mirostat": 2}])
+        asked.append({"prompt": ids[: draw.randint(1, len(ids))], "params": SamplingParams(**params)})
+    with with_draft(loaded, loaded.name, WEIGHTS[FAMILIES.index(name)], options) as llm:
+        proposer: Any = llm.llm_engine.inspect(lambda engine: engine.scheduler.proposer)
+        proposer.earlier.capacity, proposer._repeated = 0, lambda *_: None  # no drafts from repeated text
+        with held(llm):
+            streams = [llm.stream(**one) for one in asked]
+        for stream in streams:
+            list(stream)
+        more = [*asked[0]["prompt"], *streams[0].completion.token_ids]
+        streams.append(llm.stream(more, max_tokens=12, temperature=0.0, ignore_eos=True))
+        list(streams[-1])
+        assert_at_rest(llm)
+    return [(one.usage.drafted_tokens, one.usage.accepted_tokens) for one in (stream.completion for stream in streams)]
+
+
+@pytest.mark.parametrize("number", range(share(2 * len(FAMILIES))))
+def test_a_copy_of_the_model_is_never_wrong(models: dict[str, LoadedModel], number: int) -> None:
+    found = copied(models, number)
+    assert all(accepted == drafted for drafted, accepted in found)
+    assert sum(drafted for drafted, _ in found) > 0
+
+
+def stale(self: Any, sequence: Any, computed: int, drafts: Any) -> int:
+    """A planted fault: whatever the model has computed, the draft model is believed to have computed too."""
+    return computed
+
+
+def left_behind(self: Any, sequence: Any, computed: int, drafts: Any) -> int:
+    """A planted fault: what a guess that was not kept has left is taken for the text's own."""
+    found = self._filled.get(sequence.id)
+    return FILLED(self, sequence, computed, drafts) if found is None else found.known + len(found.guessed)
+
+
+FILLED = DraftModel._filled_of
+
+
+@pytest.mark.parametrize("fault", [stale, left_behind], ids=lambda one: one.__name__)
+def test_a_draft_model_with_wrong_k_and_v_is_seen(
+    models: dict[str, LoadedModel], fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DraftModel, "_filled_of", fault)
+    assert any(drafted > accepted for number in range(10) for drafted, accepted in copied(models, number))
+
+
+def test_a_draft_model_of_another_tokenizer_is_refused(models: dict[str, LoadedModel]) -> None:
+    with pytest.raises(RequestError, match="a draft model has the tokenizer of the model, and stories has another"):
+        LLM(models["llama2"], draft="stories")
+    with pytest.raises(RequestError, match="give draft as well"):
+        LLM("stories", draft_weights="int4")
+
+
+def test_a_draft_model_that_fails_ends_no_text(models: dict[str, LoadedModel]) -> None:
+    loaded = models["stories"]
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    [plain] = LLM(loaded, speculate="off").generate([STORY], params)
+    for step in range(4):
+        with with_draft(loaded, "stories", "int4", {}) as llm:
+            proposer: Any = llm.llm_engine.inspect(lambda engine: engine.scheduler.proposer)
+            compute, calls = proposer.model._drafter.forward, count()
+
+            def failing(batch: Any, compute: Any = compute, calls: Any = calls, step: int = step) -> Any:
+                if next(calls) == step:
+                    raise MemoryError
+                return compute(batch)
+
+            proposer.model._drafter.forward = failing
+            [done] = llm.generate([STORY], params)
+        assert done.token_ids == plain.token_ids and proposer.model.failed
 
 
 def test_drafts_are_computed_and_kept(models: dict[str, LoadedModel]) -> None:

@@ -51,7 +51,6 @@ class StepCosts:
         low, high = counts[right - 1], counts[right]
         return costs[right - 1] + (costs[right] - costs[right - 1]) * (rows - low) / (high - low)
 
-
     def times(self, factor: float) -> "StepCosts":
         """The costs in other units."""
         return StepCosts({rows: cost * factor for rows, cost in self.points.items()}, self.context * factor)

@@ -27,7 +27,7 @@ from tokenwright.engine.loop import CLOSED, EngineLoop, Inbox, Listener, Request
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType
 from tokenwright.llm.cache_file import StepClock, load_pages, open_disk, save_pages
-from tokenwright.llm.drafts.opening import Draft, drafted, open_draft
+from tokenwright.llm.drafts.sources import Draft, drafted, open_draft
 from tokenwright.llm.input_processor import InputProcessor, Prompt
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.output_processor import OutputProcessor, Report
@@ -343,9 +343,7 @@ class LLMEngine:
                 owned.loaded.leave()
 
 
-def _about(
-    loaded: LoadedModel, specs: tuple[LayerSpec, ...], page_size: int, draft: Draft | None
-) -> Mapping[str, str]:
+def _about(loaded: LoadedModel, specs: tuple[LayerSpec, ...], page_size: int, draft: Draft | None) -> Mapping[str, str]:
     """Everything but the tokens that the pages of an engine depend on."""
     facts, copied = loaded.facts, f", {len(loaded.copies)} as they lie" if loaded.copies else ""
     rounding = facts.kernels if facts.kernels == "reference" else arithmetic(facts.kernels)

@@ -94,7 +94,7 @@ class Tokenizer:
         return self._templates[2]
 
     def first_other(self, other: "Tokenizer") -> int | None:
-        """The first id that is one token here and another there, of those that both models have; None: there is none."""
+        """The first id, of those that both models have, which is another token in `other`; None: there is none."""
         here, there = (one._library.get_vocab(with_added_tokens=True) for one in (self, other))
         if here == there:
             return None

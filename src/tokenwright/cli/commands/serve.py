@@ -197,6 +197,8 @@ def serve(
     page_size: opt.PageSize = 16,
     token_budget: opt.TokenBudget = 512,
     speculate: opt.Speculate = "suffix",
+    draft: opt.Draft = None,
+    draft_weights: opt.DraftWeights = "native",
 ) -> None:
     """Serve models over HTTP: OpenAI's API and others, so that existing clients work unchanged.
 

@@ -99,8 +99,14 @@ class Preprocessor:
         if at_end and wanted.streamed:
             name = "beams" if params.beams > 1 else "best_of"
             raise RequestError(f"{name} cannot be streamed: its texts are known at the end alone; leave stream out")
-        shared = {"salt": wanted.caller.salt, "prediction": wanted.prediction}
-        request = self._llm.prepare(ids, params, adapter=adapter, **shared)
+        request = self._llm.prepare(
+            ids,
+            params,
+            salt=wanted.caller.salt,
+            adapter=adapter,
+            prediction=wanted.prediction,
+            speculate=wanted.speculate,
+        )
         tags = self.chat.tags(wanted, text, params)
         if tags is not None:
             self.chat.let_think(request, wanted.thinking_budget, tags)

@@ -24,8 +24,8 @@ from tokenwright.decode.step_costs import StepCosts, costs_of, measured
 from tokenwright.engine import PagePool, Proposer
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType, WeightFormat
-from tokenwright.llm.model import LoadedModel, make_decoder
 from tokenwright.llm.drafts.step_times import SMALLEST, step_times
+from tokenwright.llm.model import LoadedModel, make_decoder
 from tokenwright.models.graph import Graph
 
 LEAST = 0.03  # of a step of the model's: what a draft model's takes at least, where neither was measured
@@ -64,7 +64,7 @@ def open_draft(loaded: LoadedModel, options: EngineConfig) -> Draft | None:
     if checkpoint.graph.recurrent or loaded.graph.recurrent:
         which = options.draft if checkpoint.graph.recurrent else loaded.name
         raise RequestError(
-            f"{which} keeps a state of each text, which does not go back to where a draft was rejected; leave draft out",
+            f"{which} keeps a state of each text, which cannot go back to where a draft was rejected; leave draft out",
             "draft",
         )
     native = find_kernels() if loaded.device.type == "cpu" else None
@@ -76,7 +76,12 @@ def open_draft(loaded: LoadedModel, options: EngineConfig) -> Draft | None:
 
 
 def drafted(
-    loaded: LoadedModel, options: EngineConfig, specs: tuple[LayerSpec, ...], store: KVStore, pool: PagePool, draft: Draft | None
+    loaded: LoadedModel,
+    options: EngineConfig,
+    specs: tuple[LayerSpec, ...],
+    store: KVStore,
+    pool: PagePool,
+    draft: Draft | None,
 ) -> tuple[Any, Proposer | None]:
     """The engine's runner, and its proposer if it speculates. store: of the layers of both models."""
     own = ModelRunner(loaded.decoder, store if draft is None else store.of_layers(0, len(specs)))
@@ -89,7 +94,9 @@ def drafted(
     at, decoder = len(specs), draft.decoder
     runner = DraftRunner(decoder, store.of_layers(at, at + len(draft.specs)), loaded.graph.vocab_size)
     form = WeightFormat.parse(options.draft_weights)
-    its, its_seconds = _costs(decoder, draft.checkpoint.graph, draft.specs, draft.form, form.name, always=seconds is not None)
+    its, its_seconds = _costs(
+        decoder, draft.checkpoint.graph, draft.specs, draft.form, form.name, always=seconds is not None
+    )
     share = max(LEAST, decoder.weight_bytes / loaded.decoder.weight_bytes)
     if seconds is not None and its_seconds is not None:
         share = its_seconds / seconds
