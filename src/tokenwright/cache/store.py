@@ -190,7 +190,7 @@ class KVStore:
         return KVView(spec, tuple(parts))
 
     def of_layers(self, first: int, stop: int) -> Self:
-        """The same memory for a model whose layers are those of [first, stop); its groups and pages are all."""
+        """The same memory for a model with the layers [first, stop); it has all groups and pages."""
         other = copy(self)
         other.specs, other._views = self.specs[first:stop], self._views[first:stop]
         return other

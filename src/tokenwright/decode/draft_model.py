@@ -80,7 +80,7 @@ class DraftModel:
         return most if most > 0 and self._pool.reserve(sequence.tables, sequence.computed, stop, stop) else 0
 
     def release(self, sequence: Sequence, drafts: int) -> None:
-        """Give back the pages that `reserve` has taken for more than so many drafts."""
+        """Give back the pages that `reserve` has taken for more drafts than these."""
         self._pool.cut(sequence.tables, len(sequence.tokens) + drafts)
         if (filled := self._filled.get(sequence.id)) is not None:
             filled.guessed = filled.guessed[:drafts]

@@ -1,1 +1,1 @@
-"""What an engine drafts with: its draft model, and the measured costs of steps."""
+"""The sources of an engine's drafts: its draft model, and the measured costs of steps."""

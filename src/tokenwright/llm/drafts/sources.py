@@ -1,4 +1,4 @@
-"""What an engine drafts with: the suffix index and grammars, and a draft model if one is given.
+"""The sources of an engine's drafts: the suffix index and grammars, and a draft model if one is given.
 
 A draft model's layers come behind the model's in one KV store, so its pages are more groups of the same sequences.
 """
