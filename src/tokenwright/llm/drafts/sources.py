@@ -111,6 +111,7 @@ def _costs(
     context = sum(spec.nbytes(1) for spec in specs) / decoder.weight_bytes
     if isinstance(decoder, NativeDecoder) and (always or decoder.weight_bytes >= SMALLEST):
         times = step_times(decoder, specs, form, asked_threads(native=True))
-        return measured(times, context), times[1]
+        if times is not None:
+            return measured(times, context), times[1]
     kernels = decoder.kernels.isa if isinstance(decoder, NativeDecoder) else ""
     return costs_of(kernels, name, lambda rows: sum(map(prod, graph.read(rows).values())), context), None

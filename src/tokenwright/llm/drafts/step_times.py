@@ -1,7 +1,8 @@
 """How long a model's steps take by their rows: measured once for a model on a machine, and kept in the cache folder.
 
-Drafts are weighed against these times (`decode/step_costs.py`). A step is timed several times and the least is kept, so
-a busy machine disturbs it little; and the steps of all numbers of rows take turns.
+Drafts are weighed against these times (`decode/step_costs.py`). Each step is timed several times, in turn with those of
+other numbers of rows, and the least counts. Where the two least differ, a busy machine has disturbed the measurement:
+nothing is kept, and the next engine measures again.
 """
 
 import json
@@ -29,12 +30,18 @@ log = logging.getLogger(__name__)
 SMALLEST = 1 << 26  # bytes of weights; the steps of smaller models are too short to be worth a table of their own
 ROWS = (1, 2, 4, 8, 16, 32)
 ROUNDS = 5
+APART = 1.1  # the second of the least times over the least, at most
 LONGEST = 1.5  # seconds in which rounds begin
 PAGE_SIZE = 32
 
 
-def step_times(decoder: NativeDecoder, specs: Sequence[LayerSpec], form: str, threads: int) -> Mapping[int, float]:
-    """The seconds of steps by their rows, from the kept table, else measured and kept. form: of the weights."""
+def step_times(
+    decoder: NativeDecoder, specs: Sequence[LayerSpec], form: str, threads: int
+) -> Mapping[int, float] | None:
+    """The seconds of steps by their rows, from the kept table, else measured and kept. form: of the weights.
+
+    None: a busy machine has disturbed the measurement.
+    """
     about = [repr(decoder.graph), form, decoder.kernels.isa, threads, os.cpu_count(), platform.machine(), repr(specs)]
     name = sha256(json.dumps(about).encode()).hexdigest()[:40]
     file = Environment.read().cache_folder("steps") / f"{name}.json"
@@ -42,6 +49,8 @@ def step_times(decoder: NativeDecoder, specs: Sequence[LayerSpec], form: str, th
     if kept is not None:
         return kept
     times = measure(decoder, specs, threads)
+    if times is None:
+        return None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with draft_file(file) as draft:
@@ -62,12 +71,12 @@ def read_times(file: Path) -> Mapping[int, float] | None:
 
 def measure(
     decoder: NativeDecoder, specs: Sequence[LayerSpec], threads: int, clock: Callable[[], float] = perf_counter
-) -> Mapping[int, float]:
-    """The least seconds of steps by their rows: one text's, with logits at each row."""
+) -> Mapping[int, float] | None:
+    """The least seconds of steps by their rows: of one text, with logits at each row. None: they were disturbed."""
     store = KVStore(specs, 1, PAGE_SIZE)
     backend, tables = backend_over(decoder, store), [PageTable({0: 0})] * len(store.groups)
     ids = [place * 7919 % decoder.graph.vocab_size for place in range(max(ROWS))]
-    times: dict[int, float] = {}
+    times: dict[int, list[float]] = {rows: [] for rows in ROWS}
     with threads_of(threads):
         began = clock()
         backend(one_chunk(ids[:1], 0, tables, PAGE_SIZE))  # weights come into memory
@@ -76,7 +85,10 @@ def measure(
                 batch = one_chunk(ids[:rows], 0, tables, PAGE_SIZE)
                 start = clock()
                 backend(batch)
-                times[rows] = min(times.get(rows, float("inf")), clock() - start)
+                times[rows].append(clock() - start)
             if clock() - began > LONGEST and turn:
                 break
-    return times
+    least = {rows: sorted(each)[:2] for rows, each in times.items()}
+    if any(second > APART * first for first, second in least.values()):
+        return None
+    return {rows: first for rows, (first, _) in least.items()}
