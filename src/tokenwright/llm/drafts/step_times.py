@@ -23,6 +23,7 @@ from tokenwright.checkpoints.files.atomic_write import draft_file
 from tokenwright.engine import one_chunk
 from tokenwright.engine.page_table import PageTable
 from tokenwright.environment import Environment
+from tokenwright.errors import RequestError
 from tokenwright.regular_file import read_regular
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,10 @@ def step_times(
     """
     about = [repr(decoder.graph), form, decoder.kernels.isa, threads, os.cpu_count(), platform.machine(), repr(specs)]
     name = sha256(json.dumps(about).encode()).hexdigest()[:40]
-    file = Environment.read().cache_folder("steps") / f"{name}.json"
+    try:
+        file = Environment.read().cache_folder("steps") / f"{name}.json"
+    except RequestError:  # there is no home
+        return measure(decoder, specs, threads)
     kept = read_times(file)
     if kept is not None:
         return kept
