@@ -28,7 +28,7 @@ from tokenwright.sampling_params import Grammar
 
 # PEFT, which makes the adapters, over a newer transformers
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-ROUNDS = 24
+ROUNDS = 40
 FREE = StepCosts({1: 1.0, 64: 1.0})  # then every guess is drafted
 STORY = "Once upon a time there was a little girl named Lily. She loved to play in the park. "
 PEOPLE = Grammar.json_schema(
@@ -297,6 +297,41 @@ def test_a_draft_model_of_another_tokenizer_is_refused(models: dict[str, LoadedM
         LLM(models["llama2"], draft="stories")
     with pytest.raises(RequestError, match="give draft as well"):
         LLM("stories", draft_weights="int4")
+
+
+@pytest.mark.parametrize("device", ["native", "reference"])
+@pytest.mark.parametrize(
+    ("own", "its"),
+    [
+        ({}, {"vocab_size": 384}),
+        ({"vocab_size": 384}, {}),
+        ({}, {"max_position_embeddings": 40}),
+        ({}, {"num_hidden_layers": 1, "num_key_value_heads": 2}),
+    ],
+    ids=str,
+)
+def test_a_draft_model_may_have_other_sizes(
+    own: dict[str, int], its: dict[str, int], device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More or fewer rows than the model has, a shorter context, other layers; with any kernels."""
+    if device == "reference":
+        monkeypatch.setenv("TOKENWRIGHT_KERNELS", "reference")
+    loaded = LoadedModel(make_checkpoint(tmp_path / "model", "llama2", changes=own).path)
+    draft = str(make_checkpoint(tmp_path / "draft", "llama2", changes=its).path)
+    ids = loaded.tokenizer.encode(STORY)[:20]
+    asked = [
+        {"max_tokens": 50, "ignore_eos": True, "temperature": 0.0, "logprobs": 2},
+        {"max_tokens": 50, "ignore_eos": True, "seed": 3, "top_k": 50, "repetition_penalty": 1.2},
+    ]
+    with LLM(loaded, speculate="off") as llm:
+        without = [told(llm.generate([ids], SamplingParams(**one))[0]) for one in asked]
+    with with_draft(loaded, draft, "native", {}) as llm:
+        done = [llm.generate([ids], SamplingParams(**one))[0] for one in asked]
+        assert not llm.llm_engine.inspect(lambda engine: engine.scheduler.proposer).model.failed
+    if device == "native":
+        assert [told(one) for one in done] == without
+    assert [one.token_ids for one in done] == [found[0].token_ids for found in without]
+    assert sum(one.usage.drafted_tokens for one in done) > 0
 
 
 def test_a_draft_model_that_fails_ends_no_text(models: dict[str, LoadedModel]) -> None:
