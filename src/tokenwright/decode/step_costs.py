@@ -26,6 +26,7 @@ COSTS: Mapping[tuple[str, str], tuple[float, ...]] = MappingProxyType(
         ("", ""): (1.0, 1.5, 2.4, 4.2, 7.8, 15.0),
     }
 )
+LIKE = {"amx": "wide", "avx512": "wide", "avxvnni": "avx2"}  # instruction sets that are not in the table
 FAR = 3.0  # a byte of K and V costs as much as so many of the weights, which are read in order
 
 
@@ -63,7 +64,7 @@ def costs_of(kernels: str, weights: str, read: Callable[[int], float], context: 
     read: the numbers of the weights that a step of a number of rows reads; more rows read more where there are experts.
     context: bytes of K and V of a token, in bytes of the weights.
     """
-    wide = "wide" if kernels in ("amx", "avx512") else kernels
+    wide = LIKE.get(kernels, kernels)
     name = weights if (wide, weights) in COSTS else "int8"
     table = zip(ROWS, COSTS.get((wide, name), COSTS["", ""]), strict=True)
     return StepCosts({rows: cost * read(rows) / read(1) for rows, cost in table}, FAR * context)

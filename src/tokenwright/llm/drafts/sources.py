@@ -28,7 +28,8 @@ from tokenwright.llm.drafts.step_times import SMALLEST, step_times
 from tokenwright.llm.model import LoadedModel, make_decoder
 from tokenwright.models.graph import Graph
 
-LEAST = 0.03  # of a step of the model's: what a draft model's takes at least, where neither was measured
+LEAST = 0.2  # of a step of the model's: what a draft model's takes at least, where they were not measured
+OWN_WORK = 0.0003  # seconds: what the engine does for each token that a draft model guesses, beside its step
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def drafted(
     )
     share = max(LEAST, decoder.weight_bytes / loaded.decoder.weight_bytes)
     if seconds is not None and its_seconds is not None:
-        share = its_seconds / seconds
+        share = (its_seconds + OWN_WORK) / seconds
     model = DraftModel(own, runner, pool, draft.context)
     return model, DraftProposer(costs, model, its.times(share))
 
