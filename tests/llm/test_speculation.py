@@ -260,6 +260,7 @@ def copied(models: dict[str, LoadedModel], number: int) -> list[tuple[int, int]]
         streams.append(llm.stream(more, max_tokens=12, temperature=0.0, ignore_eos=True))
         list(streams[-1])
         assert_at_rest(llm)
+        assert not proposer.model._filled and not proposer._followed, "texts that have ended take no memory"
     return [(one.usage.drafted_tokens, one.usage.accepted_tokens) for one in (stream.completion for stream in streams)]
 
 

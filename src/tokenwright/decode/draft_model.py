@@ -63,9 +63,9 @@ class DraftModel:
         output = self._runner.forward(step)
         chunks, size = [], self._pool.page_size
         for chunk in step.chunks:
-            sequence, stop = chunk.sequence, chunk.stop
+            sequence, stop = chunk.sequence, min(chunk.stop, self.context)
             fills = not self._lags or chunk.start // size != stop // size
-            if fills and sequence.cache and stop <= self.context:
+            if fills and sequence.cache:
                 filled = self._filled_of(sequence, chunk.start, chunk.drafts)
                 if filled < stop:
                     chunks.append(_rows(sequence, filled, stop, LogitsNeeded.NONE, chunk.drafts))
@@ -139,8 +139,9 @@ class DraftModel:
 
 
 def _rows(sequence: Sequence, start: int, stop: int, needed: LogitsNeeded, drafts: ListLike[int]) -> Chunk:
-    """The chunk of a text and its drafts from `start` on."""
-    return Chunk(sequence, start, stop, needed, tuple(drafts[max(0, start - len(sequence.tokens)) :]))
+    """The chunk [start, stop) of a text and its drafts."""
+    known = len(sequence.tokens)
+    return Chunk(sequence, start, stop, needed, tuple(drafts[max(0, start - known) : max(0, stop - known)]))
 
 
 @dataclass(slots=True, eq=False)

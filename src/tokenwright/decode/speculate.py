@@ -110,6 +110,7 @@ class SuffixProposer:
         self.costs = costs
         self.earlier = EarlierTexts(earlier)
         self._followed: dict[int, Followed] = {}
+        self._paying: dict[int, bool] = {}  # `_pays` of steps in which each row writes a token
 
     @property
     def nbytes(self) -> int:
@@ -117,7 +118,13 @@ class SuffixProposer:
         return self.earlier.nbytes + sum(one.index.nbytes for one in self._followed.values())
 
     def propose(self, sequences: ListLike[Sequence], most: ListLike[int], step: Step) -> ListLike[ListLike[int]]:
-        if not self._pays(len(sequences), step.size):
+        tokens, rows = len(sequences), step.size
+        pays = self._paying.get(rows) if tokens == rows else None
+        if pays is None:
+            pays = self._pays(tokens, rows)
+            if tokens == rows:  # most steps
+                self._paying[rows] = pays
+        if not pays:
             return [()] * len(sequences)
         guesses = [self._guess(*each) for each in zip(sequences, most, strict=True)]
         self._improve(sequences, most, guesses, step)

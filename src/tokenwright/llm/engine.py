@@ -93,7 +93,7 @@ class LLMEngine:
         self.specs = specs_of(options, loaded.graph, loaded.dtype)
         self.context = context_of(options, loaded.config)
         draft = open_draft(loaded, options)
-        specs = self.specs if draft is None else (*self.specs, *draft.specs)
+        self._specs = specs = self.specs if draft is None else (*self.specs, *draft.specs)
         store, groups = make_store(specs, options, self.context, loaded.device)
         pool = PagePool(groups, options.page_size, store)
         disk = None
@@ -209,8 +209,8 @@ class LLMEngine:
         return Occupancy(pool.pages, pool.available, pool.cached)
 
     def kv_bytes(self, tokens: int) -> int:
-        """Bytes of K and V in the cache for a text of `tokens` tokens."""
-        return sum(spec.nbytes(tokens) for spec in self.specs)
+        """Bytes of K and V in the cache for a text of `tokens` tokens, with the draft model's."""
+        return sum(spec.nbytes(tokens) for spec in self._specs)
 
     @property
     def costs(self) -> CostModel:
