@@ -141,7 +141,7 @@ def engine_options(draw: random.Random, window: bool) -> dict[str, Any]:
         "token_budget": draw.choice([8, 32, 512]),
         "max_sequences": draw.choice([4, 16]),
     }
-    options["pages"] = draw.choice([200, 400]) // options["page_size"]
+    options["pages"] = draw.choice([256, 400]) // options["page_size"]
     options["swap_memory"] = draw.choice([0, 1 << 20])
     if window and draw.random() < 0.4:
         options |= {"window": draw.choice([6, 30]), "sinks": draw.choice([0, 4])}
