@@ -84,7 +84,15 @@ class Case:
 
 
 def forced(weights: str, chance: float, most: int) -> Case:
-    return Case("qwen05", "", 40, sampling=GREEDY | {"ignore_eos": True}, weights=weights, chance=chance, most=most)
+    return Case(
+        "qwen05",
+        "",
+        40 if chance else 64,
+        sampling=GREEDY | {"ignore_eos": True},
+        weights=weights,
+        chance=chance,
+        most=most,
+    )
 
 
 EDIT = f"Write this text again without a change, but with Bergen for Molde:\n\n{TEXT}"

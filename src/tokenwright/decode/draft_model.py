@@ -156,8 +156,8 @@ class _Drafting:
     text: Guessing
     most: int
     trial: bool
+    chance: float
     kinds: list[int] = field(default_factory=list)
-    chance: float = 1.0
 
     def add(self, confidence: float | None) -> bool:
         """Take in one more guess. Whether it can go on."""
@@ -199,14 +199,15 @@ class DraftProposer(SuffixProposer):
         drafted: list[_Drafting] = []
         for place, (sequence, limit, guess) in enumerate(zip(sequences, most, guesses, strict=True)):
             followed, length = self._followed[sequence.id], len(sequence.tokens)
-            if guess is not None and followed.chances(guess)[0] >= followed.of_model:
+            expected = followed.of_model * followed.trust(True)
+            if guess is not None and followed.chances(guess)[0] >= expected:
                 continue
-            trial = followed.of_model * worth <= self._price(rows, 1)
+            trial = expected * worth <= self._price(rows, 1)
             if trial and length - followed.tried < RETRY:
                 continue
             if room := self.model.reserve(sequence, min(limit, TRIAL if trial else MOST_DRAFTS)):
                 followed.tried = length
-                drafted.append(_Drafting(place, followed, Guessing(sequence), room, trial))
+                drafted.append(_Drafting(place, followed, Guessing(sequence), room, trial, chance=followed.trust(True)))
         going = drafted
         while going:
             found = self.model.extend([one.text for one in going])

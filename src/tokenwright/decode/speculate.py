@@ -57,12 +57,15 @@ class Followed:
     guess: Guess | None = None
     held: list[int] = field(default_factory=lambda: [held for held, _ in PRIOR])
     made: list[int] = field(default_factory=lambda: [made for _, made in PRIOR])
+    failed: list[int] = field(default_factory=lambda: [0, 0])  # guesses in a row of the index, and of a draft model
     tried: int = 0  # tokens of the text when a draft model was last asked
 
     def learn(self, tokens: ListLike[int]) -> None:
         """Take in what was written since the last guess."""
         guess = self.guess
         if guess is not None and guess.length < len(tokens):
+            source = guess.kinds[0] >= FROM_MODEL
+            self.failed[source] = 0 if guess.tokens[0] == tokens[guess.length] else self.failed[source] + 1
             for written, token, kind in zip(tokens[guess.length :], guess.tokens, guess.kinds, strict=False):
                 self._count(kind, written == token)
                 if written != token:
@@ -78,6 +81,13 @@ class Followed:
         if self.made[kind] >= FORGET:
             self.held[kind], self.made[kind] = (self.held[kind] + 1) // 2, (self.made[kind] + 1) // 2
 
+    def trust(self, source: bool) -> float:
+        """What the chances of a source's guesses are multiplied with: from the second failure in a row on a half each.
+
+        The counts fall slowly, and a text that no guess fits should cost little.
+        """
+        return 0.5 ** max(0, self.failed[source] - 1)
+
     @property
     def of_model(self) -> float:
         """The chance of a draft model's next token, whatever it will be."""
@@ -85,7 +95,8 @@ class Followed:
 
     def chances(self, guess: Guess) -> list[float]:
         """The chance of each token of a guess, together with all before it."""
-        return list(accumulate((self.held[kind] / self.made[kind] for kind in guess.kinds), mul))
+        first = self.trust(guess.kinds[0] >= FROM_MODEL)
+        return list(accumulate((self.held[kind] / self.made[kind] for kind in guess.kinds), mul, initial=first))[1:]
 
     def prefers(self, settled: Guess, repeated: Guess) -> bool:
         """Whether to draft what a grammar leaves, instead of what was repeated.
