@@ -76,7 +76,8 @@ OF_MODEL = names_of_others("""
     kv_memory: gpu_memory_utilization mem_fraction_static kv_cache_memory_bytes cache_size
     kv: kv_cache_dtype type_k type_v cache_type_k cache_type_v kv_quant
     swap_memory: swap_space cpu_offload_gb
-    speculate: speculative_config speculative_model draft_model num_speculative_tokens
+    speculate: speculative_config num_speculative_tokens
+    draft: speculative_model draft_model model_draft
     lora: lora_path lora_base peft_model
     adapters: enable_lora lora_modules max_loras max_lora_rank
     page_size: block_size kv_page_size

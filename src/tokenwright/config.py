@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from tokenwright.checks import MAX_BYTES, MAX_TOKENS, check_folder, check_whole, shown
 from tokenwright.errors import RequestError
-from tokenwright.formats import DType, KVFormat
+from tokenwright.formats import DType, KVFormat, WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +318,8 @@ class EngineConfig:
     kv_disk: str | None = None  # folder for pages of the prefix cache, which outlive the process; None: they do not
     kv_disk_size: int = KV_DISK_SIZE  # bytes of that folder
     speculate: str = "suffix"  # where draft tokens come from: one of SPECULATIONS
+    draft: str | None = None  # the folder or the name of a draft model; None: there is none
+    draft_weights: str = "native"  # the format of its matrices
 
     def __post_init__(self) -> None:
         for name in ("page_size", "token_budget", "max_sequences"):
@@ -325,6 +327,9 @@ class EngineConfig:
         if self.speculate not in SPECULATIONS:
             known = " or ".join(SPECULATIONS)
             raise RequestError(f"speculate must be {known}, not {shown(self.speculate)}", "speculate")
+        if self.draft is None and self.draft_weights != "native":
+            raise RequestError("draft_weights is the format of a draft model; give draft as well", "draft_weights")
+        WeightFormat.parse(self.draft_weights)
         check_whole("sinks", self.sinks)
         check_whole("swap_memory", self.swap_memory, most=MAX_BYTES)
         check_whole("kv_disk_size", self.kv_disk_size, 1, MAX_BYTES)

@@ -90,12 +90,18 @@ def test_json(generate: Run) -> None:
     assert 0 < facts["ttft_s"] <= facts["total_s"]
 
 
-def test_drafts_change_the_figures_alone(generate: Run) -> None:
+def test_drafts_change_the_figures_alone(generate: Run, model: Path) -> None:
     asked = ("-n", 200, *GREEDY, "--regex", "(the cat sat on the mat ){3}")
     on, off = (generate(*asked, "--speculate", name, "--json") for name in ("suffix", "off"))
     assert json.loads(on.stdout)["text"] == json.loads(off.stdout)["text"]
     assert 0 < facts_of(on)["accepted_tokens"] <= facts_of(on)["drafted_tokens"]
     assert facts_of(off)["drafted_tokens"] == 0
+    guessed = generate(*GREEDY, "-n", 20, "--ignore-eos", "--draft", model, "--draft-weights", "int8", "--json")
+    assert (
+        json.loads(guessed.stdout)["text"]
+        == json.loads(generate("-n", 20, *GREEDY, "--ignore-eos", "--json").stdout)["text"]
+    )
+    assert facts_of(guessed)["accepted_tokens"] > 0
     assert " drafts kept · " in generate(*asked).stderr
     assert "drafts" not in generate(*asked, "--speculate", "off").stderr
 

@@ -24,3 +24,5 @@ def test_nothing_is_published_unasked():
 def test_several_models_publish_nothing():
     with pytest.raises(RequestError, match="--kv-events belongs to one model"):
         serve_many(models_of(["a", "b"], []), {}, Settings(kv_events="tcp://*:5557"))
+    with pytest.raises(RequestError, match="--draft belongs to one model"):
+        serve_many(models_of(["a", "b"], []), {"draft": "c"}, Settings())

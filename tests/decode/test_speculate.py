@@ -77,6 +77,20 @@ def test_guesses_that_fail_end_the_drafts_and_guesses_that_hold_bring_them_back(
     assert lengths[59] > 0
 
 
+def test_a_text_that_no_guess_fits_costs_a_few_rows():
+    """However sure its first guesses seemed; and guesses that hold bring drafts back."""
+    proposer, one, drafted = SuffixProposer(costs_of("avx512", "int8", lambda rows: 1.0, 0.0)), text(*CYCLE * 2), []
+    for turn in range(40):
+        drafted.append(len(asked(proposer, one)[0]))
+        one.tokens += (100 + turn, *CYCLE)
+    assert drafted[0] > 3 and sum(drafted) < 4 * drafted[0]
+    assert not any(drafted[10:])
+    for _ in range(20):
+        asked(proposer, one)
+        one.tokens += (1, 2, 3, 4, 5)
+    assert len(asked(proposer, one)[0]) > 3
+
+
 def test_the_text_that_is_likelier_to_go_on_so_gets_the_rows():
     proposer = SuffixProposer(StepCosts({1: 1.0, 64: 20.0}))
     likely, unlikely = text(*CYCLE, *CYCLE, identity=1), text(1, 2, 3, 9, 8, 7, 1, 2, 3, identity=2)

@@ -1,10 +1,13 @@
 """Speculation never changes a bit: random requests on random engines, with drafts and without, are equal by ==.
 
-The drafts are the proposer's own, or those of one that knows the texts: they hold for a while, and then fail.
+The drafts are the proposer's own, or those of one that knows the texts: they hold for a while, and then fail; or those
+of a draft model, the model in another format or another model. A copy of the model is never wrong: where its own K and
+V were not those of the text, after whatever became of its pages, that would show.
 """
 
 import random
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from tests.models.fixtures import make_checkpoint
 from tests.profiles import share
 from tokenwright import LLM, SamplingParams
 from tokenwright.decode import SuffixProposer
+from tokenwright.decode.draft_model import DraftModel
 from tokenwright.decode.step_costs import StepCosts
 from tokenwright.errors import RequestError
 from tokenwright.llm.model import LoadedModel
@@ -24,7 +28,7 @@ from tokenwright.sampling_params import Grammar
 
 # PEFT, which makes the adapters, over a newer transformers
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-ROUNDS = 24
+ROUNDS = 40
 FREE = StepCosts({1: 1.0, 64: 1.0})  # then every guess is drafted
 STORY = "Once upon a time there was a little girl named Lily. She loved to play in the park. "
 PEOPLE = Grammar.json_schema(
@@ -43,11 +47,15 @@ NOTHING: Any = None
 FAMILIES = ("stories", "llama2", "gemma2", "qwen3-moe", "deepseek2")
 
 
+WEIGHTS = ("native", "int8", "bfloat16", "int4", "native")
+DRAFTS = {"gemma2": "llama2", "deepseek2": "qwen3-moe", "qwen3-moe": "gemma2"}  # of another family, now and then
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
     """A model of each family, one with adapters, in formats that go round."""
     folder, found = tmp_path_factory.mktemp("speculation"), {}
-    for name, weights in zip(FAMILIES, ("native", "int8", "bfloat16", "int4", "native"), strict=True):
+    for name, weights in zip(FAMILIES, WEIGHTS, strict=True):
         path = "stories" if name == "stories" else str(make_checkpoint(folder / name, name).path)
         adapters: dict[str, Path] = {}
         if name == "llama2":
@@ -133,7 +141,7 @@ def engine_options(draw: random.Random, window: bool) -> dict[str, Any]:
         "token_budget": draw.choice([8, 32, 512]),
         "max_sequences": draw.choice([4, 16]),
     }
-    options["pages"] = draw.choice([200, 400]) // options["page_size"]
+    options["pages"] = draw.choice([256, 400]) // options["page_size"]
     options["swap_memory"] = draw.choice([0, 1 << 20])
     if window and draw.random() < 0.4:
         options |= {"window": draw.choice([6, 30]), "sinks": draw.choice([0, 4])}
@@ -164,8 +172,16 @@ def written(llm: LLM, asked: list[dict[str, Any]], cut: int | None) -> list[list
     return found
 
 
-@pytest.mark.parametrize("number", range(share(ROUNDS)))
-def test_texts_with_drafts_are_those_without(models: dict[str, LoadedModel], number: int) -> None:
+def with_draft(loaded: LoadedModel, draft: str, weights: str, options: dict[str, Any]) -> LLM:
+    """An LLM whose draft model's steps cost nearly nothing."""
+    llm = LLM(loaded, draft=draft, draft_weights=weights, **options)
+    proposer: Any = llm.llm_engine.inspect(lambda engine: engine.scheduler.proposer)
+    proposer.costs, proposer.own = FREE, StepCosts({1: 0.01, 64: 0.01})
+    return llm
+
+
+def check_round(models: dict[str, LoadedModel], number: int, folder: Path) -> None:
+    """Texts with drafts of every source are those without."""
     draw = random.Random(number)
     name = FAMILIES[number % len(FAMILIES)]
     loaded = models[name]
@@ -194,11 +210,171 @@ def test_texts_with_drafts_are_those_without(models: dict[str, LoadedModel], num
             for choice in found
             if isinstance(choice, Completion)
         ]
-    for number_of_drafts in (Knowing(whole, number, loaded.config.vocab_size), SuffixProposer(FREE), None):
+    for proposer in (Knowing(whole, number, loaded.config.vocab_size), SuffixProposer(FREE), None):
         with LLM(loaded, **options) as llm:
             scheduler = llm.llm_engine.inspect(lambda engine: engine.scheduler)
-            scheduler.proposer = number_of_drafts or scheduler.proposer
+            scheduler.proposer = proposer or scheduler.proposer
             assert written(llm, asked, cut) == without
+    other = models[DRAFTS[name]] if name in DRAFTS and draw.random() < 0.3 else loaded
+    draft, weights, file = other.name, draw.choice(["native", "int8", "int4"]), folder / f"{number}.kv"
+    with with_draft(loaded, draft, weights, options) as llm:
+        assert written(llm, asked, cut) == without
+        saved = llm.save_cache(file, prompts[0])
+    with with_draft(loaded, draft, weights, options) as llm:
+        assert not saved or llm.load_cache(file) == saved
+        assert written(llm, asked, cut) == without
+
+
+@pytest.mark.parametrize("number", range(share(ROUNDS)))
+def test_texts_with_drafts_are_those_without(models: dict[str, LoadedModel], number: int, tmp_path: Path) -> None:
+    check_round(models, number, tmp_path)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("hundred", range(30))
+def test_texts_of_many_rounds(models: dict[str, LoadedModel], hundred: int, tmp_path: Path) -> None:
+    for number in range(1000 + 100 * hundred, 1100 + 100 * hundred):
+        check_round(models, number, tmp_path)
+
+
+def copied(models: dict[str, LoadedModel], number: int) -> tuple[int, int]:
+    """Drafts of a copy of the model, and how many were wrong of themselves, through preemptions, swaps and forks.
+
+    Every seventh position gets a wrong one, so that much is rejected.
+    """
+    draw = random.Random(number)
+    name = FAMILIES[number % len(FAMILIES)]
+    loaded, ids = models[name], models[name].tokenizer.encode(STORY * 2)
+    options = engine_options(draw, window=name in ("stories", "llama2")) | {"kv": "native"}
+    options["pages"] = 200 // options["page_size"]
+    asked = []
+    for _ in range(draw.randint(2, 6)):
+        params = {"max_tokens": draw.choice([9, 40]), "ignore_eos": True, "temperature": draw.choice([0.0, 0.8, 1.2])}
+        params |= {"seed": draw.randrange(99), "n": draw.choice([1, 1, 3]) if params["temperature"] else 1}
+        params |= draw.choice([{}, {"repetition_penalty": 1.3}, {"top_p": 0.9, "mirostat": 2}])
+        asked.append({"prompt": ids[: draw.randint(1, len(ids))], "params": SamplingParams(**params)})
+    made: list[tuple[Any, int, list[int]]] = []
+    with with_draft(loaded, loaded.name, WEIGHTS[FAMILIES.index(name)], options) as llm:
+        proposer: Any = llm.llm_engine.inspect(lambda engine: engine.scheduler.proposer)
+        proposer.earlier.capacity, proposer._repeated = 0, lambda *_: None  # no drafts from repeated text
+        propose, extend = proposer.propose, proposer.model.extend
+
+        def noted(sequences: Any, *arguments: Any) -> Any:
+            drafts = propose(sequences, *arguments)
+            made.extend((one, len(one.tokens), list(its)) for one, its in zip(sequences, drafts, strict=True))
+            return drafts
+
+        def spoilt(texts: Any) -> Any:
+            found = extend(texts)
+            for text in texts:
+                if text.tokens and (len(text.sequence.tokens) + len(text.tokens)) % 7 == 0:
+                    text.tokens[-1] = (text.tokens[-1] + 1) % 300
+            return found
+
+        proposer.propose, proposer.model.extend = noted, spoilt
+        with held(llm):
+            streams = [llm.stream(**one) for one in asked]
+        for stream in streams:
+            list(stream)
+        more = [*asked[0]["prompt"], *streams[0].completion.token_ids]
+        list(llm.stream(more, max_tokens=12, temperature=0.0, ignore_eos=True))
+        assert_at_rest(llm)
+        assert not proposer.model._filled and not proposer._followed, "texts that have ended take no memory"
+    wrong = 0
+    for sequence, known, drafts in made:
+        misses = (at for at, token in enumerate(drafts, known) if sequence.tokens[at : at + 1] != [token])
+        first = next(misses, len(sequence.tokens))
+        wrong += first < len(sequence.tokens) and (first + 1) % 7 != 0
+    return sum(len(drafts) for _, _, drafts in made), wrong
+
+
+@pytest.mark.parametrize("number", range(share(2 * len(FAMILIES))))
+def test_a_copy_of_the_model_is_never_wrong(models: dict[str, LoadedModel], number: int) -> None:
+    drafted, wrong = copied(models, number)
+    assert drafted > 0 and wrong == 0
+
+
+def stale(self: Any, sequence: Any, computed: int, drafts: Any) -> int:
+    """A planted fault: whatever the model has computed, the draft model is believed to have computed too."""
+    return computed
+
+
+def left_behind(self: Any, sequence: Any, computed: int, drafts: Any) -> int:
+    """A planted fault: what a guess that was not kept has left is taken for the text's own."""
+    found = self._filled.get(sequence.id)
+    return FILLED(self, sequence, computed, drafts) if found is None else found.known + len(found.guessed)
+
+
+FILLED = DraftModel._filled_of
+
+
+@pytest.mark.parametrize("fault", [stale, left_behind], ids=lambda one: one.__name__)
+def test_a_draft_model_with_wrong_k_and_v_is_seen(
+    models: dict[str, LoadedModel], fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DraftModel, "_filled_of", fault)
+    assert any(copied(models, number)[1] for number in range(10))
+
+
+def test_a_draft_model_of_another_tokenizer_is_refused(models: dict[str, LoadedModel]) -> None:
+    with pytest.raises(RequestError, match="a draft model has the tokenizer of the model, and stories has another"):
+        LLM(models["llama2"], draft="stories")
+    with pytest.raises(RequestError, match="give draft as well"):
+        LLM("stories", draft_weights="int4")
+
+
+@pytest.mark.parametrize("device", ["native", "reference"])
+@pytest.mark.parametrize(
+    ("own", "its"),
+    [
+        ({}, {"vocab_size": 384}),
+        ({"vocab_size": 384}, {}),
+        ({}, {"max_position_embeddings": 40}),
+        ({}, {"num_hidden_layers": 1, "num_key_value_heads": 2}),
+    ],
+    ids=str,
+)
+def test_a_draft_model_may_have_other_sizes(
+    own: dict[str, int], its: dict[str, int], device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More or fewer rows than the model has, a shorter context, other layers; with any kernels."""
+    if device == "reference":
+        monkeypatch.setenv("TOKENWRIGHT_KERNELS", "reference")
+    loaded = LoadedModel(make_checkpoint(tmp_path / "model", "llama2", changes=own).path)
+    draft = str(make_checkpoint(tmp_path / "draft", "llama2", changes=its).path)
+    ids = loaded.tokenizer.encode(STORY)[:20]
+    asked = [
+        {"max_tokens": 50, "ignore_eos": True, "temperature": 0.0, "logprobs": 2},
+        {"max_tokens": 50, "ignore_eos": True, "seed": 3, "top_k": 50, "repetition_penalty": 1.2},
+    ]
+    with LLM(loaded, speculate="off") as llm:
+        without = [told(llm.generate([ids], SamplingParams(**one))[0]) for one in asked]
+    with with_draft(loaded, draft, "native", {}) as llm:
+        done = [llm.generate([ids], SamplingParams(**one))[0] for one in asked]
+        assert not llm.llm_engine.inspect(lambda engine: engine.scheduler.proposer).model.failed
+    if device == "native":
+        assert [told(one) for one in done] == without
+    assert [one.token_ids for one in done] == [found[0].token_ids for found in without]
+    assert sum(one.usage.drafted_tokens for one in done) > 0
+
+
+def test_a_draft_model_that_fails_ends_no_text(models: dict[str, LoadedModel]) -> None:
+    loaded = models["stories"]
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    [plain] = LLM(loaded, speculate="off").generate([STORY], params)
+    for step in range(4):
+        with with_draft(loaded, "stories", "int4", {}) as llm:
+            proposer: Any = llm.llm_engine.inspect(lambda engine: engine.scheduler.proposer)
+            compute, calls = proposer.model._drafter.forward, count()
+
+            def failing(batch: Any, compute: Any = compute, calls: Any = calls, step: int = step) -> Any:
+                if next(calls) == step:
+                    raise MemoryError
+                return compute(batch)
+
+            proposer.model._drafter.forward = failing
+            [done] = llm.generate([STORY], params)
+        assert done.token_ids == plain.token_ids and proposer.model.failed
 
 
 def test_drafts_are_computed_and_kept(models: dict[str, LoadedModel]) -> None:

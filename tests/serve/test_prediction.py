@@ -41,6 +41,12 @@ def test_a_reply_says_how_many_drafts_were_kept(server: Live) -> None:
     assert f"tokenwright_accepted_tokens_total {timings['accepted_tokens']:.1f}" in metrics
 
 
+def test_a_request_may_leave_drafts_out(server: Live) -> None:
+    with_drafts, without = completed(server), completed(server, speculate=False)
+    assert without["timings"]["drafted_tokens"] == 0 < with_drafts["timings"]["drafted_tokens"]
+    assert with_drafts["choices"][0]["text"] == without["choices"][0]["text"]
+
+
 def test_several_texts_are_counted_together(server: Live) -> None:
     one = completed(server, temperature=0.2, seed=5)["timings"]
     two = completed(server, temperature=0.2, seed=5, n=2)["timings"]

@@ -1,7 +1,10 @@
 """Two ways to run a decoder: as the engine's Runner over pages, and as a plain function with its own cache."""
 
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from tokenwright.arrays import Floats
 from tokenwright.backends import Backend, Logits
@@ -45,6 +48,31 @@ class ModelRunner:
         batch = flatten(step)
         logits, observed = self.backend.observe(batch, watched)
         return _output(batch, logits), observed
+
+
+class DraftRunner(ModelRunner):
+    """A draft model's runner: without adapters, and with rows of logits for `vocab_size` ids, the model's.
+
+    An id that the draft model does not have is computed as 0, and is never the choice of a row.
+    """
+
+    def __init__(self, decoder: "NativeDecoder | Decoder", store: KVStore, vocab_size: int) -> None:
+        super().__init__(decoder, store)
+        self.known = decoder.graph.vocab_size
+        self.vocab_size = vocab_size
+
+    def forward(self, step: Step) -> Output[Floats]:
+        batch = flatten(step)
+        batch.adapters.clear()
+        if self.known < self.vocab_size:
+            batch.tokens = array("q", (token if token < self.known else 0 for token in batch.tokens))
+        output = _output(batch, self.backend(batch))
+        if self.known > self.vocab_size:
+            output.logits, output.best = output.logits[:, : self.vocab_size], ()
+        elif self.known < self.vocab_size:
+            missing = np.full((len(output.logits), self.vocab_size - self.known), -np.inf, np.float32)
+            output.logits = np.concatenate((output.logits, missing), 1)
+        return output
 
 
 def _output(batch: Batch, logits: Logits) -> Output[Floats]:

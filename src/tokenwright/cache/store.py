@@ -14,8 +14,9 @@ on a device of torch (`backends/torch/border.py`), which has the same indexing.
 """
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,6 +188,12 @@ class KVStore:
             v = Side(part.v, size, memories[1]) if isinstance(part.layout, Heads) else k.first(size)
             parts.append(KVPart(index, part.window, part.bytes_per_token, k, v))
         return KVView(spec, tuple(parts))
+
+    def of_layers(self, first: int, stop: int) -> Self:
+        """The same memory for a model with the layers [first, stop); it has all groups and pages."""
+        other = copy(self)
+        other.specs, other._views = self.specs[first:stop], self._views[first:stop]
+        return other
 
     @property
     def bytes_per_token(self) -> int:

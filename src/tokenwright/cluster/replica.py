@@ -258,6 +258,8 @@ def requested(llm: LLM, order: TextOrder) -> Request:
         hidden=order.hidden,
         prompt_logprobs_from=order.prompt_logprobs_from,
         choice=order.choice,
+        speculate=order.speculate,
+        prediction=order.prediction,
     )
 
 

@@ -66,6 +66,8 @@ class TextOrder:
     hidden: bool
     prompt_logprobs_from: int | None
     choice: int
+    speculate: bool = True
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,4 +29,6 @@ def orders_of(request: Request, adapters: Sequence[str]) -> Iterator[TextOrder]:
             hidden=request.hidden,
             prompt_logprobs_from=request.prompt_logprobs_from if first else None,
             choice=request.choice + at,
+            speculate=request.speculate,
+            prediction=request.prediction,
         )

@@ -30,6 +30,7 @@ from tokenwright.engine import (
     Request,
     Result,
     SamplingParams,
+    Sequence,
     Step,
     StopChecker,
     TopLogprob,
@@ -316,6 +317,33 @@ def _verified(chunk: Chunk, rows: Iterable[_Row | None], observe: Observe) -> Pi
     tokens = tuple(one.tokens[0] for one in picks)
     logprobs, drawn = tuple(one.logprobs[0] for one in picks), tuple(one.sampler_logprobs[0] for one in picks)
     return Pick(sequence.id, tokens, logprobs, drawn, tuple(one.tops[0] for one in picks), picks[0].choice)
+
+
+class Guessing:
+    """A text that another model goes on with, token by token, by the draws that this one's rows have.
+
+    tokens: guessed so far. ended: nothing can follow the last of them.
+    """
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.tokens: list[int] = []
+        self.ended = False
+        self._text = _Text(list(sequence.tokens), sequence.stop_checker, sequence.counts.sampler_logprob)
+
+    def guess(self, chunk: Chunk, output: Output[Floats], row: int) -> float | None:
+        """Take what a row of the other model chooses; its probability there. None: the row chooses nothing."""
+        values = output.logits[row : row + 1]
+        [total] = output.log_totals[row : row + 1] or log_totals(values)
+        if not math.isfinite(total):
+            return None
+        best = output.best[row] if output.best else None
+        [pick] = _picked(chunk, _Row(values[0], total, best), self._text, unobserved)
+        if isinstance(pick, Fault):
+            return None
+        self.tokens.append(pick.tokens[0])
+        self.ended = not _goes_on(chunk, self._text, pick)
+        return math.exp(pick.logprobs[0])
 
 
 def _goes_on(chunk: Chunk, text: _Text, pick: Pick) -> bool:

@@ -13,6 +13,8 @@ guesses fail.
 from bisect import bisect_left
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 
 from tokenwright.decode.step_costs import StepCosts
 from tokenwright.decode.suffix_index import BETWEEN, EarlierTexts, SuffixIndex
@@ -22,68 +24,79 @@ MOST_DRAFTS = 15  # of one text in a step: with its own row they fill the sixtee
 EARLIER_BYTES = 8 << 20  # for earlier texts
 FORCED = 1 << 20  # counts as the length of the match where a grammar leaves one text
 LENGTHS = (3, 4, 6, 9, 15, FORCED - 1)  # of matches that are counted together, up to and including these
-PRIOR = (
-    (1, 2),
-    (1, 2),
-    (2, 3),
-    (2, 3),
-    (5, 6),
-    (7, 8),
-    (7, 8),
-)  # guesses that held, of guesses, before any was counted
+CONFIDENCES = (0.3, 0.5, 0.7, 0.85, 0.95)  # of a draft model in its tokens, which are counted together up to each
+FROM_MODEL = len(LENGTHS) + 1  # the kind of a draft model's first
+PRIOR = (  # guesses that held, of guesses, before any was counted
+    *((1, 2), (1, 2), (2, 3), (2, 3), (5, 6), (7, 8), (7, 8)),
+    *((1, 4), (2, 5), (3, 5), (3, 4), (5, 6), (9, 10)),
+)
 FORGET = 64  # guesses after which older ones count half
 MARGIN = 1.02  # a step with drafts must promise so much more than one without
 
 
 @dataclass(slots=True)
 class Guess:
-    """Tokens that a text of `length` tokens may go on with; match: those before it that agree with an earlier place."""
+    """Tokens that a text of `length` tokens may go on with, and of each the number of those it is counted with."""
 
     length: int
-    match: int
     tokens: list[int]
+    kinds: list[int]
+
+
+def repeated(length: int, match: int, tokens: list[int]) -> Guess:
+    """The guess after an earlier place; match: the tokens before it that agree with that place."""
+    return Guess(length, tokens, [bisect_left(LENGTHS, match + place) for place in range(len(tokens))])
 
 
 @dataclass(slots=True)
-class _Followed:
-    """One text: its index, the guess that was made last, and how many guesses held, by the length of the match."""
+class Followed:
+    """One text: its index, the guess that was made last, and how many guesses held, by the kind of the guess."""
 
     index: SuffixIndex
     seen: int = 0  # tokens of the text in the index
     guess: Guess | None = None
     held: list[int] = field(default_factory=lambda: [held for held, _ in PRIOR])
     made: list[int] = field(default_factory=lambda: [made for _, made in PRIOR])
+    failed: list[int] = field(default_factory=lambda: [0, 0])  # guesses in a row of the index, and of a draft model
+    tried: int = 0  # tokens of the text when a draft model was last asked
 
     def learn(self, tokens: ListLike[int]) -> None:
         """Take in what was written since the last guess."""
         guess = self.guess
         if guess is not None and guess.length < len(tokens):
-            for place, token in enumerate(guess.tokens, guess.length):
-                if place == len(tokens):
-                    break
-                self._count(guess.match + place - guess.length, tokens[place] == token)
-                if tokens[place] != token:
+            source = guess.kinds[0] >= FROM_MODEL
+            self.failed[source] = 0 if guess.tokens[0] == tokens[guess.length] else self.failed[source] + 1
+            for written, token, kind in zip(tokens[guess.length :], guess.tokens, guess.kinds, strict=False):
+                self._count(kind, written == token)
+                if written != token:
                     break
             self.guess = None
         if self.seen < len(tokens):
             self.index.extend(tokens[self.seen :])
             self.seen = len(tokens)
 
-    def _count(self, match: int, held: bool) -> None:
-        kind = bisect_left(LENGTHS, match)
+    def _count(self, kind: int, held: bool) -> None:
         self.held[kind] += held
         self.made[kind] += 1
         if self.made[kind] >= FORGET:
             self.held[kind], self.made[kind] = (self.held[kind] + 1) // 2, (self.made[kind] + 1) // 2
 
+    def trust(self, source: bool) -> float:
+        """What the chances of a source's guesses are multiplied with: from the second failure in a row on a half each.
+
+        The counts fall slowly, and a text that no guess fits should cost little.
+        """
+        return 0.5 ** max(0, self.failed[source] - 1)
+
+    @property
+    def of_model(self) -> float:
+        """The chance of a draft model's next token, whatever it will be."""
+        return sum(self.held[FROM_MODEL:]) / sum(self.made[FROM_MODEL:])
+
     def chances(self, guess: Guess) -> list[float]:
         """The chance of each token of a guess, together with all before it."""
-        found, chance = [], 1.0
-        for match in range(guess.match, guess.match + len(guess.tokens)):
-            kind = bisect_left(LENGTHS, match)
-            chance *= self.held[kind] / self.made[kind]
-            found.append(chance)
-        return found
+        first = self.trust(guess.kinds[0] >= FROM_MODEL)
+        return list(accumulate((self.held[kind] / self.made[kind] for kind in guess.kinds), mul, initial=first))[1:]
 
     def prefers(self, settled: Guess, repeated: Guess) -> bool:
         """Whether to draft what a grammar leaves, instead of what was repeated.
@@ -107,7 +120,8 @@ class SuffixProposer:
     def __init__(self, costs: StepCosts, earlier: int = EARLIER_BYTES) -> None:
         self.costs = costs
         self.earlier = EarlierTexts(earlier)
-        self._followed: dict[int, _Followed] = {}
+        self._followed: dict[int, Followed] = {}
+        self._paying: dict[int, bool] = {}  # `_pays` of steps in which each row writes a token
 
     @property
     def nbytes(self) -> int:
@@ -115,13 +129,25 @@ class SuffixProposer:
         return self.earlier.nbytes + sum(one.index.nbytes for one in self._followed.values())
 
     def propose(self, sequences: ListLike[Sequence], most: ListLike[int], step: Step) -> ListLike[ListLike[int]]:
-        if not self._pays(len(sequences), step.size):
+        tokens, rows = len(sequences), step.size
+        pays = self._paying.get(rows) if tokens == rows else None
+        if pays is None:
+            pays = self._pays(tokens, rows)
+            if tokens == rows:  # most steps
+                self._paying[rows] = pays
+        if not pays:
             return [()] * len(sequences)
         guesses = [self._guess(*each) for each in zip(sequences, most, strict=True)]
+        self._improve(sequences, most, guesses, step)
         if not any(guesses):
             return [()] * len(sequences)
         counts = self._worth(sequences, guesses, step)
         return [guess.tokens[:count] if guess else () for guess, count in zip(guesses, counts, strict=True)]
+
+    def _improve(
+        self, sequences: ListLike[Sequence], most: ListLike[int], guesses: list[Guess | None], step: Step
+    ) -> None:
+        """Put better guesses in place of some, where there is another source of them (`draft_model.py`)."""
 
     def end(self, sequence: Sequence) -> None:
         self._followed.pop(sequence.id, None)
@@ -133,14 +159,14 @@ class SuffixProposer:
         text = sequence.tokens
         followed = self._followed.get(sequence.id)
         if followed is None:
-            followed = self._followed[sequence.id] = _Followed(SuffixIndex())
+            followed = self._followed[sequence.id] = Followed(SuffixIndex())
             if sequence.request.prediction:
                 followed.index.extend((*sequence.request.prediction, BETWEEN))
         followed.learn(text)
         most = min(most, MOST_DRAFTS)
         followed.guess = self._repeated(sequence, followed.index, most)
         if forced := _forced(sequence):
-            settled = Guess(len(text), FORCED, list(forced[:most]))
+            settled = repeated(len(text), FORCED, list(forced[:most]))
             if followed.guess is None or followed.prefers(settled, followed.guess):
                 followed.guess = settled
         return followed.guess
@@ -155,9 +181,9 @@ class SuffixProposer:
                     best = match
         if best is not None:
             tokens = best.following(most, repeats=best.source is own)
-            return Guess(len(text), best.length, tokens) if tokens else None
+            return repeated(len(text), best.length, tokens) if tokens else None
         if request.prediction and len(text) == len(request.prompt):
-            return Guess(len(text), LENGTHS[-2], list(request.prediction[:most]))
+            return repeated(len(text), LENGTHS[-2], list(request.prediction[:most]))
         return None
 
     def _pays(self, tokens: int, rows: int) -> bool:

@@ -1,12 +1,14 @@
 """The cost of a step by the number of its rows, in costs of a step of one row; drafts are weighed against it.
 
-A table, not a clock: equal requests get equal drafts, however busy the machine is.
+A table, not a clock: equal requests get equal drafts, however busy the machine is. For models whose steps take longer
+than an engine's own work the table is measured once (`llm/drafts/step_times.py`); for others it is one of those below.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from types import MappingProxyType
 
 ROWS = (1, 2, 4, 8, 16, 32)
@@ -24,6 +26,7 @@ COSTS: Mapping[tuple[str, str], tuple[float, ...]] = MappingProxyType(
         ("", ""): (1.0, 1.5, 2.4, 4.2, 7.8, 15.0),
     }
 )
+LIKE = {"amx": "wide", "avx512": "wide", "avxvnni": "avx2"}  # instruction sets that are not in the table
 FAR = 3.0  # a byte of K and V costs as much as so many of the weights, which are read in order
 
 
@@ -49,14 +52,26 @@ class StepCosts:
         low, high = counts[right - 1], counts[right]
         return costs[right - 1] + (costs[right] - costs[right - 1]) * (rows - low) / (high - low)
 
+    def times(self, factor: float) -> "StepCosts":
+        """The costs in other units."""
+        return StepCosts({rows: cost * factor for rows, cost in self.points.items()}, self.context * factor)
+
 
 def costs_of(kernels: str, weights: str, read: Callable[[int], float], context: float) -> StepCosts:
-    """The costs of a model's steps. kernels: the instruction set. weights: the name of their format.
+    """The costs of a model's steps where none were measured.
 
+    kernels: the instruction set. weights: the name of their format.
     read: the numbers of the weights that a step of a number of rows reads; more rows read more where there are experts.
     context: bytes of K and V of a token, in bytes of the weights.
     """
-    wide = "wide" if kernels in ("amx", "avx512") else kernels
+    wide = LIKE.get(kernels, kernels)
     name = weights if (wide, weights) in COSTS else "int8"
     table = zip(ROWS, COSTS.get((wide, name), COSTS["", ""]), strict=True)
     return StepCosts({rows: cost * read(rows) / read(1) for rows, cost in table}, FAR * context)
+
+
+def measured(times: Mapping[int, float], context: float) -> StepCosts:
+    """The costs of steps whose times were measured; of more rows never less. context: as `costs_of` has it."""
+    rows = sorted(times)
+    rising = accumulate((times[count] / times[1] for count in rows), max)
+    return StepCosts(dict(zip(rows, rising, strict=True)), FAR * context)

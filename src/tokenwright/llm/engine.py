@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import finalize
@@ -22,13 +21,13 @@ from tokenwright.cache.disk_pages import DiskPages
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import EngineConfig, ModelConfig, Rope, angle_length
-from tokenwright.decode import RowSampler, SuffixProposer
-from tokenwright.decode.step_costs import StepCosts, costs_of
+from tokenwright.decode import RowSampler
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler, SwapSpace
 from tokenwright.engine.loop import CLOSED, EngineLoop, Inbox, Listener, RequestHandle
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType
 from tokenwright.llm.cache_file import StepClock, load_pages, open_disk, save_pages
+from tokenwright.llm.drafts.sources import Draft, drafted, open_draft
 from tokenwright.llm.input_processor import InputProcessor, Prompt
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.output_processor import OutputProcessor, Report
@@ -65,7 +64,10 @@ class Recording:
 
 @dataclass(frozen=True)
 class _Owned:
-    """What an engine owns until it is closed. recording: of an engine that records runs. disk: with kv_disk."""
+    """What an engine owns until it is closed. recording: of an engine that records runs. disk: with kv_disk.
+
+    draft: its draft model, if it has one.
+    """
 
     loaded: LoadedModel
     store: KVStore
@@ -74,6 +76,7 @@ class _Owned:
     inputs: InputProcessor
     recording: Recording | None
     disk: DiskPages | None
+    draft: Draft | None
 
 
 class LLMEngine:
@@ -89,22 +92,19 @@ class LLMEngine:
         self.facts, self.options = loaded.facts, options
         self.specs = specs_of(options, loaded.graph, loaded.dtype)
         self.context = context_of(options, loaded.config)
-        store, groups = make_store(self.specs, options, self.context, loaded.device)
+        draft = open_draft(loaded, options)
+        self._specs = specs = self.specs if draft is None else (*self.specs, *draft.specs)
+        store, groups = make_store(specs, options, self.context, loaded.device)
         pool = PagePool(groups, options.page_size, store)
         disk = None
         if options.kv_disk is not None:
-            disk = open_disk(options.kv_disk, options, store, _about(loaded, self.specs, options.page_size))
-        prefixes, swap = PrefixIndex(pool, repr(self.specs).encode()), SwapSpace(pool, options.swap_memory)
+            disk = open_disk(options.kv_disk, options, store, _about(loaded, self.specs, options.page_size, draft))
+        prefixes, swap = PrefixIndex(pool, repr(specs).encode()), SwapSpace(pool, options.swap_memory)
         if disk is not None:
             prefixes.secret, prefixes.tier = disk.secret, disk
-        proposer = None
-        # What is recorded shows one token a step; and a state does not go back to where a draft was rejected.
-        may_draft = not loaded.traced and not pool.states
-        if options.speculate == "suffix" and may_draft:
-            proposer = SuffixProposer(self._step_costs(loaded.decoder.weight_bytes))
+        runner, proposer = drafted(loaded, options, self.specs, store, pool, draft)
         scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap, proposer)
         model, inputs = Model(loaded.decoder, self.specs, loaded.device), InputProcessor(loaded, self.context)
-        runner: Any = ModelRunner(loaded.decoder, store)
         sampler: Any = RowSampler()
         recording = end_step = None
         if loaded.traced:
@@ -115,7 +115,7 @@ class LLMEngine:
             runner = times = StepClock(runner, disk, end_step)
             end_step = times.end_step
         loop = EngineLoop(Engine(runner, sampler, scheduler, self.context), end_step=end_step)
-        self._owned: _Owned | None = _Owned(loaded, store, model, loop, inputs, recording, disk)
+        self._owned: _Owned | None = _Owned(loaded, store, model, loop, inputs, recording, disk, draft)
         self.streams = AsyncStreams()
         self._given_threads = threads
         self._threads = 0  # asked for in the thread that submitted last
@@ -209,20 +209,13 @@ class LLMEngine:
         return Occupancy(pool.pages, pool.available, pool.cached)
 
     def kv_bytes(self, tokens: int) -> int:
-        """Bytes of K and V in the cache for a text of `tokens` tokens."""
-        return sum(spec.nbytes(tokens) for spec in self.specs)
+        """Bytes of K and V in the cache for a text of `tokens` tokens, with the draft model's."""
+        return sum(spec.nbytes(tokens) for spec in self._specs)
 
     @property
     def costs(self) -> CostModel:
         """The cost of steps of this model with this cache, derived from shapes."""
         return CostModel(self.facts.graph, self.specs)
-
-    def _step_costs(self, weight_bytes: int) -> StepCosts:
-        """What drafts are weighed against."""
-        facts, context = self.facts, self.kv_bytes(1) / weight_bytes
-        return costs_of(
-            facts.kernels, facts.weights.name, lambda rows: sum(map(prod, facts.graph.read(rows).values())), context
-        )
 
     def save_cache(self, path: str | Path, tokens: Prompt) -> int:
         """Save a text's cached pages to a file, as `LLM.save_cache` says."""
@@ -239,7 +232,7 @@ class LLMEngine:
     @cached_property
     def _about(self) -> Mapping[str, str]:
         """The metadata that a cache file must match. Computed once, as it reads all of the checkpoint's weights."""
-        return _about(self.loaded, self.specs, self.options.page_size)
+        return _about(self.loaded, self.specs, self.options.page_size, self._open().draft)
 
     @cached_property
     def relevance(self) -> Relevance:
@@ -350,11 +343,12 @@ class LLMEngine:
                 owned.loaded.leave()
 
 
-def _about(loaded: LoadedModel, specs: tuple[LayerSpec, ...], page_size: int) -> Mapping[str, str]:
+def _about(loaded: LoadedModel, specs: tuple[LayerSpec, ...], page_size: int, draft: Draft | None) -> Mapping[str, str]:
     """Everything but the tokens that the pages of an engine depend on."""
     facts, copied = loaded.facts, f", {len(loaded.copies)} as they lie" if loaded.copies else ""
     rounding = facts.kernels if facts.kernels == "reference" else arithmetic(facts.kernels)
     form = {"dtype": facts.dtype, "weights' form": f"{facts.weights}{copied}", "kernels": rounding}
+    form["draft model"] = "none" if draft is None else draft.about(page_size)
     return about(loaded.checkpoint, form, specs, page_size)
 
 

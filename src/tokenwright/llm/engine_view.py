@@ -199,12 +199,14 @@ class EngineView:
         salt: str = "",
         adapter: str | None = None,
         prediction: str = "",
+        speculate: bool = True,
     ) -> Request:
         """A request for `submit`: the prompt tokenised, the grammar compiled. Takes time. Raises RequestError.
 
         prediction: what the text may come to; where it does, several of its tokens are computed in one step.
+        speculate=False: one token a step, as `LLM` has it.
         """
-        options = RequestOptions(salt=salt, adapter=adapter, prediction=prediction)
+        options = RequestOptions(salt=salt, adapter=adapter, prediction=prediction, speculate=speculate)
         return self.llm_engine.inputs.build(prompt, params, options=options)
 
     def prepare_embedding(self, text: Prompt) -> Request:

@@ -31,13 +31,14 @@ class RequestOptions:
 
     cache=False: the naive loop. salt: only requests of the same salt share cached pages. adapter: the name of the
     adapter to compute it with, whose pages no other request shares; None: the model as it is. prediction: what
-    the text may come to, for drafts.
+    the text may come to, for drafts. speculate: there may be drafts.
     """
 
     cache: bool = True
     salt: str = ""
     adapter: str | None = None
     prediction: str = ""
+    speculate: bool = True
 
 
 NO_OPTIONS = RequestOptions()
@@ -167,6 +168,7 @@ class InputProcessor:
             adapter=number,
             continued=len(more),
             prediction=self._predicted(options.prediction),
+            speculate=options.speculate,
         )
         return replace(request, salt=self.salt(request.limit(self._context), options.salt, options.adapter))
 

@@ -58,7 +58,8 @@ class LLM(ChatView):
         processes may use it.
     token_budget: tokens computed in one step. max_sequences: sequences running at once.
     speculate: compute tokens ahead where earlier text repeats itself ("suffix"), or do not ("off"). Texts and
-        log-probabilities are the same to the bit.
+        log-probabilities are the same to the bit. draft: a smaller model of the same tokenizer, which drafts where
+        neither earlier text nor a grammar does; draft_weights: the storage format of its matrices.
     lora: folders of LoRA adapters (PEFT) that are merged into the weights as they are read.
     adapters: folders of LoRA adapters that are kept beside the weights, by name: a request chooses one, or none.
     report: called with (bytes read, bytes in total) while the weights are read; downloads then show progress bars.
@@ -90,6 +91,8 @@ class LLM(ChatView):
         token_budget: int = 512,
         max_sequences: int = 64,
         speculate: str = "suffix",
+        draft: str | Path | None = None,
+        draft_weights: str = "native",
         report: Callable[[int, int], None] | None = None,
         trace: bool = False,
         threads: int | None = None,
@@ -111,6 +114,8 @@ class LLM(ChatView):
             kv_disk=str(kv_disk) if isinstance(kv_disk, Path) else kv_disk,
             kv_disk_size=_bytes(kv_disk_size, "kv_disk_size"),
             speculate=speculate,
+            draft=str(draft) if isinstance(draft, Path) else draft,
+            draft_weights=draft_weights,
         )
         if not isinstance(model, LoadedModel):
             model = LoadedModel(

@@ -93,6 +93,14 @@ class Tokenizer:
         """Tokens that the checkpoint names for its templates, such as unk_token."""
         return self._templates[2]
 
+    def first_other(self, other: "Tokenizer") -> int | None:
+        """The first id, of those that both models have, which is another token in `other`; None: there is none."""
+        here, there = (one._library.get_vocab(with_added_tokens=True) for one in (self, other))
+        if here == there:
+            return None
+        least = min(self.vocab_size, other.vocab_size)
+        return min((at for _, at in here.items() ^ there.items() if at < least), default=None)
+
     @classmethod
     def load(cls, folder: Path, *, vocab_size: int | None = None) -> "Tokenizer":
         """Read the tokenizer of a checkpoint's folder; `vocab_size`: rows of the model's embedding.

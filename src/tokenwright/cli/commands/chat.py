@@ -76,6 +76,8 @@ def chat(
     page_size: opt.PageSize = 16,
     token_budget: opt.TokenBudget = 512,
     speculate: opt.Speculate = "suffix",
+    draft: opt.Draft = None,
+    draft_weights: opt.DraftWeights = "native",
     quiet: opt.Quiet = False,
 ) -> None:
     """Talk with the model: each line is a message, and the answer is streamed. /help lists the commands.

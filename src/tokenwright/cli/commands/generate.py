@@ -80,6 +80,8 @@ def generate(
     page_size: opt.PageSize = 16,
     token_budget: opt.TokenBudget = 512,
     speculate: opt.Speculate = "suffix",
+    draft: opt.Draft = None,
+    draft_weights: opt.DraftWeights = "native",
     echo: Echo = False,
     json_: opt.Json = False,
     quiet: opt.Quiet = False,

@@ -198,6 +198,8 @@ def serve(
     page_size: opt.PageSize = 16,
     token_budget: opt.TokenBudget = 512,
     speculate: opt.Speculate = "suffix",
+    draft: opt.Draft = None,
+    draft_weights: opt.DraftWeights = "native",
 ) -> None:
     """Serve models over HTTP: OpenAI's API and others, so that existing clients work unchanged.
 
@@ -267,6 +269,8 @@ def serve_many(models: Sequence[NamedModel], engine: dict[str, Any], settings: S
     for name in ("served_model_name", "adapter", "lora", "revision", "kv_events", "replicas"):
         if getattr(settings, name):
             raise RequestError(f"--{name.replace('_', '-')} belongs to one model; leave it out, or serve one", name)
+    if engine.get("draft") is not None:
+        raise RequestError("--draft belongs to one model; leave it out, or serve one", "draft")
     from tokenwright.backends.ram import free_ram
 
     limit = read_bytes(settings.memory, "memory") if settings.memory else (free_ram() or 0) * 7 // 8

@@ -34,6 +34,8 @@ COMMON: Mapping[str, type] = {
     "page-size": int,
     "token-budget": int,
     "speculate": str,
+    "draft": str,
+    "draft-weights": str,
     "threads": int,
     "max-tokens": int,
     "temperature": float,

@@ -57,7 +57,8 @@ OPTIONS = names_of_others("""
     --page-size: --block-size
     --sinks: --keep --attention-sinks
     --window: --sliding-window --swa
-    --speculate: --draft --draft-max -md --model-draft --draft-model --speculative-config --speculative-model --lookup
+    --speculate: --draft-max --speculative-config --lookup
+    --draft: -md --model-draft --draft-model --speculative-model --speculative-draft-model-path
     --lora: --lora-scaled --lora-base --adapter-path --peft
     --adapter: --lora-modules --enable-lora --adapters
     --cache-file: --prompt-cache --prompt-cache-all --slot-save-path --prompt-cache-file

@@ -148,6 +148,17 @@ Speculate = Annotated[
         rich_help_panel=ENGINE,
     ),
 ]
+Draft = Annotated[
+    str | None,
+    Option(
+        help="A smaller model of the same tokenizer, which tells more tokens to compute ahead. The text is the same.",
+        rich_help_panel=ENGINE,
+        show_default=False,
+    ),
+]
+DraftWeights = Annotated[
+    str, Option(help="How the draft model's matrices are kept, as --weights says.", rich_help_panel=ENGINE)
+]
 
 Weights = Annotated[
     str,
@@ -180,7 +191,7 @@ Chart = Annotated[Path, Option("--out", "-o", help="Where the chart goes (SVG)."
 
 OF_ENGINE = (  # parameters of commands that `opened` and LLM take under the same names
     *("revision", "device", "dtype", "weights", "threads", "kv_memory", "kv", "window", "sinks"),
-    *("kv_disk", "kv_disk_size", "page_size", "token_budget", "speculate", "lora"),
+    *("kv_disk", "kv_disk_size", "page_size", "token_budget", "speculate", "lora", "draft", "draft_weights"),
 )
 
 
@@ -195,7 +206,7 @@ def of_engine(parameters: Mapping[str, Any], *, but: Sequence[str] = ()) -> dict
             found[name] = read_bytes(found[name], name)
     if found.get("kv_disk_size") is not None and found.get("kv_disk") is None:
         raise RequestError("kv_disk_size limits the folder kv_disk; give that as well", "kv_disk", "kv_disk_size")
-    absent = ("lora", "kv_disk", "kv_disk_size")
+    absent = ("lora", "kv_disk", "kv_disk_size", "draft")
     return {name: value for name, value in found.items() if not (name in absent and value is None)}
 
 

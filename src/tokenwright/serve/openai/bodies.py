@@ -149,6 +149,7 @@ class Sampling(Samplers):
     timeout_s: Seconds | None = None
     truncate_prompt_tokens: Annotated[Tokens | None, absent(-1)] = None
     return_timings: bool = False
+    speculate: bool = True
     response_format: Format | None = None
     structured_outputs: StructuredOutputs | None = None
     json_schema: Object | None = None

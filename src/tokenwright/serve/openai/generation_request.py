@@ -64,6 +64,7 @@ def checked(service: Service, request: Request, body: Sampling) -> Json:
         "deadline_s": body.timeout_s,
         "priority": body.priority,
         "truncate_prompt_tokens": body.truncate_prompt_tokens,
+        "speculate": body.speculate,
         "streamed": body.stream,
         "model": body.model,
     }

@@ -84,7 +84,7 @@ class GenerationRequest(ChatRequest):
         prompt may go on to the end of the context.
     json_object: the answer is any JSON object. (For a schema or another grammar set overrides["grammar"].)
     context: the most tokens of prompt and answer together, where that is less than the model's context.
-    prediction: what the answer may come to, such as a file that it edits.
+    prediction: what the answer may come to, such as a file that it edits. speculate: drafts may be computed for it.
     drop_oldest: leave out the oldest messages, but for the system's, where the prompt is too long.
     deadline_s: seconds from now on, waiting included. priority: one of PRIORITIES, among requests of the same key.
     truncate_prompt_tokens: keep only this number of last tokens of a longer prompt; without it a prompt is never cut.
@@ -102,6 +102,7 @@ class GenerationRequest(ChatRequest):
     json_object: bool = False
     context: int | None = None
     prediction: str = ""
+    speculate: bool = True
     drop_oldest: bool = False
     caller: Caller = NOBODY
     request_id: str = ""

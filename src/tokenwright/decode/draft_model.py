@@ -1,0 +1,228 @@
+"""A draft model: a smaller model of the same tokens, which guesses where no earlier text does.
+
+Its layers keep their K and V in the pages of the same sequences, so forks, rollbacks, swaps and the prefix index cover
+them. They may lag behind the model's, but never in a full page:
+
+    text       [ page | page | . . . . t ]     t is pending
+    computed   [ ...................]          by the model
+    filled     [ ............ ..]              by the draft model, which catches up where a step fills the page
+
+So a text whose guesses fail costs the draft model one pass a page. Where some layer has a window, whose pages are
+released as the text goes on, it follows every step. The draft model's rows choose by the request's own draws, and the
+model's rows verify every choice: what it computes, or that it fails, changes the speed alone.
+"""
+
+import logging
+from bisect import bisect_left
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenwright.decode.sampler import Guessing
+from tokenwright.decode.speculate import (
+    CONFIDENCES,
+    EARLIER_BYTES,
+    FROM_MODEL,
+    MOST_DRAFTS,
+    Followed,
+    Guess,
+    SuffixProposer,
+)
+from tokenwright.decode.step_costs import StepCosts
+from tokenwright.engine import Chunk, LogitsNeeded, Output, PagePool, Runner, Sequence, Step
+
+log = logging.getLogger(__name__)
+
+RETRY = 48  # tokens of a text after which a draft model that did not pay is asked again
+TRIAL = 2  # tokens that it guesses then
+
+
+@dataclass(slots=True)
+class _Filled:
+    """What a draft model has computed of a text: its first `known` tokens, and behind them those that it guessed."""
+
+    known: int
+    guessed: ListLike[int]
+    preemptions: int  # of the sequence at that time: its pages were others before
+
+
+class DraftModel:
+    """A draft model's K and V of the sequences of one engine. Implements the engine's Runner, around the model's.
+
+    runner: the model's. drafter: the draft model's. context: the most tokens of a text that it reads.
+    """
+
+    def __init__(self, runner: Runner[Any], drafter: Runner[Any], pool: PagePool, context: int) -> None:
+        self.context = context
+        self.failed = False
+        self._runner, self._drafter, self._pool = runner, drafter, pool
+        self._lags = all(group_pool.whole for group_pool in pool.group_pools)
+        self._filled: dict[int, _Filled] = {}  # by sequence
+
+    def forward(self, step: Step) -> Output[Any]:
+        output = self._runner.forward(step)
+        chunks, size = [], self._pool.page_size
+        for chunk in step.chunks:
+            sequence, stop = chunk.sequence, min(chunk.stop, self.context)
+            fills = not self._lags or chunk.start // size != stop // size
+            if fills and sequence.cache:
+                filled = self._filled_of(sequence, chunk.start, chunk.drafts)
+                if filled < stop:
+                    chunks.append(_rows(sequence, filled, stop, LogitsNeeded.NONE, chunk.drafts))
+        self._compute(chunks)
+        return output
+
+    def reserve(self, sequence: Sequence, most: int) -> int:
+        """How many tokens, at most `most`, can be drafted: there are pages for them, and positions."""
+        known = len(sequence.tokens)
+        most = 0 if self.failed else min(most, self.context - known)
+        stop = known + most
+        return most if most > 0 and self._pool.reserve(sequence.tables, sequence.computed, stop, stop) else 0
+
+    def release(self, sequence: Sequence, drafts: int) -> None:
+        """Give back the pages that `reserve` has taken for more drafts than these."""
+        self._pool.cut(sequence.tables, len(sequence.tokens) + drafts)
+        if (filled := self._filled.get(sequence.id)) is not None:
+            filled.guessed = filled.guessed[:drafts]
+
+    def extend(self, texts: ListLike[Guessing]) -> list[float | None]:
+        """Guess one token more of each text, as `Guessing.guess` has it."""
+        chunks = []
+        for text in texts:
+            sequence, stop = text.sequence, len(text.sequence.tokens) + len(text.tokens)
+            start = self._filled_of(sequence, sequence.computed, text.tokens)
+            chunks.append(_rows(sequence, min(start, stop - 1), stop, LogitsNeeded.LAST, text.tokens))
+        if (output := self._compute(chunks)) is None:
+            return [None] * len(texts)
+        each = zip(texts, chunks, output.rows, strict=True)
+        return [text.guess(chunk, output, rows.stop - 1) for text, chunk, rows in each]
+
+    def end(self, sequence: Sequence) -> None:
+        self._filled.pop(sequence.id, None)
+
+    def _filled_of(self, sequence: Sequence, computed: int, drafts: ListLike[int]) -> int:
+        """How many tokens of a text and its drafts need not be computed; the model has the first `computed`."""
+        found, text = self._filled.get(sequence.id), sequence.tokens
+        if found is None or found.preemptions != sequence.counts.preemptions or computed < found.known - 1:
+            return computed - computed % self._pool.page_size if self._lags else computed
+        filled, beyond = found.known, found.known < len(text)
+        for token in found.guessed:
+            place = filled - len(text)
+            now = text[filled] if place < 0 else drafts[place] if place < len(drafts) else None
+            if token != now:
+                break
+            filled += 1
+        return min(filled, computed) if beyond else filled  # pages behind it were given back meanwhile
+
+    def _compute(self, chunks: list[Chunk]) -> Output[Any] | None:
+        if not chunks or self.failed:
+            return None
+        try:
+            output = self._drafter.forward(Step(tuple(chunks)))
+        except Exception:
+            log.exception("the draft model has failed; texts go on without it")
+            self.failed = True
+            return None
+        for chunk in chunks:
+            sequence = chunk.sequence
+            known = min(chunk.stop, len(sequence.tokens))
+            guessed = self._guessed(chunk, known)
+            self._filled[sequence.id] = _Filled(known, guessed, sequence.counts.preemptions)
+        return output
+
+    def _guessed(self, chunk: Chunk, known: int) -> ListLike[int]:
+        """The tokens that are computed behind the known ones, with a chunk that ends there."""
+        before = chunk.start - known
+        if before <= 0:
+            return chunk.drafts
+        return (*self._filled[chunk.sequence.id].guessed[:before], *chunk.drafts)
+
+
+def _rows(sequence: Sequence, start: int, stop: int, needed: LogitsNeeded, drafts: ListLike[int]) -> Chunk:
+    """The chunk [start, stop) of a text and its drafts."""
+    known = len(sequence.tokens)
+    return Chunk(sequence, start, stop, needed, tuple(drafts[max(0, start - known) : max(0, stop - known)]))
+
+
+@dataclass(slots=True, eq=False)
+class _Drafting:
+    """A text that is being drafted. place: its number among those asked about. chance: that all so far will hold.
+
+    trial: it would not pay, and is drafted to find out whether that has changed.
+    """
+
+    place: int
+    followed: Followed
+    text: Guessing
+    most: int
+    trial: bool
+    chance: float
+    kinds: list[int] = field(default_factory=list)
+
+    def add(self, confidence: float | None) -> bool:
+        """Take in one more guess. Whether it can go on."""
+        if confidence is None:
+            return False
+        kind = FROM_MODEL + bisect_left(CONFIDENCES, confidence)
+        self.kinds.append(kind)
+        self.chance *= self.followed.held[kind] / self.followed.made[kind]
+        return len(self.kinds) < self.most and not self.text.ended
+
+
+class DraftProposer(SuffixProposer):
+    """The suffix index and grammars, and a draft model where these have nothing better.
+
+    own: the cost of the draft model's steps, in costs of a step of one row of the model. A text is drafted token by
+    token, as long as what may be expected of the next one is worth its own step and the row that verifies it.
+    """
+
+    def __init__(self, costs: StepCosts, model: DraftModel, own: StepCosts, earlier: int = EARLIER_BYTES) -> None:
+        super().__init__(costs, earlier)
+        self.model = model
+        self.own = own
+
+    def propose(self, sequences: ListLike[Sequence], most: ListLike[int], step: Step) -> ListLike[ListLike[int]]:
+        drafts = super().propose(sequences, most, step)
+        for sequence, its in zip(sequences, drafts, strict=True):
+            self.model.release(sequence, len(its))
+        return drafts
+
+    def end(self, sequence: Sequence) -> None:
+        super().end(sequence)
+        self.model.end(sequence)
+
+    def _improve(
+        self, sequences: ListLike[Sequence], most: ListLike[int], guesses: list[Guess | None], step: Step
+    ) -> None:
+        rows = step.size
+        worth = self.costs.of(rows) / max(1, sum(chunk.picks for chunk in step.chunks))  # of a token
+        drafted: list[_Drafting] = []
+        for place, (sequence, limit, guess) in enumerate(zip(sequences, most, guesses, strict=True)):
+            followed, length = self._followed[sequence.id], len(sequence.tokens)
+            expected = followed.of_model * followed.trust(True)
+            if guess is not None and followed.chances(guess)[0] >= expected:
+                continue
+            trial = expected * worth <= self._price(rows, 1)
+            if trial and length - followed.tried < RETRY:
+                continue
+            if room := self.model.reserve(sequence, min(limit, TRIAL if trial else MOST_DRAFTS)):
+                followed.tried = length
+                drafted.append(_Drafting(place, followed, Guessing(sequence), room, trial, chance=followed.trust(True)))
+        going = drafted
+        while going:
+            found = self.model.extend([one.text for one in going])
+            rows += len(going)
+            price = self._price(rows, len(going))
+            going = [
+                one
+                for one, confidence in zip(going, found, strict=True)
+                if one.add(confidence) and (one.trial or one.chance * one.followed.of_model * worth > price)
+            ]
+        for one in drafted:
+            if one.kinds:
+                sequence = one.text.sequence
+                guesses[one.place] = Guess(len(sequence.tokens), one.text.tokens, one.kinds)
+
+    def _price(self, rows: int, texts: int) -> float:
+        """What one more draft of each of `texts` texts costs for each, in a step of so many rows."""
+        return self.costs.of(rows + 1) - self.costs.of(rows) + self.own.of(texts) / texts

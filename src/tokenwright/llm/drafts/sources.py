@@ -1,0 +1,118 @@
+"""The sources of an engine's drafts: the suffix index and grammars, and a draft model if one is given.
+
+A draft model's layers come behind the model's in one KV store, so its pages are more groups of the same sequences.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from math import prod
+from typing import Any
+
+from tokenwright.backends.device import asked_threads, resolve_dtype
+from tokenwright.backends.native.native_kernels import find_kernels
+from tokenwright.backends.native.program import NativeDecoder
+from tokenwright.backends.runner import DraftRunner, ModelRunner
+from tokenwright.cache import KVStore, LayerSpec, layer_specs
+from tokenwright.checkpoints.fingerprint import about
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.config import EngineConfig
+from tokenwright.decode.draft_model import DraftModel, DraftProposer
+from tokenwright.decode.speculate import SuffixProposer
+from tokenwright.decode.step_costs import StepCosts, costs_of, measured
+from tokenwright.engine import PagePool, Proposer
+from tokenwright.errors import RequestError
+from tokenwright.formats import DType, WeightFormat
+from tokenwright.llm.drafts.step_times import SMALLEST, step_times
+from tokenwright.llm.model import LoadedModel, make_decoder
+from tokenwright.models.graph import Graph
+
+LEAST = 0.2  # of a step of the model's: what a draft model's takes at least, where they were not measured
+OWN_WORK = 0.0003  # seconds: what the engine does for each token that a draft model guesses, beside its step
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A loaded draft model. specs: the cache of its layers. context: the most tokens of a text that it reads."""
+
+    checkpoint: Checkpoint
+    decoder: Any
+    specs: tuple[LayerSpec, ...]
+    form: str
+    context: int
+
+    def about(self, page_size: int) -> str:
+        """A digest of what its K and V depend on but the tokens."""
+        found = about(self.checkpoint, {"form": self.form}, self.specs, page_size)
+        return sha256(json.dumps(dict(found), sort_keys=True).encode()).hexdigest()
+
+
+def open_draft(loaded: LoadedModel, options: EngineConfig) -> Draft | None:
+    """Load the draft model of an engine over `loaded`; None if it has none, or drafts nothing.
+
+    Raises RequestError for one of another tokenizer, or with states, and what `LLM` raises for a model.
+    """
+    if options.draft is None or options.speculate == "off" or loaded.traced:
+        return None
+    checkpoint = Checkpoint.open(options.draft)
+    if (other := loaded.tokenizer.first_other(checkpoint.tokenizer())) is not None:
+        raise RequestError(
+            f"a draft model has the tokenizer of the model, and {options.draft} has another: token {other} is not the "
+            "same; give a smaller model of the same family",
+            "draft",
+        )
+    if checkpoint.graph.recurrent or loaded.graph.recurrent:
+        which = options.draft if checkpoint.graph.recurrent else loaded.name
+        raise RequestError(
+            f"{which} keeps a state of each text, which cannot go back to where a draft was rejected; leave draft out",
+            "draft",
+        )
+    native = find_kernels() if loaded.device.type == "cpu" else None
+    dtype: DType = resolve_dtype("auto", checkpoint.config.dtype, loaded.device, native is not None)
+    specs = layer_specs(checkpoint.graph, dtype, window=options.window, sinks=options.sinks)
+    form = WeightFormat.parse(options.draft_weights)
+    decoder = make_decoder(checkpoint, form, dtype, loaded.device, native)
+    return Draft(checkpoint, decoder, specs, f"{form} {dtype}", checkpoint.config.context)
+
+
+def drafted(
+    loaded: LoadedModel,
+    options: EngineConfig,
+    specs: tuple[LayerSpec, ...],
+    store: KVStore,
+    pool: PagePool,
+    draft: Draft | None,
+) -> tuple[Any, Proposer | None]:
+    """The engine's runner, and its proposer if it speculates. store: of the layers of both models."""
+    own = ModelRunner(loaded.decoder, store if draft is None else store.of_layers(0, len(specs)))
+    # What is recorded shows one token a step; and a state does not go back to where a draft was rejected.
+    if options.speculate == "off" or loaded.traced or pool.states:
+        return own, None
+    costs, seconds = _costs(loaded.decoder, loaded.graph, specs, str(loaded.weights), loaded.weights.name)
+    if draft is None:
+        return own, SuffixProposer(costs)
+    at, decoder = len(specs), draft.decoder
+    runner = DraftRunner(decoder, store.of_layers(at, at + len(draft.specs)), loaded.graph.vocab_size)
+    form = WeightFormat.parse(options.draft_weights)
+    its, its_seconds = _costs(
+        decoder, draft.checkpoint.graph, draft.specs, draft.form, form.name, always=seconds is not None
+    )
+    share = max(LEAST, decoder.weight_bytes / loaded.decoder.weight_bytes)
+    if seconds is not None and its_seconds is not None:
+        share = (its_seconds + OWN_WORK) / seconds
+    model = DraftModel(own, runner, pool, draft.context)
+    return model, DraftProposer(costs, model, its.times(share))
+
+
+def _costs(
+    decoder: Any, graph: Graph, specs: Sequence[LayerSpec], form: str, name: str, *, always: bool = False
+) -> tuple[StepCosts, float | None]:
+    """What drafts are weighed against; and the seconds of a step of one row, if they were measured."""
+    context = sum(spec.nbytes(1) for spec in specs) / decoder.weight_bytes
+    if isinstance(decoder, NativeDecoder) and (always or decoder.weight_bytes >= SMALLEST):
+        times = step_times(decoder, specs, form, asked_threads(native=True))
+        if times is not None:
+            return measured(times, context), times[1]
+    kernels = decoder.kernels.isa if isinstance(decoder, NativeDecoder) else ""
+    return costs_of(kernels, name, lambda rows: sum(map(prod, graph.read(rows).values())), context), None
