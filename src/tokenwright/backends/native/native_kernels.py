@@ -43,7 +43,7 @@ class Workspace:
 
 
 class NativeKernels:
-    """The operations of torch's `Kernels`, over arrays: `isa` is one of ISAS. `handle`: the function table."""
+    """Implements `Kernels` over arrays: `isa` is one of ISAS. `handle`: the function table."""
 
     def __init__(self, library: ctypes.CDLL, isa: str) -> None:
         self.library = library
@@ -54,6 +54,12 @@ class NativeKernels:
                 f"this processor, or this build, has no {isa} kernels; use {' or '.join(usable(library))}"
             )
         self._workspace = Workspace(library)  # for kernels that Python calls one by one
+
+    def own(self, weight: Array) -> Array:
+        return weight
+
+    def rows(self, weight: Packed, ids: NDArray[np.int64]) -> Floats:
+        return weight.rows(ids)
 
     def linear(self, x: Floats, weight: Packed) -> Floats:
         if not isinstance(weight, Packed):
@@ -314,11 +320,12 @@ def kv_layer(view: KVView, sink_rotation: int | None = None) -> lib.CKVLayer:
 
 def _kv_tensors(part: KVPart) -> tuple[lib.CKVTensor, lib.CKVTensor]:
     """K and V; of a latent twice the rows that are both."""
-    k = _kv_tensor(part.k)
-    return k, k if part.v.size < part.k.size else _kv_tensor(part.v)
+    k = kv_tensor(part.k)
+    return k, k if part.v.size < part.k.size else kv_tensor(part.v)
 
 
-def _kv_tensor(side: Side) -> lib.CKVTensor:
+def kv_tensor(side: Side) -> lib.CKVTensor:
+    """The struct of K or V of one layer's part."""
     codes, *scales = side.memory
     return lib.CKVTensor(lib.FORMATS[side.codec.name], address(codes), address(scales[0]) if scales else None)
 

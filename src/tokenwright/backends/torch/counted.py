@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tokenwright.arrays import Array
 from tokenwright.backends import Scored
 from tokenwright.backends.torch.border import TensorRotation
 from tokenwright.backends.torch.kernels import Kernels, Linear
@@ -36,6 +37,9 @@ class CountedKernels:
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
         self.counts = WorkCounts()
+
+    def own(self, weight: Array | torch.Tensor) -> torch.Tensor:
+        return self.kernels.own(weight)
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         if len(x):

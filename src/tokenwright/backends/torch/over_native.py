@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from tokenwright.arrays import Array
 from tokenwright.backends import Scored
 from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.packed import Packed
@@ -21,6 +22,9 @@ class TensorKernels:
 
     def __init__(self, native: NativeKernels) -> None:
         self.native = native
+
+    def own(self, weight: Array | torch.Tensor) -> torch.Tensor:
+        return tensor(weight)
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         return tensor(self.native.linear(array(x), _packed(weight)))
