@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_double, c_int64, c_void_p
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ from tokenwright.errors import CapacityError, RequestError
 from tokenwright.models.experts import Routing
 from tokenwright.models.recurrent import RULES, Recurrence
 from tokenwright.models.rotary import Rotation
+
+if TYPE_CHECKING:
+    from tokenwright.backends.torch.kernels import Linear
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +61,11 @@ class NativeKernels:
     def own(self, weight: Array) -> Array:
         return weight
 
-    def rows(self, weight: Packed, ids: NDArray[np.int64]) -> Floats:
-        return weight.rows(ids)
+    def rows(self, weight: "Linear", ids: NDArray[np.int64]) -> Floats:
+        return only_packed(weight).rows(ids)
 
-    def linear(self, x: Floats, weight: Packed) -> Floats:
-        if not isinstance(weight, Packed):
-            raise RequestError("native kernels compute with packed weights; load them with load_packed")
+    def linear(self, x: Floats, weight: "Linear") -> Floats:
+        weight = only_packed(weight)
         rows = np.ascontiguousarray(x)
         y = empty((len(x), weight.out))
         places = (byref(matrix(weight)), len(rows), address(rows), address(y), kernel_threads.count)
@@ -225,6 +227,13 @@ class NativeKernels:
         """
         if function(self.handle, self._workspace.address, *arguments):
             raise CapacityError("there is not enough memory for this step; compute fewer tokens at once (token_budget)")
+
+
+def only_packed(weight: "Linear") -> Packed:
+    """A packed weight. Raises RequestError for one that is not."""
+    if not isinstance(weight, Packed):
+        raise RequestError("native kernels compute with packed weights; load them with load_packed")
+    return weight
 
 
 class ChunkArray:

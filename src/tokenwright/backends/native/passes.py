@@ -49,7 +49,8 @@ class NativePasses:
         self, view: KVView, chunk: ChunkRows, query: Floats, sink_query: Floats | None, group: int, scoring: Scored
     ) -> Floats:
         sinks = None if sink_query is None else sink_query[None, None]
-        return self.weights(view.head(group), chunk, query[None, None], sinks, scoring)[0, 0]
+        found: Floats = self.weights(view.head(group), chunk, query[None, None], sinks, scoring)[0, 0]
+        return found
 
     def cached(self, view: KVView, chunk: ChunkRows, group: int) -> tuple[Floats, Floats, NDArray[np.int64]]:
         parts = view.head(group).parts

@@ -61,8 +61,9 @@ class NativeDecoder:
     @property
     def layer_tokens(self) -> int:
         """Tokens times layers computed so far, in either way."""
-        made = (self.__dict__.get("op_by_op"), self.__dict__.get("over_arrays"))
-        return self.counted + sum(one.layer_tokens for one in made if one is not None)
+        made = [self.__dict__[name] for name in ("op_by_op", "over_arrays") if name in self.__dict__]
+        op_by_op: int = sum(one.layer_tokens for one in made)
+        return self.counted + op_by_op
 
     def again(self) -> Self:
         """The same model, its weights shared, with a counter of its own."""
