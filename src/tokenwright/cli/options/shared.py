@@ -20,7 +20,7 @@ from typer import Argument, Option
 
 from tokenwright.checkpoints.files.local import local_folder
 from tokenwright.cli.options import defaults as settings
-from tokenwright.cli.terminal.output import loading, remark
+from tokenwright.cli.terminal.output import loading, on_terminal, remark
 from tokenwright.config import EngineConfig
 from tokenwright.errors import RequestError
 from tokenwright.formats import DTYPE_BYTES, KVFormat, WeightFormat
@@ -297,7 +297,7 @@ def opened(
     model = the_model(None, model)
     check_engine(**options)
     local_folder(model, options.get("revision"))
-    with loading(model) if sys.stderr.isatty() and not quiet else nullcontext() as report:
+    with loading(model) if on_terminal() and not quiet else nullcontext() as report:
         start = time.perf_counter()
         from tokenwright.backends.device import compute_with
         from tokenwright.llm.llm import LLM

@@ -121,9 +121,14 @@ def show_anything() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
+def on_terminal() -> bool:
+    """Whether stderr is a terminal."""
+    return sys.stderr.isatty()
+
+
 def remark(text: str) -> None:
     """Write one line to stderr; a terminal shows it dimmed, and wrapped between words."""
-    if not sys.stderr.isatty():  # rich takes longer to import than most of this package
+    if not on_terminal():  # rich takes longer to import than most of this package
         print(text, file=sys.stderr)
         return
     from rich.text import Text
