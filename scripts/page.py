@@ -69,8 +69,8 @@ def _checked(program: Path, npm: tuple[str, ...]) -> Node | None:
     return Node(said, program, npm) if found and tuple(map(int, found.groups())) >= OLDEST else None
 
 
-def prepare(folder: Path) -> Node:
-    """Copy the sources to a folder and install the npm packages there."""
+def prepare(folder: Path, packages: str = "--omit=dev") -> Node:
+    """Copy the sources to a folder and install npm packages there: those of the build, or with `--include=dev` all."""
     node = system_node() or wheel_node()
     if node is None:
         oldest = ".".join(map(str, OLDEST))
@@ -79,14 +79,13 @@ def prepare(folder: Path) -> Node:
     for path in sources():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / "web" / path, folder / path)  # without its mode: the source may be read-only
-    _fetch(node, folder)
+    _fetch(node, folder, packages)
     return node
 
 
-def _fetch(node: Node, folder: Path) -> None:
+def _fetch(node: Node, folder: Path, packages: str) -> None:
     """Install the packages with npm: from its cache if it has all of them, else from the registry if that answers."""
-    # Vite and TypeScript are development dependencies; no package needs an install script.
-    ci = ("ci", "--include=dev", "--ignore-scripts")
+    ci = ("ci", packages, "--ignore-scripts")  # no package needs an install script
     if _npm(node, folder, *ci, "--offline")[0] == 0:
         return
     # If a firewall drops packets, npm would wait minutes for every package, so the script pings the registry first.
@@ -129,7 +128,7 @@ def make(folder: Path, notes: Path) -> None:
 def test(folder: Path) -> int:
     """Check the page's types and run its tests. Returns an exit code, which is 0 too if there is no Node here."""
     try:
-        node = prepare(folder)
+        node = prepare(folder, "--include=dev")
     except NoPageError as error:
         print(f"the page's types and tests are left out: {error}")
         return 0

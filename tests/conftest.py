@@ -5,13 +5,15 @@ examples a property test draws.
 """
 
 from collections.abc import Generator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import pytest
-import torch  # noqa: F401  (compute_with sets its threads too, once it is loaded)
 
 from tests import profiles, tracing
 from tokenwright.backends.device import compute_with
+
+with suppress(ImportError):  # tests/without_torch.py
+    import torch  # noqa: F401  (compute_with sets its threads too, once it is loaded)
 
 compute_with(1)
 profiles.register()

@@ -47,7 +47,7 @@ def test_a_row_has_the_same_bits_alone_and_beside_others(isa: str, weights: str,
 def chosen_in(bench: Bench, text: tuple[int, ...]) -> dict[int, set[int]]:
     """The experts that the text's last token chooses in each layer, seen op by op."""
     found: dict[int, set[int]] = {}
-    decoder = bench.backend.op_by_op.decoder
+    decoder = bench.backend.decoder.over_arrays
     ops = [op for op in decoder.blocks if hasattr(op, "routing")]
     for op in ops:
         plain = op.kernels

@@ -7,9 +7,9 @@ from torch.nn import functional as F
 from tests.models.sized import Sized
 from tokenwright.backends.native.compile import lacking
 from tokenwright.backends.torch.kernels import Dense, Linear
+from tokenwright.backends.torch.op_batch import OpBatch
 from tokenwright.backends.torch.ops import OPS, ForwardState, TorchMLP, linear, norm
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels
-from tokenwright.backends.torch.tensor_batch import TorchBatch
 from tokenwright.cache import KVStore
 from tokenwright.models.graph import MLP, Embed, Graph, Head, Matrix, Norm
 from tokenwright.models.taps import Site
@@ -56,7 +56,7 @@ def mlp(op: MLP, weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Ten
     """The op alone, its tap checked: it reads nothing of the batch but its adapters, and nothing of the store."""
     seen: list[tuple[Site, int, torch.Tensor]] = []
     nothing = torch.empty(0)
-    batch, store = TorchBatch(nothing, nothing, (), (), {}, {}, {}), object.__new__(KVStore)
+    batch, store = OpBatch(nothing, nothing, (), (), {}, {}, {}), object.__new__(KVStore)
     y = TorchMLP(op, KERNELS, {**weights})(x, ForwardState(batch, store, lambda *one: seen.append(one)))
     *_, (site, layer, value) = seen
     assert (site, layer) == (Site.MLP, op.layer)

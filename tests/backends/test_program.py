@@ -32,6 +32,7 @@ from tokenwright.backends.native.program import NativeBackend, NativeDecoder, Ro
 from tokenwright.backends.observation import Observed, Watched
 from tokenwright.backends.runner import backend_over
 from tokenwright.backends.torch import observe
+from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.border import tensor
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels
@@ -166,8 +167,8 @@ class Bench:
     def observed(self, chunks: Sequence[Chunk], watched: Sequence[Watched], *, whole: bool) -> tuple[Logits, Observed]:
         """In one native call or operation by operation, with the facts of the step."""
         assert isinstance(self.backend, NativeBackend)
-        observe = self.backend.observe if whole else self.backend.op_by_op.observe
-        logits, told = observe(flatten(Step(tuple(chunks))), watched)
+        by_op = TorchBackend(self.backend.decoder.op_by_op, self.store)
+        logits, told = (self.backend if whole else by_op).observe(flatten(Step(tuple(chunks))), watched)
         return in_tensors(logits), told
 
     def memory(self) -> list[torch.Tensor]:

@@ -56,10 +56,10 @@ NAMED = {
 
 def value(parameter: Any) -> st.SearchStrategy[str]:
     """Values of an option or argument, by its name and its type: good ones and wrong ones."""
-    kind = parameter.type_descriptor.annotation
+    kind = str(parameter.type)
     if parameter.name == "named" or (parameter.name == "folder" and "[MODEL]" in (parameter.metavar or "")):
         return st.one_of(NAMED["model"], PLACE)
-    usual = {int: WHOLE, float: NUMBER, Path: PLACE}.get(kind, TEXT)
+    usual = WHOLE if kind == "INT" else NUMBER if kind == "FLOAT" else PLACE if "Path" in kind else TEXT
     return NAMED.get(parameter.name, usual)
 
 

@@ -207,7 +207,9 @@ def test_a_terminal_sees_the_prompt_first(generate: Run, monkeypatch: pytest.Mon
     assert PROMPT not in generate("-n", 4, *GREEDY, "--quiet").stdout
 
 
-def test_a_terminal_sees_the_model_load(generate: Run) -> None:
+def test_a_terminal_sees_the_model_load(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "loading " not in generate("-n", 1, *GREEDY).stderr
+    monkeypatch.setattr("tokenwright.cli.options.shared.on_terminal", lambda: True)
     result = generate("-n", 1, *GREEDY, env={"FORCE_COLOR": "1", "COLUMNS": "300"})
     assert "loading " in result.stderr
     assert " KiB" in result.stderr

@@ -1,5 +1,6 @@
 """What holds for every command: help without torch, versions, errors as messages."""
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -169,7 +170,7 @@ def test_version_says_what_the_build_lacked(
 
 def test_version_without_an_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> str:
-        raise tokenwright.cli.version.importlib.metadata.PackageNotFoundError(name)
+        raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("importlib.metadata.version", absent)
     text = version_text([str(tmp_path)])

@@ -49,18 +49,17 @@ def test_texts_scores_embeddings_and_files(tmp_path: Path) -> None:
         "    run = llm.run(story, max_tokens=4)\n"
         "    [frame] = run.step()\n"
         "    print(len(frame.attention.codes) > 0)\n"
-        "    try:\n"
-        "        run.heads(frame.step)\n"
-        "    except Exception as error:\n"
-        "        print(error)\n"
         "    run.close()\n"
+        "    [seen] = llm.generate(story, temperature=0.0, max_tokens=4, observe=[(1, 2)])\n"
+        "    inside = seen.observed\n"
+        "    print(abs(inside.attention[1, 2].sum(-1) - 1).max() < 1e-5)\n"
+        "    print([int(inside.lens(at)[-1].argmax()) for at in range(4, 8)] == list(seen.token_ids))\n"
         "with LLM('stories', pages=400, weights='int8', kv='k=int8,v=int4') as llm:\n"
         "    print(llm.load_cache(sys.argv[1]) > 0)\n"
     )
     lines = run_blocked(code, str(tmp_path / "story.kv")).splitlines()
     assert lines[0].startswith("8 8 ")
-    hint = "what looks inside a layer needs torch, which is not installed; run: pip install 'tokenwright[torch]'"
-    assert lines[1:] == ["True", "True", "True float32", "True", hint, "True"]
+    assert lines[1:] == ["True", "True", "True float32", "True", "True", "True", "True"]
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2", "mixtral", "deepseek2"])
@@ -82,7 +81,7 @@ def test_the_command_line() -> None:
 
 
 def test_the_server() -> None:
-    """Readiness, an answer, and a run of the explorer: its steps, its sampler; a look inside says what it needs."""
+    """Readiness, an answer, and a run of the explorer: its steps, its sampler, and every view of the inside."""
     code = (
         "import time\n"
         "from fastapi.testclient import TestClient\n"
@@ -100,11 +99,13 @@ def test_the_server() -> None:
         "        page.send_json({'op': 'play', 'pace': None})\n"
         "        while client.get(f'/runs/{run}/steps/2').status_code != 200: time.sleep(0.01)\n"
         "        print(client.get(f'/runs/{run}/sampler?step=2&top_k=5').json()['kept'])\n"
-        "        print(client.get(f'/runs/{run}/heads?step=2').json())\n"
+        "        places = ('block?step=2&layer=1', 'lens?step=2', 'atlas?step=2', 'matrix?step=2&layer=1&head=0',\n"
+        "            'way?step=2&layer=1&head=0&position=1')\n"
+        "        for place in places: print(client.get(f'/runs/{run}/{place}').status_code)\n"
     )
     lines = run_blocked(code).splitlines()
     assert lines[0] == "4" and 1 <= int(lines[1]) <= 5
-    assert "pip install 'tokenwright[torch]'" in lines[2]
+    assert lines[2:] == ["200"] * 5
 
 
 def test_without_kernels_one_sentence_says_what_to_install() -> None:

@@ -17,8 +17,9 @@ from tests.oracle.harness import TOLERANCE, Recorder, Subject, greedy, make_subj
 from tokenwright.backends.runner import ModelRunner
 from tokenwright.backends.torch import kv_codec
 from tokenwright.backends.torch.kernels import Kernels
+from tokenwright.backends.torch.op_batch import OpBatch
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels
-from tokenwright.backends.torch.tensor_batch import Batcher, TorchBatch
+from tokenwright.backends.torch.tensor_batch import Batcher
 from tokenwright.cache import ChunkRows, KVView
 from tokenwright.checkpoints.families.deepseek import DEEPSEEK
 from tokenwright.checkpoints.families.family import head_order
@@ -102,7 +103,7 @@ class Moved:
     def __init__(self, batcher: Batcher, when: Callable[[int], bool]) -> None:
         self.batcher, self.when = batcher, when
 
-    def __call__(self, batch: Batch) -> TorchBatch:
+    def __call__(self, batch: Batch) -> OpBatch:
         chunks = array("q")
         for row, rows, start, limit in batch.each_chunk():
             chunks.extend((row, rows, start + self.when(start), limit))

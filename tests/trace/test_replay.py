@@ -2,15 +2,23 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests.backends.test_runner import KEPT
+from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import Subject, make_subject, prompt_of
+from tokenwright import LLM
+from tokenwright.arrays import Floats
 from tokenwright.backends.kv_sizing import memory_of
+from tokenwright.backends.native.library import find
 from tokenwright.backends.torch.border import tensor
 from tokenwright.backends.torch.ops import TorchAttention
+from tokenwright.backends.torch.passes import OpByOp
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.backends.torch.tensor_batch import Batcher
 from tokenwright.cache import KVStore, LayerSpec
@@ -135,3 +143,49 @@ def test_the_definition_tells_faults_apart(wrong: str) -> None:
     row = tensor(replay.row(text_of(replay, tokens, []), 59, 1, 1))
     expected = looker_of(subject, subject.specs("int4,first=3", 20, 4)).reference(tokens, 60, 1, 1)
     assert (row - torch.tensor(expected)).abs().max() > 1e-3
+
+
+@pytest.mark.skipif(find() is None, reason="without kernels torch computes")
+@pytest.mark.parametrize(
+    ("kind", "kv", "window"),
+    [
+        ("qwen3", "k=int8,v=fp8", {}),
+        ("qwen3", "int4,first=3", {"window": 20, "sinks": 2}),
+        ("gpt-oss", "native", {}),
+        ("deepseek2", "int8", {}),
+    ],
+)
+def test_native_passes_are_those_of_torch(tmp_path: Path, kind: str, kv: str, window: dict[str, Any]) -> None:
+    """To the bit at every tap and in the logits; what NumPy computes of the cache, up to a rounding."""
+    tokens = list(prompt_of(70, 2))
+    with LLM(make_checkpoint(tmp_path / "model", kind).path, pages=64, kv=kv, **window) as llm:
+        engine, last = llm.llm_engine, len(tokens) - 1
+        decoder = engine.loaded.decoder
+        native, other = (AttentionReplay(llm.config, decoder, engine.specs) for _ in range(2))
+        other.__dict__["passes"] = OpByOp(decoder.op_by_op)
+        seen: list[dict[tuple[Site, int], Floats]] = [{}, {}]
+        texts = []
+        for replay, into in zip((native, other), seen, strict=True):
+
+            def tap(site: Site, layer: int, value: Floats, into: dict[tuple[Site, int], Floats] = into) -> None:
+                into[site, layer] = np.array(value)
+
+            texts.append(replay.computed(tokens, len(tokens), tap))
+        assert seen[0].keys() == seen[1].keys()
+        assert all(np.array_equal(value, seen[1][place]) for place, value in seen[0].items())
+        streams = np.ascontiguousarray(seen[0][Site.MLP, 0])
+        assert np.array_equal(native.passes.logits(streams), other.passes.logits(streams))
+        rows = [replay.rows(text, last) for replay, text in zip((native, other), texts, strict=True)]
+        assert np.abs(rows[0] - rows[1]).max() <= 1e-6
+        assert np.abs(rows[0].sum(-1) - 1).max() <= (1 if kind == "gpt-oss" else 1e-5)  # learned sinks take a share
+        for layer in range(llm.config.layers):
+            chunk = texts[0].store.chunk_rows([table.pages for table in texts[0].tables], range(1), last)
+            both = [
+                replay.passes.cached(text.store.view(layer), chunk, 0)
+                for replay, text in zip((native, other), texts, strict=True)
+            ]
+            for ours, right in zip(*both, strict=True):
+                np.testing.assert_allclose(ours, right, rtol=1e-6)
+            expected = [replay.reference(tokens, len(tokens), layer, 1) for replay in (native, other)]
+            assert np.abs(np.subtract(*expected)).max() <= 1e-6
+            assert np.abs(expected[0] - rows[0][layer, 1]).max() <= 2e-6

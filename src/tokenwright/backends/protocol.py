@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from tokenwright.arrays import Floats
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenwright.arrays import Array, Floats
 from tokenwright.backends.observation import Observed, Watched
-from tokenwright.cache import KVStore
+from tokenwright.cache import ChunkRows, KVStore, KVView, LayerSpec
 from tokenwright.engine import Batch
 from tokenwright.models.graph import Scoring
 from tokenwright.models.taps import Tap, ignore
@@ -56,3 +59,35 @@ class Backend(Protocol):
 
     def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
         """As a call; also the facts of the pass. Fills the queries of `watched`."""
+
+
+class Passes(Protocol):
+    """A model run op by op over any store, for those who look inside."""
+
+    def run(self, batch: Batch, store: KVStore, tap: Tap, *, stored: bool = True) -> None:
+        """Compute a batch under a tap, which gets arrays. stored=False: its K and V go to scratch slots."""
+
+    def logits(self, x: Floats) -> Floats:
+        """Logits [n, vocabulary] of rows [n, width] of the residual stream."""
+
+    def scoring(self, layer: int, head: int | None = None) -> Scored:
+        """How the attention scores of a layer, or of one of its heads, follow from q k; its logits are an array."""
+
+    def row(
+        self, view: KVView, chunk: ChunkRows, query: Floats, sink_query: Floats | None, group: int, scoring: Scored
+    ) -> Floats:
+        """Weights [position + 1], fp32, of a query [D] at the only row of a chunk over the keys of one KV head.
+
+        sink_query: the query [D] for the keys of sinks. scoring: that of the one head. Masked positions have 0.
+        """
+
+    def cached(self, view: KVView, chunk: ChunkRows, group: int) -> tuple[Floats, Floats, NDArray[np.int64]]:
+        """Keys [t, D] and values [t, v] of a KV head that the rows of a chunk read, fp32, and their positions [t]."""
+
+    def weights(
+        self, view: KVView, chunk: ChunkRows, queries: Floats, sink_queries: Floats | None, scoring: Scored
+    ) -> Floats:
+        """Weights [H, n, stop], fp32, of queries [n, H, D] at the rows of a chunk; 0 at masked positions."""
+
+    def kept(self, spec: LayerSpec, keys: Floats) -> Array:
+        """Keys [t, D] of a whole text, encoded and decoded as in the cache, in fp64."""

@@ -12,6 +12,7 @@ from tokenwright.backends.device import CPU, Device
 from tokenwright.backends.kv_sizing import memory_of
 from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.observation import Observed, Watched
+from tokenwright.backends.protocol import Passes
 from tokenwright.cache import KVStore, LayerSpec
 from tokenwright.config import DynamicScaling, Rope, angle_length
 from tokenwright.engine import Batch, Output, Step, flatten, one_chunk
@@ -29,6 +30,17 @@ def backend_over(decoder: "NativeDecoder | Decoder", store: KVStore) -> Backend:
     from tokenwright.backends.torch.backend import TorchBackend
 
     return TorchBackend(decoder, store)
+
+
+def passes_over(decoder: "NativeDecoder | Decoder") -> Passes:
+    """The passes of a decoder, as `backend_over`."""
+    if isinstance(decoder, NativeDecoder):
+        from tokenwright.backends.native.passes import NativePasses
+
+        return NativePasses(decoder.over_arrays, decoder.kernels)
+    from tokenwright.backends.torch.passes import OpByOp
+
+    return OpByOp(decoder)
 
 
 class ModelRunner:

@@ -45,8 +45,8 @@ USAGE: type[Exception] = typer.BadParameter.__mro__[1]  # click's UsageError, in
 _OURS = (
     (r"\. Did you mean", "; did you mean"),
     (r" \(Possible options: (.*)\)$", r"; did you mean \1?"),
-    (r"Input should be a valid number.*", "it must be a number"),
-    (r"Input should be a valid integer.*", "it must be a whole number"),
+    (r"(?<=: )'.*' is not a valid float", "it must be a number"),
+    (r"(?<=: )'.*' is not a valid int", "it must be a whole number"),
     (r"[Gg]ot unexpected extra arguments? ?(?:\(s\) )?\((.*)\)", r"unexpected: \1; a text with spaces needs quotes"),
 )
 

@@ -1,6 +1,5 @@
 """The text of `tokenwright --version`: the versions, and the optional parts that this installation lacks."""
 
-import importlib.metadata
 import platform
 from collections.abc import Iterable
 
@@ -19,9 +18,11 @@ def version_text(folders: Iterable[str] = tokenwright.__path__) -> str:
 
 
 def _torch_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
+        return version("torch")
+    except PackageNotFoundError:
         return "is not installed (an optional extra)"
 
 

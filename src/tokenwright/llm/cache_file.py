@@ -8,7 +8,6 @@ tier, which a `StepClock` tells how fast the model computes.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -101,6 +100,8 @@ def _populate(store: KVStore, pages: int) -> None:
 def _program(kernels: str) -> dict[str, str]:
     """What computes K and V: another build may round otherwise, so it does not read the pages of this one."""
     if kernels == "reference":
+        from importlib.metadata import version
+
         return {"torch": version("torch")}
     library = find()
     assert library is not None, "native kernels come from a library"

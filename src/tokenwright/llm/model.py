@@ -295,8 +295,7 @@ def _in_tensors(
     """The decoder of torch over unpacked weights."""
     from tokenwright.backends.torch.border import TORCH_DTYPES, weights_on
     from tokenwright.backends.torch.decoder import Decoder
-    from tokenwright.backends.torch.kernels import dense
-    from tokenwright.backends.torch.reference_kernels import ReferenceKernels
+    from tokenwright.backends.torch.reference_kernels import ReferenceKernels, dense
 
     weights = weights_on(device, checkpoint.tensors(dtype, report))
     kept_beside = beside(checkpoint.graph, adapters, dense(TORCH_DTYPES[dtype], str(device)))

@@ -7,22 +7,21 @@ step left in the cache.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tokenwright.arrays import Array, Floats
-from tokenwright.backends.device import CPU, Device, needs_torch
+from tokenwright.backends.device import CPU, Device
 from tokenwright.backends.kv_sizing import memory_of
+from tokenwright.backends.protocol import Passes
+from tokenwright.backends.runner import passes_over
 from tokenwright.cache import ChunkRows, KVStore, LayerSpec
 from tokenwright.config import ModelConfig
 from tokenwright.decode.logits_processors import softmax
 from tokenwright.engine import one_chunk
 from tokenwright.engine.page_table import PageTable
 from tokenwright.models.taps import Site, Tap, ignore
-
-if TYPE_CHECKING:
-    from tokenwright.backends.torch.passes import OpByOp
 
 PAGE_SIZE = 64  # tokens, of the stores made here
 ROWS = 512  # of one forward pass, where replay recomputes a text
@@ -52,7 +51,7 @@ class ReplayedText:
 
 
 class AttentionReplay:
-    """Replays attention rows of one model, for any layer, head and position. Needs torch when it is asked.
+    """Replays attention rows of one model, for any layer, head and position.
 
     It is as thread-safe as its stores: a caller that shares a store with an engine calls between two steps.
     """
@@ -65,12 +64,9 @@ class AttentionReplay:
         self._last: ReplayedText | None = None  # recomputed last, with a cache outside the pool's memory
 
     @cached_property
-    def passes(self) -> "OpByOp":
-        """The model op by op. Raises RequestError where torch is not installed."""
-        needs_torch("what looks inside a layer")
-        from tokenwright.backends.torch.passes import OpByOp
-
-        return OpByOp(self.decoder.op_by_op)
+    def passes(self) -> Passes:
+        """The model op by op."""
+        return passes_over(self.decoder)
 
     def row(self, text: ReplayedText, position: int, layer: int, head: int) -> Floats:
         """Weights [position + 1], fp32, of one head at `position`; the text must hold the pages that it reads."""
@@ -136,11 +132,8 @@ class AttentionReplay:
                 keys.append(value[:, group].copy())
 
         self.computed(tokens, limit, tap)
-        from tokenwright.backends.torch.border import array
-        from tokenwright.backends.torch.passes import as_kept
-
         spec = self.specs[layer]
-        read = as_kept(spec, np.concatenate(keys))  # [t, D]
+        read = self.passes.kept(spec, np.concatenate(keys))  # [t, D]
         scores, places = read @ seen.query.astype(np.float64), np.arange(len(tokens))  # [t]
         sinks = places < spec.window.sinks
         if seen.sink_query is not None:
@@ -153,7 +146,7 @@ class AttentionReplay:
             scores = scoring.cap * np.tanh(scores / scoring.cap)
         scores[hidden] = -np.inf
         if scoring.sink_logits is not None:
-            scores = np.concatenate((scores, array(scoring.sink_logits).astype(np.float64)))
+            scores = np.concatenate((scores, scoring.sink_logits.astype(np.float64)))
         weights: list[float] = softmax(scores)[: len(tokens)].tolist()
         return weights
 

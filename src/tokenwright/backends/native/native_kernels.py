@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_double, c_int64, c_void_p
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,9 @@ from tokenwright.models.experts import Routing
 from tokenwright.models.recurrent import RULES, Recurrence
 from tokenwright.models.rotary import Rotation
 
+if TYPE_CHECKING:
+    from tokenwright.backends.torch.kernels import Linear
+
 log = logging.getLogger(__name__)
 
 
@@ -43,7 +46,7 @@ class Workspace:
 
 
 class NativeKernels:
-    """The operations of torch's `Kernels`, over arrays: `isa` is one of ISAS. `handle`: the function table."""
+    """Implements `Kernels` over arrays: `isa` is one of ISAS. `handle`: the function table."""
 
     def __init__(self, library: ctypes.CDLL, isa: str) -> None:
         self.library = library
@@ -55,9 +58,14 @@ class NativeKernels:
             )
         self._workspace = Workspace(library)  # for kernels that Python calls one by one
 
-    def linear(self, x: Floats, weight: Packed) -> Floats:
-        if not isinstance(weight, Packed):
-            raise RequestError("native kernels compute with packed weights; load them with load_packed")
+    def own(self, weight: Array) -> Array:
+        return weight
+
+    def rows(self, weight: "Linear", ids: NDArray[np.int64]) -> Floats:
+        return only_packed(weight).rows(ids)
+
+    def linear(self, x: Floats, weight: "Linear") -> Floats:
+        weight = only_packed(weight)
         rows = np.ascontiguousarray(x)
         y = empty((len(x), weight.out))
         places = (byref(matrix(weight)), len(rows), address(rows), address(y), kernel_threads.count)
@@ -221,6 +229,13 @@ class NativeKernels:
             raise CapacityError("there is not enough memory for this step; compute fewer tokens at once (token_budget)")
 
 
+def only_packed(weight: "Linear") -> Packed:
+    """A packed weight. Raises RequestError for one that is not."""
+    if not isinstance(weight, Packed):
+        raise RequestError("native kernels compute with packed weights; load them with load_packed")
+    return weight
+
+
 class ChunkArray:
     """The `lib.ChunkRows` for kernels that Python calls one by one: page size 1, so that page tables hold slots.
 
@@ -314,11 +329,12 @@ def kv_layer(view: KVView, sink_rotation: int | None = None) -> lib.CKVLayer:
 
 def _kv_tensors(part: KVPart) -> tuple[lib.CKVTensor, lib.CKVTensor]:
     """K and V; of a latent twice the rows that are both."""
-    k = _kv_tensor(part.k)
-    return k, k if part.v.size < part.k.size else _kv_tensor(part.v)
+    k = kv_tensor(part.k)
+    return k, k if part.v.size < part.k.size else kv_tensor(part.v)
 
 
-def _kv_tensor(side: Side) -> lib.CKVTensor:
+def kv_tensor(side: Side) -> lib.CKVTensor:
+    """The struct of K or V of one layer's part."""
     codes, *scales = side.memory
     return lib.CKVTensor(lib.FORMATS[side.codec.name], address(codes), address(scales[0]) if scales else None)
 

@@ -33,7 +33,6 @@ from tokenwright.models.rotary import RotaryTable, Rotation
 from tokenwright.models.taps import Tap, ignore
 
 if TYPE_CHECKING:
-    from tokenwright.backends.torch.backend import TorchBackend
     from tokenwright.backends.torch.decoder import Decoder
 
 # Filling ctypes structs takes several times as long as making arrays of their 8-byte words.
@@ -62,16 +61,25 @@ class NativeDecoder:
     @property
     def layer_tokens(self) -> int:
         """Tokens times layers computed so far, in either way."""
-        made = self.__dict__.get("op_by_op")
-        return self.counted + (0 if made is None else made.layer_tokens)
+        made = [self.__dict__[name] for name in ("op_by_op", "over_arrays") if name in self.__dict__]
+        op_by_op: int = sum(one.layer_tokens for one in made)
+        return self.counted + op_by_op
 
     def again(self) -> Self:
         """The same model, its weights shared, with a counter of its own."""
         return type(self)(self.graph, self.kernels, *self._parts)
 
     @cached_property
+    def over_arrays(self) -> "Decoder":
+        """The same model with the same kernels, called one by one, which taps can observe."""
+        from tokenwright.backends.torch.decoder import Decoder
+
+        weights, adapters = self._parts
+        return Decoder(self.graph, self.kernels, {**weights}, adapters)
+
+    @cached_property
     def op_by_op(self) -> "Decoder":
-        """The same model with the same kernels, called one by one, which taps can observe. Needs torch."""
+        """As `over_arrays`, over tensors. Needs torch."""
         needs_torch("what looks at a model op by op")
         from tokenwright.backends.torch.decoder import Decoder
         from tokenwright.backends.torch.over_native import TensorKernels
@@ -204,19 +212,20 @@ class NativeBackend:
         self.program = Program(decoder.native, store)
         self._layers = decoder.graph.layers
 
-    @cached_property
-    def op_by_op(self) -> "TorchBackend":
-        """The backend of steps under a tap."""
-        from tokenwright.backends.torch.backend import TorchBackend
-
-        return TorchBackend(self.decoder.op_by_op, self.store)
-
     def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
         if tap is not ignore:
-            found = self.op_by_op(batch, tap)
-            return Logits(found.rows, *self.decoder.native.kernels.summarise(found.rows), found.hidden)
+            return self._op_by_op(batch, tap)
         self.decoder.counted += len(batch.tokens) * self._layers
         return self.program(batch)
+
+    def _op_by_op(self, batch: Batch, tap: Tap) -> Logits:
+        from tokenwright.backends.torch.op_batch import OpBatcher
+
+        decoder = self.decoder.over_arrays
+        x = decoder.forward(OpBatcher(decoder.graph, self.store)(batch), self.store, tap)  # [T, width]
+        rows = decoder.logits(x[batch.logits_rows.tolist()])
+        hidden = decoder.hidden(x[batch.hidden_rows.tolist()]) if batch.hidden_rows else None
+        return Logits(rows, *self.decoder.kernels.summarise(rows), hidden)
 
     def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
         """As a call; also the facts of the pass."""

@@ -9,11 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
+from tokenwright.arrays import Array
 from tokenwright.backends import Scored
-from tokenwright.backends.torch.border import TensorRotation
-from tokenwright.backends.torch.kernels import Kernels, Linear
+from tokenwright.backends.torch.kernels import Kernels, Linear, Turns, Values
 from tokenwright.cache import ChunkRows, KVView, StateView
 from tokenwright.models.experts import Routing
 from tokenwright.models.recurrent import Recurrence
@@ -37,49 +35,50 @@ class CountedKernels:
         self.kernels = kernels
         self.counts = WorkCounts()
 
-    def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
+    def own(self, weight: Array | Values) -> Values:
+        return self.kernels.own(weight)
+
+    def linear(self, x: Values, weight: Linear) -> Values:
         if len(x):
             self.counts.flop += 2 * weight.numel * len(x)
             self.counts.weight_bytes += weight.nbytes
         return self.kernels.linear(x, weight)
 
-    def rows(self, weight: Linear, ids: torch.Tensor) -> torch.Tensor:
+    def rows(self, weight: Linear, ids: Values) -> Values:
         return self.kernels.rows(weight, ids)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: Values, weight: Values, eps: float) -> Values:
         return self.kernels.rms_norm(x, weight, eps)
 
-    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    def layer_norm(self, x: Values, weight: Values, bias: Values, eps: float) -> Values:
         return self.kernels.layer_norm(x, weight, bias, eps)
 
-    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+    def activate(self, x: Values, activation: str) -> Values:
         return self.kernels.activate(x, activation)
 
-    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+    def gated(self, x: Values, activation: str) -> Values:
         return self.kernels.gated(x, activation)
 
-    def route(
-        self, logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def route(self, logits: Values, routing: Routing, correction: Values | None = None) -> tuple[Values, Values]:
         return self.kernels.route(logits, routing, correction)
 
-    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+    def soft_cap(self, x: Values, cap: float) -> Values:
         return self.kernels.soft_cap(x, cap)
 
-    def rotate(self, x: torch.Tensor, rotation: TensorRotation) -> torch.Tensor:
+    def rotate(self, x: Values, rotation: Turns) -> Values:
         return self.kernels.rotate(x, rotation)
 
-    def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
+    def store(self, view: KVView, slots: Sequence[Values], k: Values, v: Values) -> None:
         self.kernels.store(view, slots, k, v)
 
     def attention(
         self,
-        q: torch.Tensor,
+        q: Values,
         view: KVView,
         chunks: Sequence[ChunkRows],
         scoring: Scored,
-        sink_q: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        sink_q: Values | None = None,
+    ) -> Values:
         for index, chunk in enumerate(chunks):
             read = [(part.bytes_per_token, len(chunk.slots[part.group])) for part in view.parts]
             keys = sum(count for _, count in read)
@@ -89,17 +88,17 @@ class CountedKernels:
             self.counts.kv_written[index] += view.spec.stored_bytes(range(chunk.start, chunk.stop))
         return self.kernels.attention(q, view, chunks, scoring, sink_q)
 
-    def weighted(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    def weighted(self, x: Values, gates: Values) -> Values:
         return self.kernels.weighted(x, gates)
 
     def recur(
         self,
-        projected: torch.Tensor,
+        projected: Values,
         of: Recurrence,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, Values],
         view: StateView,
         chunks: Sequence[ChunkRows],
-    ) -> torch.Tensor:
+    ) -> Values:
         for index, chunk in enumerate(chunks):
             self.counts.kv_read[index] += 4 * of.numbers if chunk.start else 0
             self.counts.kv_written[index] += 4 * of.numbers

@@ -1,14 +1,14 @@
 """One decoder for every graph: embed, then the blocks' ops on a residual stream, then the head."""
 
 from copy import copy
-from typing import Self
-
-import torch
+from typing import Any, Self
 
 from tokenwright.backends import Scored
 from tokenwright.backends.adapters import NO_ADAPTERS, Beside
 from tokenwright.backends.layout import nbytes
-from tokenwright.backends.torch.kernels import Dense, Kernels
+from tokenwright.backends.packed import Packed
+from tokenwright.backends.torch.kernels import Dense, Kernels, Values, in_fp32
+from tokenwright.backends.torch.op_batch import OpBatch
 from tokenwright.backends.torch.ops import (
     ForwardState,
     TorchAttention,
@@ -19,7 +19,6 @@ from tokenwright.backends.torch.ops import (
     running,
     using,
 )
-from tokenwright.backends.torch.tensor_batch import TorchBatch
 from tokenwright.cache import KVStore
 from tokenwright.models.graph import Graph
 from tokenwright.models.taps import Tap, ignore
@@ -38,16 +37,19 @@ class Decoder:
         self.kernels = kernels
         self.adapters = adapters
         self.weight_bytes = nbytes(weights)
+        for name, one in weights.items():
+            if not isinstance(one, Packed):
+                weights[name] = kernels.own(one)
         self.embed = TorchEmbed(graph.embed, kernels, weights)
         self.blocks = [running(op, kernels, weights) for op in graph.blocks]
         self.head = TorchHead(graph.head, kernels, weights)
         self.layer_tokens = 0
 
     @property
-    def device(self) -> torch.device:
-        """Where its weights are."""
+    def device(self) -> Any:
+        """Where its weights are: "cpu", or a device of torch."""
         matrix = self.head.matrix
-        return matrix.weight.device if isinstance(matrix, Dense) else torch.device("cpu")
+        return matrix.weight.device if isinstance(matrix, Dense) else "cpu"
 
     @property
     def scorings(self) -> dict[int, Scored]:
@@ -73,7 +75,7 @@ class Decoder:
         other.layer_tokens = 0
         return other
 
-    def forward(self, batch: TorchBatch, store: KVStore, tap: Tap = ignore) -> torch.Tensor:
+    def forward(self, batch: OpBatch, store: KVStore, tap: Tap = ignore) -> Values:
         """Compute the residual stream after the last layer, [T, width], and store the step's K and V.
 
         Calls `tap` at every site (`models.taps`).
@@ -85,10 +87,10 @@ class Decoder:
         self.layer_tokens += len(x) * self.graph.layers
         return x
 
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
+    def logits(self, x: Values) -> Values:
         """Logits [n, vocabulary] in fp32 of rows [n, width] of the residual stream."""
         return self.head(x)
 
-    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+    def hidden(self, x: Values) -> Values:
         """The final norm [n, width] in fp32 of rows [n, width] of the residual stream."""
-        return self.head.norm(x).float()
+        return in_fp32(self.head.norm(x))

@@ -1,4 +1,4 @@
-"""The operations that the op-by-op decoder calls, over tensors, and the weights that they take.
+"""The operations that the op-by-op decoder calls, over tensors of torch or arrays, and the weights that they take.
 
 All kernels compute the same function as the reference; an implementation may only be faster.
 
@@ -6,42 +6,60 @@ Shapes: T tokens of the step, H query heads, G KV heads, D head size. Activation
 sums, norms and the softmax are at least fp32 inside.
 """
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-import torch
+import numpy as np
 
-from tokenwright.backends.adapters import Make
+from tokenwright.arrays import Array
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.protocol import Scored
-from tokenwright.backends.torch.border import TensorRotation, tensor
 from tokenwright.cache import ChunkRows, KVView, StateView
 from tokenwright.models.experts import Routing
 from tokenwright.models.recurrent import Recurrence
 
+Values = Any  # a tensor of torch, or an array of NumPy: whichever the kernels compute with
+Turns = Any  # a `TensorRotation`, or a `Rotation`
+
+
+def library_of(x: Values) -> Any:
+    """torch or NumPy: the module with the functions over `x`, of which only such are called that both have."""
+    return np if isinstance(x, np.ndarray) else sys.modules["torch"]
+
+
+def in_fp32(x: Values) -> Values:
+    """`x` in fp32; itself if it is."""
+    library = library_of(x)
+    return library.asarray(x, dtype=library.float32)
+
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A weight [out, in] and an optional bias [out], as tensors."""
+    """A weight [out, in] and an optional bias [out]."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
+    weight: Values
+    bias: Values | None = None
 
     def split(self, count: int) -> "list[Dense]":
         """`count` weights of equally many outputs, one after another, as views."""
-        biases = [None] * count if self.bias is None else list(self.bias.view(count, -1))
-        return [Dense(*pair) for pair in zip(self.weight.chunk(count), biases, strict=True)]
+        biases = [None] * count if self.bias is None else list(self.bias.reshape(count, -1))
+        return [
+            Dense(*pair) for pair in zip(self.weight.reshape(count, -1, self.weight.shape[-1]), biases, strict=True)
+        ]
 
     @property
     def numel(self) -> int:
         """The number of weights, without the bias."""
-        return self.weight.numel()
+        return math.prod(self.weight.shape)
 
     @property
     def nbytes(self) -> int:
         """Bytes of weight and bias."""
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        own: int = self.weight.nbytes
+        return own if self.bias is None else own + self.bias.nbytes
 
 
 Linear = Packed | Dense
@@ -50,27 +68,28 @@ Linear = Packed | Dense
 class Kernels(Protocol):
     """The operations that a device must implement."""
 
-    def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
+    def own(self, weight: Array | Values) -> Values:
+        """A weight as these kernels take it."""
+
+    def linear(self, x: Values, weight: Linear) -> Values:
         """[T, in] -> [T, out]."""
 
-    def rows(self, weight: Linear, ids: torch.Tensor) -> torch.Tensor:
+    def rows(self, weight: Linear, ids: Values) -> Values:
         """The weights [n, in] of the outputs `ids` [n]."""
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: Values, weight: Values, eps: float) -> Values:
         """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
 
-    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    def layer_norm(self, x: Values, weight: Values, bias: Values, eps: float) -> Values:
         """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension."""
 
-    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+    def activate(self, x: Values, activation: str) -> Values:
         """act(x) for one of silu, gelu, gelu_tanh, relu, relu2."""
 
-    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+    def gated(self, x: Values, activation: str) -> Values:
         """[T, 2 m], gates then values -> act(gates) * values [T, m]."""
 
-    def route(
-        self, logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def route(self, logits: Values, routing: Routing, correction: Values | None = None) -> tuple[Values, Values]:
         """The experts that each row of a router's logits [T, out] chooses, and their weights.
 
         correction: the biases [experts] of their ranks.
@@ -78,13 +97,13 @@ class Kernels(Protocol):
         gate, [T, k + 1], the last is that of the shared expert.
         """
 
-    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+    def soft_cap(self, x: Values, cap: float) -> Values:
         """cap tanh(x / cap), for every number."""
 
-    def rotate(self, x: torch.Tensor, rotation: TensorRotation) -> torch.Tensor:
+    def rotate(self, x: Values, rotation: Turns) -> Values:
         """[T, heads, D] rotated by each row's angles, in the rotate-half order."""
 
-    def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
+    def store(self, view: KVView, slots: Sequence[Values], k: Values, v: Values) -> None:
         """Write K and V [T, G, D] into the slots [T] of each of the layer's groups.
 
         In a layer with a latent K is the whole row, and V its first part.
@@ -92,35 +111,30 @@ class Kernels(Protocol):
 
     def attention(
         self,
-        q: torch.Tensor,
+        q: Values,
         view: KVView,
         chunks: Sequence[ChunkRows],
         scoring: Scored,
-        sink_q: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        sink_q: Values | None = None,
+    ) -> Values:
         """[T, H, D] -> [T, H, value size]: each row attends to the positions up to its own, within the window.
 
         The kernel reads all K and V from the view, this step's included. With `sink_q` [T, H, D], it scores the
         keys of sinks with `sink_q` instead of `q`.
         """
 
-    def weighted(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    def weighted(self, x: Values, gates: Values) -> Values:
         """x sigmoid(gates), for every number."""
 
     def recur(
         self,
-        projected: torch.Tensor,
+        projected: Values,
         of: Recurrence,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, Values],
         view: StateView,
         chunks: Sequence[ChunkRows],
-    ) -> torch.Tensor:
+    ) -> Values:
         """[T, out] -> [T, width]: what a recurrence makes of its projected rows; it reads and writes the states.
 
         tensors: the recurrence's, by their names without the layer's.
         """
-
-
-def dense(dtype: torch.dtype, device: str) -> Make:
-    """Makes weights for kernels over tensors."""
-    return lambda weight: Dense(tensor(weight).to(device, dtype))

@@ -1,4 +1,4 @@
-"""The graph's ops in torch: each holds its weights and calls the kernels one by one.
+"""The graph's ops over tensors of torch or arrays: each holds its weights and calls the kernels one by one.
 
 `OPS` maps each op of the graph to its class. The constructor handles the differences between models, so that calls have
 few branches. The changing state (the batch, the cache) is an argument.
@@ -7,16 +7,14 @@ few branches. The changing state (the batch, the cache) is an argument.
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol, TypeVar
-
-import torch
 
 from tokenwright.backends import Scored
 from tokenwright.backends.adapters import Beside
 from tokenwright.backends.packed import Packed
-from tokenwright.backends.torch.border import tensor
-from tokenwright.backends.torch.kernels import Dense, Kernels, Linear
-from tokenwright.backends.torch.tensor_batch import TorchBatch
+from tokenwright.backends.torch.kernels import Dense, Kernels, Linear, Values, in_fp32, library_of
+from tokenwright.backends.torch.op_batch import OpBatch
 from tokenwright.cache import KVStore, KVView
 from tokenwright.config import Rope
 from tokenwright.models.experts import Experts
@@ -25,7 +23,7 @@ from tokenwright.models.latent import LatentAttention
 from tokenwright.models.recurrent import Recurrent
 from tokenwright.models.taps import Site, Tap
 
-Function = Callable[[torch.Tensor], torch.Tensor]
+Function = Callable[[Values], Values]
 Weights = dict[str, Any]  # tensors, arrays or packed weights, by our names
 AnyOp = TypeVar("AnyOp")
 
@@ -34,12 +32,12 @@ AnyOp = TypeVar("AnyOp")
 class ForwardState:
     """The state of a step: the batch, the KV store and the tap; and the model's adapters."""
 
-    batch: TorchBatch
+    batch: OpBatch
     store: KVStore
     tap: Tap
     adapters: Beside = field(default_factory=dict)
 
-    def linear(self, kernels: Kernels, x: torch.Tensor, weight: Linear, name: str) -> torch.Tensor:
+    def linear(self, kernels: Kernels, x: Values, weight: Linear, name: str) -> Values:
         """[T, in] -> [T, out] by the matrix `name`; to the rows of an adapter it adds what that adapter does.
 
         An adapter's rows are computed together, by kernels whose result for a row depends only on that row.
@@ -55,7 +53,7 @@ class ForwardState:
 class RunningOp(Protocol):
     """A block's op over the residual stream."""
 
-    def __call__(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
+    def __call__(self, x: Values, state: ForwardState) -> Values:
         """[T, width] -> [T, width]; calls the tap at the op's sites."""
 
 
@@ -68,7 +66,7 @@ class TorchEmbed:
         self.positions = None if op.positions is None else dense(weights, "positions.weight")
         self.scale = _scaled(op.scale)
 
-    def __call__(self, state: ForwardState) -> torch.Tensor:
+    def __call__(self, state: ForwardState) -> Values:
         x = self.scale(self.kernels.rows(self.table, state.batch.tokens))  # [T, width]
         if self.positions is not None:
             x = x + self.positions[state.batch.positions]
@@ -93,19 +91,19 @@ class TorchAttention:
         self.q_norm, self.k_norm = (_over_heads(one, op.head_size, kernels, weights) for one in (op.q_norm, op.k_norm))
         self.after = _after(op, kernels, weights)
 
-    def __call__(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
+    def __call__(self, x: Values, state: ForwardState) -> Values:
         x = x + self.added(x, state)
         state.tap(Site.ATTENTION, self.layer, x)
         return x
 
-    def added(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
+    def added(self, x: Values, state: ForwardState) -> Values:
         """[T, width] -> [T, width]: what the op adds to the residual stream."""
         batch, tap, view = state.batch, state.tap, state.store.view(self.layer)
         normed = self.norm(x)
         tap(Site.ATTENTION_INPUT, self.layer, normed)
         projected = state.linear(self.kernels, normed, self.qkv, self.names[0])
-        projected = projected.view(len(x), sum(self.heads), -1)  # [T, H + 2 G, D], and [T, H, D] of the gate
-        q, k, v, *gates = torch.split(projected, self.heads, dim=1)  # [T, H, D], [T, G, D], [T, G, D]
+        projected = projected.reshape(len(x), sum(self.heads), -1)  # [T, H + 2 G, D], and [T, H, D] of the gate
+        q, k, v, *gates = parted(projected, self.heads, 1)  # [T, H, D], [T, G, D], [T, G, D]
         norms_last = isinstance(self.op, Attention) and self.op.norms_last
         plain = q if norms_last else self.q_norm(q)
         q, k = self._rotated(plain, state), self._rotated(k if norms_last else self.k_norm(k), state)
@@ -122,17 +120,17 @@ class TorchAttention:
         tap(Site.MIXED, self.layer, mixed)
         if gates:
             mixed = self.kernels.weighted(mixed, gates[0])
-        return self.after(state.linear(self.kernels, mixed.flatten(1), self.out, self.names[1]))  # [T, width]
+        return self.after(state.linear(self.kernels, _by_row(mixed), self.out, self.names[1]))  # [T, width]
 
     @property
     def rope(self) -> Rope | None:
         """The rotation of queries and keys; None: they are not rotated."""
         return self.op.rotary
 
-    def _rotated(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
+    def _rotated(self, x: Values, state: ForwardState) -> Values:
         return x if self.rope is None else self.kernels.rotate(x, state.batch.rotations[self.rope])
 
-    def _rotated_for_sinks(self, q: torch.Tensor, view: KVView, state: ForwardState) -> torch.Tensor | None:
+    def _rotated_for_sinks(self, q: Values, view: KVView, state: ForwardState) -> Values | None:
         """The queries [T, H, D] rotated for the keys of sinks; None if the layer has no sinks or no rotation."""
         if self.rope is None or not view.spec.window.sinks:
             return None
@@ -159,37 +157,38 @@ class TorchLatentAttention(TorchAttention):
         self.out = linear(weights, op.out)
         self.after = _after(op, kernels, weights)
 
-    def added(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
+    def added(self, x: Values, state: ForwardState) -> Values:
         """[T, width] -> [T, width]: what the op adds to the residual stream."""
         batch, tap, view, op = state.batch, state.tap, state.store.view(self.layer), self.op
         normed = self.norm(x)
         tap(Site.ATTENTION_INPUT, self.layer, normed)
         projected = state.linear(self.kernels, normed, self.down, op.down.name)
-        q, latent, part = torch.split(projected, [op.q_rows, op.rank, op.rope_size], -1)
+        q, latent, part = parted(projected, [op.q_rows, op.rank, op.rope_size], 1)
         if self.q_up is not None and op.q_up is not None:
             q = state.linear(self.kernels, self.q_norm(q), self.q_up, op.q_up.name)
         heads = q.reshape(len(x), op.heads, -1)  # [T, H, nope + rope]
-        still, turning = torch.split(heads, [op.nope_size, op.rope_size], -1)
+        still, turning = parted(heads, [op.nope_size, op.rope_size], 2)
         absorbed = self._by_head(still, self.up[0])  # [T, H, R]
-        rows = torch.cat((absorbed, self._rotated(turning, state)), -1)  # [T, H, R + rope]
+        concat = library_of(x).concat
+        rows = concat((absorbed, self._rotated(turning, state)), -1)  # [T, H, R + rope]
         tap(Site.QUERY, self.layer, rows)
         sink_part = self._rotated_for_sinks(turning, view, state)
-        sink_rows = None if sink_part is None else torch.cat((absorbed, sink_part), -1)
+        sink_rows = None if sink_part is None else concat((absorbed, sink_part), -1)
         if sink_rows is not None:
             tap(Site.SINK_QUERY, self.layer, sink_rows)
         latent = self.kv_norm(latent)[:, None]  # [T, 1, R]
-        key = torch.cat((latent, self._rotated(part[:, None], state)), -1)  # [T, 1, R + rope]
+        key = concat((latent, self._rotated(part[:, None], state)), -1)  # [T, 1, R + rope]
         tap(Site.KEY, self.layer, key)
         tap(Site.VALUE, self.layer, latent)
         self.kernels.store(view, batch.slots, key, latent)
         mixed = self.kernels.attention(rows, view, batch.chunks, self.scoring, sink_rows)  # [T, H, R]
         tap(Site.MIXED, self.layer, mixed)
-        values = self._by_head(mixed, self.up[1]).flatten(1)  # [T, H x value]
+        values = _by_row(self._by_head(mixed, self.up[1]))  # [T, H x value]
         return self.after(state.linear(self.kernels, values, self.out, op.out.name))  # [T, width]
 
-    def _by_head(self, x: torch.Tensor, weights: Sequence[Linear]) -> torch.Tensor:
+    def _by_head(self, x: Values, weights: Sequence[Linear]) -> Values:
         """[T, H, in] -> [T, H, out], each head by a matrix of its own."""
-        return torch.stack([self.kernels.linear(x[:, head], one) for head, one in enumerate(weights)], 1)
+        return library_of(x).stack([self.kernels.linear(x[:, head], one) for head, one in enumerate(weights)], 1)
 
 
 class TorchRecurrent:
@@ -206,7 +205,7 @@ class TorchRecurrent:
         self.out = linear(weights, op.out)
         self.after = _after(op, kernels, weights)
 
-    def __call__(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
+    def __call__(self, x: Values, state: ForwardState) -> Values:
         normed = self.norm(x)
         state.tap(Site.ATTENTION_INPUT, self.layer, normed)
         rows = state.linear(self.kernels, normed, self.project, self.names[0])
@@ -231,12 +230,12 @@ class TorchMLP:
         self.gated = op.gated
         self.after = _after(op, kernels, weights)
 
-    def __call__(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
+    def __call__(self, x: Values, state: ForwardState) -> Values:
         x = x + self.added(x, state)
         state.tap(Site.MLP, self.layer, x)
         return x
 
-    def added(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
+    def added(self, x: Values, state: ForwardState) -> Values:
         """[T, width] -> [T, width]: what the op adds to the residual stream."""
         normed = self.norm(x)
         state.tap(Site.MLP_INPUT, self.layer, normed)
@@ -253,7 +252,7 @@ class TorchParallel:
         self.attention = TorchAttention(op.attention, kernels, weights)
         self.mlp = TorchMLP(op.mlp, kernels, weights)
 
-    def __call__(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
+    def __call__(self, x: Values, state: ForwardState) -> Values:
         after = self.attention(x, state)
         after = after + self.mlp.added(x, state)  # [T, width]
         state.tap(Site.MLP, self.mlp.layer, after)
@@ -277,13 +276,13 @@ class TorchExperts:
         self.shared = None if op.shared is None else (linear(weights, op.shared[0]), linear(weights, op.shared[1]))
         self.after = _after(op, kernels, weights)
 
-    def __call__(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
+    def __call__(self, x: Values, state: ForwardState) -> Values:
         rows = self.norm(x)
         state.tap(Site.MLP_INPUT, self.layer, rows)
         chosen, weights = self.kernels.route(self.kernels.linear(rows, self.router), self.routing, self.correction)
-        total = torch.zeros_like(rows)
+        total = library_of(rows).zeros_like(rows)
         for expert in sorted(set(chosen.flatten().tolist())):
-            at, place = (chosen == expert).nonzero(as_tuple=True)  # [n], [n]
+            at, place = library_of(chosen).where(chosen == expert)  # [n], [n]
             total[at] += weights[at, place, None] * self._mlp(rows[at], *self.experts[expert])
         if self.shared is not None:
             result = self._mlp(rows, *self.shared)
@@ -292,7 +291,8 @@ class TorchExperts:
         state.tap(Site.MLP, self.layer, x)
         return x
 
-    def _mlp(self, rows: torch.Tensor, up: Linear, down: Linear) -> torch.Tensor:
+    def _mlp(self, rows: Values, up: Linear, down: Linear) -> Values:
+        """[n, width] -> [n, width]."""
         activate = self.kernels.gated if self.gated else self.kernels.activate
         return self.kernels.linear(activate(self.kernels.linear(rows, up), self.activation), down)
 
@@ -307,9 +307,9 @@ class TorchHead:
         self.scale = _scaled(op.scale)
         self.cap = op.cap
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Values) -> Values:
         logits = self.kernels.linear(self.scale(self.norm(x)), self.matrix)
-        return (logits if self.cap is None else self.kernels.soft_cap(logits, self.cap)).float()
+        return in_fp32(logits if self.cap is None else self.kernels.soft_cap(logits, self.cap))
 
 
 OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
@@ -353,14 +353,15 @@ def linear(weights: Weights, matrix: Matrix) -> Linear:
         return Dense(parts[0], biases[0] if biases else None)
     for name in matrix.shapes:
         del weights[name]
-    return Dense(torch.cat(parts), torch.cat(biases) if biases else None)
+    concat = library_of(parts[0]).concat
+    return Dense(concat(parts), concat(biases) if biases else None)
 
 
-def dense(weights: Weights, name: str) -> torch.Tensor:
-    """A dense tensor of `weights`."""
+def dense(weights: Weights, name: str) -> Values:
+    """A dense one of `weights`."""
     found = weights[name]
     assert not isinstance(found, Packed), f"{name} is not packed"
-    return tensor(found)
+    return found
 
 
 def norm(of: Norm | None, kernels: Kernels, weights: Weights) -> Function:
@@ -370,20 +371,21 @@ def norm(of: Norm | None, kernels: Kernels, weights: Weights) -> Function:
     weight, eps = dense(weights, f"{of.name}.weight"), of.eps
     if of.kind == "rms":
         return lambda x: kernels.rms_norm(x, weight, eps)
-    bias = dense(weights, f"{of.name}.bias") if of.bias else torch.zeros_like(weight)
+    bias = dense(weights, f"{of.name}.bias") if of.bias else library_of(weight).zeros_like(weight)
     return lambda x: kernels.layer_norm(x, weight, bias, eps)
 
 
 def _over_heads(of: Norm | None, head_size: int, kernels: Kernels, weights: Weights) -> Function:
     """The norm of q or k [T, heads, D]: over each head, or over all heads together."""
     if of is not None and of.parts > 1:
-        weight, eps = dense(weights, f"{of.name}.weight").view(of.parts, head_size), of.eps
-        one, zero = torch.ones_like(weight[0]), torch.zeros_like(weight[0])
+        weight, eps = dense(weights, f"{of.name}.weight").reshape(of.parts, head_size), of.eps
+        library = library_of(weight)
+        one, zero = library.ones_like(weight[0]), library.zeros_like(weight[0])
         return lambda x: kernels.layer_norm(x, one, zero, eps) * weight
     function = norm(of, kernels, weights)
     if of is None or of.size == head_size:
         return function
-    return lambda x: function(x.flatten(1)).view_as(x)
+    return lambda x: function(_by_row(x)).reshape(x.shape)
 
 
 def _after(op: Attention | LatentAttention | MLP | Experts | Recurrent, kernels: Kernels, weights: Weights) -> Function:
@@ -392,9 +394,20 @@ def _after(op: Attention | LatentAttention | MLP | Experts | Recurrent, kernels:
     return lambda x: scale(function(x))
 
 
+def parted(x: Values, sizes: Sequence[int], axis: int) -> list[Values]:
+    """Views of `x`, one after another along an axis."""
+    ends, before = list(accumulate(sizes)), (slice(None),) * axis
+    return [x[(*before, slice(end - size, end))] for end, size in zip(ends, sizes, strict=True)]
+
+
+def _by_row(x: Values) -> Values:
+    """[T, H, D] -> [T, H x D]."""
+    return x.reshape(len(x), -1)
+
+
 def _scaled(factor: float) -> Function:
     return _same if factor == 1 else lambda x: x * factor
 
 
-def _same(x: torch.Tensor, *_: object) -> torch.Tensor:
+def _same(x: Values, *_: object) -> Values:
     return x

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from tokenwright.arrays import Array
 from tokenwright.backends import Scored
-from tokenwright.backends.native.native_kernels import NativeKernels
-from tokenwright.backends.packed import Packed
+from tokenwright.backends.native.native_kernels import NativeKernels, only_packed
 from tokenwright.backends.torch.border import TensorRotation, array, tensor
 from tokenwright.backends.torch.kernels import Linear
 from tokenwright.cache import ChunkRows, KVView, StateView
-from tokenwright.errors import RequestError
 from tokenwright.models.experts import Routing
 from tokenwright.models.recurrent import Recurrence
 from tokenwright.models.rotary import Rotation
@@ -22,11 +21,14 @@ class TensorKernels:
     def __init__(self, native: NativeKernels) -> None:
         self.native = native
 
+    def own(self, weight: Array | torch.Tensor) -> torch.Tensor:
+        return tensor(weight)
+
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
-        return tensor(self.native.linear(array(x), _packed(weight)))
+        return tensor(self.native.linear(array(x), only_packed(weight)))
 
     def rows(self, weight: Linear, ids: torch.Tensor) -> torch.Tensor:
-        return tensor(_packed(weight).rows(array(ids)))
+        return tensor(only_packed(weight).rows(array(ids)))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return tensor(self.native.rms_norm(array(x), array(weight), eps))
@@ -88,9 +90,3 @@ class TensorKernels:
 def _arrays_of(chunk: ChunkRows) -> ChunkRows:
     slots, positions = (tuple(map(array, each)) for each in (chunk.slots, chunk.positions))
     return ChunkRows(chunk.rows, chunk.start, slots, positions)
-
-
-def _packed(weight: Linear) -> Packed:
-    if not isinstance(weight, Packed):
-        raise RequestError("native kernels compute with packed weights; load them with load_packed")
-    return weight

@@ -23,14 +23,13 @@ _KERNELS = ReferenceKernels()
 
 
 class OpByOp:
-    """Passes of one decoder over any store."""
+    """Implements `Passes` with a decoder over tensors."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
 
     @torch.inference_mode()
     def run(self, batch: Batch, store: KVStore, tap: Tap, *, stored: bool = True) -> None:
-        """Compute a batch under a tap, which gets arrays. stored=False: its K and V go to scratch slots."""
         rows = Batcher(self.decoder.graph, store)(batch)
         if not stored:
             scratch = (torch.full_like(slots, store.scratch(group)) for group, slots in enumerate(rows.slots))
@@ -43,26 +42,25 @@ class OpByOp:
 
     @torch.inference_mode()
     def logits(self, x: Floats) -> Floats:
-        """Logits [n, vocabulary] of rows [n, width] of the residual stream."""
         return array(self.decoder.logits(tensor(x).to(self.decoder.device)))
 
     def scoring(self, layer: int, head: int | None = None) -> Scored:
-        """How the attention scores of a layer, or of one of its heads, follow from q k."""
         found = self.decoder.scorings[layer]
+        if found.sink_logits is not None:
+            found = replace(found, sink_logits=array(found.sink_logits.float()))
         return found if head is None else found.of_head(head)
 
     @torch.inference_mode()
     def row(
         self, view: KVView, chunk: ChunkRows, query: Floats, sink_query: Floats | None, group: int, scoring: Scored
     ) -> Floats:
-        """`attention_row`, over arrays."""
         device = tensor(view.parts[0].k.memory[0]).device
         sinks = None if sink_query is None else tensor(sink_query).to(device)
-        return array(attention_row(view, tensors_of(chunk, device), tensor(query).to(device), sinks, group, scoring))
+        asked, scored = tensor(query).to(device), _on(scoring, device)
+        return array(attention_row(view, tensors_of(chunk, device), asked, sinks, group, scored))
 
     @torch.inference_mode()
     def cached(self, view: KVView, chunk: ChunkRows, group: int) -> tuple[Floats, Floats, NDArray[np.int64]]:
-        """Keys [t, D] and values [t, v] of a KV head that the rows of a chunk read, fp32, and their positions [t]."""
         rows = tensors_of(chunk, tensor(view.parts[0].k.memory[0]).device)
         keys, positions = _KERNELS.keys(view.head(group), rows)
         values = _KERNELS.values(view.head(group), rows)
@@ -72,22 +70,25 @@ class OpByOp:
     def weights(
         self, view: KVView, chunk: ChunkRows, queries: Floats, sink_queries: Floats | None, scoring: Scored
     ) -> Floats:
-        """Weights [H, n, stop], fp32, of queries [n, H, D] at the rows of a chunk; 0 at masked positions."""
         device = tensor(view.parts[0].k.memory[0]).device
         keys, positions = _KERNELS.keys(view, tensors_of(chunk, device))  # [t, G, D], [t]
         sinks = None if sink_queries is None else tensor(sink_queries).to(device)
         asked = tensor(queries).to(device)
-        found = _KERNELS.weights(asked, keys, positions, chunk.start, view.spec.window, scoring, sinks)
+        found = _KERNELS.weights(asked, keys, positions, chunk.start, view.spec.window, _on(scoring, device), sinks)
         whole = np.zeros((queries.shape[1], len(queries), chunk.stop), np.float32)
         whole[:, :, array(positions)] = array(found.flatten(0, 1).float())
         return whole
 
+    def kept(self, spec: LayerSpec, keys: Floats) -> Array:
+        found = []
+        for part in spec.parts:
+            places = part.stored(range(len(keys)))
+            encoded = encode(part.k.name, tensor(np.ascontiguousarray(keys[places.start : places.stop])))
+            found.append(array(decode(part.k.name, encoded, keys.shape[-1], torch.float64)))
+        return np.concatenate(found)
 
-def as_kept(spec: LayerSpec, keys: Array) -> Array:
-    """Keys [t, D] of a whole text, encoded and decoded as in the cache, in fp64."""
-    kept = []
-    for part in spec.parts:
-        places = part.stored(range(len(keys)))
-        encoded = encode(part.k.name, tensor(np.ascontiguousarray(keys[places.start : places.stop])))
-        kept.append(array(decode(part.k.name, encoded, keys.shape[-1], torch.float64)))
-    return np.concatenate(kept)
+
+def _on(scoring: Scored, device: torch.device) -> Scored:
+    """A scoring whose learned logits are a tensor on a device."""
+    learned = scoring.sink_logits
+    return scoring if learned is None else replace(scoring, sink_logits=tensor(learned).to(device))

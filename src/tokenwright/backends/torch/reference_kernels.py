@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch.nn import functional as F
 
+from tokenwright.arrays import Array
+from tokenwright.backends.adapters import Make
 from tokenwright.backends.packed import LANES, Packed
 from tokenwright.backends.protocol import Scored
 from tokenwright.backends.torch import kv_codec
 from tokenwright.backends.torch.border import TensorRotation, array, tensor
-from tokenwright.backends.torch.kernels import Linear
+from tokenwright.backends.torch.kernels import Dense, Linear
 from tokenwright.backends.torch.recurrence import recur
 from tokenwright.cache import ChunkRows, KVPart, KVView, Side, StateView
 from tokenwright.engine.window import AttentionWindow
@@ -46,6 +48,9 @@ class ReferenceKernels:
     def _in(self, x: torch.Tensor) -> torch.Tensor:
         """The input of a product, a layer norm or an activation: `x` itself, or `x` in fp64 if `wide` is fp64."""
         return x if self.wide is torch.float32 else x.to(self.wide)
+
+    def own(self, weight: Array | torch.Tensor) -> torch.Tensor:
+        return tensor(weight)
 
     def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
         if isinstance(weight, Packed):
@@ -207,6 +212,11 @@ class ReferenceKernels:
         """q k [G, H / G, n, t] in `wide`, of rows [n, H, D] and keys [t, G, D]."""
         queries = _as(q, self.wide).view(len(q), k.shape[1], -1, q.shape[2]).permute(1, 2, 0, 3)  # [G, R, n, D]
         return queries @ k.permute(1, 2, 0)[:, None]
+
+
+def dense(dtype: torch.dtype, device: str) -> Make:
+    """Makes weights for kernels over tensors."""
+    return lambda weight: Dense(tensor(weight).to(device, dtype))
 
 
 def _highest(ranks: torch.Tensor, count: int) -> torch.Tensor:

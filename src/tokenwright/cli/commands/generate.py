@@ -304,13 +304,13 @@ class PromptRun:
 
         A terminal shows the prompt anyway, dimmed.
         """
-        from rich.console import Console
-        from rich.text import Text
-
         show_anything()
         if show.echo:
             write(self.prompt)
         elif not show.quiet and sys.stdout.isatty():
+            from rich.console import Console
+            from rich.text import Text
+
             Console().print(Text(self.prompt, style="dim"), end="", soft_wrap=True)
         try:
             self.go(write)

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
@@ -20,11 +20,11 @@ from typer import Argument, Option
 
 from tokenwright.checkpoints.files.local import local_folder
 from tokenwright.cli.options import defaults as settings
-from tokenwright.cli.terminal.output import console, remark
+from tokenwright.cli.terminal.output import loading, on_terminal, remark
 from tokenwright.config import EngineConfig
 from tokenwright.errors import RequestError
 from tokenwright.formats import DTYPE_BYTES, KVFormat, WeightFormat
-from tokenwright.units import binary, read_bytes
+from tokenwright.units import read_bytes
 
 if TYPE_CHECKING:
     from tokenwright.llm.llm import LLM
@@ -305,23 +305,10 @@ def opened(
     Options that need no model are checked before torch is imported, which takes a second or two. Raises the errors of
     LLM.
     """
-    from rich.progress import BarColumn, Progress, TextColumn
-
     model = the_model(None, model)
     check_engine(**options)
     local_folder(model, options.get("revision"))
-    shown = console()
-    visible = shown.is_terminal and not quiet
-    bar = Progress(
-        TextColumn("loading {task.description}", style="dim", markup=False),
-        BarColumn(),
-        TextColumn("{task.fields[size]}", style="dim", markup=False),
-        console=shown,
-        transient=True,
-        disable=not visible,
-    )
-    with bar:
-        task = bar.add_task(model, total=None, size="")
+    with loading(model) if on_terminal() and not quiet else nullcontext() as report:
         start = time.perf_counter()
         from tokenwright.backends.device import compute_with
         from tokenwright.llm.llm import LLM
@@ -332,10 +319,7 @@ def opened(
             if not quiet and (more := beyond_processors(threads)):
                 remark(more)
 
-        def report(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, size=binary(total))
-
-        llm = LLM(model, report=report if visible else None, **options)
+        llm = LLM(model, report=report, **options)
     if phases is not None:
         phases |= {"imports_s": imported - start, "load_s": time.perf_counter() - imported}
     if llm.generation.unsupported and not quiet:

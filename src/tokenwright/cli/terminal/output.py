@@ -17,7 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from tokenwright.units import binary
+
 LOST = 1  # exit code where output could not be written
+_SIZE = "{task.fields[size]}"
 
 
 class Descriptor(io.RawIOBase):
@@ -118,8 +121,16 @@ def show_anything() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
+def on_terminal() -> bool:
+    """Whether stderr is a terminal."""
+    return sys.stderr.isatty()
+
+
 def remark(text: str) -> None:
     """Write one line to stderr; a terminal shows it dimmed, and wrapped between words."""
+    if not on_terminal():  # rich takes longer to import than most of this package
+        print(text, file=sys.stderr)
+        return
     from rich.text import Text
 
     shown = console()
@@ -142,6 +153,17 @@ def console() -> Any:
             return super().show_cursor(True) if show else False
 
     return PlainConsole(stderr=True)
+
+
+@contextmanager
+def loading(model: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr of a model that is loaded; call the result with its bytes (done, total)."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    name, size = (TextColumn(of, style="dim", markup=False) for of in ("loading {task.description}", _SIZE))
+    with Progress(name, BarColumn(), size, console=console(), transient=True) as progress:
+        task = progress.add_task(model, total=None, size="")
+        yield lambda done, total: progress.update(task, completed=done, total=total, size=binary(total))
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
 
     @app.get("/runs/{identity}/way", **HIDDEN)
     def way_in(identity: str, step: int, layer: int, head: int, position: int) -> WayView:
-        from tokenwright.trace.way_view import way  # with torch
+        from tokenwright.trace.way_view import way  # with NumPy
 
         run = watched(identity)
         run.check(layer, head)

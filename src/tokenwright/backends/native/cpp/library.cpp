@@ -121,7 +121,9 @@ TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
 
 // The kernels of an instruction set; null if this processor or this build lacks it.
 TW_EXPORT const Kernels* tw_kernels(const char* name) {
+#if defined(TW_PORTABLE)
   if (!strcmp(name, "portable")) return portable_kernels();
+#endif
 #if defined(TW_AVX2)
   if (!strcmp(name, "avx2") && has_avx2()) return avx2_kernels();
 #endif

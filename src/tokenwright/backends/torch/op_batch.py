@@ -1,0 +1,87 @@
+"""A batch as the op-by-op decoder takes it, beside the weights and the cache: in arrays, or in tensors of torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenwright.arrays import Array
+from tokenwright.backends.torch.kernels import Turns, Values
+from tokenwright.cache import ChunkRows, KVStore
+from tokenwright.config import Rope
+from tokenwright.engine import Batch
+from tokenwright.engine.window import AttentionWindow
+from tokenwright.models.graph import Graph
+from tokenwright.models.rotary import RotaryTable, Rotation
+
+
+@dataclass(frozen=True, slots=True)
+class OpBatch:
+    """The T tokens of one step, the rows of all chunks one after another."""
+
+    tokens: Values  # [T] ids
+    positions: Values  # [T]
+    slots: tuple[Values, ...]  # for each group, [T]: the slots for their K and V
+    chunks: tuple[ChunkRows, ...]
+    rotations: Mapping[Rope, Turns]  # for each of the model's rotations, [T, D]
+    sink_rotations: Mapping[tuple[Rope, AttentionWindow], Turns]  # [T, D], of queries on sinks
+    adapted: Mapping[int, Values]  # number of an adapter -> the rows [n] of the requests that have it
+
+
+class OpBatcher:
+    """Converts batches to arrays, for one model over one store. `values` and `turns` say what else arrays become."""
+
+    def __init__(self, graph: Graph, store: KVStore) -> None:
+        self.store = store
+        self.tables = {rope: RotaryTable(rope, graph.rotary_size) for rope in graph.ropes}
+        layers = zip(graph.attention, store.specs, strict=True)
+        self.sinking = {(op.rope, spec.window) for op, spec in layers if op.rope is not None and spec.window.sinks}
+
+    def __call__(self, batch: Batch) -> OpBatch:
+        store, groups = self.store, len(self.store.groups)
+        chunks: list[ChunkRows] = []
+        positions: list[NDArray[np.int64]] = []  # of each chunk
+        slots: list[list[NDArray[np.int64]]] = []  # of each chunk, for each group
+        limits: list[int] = []
+        for index, (row, rows, start, limit) in enumerate(batch.each_chunk()):
+            tables = batch.tables[index * groups : (index + 1) * groups]
+            written = range(start, start + rows)
+            chunks.append(self.read(store.chunk_rows(tables, range(row, row + rows), start)))
+            slots.append([store.slots(group, pages, written) for group, pages in enumerate(tables)])
+            positions.append(np.arange(start, start + rows))
+            limits.append(limit)
+        return OpBatch(
+            tokens=self.values(np.array(batch.tokens, np.int64)),
+            positions=self.values(np.concatenate(positions)),
+            slots=tuple(self.values(np.concatenate(each)) for each in zip(*slots, strict=True)),
+            chunks=tuple(chunks),
+            rotations={rope: self._rotation(rope, positions, limits) for rope in self.tables},
+            sink_rotations={
+                (rope, window): self._rotation(rope, _on_sinks(window, positions), limits)
+                for rope, window in self.sinking
+            },
+            adapted={adapter: self.values(np.array(rows)) for adapter, rows in batch.rows_of_adapters().items()},
+        )
+
+    def values(self, array: Array) -> Values:
+        return array
+
+    def turns(self, rotation: Rotation) -> Turns:
+        return rotation
+
+    def read(self, chunk: ChunkRows) -> ChunkRows:
+        """A chunk with its slots and positions as the kernels take them."""
+        return chunk
+
+    def _rotation(self, rope: Rope, positions: Sequence[NDArray[np.int64]], limits: Sequence[int]) -> Turns:
+        table = self.tables[rope]
+        parts = [table.rows(where, limit) for where, limit in zip(positions, limits, strict=True)]
+        cos, sin = (np.concatenate(each) for each in zip(*((one.cos, one.sin) for one in parts), strict=True))
+        return self.turns(Rotation(cos, sin))  # [T, D]
+
+
+def _on_sinks(window: AttentionWindow, positions: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
+    """The positions of the queries on sink keys: they count the sinks and a full window, not expired tokens."""
+    assert window.size is not None, "sinks lie before a window"
+    return [where.clip(max=window.sinks + window.size - 1) for where in positions]
