@@ -73,7 +73,8 @@ def without_cache(page: Page, steps: int) -> None:
 
 def keep(page: Page, path: Path) -> None:
     shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    few = shot.quantize(COLOURS, dither=Image.Dither.NONE).convert("RGB")  # half the bytes, and no difference to the eye
+    # Half the bytes, and no difference to the eye.
+    few = shot.quantize(COLOURS, dither=Image.Dither.NONE).convert("RGB")
     few.save(path, lossless=True, quality=100, method=6)
     print(f"{path.name}: {path.stat().st_size:,} B")
 

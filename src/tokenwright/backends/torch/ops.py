@@ -199,7 +199,8 @@ class TorchRecurrent:
         self.names = (op.project.name, op.out.name)
         self.recurrence = of = op.recurrence
         self.tensors = {name.removeprefix(f"{of.name}."): dense(weights, name) for name in of.shapes}
-        self.tensors["conv.weight"] = torch.cat([self.tensors[f"{part}.weight"] for part, _ in of.parts])
+        convolved = [self.tensors[f"{part}.weight"] for part, _ in of.parts]
+        self.tensors["conv.weight"] = library_of(convolved[0]).concat(convolved, 0)
         self.norm = norm(op.norm, kernels, weights)
         self.project = linear(weights, op.project)
         self.out = linear(weights, op.out)
