@@ -83,7 +83,7 @@ def preview(page: Page, path: Path) -> None:
     page.set_viewport_size({"width": 1200, "height": 630})
     held(page, STORY, 20, head=(4, 3), camera="side")
     shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    shot.quantize(96, dither=Image.Dither.NONE).save(path, optimize=True)
+    shot.quantize(128, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
     print(path.name)
 
 
