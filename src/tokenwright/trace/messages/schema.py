@@ -129,7 +129,7 @@ class ModelCard:
     latent: int  # numbers of a row that all heads share; 0: K and V of heads
     vocab_size: int  # V
     context: int  # most tokens of a text
-    windows: tuple[int | None, ...]  # of each layer in tokens; null: full attention; 0: a state instead of K and V
+    windows: tuple[int | None, ...]  # the attention window of each layer in tokens; null: full; 0: it keeps a state
     block_weights: int  # P_b: weights of all matrix products in the layers
     head_weights: int  # P_lm: width x vocabulary, also where it is tied
     weight_bytes: int  # of all weights in memory, as they are packed there
