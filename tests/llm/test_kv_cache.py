@@ -53,11 +53,11 @@ def plain_int4(x: torch.Tensor) -> torch.Tensor:
 
 def test_int4_bears_channels_of_keys_that_are_ten_times_larger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two channels of each key are larger and those of its query smaller, so a native cache gives the same logits."""
-    path = make_checkpoint(tmp_path / "qwen3", "qwen3").path
+    path = make_checkpoint(tmp_path / "qwen3", "qwen3", changes={"head_dim": 64}).path
     tensors = load_file(path / "model.safetensors")
     for name, weights in tensors.items():
         if name.endswith(("k_norm.weight", "q_norm.weight")):
-            weights[[3, 19]] *= 10.0 if "k_norm" in name else 0.1
+            weights[[3, 35]] *= 10.0 if "k_norm" in name else 0.1
     write_weights(path, tensors)
     monkeypatch.setenv("TOKENWRIGHT_KERNELS", "reference")
     find_kernels.cache_clear()
