@@ -77,14 +77,18 @@ class RemoteLink:
 
 
 async def linked(address: tuple[str, int], secret: bytes, forget: Callable[[], object]) -> RemoteLink | None:
-    """The way to a replica that listens; None: it does not know the secret. Raises OSError."""
+    """The way to a replica that listens; None: it does not know the secret.
+
+    Raises OSError, and EOFError for one that has just ended.
+    """
     reader, writer = await asyncio.open_connection(*address)
     try:
         challenge = await reader.readexactly(CHALLENGE)
         writer.write(proof_of(secret, challenge))
         welcome = await reader.read(len(WELCOME))
-    except (asyncio.IncompleteReadError, OSError):
-        welcome = b""
+    except BaseException:
+        writer.close()
+        raise
     if welcome != WELCOME:
         writer.close()
         return None
