@@ -308,7 +308,7 @@ def copied(models: dict[str, LoadedModel], number: int) -> tuple[int, int]:
     return sum(len(drafts) for _, _, drafts in made), wrong
 
 
-@pytest.mark.parametrize("number", range(share(2 * len(FAMILIES))))
+@pytest.mark.parametrize("number", dict.fromkeys((7, *range(share(2 * len(FAMILIES))))))  # in 7 a window moves on
 def test_a_copy_of_the_model_is_never_wrong(models: dict[str, LoadedModel], number: int) -> None:
     drafted, wrong = copied(models, number)
     assert drafted > 0 and wrong == 0
