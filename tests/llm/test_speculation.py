@@ -173,11 +173,28 @@ def written(llm: LLM, asked: list[dict[str, Any]], cut: int | None) -> list[list
 
 
 def with_draft(loaded: LoadedModel, draft: str, weights: str, options: dict[str, Any]) -> LLM:
-    """An LLM whose draft model's steps cost nearly nothing."""
+    """An LLM whose draft model's steps cost nearly nothing, and read and write no page that the text does not have."""
     llm = LLM(loaded, draft=draft, draft_weights=weights, **options)
     proposer: Any = llm.llm_engine.inspect(lambda engine: engine.scheduler.proposer)
     proposer.costs, proposer.own = FREE, StepCosts({1: 0.01, 64: 0.01})
+    drafter = proposer.model._drafter
+    store, compute = drafter.store, drafter.forward
+
+    def checked(step: Any) -> Any:
+        for chunk in step.chunks:
+            tables, rows = [table.pages for table in chunk.tables], range(chunk.start, chunk.stop)
+            store.chunk_rows(tables, range(len(rows)), chunk.start)  # a KeyError ends the drafts
+            assert all(len(store.slots(group, pages, rows)) == len(rows) for group, pages in enumerate(tables))
+            assert rows and len(chunk.tokens) == len(rows)
+        return compute(step)
+
+    drafter.forward = checked
     return llm
+
+
+def has_failed(llm: LLM) -> bool:
+    proposer: Any = llm.llm_engine.inspect(lambda engine: engine.scheduler.proposer)
+    return bool(proposer.model.failed)
 
 
 def check_round(models: dict[str, LoadedModel], number: int, folder: Path) -> None:
@@ -200,6 +217,8 @@ def check_round(models: dict[str, LoadedModel], number: int, folder: Path) -> No
         if one["params"].n > 1 or one["params"].beams > 1:
             one["salt"] = ""
     options, cut = engine_options(draw, window=name in ("stories", "llama2")), draw.choice([None, 3])
+    if any(one["params"].beams > 1 for one in asked):
+        options["pages"] = 480 // options["page_size"]
     if asked[-1]["params"].beams > 1 or asked[-1]["params"].n > 1:
         cut = None
     with LLM(loaded, speculate="off", **options) as llm:
@@ -218,11 +237,11 @@ def check_round(models: dict[str, LoadedModel], number: int, folder: Path) -> No
     other = models[DRAFTS[name]] if name in DRAFTS and draw.random() < 0.3 else loaded
     draft, weights, file = other.name, draw.choice(["native", "int8", "int4"]), folder / f"{number}.kv"
     with with_draft(loaded, draft, weights, options) as llm:
-        assert written(llm, asked, cut) == without
+        assert written(llm, asked, cut) == without and not has_failed(llm)
         saved = llm.save_cache(file, prompts[0])
     with with_draft(loaded, draft, weights, options) as llm:
         assert not saved or llm.load_cache(file) == saved
-        assert written(llm, asked, cut) == without
+        assert written(llm, asked, cut) == without and not has_failed(llm)
 
 
 @pytest.mark.parametrize("number", range(share(ROUNDS)))
@@ -279,6 +298,7 @@ def copied(models: dict[str, LoadedModel], number: int) -> tuple[int, int]:
         more = [*asked[0]["prompt"], *streams[0].completion.token_ids]
         list(llm.stream(more, max_tokens=12, temperature=0.0, ignore_eos=True))
         assert_at_rest(llm)
+        assert not has_failed(llm)
         assert not proposer.model._filled and not proposer._followed, "texts that have ended take no memory"
     wrong = 0
     for sequence, known, drafts in made:
@@ -288,7 +308,7 @@ def copied(models: dict[str, LoadedModel], number: int) -> tuple[int, int]:
     return sum(len(drafts) for _, _, drafts in made), wrong
 
 
-@pytest.mark.parametrize("number", range(share(2 * len(FAMILIES))))
+@pytest.mark.parametrize("number", dict.fromkeys((7, *range(share(2 * len(FAMILIES))))))  # in 7 a window moves on
 def test_a_copy_of_the_model_is_never_wrong(models: dict[str, LoadedModel], number: int) -> None:
     drafted, wrong = copied(models, number)
     assert drafted > 0 and wrong == 0
@@ -351,7 +371,7 @@ def test_a_draft_model_may_have_other_sizes(
         without = [told(llm.generate([ids], SamplingParams(**one))[0]) for one in asked]
     with with_draft(loaded, draft, "native", {}) as llm:
         done = [llm.generate([ids], SamplingParams(**one))[0] for one in asked]
-        assert not llm.llm_engine.inspect(lambda engine: engine.scheduler.proposer).model.failed
+        assert not has_failed(llm)
     if device == "native":
         assert [told(one) for one in done] == without
     assert [one.token_ids for one in done] == [found[0].token_ids for found in without]

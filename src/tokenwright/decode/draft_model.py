@@ -82,7 +82,8 @@ class DraftModel:
     def release(self, sequence: Sequence, drafts: int) -> None:
         """Give back the pages that `reserve` has taken for more drafts than these."""
         self._pool.cut(sequence.tables, len(sequence.tokens) + drafts)
-        if (filled := self._filled.get(sequence.id)) is not None:
+        filled = self._filled.get(sequence.id)
+        if filled is not None and filled.known == len(sequence.tokens):  # it was guessed in this step
             filled.guessed = filled.guessed[:drafts]
 
     def extend(self, texts: ListLike[Guessing]) -> list[float | None]:
@@ -103,8 +104,9 @@ class DraftModel:
     def _filled_of(self, sequence: Sequence, computed: int, drafts: ListLike[int]) -> int:
         """How many tokens of a text and its drafts need not be computed; the model has the first `computed`."""
         found, text = self._filled.get(sequence.id), sequence.tokens
+        least = computed - computed % self._pool.page_size if self._lags else computed  # others read what is before it
         if found is None or found.preemptions != sequence.counts.preemptions or computed < found.known - 1:
-            return computed - computed % self._pool.page_size if self._lags else computed
+            return least
         filled, beyond = found.known, found.known < len(text)
         for token in found.guessed:
             place = filled - len(text)
@@ -112,7 +114,7 @@ class DraftModel:
             if token != now:
                 break
             filled += 1
-        return min(filled, computed) if beyond else filled  # pages behind it were given back meanwhile
+        return max(least, min(filled, computed) if beyond else filled)  # pages behind it were given back meanwhile
 
     def _compute(self, chunks: list[Chunk]) -> Output[Any] | None:
         if not chunks or self.failed:
