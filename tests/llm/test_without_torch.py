@@ -35,7 +35,7 @@ def test_the_plugin_leaves_out_the_files_that_need_torch() -> None:
         "from tests.without_torch import imports_torch\n"
         "for name in sys.argv[1:]: print(imports_torch(Path(name)))\n"
     )
-    names = ("trace/test_replay.py", "oracle/test_families.py", "serve/test_server.py", "engine/test_engine.py")
+    names = ("trace/test_replay.py", "oracle/test_families.py", "serve/test_explore.py", "engine/test_engine.py")
     folder = Path(__file__).parents[1]
     assert run_blocked(code, *(str(folder / name) for name in names)).split() == ["True", "True", "False", "False"]
 
