@@ -28,6 +28,18 @@ def test_torch_is_blocked() -> None:
     assert run_blocked("try:\n    import torch\nexcept ImportError:\n    print('blocked')") == "blocked\n"
 
 
+def test_the_plugin_leaves_out_the_files_that_need_torch() -> None:
+    """At their own top, and through a helper; a fixture that needs torch skips its tests."""
+    code = (
+        "from pathlib import Path\n"
+        "from tests.without_torch import imports_torch\n"
+        "for name in sys.argv[1:]: print(imports_torch(Path(name)))\n"
+    )
+    names = ("trace/test_replay.py", "oracle/test_families.py", "serve/test_explore.py", "engine/test_engine.py")
+    folder = Path(__file__).parents[1]
+    assert run_blocked(code, *(str(folder / name) for name in names)).split() == ["True", "True", "False", "False"]
+
+
 def test_texts_scores_embeddings_and_files(tmp_path: Path) -> None:
     """Greedy, drawn, by beams, in JSON, embedded; quantised weights and cache; a prefix saved and loaded."""
     code = (
