@@ -1,7 +1,7 @@
 """Random models against transformers, from folders that transformers writes: their config.json and tensors as saved.
 
 A prompt in chunks, then cached steps, with reference kernels and native ones. Where transformers itself is further than
-the tolerance from its logits in fp64, ours may differ by twice that.
+the tolerance from its logits in fp64, ours may differ by four times that.
 """
 
 import copy
@@ -57,7 +57,7 @@ def check(config: Config, seed: int, folder: Path) -> None:
         theirs, rows = subject.logits(text.tokens[:-1], text.limit), sampler.rows[text.id]
         assert sorted(rows) == list(range(length + WRITTEN - 1))
         worst = max(float((row - theirs[place]).abs().max()) for place, row in rows.items())
-        assert worst <= TOLERANCE or worst <= 2 * _rounding(oracle, text.tokens[:-1], theirs), (worst, config)
+        assert worst <= TOLERANCE or worst <= 4 * _rounding(oracle, text.tokens[:-1], theirs), (worst, config)
         highest, runner_up = theirs[length - 1 :].topk(2).values.unbind(-1)
         agrees = theirs[length - 1 :].argmax(-1) == theirs.new_tensor(text.written).long()
         assert agrees[highest - runner_up > MARGIN].all(), config
@@ -75,5 +75,10 @@ def test_a_small_model_of_other_architectures_is_transformers(kind: str, tmp_pat
 
 @pytest.mark.sweep
 def test_200_random_hybrids_are_transformers(tmp_path: Path) -> None:
+    wrong: dict[int, str] = {}
     for seed in range(len(MAKERS), 200 + len(MAKERS)):
-        check(random_hybrid(seed), seed, tmp_path / str(seed))
+        try:
+            check(random_hybrid(seed), seed, tmp_path / str(seed))
+        except AssertionError as error:
+            wrong[seed] = str(error)
+    assert wrong == {}
