@@ -52,7 +52,7 @@ def cluster(tmp_path_factory):
         patch.setenv("HOME", str(home))  # Ray writes a token there
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         port, http = free_ports(2)
-        start = ["start", "--head", "--block", f"--port={port}", "--num-cpus=4", "--include-dashboard=false"]
+        start = ["start", "--head", "--block", f"--port={port}", "--num-cpus=8", "--include-dashboard=false"]
         serve = [BIN / "serve", "start", "-a", f"127.0.0.1:{port}", "--http-port", http]
         with started([BIN / "ray", *start], serve):
             yield f"127.0.0.1:{port}", http
