@@ -130,6 +130,18 @@ def test_a_random_schedule_changes_no_bit(seed: int, tmp_path: Path) -> None:
     assert schedule(seed, tmp_path) == 0
 
 
+def test_a_text_that_is_given_up_as_its_cache_is_switched_on_leaves_nothing() -> None:
+    """It has pages, of which none is computed."""
+    case = Case("delta rules", "native", "greedy")
+    bench = case.bench(page_size=8)
+    text = bench.engine.submit(case.request())
+    bench.engine.use_cache(text.id, False)
+    bench.engine.step()
+    bench.engine.use_cache(text.id, True)
+    bench.engine.abort(text.id)
+    bench.scheduler.check()
+
+
 @needs_native
 @pytest.mark.sweep
 def test_1000_random_schedules_change_no_bit(tmp_path: Path) -> None:

@@ -125,7 +125,8 @@ class PrefixIndex:
         hashes.extend(tokens)
         if not length:
             for number in self.pool.states:
-                self._cache(number, tables[number], [page - 1], hashes, tokens)
+                if page - 1 in tables[number]:  # none, if its cache was just switched on
+                    self._cache(number, tables[number], [page - 1], hashes, tokens)
         else:
             tail = hashes.hash(tokens, page, stop)
             for pool, table in zip(self.pool.group_pools, tables, strict=True):
