@@ -82,7 +82,7 @@ class Followed:
             self.held[kind], self.made[kind] = (self.held[kind] + 1) // 2, (self.made[kind] + 1) // 2
 
     def trust(self, source: bool) -> float:
-        """What the chances of a source's guesses are multiplied with: from the second failure in a row on a half each.
+        """The factor of the chances of a source's guesses: from the second failure in a row on a half for each.
 
         The counts fall slowly, and a text that no guess fits should cost little.
         """
