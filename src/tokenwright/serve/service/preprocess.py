@@ -96,7 +96,7 @@ class Preprocessor:
             raise RequestError(f"{adapter} is an adapter, and embeddings are those of the model alone; name the model")
         if wanted.embed:
             return Prepared(self._llm.prepare_embedding(ids), text, PlainReader, False, truncated)
-        shared = {"salt": wanted.caller.salt, "prediction": wanted.prediction, "adapter": adapter}
+        shared: dict[str, Any] = {"salt": wanted.caller.salt, "prediction": wanted.prediction, "adapter": adapter}
         loosened: tuple[str, ...] = ()
         while True:
             params = self._params(wanted, text, len(ids))
