@@ -82,6 +82,11 @@ KINDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
         {"b": True},
         {"a": 1, "b": True},
     ),
+    "oneOf by a field that may be absent": (
+        {"oneOf": [{"properties": {"k": {"const": 1}}}, {"properties": {"k": {"const": 2}, "b": {"type": "null"}}}]},
+        {"k": 2, "b": None},
+        {"b": None},
+    ),
     "oneOf that overlap": ({"oneOf": [{"type": "integer", "minimum": 3}, {"type": "integer", "maximum": 9}]}, 2, 5),
     "uniqueItems of an enum": (
         {"type": "array", "uniqueItems": True, "items": {"enum": ["x", "y", "z"]}, "minItems": 1},
