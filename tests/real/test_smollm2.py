@@ -172,8 +172,9 @@ def test_calls_by_the_generic_form_are_valid(llm: LLM, tool_choice: str, each: i
     right = came = 0
     for (name, _), one in zip(asked, found, strict=True):
         schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
-        assert one.tool_calls or tool_choice == "auto"
-        for call in one.tool_calls:
+        whole = one.tool_calls if one.complete else one.tool_calls[:-1]  # a call that begins too late is cut
+        assert whole or tool_choice == "auto"
+        for call in whole:
             jsonschema.validate(json.loads(call.arguments), schemas[call.name])
         came += bool(one.tool_calls)
         right += bool(one.tool_calls) and one.tool_calls[0].name == name

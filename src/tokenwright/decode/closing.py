@@ -8,7 +8,7 @@ Everything here follows from the tokens of the text and the number of those left
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 Mask = NDArray[np.uint32]
 
 MOST_STEPS = 256  # of a way; an end farther away is none
+MOST_WORK = 1_500  # steps of all ways that are walked for half a mask, of some 40 us each; beyond them no end is found
 MARGIN = 8  # tokens to spare, because the model's tokens may open more than the single characters that are tried
 MOST_TRIED = 96  # tokens that are tried one by one; where more are allowed, only single characters are
 _INTERVAL, _GROWTH = 8, 4  # between two looks ahead, in tokens; what one token may add to a way, at most
@@ -139,6 +140,8 @@ class Steering:
         self._written = 0
         self._next = 0
         self._gate = -1
+        self._jump = 0  # the most that an opener added to the way to an end, so far
+        self._work = 0  # steps walked since it was set to 0
         self.advanced(matcher, 0)
 
     def advanced(self, matcher: Matcher, tokens: int = 1) -> None:
@@ -148,17 +151,25 @@ class Steering:
             return
         interval = _INTERVAL + self._written // 8
         self._next = self._written + interval
+        self._work = 0
         steps = self.steps_to_end(matcher)
-        self._gate = -1 if steps is None else 2 * steps + _GROWTH * (interval + MARGIN)
+        if steps is None:
+            self._gate = -1
+            return
+        opened = self._openings(matcher, matcher.compute_bitmask(), MOST_STEPS, 2) if steps else ()
+        self._jump = max(self._jump, *(more - steps for more in opened if more is not None), 0)
+        self._gate = steps + 2 * self._jump + _GROWTH * (interval + MARGIN)
 
     def mask(self, matcher: Matcher, allowed: Mask, left: int) -> Mask:
         """The allowed tokens behind which an end fits `left` tokens; all where none fits or many are left."""
+        self._work = 0
         if left > self._gate or not self._fits(matcher, left):
             return allowed
         bits = matcher.compute_bitmask()
         free = self._closers.free(bits)
         if self._spare(matcher, bits, left, free) or (free and matcher.is_accepting()):
             return allowed
+        self._work = 0
         found: Mask = allowed & self._closers.ends
         for token in self._held(matcher, self._tried(bits, free), left - 1):
             found[token // _WORD] |= np.uint32(1 << token % _WORD)
@@ -176,7 +187,8 @@ class Steering:
         for steps in range(most + 1):
             if matcher.is_accepting():
                 return steps
-            bits = matcher.compute_bitmask() if steps < most else b""
+            self._work += 1
+            bits = matcher.compute_bitmask() if steps < most and self._work <= MOST_WORK else b""
             if not bits or matcher.is_error():  # beyond the grammar's limits
                 break
             token = self._closers.next(way, bits, self._special)
@@ -202,7 +214,7 @@ class Steering:
         if free or len(ids) > MOST_TRIED:
             ids = [token for token in (*self._special, *self._closers.structure) if has(bits, token)]
         ways = (self._closers.next(way, bits, self._special) for way in self._closers.ways)
-        return [token for token in dict.fromkeys((*ids, *ways)) if token >= 0]
+        return [token for token in dict.fromkeys((*ways, *ids)) if token >= 0]
 
     def _spare(self, matcher: Matcher, bits: bytes, left: int, free: bool) -> bool:
         """Whether an end fits whatever the next token opens, as far as single characters show it."""
@@ -210,22 +222,20 @@ class Steering:
         ids = [] if free else self._closers.listed(bits).tolist()
         if 0 < len(ids) <= MOST_TRIED:
             return len(self._held(matcher, ids, left)) == len(ids)
-        return self._fits(matcher, left) and self._opens(matcher, bits, left, _DEPTH)
+        return self._fits(matcher, left) and None not in self._openings(matcher, bits, left + 1, _DEPTH)
 
-    def _opens(self, matcher: Matcher, bits: bytes, left: int, depth: int) -> bool:
-        """Whether an end fits behind each of the openers, and behind those that follow them."""
+    def _openings(self, matcher: Matcher, bits: bytes, most: int, depth: int) -> Iterator[int | None]:
+        """The tokens to an end from here through each opener, and through those that follow it; None: over `most`."""
         free = self._closers.free(bits)
         for token in [self._closers.quote] if free else self._closers.openers:
             if token is None or not has(bits, token):
                 continue
             after = _after(matcher, token)
-            if not self._fits(after, left):
-                return False
-            if depth == 1 or after.is_accepting():
-                continue
-            if not self._opens(after, after.compute_bitmask(), left - 1, depth - 1):
-                return False
-        return True
+            steps = self.steps_to_end(after, most - 1)
+            yield None if steps is None else steps + 1
+            if depth > 1 and not after.is_accepting():
+                for steps in self._openings(after, after.compute_bitmask(), most - 1, depth - 1):
+                    yield None if steps is None else steps + 1
 
 
 def _after(matcher: Matcher, token: int) -> Matcher:

@@ -143,6 +143,12 @@ class References:
             each = [self.excluded(one, depth) for one in _schemas(value)]
             yield None if None in each else False if False in each else {"allOf": each}
 
+    def parting(self, one: Any, other: Any) -> str | None:
+        """A property that both name, with values that are apart; None: there is none."""
+        mine, others = (_mapping(_mapping(self.followed(each)).get("properties")) for each in (one, other))
+        shared = (name for name in mine if name in others)
+        return next((name for name in shared if self.apart(mine[name], others[name], closed=False)), None)
+
     def apart(self, one: Any, other: Any, *, closed: bool) -> bool:
         """Whether no value of `one` satisfies `other`. closed: `one` has no properties but those that it lists."""
         one, other = self.followed(one), self.followed(other)

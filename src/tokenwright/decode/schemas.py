@@ -116,12 +116,16 @@ class _Maker:
             shut = close and not (isinstance(one, Mapping) and one.get("$ref") in self._parts)
             rivals = [other for m, other in enumerate(schemas) if m != n]
             others = [other for other in rivals if not self._references.apart(one, other, closed=shut)]
+            partings = [self._references.parting(one, other) for other in others]
+            named = sorted({name for name in partings if name is not None})
+            others = [other for other, name in zip(others, partings, strict=True) if name is None]
             excluded = [self._references.excluded(other) for other in others]
             lacking |= None in excluded or False in excluded
             rest = [self._of_types(other, one) for other in excluded if other]
             if None in rest or len(str(rest)) > MOST_EXCLUDED:
                 rest, lacking = [], True
             rest = [self.made(other, f"{at}.{n}.", close=False) for other in rest]
+            rest += [{"type": "object", "required": named}] if named else []
             found.append({"allOf": [made, *rest]} if rest else made)
         if lacking:
             self.places.append(at)
