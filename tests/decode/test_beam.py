@@ -78,7 +78,7 @@ class Grammar:
         closed = number("closed", self.seed, self.text) & number("and", self.seed, self.text)
         return EVERYTHING & ~closed if self.seed else EVERYTHING
 
-    def mask(self):
+    def mask(self, left=None):
         return np.array([self.ids], dtype="<u4")
 
     def advance(self, token):
