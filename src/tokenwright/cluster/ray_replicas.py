@@ -223,8 +223,7 @@ def open_on_ray(
 
 
 def _ended(name: str) -> None:
-    import ray
+    """Delete the application. Ray itself ends with the process: a thread may still ask where a replica listens."""
     from ray import serve
 
     serve.delete(name)
-    ray.shutdown()
