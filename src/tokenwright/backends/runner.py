@@ -35,7 +35,7 @@ def backend_over(decoder: "NativeDecoder | Decoder", store: KVStore) -> Backend:
 def passes_over(decoder: "NativeDecoder | Decoder") -> Passes:
     """The passes of a decoder, as `backend_over`."""
     if isinstance(decoder, NativeDecoder):
-        from tokenwright.backends.native.passes import NativePasses
+        from tokenwright.backends.native.native_passes import NativePasses
 
         return NativePasses(decoder.over_arrays, decoder.kernels)
     from tokenwright.backends.torch.passes import OpByOp
