@@ -165,7 +165,7 @@ def test_tokens_that_are_no_ids_are_refused(file: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("version", "0", "version '0' of the format, and this Tokenwright reads 1"),
+        ("version", "0", "version '0' of the format, and this Tokenwright reads 2"),
         ("format", "other", "not a cache file"),
         ("pages", "[[0, 1, 9000], [2]]", "not one that Tokenwright wrote"),
         ("pages", "[[0, 1, 3], [2]]", "not one that Tokenwright wrote"),

@@ -200,7 +200,7 @@ def test_gemmas_scales_and_caps_are_those_of_transformers() -> None:
     del values["attn_logit_softcapping"], values["final_logit_softcapping"]
     config = parse_config(values).config
     assert (config.score_cap, config.logit_cap) == (50.0, 30.0)
-    assert "a soft cap in Gemma 3" in refusal("gemma3", attn_logit_softcapping=50.0)
+    assert "a soft cap in this architecture" in refusal("gemma3", attn_logit_softcapping=50.0)
 
 
 def test_gemma3_rotates_by_the_kind_of_a_layer() -> None:

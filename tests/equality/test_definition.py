@@ -138,11 +138,8 @@ def experts(x: torch.Tensor, at: str, config: ModelConfig, product: Product) -> 
     return torch.stack(rows)
 
 
-STATES = (
-    "short",
-    "delta",
-    "state",
-)  # kinds with recurrent layers, whose definition is tests/backends/test_recurrent.py's
+# Kinds with recurrent layers, whose definition is tests/backends/test_recurrent.py's.
+STATES = ("short", "delta", "state", "layers of one op")
 ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_tanh": lambda x: gelu(x, approximate="tanh")}
 
 

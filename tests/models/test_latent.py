@@ -62,12 +62,13 @@ def test_values_are_the_first_numbers_of_the_rows(kv: str) -> None:
     graph = parse_config(make_config("deepseek2")).graph
     store = KVStore(layer_specs(graph, "float32", KVFormat.parse(kv)), 2, 4)
     [part], slots = store.view(1).parts, torch.tensor([7, 2, 3])
-    kv_codec.write(part.k, slots, torch.randn(3, 1, 40))
+    rows = torch.randn(3, 1, 40)
+    kv_codec.write(part.k, slots, rows)
     assert torch.equal(
         kv_codec.read(part.v, slots, torch.float32), kv_codec.read(part.k, slots, torch.float32)[..., :32]
     )
     held = kv_codec.read(part.k, slots, torch.float32)
-    kv_codec.write(part.v, slots, held[..., :32])
+    kv_codec.write(part.v, slots, rows[..., :32])
     assert torch.equal(kv_codec.read(part.k, slots, torch.float32), held), (
         "the same bytes, where values are written too"
     )

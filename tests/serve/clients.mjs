@@ -35,7 +35,7 @@ await assert.rejects(openai.responses.create(typo), { status: 400, param: "stroe
 const anthropic = new Anthropic({ baseURL: url, apiKey: "none", maxRetries: 0 });
 const message = await anthropic.messages.stream({ model, messages, max_tokens: 16 }).finalMessage();
 assert.equal(message.content[0].type, "text");
-await assert.rejects(anthropic.messages.create({ model: "none", messages, max_tokens: 16 }), { status: 404 });
+await assert.rejects(anthropic.models.retrieve("none"), { status: 404 });
 
 const ollama = new Ollama({ host: url });
 const options = { temperature: 0, num_predict: 16 };

@@ -144,12 +144,7 @@ def test_health_answers_during_a_long_step(server: Live, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/completions", {"prompt": "a"}),
-        ("/v1/embeddings", {"input": "a"}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
-        ("/v1/responses", {"input": "a"}),
         ("/api/generate", {"prompt": "a"}),
-        ("/tokenize", {"prompt": "a"}),
         ("/v1/models/other-nmae", None),
     ],
 )

@@ -91,7 +91,7 @@ def test_random_requests_lose_none(server: Many) -> None:
     residents = server.fleet.residents
     assert 0 < residents.loads - before < len(order)
     assert residents.used <= residents.limit and residents.waiting == 0
-    assert all(one.users == 0 for one in residents.entries)
+    until(lambda: not any(one.users for one in residents.entries))  # an answer is read before its end is noted
 
 
 def test_a_stream_holds_its_model_to_its_end(server: Many) -> None:

@@ -8,6 +8,7 @@ mode), so that a model cannot go on for ever. A `format` that is not known is an
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations, permutations
@@ -28,6 +29,8 @@ _OF_NAMES = ("$defs", "definitions", "patternProperties", "properties")  # whose
 _OF_ONE = ("additionalProperties", "items")
 _SEVERAL = ("allOf", "anyOf", "oneOf")
 _WITH_OTHERS = ("then", "else", "minContains", "maxContains")  # read with `if` and `contains`
+_TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
+_BOUNDED = tuple((f"min{name}", f"max{name}") for name in ("Items", "Length", "Properties", "imum"))
 _ELSEWHERE = frozenset(("additionalProperties", "patternProperties", "allOf", "$ref"))  # may name more properties
 
 
@@ -38,6 +41,55 @@ def enforceable(schema: Mapping[str, Any], *, rewritten: bool = True) -> tuple[S
     """
     maker = _Maker(schema, rewritten=rewritten)
     return maker.made(schema, "", close=True), maker.places
+
+
+def mistaken(schema: Any) -> bool:
+    """Whether a schema is wrong in itself, whatever a grammar can enforce.
+
+    It names a type that JSON has not, or another document; a pattern is no regular expression; a bound excludes
+    another; or a text in it is no Unicode.
+    """
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if not isinstance(one, Mapping):
+            continue
+        kinds = one.get("type", [])
+        if any(kind not in _TYPES for kind in (kinds if isinstance(kinds, list) else [kinds])):
+            return True
+        if any(_excludes(one.get(least), one.get(most)) for least, most in _BOUNDED):
+            return True
+        if not _is_text(one.get("$ref", "#"), "#") or not _is_text(one.get("pattern", "")):
+            return True
+        waiting += [one.get(name) for name in (*_OF_ONE, "not", "if", "then", "else", "contains", "propertyNames")]
+        for name in _OF_NAMES:
+            named = one.get(name)
+            waiting += named.values() if isinstance(named, Mapping) else ()
+        for name in (*_SEVERAL, "prefixItems"):
+            several = one.get(name)
+            waiting += several if isinstance(several, list) else ()
+    return not _is_unicode(schema)
+
+
+def _excludes(least: Any, most: Any) -> bool:
+    return isinstance(least, int | float) and isinstance(most, int | float) and least > most
+
+
+def _is_text(value: Any, begins: str = "") -> bool:
+    """Whether a value is a text, begins so, and is a regular expression where it may begin as it likes."""
+    if not isinstance(value, str) or not value.startswith(begins):
+        return False
+    try:
+        return bool(begins) or bool(re.compile(value))
+    except (re.error, OverflowError, RecursionError):
+        return False
+
+
+def _is_unicode(schema: Any) -> bool:
+    try:
+        return bool(json.dumps(schema, ensure_ascii=False).encode())
+    except (UnicodeEncodeError, RecursionError):
+        return False
 
 
 class _Maker:

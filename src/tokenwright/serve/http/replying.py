@@ -69,7 +69,10 @@ def schema_grammar(request: Request, schema: Mapping[str, Any], strict: bool, wh
     kind = schema.get("type")
     looser = Grammar.json_schema({"type": kind} if isinstance(kind, str) else {})
     plain = replace(Grammar.json_schema(enforceable(schema, rewritten=False)[0]), looser=looser)
-    return replace(Grammar.json_schema(found), looser=plain)
+    try:
+        return replace(Grammar.json_schema(found), looser=plain)
+    except RequestError:  # its alternatives made it too large
+        return plain
 
 
 async def started(request: Request, service: Service, wanted: GenerationRequest) -> Generation:

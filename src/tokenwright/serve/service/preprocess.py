@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tokenwright.checks import check_whole
+from tokenwright.decode.schemas import mistaken
 from tokenwright.engine import Grammar, Request, SamplingParams
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.llm.chat.chat_request import check_chat
@@ -109,7 +111,7 @@ class Preprocessor:
                 request = self._llm.prepare(ids, params, **shared)
                 break
             except RequestError:
-                if params.grammar is None:
+                if params.grammar is None or _has_mistake(wanted):
                     raise
                 wanted, more = self._loosened(wanted)
                 if not more:
@@ -219,6 +221,13 @@ class Preprocessor:
                 raise RequestError(f"the prompt has {prompt} tokens, and {limit}; raise it, or shorten the prompt")
             found["max_tokens"] = min(found["max_tokens"], wanted.context - prompt)
         return found
+
+
+def _has_mistake(wanted: GenerationRequest) -> bool:
+    """Whether a schema of the request is wrong, and not only more than a grammar can enforce."""
+    grammar = wanted.overrides.get("grammar")
+    own = [] if grammar is None or grammar.looser is None else [json.loads(grammar.text)]
+    return any(map(mistaken, (*own, *(tool.parameters for tool in wanted.tools))))
 
 
 def _at_end(params: SamplingParams) -> bool:
