@@ -21,6 +21,7 @@ from tokenwright.engine import Request
 from tokenwright.engine.loop import Listener, RequestHandle
 from tokenwright.errors import RequestError
 from tokenwright.formats import KVFormat
+from tokenwright.llm.drafts.sources import draft_specs
 from tokenwright.llm.engine import LLMEngine, Occupancy, context_of, specs_of
 from tokenwright.llm.engine_view import EngineView
 from tokenwright.llm.input_processor import InputProcessor
@@ -40,6 +41,7 @@ class ClusterEngine(LLMEngine):
     ) -> None:
         self.facts = loaded.facts
         self.specs = specs_of(options, loaded.graph, loaded.dtype)
+        self._specs = (*self.specs, *draft_specs(loaded, options))
         self.context = context_of(options, loaded.config)
         self.cluster = loop
         self.shape = loop.opened(self.context, report)

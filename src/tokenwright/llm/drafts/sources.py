@@ -53,6 +53,23 @@ def open_draft(loaded: LoadedModel, options: EngineConfig) -> Draft | None:
 
     Raises RequestError for one of another tokenizer, or with states, and what `LLM` raises for a model.
     """
+    checkpoint = _checkpoint(loaded, options)
+    if checkpoint is None:
+        return None
+    native = find_kernels() if loaded.device.type == "cpu" else None
+    dtype, specs = _layers(checkpoint, loaded, options)
+    form = WeightFormat.parse(options.draft_weights)
+    decoder = make_decoder(checkpoint, form, dtype, loaded.device, native)
+    return Draft(checkpoint, decoder, specs, f"{form} {dtype}", checkpoint.config.context)
+
+
+def draft_specs(loaded: LoadedModel, options: EngineConfig) -> tuple[LayerSpec, ...]:
+    """The cache of the layers of the draft model that `open_draft` loads. Raises what that raises."""
+    checkpoint = _checkpoint(loaded, options)
+    return () if checkpoint is None else _layers(checkpoint, loaded, options)[1]
+
+
+def _checkpoint(loaded: LoadedModel, options: EngineConfig) -> Checkpoint | None:
     if options.draft is None or options.speculate == "off" or loaded.traced:
         return None
     checkpoint = Checkpoint.open(options.draft)
@@ -68,12 +85,14 @@ def open_draft(loaded: LoadedModel, options: EngineConfig) -> Draft | None:
             f"{which} keeps a state of each text, which cannot go back to where a draft was rejected; leave draft out",
             "draft",
         )
-    native = find_kernels() if loaded.device.type == "cpu" else None
-    dtype: DType = resolve_dtype("auto", checkpoint.config.dtype, loaded.device, native is not None)
-    specs = layer_specs(checkpoint.graph, dtype, window=options.window, sinks=options.sinks)
-    form = WeightFormat.parse(options.draft_weights)
-    decoder = make_decoder(checkpoint, form, dtype, loaded.device, native)
-    return Draft(checkpoint, decoder, specs, f"{form} {dtype}", checkpoint.config.context)
+    return checkpoint
+
+
+def _layers(checkpoint: Checkpoint, loaded: LoadedModel, options: EngineConfig) -> tuple[DType, tuple[LayerSpec, ...]]:
+    """The dtype of a draft model and the cache of its layers."""
+    native = loaded.device.type == "cpu" and find_kernels() is not None
+    dtype: DType = resolve_dtype("auto", checkpoint.config.dtype, loaded.device, native)
+    return dtype, layer_specs(checkpoint.graph, dtype, window=options.window, sinks=options.sinks)
 
 
 def drafted(

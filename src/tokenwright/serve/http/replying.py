@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from tokenwright.decode.schemas import enforceable
-from tokenwright.errors import TokenwrightError
+from tokenwright.errors import RequestError, TokenwrightError
 from tokenwright.llm.chat.tools import read_begun, read_json, unenforced
 from tokenwright.sampling_params import Grammar
 from tokenwright.serve.http.api import RefusedRequest, about, unless_gone
