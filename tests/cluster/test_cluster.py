@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from tokenwright import LLM
-from tokenwright.cluster.processes import shares
+from tokenwright.cluster.processes import open_cluster, shares
 from tokenwright.errors import RequestError
 from tokenwright.serve.settings import Settings
 
@@ -216,6 +216,13 @@ def test_several_texts_of_a_request_and_the_best_of_them(server, llm):
     answer = httpx2.post(f"{server.url}/v1/completions", json=body | {"best_of": 4}, timeout=HANGS).json()
     [alone] = llm.generate(PROMPTS[0], max_tokens=30, seed=3, temperature=1.0, best_of=4)
     assert [choice["text"] for choice in answer["choices"]] == [alone.text]
+
+
+def test_a_draft_model_changes_no_text_and_counts_in_its_bytes(llm):
+    with open_cluster("stories", 1, {"draft": "stories", "kv_memory": 64 << 20}) as cluster:
+        [one] = cluster.generate(PROMPTS[0], max_tokens=30, seed=3, temperature=1.0)
+        assert cluster.kv_bytes(10) == 2 * llm.kv_bytes(10)
+    assert one.text == llm.generate(PROMPTS[0], max_tokens=30, seed=3, temperature=1.0)[0].text
 
 
 def test_embeddings_and_prompt_logprobs_are_those_of_one_process(server, llm):
