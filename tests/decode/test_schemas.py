@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tokenwright.decode.grammar import Grammars, Matched
 from tokenwright.decode.grammar_kinds import json_rule
-from tokenwright.decode.schemas import LACKING, enforceable
+from tokenwright.decode.schemas import LACKING, enforceable, mistaken
 from tokenwright.engine import Grammar
 
 BYTES = LLTokenizer("byte")
@@ -166,3 +166,30 @@ def at_random(state: Matched, rng: random.Random) -> bytes:
 
 def allowed(state: Matched, token: int, left: int | None = None) -> bool:
     return bool(int(state.mask(left)[token // 32]) >> token % 32 & 1)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "objekt"},
+        {"properties": {"a": {"items": {"type": ["string", 7]}}}},
+        {"anyOf": [{"minLength": 5, "maxLength": 2}]},
+        {"minimum": 3, "maximum": 2.5},
+        {"properties": {"a": {"pattern": "("}}},
+        {"$ref": "http://127.0.0.1/schema"},
+        {"title": "half of a pair: \ud800"},
+    ],
+)
+def test_a_schema_that_is_wrong_in_itself(schema: Any) -> None:
+    assert mistaken(schema)
+
+
+def test_a_schema_that_is_only_hard_to_enforce_is_not_wrong() -> None:
+    hard = {
+        "$defs": {"a": {"pattern": "^(?=.*[0-9])a+$", "minLength": 2, "maxLength": 2}},
+        "properties": {"type": {"type": ["string", "null"]}, "pattern": {"$ref": "#/$defs/a"}, "rest": True},
+        "unevaluatedProperties": False,
+        "oneOf": [{"required": ["type"]}, {"required": ["pattern"]}],
+        "enum": [{"type": "objekt", "$ref": 7}],
+    }
+    assert not mistaken(hard)
