@@ -10,8 +10,13 @@ connections: Serve's proxies end a stream without an error when the replica behi
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
-from collections.abc import Callable, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
@@ -206,11 +211,10 @@ def open_on_ray(
     address: of the cluster; local: a new one on this machine. name: of the application, which takes the place of an
     earlier one. Raises CheckpointError if no replica can be started.
     """
-    import ray
     from ray import serve
 
     try:
-        ray.init(address=address, include_dashboard=False if address == "local" else None)
+        _connect(address)
     except (ConnectionError, ValueError) as error:
         raise RequestError(f"--ray-address {address}: {error}", "ray_address") from error
     wanted = ServeApplication(ReplicatedModel.of(model, options), replicas)
@@ -220,6 +224,42 @@ def open_on_ray(
     except RuntimeError as error:
         raise CheckpointError(f"Ray Serve cannot start the replicas: {error}") from error
     return wanted.wanted.opened(wanted.launcher(handle, lambda: _ended(name)), **more)
+
+
+def _connect(address: str) -> None:
+    """`ray.init` in a thread that stays: Linux kills a local cluster when the thread that started it ends."""
+    import ray
+
+    connected: Future[None] = Future()
+
+    def stay() -> None:
+        try:
+            with _sigterm_kept():
+                ray.init(address=address, include_dashboard=False if address == "local" else None)
+        except BaseException as error:
+            connected.set_exception(error)
+            return
+        connected.set_result(None)
+        threading.Event().wait()
+
+    threading.Thread(target=stay, name="ray", daemon=True).start()
+    connected.result()
+
+
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Keeps the server's way to end on SIGTERM.
+
+    Ray's core sets a handler under Python's, from any thread: it prints a stack, sets an alarm that aborts the process
+    3 s later, and only then calls Python's. `signal.signal` would set it back, but in the main thread only.
+    """
+    handler = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_int)(("PyOS_getsig", ctypes.pythonapi))
+    handle = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(("PyOS_setsig", ctypes.pythonapi))
+    before = handler(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        handle(signal.SIGTERM, before)
 
 
 def _ended(name: str) -> None:
