@@ -187,6 +187,7 @@ class Dispatcher:
             handle.started = text.placed + news.queue_s
         if text.sequence is handle.sequence:
             counts.preemptions = news.preemptions
+            counts.drafted, counts.accepted = news.drafted, news.accepted
             if not handle.moves:
                 counts.prefix_hit = counts.reused = news.prefix_hit
                 counts.restored = news.restored

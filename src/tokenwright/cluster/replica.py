@@ -177,7 +177,7 @@ class ReplicaTexts:
             queue_s = handle.started - handle.submitted
         counts = handle.sequence.counts
         events = [packed_event(event) for event in delivery.events]
-        found = counts.prefix_hit, counts.preemptions, counts.restored
+        found = counts.prefix_hit, counts.preemptions, counts.restored, counts.drafted, counts.accepted
         return TextNews(number, events, delivery.ended, queue_s, *found)
 
 

@@ -180,7 +180,7 @@ TextEvent = Token | Finished | PromptLogprobsAdded | HiddenRows | TextFailure  #
 class TextNews:
     """The news of a text from one step; `events` name sequences of the replica.
 
-    queue_s: seconds until its first step, once that has been. The last three: of its sequence so far.
+    queue_s: seconds until its first step, once that has been. The counts behind it: of its sequence so far.
     """
 
     number: int
@@ -190,6 +190,8 @@ class TextNews:
     prefix_hit: int
     preemptions: int
     restored: int
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
