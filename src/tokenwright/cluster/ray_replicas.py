@@ -263,7 +263,7 @@ def _sigterm_kept() -> Iterator[None]:
 
 
 def _ended(name: str) -> None:
-    """Delete the application. Ray itself ends with the process: a thread may still ask where a replica listens."""
+    """Delete the application. Ray itself ends with the process."""
     from ray import serve
 
     serve.delete(name)
