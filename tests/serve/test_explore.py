@@ -743,11 +743,12 @@ def test_every_route_is_in_the_list(server):
     "headers",
     [
         {"host": "evil.example"},
-        {"host": "127.0.0.1:9"},
+        {"host": "evil.example:8000"},
         {"host": ""},
         {"origin": "http://evil.example"},
         {"origin": "null"},
         {"origin": f"https://{HOST}"},
+        {"origin": "http://127.0.0.1:9"},  # another server of this machine
         {"origin": f"http://{HOST}.evil.example"},
     ],
 )
@@ -763,6 +764,13 @@ def test_other_hosts_and_origins_are_turned_away(server, headers):
             assert error["type"] == "permission_error", path
         else:
             assert error["kind"] == "forbidden", path
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:9", "127.0.0.1"])
+def test_a_tunnel_may_have_another_port(server, host):
+    client, _ = server
+    for headers in ({"host": host}, {"host": host, "origin": f"http://{host}"}):
+        assert client.request("GET", "/health", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("headers", [{"host": "evil.example"}, {"origin": "http://evil.example"}])

@@ -99,18 +99,18 @@ def test_how_the_model_is_opened_may_stand_in_a_file_and_in_variables(
 @pytest.mark.parametrize(
     ("given", "answers"),
     [
-        ({}, {"localhost:80", "127.0.0.1:80", "[::1]:80"}),
+        ({}, {"localhost", "127.0.0.1", "[::1]"}),
         ({"host": "192.0.2.1", "api_key": ["sk-12345678"]}, None),
-        ({"host": "192.0.2.1", "no_key": True}, {"192.0.2.1:80", "192.0.2.1", "localhost:80"}),
-        ({"host": "2001:db8::1", "no_key": True}, {"[2001:db8::1]:80"}),
-        ({"host": "::", "no_key": True, "allowed_host": ["llm.example"]}, {"llm.example:80", "llm.example"}),
+        ({"host": "192.0.2.1", "no_key": True}, {"192.0.2.1", "localhost"}),
+        ({"host": "2001:db8::1", "no_key": True}, {"[2001:db8::1]"}),
+        ({"host": "::", "no_key": True, "allowed_host": ["llm.example"]}, {"llm.example"}),
     ],
 )
 def test_without_a_key_only_known_hosts_are_answered(given: dict[str, Any], answers: set[str] | None) -> None:
-    hosts = hosts_of(read_settings(None, {}, given), 80)
+    hosts = hosts_of(read_settings(None, {}, given))
     assert (hosts is None) == (answers is None)
     assert answers is None or answers <= set(hosts or ())
-    assert "evil.example:80" not in (hosts or ())
+    assert "evil.example" not in (hosts or ())
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])

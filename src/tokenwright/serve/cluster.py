@@ -89,7 +89,7 @@ def ingress_app(wanted: ServeApplication, settings: Settings) -> FastAPI:
         page = page_folder()
     except RequestError:
         page = None  # the APIs need none
-    return make_app(Explorer(wanted.wanted.model, load), policy_of(settings, settings.port), page, served_of(settings))
+    return make_app(Explorer(wanted.wanted.model, load), policy_of(settings), page, served_of(settings))
 
 
 def _whole(name: str, text: str) -> int:

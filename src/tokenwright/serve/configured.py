@@ -12,12 +12,12 @@ from tokenwright.serve.transport.guard import Policy, read_keys
 from tokenwright.serve.transport.telemetry import spans_of
 
 
-def policy_of(settings: Settings, port: int) -> Policy:
-    """The policy for callers of a server at a port. Raises RequestError for keys that cannot be read."""
+def policy_of(settings: Settings) -> Policy:
+    """The policy for callers of a server. Raises RequestError for keys that cannot be read."""
     keys = list(settings.api_key)
     if settings.api_key_file:
         keys += read_keys(Path(settings.api_key_file))
-    return Policy.of(hosts_of(settings, port), keys, origins=frozenset(settings.cors_origin), body=settings.max_body)
+    return Policy.of(hosts_of(settings), keys, origins=frozenset(settings.cors_origin), body=settings.max_body)
 
 
 def served_of(settings: Settings) -> Served:
@@ -43,11 +43,11 @@ def in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def hosts_of(settings: Settings, port: int) -> list[str] | None:
+def hosts_of(settings: Settings) -> list[str] | None:
     """The names that the Host header may have; None: any, as a key is demanded."""
     if not (settings.local or settings.no_key or settings.allowed_host):
         return None
     names = ["127.0.0.1", "localhost", "[::1]", *settings.allowed_host]
     if not settings.local and not settings.everywhere:
         names.append(in_url(settings.host))
-    return [f"{name}:{port}" for name in names] + [name for name in names if port in (80, 443) or name not in names[:3]]
+    return names

@@ -339,7 +339,7 @@ def _listen(what: str, build: Callable[[Policy, Path | None, Served], FastAPI], 
 
     served = served_of(settings)
     port = listener.getsockname()[1]
-    policy = policy_of(settings, port)
+    policy = policy_of(settings)
     try:
         page = page_folder()
     except RequestError:

@@ -137,7 +137,9 @@ def read_keys(path: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The admitted callers. hosts: "name:port" of this server; None: any Host. origins: of other pages.
+    """The admitted callers. hosts: the names of this server; None: any Host. origins: of other pages.
+
+    A name may have any port: tunnels and containers change it, and no web page can choose its own Host's name.
 
     body: the most bytes of a request's body.
     """
@@ -149,8 +151,8 @@ class Policy:
 
     @classmethod
     def of(cls, hosts: Iterable[str] | None, keys: Iterable[str] = (), **more: Any) -> Policy:
-        """A policy of these hosts and keys."""
-        named = None if hosts is None else frozenset(host.lower() for host in hosts)
+        """A policy of these hosts, with or without ports, and keys."""
+        named = None if hosts is None else frozenset(map(_name_of, hosts))
         return cls(named, ApiKeys(keys), **more)
 
 
@@ -215,13 +217,11 @@ class Guard:
         known = self.policy.hosts
         if not hosts and scope["http_version"] == "1.0":  # no browser, so no page of another name
             hosts = [""]
-        elif len(hosts) != 1 or (known is not None and hosts[0] not in known):
+        elif len(hosts) != 1 or (known is not None and _name_of(hosts[0]) not in known):
             names = ", ".join(sorted(known or ())) or "one name"
             return Problem(403, "forbidden", f"this server answers as {names} only; open one of these")
-        if origins := _headers(scope, b"origin"):
-            own = {f"http://{hosts[0]}", f"https://{hosts[0]}"} if known is None else _origins(known)
-            if not set(origins) <= own | self.policy.origins:
-                return Problem(403, "forbidden", "pages of other origins may not call this server")
+        if not set(_headers(scope, b"origin")) <= _own_origins(hosts[0], known) | self.policy.origins:
+            return Problem(403, "forbidden", "pages of other origins may not call this server")
         return self._key_problem(scope)
 
     def _key_problem(self, scope: Scope) -> Problem | None:
@@ -351,10 +351,16 @@ def _header(scope: Scope, name: bytes) -> str | None:
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
 
 
-def _origins(hosts: frozenset[str]) -> frozenset[str]:
-    """The origins of this server's own pages; a name that is not this machine's may be behind a proxy with TLS."""
-    proxied = (host for host in hosts if host.rsplit(":", 1)[0] not in _LOOPBACK)
-    return frozenset((*(f"http://{host}" for host in hosts), *(f"https://{host}" for host in proxied)))
+def _name_of(host: str) -> str:
+    """A Host header's name, without its port."""
+    name, _, port = host.lower().rpartition(":")
+    return name if port.isdigit() else host.lower()
+
+
+def _own_origins(host: str, known: frozenset[str] | None) -> set[str]:
+    """The origins of the pages that this server shows as `host`; this machine's own names have no TLS."""
+    plain = known is not None and _name_of(host) in _LOOPBACK
+    return {f"http://{host}"} if plain else {f"http://{host}", f"https://{host}"}
 
 
 def _key(scope: Scope) -> str | None:
