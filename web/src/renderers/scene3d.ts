@@ -22,6 +22,7 @@ import { type Entry, entriesOf } from "./roles";
 import { spanOf } from "./span";
 import { readPalette } from "./theme";
 
+const SEPARATE = 8; // CSS pixels from which each of the older tokens has a box of its own
 const ROW = 0.82; // of the width, which the row of tokens has in perspective
 
 export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
@@ -144,7 +145,13 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     [firstInView, lastInView] = [first, last];
     uniforms.uSlope.value.set([Math.cos(pose.slope), Math.sin(pose.slope)]);
     uniforms.uBoard.value.set([EDGE + pose.strip, pose.wall, Math.max(1, scene.layers), phases.filled]);
+    // Where the older tokens are narrower they have one box: thousands would be drawn into the same pixels.
+    const folded = (pose.scale * height) / pose.view < SEPARATE ? Math.ceil(pose.from - 0.5) : 0;
+    const own = clamp(folded, first, last + 1);
+    const boxes = last - own + 1 + Number(own > first);
     uniforms.uFirst.value = first;
+    uniforms.uOwn.value = own;
+    uniforms.uLast.value = last;
     uniforms.uFold.value.set([pose.from, pose.scale]);
     uniforms.uHead.value = tokens > 0 ? scene.head : NOWHERE;
     uniforms.uStrike.value = phases.strike < 1 ? easeOut(phases.strike) : 1;
@@ -156,8 +163,8 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     uniforms.uCache.value = scene.cache ? 1 : 0;
     const span = spanOf(camera, tokens, ROW * width);
     uniforms.uEnd.value = Math.max(placeOf(span, tokens + 2), span.first + span.count - 1);
-    columns.instances = scene.layers > 0 ? last - first + 1 : 0;
-    tiles.instances = last - first + 1;
+    columns.instances = scene.layers > 0 ? boxes : 0;
+    tiles.instances = boxes;
     head.visible = tokens > 0;
     arcs.set(beams, pose.wall > 0.05);
     arcs.part.visible = phases.beams > 0 && beams.drawn.length > 0;
