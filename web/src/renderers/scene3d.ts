@@ -110,20 +110,17 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
 
   /** The positions that may be in view: those whose tile or whose column's end is, with one to spare. */
   function inView(tokens: number, pose: Pose): [number, number] {
-    let [first, last] = [tokens, -1];
-    for (let position = 0; position < tokens; position++) {
+    const seen = (position: number): boolean => {
       const x = placeOf(pose, position);
       const a = spot(scratch.set(x, 0, 0));
-      let seen = a.before && a.x > -40 && a.x < width + 40;
-      if (!seen) {
-        const b = spot(onWall(scratch, x, 1, pose));
-        seen = b.before && ((b.x > -40 && b.x < width + 40) || (a.before && a.x < 0 !== b.x < 0));
-      }
-      if (!seen) continue;
-      first = Math.min(first, position);
-      last = position;
-    }
-    return last < 0 ? [0, -1] : [Math.max(0, first - 1), Math.min(tokens - 1, last + 1)];
+      if (a.before && a.x > -40 && a.x < width + 40) return true;
+      const b = spot(onWall(scratch, x, 1, pose));
+      return b.before && ((b.x > -40 && b.x < width + 40) || (a.before && a.x < 0 !== b.x < 0));
+    };
+    let [first, last] = [0, tokens - 1];
+    while (first <= last && !seen(first)) first++;
+    while (first < last && !seen(last)) last--;
+    return first > last ? [0, -1] : [Math.max(0, first - 1), Math.min(tokens - 1, last + 1)];
   }
 
   function draw(scene: Scene, now: number): boolean {
