@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.browser.conftest import RENDERERS, ROOT
+from tests.browser.conftest import RENDERERS, ROOT, near
 from tests.browser.test_figures import PROMPT
 
 PROMPT_TOKENS = 12
@@ -108,17 +108,20 @@ def test_a_long_text_is_drawn_in_a_few_calls(replay):
     check_words(explored, "1,000 tokens")
     renderer = explored.renderer
     assert 1 <= renderer["calls"] <= 8
-    assert renderer["triangles"] <= 40_000
+    assert renderer["triangles"] <= 10_000, "the older tokens have one box together"
     print(
         f"1,000 tokens: {renderer['calls']} calls, {renderer['triangles']} triangles, "
         f"{explored.tab.evaluate('window.__explorer.drawTime'):.1f} ms of the page's own per picture"
     )
+    wall = {side: round(at) for side, at in explored.tab.evaluate("window.__explorer.wall").items()}
+    older = explored.picture()[wall["bottom"] - 60 : wall["bottom"] - 25, wall["left"] + 10 : wall["left"] + 200]
+    assert near(older, explored.colour("kept"), 30).mean() > 0.6, "and are seen as kept"
     explored.press("3")
     explored.tab.locator(".canvas canvas").hover()
     for _ in range(12):
         explored.tab.mouse.wheel(0, 400)  # out, until all of it is in view
     explored.tab.evaluate("window.__explorer.renderOnce()")
-    assert explored.renderer["calls"] <= 8 and explored.renderer["triangles"] <= 40_000
+    assert explored.renderer["calls"] <= 8 and explored.renderer["triangles"] <= 10_000
 
 
 @pytest.mark.parametrize("renderer", RENDERERS)

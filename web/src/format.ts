@@ -4,17 +4,19 @@
 type Amount = number | bigint;
 
 const NONE = "–";
+const GROUPED = new Intl.NumberFormat("en-US"); // one for all: a call of toLocaleString makes its own
+const TO_DIGITS = [0, 1, 2].map((digits) => new Intl.NumberFormat("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
 const ROUNDING = 1e-6; // what two orders of the same sum may differ by
 
 /** Three figures that matter: 1.23, 12.3, 123, 1,234. */
 export function figures(value: number): string {
   const size = Math.abs(value);
   const digits = size >= 100 || Number.isInteger(value) ? 0 : size >= 10 ? 1 : 2;
-  return value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  return TO_DIGITS[digits]!.format(value);
 }
 
 export function count(value: Amount): string {
-  return value.toLocaleString("en-US");
+  return GROUPED.format(value);
 }
 
 function scaled(value: Amount, base: number, units: readonly string[]): [string, string] {

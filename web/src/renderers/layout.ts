@@ -35,6 +35,7 @@ const APART = 1; // between two rectangles
 export class Layout {
   readonly words: Word[] = [];
   readonly placed: Placed[] = [];
+  private readonly bounds: Bounds[] = []; // of the placed ones
 
   constructor(
     private readonly measure: (word: Word) => number,
@@ -46,7 +47,11 @@ export class Layout {
   add(word: Word): boolean {
     const corners = this.corners(word);
     const inside = corners.every(({ x, y }) => x > -1 && x < this.width + 1 && y > -1 && y < this.height + 1);
-    if (!inside || this.placed.some((other) => meet(corners, other.corners))) return false;
+    if (!inside) return false;
+    const bounds = boundsOf(corners);
+    const covers = ({ corners: other }: Placed, i: number): boolean => near(bounds, this.bounds[i]!) && meet(corners, other);
+    if (this.placed.some(covers)) return false;
+    this.bounds.push(bounds);
     this.words.push(word);
     this.placed.push({ text: word.text, corners });
     return true;
@@ -64,6 +69,22 @@ export class Layout {
     return [at(0, 0), at(1, 0), at(1, 1), at(0, 1)];
   }
 }
+
+interface Bounds {
+  left: number;
+  right: number;
+  top: number;
+  bottom: number;
+}
+
+function boundsOf(corners: Placed["corners"]): Bounds {
+  const [xs, ys] = [corners.map(({ x }) => x), corners.map(({ y }) => y)];
+  return { left: Math.min(...xs), right: Math.max(...xs), top: Math.min(...ys), bottom: Math.max(...ys) };
+}
+
+/** Whether upright rectangles around two words meet: else the words do not. */
+const near = (a: Bounds, b: Bounds): boolean =>
+  a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
 
 /** Whether two rectangles meet: they do unless a side of one of them parts them. */
 export function meet(a: Placed["corners"], b: Placed["corners"]): boolean {

@@ -35,7 +35,8 @@ export function entriesOf(
     if (at.beams > 0 && beams.drawn.length > 0) roles.add("beam");
     return roles;
   };
-  const [now, later] = [seen(phases), seen(REST)];
+  const later = seen(REST);
+  const now = scene.progress < 1 ? seen(phases) : later;
   return ROLES.filter((role) => later.has(role)).map((role) => ({ role, drawn: now.has(role) }));
 }
 

@@ -22,6 +22,7 @@ import { type Entry, entriesOf } from "./roles";
 import { spanOf } from "./span";
 import { readPalette } from "./theme";
 
+const SEPARATE = 8; // CSS pixels from which each of the older tokens has a box of its own
 const ROW = 0.82; // of the width, which the row of tokens has in perspective
 
 export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
@@ -109,20 +110,17 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
 
   /** The positions that may be in view: those whose tile or whose column's end is, with one to spare. */
   function inView(tokens: number, pose: Pose): [number, number] {
-    let [first, last] = [tokens, -1];
-    for (let position = 0; position < tokens; position++) {
+    const seen = (position: number): boolean => {
       const x = placeOf(pose, position);
       const a = spot(scratch.set(x, 0, 0));
-      let seen = a.before && a.x > -40 && a.x < width + 40;
-      if (!seen) {
-        const b = spot(onWall(scratch, x, 1, pose));
-        seen = b.before && ((b.x > -40 && b.x < width + 40) || (a.before && a.x < 0 !== b.x < 0));
-      }
-      if (!seen) continue;
-      first = Math.min(first, position);
-      last = position;
-    }
-    return last < 0 ? [0, -1] : [Math.max(0, first - 1), Math.min(tokens - 1, last + 1)];
+      if (a.before && a.x > -40 && a.x < width + 40) return true;
+      const b = spot(onWall(scratch, x, 1, pose));
+      return b.before && ((b.x > -40 && b.x < width + 40) || (a.before && a.x < 0 !== b.x < 0));
+    };
+    let [first, last] = [0, tokens - 1];
+    while (first <= last && !seen(first)) first++;
+    while (first < last && !seen(last)) last--;
+    return first > last ? [0, -1] : [Math.max(0, first - 1), Math.min(tokens - 1, last + 1)];
   }
 
   function draw(scene: Scene, now: number): boolean {
@@ -144,7 +142,13 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     [firstInView, lastInView] = [first, last];
     uniforms.uSlope.value.set([Math.cos(pose.slope), Math.sin(pose.slope)]);
     uniforms.uBoard.value.set([EDGE + pose.strip, pose.wall, Math.max(1, scene.layers), phases.filled]);
+    // Where the older tokens are narrower they have one box: thousands would be drawn into the same pixels.
+    const folded = (pose.scale * height) / pose.view < SEPARATE ? Math.ceil(pose.from - 0.5) : 0;
+    const own = clamp(folded, first, last + 1);
+    const boxes = last - own + 1 + Number(own > first);
     uniforms.uFirst.value = first;
+    uniforms.uOwn.value = own;
+    uniforms.uLast.value = last;
     uniforms.uFold.value.set([pose.from, pose.scale]);
     uniforms.uHead.value = tokens > 0 ? scene.head : NOWHERE;
     uniforms.uStrike.value = phases.strike < 1 ? easeOut(phases.strike) : 1;
@@ -156,8 +160,8 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     uniforms.uCache.value = scene.cache ? 1 : 0;
     const span = spanOf(camera, tokens, ROW * width);
     uniforms.uEnd.value = Math.max(placeOf(span, tokens + 2), span.first + span.count - 1);
-    columns.instances = scene.layers > 0 ? last - first + 1 : 0;
-    tiles.instances = last - first + 1;
+    columns.instances = scene.layers > 0 ? boxes : 0;
+    tiles.instances = boxes;
     head.visible = tokens > 0;
     arcs.set(beams, pose.wall > 0.05);
     arcs.part.visible = phases.beams > 0 && beams.drawn.length > 0;

@@ -1,6 +1,7 @@
 // The cache: an upright wall, one instanced box per token, sliced into its layers from the top down by the fragment
 // shader, which reads each cell's state. What is kept is a solid block; what was computed and thrown away is a thin,
-// hollow, hatched plate; what is not there is an empty one. 12 triangles a token, for any number of layers.
+// hollow, hatched plate; what is not there is an empty one. 12 triangles a token, for any number of layers; the older
+// tokens, where they are narrow, have one box together, which the shader slices into columns too.
 
 import { box } from "./box";
 import { Part } from "./device";
@@ -14,39 +15,41 @@ export function makeColumns(gl: WebGL2RenderingContext, uniforms: FrameUniforms)
     vertex: /* glsl */ `${VERTEX}
       in vec3 position;
       in float face;
-      out vec3 vAt; // across the column, in layers from the top, into the depth
+      out vec3 vAt; // place, in layers from the top, into the depth
       flat out int vFace;
-      flat out int vPosition;
+      flat out ivec2 vRange;
       void main() {
-        int p = uFirst + gl_InstanceID;
-        vPosition = p;
+        vRange = rangeOf(gl_InstanceID);
         vFace = int(face + 0.5);
-        int state = stateOf(p, 1);
+        int state = stateOf(vRange.y, 1);
         bool solid = state == 1 || state == 4 || (state == 2 && uCache > 0.5);
         float deep = solid ? ${TILE.long} : 0.05;
-        vAt = vec3(position.x, (1.0 - position.y) * uBoard.z, position.z);
+        vAt = vec3(across(vRange, position.x), (1.0 - position.y) * uBoard.z, position.z);
         float y = -uBoard.x - (1.0 - position.y) * uBoard.y;
         if (state == 3 && uFallen < 1.0) y -= 0.8 * uBoard.y * uFallen * uFallen;
-        gl_Position = toClip(vec3(placeOf(float(p)) + position.x * ${TILE.wide} * partOf(float(p)), y, ${FRONT} - (0.5 - position.z) * deep));
+        gl_Position = toClip(vec3(vAt.x, y, ${FRONT} - (0.5 - position.z) * deep));
       }`,
     fragment: /* glsl */ `${FRAGMENT}
       in vec3 vAt;
       flat in int vFace;
-      flat in int vPosition;
+      flat in ivec2 vRange;
       void main() {
+        float x;
+        int position = tokenAt(vRange, vAt.x, x);
         float along = clamp(vAt.y, 0.0, uBoard.z - 1e-3);
         float layer = floor(along);
         float at = along - layer;
-        int state = stateOf(vPosition, int(layer) + 1);
+        int state = stateOf(position, int(layer) + 1);
         float high = max(fwidth(vAt.y), 1e-5) * uRatio; // of a CSS pixel, in layers
-        float wide = max(fwidth(vFace == 2 ? vAt.z : vAt.x), 1e-5) * uRatio;
+        float wide = max(fwidth(vFace == 2 ? vAt.z : positionAt(vAt.x) / ${TILE.wide}), 1e-5) * uRatio;
+        float narrow = smoothstep(0.4, 0.7, wide); // columns of few pixels lose their edges
         bool kept = state == 1 || state == 4;
         bool grows = state == 2 || state == 3;
         bool falls = state == 3 && uFallen < 1.0; // thrown away, to be computed again
         bool done = !grows || falls || along < uBoard.w;
         float small = smoothstep(0.2, 0.45, high); // cells of few pixels lose their gaps
         float edgeS = min(at, 1.0 - at) / high; // CSS pixels
-        float edgeX = vFace == 1 ? (0.5 - abs(vAt.x)) / wide : 9.0;
+        float edgeX = vFace == 1 ? mix((0.5 - abs(x)) / wide, 9.0, narrow) : 9.0;
         float gap = mix(smoothstep(0.1, 0.9, edgeS), 1.0, 0.25 + 0.6 * small);
         if (vFace == 0 || vFace == 3) { gap = 1.0; edgeS = 9.0; }
         float block = mod(mod(along, uGroup.y), uGroup.x);
@@ -75,8 +78,8 @@ export function makeColumns(gl: WebGL2RenderingContext, uniforms: FrameUniforms)
           c = mix(mix(c, ground, 0.78), c, gap * part);
         }
         if (done && state != 0 && vFace == 1 && wide < 0.11) { // two halves: the key, and the value
-          c = mix(c, ground, vAt.x > 0.0 ? 0.24 : 0.0);
-          c = mix(c, ground, 0.8 * (1.0 - smoothstep(0.4, 0.9, abs(vAt.x) / wide)));
+          c = mix(c, ground, x > 0.0 ? 0.24 : 0.0);
+          c = mix(c, ground, 0.8 * (1.0 - smoothstep(0.4, 0.9, abs(x) / wide)));
         }
         if (done && state != 0) {
           if (grows && !falls && uHeat > 0.0) {
@@ -85,6 +88,7 @@ export function makeColumns(gl: WebGL2RenderingContext, uniforms: FrameUniforms)
             c = mix(c, uInk, 0.9 * front); // the front of the work, as it passes
           }
         }
+        if (vRange.x < vRange.y && vFace != 2) c = mix(mix(ground, c, 0.4), c, ownPart(x, wide));
         float lit = vFace == 1 ? 1.0 : vFace == 2 ? 0.62 : 0.8;
         c = mix(uBg, c, lit);
         if (int(layer) == uLayer) {
@@ -92,7 +96,7 @@ export function makeColumns(gl: WebGL2RenderingContext, uniforms: FrameUniforms)
           float rim = 1.0 - smoothstep(0.7, 1.5, min(at, 1.0 - at) / high);
           if (vFace == 1 || vFace == 2) c = mix(c, uInk, rim * (vFace == 1 ? 0.6 : 0.4));
         }
-        if (vPosition == uHovered) c = mix(c, uInk, 0.14 * lit);
+        if (position == uHovered) c = mix(c, uInk, 0.14 * lit);
         colour = vec4(c, 1.0);
       }`,
   });

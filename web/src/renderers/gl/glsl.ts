@@ -3,6 +3,7 @@
 
 import type { Palette, Rgb } from "../theme";
 import type { Texture, Uniform } from "./device";
+import { TILE } from "./pose";
 
 export const NOWHERE = -99; // a position that no token has
 
@@ -14,7 +15,9 @@ export function frameUniforms(states: Texture) {
     uSlope: numbers(2), // cosine and sine of the strip of labels
     uBoard: numbers(4), // from the tokens to the wall, its height, layers, layers filled
     uGroup: numbers(2), // layers of a block, and of a wall
-    uFirst: { value: 0 }, // position of the first instance
+    uFirst: { value: 0 }, // positions: the first in view, the first with a box of its own, and the last in view
+    uOwn: { value: 0 },
+    uLast: { value: 0 },
     uFold: numbers(2), // the position from which each token has a slot, and the part of one that the older have
     uHead: { value: 0 },
     uStrike: { value: 1 },
@@ -85,7 +88,7 @@ uniform mat4 viewMatrix;
 uniform mat4 projectionMatrix;
 uniform vec2 uSlope;
 uniform vec4 uBoard;
-uniform int uFirst;
+uniform int uFirst, uOwn, uLast;
 uniform int uHead;
 uniform float uStrike;
 uniform float uCache;
@@ -93,6 +96,17 @@ uniform float uFallen;
 uniform highp sampler2D uStates;
 
 ${FOLD}
+// The positions of an instance, nearest first; the last one may be a box of all tokens before uOwn.
+ivec2 rangeOf(int instance) {
+  int p = max(uLast - instance, uOwn - 1);
+  return ivec2(p < uOwn ? uFirst : p, p);
+}
+// The place of a point of its box that is x from the middle.
+float across(ivec2 range, float x) {
+  vec2 at = vec2(range);
+  if (range.x == range.y) return placeOf(at.x) + x * ${TILE.wide} * partOf(at.x);
+  return mix(placeOf(at.x) - 0.5 * partOf(at.x), placeOf(at.y) + 0.5 * partOf(at.y), x + 0.5);
+}
 vec4 toClip(vec3 place) { return projectionMatrix * (viewMatrix * vec4(place, 1.0)); }
 int stateOf(int position, int index) {
   return int(texelFetch(uStates, ivec2(index >> 2, position), 0)[index & 3] * 255.0 + 0.5);
@@ -123,6 +137,18 @@ layout(location = 0) out highp vec4 colour;
 ${FOLD}
 int stateOf(int position, int index) {
   return int(texelFetch(uStates, ivec2(index >> 2, position), 0)[index & 3] * 255.0 + 0.5);
+}
+// Which token of a box is at a place, and where across its own box: -0.5 to 0.5, and beyond that the gap.
+int tokenAt(ivec2 range, float place, out float x) {
+  float at = positionAt(place);
+  int position = clamp(int(floor(at + 0.5)), range.x, range.y);
+  x = (at - float(position)) / ${TILE.wide};
+  return position;
+}
+// How much of a pixel is the token and not the gap beside it: x across its box, of which a pixel has so much.
+float ownPart(float x, float wide) {
+  float part = clamp((0.5 - abs(x)) / wide + 0.5, 0.0, 1.0);
+  return mix(part, ${TILE.wide}, smoothstep(0.4, 0.7, wide));
 }
 // 1 within half a width of a line at 0, softened over a pixel.
 float stroke(float distance, float halfWidth, float pixel) {

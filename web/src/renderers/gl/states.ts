@@ -12,6 +12,7 @@ export class States {
   private layers = 0;
   private capacity = 0;
   private data = new Uint8Array(4);
+  private sent: Scene | null = null;
 
   constructor(
     private readonly gl: WebGL2RenderingContext,
@@ -22,6 +23,8 @@ export class States {
 
   /** Brings the texture up to the scene. Returns whether it is a new one. */
   update(scene: Scene): boolean {
+    if (scene === this.sent) return false; // another picture of its animation
+    this.sent = scene;
     const tokens = Math.min(scene.tokens.length, this.largest);
     const renewed = scene.layers !== this.layers || tokens > this.capacity;
     if (renewed) {
