@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from tests.engines import slowed
 from tests.serve.talking import Talker, make_talker, talking, until
 from tokenwright.serve.transport import access_log
 
@@ -66,12 +67,13 @@ def test_the_line_of_a_client_that_has_gone_has_the_tokens(locked: Talker, lines
     content = json.dumps(body)
     head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     host, port = locked.url[7:].split(":")
-    with socket.create_connection((host, int(port))) as client:
-        client.sendall((head + content).encode())
-        until(lambda: len(locked.service._running) == 2)
-        if streamed:
-            client.recv(1)
-    until(lambda: lines)
+    with slowed(locked.llm):
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall((head + content).encode())
+            until(lambda: len(locked.service._running) == 2)
+            if streamed:
+                client.recv(1)
+        until(lambda: lines)
     found = json.loads(lines[0])
     assert (found["status"], found["prompt_tokens"]) == (200 if streamed else 499, 2)
     assert 0 <= found["completion_tokens"] < 2 * 1900

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from tests.engines import held
+from tests.engines import held, slowed
 from tests.serve.talking import LONG, SCHEMA, Talker, aborted, until, valid
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello, how are you?"}]
@@ -339,10 +339,11 @@ def test_a_client_that_stops_waiting_frees_its_place(talker: Talker, client: ant
 
 def test_a_stream_that_is_closed_frees_its_pages(talker: Talker, client: anthropic.Anthropic) -> None:
     form = {"format": {"type": "json_schema", "schema": LONG}}
-    with client.messages.stream(model="tiny", messages=HELLO, max_tokens=1900, output_config=form) as stream:
-        next(iter(stream.text_stream))
-        generation = talker.only()
-    until(talker.idle)
+    with slowed(talker.llm):
+        with client.messages.stream(model="tiny", messages=HELLO, max_tokens=1900, output_config=form) as stream:
+            next(iter(stream.text_stream))
+            generation = talker.only()
+        until(talker.idle)
     assert aborted(generation)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from tests.engines import assert_at_rest
+from tests.engines import assert_at_rest, slowed
 from tests.serve.talking import HANGS_S, SCHEMA, Talker, aborted, make_talker, talking, until
 from tokenwright.serve.http.fields import MOST_ITEMS
 from tokenwright.serve.transport import guard
@@ -462,19 +462,20 @@ def test_42_a_client_that_goes_away(talker: Talker, read: bytes, half: bool) -> 
     wanted = {"prompt": "\N{GRINNING FACE}", "echo": True, "max_tokens": 6 if ended else 1900, "ignore_eos": True}
     body = json.dumps(SANE | wanted | {"stream": True}).encode()
     host, port = talker.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), HANGS_S) as wire:
-        wire.sendall(f"POST {COMPLETE} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n".encode())
-        wire.sendall(f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        found = b""
-        while read not in found:
-            found += wire.recv(1)
-        until(lambda: ended or talker.service.running)
-        generation = None if ended else talker.only()
-        if half:
-            wire.shutdown(socket.SHUT_WR)
-            while wire.recv(2**16):
-                pass
-    until(talker.idle)
+    with slowed(talker.llm):
+        with socket.create_connection((host, int(port)), HANGS_S) as wire:
+            wire.sendall(f"POST {COMPLETE} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n".encode())
+            wire.sendall(f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            found = b""
+            while read not in found:
+                found += wire.recv(1)
+            until(lambda: ended or talker.service.running)
+            generation = None if ended else talker.only()
+            if half:
+                wire.shutdown(socket.SHUT_WR)
+                while wire.recv(2**16):
+                    pass
+        until(talker.idle)
     assert generation is None or aborted(generation)
 
 

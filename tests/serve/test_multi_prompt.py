@@ -8,6 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.engines import slowed
 from tests.serve.live import HANGS, Live, keep_pace, live, make_chat_model, settled
 from tokenwright.serve.app import Served
 from tokenwright.serve.service import generation, multi_prompt
@@ -60,7 +61,8 @@ def test_a_reader_that_leaves_several_texts_comes_to_an_end(server: Live) -> Non
             await asyncio.sleep(0.002)
         return sum(one.counts().completion for one in both.generations)
 
-    assert asyncio.run_coroutine_threadsafe(leave(), server.loop).result(HANGS) < 2 * 1900
+    with slowed(server.llm):
+        assert asyncio.run_coroutine_threadsafe(leave(), server.loop).result(HANGS) < 2 * 1900
 
 
 def test_the_parts_of_a_request_that_was_taken_are_taken_while_the_server_drains(server: Live) -> None:

@@ -13,7 +13,7 @@ import pytest
 from fastapi import Request
 
 import tokenwright
-from tests.engines import held
+from tests.engines import held, slowed
 from tests.serve.talking import LONG, SCHEMA, Talker, aborted, until, valid
 from tokenwright.serve.ollama import routes as adapter
 from tokenwright.serve.ollama.bodies import Chat
@@ -350,9 +350,10 @@ def test_a_client_that_stops_waiting_frees_its_place(talker: Talker) -> None:
 
 
 def test_a_stream_that_is_closed_frees_its_pages(talker: Talker, client: ollama.Client) -> None:
-    parts = client.chat("tiny", HELLO, format=LONG, stream=True)
-    next(iter(parts))
-    generation = talker.only()
-    parts.close()  # type: ignore[attr-defined]
-    until(talker.idle)
+    with slowed(talker.llm):
+        parts = client.chat("tiny", HELLO, format=LONG, stream=True)
+        next(iter(parts))
+        generation = talker.only()
+        parts.close()  # type: ignore[attr-defined]
+        until(talker.idle)
     assert aborted(generation)

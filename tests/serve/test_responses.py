@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.engines import held
+from tests.engines import held, slowed
 from tests.serve.talking import LONG, SCHEMA, Talker, aborted, until, valid
 from tokenwright import SamplingParams
 from tokenwright.llm.outputs import Piece
@@ -270,9 +270,10 @@ def test_a_client_that_stops_waiting_frees_its_place(talker: Talker, client: ope
 
 def test_a_stream_that_is_closed_frees_its_pages(talker: Talker, client: openai.OpenAI) -> None:
     form: Any = {"format": {"type": "json_schema", "name": "long", "schema": LONG}}
-    stream = client.responses.create(model="tiny", input=HELLO, text=form, stream=True)
-    until(lambda: next(iter(stream)).type == "response.output_text.delta")
-    generation = talker.only()
-    stream.close()
-    until(talker.idle)
+    with slowed(talker.llm):
+        stream = client.responses.create(model="tiny", input=HELLO, text=form, stream=True)
+        until(lambda: next(iter(stream)).type == "response.output_text.delta")
+        generation = talker.only()
+        stream.close()
+        until(talker.idle)
     assert aborted(generation)

@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.engines import held
+from tests.engines import held, slowed
 from tests.serve.live import HANGS, Live, keep_pace, live, make_chat_model, settled
 from tokenwright import LLM, RequestError
 from tokenwright.errors import CheckpointError
@@ -158,17 +158,20 @@ def test_keys_are_checked_when_they_are_read(tmp_path: Path) -> None:
 def test_a_client_that_goes_away_frees_its_pages(server: Live) -> None:
     """Whether the answer is streamed or not, and whatever the client has read of it."""
     for stream in (False, True):
-        for read in (0, 1, 4000):
-            with socket.create_connection(server.address.split(":")) as client:
-                body = json.dumps(LONG | {"stream": stream}).encode()
-                head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {server.address}\r\ncontent-type: application/json"
-                client.sendall(f"{head}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
-                until = time.monotonic() + HANGS
-                while not server.service.running and time.monotonic() < until:
-                    time.sleep(0.002)
-                while stream and read > 0:
-                    read -= len(client.recv(read))
-            settled(server)
+        for read in (0, 1, 400):
+            with slowed(server.llm):
+                with socket.create_connection(server.address.split(":")) as client:
+                    body = json.dumps(LONG | {"stream": stream}).encode()
+                    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {server.address}\r\n"
+                    head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+                    client.sendall(head.encode() + body)
+                    until = time.monotonic() + HANGS
+                    while not server.service.running and time.monotonic() < until:
+                        time.sleep(0.002)
+                    assert server.service.running
+                    while stream and read > 0:
+                        read -= len(client.recv(read))
+                settled(server)
 
 
 AGAIN = "POST /tokenize HTTP/1.1\r\nhost: HERE\r\ncontent-type: application/json\r\ncontent-length: 200000\r\n\r\n"
@@ -304,7 +307,7 @@ def fill_queue(server: Live, answers: list[httpx2.Response]) -> None:
 
 
 def test_a_fault_of_the_engine_reaches_health_and_every_client(model: Path) -> None:
-    with live(model, pages=256) as server:
+    with live(model, pages=256) as server, slowed(server.llm):
         assert httpx2.get(f"{server.url}/health").json()["status"] == "ok"
         answers: list[httpx2.Response] = []
         threads = [
@@ -359,7 +362,7 @@ def test_what_is_not_done_in_time_is_ended(
     """With an error in the stream, whose text has no end, and without a traceback in the log."""
     streamed: list[str] = []
     body = asked | {"max_tokens": 1900, "ignore_eos": True, "stream": True}
-    with live(model, pages=256) as server:
+    with live(model, pages=256) as server, slowed(server.llm):
         server.server._drain_s = 0.01
         ask = lambda: streamed.append(post(server, body, path).text)  # noqa: E731
         thread = threading.Thread(target=ask)

@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from tests.engines import held
+from tests.engines import slowed
 from tests.serve.talking import Talker, make_talker, talking, until
 from tokenwright.serve.app import Served
 from tokenwright.serve.openai.responses import stored as stored_responses
@@ -88,12 +88,12 @@ def test_an_item_may_be_sent_by_its_id(talker: Talker, client: openai.OpenAI) ->
 
 
 def test_a_response_that_is_written_can_be_cancelled(talker: Talker, client: openai.OpenAI) -> None:
-    stream = client.responses.create(input="Hello", stream=True, **ASKED | {"max_output_tokens": 1500})
-    events = iter(stream)
-    created: Any = next(events)
-    with held(talker.llm):
+    with slowed(talker.llm):
+        stream = client.responses.create(input="Hello", stream=True, **ASKED | {"max_output_tokens": 1500})
+        events = iter(stream)
+        created: Any = next(events)
         assert client.responses.cancel(created.response.id).status == "cancelled"
-    last = list(events)[-1]
+        last = list(events)[-1]
     assert (last.type, last.response.status) == ("response.incomplete", "cancelled")  # type: ignore[union-attr]
     until(talker.idle)
     with pytest.raises(openai.NotFoundError):
