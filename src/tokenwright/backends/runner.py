@@ -1,8 +1,8 @@
 """Two ways to run a decoder: as the engine's Runner over pages, and as a plain function with its own cache."""
 
 from array import array
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,15 +32,18 @@ def backend_over(decoder: "NativeDecoder | Decoder", store: KVStore) -> Backend:
     return TorchBackend(decoder, store)
 
 
-def passes_over(decoder: "NativeDecoder | Decoder") -> Passes:
-    """The passes of a decoder, as `backend_over`."""
+def passes_over(decoder: "NativeDecoder | Decoder", around: Callable[[Any], Any] | None = None) -> Passes:
+    """The passes of a decoder, as `backend_over`. around: makes the kernels that run, of the decoder's."""
+    op_by_op = decoder.over_arrays if isinstance(decoder, NativeDecoder) else decoder
+    if around is not None:
+        op_by_op = op_by_op.using(around(op_by_op.kernels))
     if isinstance(decoder, NativeDecoder):
         from tokenwright.backends.native.native_passes import NativePasses
 
-        return NativePasses(decoder.over_arrays, decoder.kernels)
+        return NativePasses(op_by_op, decoder.kernels)
     from tokenwright.backends.torch.passes import OpByOp
 
-    return OpByOp(decoder)
+    return OpByOp(op_by_op)
 
 
 class ModelRunner:

@@ -48,8 +48,8 @@ def _of(work: CheckWork, segment: list[int]) -> dict[str, Floats]:
         work.check()
         if site is Site.QUERY:
             queries[layer] = value
-        elif site is Site.KEY:
-            rows = text.weights(layer, queries.pop(layer), value)  # [H, t, t]
+        elif site is Site.MIXED:  # by then the layer's keys are in the cache
+            rows = text.weights(layer, queries.pop(layer))  # [H, t, t]
             found["previous"].append(rows.diagonal(-1, 1, 2).mean(-1))
             found["sink"].append(rows[:, 1:, 0].mean(-1))
             found["induction"].append(rows.diagonal(-back, 1, 2)[:, len(begin) + 1 :].mean(-1))

@@ -8,7 +8,6 @@ from tokenwright.arrays import Array
 from tokenwright.backends.torch.border import TensorRotation, tensor
 from tokenwright.backends.torch.op_batch import OpBatcher
 from tokenwright.cache import ChunkRows, KVStore
-from tokenwright.config import Rope
 from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import Rotation
 
@@ -28,10 +27,6 @@ class Batcher(OpBatcher):
 
     def read(self, chunk: ChunkRows) -> ChunkRows:
         return tensors_of(chunk, self.device)
-
-    def rotated(self, rope: Rope, positions: torch.Tensor, limit: int) -> TensorRotation:
-        """The rotation [n, D] of positions [n]."""
-        return self.turns(self.tables[rope].rows(positions.cpu().numpy(), limit))
 
 
 def tensors_of(chunk: ChunkRows, device: torch.device) -> ChunkRows:
