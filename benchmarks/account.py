@@ -34,7 +34,8 @@ from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.bench.limits import Bound, StepWork, processor
 from tokenwright.bench.shapes import default_root, ready
 from tokenwright.errors import RequestError
-from tokenwright.models.graph import MLP, Attention, Matrix
+from tokenwright.models.graph import MLP, Attention
+from tokenwright.models.op import Matrix
 from tokenwright.trace.messages.schema import StepFrame
 
 DECODED = 8  # decode steps that are measured, of which the fastest counts

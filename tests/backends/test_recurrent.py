@@ -8,7 +8,7 @@ import torch
 from tests.backends.native import FUSED, KERNELS, each_isa, needs_native, noise, threads
 from tokenwright.backends.torch.recurrence import recur
 from tokenwright.cache import ChunkRows, StateView
-from tokenwright.models.graph import Norm
+from tokenwright.models.op import Norm
 from tokenwright.models.recurrent import Places, Recurrence
 
 ROWS, KEYS, HEADS, TAPS = 13, 24, 4, 4

@@ -48,10 +48,10 @@ def in_a_process(code: str) -> str:
         "import torch\n"
         "from tokenwright.backends.device import kernel_threads\n"
         "from tests.backends.native import KERNELS, noise, packed\n"
-        "kernel_threads.own = 1\n"  # no kernel thread has been started, and no processors were counted
+        "kernel_threads.count = 1\n"  # no kernel thread has been started, and no processors were counted
         "kernels, weight, x = next(iter(KERNELS.values())), packed('int8', 100, 150), noise(20, 150)\n"
         "library, right = kernels.library, kernels.linear(x, weight)\n"
-        "kernel_threads.own = 8\n"
+        "kernel_threads.count = 8\n"
     )
     ended = subprocess.run(
         [sys.executable, "-c", first + code], capture_output=True, text=True, timeout=120, check=False
@@ -95,7 +95,7 @@ def test_torch_computes_alone_beside_native_kernels(kernels: str, monkeypatch: p
         f"seen = lambda *_: (torch.get_num_threads(), asked_threads({kernels == 'native'}))\n"
         "with LLM('stories', pages=64) as llm:\n"
         "    for count in (3, 2):\n"
-        "        kernel_threads.own = count\n        torch.set_num_threads(count)\n"
+        "        kernel_threads.count = count\n        torch.set_num_threads(count)\n"
         "        llm.generate('Once', max_tokens=1)\n"
         "        print(*llm.llm_engine.loop.call(seen), *seen(), end=' ')\n"
         "        other = threading.Thread(target=lambda: print(torch.get_num_threads()))\n"
@@ -117,7 +117,7 @@ def test_callers_take_turns() -> None:
     right = [kernels.linear(*pair) for pair in zip(x, weights, strict=True)]
 
     def many(caller: int) -> bool:
-        kernel_threads.own = 1 + caller % 3  # of this thread alone
+        kernel_threads.count = 1 + caller % 3  # of this thread alone
         return all(torch.equal(kernels.linear(x[caller], weights[caller]), right[caller]) for _ in range(50))
 
     with threads(3), ThreadPoolExecutor(4) as pool:
@@ -236,11 +236,11 @@ def test_a_fork_in_the_midst_of_a_step_of_another_thread() -> None:
     code = (
         "import threading\n"
         "weight, x, stopped = packed('int8', 1000, 600), noise(64, 600), threading.Event()\n"
-        "kernel_threads.own = 3\n"
+        "kernel_threads.count = 3\n"
         "library.tw_exact_threads(3)\n"
         "right = kernels.linear(x, weight).numpy()\n"
         "def compute():\n"
-        "    kernel_threads.own = 3\n"
+        "    kernel_threads.count = 3\n"
         "    while not stopped.is_set(): kernels.linear(x, weight)\n"
         "thread = threading.Thread(target=compute)\n"
         "thread.start()\n"
@@ -302,7 +302,7 @@ def test_calls_at_once_compute_in_memory_of_their_own() -> None:
     together = threading.Barrier(len(xs))
 
     def client(x: torch.Tensor) -> list[torch.Tensor]:
-        kernel_threads.own = 1  # several threads of the pool would take turns
+        kernel_threads.count = 1  # several threads of the pool would take turns
         together.wait()
         return [kernels.linear(x, weight) for _ in range(40)]
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tokenwright.backends.device import compute_with, everywhere, kernel_threads
+from tokenwright.backends.device import compute_with, kernel_threads
 from tokenwright.backends.native import native_kernels
 from tokenwright.cli.options.shared import QUICK, loader
 
@@ -29,7 +29,7 @@ def test_a_core_is_left_to_a_browser_and_beside_torch_and_for_small_models(
     made = SimpleNamespace(kernels="avx2" if native else "reference", weight_bytes=weights)
     monkeypatch.setattr("tokenwright.llm.llm.LLM", lambda *_, **__: made)
     monkeypatch.setattr(native_kernels, "find_kernels", lambda: object() if native else None)
-    before = everywhere.given
+    before = kernel_threads.count
     try:
         compute_with(3)
         assert loader("stories", threads=threads, browser=browser)(lambda *_: None) is made

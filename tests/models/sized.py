@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tokenwright.config import LayerKV
-from tokenwright.models.graph import Matrix, Op, Shape
+from tokenwright.models.op import Matrix, Op, Shape
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import tokenwright
 from tests.models.fixtures import KINDS, make_config
 from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.config import Heads, Latent, LayerKV, Learned
-from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Op
+from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head
+from tokenwright.models.op import Op
 from tokenwright.trace.block_view import _flops
 
 PACKAGE = Path(tokenwright.__file__).parent
@@ -147,8 +148,7 @@ def test_ops_are_known_in_four_places() -> None:
         if isinstance(node, ast.ImportFrom) and node.module == "tokenwright.models.graph"
         if {alias.name for alias in node.names} & ops
     }
-    others = {"trace/block_view.py", "backends/adapters.py"}  # views of a layer; what adapts
-    assert places - others == {
+    assert places == {
         "checkpoints/families/graph_builder.py",
         "backends/torch/ops.py",
         "backends/native/compile.py",

@@ -29,8 +29,9 @@ from tokenwright.config import NoScaling as Unscaled
 from tokenwright.engine import Batch
 from tokenwright.engine.window import AttentionWindow
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import MLP, Attention, Graph, Op, Parallel
+from tokenwright.models.graph import MLP, Attention, Graph, Parallel
 from tokenwright.models.latent import LatentAttention
+from tokenwright.models.op import Op
 
 PROMPT, NEW, PAGE = 60, 12, 16
 PAGES = 5  # as many as a text takes: the second one comes to lie where the first one was

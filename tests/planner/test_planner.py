@@ -35,7 +35,8 @@ from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.formats import KVFormat, WeightFormat
 from tokenwright.models.cost import CostModel
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import Embed, Graph, Head, Matrix, Norm
+from tokenwright.models.graph import Embed, Graph, Head
+from tokenwright.models.op import Matrix, Norm
 from tokenwright.planner import Plan
 from tokenwright.planner.kv_memory import KVMemory
 from tokenwright.units import read_bytes, read_rate, read_tokens

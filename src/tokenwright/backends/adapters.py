@@ -14,8 +14,8 @@ import numpy as np
 from tokenwright.arrays import Array, Floats
 from tokenwright.backends.packed import Packed, packed_sizes
 from tokenwright.formats import WeightFormat
-from tokenwright.models.graph import MLP, Attention, Graph, Matrix, Parallel
-from tokenwright.models.latent import LatentAttention
+from tokenwright.models.graph import Graph
+from tokenwright.models.op import Matrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,8 +69,7 @@ def beside_bytes(graph: Graph, updates: Updates) -> int:
 
 def not_beside(graph: Graph, updates: Updates) -> list[str]:
     """The linear layers of an adapter that only a merge can update: the experts' layers and the head, sorted."""
-    kinds = Attention | LatentAttention | MLP | Parallel
-    able = [matrix for op in graph.blocks if isinstance(op, kinds) for matrix in op.matrices]
+    able = [matrix for op in graph.blocks if op.adaptable for matrix in op.matrices]
     return sorted(updates.keys() - {part for matrix in able for part, _ in matrix.parts})
 
 

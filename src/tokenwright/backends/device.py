@@ -39,27 +39,19 @@ CPU = Device()
 
 
 class KernelThreads(threading.local):
-    """How many threads compute. `own`: what this thread asks for; 0: as many as `everywhere`."""
+    """How many threads compute. `count`: what this thread asks for; if nothing, the number of `compute_with`."""
 
-    own = 0
+    count: int
 
-    @property
-    def count(self) -> int:
-        return self.own or everywhere.count
-
-
-class _Everywhere:
-    """The number of threads where a thread asks for none: of `compute_with`, else one for each core."""
-
-    def __init__(self) -> None:
-        self.given = 0
-
-    @property
-    def count(self) -> int:
-        return self.given or cores()
+    def __getattr__(self, name: str) -> int:
+        """Called where neither has said a number: one for each core, from now on."""
+        if name != "count":
+            raise AttributeError(name)
+        KernelThreads.count = cores()
+        return self.count
 
 
-kernel_threads, everywhere = KernelThreads(), _Everywhere()
+kernel_threads = KernelThreads()
 
 
 @cache
@@ -146,7 +138,7 @@ def free_memory(device: Device) -> int | None:
 
 def compute_with(threads: int) -> None:
     """Compute with this number of threads from now on, unless a thread asks for another."""
-    everywhere.given = threads
+    KernelThreads.count = threads
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(threads)
 
@@ -157,7 +149,7 @@ def leave_a_core() -> None:
     Threads that share a product wait for each other: if one waits for the core that a browser uses, all wait. Native
     kernels beside only an event loop lose less by that than by a thread fewer.
     """
-    compute_with(max(1, everywhere.count - 1))
+    compute_with(max(1, kernel_threads.count - 1))
 
 
 def asked_threads(native: bool) -> int:
@@ -174,7 +166,7 @@ def compute_here(threads: int, native: bool) -> None:
     """
     torch = sys.modules.get("torch")
     if native:
-        kernel_threads.own = threads
+        kernel_threads.count = threads
     if torch is None:
         return
     torch.get_num_threads()  # torch sets a thread's number at its first call, and would set it over ours
@@ -189,13 +181,15 @@ def compute_here(threads: int, native: bool) -> None:
 def threads_of(count: int) -> Iterator[None]:
     """A block in which this thread computes with `count` threads, native kernels and torch alike."""
     torch = sys.modules.get("torch")
-    own, before = kernel_threads.own, 0 if torch is None else torch.get_num_threads()
-    kernel_threads.own = count
+    own, before = vars(kernel_threads).get("count"), 0 if torch is None else torch.get_num_threads()
+    kernel_threads.count = count
     if torch is not None:
         torch.set_num_threads(count)
     try:
         yield
     finally:
-        kernel_threads.own = own
+        del kernel_threads.count
+        if own is not None:
+            kernel_threads.count = own
         if torch is not None:
             torch.set_num_threads(before)

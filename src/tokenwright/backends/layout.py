@@ -12,7 +12,8 @@ import numpy as np
 from tokenwright.arrays import Array, empty
 from tokenwright.backends.packed import Packed, packed_sizes
 from tokenwright.formats import DTYPE_BYTES, WEIGHT_GROUPS, WeightFormat
-from tokenwright.models.graph import Graph, Shape
+from tokenwright.models.graph import Graph
+from tokenwright.models.op import Shape
 
 Weights = dict[str, Array | Packed]
 

@@ -90,7 +90,7 @@ def flatten(step: Step) -> Batch:
         tokens += sequence.tokens[start:stop]
         if chunk.drafts:
             tokens += chunk.drafts
-        numbers += (row, rows, start, sequence.limit)
+        numbers += (row, rows, start, sequence.group.limit)
         for table in sequence.tables:
             tables.append(table.pages)  # noqa: PERF401  (a comprehension is a call, for each chunk)
         if sequence.request.adapter:

@@ -120,6 +120,7 @@ class Request:
     speculate: its text may be computed with drafts (`drafts.py`). prediction: tokens that it is expected to write.
     choice: the number of its first text; its draws depend on it.
     argmax: it writes the argmax of each row as it is, but for what min_tokens and the stop checker's mask forbid.
+    prompt_length: the tokens of the prompt without those that are `continued`.
     """
 
     prompt: tuple[int, ...]
@@ -141,15 +142,12 @@ class Request:
     prediction: tuple[int, ...] = ()
     choice: int = 0
     argmax: bool = field(init=False, repr=False, compare=False)
+    prompt_length: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         params = self.params
         object.__setattr__(self, "argmax", params.greedy and not params.adjusts and not self.constraints.bad)
-
-    @property
-    def prompt_length(self) -> int:
-        """The tokens of the prompt without those that are `continued`."""
-        return len(self.prompt) - self.continued
+        object.__setattr__(self, "prompt_length", len(self.prompt) - self.continued)
 
     def limit(self, context: int) -> int:
         """The most tokens that a sequence of this request can have, the last of which is never computed."""

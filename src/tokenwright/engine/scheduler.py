@@ -139,10 +139,8 @@ class Scheduler:
 
     def abort(self, identity: int) -> list[Event]:
         """End a sequence in any state, with its group. Unknown or ended ones are not touched."""
-        events: list[Event] = []
-        if identity in self.sequences:
-            self._end_group(self.sequences[identity].group, FinishReason.ABORTED, events)
-        return events
+        found = self.sequences.get(identity)
+        return [] if found is None else self._end_group(found.group, FinishReason.ABORTED)
 
     def schedule(self) -> Step:
         """Choose the chunks of the next step and reserve pages for them. No text changes until commit.
@@ -233,7 +231,7 @@ class Scheduler:
                 case Pick():  # nearly always
                     picks.append(result)
                 case Fault(error=error):
-                    self._end_group(sequence.group, error, events)
+                    events += self._end_group(sequence.group, error)
                     return
                 case Finish(reason=reason):
                     self._end(sequence, finished(sequence, reason), events)
@@ -275,19 +273,19 @@ class Scheduler:
                 event = Token(sequence.id, token, pick.logprobs[n], pick.sampler_logprobs[n], pick.tops[n])
                 events.append(event)
                 reason = checker.advance(token)
-                if not reason and len(sequence.tokens) >= sequence.limit:
+                if not reason and len(sequence.tokens) >= sequence.group.limit:
                     reason = sequence.exhausted()
                 event.text = checker.take_text()
                 if reason is not None:
                     break
         except Exception as error:  # a stop checker is the client's: its fault must not reach the neighbours
-            self._end_group(sequence.group, error, events)
+            events += self._end_group(sequence.group, error)
             return
         if sequence.computed > known:  # draft tokens: those accepted stay computed, all that were written but the last
             self.kv.roll_back(sequence, known)
         if reason is not None:
             self._end(sequence, finished(sequence, reason), events)
-        elif not sequence.cache:  # the naive loop: drop all, and compute it again
+        elif not sequence.group.cache:  # the naive loop: drop all, and compute it again
             sequence.computed = 0
             self.pool.rewind(sequence.tables)
 
@@ -351,15 +349,12 @@ class Scheduler:
                 except Exception as error:  # a stop checker is the client's: its fault must not reach the neighbours
                     why = error
                 if why is not None:
-                    self._end_group(sequence.group, why, events)
+                    events += self._end_group(sequence.group, why)
         return events
 
     def fail(self, step: Step, error: Exception) -> list[Event]:
         """End every sequence of a step that could not be computed; the others go on."""
-        events: list[Event] = []
-        for chunk in step.chunks:
-            self._end_group(chunk.sequence.group, error, events)
-        return events
+        return [event for chunk in step.chunks for event in self._end_group(chunk.sequence.group, error)]
 
     def _end_without_pick(self, sequence: Sequence, events: list[Event]) -> None:
         """All is computed and nothing was picked: a beam that is left behind, or a prompt that asked for logprobs."""
@@ -367,10 +362,12 @@ class Scheduler:
         assert reason is not None or sequence.group.width > 1, "the sampler must answer every chunk that picks"
         self._end(sequence, Dropped(sequence.id) if reason is None else finished(sequence, reason), events)
 
-    def _end_group(self, group: SequenceGroup, why: FinishReason | Exception, events: list[Event]) -> None:
+    def _end_group(self, group: SequenceGroup, why: FinishReason | Exception) -> list[Event]:
+        events: list[Event] = []
         for sequence in list(group.sequences):
             event = Failed(sequence.id, why) if isinstance(why, Exception) else finished(sequence, why)
             self._end(sequence, event, events)
+        return events
 
     def _end(self, sequence: Sequence, event: Event, events: list[Event]) -> None:
         if isinstance(event, Finished):

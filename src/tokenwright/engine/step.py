@@ -87,7 +87,7 @@ class Chunk:
     def picks(self) -> bool:
         """Whether a token is to be chosen after the last row: all tokens are computed, and the limit is not reached."""
         sequence, stop = self.sequence, self.stop
-        return self.logits_needed is not NONE and len(sequence.tokens) <= stop < sequence.limit
+        return self.logits_needed is not NONE and len(sequence.tokens) <= stop < sequence.group.limit
 
 
 def chunk_of(sequence: Sequence, length: int) -> Chunk:

@@ -121,7 +121,7 @@ class OutputProcessor:
 
     @property
     def _search(self) -> BeamSearch | None:
-        search: BeamSearch | None = self.handle.request.search
+        search: BeamSearch | None = self.handle.sequence.request.search
         return search
 
     @property

@@ -13,7 +13,7 @@ A row adds its experts' results in the order of their numbers, whatever its neig
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenwright.models.graph import Activation, Matrix, Norm, Op, Shape
+from tokenwright.models.op import Activation, Matrix, Norm, Op, Shape
 
 Scores = Literal["softmax", "sigmoid"]
 

@@ -8,135 +8,17 @@ The weights' memory layout (`backends/layout.py`), the cost of a step (`cost.py`
 from it.
 
 Every block op reads the residual stream through its norm, if it has one, and adds its result to it: times a constant
-factor, and through a norm after the op, where the model has them. Linear weights are [out, in].
+factor, and through a norm after the op, where the model has them.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Literal
+from typing import ClassVar
 
 from tokenwright.config import Heads, LayerKV, Learned, RecurrentState, Rope, angle_length
-
-Shape = tuple[int, ...]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """A weight [out, inner] of a matrix product, or an embedding table.
-
-    parts: the names of its linear layers and the number of outputs of each. Layers with the same input form one matrix,
-    concatenated along `out`: one product instead of several.
-    """
-
-    name: str
-    parts: tuple[tuple[str, int], ...]
-    inner: int
-    bias: bool = False
-
-    @classmethod
-    def single(cls, name: str, out: int, inner: int, bias: bool = False) -> "Matrix":
-        """A matrix of one linear layer or table."""
-        return cls(name, ((name, out),), inner, bias)
-
-    @property
-    def out(self) -> int:
-        return sum(out for _, out in self.parts)
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        """The tensors of its parts by name: `name.weight` [out, inner], and `name.bias` [out] if there are biases."""
-        found: dict[str, Shape] = {}
-        for name, out in self.parts:
-            found[f"{name}.weight"] = (out, self.inner)
-            if self.bias:
-                found[f"{name}.bias"] = (out,)
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """RMSNorm or LayerNorm over the last dimension, of `size` numbers. `bias`: whether a LayerNorm has one.
-
-    parts: the norm is over each of this number of equal parts by itself.
-    """
-
-    name: str
-    kind: Literal["rms", "layer"]
-    size: int
-    eps: float
-    bias: bool = True
-    parts: int = 1
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        weight: dict[str, Shape] = {f"{self.name}.weight": (self.size,)}
-        if self.kind == "rms" or not self.bias:
-            return weight
-        return weight | {f"{self.name}.bias": (self.size,)}
-
-
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """How attention scores follow from q k: scale q k, then cap tanh(score / cap) if there is a soft cap."""
-
-    scale: float
-    cap: float | None = None
-
-
-class Op(ABC):
-    """One coarse operation: its weights, their cost, and its KV layout if it is attention.
-
-    A new op is a frozen dataclass that extends this one, an entry in the torch backend's `OPS`, and one in the native
-    backend's `COMPILERS` (without it the model runs op by op).
-    """
-
-    @property
-    @abstractmethod
-    def shapes(self) -> dict[str, Shape]:
-        """The shapes of all tensors of the op, by name."""
-
-    @property
-    @abstractmethod
-    def matrices(self) -> tuple[Matrix, ...]:
-        """The weights of its matrix products and embedding tables; all other tensors stay dense."""
-
-    @property
-    def multiplied(self) -> int:
-        """The number of weights that each row is multiplied with."""
-        return sum(matrix.out * matrix.inner for matrix in self.matrices)
-
-    @property
-    def idle(self) -> int:
-        """The number of parameters that a row does not meet: of experts that it did not choose."""
-        return 0
-
-    def read(self, rows: int) -> dict[str, Shape]:  # noqa: ARG002  experts depend on it
-        """The shapes of the tensors, or of the slices of them, that a step of `rows` rows reads from memory."""
-        return self.shapes
-
-    @property
-    def kv(self) -> LayerKV | None:
-        """The memory of its layer for a text, K and V or a state; None unless the op is attention or recurrent."""
-        return None
-
-    @property
-    def pair_flops(self) -> int:
-        """FLOP for one row and one token that it attends to, over all query heads; 0 unless the op is attention."""
-        return 0
-
-    @property
-    def rope(self) -> Rope | None:
-        """The rotary positions that the op applies, if any."""
-        return None
-
-    @property
-    def parts(self) -> "tuple[Op, ...]":
-        """The ops that it holds side by side; itself, if it is one."""
-        return (self,)
+from tokenwright.models.op import Activation, Matrix, Norm, Op, Scoring, Shape
 
 
 @dataclass(frozen=True)
@@ -198,6 +80,7 @@ class Attention(Op):
     sink_logits: str | None = None
     out_gate: bool = False
     norms_last: bool = False
+    adaptable: ClassVar[bool] = True
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -208,6 +91,12 @@ class Attention(Op):
     @property
     def matrices(self) -> tuple[Matrix, ...]:
         return self.qkv, self.out
+
+    @property
+    def products(self) -> Mapping[str, int]:
+        row = self.qkv.inner * self.head_size
+        keys = row * self.kv_heads
+        return {"query": row * self.heads, "key": keys, "value": keys, "output": self.out.out * self.out.inner}
 
     @property
     def kv(self) -> LayerKV:
@@ -237,6 +126,7 @@ class MLP(Op):
     gated: bool
     post_norm: Norm | None = None
     residual_scale: float = 1.0
+    adaptable: ClassVar[bool] = True
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -246,6 +136,10 @@ class MLP(Op):
     def matrices(self) -> tuple[Matrix, ...]:
         return self.up, self.down
 
+    @property
+    def products(self) -> Mapping[str, int]:
+        return {"hidden": self.up.out * self.up.inner, "mlp_output": self.down.out * self.down.inner}
+
 
 @dataclass(frozen=True)
 class Parallel(Op):
@@ -253,6 +147,7 @@ class Parallel(Op):
 
     attention: Attention
     mlp: MLP
+    adaptable: ClassVar[bool] = True
 
     @property
     def parts(self) -> tuple[Op, ...]:

@@ -12,9 +12,10 @@ so neither keys nor values of heads are ever made, and all heads share one cache
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tokenwright.config import Latent, LayerKV, Rope
-from tokenwright.models.graph import Matrix, Norm, Op, Scoring, Shape
+from tokenwright.models.op import Matrix, Norm, Op, Scoring, Shape
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class LatentAttention(Op):
     window: int | None = None
     post_norm: Norm | None = None
     residual_scale: float = 1.0
+    adaptable: ClassVar[bool] = True
 
     @property
     def shapes(self) -> dict[str, Shape]:

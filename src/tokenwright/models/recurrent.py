@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tokenwright.config import LayerKV, RecurrentState
-from tokenwright.models.graph import Matrix, Norm, Op, Shape
+from tokenwright.models.op import Matrix, Norm, Op, Shape
 
 COLUMNS = 64  # of S in a slab; as in backends/native/cpp/ops/recurrent.cpp
 MOST_TAPS = 16  # as in backends/native/cpp/kernels.h

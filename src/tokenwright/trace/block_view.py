@@ -11,7 +11,8 @@ import numpy as np
 from tokenwright.decode.logits_processors import Doubles
 from tokenwright.engine import AttentionWindow
 from tokenwright.models.cost import CostModel
-from tokenwright.models.graph import MLP, Attention, Graph, Op
+from tokenwright.models.graph import Graph
+from tokenwright.models.op import Op
 from tokenwright.models.taps import Site
 from tokenwright.trace.messages.block import BlockStage, BlockView, ContextShare, HeadRead
 from tokenwright.trace.replay import AttentionReplay, ReplayedText
@@ -89,16 +90,8 @@ def _flops(graph: Graph, layer: int, context: int) -> Mapping[str, int]:
     """FLOPs of the stages of one token that attends to `context` tokens."""
     found: dict[str, int] = {}
     for op in (part for one in _ops(graph, layer) for part in one.parts):
-        match op:
-            case Attention():
-                row = 2 * op.qkv.inner * op.head_size
-                found |= {"query": row * op.heads, "key": row * op.kv_heads, "value": row * op.kv_heads}
-                found["output"] = 2 * op.out.out * op.out.inner
-            case MLP():
-                found["hidden"], found["mlp_output"] = (2 * side.out * side.inner for side in (op.up, op.down))
-            case _:
-                name = "mlp_output" if op.kv is None else "output"
-                found[name] = found.get(name, 0) + 2 * op.multiplied
+        for name, weights in op.products.items():
+            found[name] = found.get(name, 0) + 2 * weights
         if op.pair_flops:
             found["attention"] = op.pair_flops * context
     return found

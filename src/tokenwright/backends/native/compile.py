@@ -18,8 +18,9 @@ from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.native_kernels import NativeKernels, matrix, recurrence_of, routing_of
 from tokenwright.backends.packed import Packed
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op, Parallel
+from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Parallel
 from tokenwright.models.latent import LatentAttention
+from tokenwright.models.op import Matrix, Norm, Op
 from tokenwright.models.recurrent import Recurrence, Recurrent
 
 

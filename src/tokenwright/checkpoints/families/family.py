@@ -9,7 +9,8 @@ from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import ModelConfig
 from tokenwright.formats import DType
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import Activation, Graph
+from tokenwright.models.graph import Graph
+from tokenwright.models.op import Activation
 
 # Far above any known model: a config beyond is damaged.
 MOST_LAYERS, MOST_WIDTH, MOST_MLP, MOST_VOCAB = 4096, 1 << 20, 1 << 24, 1 << 24

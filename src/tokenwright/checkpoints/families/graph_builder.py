@@ -6,8 +6,9 @@ from types import MappingProxyType
 
 from tokenwright.config import LatentHeads, Learned, Mixture, ModelConfig, Rope
 from tokenwright.models.experts import Experts, Routing
-from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Matrix, Norm, Op, Parallel, Scoring
+from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Parallel
 from tokenwright.models.latent import LatentAttention
+from tokenwright.models.op import Matrix, Norm, Op, Scoring
 from tokenwright.models.recurrent import Recurrent
 
 _NO_MIXERS: Mapping[int, Op] = MappingProxyType({})

@@ -211,12 +211,15 @@ def serve(
     flags = {one.name: given[one.name] for one in fields(Settings)}
     models = models_of(named or (), model or ())
     settings = read_settings(config, Environment.read().defaults, flags, of_serve())
-    if len(models) > 1 or settings.memory or models[0].named:
-        serve_many(models, engine, settings)
-        return
-    chosen = models[0].source
+    run = serve_many if len(models) > 1 or settings.memory or models[0].named else serve_one
+    run(models, engine, settings)
+
+
+def serve_one(models: Sequence[NamedModel], engine: dict[str, Any], settings: Settings) -> None:
+    """Serve one model, which may have adapters, a revision and replicas."""
+    [chosen] = [one.source for one in models]
     adapters = adapters_of(settings.adapter, settings.served_model_name or (chosen,))
-    engine |= {"revision": settings.revision or None}
+    engine = engine | {"revision": settings.revision or None}
     engine |= {"lora": [Path(one) for one in settings.lora]} if settings.lora else {}
     opt.check_engine(**engine)
     local_folder(chosen, engine["revision"])  # refuses what is neither here nor a name on the hub, before it listens

@@ -25,7 +25,8 @@ from tokenwright.checkpoints.families.mixtures import (
 from tokenwright.checkpoints.families.positions import read_attended
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Mixture, ModelConfig
-from tokenwright.models.graph import Graph, Matrix
+from tokenwright.models.graph import Graph
+from tokenwright.models.op import Matrix
 from tokenwright.models.recurrent import MOST_TAPS, Places, Recurrence, Recurrent
 
 # Keys that repeat others, or say how the model was trained.

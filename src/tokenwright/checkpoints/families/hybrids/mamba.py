@@ -24,7 +24,8 @@ from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, TRAINING, ex
 from tokenwright.checkpoints.families.positions import read_attended
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Mixture, ModelConfig, Rope, Scales
-from tokenwright.models.graph import Graph, Matrix, Norm
+from tokenwright.models.graph import Graph
+from tokenwright.models.op import Matrix, Norm
 from tokenwright.models.recurrent import MOST_TAPS, Places, Recurrence, Recurrent
 
 _ALONE = 1 << 20  # tokens: the context of a model whose files name none

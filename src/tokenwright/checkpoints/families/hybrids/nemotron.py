@@ -29,7 +29,8 @@ from tokenwright.checkpoints.families.routed import ROUTED_NAMES, Routed, read_r
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import ModelConfig, Rope
-from tokenwright.models.graph import Graph, Op
+from tokenwright.models.graph import Graph
+from tokenwright.models.op import Op
 from tokenwright.models.recurrent import MOST_TAPS
 
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}

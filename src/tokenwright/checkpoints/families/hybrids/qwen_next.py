@@ -25,7 +25,8 @@ from tokenwright.checkpoints.families.mixtures import QWEN_NAMES, read_mixture
 from tokenwright.checkpoints.families.positions import read_attended
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import ModelConfig
-from tokenwright.models.graph import Graph, Matrix, Norm, Op
+from tokenwright.models.graph import Graph
+from tokenwright.models.op import Matrix, Norm, Op
 from tokenwright.models.recurrent import MOST_TAPS, Places, Recurrence, Recurrent
 
 _OLMO_EPS = 1e-5  # of the norm behind a delta rule; no config has it

@@ -1,0 +1,139 @@
+"""Parts of a model's ops: matrices and norms by name, and the facts that every op has. No tensors here.
+
+The ops themselves are in `graph.py`, and in files of their own where they are large: `latent.py`, `experts.py`,
+`recurrent.py`. Linear weights are [out, in].
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from tokenwright.config import LayerKV, Rope
+
+Shape = tuple[int, ...]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A weight [out, inner] of a matrix product, or an embedding table.
+
+    parts: the names of its linear layers and the number of outputs of each. Layers with the same input form one matrix,
+    concatenated along `out`: one product instead of several.
+    """
+
+    name: str
+    parts: tuple[tuple[str, int], ...]
+    inner: int
+    bias: bool = False
+
+    @classmethod
+    def single(cls, name: str, out: int, inner: int, bias: bool = False) -> "Matrix":
+        """A matrix of one linear layer or table."""
+        return cls(name, ((name, out),), inner, bias)
+
+    @property
+    def out(self) -> int:
+        return sum(out for _, out in self.parts)
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The tensors of its parts by name: `name.weight` [out, inner], and `name.bias` [out] if there are biases."""
+        found: dict[str, Shape] = {}
+        for name, out in self.parts:
+            found[f"{name}.weight"] = (out, self.inner)
+            if self.bias:
+                found[f"{name}.bias"] = (out,)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMSNorm or LayerNorm over the last dimension, of `size` numbers. `bias`: whether a LayerNorm has one.
+
+    parts: the norm is over each of this number of equal parts by itself.
+    """
+
+    name: str
+    kind: Literal["rms", "layer"]
+    size: int
+    eps: float
+    bias: bool = True
+    parts: int = 1
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        weight: dict[str, Shape] = {f"{self.name}.weight": (self.size,)}
+        if self.kind == "rms" or not self.bias:
+            return weight
+        return weight | {f"{self.name}.bias": (self.size,)}
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How attention scores follow from q k: scale q k, then cap tanh(score / cap) if there is a soft cap."""
+
+    scale: float
+    cap: float | None = None
+
+
+class Op(ABC):
+    """One coarse operation: its weights, their cost, and its KV layout if it is attention.
+
+    A new op is a frozen dataclass that extends this one, an entry in the torch backend's `OPS`, and one in the native
+    backend's `COMPILERS` (without it the model runs op by op).
+
+    adaptable: whether a LoRA adapter can update its matrices beside the weights; else only a merge can.
+    """
+
+    adaptable: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def shapes(self) -> dict[str, Shape]:
+        """The shapes of all tensors of the op, by name."""
+
+    @property
+    @abstractmethod
+    def matrices(self) -> tuple[Matrix, ...]:
+        """The weights of its matrix products and embedding tables; all other tensors stay dense."""
+
+    @property
+    def multiplied(self) -> int:
+        """The number of weights that each row is multiplied with."""
+        return sum(matrix.out * matrix.inner for matrix in self.matrices)
+
+    @property
+    def products(self) -> Mapping[str, int]:
+        """`multiplied` by what the products make: query, key, value, output, hidden or mlp_output."""
+        return {"mlp_output" if self.kv is None else "output": self.multiplied}
+
+    @property
+    def idle(self) -> int:
+        """The number of parameters that a row does not meet: of experts that it did not choose."""
+        return 0
+
+    def read(self, rows: int) -> dict[str, Shape]:  # noqa: ARG002  experts depend on it
+        """The shapes of the tensors, or of the slices of them, that a step of `rows` rows reads from memory."""
+        return self.shapes
+
+    @property
+    def kv(self) -> LayerKV | None:
+        """The memory of its layer for a text, K and V or a state; None unless the op is attention or recurrent."""
+        return None
+
+    @property
+    def pair_flops(self) -> int:
+        """FLOP for one row and one token that it attends to, over all query heads; 0 unless the op is attention."""
+        return 0
+
+    @property
+    def rope(self) -> Rope | None:
+        """The rotary positions that the op applies, if any."""
+        return None
+
+    @property
+    def parts(self) -> "tuple[Op, ...]":
+        """The ops that it holds side by side; itself, if it is one."""
+        return (self,)
