@@ -186,7 +186,7 @@ class ToolMessage(AnyRole):
     """The answer of a tool."""
 
     role: Literal["tool"]
-    content: Text | Parts
+    content: Text | Parts = ""
     tool_call_id: CallId
 
 
