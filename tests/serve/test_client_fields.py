@@ -26,6 +26,7 @@ LEAST: Mapping[str, dict[str, Any]] = {
 ODD = {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}}
 WRONG = {"type": "object", "properties": {"tags": {"type": "any"}}}
 CALL = {"id": "c" * 300, "type": "function", "index": 0, "function": {"name": "a.b:c", "arguments": "not JSON"}}
+ANY_TOOL = {"type": "function", "function": {"name": "f"}}
 NOTHING = {"role": "tool", "tool_call_id": "c" * 300, "content": None}
 MARK = {"cache_control": {"type": "ephemeral", "scope": "global", "ttl": "1h"}}
 
@@ -53,6 +54,8 @@ def parts(**more: Any) -> list[dict[str, Any]]:
         (CHAT, {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}, NOTHING]}),
         (CHAT, {"store": True, "service_tier": "flex", "verbosity": "low", "metadata": {"a": {"b": 1}}}),
         (CHAT, {"top_k": -1, "max_tokens": -1, "max_completion_tokens": 2, "stop": [], "functions": [], "seed": -1}),
+        (CHAT, {"tools": [ANY_TOOL], "tool_choice": {"type": "auto"}}),
+        (CHAT, {"tools": [ANY_TOOL], "tool_choice": {"type": "any"}, "n_predict": 2}),
         (CHAT, {"chat_template_kwargs": {"enable_thinking": True, "anything": [1]}}),
         (CHAT, {"prediction": {"type": "content", "content": "x"}, "prompt_cache_retention": "24h"}),
         ("/v1/completions", {"cache_prompt": True, "suffix": "", "user": "a", "num_thread": 4}),
