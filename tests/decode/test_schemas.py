@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tokenwright.decode.grammar import Grammars, Matched
 from tokenwright.decode.grammar_kinds import json_rule
-from tokenwright.decode.schemas import LACKING, enforceable, mistaken
+from tokenwright.decode.schemas import LACKING, enforceable, mistake_in
 from tokenwright.engine import Grammar
 
 BYTES = LLTokenizer("byte")
@@ -169,19 +169,19 @@ def allowed(state: Matched, token: int, left: int | None = None) -> bool:
 
 
 @pytest.mark.parametrize(
-    "schema",
+    ("schema", "place"),
     [
-        {"type": "objekt"},
-        {"properties": {"a": {"items": {"type": ["string", 7]}}}},
-        {"anyOf": [{"minLength": 5, "maxLength": 2}]},
-        {"minimum": 3, "maximum": 2.5},
-        {"properties": {"a": {"pattern": "("}}},
-        {"$ref": "http://127.0.0.1/schema"},
-        {"title": "half of a pair: \ud800"},
+        ({"type": "objekt"}, "type"),
+        ({"properties": {"a": {"items": {"type": ["string", 7]}}}}, "properties.a.items.type"),
+        ({"anyOf": [{}, {"minLength": 5, "maxLength": 2}]}, "anyOf.1.maxLength"),
+        ({"minimum": 3, "maximum": 2.5}, "maximum"),
+        ({"properties": {"a": {"pattern": "("}}}, "properties.a.pattern"),
+        ({"$ref": "http://127.0.0.1/schema"}, "$ref"),
+        ({"title": "half of a pair: \ud800"}, "its text"),
     ],
 )
-def test_a_schema_that_is_wrong_in_itself(schema: Any) -> None:
-    assert mistaken(schema)
+def test_where_a_schema_is_wrong_in_itself(schema: Any, place: str) -> None:
+    assert mistake_in(schema) == place
 
 
 def test_a_schema_that_is_only_hard_to_enforce_is_not_wrong() -> None:
@@ -192,4 +192,4 @@ def test_a_schema_that_is_only_hard_to_enforce_is_not_wrong() -> None:
         "oneOf": [{"required": ["type"]}, {"required": ["pattern"]}],
         "enum": [{"type": "objekt", "$ref": 7}],
     }
-    assert not mistaken(hard)
+    assert not mistake_in(hard)

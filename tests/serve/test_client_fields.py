@@ -24,7 +24,10 @@ LEAST: Mapping[str, dict[str, Any]] = {
     "/v1/embeddings": {"model": "tiny", "input": "Hello"},
 }
 ODD = {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}}
+WRONG = {"type": "object", "properties": {"tags": {"type": "any"}}}
 CALL = {"id": "c" * 300, "type": "function", "index": 0, "function": {"name": "a.b:c", "arguments": "not JSON"}}
+ANY_TOOL = {"type": "function", "function": {"name": "f"}}
+NOTHING = {"role": "tool", "tool_call_id": "c" * 300, "content": None}
 MARK = {"cache_control": {"type": "ephemeral", "scope": "global", "ttl": "1h"}}
 
 
@@ -48,8 +51,11 @@ def parts(**more: Any) -> list[dict[str, Any]]:
         (CHAT, {"messages": parts(**MARK)}),
         (CHAT, {"messages": [USER, {"role": "assistant", "tool_calls": [CALL], "parsed": None, "reasoning": "so"}]}),
         (CHAT, {"messages": [USER, {"role": "assistant", "content": "a", "reasoning_details": [{}]}, USER]}),
+        (CHAT, {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}, NOTHING]}),
         (CHAT, {"store": True, "service_tier": "flex", "verbosity": "low", "metadata": {"a": {"b": 1}}}),
         (CHAT, {"top_k": -1, "max_tokens": -1, "max_completion_tokens": 2, "stop": [], "functions": [], "seed": -1}),
+        (CHAT, {"tools": [ANY_TOOL], "tool_choice": {"type": "auto"}}),
+        (CHAT, {"tools": [ANY_TOOL], "tool_choice": {"type": "any"}, "n_predict": 2}),
         (CHAT, {"chat_template_kwargs": {"enable_thinking": True, "anything": [1]}}),
         (CHAT, {"prediction": {"type": "content", "content": "x"}, "prompt_cache_retention": "24h"}),
         ("/v1/completions", {"cache_prompt": True, "suffix": "", "user": "a", "num_thread": 4}),
@@ -60,6 +66,7 @@ def parts(**more: Any) -> list[dict[str, Any]]:
         (RESPONSES, {"include": ["reasoning.encrypted_content"], "client_metadata": {}, "text": {"verbosity": "low"}}),
         (RESPONSES, {"store": False, "truncation": "auto", "reasoning": {"effort": "medium", "summary": "auto"}}),
         ("/api/chat", {"options": {"num_predict": 2, "num_gpu": 99, "num_keep": 4, "use_mlock": True}}),
+        ("/api/chat", {"options": {"num_predict": 2.0, "num_ctx": 0, "seed": 1.0}}),
         ("/api/chat", {"keep_alive": 0, "truncate": True, "messages": [USER | {"name": "a"}]}),
         ("/api/generate", {"keep_alive": "0s", "options": {"main_gpu": 0, "num_thread": 4, "f16_kv": True}}),
         ("/api/embed", {"options": {"num_ctx": 512, "temperature": 0.0}, "truncate": True, "stream": False}),
@@ -109,6 +116,47 @@ def test_what_is_left_out_is_named(talker: Talker, path: str, body: dict[str, An
     assert sorted(ignored(ask(talker, path, **body))) == sorted(names)
 
 
+NOWHERE = {"type": "object", "properties": {"tags": {"$ref": "#/definitions/none"}}}
+LOOKING = {"type": "object", "properties": {"tags": {"type": "string", "pattern": "^(?!x)"}}}
+
+
+def of_schema(schema: Any, strict: bool) -> Any:
+    return {"response_format": {"type": "json_schema", "json_schema": {"strict": strict, "schema": schema}}}
+
+
+def of_tool(schema: Any, strict: bool) -> Any:
+    return {"tools": [{"type": "function", "function": {"name": "f", "strict": strict, "parameters": schema}}]}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("form", "named", "refused"),
+    [
+        (of_tool(LOOKING, False), "tools.f.pattern", ""),
+        (of_tool(NOWHERE, False), "tools.f.parameters", ""),
+        (of_schema(LOOKING, False), "schema.pattern", ""),
+        (of_schema(NOWHERE, False), "schema", ""),
+        (of_tool(LOOKING, True), "", "f is strict, and properties.tags.pattern"),
+        (of_tool(NOWHERE, True), "", "f is strict, and its parameters cannot be enforced"),
+        (of_schema(LOOKING, True), "", "properties.tags.pattern cannot be enforced"),
+        (of_schema(NOWHERE, True), "", "/definitions/none"),
+    ],
+    ids=lambda value: str(value)[:80],
+)
+def test_schemas_are_loosened_by_steps_unless_they_are_strict(
+    talker: Talker, form: dict[str, Any], named: str, refused: str, streamed: bool
+) -> None:
+    """A keyword is left out, then the schema; what is left is followed, and a strict one is refused."""
+    answer = ask(talker, CHAT, **form, stream=streamed, max_tokens=60, temperature=0)
+    if refused:
+        assert answer.status_code == 400
+        assert refused in answer.json()["error"]["message"]
+        return
+    assert ignored(answer) == [named]
+    if "response_format" in form and not streamed:
+        assert answer.json()["choices"][0]["message"]["content"].startswith("{"), "an object all the same"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [
@@ -126,6 +174,11 @@ def test_what_is_left_out_is_named(talker: Talker, path: str, body: dict[str, An
             "properties.tags.uniqueItems cannot be enforced",
         ),
         (CHAT, {"guided_regex": "a", "guided_choice": ["a"]}, "each say the form"),
+        (
+            CHAT,
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": WRONG}}]},
+            "properties.tags.type in the schema of f's parameters is wrong",
+        ),
     ],
     ids=lambda value: str(value)[:60],
 )

@@ -26,6 +26,7 @@ from tokenwright.serve.explorer.explorer import Explorer, NewRun
 from tokenwright.serve.explorer.player import Player
 from tokenwright.serve.explorer.viewer import SAMPLE, WINDOW
 from tokenwright.serve.openai import routes as openai
+from tokenwright.serve.openai.rerank import RERANK, SCORE
 from tokenwright.serve.transport.guard import MOST_BODY
 from tokenwright.trace.frame_codec import as_json, decode_weights, from_json
 
@@ -705,8 +706,7 @@ ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/embeddings"),
-    ("POST", "/infill"),
-    *(("POST", path) for path in ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score")),
+    ("POST", "/completion"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/x"),
     ("POST", "/v1/responses"),
@@ -718,7 +718,7 @@ ROUTES = [
     ("POST", "/apply-template"),
     ("GET", "/props"),
     ("GET", "/slots"),
-    *(("POST", path) for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/infill")),
+    *(("POST", path) for path in (*RERANK, *SCORE, "/infill")),
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
     ("POST", "/api/generate"),

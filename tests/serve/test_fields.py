@@ -148,7 +148,7 @@ class Further(Outer):
             "parts.0.txet: this API has no such field; did you mean text?",
         ),
         ({"number": True}, "number", "number must be a whole number, not true"),
-        ({"number": 1.0}, "number", "number must be a whole number, not 1.0"),
+        ({"number": 1.5}, "number", "number must be a whole number, not 1.5"),
         ({"number": "x"}, "number", "number must be a whole number, not 'x'"),
         ({"share": 2}, "share", "share must be at most 1, not 2"),
         ({"share": "x", "number": 1}, "share", "share must be a number, not 'x'"),

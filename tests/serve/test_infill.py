@@ -1,4 +1,4 @@
-"""Filling a gap by HTTP: suffix of OpenAI's completions and of Ollama's, and /infill of llama.cpp."""
+"""Filling a gap by HTTP: suffix of OpenAI's completions and of Ollama's, and /infill and /completion of llama.cpp."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 
 from tests.serve.live import Live, live, make_chat_model, settled
 from tests.vocabulary import add_tokens
-from tokenwright.serve.openai.reply_schema import Infilled
+from tokenwright.serve.openai.reply_schema import Infilled, InfilledList
 from tokenwright.text.fill_in_middle import Infill
 
 MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", "<|fim_pad|>")
@@ -89,6 +89,34 @@ def test_infill_as_llama_cpp_has_it(server: Live) -> None:
     assert "".join(event.content for event in events) == expected
     assert (last.content, last.stop, last.tokens_predicted) == ("", True, 8)
     assert not any(event.stop for event in events)
+
+
+def test_completion_as_llama_cpp_has_it(plain: Live) -> None:
+    def expected(prompt: str) -> str:
+        [one] = plain.llm.generate([prompt], plain.llm.sampling(temperature=0.0, max_tokens=8))
+        return one.text
+
+    body = {"n_predict": 8, "cache_prompt": True, "id_slot": -1} | GREEDY
+    reply = ask(plain, "/completion", prompt="def f(", **body)
+    assert reply.status_code == 200, reply.text
+    found = Infilled.model_validate(reply.json())
+    assert (found.content, found.stop_type, found.tokens_predicted) == (expected("def f("), "limit", 8)
+    lines = ask(plain, "/completion", prompt="def f(", stream=True, **body).text.splitlines()
+    events = [Infilled.model_validate(json.loads(line[6:])) for line in lines if line]
+    assert ("".join(event.content for event in events), events[-1].tokens_predicted) == (found.content, 8)
+    ids = plain.llm.tokenizer.encode("def f(")
+    assert ask(plain, "/completion", prompt=ids, **body).json()["content"] == found.content
+    several = InfilledList.model_validate(ask(plain, "/completion", prompt=["a", "def f("], **body).json()).root
+    assert [(one.index, one.content) for one in several] == [(0, expected("a")), (1, expected("def f("))]
+    held = ask(plain, "/completion", prompt="a", grammar='root ::= "yes" | "no"', **body).json()
+    assert (held["content"] in ("yes", "no"), held["stop_type"]) == (True, "eos")
+    for more in (
+        {"prompt": ["a", "b"], "stream": True},
+        {"prompt": "a", "grammar": "x", "json_schema": {"type": "null"}},
+    ):
+        assert ask(plain, "/completion", **body | more).status_code == 400
+    short = ask(plain, "/v1/completions", model="tiny", prompt="def f(", n_predict=3, **GREEDY).json()
+    assert short["usage"]["completion_tokens"] == 3
 
 
 def test_a_stop_string_is_named(server: Live) -> None:

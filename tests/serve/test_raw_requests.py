@@ -17,6 +17,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HELLO, "max_tokens": 2},
     "/v1/responses": {"input": "Hello", "max_output_tokens": 2},
     "/v1/responses/input_tokens": {"input": "Hello"},
+    "/completion": {"prompt": "Hello", "n_predict": 2},
     "/v1/embeddings": {"input": "Hello"},
     "/v1/messages": {"messages": HELLO, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": HELLO},
@@ -31,10 +32,19 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 OTHERS = {  # the tiny model has nothing for them
     "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/v1/reranking": {"query": "a", "documents": ["b"]},
     "/v1/score": {"text_1": "a", "text_2": "b"},
     "/infill": {"input_prefix": "a", "input_suffix": "b", "n_predict": 2},
 }
-STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate")
+STREAMED = (
+    "/v1/completions",
+    "/completion",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/api/chat",
+    "/api/generate",
+)
 ASKED = [(path, False) for path in BODIES] + [(path, True) for path in STREAMED]
 H2C = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAA\r\n"
 

@@ -9,7 +9,8 @@ import pytest
 
 from tests.relevance import make_reranker, write_modules
 from tests.serve.live import Live, live, make_chat_model, settled
-from tokenwright.serve.openai.reply_schema import Reranked, ScoreReply
+from tokenwright.serve.openai.reply_schema import Reranked, ScoreReply, TeiReranked
+from tokenwright.serve.openai.rerank import RERANK
 
 DOCUMENTS = ["the sun", "a moon", "the other one and the sea"]
 
@@ -27,7 +28,7 @@ def ask(server: Live, path: str, **body: Any) -> Any:
     return httpx.post(f"{server.url}{path}", json=body, timeout=60)
 
 
-@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
+@pytest.mark.parametrize("path", RERANK)
 def test_documents_come_in_the_order_of_their_relevance(server: Live, path: str) -> None:
     documents = [*DOCUMENTS[:2], {"text": DOCUMENTS[2]}]
     reply = ask(server, path, model="tiny", query="sun", documents=documents)
@@ -39,6 +40,16 @@ def test_documents_come_in_the_order_of_their_relevance(server: Live, path: str)
         assert one.relevance_score == pytest.approx(expected[one.index], abs=1e-6)
         assert one.document.text == DOCUMENTS[one.index]
     assert found.usage.total_tokens == found.usage.prompt_tokens > 0
+
+
+def test_texts_are_answered_as_tei_answers_them(server: Live) -> None:
+    reply = ask(server, "/rerank", query="sun", texts=DOCUMENTS, return_text=True, truncate=True)
+    assert reply.status_code == 200, reply.text
+    expected = server.llm.rerank("sun", DOCUMENTS)
+    order = sorted(range(3), key=lambda at: -expected[at])
+    for one, at in zip(TeiReranked.model_validate(reply.json()).root, order, strict=True):
+        assert (one.index, one.text) == (at, DOCUMENTS[at])
+        assert one.score == pytest.approx(expected[at], abs=1e-6)
 
 
 def test_fewer_results_without_their_texts(server: Live) -> None:
@@ -71,6 +82,8 @@ def test_scores_of_pairs(server: Live, path: str) -> None:
     ("path", "body", "param"),
     [
         ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
+        ("/v1/rerank", {"query": "a"}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "texts": ["b"]}, "documents"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "rank_fields": ["title"]}, "rank_fields"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,9 +130,11 @@ APIS: dict[str, tuple[Callable[[int], dict[str, Any]], Callable[[Any], Found], C
 }
 
 
-def asked(talker: Talker, path: str, most: int, *, stream: bool) -> Found:
+def asked(talker: Talker, path: str, most: int, *, stream: bool, stop: str = "") -> Found:
     make, whole, pieces = APIS[path]
     body = {"model": "tiny", "stream": stream, **make(most)}
+    where = body.get("options", body)
+    where |= {"stop_sequences" if path == "/v1/messages" else "stop": [stop]} if stop else {}
     answer = httpx.post(talker.url + path, json=body, timeout=HANGS_S)
     assert answer.status_code == 200, answer.text
     if not stream:
@@ -142,6 +145,20 @@ def asked(talker: Talker, path: str, most: int, *, stream: bool) -> Found:
 
 def read(arguments: Any) -> Any:
     return json.loads(arguments) if isinstance(arguments, str) else arguments
+
+
+@contextmanager
+def scripted(folder: Path, family: Family, calls: Sequence[tuple[str, Any]]) -> Iterator[tuple[Talker, str, int]]:
+    """A server whose model makes these calls, the text before them, and the tokens of the whole."""
+    form = facts_of(family).form
+    said = SAID if form.open else ""
+    with talking(make_talker(folder, template=family.template)) as talker:
+        engine = talker.llm.llm_engine._open().loop.engine
+        [end, *_] = sorted(talker.llm.eos_ids)
+        engine.sampler = script = Scripted(engine.sampler, end)
+        text = (f"{said}\n" if said else "") + form.written(calls)
+        script.script = talker.llm.tokenizer.encode(text, add_special=False, parse_special=False)
+        yield talker, said, len(script.script)
 
 
 BRIEF = [FAMILIES[8]]
@@ -155,20 +172,26 @@ BRIEF = [FAMILIES[8]]
     ],
 )
 def test_no_markup_reaches_a_client_in_any_api(tmp_path: Path, family: Family, step: int) -> None:
-    form = facts_of(family).form
     calls = [("get_weather", ARGUMENTS), ("get_weather", {"city": "Rome"})][: 1 if family.single else 2]
-    said = SAID if form.open else ""
-    with talking(make_talker(tmp_path, template=family.template)) as talker:
-        engine = talker.llm.llm_engine._open().loop.engine
-        [end, *_] = sorted(talker.llm.eos_ids)
-        engine.sampler = script = Scripted(engine.sampler, end)
-        text = (f"{said}\n" if said else "") + form.written(calls)
-        script.script = talker.llm.tokenizer.encode(text, add_special=False, parse_special=False)
+    with scripted(tmp_path, family, calls) as (talker, said, tokens):
         for path in APIS:
             for stream in (False, True):
-                content, found = asked(talker, path, len(script.script) + 1, stream=stream)
+                content, found = asked(talker, path, tokens + 1, stream=stream)
                 assert (content.strip(), [(name, read(one)) for name, one in found]) == (said, calls), (path, stream)
-                for most in range(1, len(script.script), step):
+                for most in range(1, tokens, step):
                     content, found = asked(talker, path, most, stream=stream)
                     assert said.startswith(content.strip()), (path, stream, most)
                     assert [name for name, _ in found] == ["get_weather"] * len(found)
+
+
+def test_a_stop_string_inside_a_call_leaks_no_markup(tmp_path: Path) -> None:
+    family = FAMILIES[0]
+    assert facts_of(family).form.name == "hermes"
+    with scripted(tmp_path, family, [("get_weather", ARGUMENTS)]) as (talker, said, tokens):
+        for path in [path for path in APIS if path != "/v1/responses"]:  # which has no stop strings
+            for stream in (False, True):
+                for stop, begun in (("call>", 0), ('"', 0), ("weather", 0), ("arguments", 1), ("Oslo", 1)):
+                    content, found = asked(talker, path, tokens + 1, stream=stream, stop=stop)
+                    assert (content.strip(), len(found)) == (said, begun), (path, stream, stop)
+                content, _ = asked(talker, path, tokens + 1, stream=stream, stop="look")
+                assert content.strip() == "Let me", "before the call it acts as ever"

@@ -43,32 +43,40 @@ def enforceable(schema: Mapping[str, Any], *, rewritten: bool = True) -> tuple[S
     return maker.made(schema, "", close=True), maker.places
 
 
-def mistaken(schema: Any) -> bool:
-    """Whether a schema is wrong in itself, whatever a grammar can enforce.
+def mistake_in(schema: Any) -> str:
+    """Where a schema is wrong in itself, whatever a grammar can enforce, such as "properties.a.type"; "": nowhere.
 
     It names a type that JSON has not, or another document; a pattern is no regular expression; a bound excludes
     another; or a text in it is no Unicode.
     """
-    waiting = [schema]
+    waiting = [("", schema)]
     while waiting:
-        one = waiting.pop()
+        place, one = waiting.pop()
         if not isinstance(one, Mapping):
             continue
         kinds = one.get("type", [])
         if any(kind not in _TYPES for kind in (kinds if isinstance(kinds, list) else [kinds])):
-            return True
-        if any(_excludes(one.get(least), one.get(most)) for least, most in _BOUNDED):
-            return True
+            return f"{place}type"
+        for least, most in _BOUNDED:
+            if _excludes(one.get(least), one.get(most)):
+                return f"{place}{most}"
         if not _is_text(one.get("$ref", "#"), "#") or not _is_text(one.get("pattern", "")):
-            return True
-        waiting += [one.get(name) for name in (*_OF_ONE, "not", "if", "then", "else", "contains", "propertyNames")]
+            return f"{place}{'pattern' if _is_text(one.get('$ref', '#'), '#') else '$ref'}"
+        singles = (*_OF_ONE, "not", "if", "then", "else", "contains", "propertyNames")
+        waiting += [(f"{place}{name}.", one.get(name)) for name in singles]
         for name in _OF_NAMES:
-            named = one.get(name)
-            waiting += named.values() if isinstance(named, Mapping) else ()
+            waiting += [(f"{place}{name}.{key}.", of) for key, of in _named(one.get(name))]
         for name in (*_SEVERAL, "prefixItems"):
-            several = one.get(name)
-            waiting += several if isinstance(several, list) else ()
-    return not _is_unicode(schema)
+            waiting += [(f"{place}{name}.{n}.", of) for n, of in enumerate(_listed(one.get(name)))]
+    return "" if _is_unicode(schema) else "its text"
+
+
+def _named(value: Any) -> list[tuple[Any, Any]]:
+    return [*value.items()] if isinstance(value, Mapping) else []
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _excludes(least: Any, most: Any) -> bool:

@@ -10,7 +10,8 @@ from tokenwright.llm.chat.answer import Answer, Delta
 from tokenwright.llm.chat.output_parser import OutputParser
 from tokenwright.llm.outputs import Piece
 
-CUT = frozenset((FinishReason.LENGTH, FinishReason.CONTEXT, FinishReason.TIME))  # a mark may have been cut
+# A mark may have been cut: by the length, or by a stop string or token inside a call.
+CUT = frozenset((FinishReason.LENGTH, FinishReason.CONTEXT, FinishReason.TIME, FinishReason.STOP, FinishReason.STOP_ID))
 
 
 class AnswerReader:

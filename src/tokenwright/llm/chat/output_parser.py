@@ -32,7 +32,10 @@ class OutputParser(Protocol):
         """Take the next text, and put what is known of it into `delta`."""
 
     def finish(self, delta: Delta, cut: bool = False) -> None:
-        """The text has ended: put what was held back into `delta`. cut: its length ended it, perhaps inside a mark."""
+        """The text has ended: put what was held back into `delta`.
+
+        cut: a limit or a stop string ended it, perhaps inside a mark.
+        """
 
     @property
     def called(self) -> bool:

@@ -178,7 +178,7 @@ class Body(BaseModel):
                 context = {"field": name, "near": near}
                 raise PydanticCustomError("unknown", "there is no field {field}", context)
             reading.drop(cls, name)
-        return {name: value for name, value in data.items() if value is not None and name in known}
+        return {name: _whole(value) for name, value in data.items() if value is not None and name in known}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> dict[str, Any]:
@@ -199,6 +199,11 @@ class Body(BaseModel):
                 "description": f"Not supported: {refusal.why}.",
             }
         return schema
+
+
+def _whole(value: object) -> object:
+    """A number that JSON has with a fraction of zeros as a whole one: clients write 2.0 for 2."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 Rule = tuple[frozenset[str], Mapping[str, str], Mapping[str, Refused]]

@@ -19,7 +19,9 @@ from tokenwright.serve.http.fields import (
     Stops,
     StopText,
     Text,
+    Tokens,
     ToolName,
+    absent,
     many,
     others,
 )
@@ -53,7 +55,7 @@ class Options(Samplers):
         "penalize_newline": "penalties treat all tokens alike",
     }
 
-    num_ctx: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    num_ctx: Annotated[Tokens | None, absent(0)] = None
     num_predict: Annotated[int, Field(ge=-2, le=MAX_TOKENS)] | None = None
     seed: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = None

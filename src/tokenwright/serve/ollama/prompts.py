@@ -33,7 +33,11 @@ def generate_prompt(body: Generate) -> dict[str, Any]:
 
 
 def chat_messages(body: Chat) -> list[dict[str, Any]]:
-    """The conversation of /api/chat. A call without an id gets one, and a result without one answers the next call."""
+    """The conversation of /api/chat.
+
+    A call without an id gets one, and a result without one answers the next call. Where the conversation does not have
+    the call, the template gets the result without it.
+    """
     found: list[dict[str, Any]] = []
     calls = _OpenCalls()
     for at, message in enumerate(body.messages):
@@ -87,10 +91,10 @@ class _OpenCalls:
 
 
 def _answered(message: OllamaMessage, calls: _OpenCalls, at: int) -> dict[str, str]:
-    """The id and name of the call that a result answers, which is then no longer open."""
+    """The id and name of the call that a result answers, which is then no longer open, or its own."""
     call = calls.answer(message.tool_call_id, message.tool_name)
     if call is None:
-        raise RequestError(f"messages.{at} is the result of a tool that no message before it has called")
+        return {"tool_call_id": message.tool_call_id or f"call_{at}", "name": message.tool_name or message.name}
     return {"tool_call_id": call[0], "name": call[1]}
 
 

@@ -101,7 +101,7 @@ class Sampling(Samplers):
     """Fields that completions and chats have in common; those after `stop`, and the `Samplers`, are extensions.
 
     The form of the answer has many names: response_format is OpenAI's, json_schema and grammar are llama.cpp's,
-    structured_outputs and guided_... are vLLM's, regex and ebnf SGLang's.
+    structured_outputs and guided_... are vLLM's, regex and ebnf SGLang's. n_predict is llama.cpp's max_tokens.
     """
 
     refused: ClassVar = {
@@ -129,6 +129,7 @@ class Sampling(Samplers):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     max_tokens: MostTokens = None
+    n_predict: MostTokens = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Positive = None
     frequency_penalty: Penalty | None = None

@@ -21,6 +21,7 @@ from tokenwright.serve.openai.message_bodies import (
     AnyMessage,
     AssistantMessage,
     CalledTool,
+    ChoiceObject,
     FunctionTool,
     NamedTool,
     RefusalPart,
@@ -197,9 +198,11 @@ def customs_of(body: ChatBody) -> frozenset[str]:
     return frozenset(tool.custom.name for tool in body.tools or () if tool.type == "custom" and tool.custom)
 
 
-def choice_of(choice: ToolMode | Literal["any"] | NamedTool | AllowedChoice | None) -> Json:
+def choice_of(choice: ToolMode | Literal["any"] | NamedTool | AllowedChoice | ChoiceObject | None) -> Json:
     """The fields of a GenerationRequest that say whether a tool must be called, and which may be."""
     match choice:
+        case ChoiceObject():
+            return choice_of(choice.type)
         case NamedTool():
             return {"tool_choice": "required", "allowed_tools": [choice.name]}
         case AllowedChoice(allowed_tools=some):
@@ -216,7 +219,7 @@ def most_tokens_of(body: ChatBody) -> int | None:
     if None not in (older, newer) and older != newer:
         why = "max_tokens and max_completion_tokens contradict each other; leave one of them out"
         raise RefusedRequest(Problem(400, "invalid", why, "max_tokens"))
-    return older if newer is None else newer
+    return next((one for one in (newer, older, body.n_predict) if one is not None), None)
 
 
 def thinking_of(body: ChatBody) -> Thinking:
@@ -247,7 +250,8 @@ BUDGETS = ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens",
 def completion_wanted(service: Service, request: Request, body: CompletionBody) -> list[GenerationRequest]:
     """The internal requests of a completion, one for each prompt. Raises Missing, Refusal."""
     overrides = sampling_of(body) | {"logprobs": body.logprobs, "best_of": body.best_of}
-    overrides["max_tokens"] = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    given = (body.max_tokens, body.n_predict)
+    overrides["max_tokens"] = next((one for one in given if one is not None), DEFAULT_TOKENS)
     if body.echo and body.logprobs is not None:
         overrides["prompt_logprobs"] = body.logprobs
     form = form_of(request, body)

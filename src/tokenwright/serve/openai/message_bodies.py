@@ -186,7 +186,7 @@ class ToolMessage(AnyRole):
     """The answer of a tool."""
 
     role: Literal["tool"]
-    content: Text | Parts
+    content: Text | Parts = ""
     tool_call_id: CallId
 
 
@@ -288,7 +288,13 @@ class AllowedChoice(Body):
     allowed_tools: AllowedTools
 
 
-Choice = Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
+class ChoiceObject(Body):
+    """Whether a tool may or must be called, as an object."""
+
+    type: Literal["none", "auto", "required", "any"]
+
+
+Choice = Annotated[NamedTool | AllowedChoice | ChoiceObject, Field(discriminator="type")]
 
 
 class JsonSchema(Body):

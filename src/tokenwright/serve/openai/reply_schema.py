@@ -184,6 +184,16 @@ class Reranked(Reply):
     usage: RerankUsage
 
 
+class TeiEntry(Reply):
+    index: int
+    score: float
+    text: str = absent()
+
+
+class TeiReranked(RootModel[list[TeiEntry]]):
+    """The reply of /rerank to `texts`."""
+
+
 class ScoredEntry(Reply):
     index: int
     object: Literal["score"]
@@ -216,9 +226,9 @@ class InfillTimings(Reply):
 
 
 class Infilled(Reply):
-    """The reply of /infill, and in a stream its last event; earlier ones have only content, index and stop."""
+    """The reply of /infill and /completion, and in a stream the last event; earlier ones have only the first fields."""
 
-    index: Literal[0]
+    index: int
     content: str
     stop: bool
     model: str = absent()
@@ -229,6 +239,10 @@ class Infilled(Reply):
     stop_type: Literal["eos", "limit", "word"] = absent()
     stopping_word: str = absent()
     timings: InfillTimings = absent()
+
+
+class InfilledList(RootModel[list[Infilled]]):
+    """The reply of /completion to several prompts."""
 
 
 class Tokenized(Reply):

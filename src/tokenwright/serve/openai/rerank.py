@@ -1,4 +1,4 @@
-"""How relevant documents are to a query: /v1/rerank in the form of Cohere and Jina, /v1/score in that of vLLM."""
+"""How relevant documents are to a query: /v1/rerank in the forms of Cohere, Jina and TEI, /v1/score in vLLM's."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tokenwright.checks import MAX_TOKENS
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.ids import new_hex
 from tokenwright.sampling_params import SamplingParams
-from tokenwright.serve.http.api import about, answers, body_of, takes, unless_gone
+from tokenwright.serve.http.api import RefusedRequest, about, answers, body_of, takes, unless_gone
 from tokenwright.serve.http.fields import Body, ModelName, Refused, Text, many
 from tokenwright.serve.http.reply_text import Json, written
 from tokenwright.serve.http.replying import check_model
 from tokenwright.serve.openai.bodies import MOST_INPUTS
 from tokenwright.serve.openai.embeddings import embedded, tokens_of
-from tokenwright.serve.openai.reply_schema import Reranked, ScoreReply
+from tokenwright.serve.openai.reply_schema import Reranked, ScoreReply, TeiReranked
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.multi_prompt import gathered
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import Answer, GenerationRequest
+from tokenwright.serve.service.types import Answer, GenerationRequest, Problem
 
-RERANK = ("/v1/rerank", "/rerank", "/v2/rerank")
+RERANK = ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking", "/reranking")
 SCORE = ("/v1/score", "/score")
 Pair = tuple[str, str]  # a query and a document
 
@@ -41,17 +41,28 @@ class DocumentObject(Body):
 
 
 class RerankBody(Body):
-    """POST /v1/rerank. top_n: how many of the most relevant are returned. instruction: what the query asks for."""
+    """POST /v1/rerank. top_n: how many of the most relevant are returned. instruction: what the query asks for.
+
+    texts: the documents in the form of TEI (text-embeddings-inference), which is answered by a list; return_text
+    belongs to it.
+    """
 
     refused: ClassVar = {
         "rank_fields": Refused("a document has one field, its text", (["text"],)),
         "max_chunks_per_doc": Refused("a document is read whole", (1,)),
         "max_tokens_per_doc": Refused("a document is read whole"),
     }
+    harmless: ClassVar = {
+        "raw_scores": "scores have one scale",
+        "truncate": "a document is read whole",
+        "truncation_direction": "a document is read whole",
+    }
 
     model: ModelName = ""
     query: Text
-    documents: Annotated[list[Text | DocumentObject], many(MOST_INPUTS, 1)]
+    documents: Annotated[list[Text | DocumentObject], many(MOST_INPUTS, 1)] | None = None
+    texts: Annotated[list[Text], many(MOST_INPUTS, 1)] | None = None
+    return_text: bool = False
     top_n: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     return_documents: bool = True
     instruction: Text = ""
@@ -75,14 +86,22 @@ class RelevanceApi:
     async def rerank(self, request: Request) -> Response:
         """The documents in the order of their relevance."""
         body = await body_of(request, RerankBody)
-        texts = [one if isinstance(one, str) else one.text for one in body.documents]
+        if (given := body.documents or body.texts) is None or (body.documents and body.texts):
+            why = "documents: this field is required" if given is None else "documents and texts: give one of them"
+            raise RefusedRequest(Problem(400, "invalid", why, "documents"))
+        texts = [one if isinstance(one, str) else one.text for one in given]
         scores, tokens = await self._scores(request, body.model, [(body.query, one) for one in texts], body.instruction)
         order = sorted(range(len(texts)), key=lambda at: (-scores[at], at))[: body.top_n]
+
+        def of_tei(at: int) -> Json:
+            return {"index": at, "score": float(scores[at])} | ({"text": texts[at]} if body.return_text else {})
 
         def result(at: int) -> Json:
             document = {"document": {"text": texts[at]}} if body.return_documents else {}
             return {"index": at, "relevance_score": float(scores[at])} | document
 
+        if body.texts:
+            return await _reply(lambda: [of_tei(at) for at in order], sum(map(len, texts)))
         return await _reply(
             lambda: {
                 "id": f"rerank-{new_hex(12)}",
@@ -175,9 +194,9 @@ async def _reply(reply: Any, size: int) -> Response:
 def add(app: FastAPI, service: Service) -> None:
     """Add the routes."""
     api = RelevanceApi(service)
-    for paths, handler, body, reply in (
-        (RERANK, api.rerank, RerankBody, Reranked),
-        (SCORE, api.score, ScoreBody, ScoreReply),
+    for paths, handler, body, replies in (
+        (RERANK, api.rerank, RerankBody, (Reranked, TeiReranked)),
+        (SCORE, api.score, ScoreBody, (ScoreReply,)),
     ):
         for path in paths:
             app.add_api_route(
@@ -185,7 +204,7 @@ def add(app: FastAPI, service: Service) -> None:
                 handler,
                 methods=["POST"],
                 openapi_extra=takes(body),
-                responses=answers(reply),
+                responses=answers(*replies),
                 response_model=None,
                 tags=["Rerankers"],
             )

@@ -38,13 +38,34 @@ from tokenwright.serve.service.types import Answer, Delta, GenerationRequest, No
 log = logging.getLogger(__name__)
 
 API = Api(
-    ("/v1/", "/tokenize", "/detokenize", "/apply-template", "/props", "/slots", "/infill", *RERANK, *SCORE),
+    (
+        "/v1/",
+        "/tokenize",
+        "/detokenize",
+        "/apply-template",
+        "/props",
+        "/slots",
+        "/infill",
+        "/completion",
+        *RERANK,
+        *SCORE,
+    ),
     error_body,
     queued=frozenset(
-        ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/infill", *RERANK, *SCORE)
+        (
+            "/v1/completions",
+            "/v1/chat/completions",
+            "/v1/responses",
+            "/v1/embeddings",
+            "/infill",
+            "/completion",
+            *RERANK,
+            *SCORE,
+        )
     ),
     prompts={
         "/infill": "input_prefix",
+        "/completion": "prompt",
         "/v1/completions": "prompt",
         "/v1/embeddings": "input",
         "/v1/responses": "input",

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.engine import Finished, FinishReason, SamplingParams, Token
 from tokenwright.engine.loop import Delivery, RequestHandle
+from tokenwright.llm.chat.answer_reader import CUT
 from tokenwright.llm.chat.output_parser import OutputParser
 from tokenwright.llm.output_processor import OutputProcessor
 from tokenwright.llm.outputs import Completion, Piece
@@ -318,7 +319,7 @@ class Generation:
     def _finish(self, choice: int, reason: FinishReason, stopped: str | int | None, deltas: Deltas) -> None:
         delta = _last(choice, deltas)
         reader = self._reader(choice)
-        reader.finish(delta, cut=reason in _FINISH)
+        reader.finish(delta, cut=reason in CUT)
         if reason is FinishReason.ABORTED:  # no end of a text: its reader gets an error, or has gone
             self._finished[choice] = "abort"
             return

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tokenwright.checks import check_whole
-from tokenwright.decode.schemas import mistaken
+from tokenwright.decode.schemas import mistake_in
 from tokenwright.engine import Grammar, Request, SamplingParams
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.llm.chat.chat_request import check_chat
@@ -110,9 +110,10 @@ class Preprocessor:
             try:
                 request = self._llm.prepare(ids, params, **shared)
                 break
-            except RequestError:
-                if params.grammar is None or _has_mistake(wanted):
+            except RequestError as error:
+                if params.grammar is None:
                     raise
+                _check_schemas(wanted, error)
                 wanted, more = self._loosened(wanted)
                 if not more:
                     raise
@@ -223,11 +224,14 @@ class Preprocessor:
         return found
 
 
-def _has_mistake(wanted: GenerationRequest) -> bool:
-    """Whether a schema of the request is wrong, and not only more than a grammar can enforce."""
+def _check_schemas(wanted: GenerationRequest, error: RequestError) -> None:
+    """Raises RequestError for a schema that is wrong, and not only more than a grammar can enforce."""
+    for tool in wanted.tools:
+        if place := mistake_in(tool.parameters):
+            raise RequestError(f"tools: {place} in the schema of {tool.name}'s parameters is wrong: {error}") from None
     grammar = wanted.overrides.get("grammar")
-    own = [] if grammar is None or grammar.looser is None else [json.loads(grammar.text)]
-    return any(map(mistaken, (*own, *(tool.parameters for tool in wanted.tools))))
+    if grammar is not None and grammar.looser is not None and mistake_in(json.loads(grammar.text)):
+        raise error
 
 
 def _at_end(params: SamplingParams) -> bool:

@@ -16,7 +16,7 @@ class FormReader:
     """A `CallReader`, and the sink of the calls that it reads.
 
     opened: the prompt ends with the form's mark. Text between a mark and a name is text again where it turns out
-    to be no call; where the text is cut off there (by its length), it goes.
+    to be no call; where the text is cut off there (by its length, or a stop string), it goes.
     """
 
     def __init__(self, form: ToolForm, tools: Sequence[Tool], opened: bool = False) -> None:
