@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import cycle
 from typing import Any
 
 import jsonschema
@@ -10,6 +11,7 @@ import pytest
 
 from tests.decode import schemas
 from tests.decode.test_grammar import MADE, SURPLUS, allowed
+from tokenwright.decode import closing
 from tokenwright.decode.grammar import Matched
 from tokenwright.engine import Grammar
 
@@ -110,6 +112,60 @@ def test_masks_follow_from_the_text_and_what_is_left_alone() -> None:
         constraint = rng.choice([constraint, constraint.fork(), replayed])
     else:
         assert constraint.accepting
+
+
+class Plain(closing.Steering):
+    """Walks each way anew, on a matcher that computes the mask of each place."""
+
+    def _walked(self, here: Any, way: Any, most: int) -> int | None:
+        matcher, quoted = here.matcher.deep_copy(), False
+        for steps in range(most + 1):
+            if matcher.is_accepting():
+                return steps
+            self._work += 1
+            if steps == most or self._work > closing.MOST_WORK:
+                return None
+            ahead = closing._Ahead(matcher, closing._Place())
+            if not ahead.bits() or matcher.is_error():
+                return None
+            token = self._closers.next(way, ahead, self._special)
+            free = token == self._closers.quote and self._closers.free(ahead)
+            if token < 0 or (free and quoted):
+                return None
+            quoted = free
+            matcher.consume_token(token)
+        return None
+
+
+NAMED = 0  # a special token that a grammar names
+GRAMMARS = {name: Grammar.json_schema(schema) for name, schema in ENDLESS.items()} | {
+    "ways that end nowhere": Grammar.lark(r'start: ("(" start ")" | "[" /[ab]+/ "]" | "x")+ "!"'),
+    "special tokens": Grammar.lark(f'start: "a"* <[{NAMED}]> "b" "[" "a"* "]"', special={NAMED}),
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), list(zip(GRAMMARS, cycle(["byte level", "byte fallback"]), strict=False)))
+def test_what_walks_have_found_changes_no_mask(name: str, kind: str) -> None:
+    """Against ways that are walked anew: the same masks, the same steps counted, with copies that share places."""
+    rng = random.Random(7)
+    for most in (12, 40):
+        found = MADE[kind][1].compile(GRAMMARS[name], steered=True)
+        steering, state = found._steering, found._state
+        assert steering is not None
+        plain = Plain(steering._closers, steering._special, state.matcher)
+        for left in range(most, 0, -1):
+            wanted, mask = state.allowed(), found.mask(left)
+            assert steering._gate == plain._gate
+            if not state.opens:
+                assert np.array_equal(mask, plain.mask(state.matcher, wanted, left))
+                assert steering._work == plain._work
+            token = int(rng.choice(np.flatnonzero(bits(mask))))
+            aside = found.fork()
+            aside.mask(left - 1)
+            if found.advance(token):
+                break
+            assert aside.advance(int(rng.choice(np.flatnonzero(bits(mask))))) in (False, True)
+            plain.advanced(state.matcher, None)
 
 
 def test_a_text_with_many_tokens_left_is_left_alone() -> None:

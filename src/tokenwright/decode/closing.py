@@ -3,6 +3,7 @@
 A grammar says which tokens may come next, not how far away an end is. So a *way* to an end is walked on a copy: at each
 state it takes one token by a fixed order, and its length bounds what an end needs. A way depends on the state alone,
 so behind its first token one token fewer is needed: a text whose end fits can always go on such that it still fits.
+The results of walks are kept for later ones, by the bytes of the text; no mask depends on them.
 Everything here follows from the tokens of the text and the number of those left, whoever computes them in which batch.
 """
 
@@ -43,6 +44,8 @@ class Matcher(Protocol):
 
     def is_error(self) -> bool: ...
 
+    def validate_tokens(self, tokens: list[int]) -> int: ...
+
 
 class Closers:
     """The tokens of one vocabulary by which texts are closed. pieces: the bytes of each token, b"" for those without.
@@ -53,6 +56,7 @@ class Closers:
     def __init__(self, pieces: Sequence[bytes], ends: Mask, words: Callable[[Iterable[int]], Mask]) -> None:
         found = {piece: token for token, piece in reversed(list(enumerate(pieces))) if len(piece) == 1}
         self.ends = ends
+        self._pieces = pieces
         self.quote = found.get(_QUOTE)
         self.braces = [found[one] for one in _BRACES if one in found]
         self.openers = [found[one] for one in _OPENERS if one in found]
@@ -69,25 +73,29 @@ class Closers:
             _Way(quote_first, letters, length - of_first, 1),
         )
 
-    def free(self, bits: bytes) -> bool:
+    def keys(self, token: int) -> Iterable[int]:
+        """The path of a token in a tree of places: its bytes, if it has any."""
+        return self._pieces[token] or (~token,)
+
+    def free(self, ahead: _Ahead) -> bool:
         """Whether any text may stand here, as in a string: brackets that nothing has opened, and what ends a string."""
-        return self.quote is not None and has(bits, self.quote) and self.inside(bits)
+        return self.quote is not None and ahead.allows(self.quote) and self.inside(ahead)
 
-    def inside(self, bits: bytes) -> bool:
+    def inside(self, ahead: _Ahead) -> bool:
         """Whether brackets of all kinds may stand here, as they may only within a text."""
-        return all(has(bits, token) for token in self.braces)
+        return all(ahead.allows(token) for token in self.braces)
 
-    def next(self, way: _Way, bits: bytes, special: Sequence[int]) -> int:
+    def next(self, way: _Way, ahead: _Ahead, special: Sequence[int]) -> int:
         """The token that a way takes; -1: none is allowed."""
-        first = next((token for token in special[:: way.specials] if has(bits, token)), None)
-        if first is None and self.quote is not None and self.free(bits):
+        first = next((token for token in special[:: way.specials] if ahead.allows(token)), None)
+        if first is None and self.quote is not None and self.free(ahead):
             first = self.quote
         if first is None:
-            order = (*way.letters, *way.order) if self.inside(bits) else way.order
-            first = next((token for token in order if has(bits, token)), None)
+            order = (*way.letters, *way.order) if self.inside(ahead) else way.order
+            first = next((token for token in order if ahead.allows(token)), None)
         if first is not None:
             return first
-        ids = self.listed(bits)
+        ids = self.listed(ahead.bits())
         return int(ids[np.argmax(way.worth[ids])]) if len(ids) else -1
 
     def listed(self, bits: bytes) -> NDArray[np.int64]:
@@ -99,7 +107,7 @@ class Closers:
         return ids[ids < len(self.ways[0].worth)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Way:
     """An order in which tokens are taken: the first of these, else the one of most worth.
 
@@ -122,9 +130,81 @@ def _is_plain(piece: bytes) -> bool:
         return False
 
 
-def has(bits: bytes, token: int) -> bool:
-    """Whether a mask allows a token."""
-    return bool(bits[token >> 3] >> (token & 7) & 1)
+class _Place:
+    """What is known of a place in a text, by whatever tokens it was reached.
+
+    ends: whether the text may end here. steps: the token that a way takes, and whether it is the quote in a free text.
+    after: the places behind one byte, or behind ~token of a token without bytes.
+    """
+
+    __slots__ = ("after", "ends", "steps")
+
+    def __init__(self) -> None:
+        self.ends: bool | None = None
+        self.steps: dict[_Way, tuple[int, bool]] = {}
+        self.after: dict[int, _Place] = {}
+
+    def behind(self, keys: Iterable[int]) -> _Place:
+        """The place behind these bytes."""
+        place = self
+        for key in keys:
+            known = place.after.get(key)
+            if known is None:
+                known = place.after[key] = _Place()
+            place = known
+        return place
+
+
+class _Ahead:
+    """A place some tokens behind a matcher's, of which a copy takes them only when it is asked."""
+
+    __slots__ = ("_bits", "_copy", "_start", "_tokens", "place")
+
+    def __init__(self, start: Matcher, place: _Place, tokens: Iterable[int] = ()) -> None:
+        self._start = start
+        self._copy: Matcher | None = None
+        self._bits: bytes | None = None
+        self._tokens = list(tokens)  # that no copy has taken yet
+        self.place = place
+
+    @property
+    def matcher(self) -> Matcher:
+        """Read-only."""
+        if self._tokens:
+            self._copy = self._copy or self._start.deep_copy()
+            for token in self._tokens:
+                self._copy.consume_token(token)
+            self._tokens.clear()
+        return self._copy or self._start
+
+    @property
+    def ends(self) -> bool:
+        """Whether the text may end here."""
+        if self.place.ends is None:
+            self.place.ends = self.matcher.is_accepting()
+        return self.place.ends
+
+    def allows(self, token: int) -> bool:
+        """Whether a token may come next. To ask for some takes a fraction of the time of the mask of all."""
+        if self._bits is not None:
+            return bool(self._bits[token >> 3] >> (token & 7) & 1)
+        return self.matcher.validate_tokens([token]) > 0
+
+    def bits(self) -> bytes:
+        """The mask of the tokens that may come next."""
+        if self._bits is None:
+            self._bits = self.matcher.compute_bitmask()
+        return self._bits
+
+    def take(self, token: int, keys: Iterable[int]) -> None:
+        """Go on by a token of these bytes."""
+        self._bits = None
+        self._tokens.append(token)
+        self.place = self.place.behind(keys)
+
+    def fork(self) -> _Ahead:
+        """The same place, for a walk from here."""
+        return _Ahead(self._copy or self._start, self.place, self._tokens)
 
 
 class Steering:
@@ -141,104 +221,122 @@ class Steering:
         self._next = 0
         self._gate = -1
         self._jump = 0  # the most that an opener added to the way to an end, so far
-        self._work = 0  # steps walked since it was set to 0
-        self.advanced(matcher, 0)
+        self._work = 0  # steps walked since it was set to 0, known or not
+        self._place = _Place()  # of the text; forks share it
+        self._looked(matcher)
 
-    def advanced(self, matcher: Matcher, tokens: int = 1) -> None:
-        """The text has gone on to this place."""
-        self._written += tokens
-        if self._written < self._next:
-            return
+    def advanced(self, matcher: Matcher, token: int | None) -> None:
+        """The text has gone on by one token to this place; None: by one that no walk takes."""
+        self._place = _Place() if token is None else self._place.behind(self._closers.keys(token))
+        self._written += 1
+        if self._written >= self._next:
+            self._looked(matcher)
+
+    def _looked(self, matcher: Matcher) -> None:
         interval = _INTERVAL + self._written // 8
         self._next = self._written + interval
         self._work = 0
-        steps = self.steps_to_end(matcher)
+        here = _Ahead(matcher, self._place)
+        steps = self._steps(here)
         if steps is None:
             self._gate = -1
             return
-        opened = self._openings(matcher, matcher.compute_bitmask(), MOST_STEPS, 2) if steps else ()
+        opened = self._openings(here, MOST_STEPS, 2) if steps else ()
         self._jump = max(self._jump, *(more - steps for more in opened if more is not None), 0)
         self._gate = steps + 2 * self._jump + _GROWTH * (interval + MARGIN)
 
     def mask(self, matcher: Matcher, allowed: Mask, left: int) -> Mask:
         """The allowed tokens behind which an end fits `left` tokens; all where none fits or many are left."""
         self._work = 0
-        if left > self._gate or not self._fits(matcher, left):
+        here = _Ahead(matcher, self._place)
+        if left > self._gate or not self._fits(here, left):
             return allowed
-        bits = matcher.compute_bitmask()
-        free = self._closers.free(bits)
-        if self._spare(matcher, bits, left, free) or (free and matcher.is_accepting()):
+        here.bits()  # once for all that is asked here
+        free = self._closers.free(here)
+        if self._spare(here, left, free) or (free and here.ends):
             return allowed
         self._work = 0
         found: Mask = allowed & self._closers.ends
-        for token in self._held(matcher, self._tried(bits, free), left - 1):
+        for token in self._held(here, self._tried(here, free), left - 1):
             found[token // _WORD] |= np.uint32(1 << token % _WORD)
-        if free and self._fits(matcher, left - 1):
+        if free and self._fits(here, left - 1):
             found |= allowed & self._closers.plain
         return found if found.any() else allowed
 
-    def steps_to_end(self, matcher: Matcher, most: int = MOST_STEPS) -> int | None:
-        """An upper bound of the tokens after which the text may end; None: no end was found within `most`."""
-        ways = (self._walked(matcher, way, min(most, MOST_STEPS)) for way in self._closers.ways)
+    def steps_to_end(self, matcher: Matcher) -> int | None:
+        """An upper bound of the tokens after which the text may end; None: no end was found."""
+        return self._steps(_Ahead(matcher, self._place))
+
+    def _steps(self, here: _Ahead, most: int = MOST_STEPS) -> int | None:
+        ways = (self._walked(here, way, min(most, MOST_STEPS)) for way in self._closers.ways)
         return next((found for found in ways if found is not None), None)
 
-    def _walked(self, matcher: Matcher, way: _Way, most: int) -> int | None:
-        matcher, quoted = matcher.deep_copy(), False
+    def _walked(self, here: _Ahead, way: _Way, most: int) -> int | None:
+        ahead, quoted = here.fork(), False
         for steps in range(most + 1):
-            if matcher.is_accepting():
+            if ahead.ends:
                 return steps
             self._work += 1
-            bits = matcher.compute_bitmask() if steps < most and self._work <= MOST_WORK else b""
-            if not bits or matcher.is_error():  # beyond the grammar's limits
+            if steps == most or self._work > MOST_WORK:
                 break
-            token = self._closers.next(way, bits, self._special)
-            free = token == self._closers.quote and self._closers.free(bits)
+            token, free = ahead.place.steps.get(way) or self._step(ahead, way)
             if (free and quoted) or token < 0:  # the quote was a letter of the text
                 break
             quoted = free
-            matcher.consume_token(token)
+            ahead.take(token, self._closers.keys(token))
         return None
 
-    def _fits(self, matcher: Matcher, left: int) -> bool:
-        return left >= 0 and self.steps_to_end(matcher, left) is not None
+    def _after(self, here: _Ahead, token: int) -> _Ahead:
+        ahead = here.fork()
+        ahead.take(token, self._closers.keys(token))
+        return ahead
 
-    def _held(self, matcher: Matcher, ids: Sequence[int], left: int) -> list[int]:
-        """Those of the ids behind which an end fits. One of white space stands for all."""
+    def _step(self, ahead: _Ahead, way: _Way) -> tuple[int, bool]:
+        token = self._closers.next(way, ahead, self._special)
+        if ahead.matcher.is_error():  # beyond the grammar's limits
+            token = -1
+        step = ahead.place.steps[way] = token, token == self._closers.quote and self._closers.free(ahead)
+        return step
+
+    def _fits(self, here: _Ahead, left: int) -> bool:
+        return left >= 0 and self._steps(here, left) is not None
+
+    def _held(self, here: _Ahead, ids: Sequence[int], left: int) -> list[int]:
+        """Those of the ids behind which an end fits."""
+        fits = {one: self._fits(self._after(here, one), left) for one in self._unlike(ids)}
+        spaced = any(fits[one] for one in fits if one in self._closers.blanks)
+        return [token for token in ids if fits.get(token, spaced)]
+
+    def _unlike(self, ids: Sequence[int]) -> list[int]:
+        """The ids, of which one of white space, the last, stands for all of that kind."""
         blank = next((token for token in ids if token in self._closers.blanks), None)
-        tried = {one: self._fits(_after(matcher, one), left) for one in ids if one not in self._closers.blanks}
-        spaced = blank is not None and self._fits(_after(matcher, blank), left)
-        return [token for token in ids if tried.get(token, spaced)]
+        others = [token for token in ids if token not in self._closers.blanks]
+        return others if blank is None else [*others, blank]
 
-    def _tried(self, bits: bytes, free: bool) -> list[int]:
-        ids = [] if free else self._closers.listed(bits).tolist()
+    def _tried(self, here: _Ahead, free: bool) -> list[int]:
+        ids = [] if free else self._closers.listed(here.bits()).tolist()
         if free or len(ids) > MOST_TRIED:
-            ids = [token for token in (*self._special, *self._closers.structure) if has(bits, token)]
-        ways = (self._closers.next(way, bits, self._special) for way in self._closers.ways)
+            ids = [token for token in (*self._special, *self._closers.structure) if here.allows(token)]
+        ways = (self._closers.next(way, here, self._special) for way in self._closers.ways)
         return [token for token in dict.fromkeys((*ways, *ids)) if token >= 0]
 
-    def _spare(self, matcher: Matcher, bits: bytes, left: int, free: bool) -> bool:
+    def _spare(self, here: _Ahead, left: int, free: bool) -> bool:
         """Whether an end fits whatever the next token opens, as far as single characters show it."""
         left -= 1 + MARGIN
-        ids = [] if free else self._closers.listed(bits).tolist()
+        ids = [] if free else self._closers.listed(here.bits()).tolist()
         if 0 < len(ids) <= MOST_TRIED:
-            return len(self._held(matcher, ids, left)) == len(ids)
-        return self._fits(matcher, left) and None not in self._openings(matcher, bits, left + 1, _DEPTH)
+            return all(self._fits(self._after(here, token), left) for token in self._unlike(ids))
+        return self._fits(here, left) and None not in self._openings(here, left + 1, _DEPTH)
 
-    def _openings(self, matcher: Matcher, bits: bytes, most: int, depth: int) -> Iterator[int | None]:
+    def _openings(self, here: _Ahead, most: int, depth: int) -> Iterator[int | None]:
         """The tokens to an end from here through each opener, and through those that follow it; None: over `most`."""
-        free = self._closers.free(bits)
+        free = self._closers.free(here)
         for token in [self._closers.quote] if free else self._closers.openers:
-            if token is None or not has(bits, token):
+            if token is None or not here.allows(token):
                 continue
-            after = _after(matcher, token)
-            steps = self.steps_to_end(after, most - 1)
+            after = self._after(here, token)
+            steps = self._steps(after, most - 1)
             yield None if steps is None else steps + 1
-            if depth > 1 and not after.is_accepting():
-                for steps in self._openings(after, after.compute_bitmask(), most - 1, depth - 1):
+            if depth > 1 and not after.ends:
+                for steps in self._openings(after, most - 1, depth - 1):
                     yield None if steps is None else steps + 1
-
-
-def _after(matcher: Matcher, token: int) -> Matcher:
-    after = matcher.deep_copy()
-    after.consume_token(token)
-    return after

@@ -246,9 +246,10 @@ class Matched:
 
     def advance(self, token: int) -> bool:
         """Advance by a token that the mask allows. True: nothing more may follow. Raises EngineError."""
+        opens = self._state.opens
         done, self._steered = self._state.advance(token), None
         if self._steering is not None and not done:
-            self._steering.advanced(self._state.matcher)
+            self._steering.advanced(self._state.matcher, None if opens else token)
         return done
 
     @property
