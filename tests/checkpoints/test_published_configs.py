@@ -307,10 +307,6 @@ NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what 
          "sliding_window": 128, "swa_head_dim": 192},
         "heads of another size in layers with a window, values of another size than keys, times a factor",
     ),
-    "tencent/Hunyuan-A13B-Instruct": (
-        {"architectures": ["HunYuanMoEV1ForCausalLM"]}, "norms of q and k behind the rotation beside experts",
-    ),
-    "swiss-ai/Apertus-8B-2509": ({"architectures": ["ApertusForCausalLM"]}, "the activation xIELU"),
     "bigscience/bloom-560m": ({"architectures": ["BloomForCausalLM"]}, "ALiBi positions"),
     "mosaicml/mpt-7b": ({"architectures": ["MPTForCausalLM"]}, "ALiBi positions"),
     "baichuan-inc/Baichuan2-13B-Chat": (

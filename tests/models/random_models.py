@@ -234,12 +234,23 @@ _SCALED: Config = {"embedding_multiplier": 3.0, "residual_multiplier": 0.8, "log
 _GRANITE: Config = _SCALED | {"attention_multiplier": 0.3, "num_local_experts": 6, "num_experts_per_tok": 2}
 # Architectures whose arithmetic is that of others but for a few facts.
 PLAIN: dict[str, Config] = {
+    "apertus": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 12000000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        }
+    },
     "cwm": _SLIDING | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "dots1": _ROUTED | {"sliding_window": None},
     "gemma": {"head_dim": 32},
     "vaultgemma": _SLIDING | {"query_pre_attn_scalar": 32},
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE | {"shared_intermediate_size": 64},
+    "hunyuan_v1_moe": {"num_experts": 6, "moe_topk": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "helium": {"num_key_value_heads": 4},
     "hyperclovax": _SCALED,
     "nemotron": {"partial_rotary_factor": 0.5},

@@ -4,15 +4,16 @@ This module reads no checkpoint.
 """
 
 from collections.abc import Mapping
-from math import prod
+from math import exp, log1p, prod
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from tokenwright.arrays import Array, empty
 from tokenwright.backends.packed import Packed, packed_sizes
 from tokenwright.formats import DTYPE_BYTES, WEIGHT_GROUPS, WeightFormat
-from tokenwright.models.graph import Graph, Shape
+from tokenwright.models.graph import XIELU, Graph, Shape
 
 Weights = dict[str, Array | Packed]
 
@@ -46,6 +47,12 @@ def empty_weights(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> We
     for name in graph.dense:
         weights[name] = empty(graph.shapes[name])
     return weights
+
+
+def xielu_of(name: str, weights: Mapping[str, Any]) -> tuple[float, float, float]:
+    """What an MLP's activation xIELU has learned, as kernels take it: curvatures above and below 0, and the slope."""
+    above, below, slope = (float(weights[f"{name}.{one}.weight"][0]) for one in XIELU)
+    return log1p(exp(above)), slope + log1p(exp(below)), slope
 
 
 def _kept_as(part: str, name: str, form: WeightFormat, kept: Formats) -> WeightFormat:

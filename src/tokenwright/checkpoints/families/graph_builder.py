@@ -165,6 +165,8 @@ def _mlp(config: ModelConfig, layer: int) -> MLP:
         config.gated,
         after,
         config.scales.residual,
+        config.scales.gate_up,
+        f"{at}.act" if config.activation == "xielu" else None,
     )
 
 

@@ -16,11 +16,13 @@ from tokenwright.checkpoints.families.mixtures import (
     GPT_OSS_PLAIN,
     GPT_OSS_RENAMES,
     GPT_OSS_STACKS,
+    HUNYUAN_NAMES,
     MINIMAX_NAMES,
     MIXTRAL_NAMES,
     QWEN_NAMES,
 )
 from tokenwright.checkpoints.families.routed import ROUTED_NAMES, ROUTED_RENAMES
+from tokenwright.models.graph import XIELU
 
 LLAMA = Family(
     architectures={
@@ -79,6 +81,27 @@ HUNYUAN = replace(
             "layers.{i}.attention.k_norm": "layers.{i}.self_attn.key_layernorm",
         }
     ),
+)
+
+HUNYUAN_MOE = replace(
+    HUNYUAN,
+    architectures={"HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe"},
+    names=HUNYUAN.names | named(HUNYUAN_NAMES),
+)
+
+APERTUS = replace(
+    LLAMA,
+    architectures={"ApertusForCausalLM": "apertus"},
+    names=LLAMA.names
+    | named(
+        {
+            "layers.{i}.attention_norm": "layers.{i}.attention_layernorm",
+            "layers.{i}.mlp_norm": "layers.{i}.feedforward_layernorm",
+        }
+    )
+    | {f"layers.{{i}}.mlp.act.{one}": TensorSource(f"layers.{{i}}.mlp.act_fn.{one}", wide=True) for one in XIELU},
+    renames=((re.compile(rf"(layers\.\d+\.mlp\.act_fn\.(?:{'|'.join(XIELU)}))"), r"\1.weight"),),
+    inert=re.compile(r"layers\.\d+\.mlp\.act_fn\.eps"),
 )
 
 HELIUM = replace(LLAMA, architectures={"HeliumForCausalLM": "helium"}, neighbours=True)

@@ -27,7 +27,7 @@ from tokenwright.checkpoints.families.routed import Routed, read_routed
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import Mixture, ModelConfig, Scales
-from tokenwright.models.graph import Graph
+from tokenwright.models.graph import Activation, Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class LlamaLike:
 # Keys of Hunyuan's files that concern its models with experts or pictures, or repeat others; and their beginnings.
 _HUNYUAN = (
     *("attention_head_dim", "cla_share_factor", "class_num", "dense_list", "eod_token_id", "mask_init_id"),
-    *("num_experts", "num_media_embeds", "org_vocab_size", "pad_id", "pool_type", "sep_id"),
+    *("num_media_embeds", "org_vocab_size", "pad_id", "pool_type", "sep_id"),
 )
 _PICTURES = ("anyres_", "im_", "image_", "text_", "video_", "vit_")
 _MISTRAL = LlamaLike(slides="all")
@@ -125,6 +125,10 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
     "OlmoeForCausalLM": LlamaLike(biases="config", qk_norm="whole", eps=1e-5, mixture="olmoe"),
     "ArceeForCausalLM": LlamaLike(biases="config", mlp_bias=True, eps=1e-5, act="relu2", gated=False),
     "HunYuanDenseV1ForCausalLM": LlamaLike(biases="config", qk_norm="head", qk_norm_last=True, eps=1e-5, alpha=True),
+    "ApertusForCausalLM": LlamaLike(biases="config", mlp_bias=True, qk_norm="head", eps=1e-5, act="xielu", gated=False),
+    "HunYuanMoEV1ForCausalLM": LlamaLike(
+        biases="config", qk_norm="head", qk_norm_last=True, eps=1e-5, alpha=True, mixture="hunyuan"
+    ),
     "CwmForCausalLM": LlamaLike(eps=1e-5, slides="typed", theta=1000000.0, head_size=128),
     "Dots1ForCausalLM": LlamaLike(
         biases="config", qk_norm="head", slides="upper", mixture=replace(_GLM_MOE, dense=0, renormalise=False)
@@ -159,7 +163,7 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     head_size = keys.whole("head_dim", like.head_size or 0, least=0, most=1 << 16) or size_of_head(keys, width, heads)
     context = keys.whole("max_position_embeddings", most=MAX_TOKENS)
     if like.alpha:
-        _skip_pictures(keys)
+        _skip_pictures(keys, like)
     if like.local:
         rope, reach, local = read_both_ropes(keys, like.theta, None, head_size, context)
     else:
@@ -185,7 +189,7 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         local=local,
         norm="layer" if like.plain else "rms",
         norm_eps=_plain_eps(keys) if like.plain else keys.number("rms_norm_eps", like.eps),
-        activation=activation(keys, "hidden_act", like.act),
+        activation=_activation(keys, like),
         gated=like.gated,
         qkv_bias=qkv_bias,
         out_bias=out_bias,
@@ -208,10 +212,23 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     return config, decoder(config)
 
 
-def _skip_pictures(keys: JsonKeys) -> None:
-    """Read the keys of Hunyuan's files that concern other models than its dense ones of text."""
+def _activation(keys: JsonKeys, like: LlamaLike) -> Activation:
+    """The MLP's activation; that which Apertus learns is its own."""
+    if like.act != "xielu":
+        return activation(keys, "hidden_act", like.act)
+    keys.only("hidden_act", "xielu", why="another activation in this architecture")
+    keys.only("qk_norm", True, why="attention without norms of q and k in this architecture")
+    if keys.raw("rope_scaling") is None and keys.raw("rope_parameters") is None:
+        raise keys.error("rope_scaling is missing; the published files have that of Llama 3 there")
+    return "xielu"
+
+
+def _skip_pictures(keys: JsonKeys, like: LlamaLike) -> None:
+    """Read the keys of Hunyuan's files that concern other models than the one at hand."""
     for key in (*_HUNYUAN, *(name for name in keys.names if name.startswith(_PICTURES))):
         keys.raw(key)
+    if like.mixture is None:
+        keys.raw("num_experts")
     keys.only("norm_type", "rms", why="another norm in this architecture")
     keys.only("use_cla", False, why="K and V that layers share")
     keys.only("use_rotary_pos_emb", True, why="attention without positions")

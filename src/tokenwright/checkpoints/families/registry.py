@@ -19,6 +19,7 @@ from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, GRANITE_HYBRID
 from tokenwright.checkpoints.families.hybrids.nemotron import NEMOTRON
 from tokenwright.checkpoints.families.hybrids.qwen_next import OLMO_HYBRID, QWEN_DENSE, QWEN_MIXED, QWEN_NEXT
 from tokenwright.checkpoints.families.llama import (
+    APERTUS,
     ERNIE,
     ERNIE_MOE,
     GLM,
@@ -26,6 +27,7 @@ from tokenwright.checkpoints.families.llama import (
     GPT_OSS,
     HELIUM,
     HUNYUAN,
+    HUNYUAN_MOE,
     HYPERCLOVAX,
     LLAMA,
     MINIMAX,
@@ -47,7 +49,7 @@ __all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "TensorSource", "parse_config"
 FAMILIES = (
     GPT2, LLAMA, MIXTRAL, QWEN_MOE, GPT_OSS, PHI3, OLMO2, STARCODER2, GEMMA2, GEMMA3, COHERE, NEOX, GLM, GLM4, ERNIE,
     ROUTED, ERNIE_MOE, MINIMAX, DEEPSEEK, LFM2, QWEN_NEXT, QWEN_DENSE, QWEN_MIXED, GRANITE_HYBRID,
-    BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, HUNYUAN, HELIUM,
+    BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, HUNYUAN, HELIUM, APERTUS, HUNYUAN_MOE,
     HYPERCLOVAX, NEMOTRON_PLAIN, GRANITE_MOE, GEMMA, VAULT_GEMMA, OLMO_HYBRID,
 )  # fmt: skip
 

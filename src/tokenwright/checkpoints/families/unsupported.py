@@ -55,8 +55,6 @@ _ARCHITECTURES: tuple[tuple[str, str], ...] = (
     ("Dbrx", "clipped q, k and v"),
     ("BitNet", "norms before the last linears of attention and MLP"),
     ("JetMoe", "experts of attention"),
-    ("HunYuanMoE", "norms of q and k behind the rotation beside experts"),
-    ("Apertus", "the activation xIELU"),
     ("Reformer|BigBird", "sparse attention"),
     ("OPT|XGLM|BioGpt|OpenAIGPT|CTRL|GPTNeoFor", "learned or sinusoidal positions in a block that is not GPT-2's"),
     ("GPTJ|CodeGen|Phi(?:For|Moe|moe)", "a bias of the head"),
