@@ -314,9 +314,6 @@ NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what 
     ),
     "THUDM/chatglm3-6b": ({"architectures": ["ChatGLMModel"]}, "the tensor names of ChatGLM"),
     "openbmb/MiniCPM3-4B": ({"architectures": ["MiniCPM3ForCausalLM"]}, "latent attention beside scaled embeddings"),
-    "tiiuae/Falcon-H1-0.5B-Instruct": (
-        {"architectures": ["FalconH1ForCausalLM"], "mamba_d_state": 128}, "a state-space layer beside attention",
-    ),
     "google/recurrentgemma-2b": (
         {"architectures": ["RecurrentGemmaForCausalLM"], "lru_width": 2560}, "recurrent layers",
     ),

@@ -18,7 +18,14 @@ from tokenwright.cache import KVStore
 from tokenwright.engine import Sequence as Text
 from tokenwright.engine import State
 
-HYBRIDS = ("short convolutions", "delta rules", "state spaces", "states alone", "layers of one op")
+HYBRIDS = (
+    "short convolutions",
+    "delta rules",
+    "state spaces",
+    "states alone",
+    "layers of one op",
+    "state spaces beside",
+)
 MOST = 300  # steps and events of a schedule, far above what its texts need
 
 

@@ -151,6 +151,35 @@ def bamba(random: Random) -> Config:
     }
 
 
+def falcon_h1(random: Random) -> Config:
+    base = _base(random)
+    factors = [one for _ in range(5) if (one := random.choice([0.35, 0.7, 1.0, 1.4]))]
+    mamba = _mamba(random, base["hidden_size"])
+    biased = mamba["mamba_proj_bias"]
+    return (
+        base
+        | mamba
+        | _rope(random)
+        | {
+            "model_type": "falcon_h1",
+            "num_hidden_layers": random.randint(1, 3),
+            "mamba_d_ssm": mamba["mamba_d_head"] * mamba["mamba_n_heads"],
+            "mamba_norm_before_gate": random.random() < 0.5,
+            "mamba_rms_norm": random.random() < 0.5,
+            "projectors_bias": random.random() < 0.5,
+            "attention_in_multiplier": random.choice([0.8, 1.0]),
+            "attention_out_multiplier": random.choice([0.9, 1.2]),
+            "embedding_multiplier": random.choice([1.0, 3.0]),
+            "key_multiplier": random.choice([0.6, 1.1]),
+            "lm_head_multiplier": random.choice([0.5, 1.0]),
+            "mlp_multipliers": [random.choice([0.7, 1.0]), random.choice([0.8, 1.0])],
+            "ssm_in_multiplier": 1.0 if biased else random.choice([0.8, 1.3]),
+            "ssm_multipliers": factors,
+            "ssm_out_multiplier": random.choice([0.6, 1.0]),
+        }
+    )
+
+
 def mamba2(random: Random) -> Config:
     heads, width = random.choice([2, 4, 8]), random.choice([32, 64])
     return {
@@ -199,7 +228,7 @@ def nemotron_h(random: Random) -> Config:
 
 
 MAKERS: tuple[Callable[[Random], Config], ...] = (
-    *(lfm2, lfm2_moe, qwen3_next, qwen3_5, olmo_hybrid, granite, bamba, mamba2, nemotron_h),
+    *(lfm2, lfm2_moe, qwen3_next, qwen3_5, olmo_hybrid, granite, bamba, falcon_h1, mamba2, nemotron_h),
 )
 
 

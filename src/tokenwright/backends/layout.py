@@ -50,7 +50,7 @@ def empty_weights(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> We
 
 
 def xielu_of(name: str, weights: Mapping[str, Any]) -> tuple[float, float, float]:
-    """What an MLP's activation xIELU has learned, as kernels take it: curvatures above and below 0, and the slope."""
+    """The learned facts of an MLP with the activation xIELU: its curvatures above and below 0, and its slope there."""
     above, below, slope = (float(weights[f"{name}.{one}.weight"][0]) for one in XIELU)
     return log1p(exp(above)), slope + log1p(exp(below)), slope
 

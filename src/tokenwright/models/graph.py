@@ -229,7 +229,7 @@ class MLP(Op):
     """x + residual_scale post_norm(down(act(factors up(norm(x))))); None: no such norm.
 
     If gated, `up` gives the gates, then the values: down(act(gates) * values). factors: of the parts of `up`; none: 1.
-    Of the activation xIELU (arXiv 2411.13010) each MLP has learned two curvatures, and it has a slope at 0:
+    The activation xIELU (arXiv 2411.13010) has two curvatures that each MLP has learned, and a slope at 0:
     `{learned}.alpha_p`, `.alpha_n` and `.beta`.
     """
 

@@ -14,6 +14,7 @@ from tokenwright.checkpoints.families.deepseek import DEEPSEEK
 from tokenwright.checkpoints.families.family import Family, Parsed, TensorSource
 from tokenwright.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
 from tokenwright.checkpoints.families.gpt2 import GPT2
+from tokenwright.checkpoints.families.hybrids.falcon_h1 import FALCON_H1
 from tokenwright.checkpoints.families.hybrids.lfm2 import LFM2, LFM2_MOE
 from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, GRANITE_HYBRID, GRANITE_MOE, MAMBA2
 from tokenwright.checkpoints.families.hybrids.nemotron import NEMOTRON
@@ -51,6 +52,7 @@ FAMILIES = (
     ROUTED, ERNIE_MOE, MINIMAX, DEEPSEEK, LFM2, QWEN_NEXT, QWEN_DENSE, QWEN_MIXED, GRANITE_HYBRID,
     BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, HUNYUAN, HELIUM, APERTUS, HUNYUAN_MOE,
     HYPERCLOVAX, NEMOTRON_PLAIN, GRANITE_MOE, GEMMA, VAULT_GEMMA, OLMO_HYBRID,
+    FALCON_H1,
 )  # fmt: skip
 
 # Keys that a family may read; where it does not, a config may only have them at a value that changes nothing: those

@@ -59,7 +59,6 @@ _ARCHITECTURES: tuple[tuple[str, str], ...] = (
     ("OPT|XGLM|BioGpt|OpenAIGPT|CTRL|GPTNeoFor", "learned or sinusoidal positions in a block that is not GPT-2's"),
     ("GPTJ|CodeGen|Phi(?:For|Moe|moe)", "a bias of the head"),
     ("RWKV|Rwkv|xLSTM", "recurrent layers"),
-    ("FalconH1", "a state-space layer beside attention"),
     ("Zamba", "attention whose weights several layers share"),
     ("Jamba|(?:Falcon)?Mamba(?!2)", "selective state-space layers (Mamba-1)"),
     (r"(?i:\w*bert|electra|roformer|xmod|xlm|xlnet|data2vec|ernie(?!4))", "an encoder's attention to later tokens"),

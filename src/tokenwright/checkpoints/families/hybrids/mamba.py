@@ -244,7 +244,7 @@ def names_of(at: str) -> dict[str, str]:
     return {f"layers.{{i}}.mamba.{ours}": f"{at}.{theirs}" for ours, theirs in (parts | {"out": "out_proj"}).items()}
 
 
-_RENAMES = (
+RENAMES = (
     (re.compile(r"(layers\.\d+\.(?:mamba|mixer)\.(?:A_log|dt_bias|D))"), r"\1.weight"),
     (re.compile(r"embedding\.weight"), "embeddings.weight"),
     (re.compile(r"(layers\.\d+\.block_sparse_moe\.router)\.weight"), r"\1.layer.weight"),  # as transformers has it
@@ -277,7 +277,7 @@ GRANITE_HYBRID = replace(
         ),
         **_GRANITE,
     },
-    renames=_RENAMES,
+    renames=RENAMES,
     stacks=re.compile(rf"{CONV}|layers\.\d+\.block_sparse_moe\.(?:input|output)_linear\.weight"),
 )
 GRANITE_MOE = replace(
@@ -297,7 +297,7 @@ BAMBA = replace(
             | {f"layers.{{i}}.mlp.{one}": f"layers.{{i}}.feed_forward.{one}_proj" for one in ("gate", "up", "down")}
         ),
     },
-    renames=_RENAMES,
+    renames=RENAMES,
     stacks=re.compile(CONV),
 )
 MAMBA2 = replace(
@@ -309,6 +309,6 @@ MAMBA2 = replace(
         names_of("layers.{i}.mixer")
         | {"embed": "embeddings", "norm": "norm_f", "head": "lm_head", "layers.{i}.attention_norm": "layers.{i}.norm"}
     ),
-    renames=_RENAMES,
+    renames=RENAMES,
     stacks=re.compile(CONV),
 )
