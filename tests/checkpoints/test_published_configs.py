@@ -315,7 +315,7 @@ NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what 
     "THUDM/chatglm3-6b": ({"architectures": ["ChatGLMModel"]}, "the tensor names of ChatGLM"),
     "openbmb/MiniCPM3-4B": ({"architectures": ["MiniCPM3ForCausalLM"]}, "latent attention beside scaled embeddings"),
     "google/recurrentgemma-2b": (
-        {"architectures": ["RecurrentGemmaForCausalLM"], "lru_width": 2560}, "recurrent layers",
+        {"architectures": ["RecurrentGemmaForCausalLM"], "lru_width": 2560}, "gated linear recurrences",
     ),
     "tiiuae/falcon-7b": ({"architectures": ["FalconForCausalLM"], "multi_query": True}, "one KV head in a fused"),
     "google-t5/t5-small": ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "an encoder"),

@@ -261,18 +261,17 @@ _ROUTED: Config = {
 _SLIDING: Config = {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 24}
 _SCALED: Config = {"embedding_multiplier": 3.0, "residual_multiplier": 0.8, "logits_scaling": 1.3}
 _GRANITE: Config = _SCALED | {"attention_multiplier": 0.3, "num_local_experts": 6, "num_experts_per_tok": 2}
+_LLAMA3: Config = {
+    "rope_type": "llama3",
+    "rope_theta": 12000000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 # Architectures whose arithmetic is that of others but for a few facts.
 PLAIN: dict[str, Config] = {
-    "apertus": {
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 12000000.0,
-            "factor": 8.0,
-            "original_max_position_embeddings": 64,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-        }
-    },
+    "apertus": {"rope_parameters": _LLAMA3},
     "cwm": _SLIDING | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "dots1": _ROUTED | {"sliding_window": None},
     "gemma": {"head_dim": 32},
@@ -280,6 +279,11 @@ PLAIN: dict[str, Config] = {
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE | {"shared_intermediate_size": 64},
     "hunyuan_v1_moe": {"num_experts": 6, "moe_topk": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "apertus1p5_text": {"rope_parameters": _LLAMA3},
+    "flex_olmo": {"num_experts": 6, "num_experts_per_tok": 2},
+    "granite_swa": _SCALED | _SLIDING | {"attention_multiplier": 0.3, "layer_rope_theta": [1e4, 5e5, 0]},
+    "granitemoe_swa": _GRANITE | _SLIDING | {"layer_rope_theta": [0, 1e4, 0]},
+    "jais2": {},
     "helium": {"num_key_value_heads": 4},
     "hyperclovax": _SCALED,
     "nemotron": {"partial_rotary_factor": 0.5},

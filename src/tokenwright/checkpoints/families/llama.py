@@ -43,6 +43,7 @@ LLAMA = Family(
         "MiniCPMForCausalLM": "minicpm",
         "CwmForCausalLM": "cwm",
         "StableLmForCausalLM": "stablelm",
+        "Jais2ForCausalLM": "jais2",
     },
     parse=parse_llama,
     prefix="model.",
@@ -91,7 +92,7 @@ HUNYUAN_MOE = replace(
 
 APERTUS = replace(
     LLAMA,
-    architectures={"ApertusForCausalLM": "apertus"},
+    architectures={"ApertusForCausalLM": "apertus", "Apertus1p5TextForCausalLM": "apertus1p5_text"},
     names=LLAMA.names
     | named(
         {
@@ -159,6 +160,17 @@ OLMO2 = replace(
             "layers.{i}.mlp_post_norm": "layers.{i}.post_feedforward_layernorm",
         }
     ),
+)
+
+FLEX_OLMO = replace(OLMO2, architectures={"FlexOlmoForCausalLM": "flex_olmo"}, names=OLMO2.names | named(QWEN_NAMES))
+
+SINKS = {"layers.{i}.attention.sinks": TensorSource("layers.{i}.self_attn.sinks")}
+SINK_RENAME = (re.compile(r"(layers\.\d+\.self_attn\.sinks)"), r"\1.weight")
+GRANITE_SWA = replace(
+    LLAMA,
+    architectures={"GraniteSWAForCausalLM": "granite_swa"},
+    names=LLAMA.names | SINKS,
+    renames=(SINK_RENAME,),
 )
 
 STARCODER2 = replace(

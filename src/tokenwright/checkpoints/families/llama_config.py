@@ -22,7 +22,14 @@ from tokenwright.checkpoints.families.mixtures import (
     Kind,
     read_mixture,
 )
-from tokenwright.checkpoints.families.positions import Slides, read_both_ropes, read_rope, read_rotary, read_windows
+from tokenwright.checkpoints.families.positions import (
+    Slides,
+    read_bases,
+    read_both_ropes,
+    read_rope,
+    read_rotary,
+    read_windows,
+)
 from tokenwright.checkpoints.families.routed import Routed, read_routed
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
@@ -58,6 +65,8 @@ class LlamaLike:
     act: str = "silu"  # default of hidden_act
     mlp_width: int | None = None  # default of intermediate_size
     gated: bool = True  # whether the MLP has gates
+    biased: bool = False  # default of attention_bias and mlp_bias
+    sinks: bool = False  # a learned logit of each head, and a base of the rotation for each layer (Granite SWA)
 
 
 # Keys of Hunyuan's files that concern its models with experts or pictures, or repeat others; and their beginnings.
@@ -75,6 +84,7 @@ _EXAONE_MOE = LlamaLike(
     nope="full",
     mixture=replace(_GLM_MOE, factor=2.5, experts="num_experts", shared="num_shared_experts"),
 )
+_APERTUS = LlamaLike(biases="config", mlp_bias=True, qk_norm="head", eps=1e-5, act="xielu", gated=False)
 _QWEN2 = LlamaLike(biases="qkv", slides="upper")
 _QWEN3 = LlamaLike(biases="config", qk_norm="head", slides="upper", head_size=128)
 _LLAMA_LIKE: Mapping[str, LlamaLike] = {
@@ -125,10 +135,21 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
     "OlmoeForCausalLM": LlamaLike(biases="config", qk_norm="whole", eps=1e-5, mixture="olmoe"),
     "ArceeForCausalLM": LlamaLike(biases="config", mlp_bias=True, eps=1e-5, act="relu2", gated=False),
     "HunYuanDenseV1ForCausalLM": LlamaLike(biases="config", qk_norm="head", qk_norm_last=True, eps=1e-5, alpha=True),
-    "ApertusForCausalLM": LlamaLike(biases="config", mlp_bias=True, qk_norm="head", eps=1e-5, act="xielu", gated=False),
+    "ApertusForCausalLM": _APERTUS,
     "HunYuanMoEV1ForCausalLM": LlamaLike(
         biases="config", qk_norm="head", qk_norm_last=True, eps=1e-5, alpha=True, mixture="hunyuan"
     ),
+    "Apertus1p5TextForCausalLM": _APERTUS,
+    "FlexOlmoForCausalLM": LlamaLike(
+        biases="config", qk_norm="whole", pre_norm=False, post_norm=True, theta=500000.0, mixture="olmoe"
+    ),
+    "GraniteSWAForCausalLM": LlamaLike(
+        biases="config", mlp_bias=True, scaled="granite", slides="typed", tied=True, eps=1e-5, sinks=True
+    ),
+    "GraniteMoeSWAForCausalLM": LlamaLike(
+        biases="config", scaled="granite", slides="typed", mixture="granite", sinks=True
+    ),
+    "Jais2ForCausalLM": LlamaLike(biases="config", mlp_bias=True, plain=True, act="relu2", gated=False, biased=True),
     "CwmForCausalLM": LlamaLike(eps=1e-5, slides="typed", theta=1000000.0, head_size=128),
     "Dots1ForCausalLM": LlamaLike(
         biases="config", qk_norm="head", slides="upper", mixture=replace(_GLM_MOE, dense=0, renormalise=False)
@@ -174,6 +195,8 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     windows = read_windows(keys, like.slides, rotary)
     if like.nope == "full" and any(windows):
         rotary = tuple(window is not None for window in windows)
+    if like.sinks:
+        rope, local, rotary = read_bases(keys, rope, windows)
     qkv_bias, out_bias, mlp_bias = _biases(keys, like)
     config = ModelConfig(
         family="llama",
@@ -202,7 +225,7 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         scales=_scales(keys, like, layers, width),
         mixture=_mixture(keys, like, layers),
         next_layers=_next_layers(keys, like),
-        sink_logits=like.oss,
+        sink_logits=like.oss or like.sinks,
         tied_head=keys.flag("tie_word_embeddings", like.tied),
         dtype=dtype(keys),
     )
@@ -303,10 +326,10 @@ def _plain_eps(keys: JsonKeys) -> float:
     return keys.number("norm_epsilon", keys.number("norm_eps", keys.number("layer_norm_eps", 1e-5)))
 
 
-def _optional(keys: JsonKeys, key: str, offered: bool, why: str) -> bool:
+def _optional(keys: JsonKeys, key: str, offered: bool, why: str, default: bool) -> bool:
     """A flag that only some architectures of the family have."""
     if offered:
-        return keys.flag(key, False)
+        return keys.flag(key, default)
     keys.only(key, False, why=f"{why} in this architecture")
     return False
 
@@ -319,7 +342,7 @@ def _biases(keys: JsonKeys, like: LlamaLike) -> tuple[bool, bool, bool]:
     if like.oss:
         every = keys.flag("attention_bias", True)
         return every, every, True
-    mlp = _optional(keys, "mlp_bias", like.mlp_bias, "biases in the MLP")
+    mlp = _optional(keys, "mlp_bias", like.mlp_bias, "biases in the MLP", like.biased)
     if like.biases == "qkv":
         for key in ("attention_bias", "qkv_bias"):
             keys.only(key, True, why="Qwen2's attention without its biases")
@@ -330,5 +353,5 @@ def _biases(keys: JsonKeys, like: LlamaLike) -> tuple[bool, bool, bool]:
     if like.biases == "config qkv":
         out = keys.flag("attention_out_bias", False)
         return keys.flag("attention_bias", not isinstance(like.mixture, Routed)), out, mlp
-    both = _optional(keys, "attention_bias", like.biases == "config", "biases of attention")
+    both = _optional(keys, "attention_bias", like.biases == "config", "biases of attention", like.biased)
     return both, both, mlp

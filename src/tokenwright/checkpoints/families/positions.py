@@ -7,7 +7,8 @@ documentation is the trained length (vLLM agrees; a few checkpoints store the pr
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypedDict
 
 from tokenwright.checkpoints.families.family import (
@@ -144,6 +145,25 @@ def read_both_ropes(
     )
     full, reach = read_rope(full_keys, theta, head_size, context)
     return full, reach, read_rope(sliding_keys, theta if local is None else local, head_size, context)[0]
+
+
+def read_bases(keys: JsonKeys, rope: Rope, windows: Sequence[int | None]) -> tuple[Rope, Rope | None, tuple[bool, ...]]:
+    """The rotation of layers with full attention, that of layers with a window, and whether each layer has one.
+
+    layer_rope_theta has the base of each layer, 0 for none. Raises CheckpointError.
+    """
+    given = keys.raw("layer_rope_theta")
+    bases = [rope.theta] * len(windows) if given is None else given
+    if not isinstance(bases, list) or len(bases) != len(windows) or not all(type(one) in (int, float) for one in bases):
+        raise keys.error(f"layer_rope_theta must be a list with a number for each of the {len(windows)} layers")
+    full, sliding = (
+        {base for base, window in zip(bases, windows, strict=True) if base and (window is None) is whole}
+        for whole in (True, False)
+    )
+    if len(full) > 1 or len(sliding) > 1:
+        raise keys.error("layer_rope_theta asks for several bases in layers of one kind, which Tokenwright lacks")
+    first = replace(rope, theta=float(next(iter(full or sliding), rope.theta)))
+    return first, replace(rope, theta=float(next(iter(sliding), first.theta))), tuple(base > 0 for base in bases)
 
 
 def _rotated(keys: JsonKeys, part: JsonKeys, head_size: int, partial: float | None) -> int:

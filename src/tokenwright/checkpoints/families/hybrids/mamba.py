@@ -19,7 +19,7 @@ from tokenwright.checkpoints.families.family import (
     named,
 )
 from tokenwright.checkpoints.families.graph_builder import decoder, mixer_norms
-from tokenwright.checkpoints.families.llama import LLAMA
+from tokenwright.checkpoints.families.llama import LLAMA, SINK_RENAME, SINKS
 from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, TRAINING, expert_width
 from tokenwright.checkpoints.families.positions import read_attended
 from tokenwright.checkpoints.files.json_keys import JsonKeys
@@ -284,6 +284,17 @@ GRANITE_MOE = replace(
     GRANITE_HYBRID,
     architectures={"GraniteMoeForCausalLM": "granitemoe", "GraniteMoeSharedForCausalLM": "granitemoeshared"},
     parse=LLAMA.parse,
+)
+GRANITE_MOE_SWA = replace(
+    GRANITE_MOE,
+    architectures={"GraniteMoeSWAForCausalLM": "granitemoe_swa"},
+    names=GRANITE_MOE.names | SINKS,
+    renames=(
+        *RENAMES,
+        SINK_RENAME,
+        (re.compile(r"(layers\.\d+\.block_sparse_moe)\.experts\.gate_up_proj"), r"\1.input_linear.weight"),
+        (re.compile(r"(layers\.\d+\.block_sparse_moe)\.experts\.down_proj"), r"\1.output_linear.weight"),
+    ),
 )
 BAMBA = replace(
     LLAMA,
