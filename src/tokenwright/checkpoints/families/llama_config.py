@@ -309,6 +309,10 @@ def _scales(keys: JsonKeys, like: LlamaLike, layers: int, width: int) -> Scales:
             residual=keys.number("scale_depth", 1.0) / layers**0.5,
             logits=keys.number("dim_model_base", 1.0) / width,
         )
+    return granite_scales(keys)
+
+
+def granite_scales(keys: JsonKeys) -> Scales:
     return Scales(
         embedding=keys.number("embedding_multiplier", 1.0),
         attention=keys.number("attention_multiplier", 1.0),

@@ -209,7 +209,7 @@ def _qwen(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
     experts = keys.whole("num_experts", also, least=0, most=MOST_EXPERTS)
     check_same(keys, "num_local_experts", "num_experts", experts)
     chosen = keys.whole("num_experts_per_tok", defaults.chosen, most=experts or MOST_EXPERTS)
-    step, without = keys.whole("decoder_sparse_step", 1), _listed(keys, "mlp_only_layers", layers)
+    step, without = keys.whole("decoder_sparse_step", 1), listed_layers(keys, "mlp_only_layers", layers)
     mixed = tuple(experts > 0 and (i + 1) % step == 0 and i not in without for i in range(layers))
     width = expert_width(keys, "moe_intermediate_size", defaults.width)
     shared = keys.whole("shared_expert_intermediate_size", defaults.shared, most=1 << 24) if defaults.shared else 0
@@ -238,7 +238,7 @@ def expert_width(keys: JsonKeys, key: str, default: int, gated: bool = True) -> 
     return width
 
 
-def _listed(keys: JsonKeys, key: str, layers: int) -> frozenset[int]:
+def listed_layers(keys: JsonKeys, key: str, layers: int) -> frozenset[int]:
     """A list of layers, by default empty."""
     listed = keys.raw(key) or []
     if not isinstance(listed, list) or not all(type(one) is int and 0 <= one < layers for one in listed):

@@ -349,6 +349,15 @@ def _pattern(keys: JsonKeys, layers: int) -> list[bool]:
     return [(i + 1) % every != 0 for i in range(layers)]
 
 
+def read_states(
+    keys: JsonKeys, types: object, layers: int, states: tuple[str, ...], attention: tuple[str, ...]
+) -> list[bool]:
+    """For each layer, whether `layer_types` gives it a state; both kinds may have several names."""
+    if not isinstance(types, list) or len(types) != layers or not all(one in states + attention for one in types):
+        raise keys.error(f"layer_types must list {layers} times {states[0]} or {attention[0]}, one for each layer")
+    return [one in states for one in types]
+
+
 def read_layer_types(keys: JsonKeys, types: object, layers: int) -> list[bool]:
     """For each layer, whether `layer_types` gives it a sliding window."""
     if not isinstance(types, list) or len(types) != layers:

@@ -7,18 +7,17 @@ transformers' defaults (configuration_falcon_h1.py).
 import re
 from dataclasses import replace
 
-from tokenwright.checkpoints.families.family import MOST_MLP, MOST_VOCAB, activation, dtype, named
+from tokenwright.checkpoints.families.family import MOST_MLP, MOST_VOCAB, activation, dtype
 from tokenwright.checkpoints.families.graph_builder import graph_of, numbered, side_by_side
-from tokenwright.checkpoints.families.hybrids.mamba import CONV, RENAMES, Ssd, groups_of, names_of, ssd, step_limits
-from tokenwright.checkpoints.families.llama import LLAMA
+from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, read_ssd, ssd
 from tokenwright.checkpoints.families.positions import read_attended
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import ModelConfig, Scales
 from tokenwright.models.graph import Graph, Op
-from tokenwright.models.recurrent import MOST_TAPS, Recurrent
+from tokenwright.models.recurrent import Recurrent
 
 # Of implementations, or repeated by others.
-_UNUSED = ("mamba_chunk_size", "num_logits_to_keep", "time_step_rank", "attn_layer_indices", "mamba_d_head", "head_dim")
+_UNUSED = ("num_logits_to_keep", "time_step_rank", "attn_layer_indices")
 _UNUSED_FACTORS = ("time_step_min", "time_step_max", "time_step_floor")  # of the initialisation
 
 
@@ -67,21 +66,14 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
 
 def _mamba(keys: JsonKeys, config: ModelConfig, layer: int) -> Recurrent:
     """The Mamba-2 half of a layer, with the factors of the gate, of x, B and C, and of the steps."""
-    heads, width = keys.whole("mamba_n_heads", 128, most=1 << 16), keys.number("mamba_expand", 2) * config.width
-    inner = int(width) if keys.is_null("mamba_d_ssm") else keys.whole("mamba_d_ssm", 1024, most=1 << 24)
-    if inner % heads:
-        raise keys.error(f"{inner} numbers cannot be divided into {heads} heads of Mamba; correct config.json")
-    keys.only("mamba_d_head", "auto", inner // heads, why="heads that are not the layer's width together")
-    groups, state = groups_of(keys, "mamba_n_groups", 1, heads), keys.whole("mamba_d_state", 256, most=1 << 16)
-    bias, taps = keys.flag("mamba_proj_bias", False), keys.whole("mamba_d_conv", 4, least=2, most=MOST_TAPS)
-    if bias:
+    width = int(keys.number("mamba_expand", 2) * config.width)
+    sizes = read_ssd(keys, width if keys.is_null("mamba_d_ssm") else keys.whole("mamba_d_ssm", 1024, most=1 << 24))
+    if sizes.bias:
         keys.only("ssm_in_multiplier", 1.0, why="a factor of Mamba's input beside its biases")
-    convolved = keys.flag("mamba_conv_bias", True)
-    sizes = Ssd(heads, groups, state, inner // heads, taps, convolved, bias, step_limits(keys))
-    op = ssd(config, layer, sizes)
+    op, shared = ssd(config, layer, sizes), sizes.groups * sizes.state
     normed, first = keys.flag("mamba_rms_norm", False), not keys.flag("mamba_norm_before_gate", True)
     rule = replace(op.recurrence, norm=op.recurrence.norm if normed else None, gate_first=first)
-    rows, whole = (inner, inner, groups * state, groups * state, heads), keys.number("ssm_in_multiplier", 1.0)
+    rows, whole = (sizes.inner, sizes.inner, shared, shared, sizes.heads), keys.number("ssm_in_multiplier", 1.0)
     each = [whole * one for one in _numbers(keys, "ssm_multipliers", 5)]
     return replace(
         op,
@@ -103,18 +95,8 @@ def _numbers(keys: JsonKeys, key: str, count: int) -> list[float]:
 
 
 FALCON_H1 = replace(
-    LLAMA,
+    BAMBA,
     architectures={"FalconH1ForCausalLM": "falcon_h1"},
     parse=_parse,
-    names={
-        **LLAMA.names,
-        **named(
-            names_of("layers.{i}.mamba")
-            | {"norm": "final_layernorm", "layers.{i}.mlp_norm": "layers.{i}.pre_ff_layernorm"}
-            | {f"layers.{{i}}.mlp.{one}": f"layers.{{i}}.feed_forward.{one}_proj" for one in ("gate", "up", "down")}
-        ),
-    },
-    renames=RENAMES,
-    inert=re.compile(rf"{LLAMA.inert.pattern}|layers\.\d+\.mamba\.mup_vector"),
-    stacks=re.compile(CONV),
+    inert=re.compile(rf"{BAMBA.inert.pattern}|layers\.\d+\.mamba\.mup_vector"),
 )
