@@ -200,12 +200,13 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Constant factors in a model's arithmetic (Granite's multipliers)."""
+    """Constant factors in a model's arithmetic (the multipliers of Granite and Falcon-H1)."""
 
     embedding: float = 1.0  # of the embeddings
     attention: float | None = None  # of q k, before the softmax; None: head_size ** -0.5
     residual: float = 1.0  # of what attention and MLP add to the residual stream
     logits: float = 1.0
+    gate_up: tuple[float, ...] = ()  # of an MLP's gates and of its values; none: 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +264,7 @@ class ModelConfig:
     rotary: tuple[bool, ...]
     norm: Literal["layer", "rms"]
     norm_eps: float
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "clamped_swiglu"]
     gated: bool  # SwiGLU-like: down(act(gate(x)) * up(x)); otherwise down(act(up(x)))
     qkv_bias: bool = False
     out_bias: bool = False

@@ -281,6 +281,19 @@ def test_activations_of_what_is_not_finite(isa: str, name: str) -> None:
 
 
 @each_isa
+def test_xielu(isa: str) -> None:
+    """Its terms may cancel each other: the error is one of their magnitude."""
+    facts = (0.7, 1.3, 0.5)
+    for x in (10 * noise(3, 37), 200 * noise(1, 1001, seed=1), noise(1, 5) * 1e-3, torch.tensor([[0.0, -0.0, 1e15]])):
+        right = REFERENCE.xielu(x.double(), facts)
+        assert (
+            (KERNELS[isa].xielu(x, facts).double() - right).abs() <= 4e-7 * (1 + x.abs()) + 2e-6 * right.abs()
+        ).all()
+    odd = torch.tensor([[math.nan, math.inf, 1.0] * 7])
+    assert torch.equal(KERNELS[isa].xielu(odd, facts).isnan(), odd.isnan())
+
+
+@each_isa
 def test_soft_caps_are_within_three_units_in_the_last_place(isa: str) -> None:
     """cap tanh(x / cap), over all magnitudes, and on both sides of where the formula changes."""
     spread = torch.logspace(-30, 38, 60_001, dtype=torch.float64).float()

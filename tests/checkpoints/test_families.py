@@ -234,7 +234,7 @@ def test_what_an_unknown_architecture_needs_is_named() -> None:
     needs = "attention to the 2,048 tokens that an indexer chooses, delta rules with a decay for each channel"
     assert f"it needs {needs}, which Tokenwright lacks" in told
     assert "sliding chunked attention" in said(layer_types=["chunked_attention", "full_attention"])
-    assert "recurrent layers" in said(lru_width=16, attention_hidden_size=16)
+    assert "it needs gated linear recurrences (RG-LRU), which" in said(lru_width=16, attention_hidden_size=16)
     assert "Tokenwright has no family that maps its keys and tensors" in said(n_routed_experts=0)
     assert "chunked" not in said(attention_chunk_size=128, sliding_window=128)
     inner = {"text_config": {"attention_chunk_size": 64}}

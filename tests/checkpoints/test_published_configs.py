@@ -307,10 +307,6 @@ NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what 
          "sliding_window": 128, "swa_head_dim": 192},
         "heads of another size in layers with a window, values of another size than keys, times a factor",
     ),
-    "tencent/Hunyuan-A13B-Instruct": (
-        {"architectures": ["HunYuanMoEV1ForCausalLM"]}, "norms of q and k behind the rotation beside experts",
-    ),
-    "swiss-ai/Apertus-8B-2509": ({"architectures": ["ApertusForCausalLM"]}, "the activation xIELU"),
     "bigscience/bloom-560m": ({"architectures": ["BloomForCausalLM"]}, "ALiBi positions"),
     "mosaicml/mpt-7b": ({"architectures": ["MPTForCausalLM"]}, "ALiBi positions"),
     "baichuan-inc/Baichuan2-13B-Chat": (
@@ -318,11 +314,8 @@ NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what 
     ),
     "THUDM/chatglm3-6b": ({"architectures": ["ChatGLMModel"]}, "the tensor names of ChatGLM"),
     "openbmb/MiniCPM3-4B": ({"architectures": ["MiniCPM3ForCausalLM"]}, "latent attention beside scaled embeddings"),
-    "tiiuae/Falcon-H1-0.5B-Instruct": (
-        {"architectures": ["FalconH1ForCausalLM"], "mamba_d_state": 128}, "a state-space layer beside attention",
-    ),
     "google/recurrentgemma-2b": (
-        {"architectures": ["RecurrentGemmaForCausalLM"], "lru_width": 2560}, "recurrent layers",
+        {"architectures": ["RecurrentGemmaForCausalLM"], "lru_width": 2560}, "gated linear recurrences",
     ),
     "tiiuae/falcon-7b": ({"architectures": ["FalconForCausalLM"], "multi_query": True}, "one KV head in a fused"),
     "google-t5/t5-small": ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "an encoder"),

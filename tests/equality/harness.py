@@ -90,6 +90,7 @@ KINDS = {
     "delta rules": Kind("qwen3-next"),
     "state spaces": Kind("granite4"),
     "states alone": Kind("mamba2"),
+    "state spaces beside": Kind("falcon-h1"),
     "layers of one op": Kind("nemotron-h"),
     "latent + sinks": Kind("deepseek3", window=WINDOW, sinks=SINKS),
 }

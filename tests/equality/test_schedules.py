@@ -1,11 +1,17 @@
 """Hybrids under random schedules: texts that share beginnings come, fork, pause, swap, are given up and are saved.
 
-Whatever happens to it, each row of logits is that of the naive run, to the bit: native kernels compute them.
+Some are beam searches. Pages go to a folder, which a second engine reads. Whatever happens to it, each row of logits
+is that of the naive run, to the bit, and each search finds the same texts with the same scores: native kernels compute
+them.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +20,22 @@ from tests.backends.native import needs_native
 from tests.equality.harness import FORMATS, NEW, Bench, Case, restored
 from tests.equality.test_faults import NoCopy
 from tests.oracle.harness import prompt_of
+from tests.oracle.test_beams import Silent
 from tokenwright.cache import KVStore
+from tokenwright.cache.disk_pages import DiskPages
+from tokenwright.decode import BeamSearch, TextStopChecker
+from tokenwright.engine import Request, SamplingParams, State
 from tokenwright.engine import Sequence as Text
-from tokenwright.engine import State
 
-HYBRIDS = ("short convolutions", "delta rules", "state spaces", "states alone", "layers of one op")
+BEAMS = 2
+HYBRIDS = (
+    "short convolutions",
+    "delta rules",
+    "state spaces",
+    "states alone",
+    "layers of one op",
+    "state spaces beside",
+)
 MOST = 300  # steps and events of a schedule, far above what its texts need
 
 
@@ -26,6 +43,38 @@ def prompts() -> list[tuple[int, ...]]:
     """Beginnings of one text, and texts that part from it."""
     whole, other = prompt_of(60), prompt_of(30, seed=5)
     return [whole[:length] for length in (9, 24, 31, 48, 60)] + [whole[:cut] + other[:12] for cut in (8, 24, 40)]
+
+
+def submit_search(bench: Bench, prompt: tuple[int, ...], **options: Any) -> BeamSearch:
+    params = SamplingParams(max_tokens=NEW, n=BEAMS, beams=BEAMS)
+    found = BeamSearch(params, TextStopChecker(Silent(), ()))
+    bench.engine.submit(Request(prompt, params, found, width=BEAMS, search=found, **options))
+    return found
+
+
+def found_by(search: BeamSearch) -> list[tuple[list[int], float]]:
+    return [([node.token for node in one.node.path()], one.score) for one in search.best(BEAMS)]
+
+
+@cache
+def naive_search(case: Case, prompt: tuple[int, ...]) -> list[tuple[list[int], float]]:
+    bench = case.bench()
+    found = submit_search(bench, prompt, cache=False)
+    bench.run()
+    return found_by(found)
+
+
+@contextmanager
+def disk_of(bench: Bench, folder: Path) -> Iterator[None]:
+    """Give an engine a page tier in a folder."""
+    like = [bench.store.read(group, [0]) for group in range(len(bench.store.groups))]
+    disk = DiskPages(folder, 1 << 30, bytes(32), like, bench.store.page_size)
+    prefixes = bench.engine.prefixes
+    prefixes.tier, prefixes.secret = disk, disk.secret
+    try:
+        yield
+    finally:
+        disk.close()
 
 
 @dataclass
@@ -36,6 +85,7 @@ class Schedule:
     random: Random
     bench: Bench
     folder: Path
+    searches: list[tuple[BeamSearch, tuple[int, ...]]] = field(default_factory=list)
     texts: dict[int, tuple[Text, tuple[int, ...]]] = field(default_factory=dict)  # each with the prompt of its oracle
 
     def run(self) -> None:
@@ -43,6 +93,8 @@ class Schedule:
         for _ in range(MOST):
             if coming and self.random.random() < 0.3:
                 self._submit(coming.pop())
+                if self.random.random() < 0.2:
+                    self._search(self.random.choice(prompts()))
             elif self.random.random() < 0.35:
                 self.random.choice((self._preempt, self._fork, self._pause, self._abort, self._switch, self._save))()
             self.bench.engine.step()
@@ -52,8 +104,12 @@ class Schedule:
         self.bench.run()
 
     def wrong(self) -> int:
-        """The number of rows that are not those of the naive runs."""
-        return sum(self._wrong(self.bench, text, prompt) for text, prompt in self.texts.values())
+        """The number of rows and searches that are not those of the naive runs."""
+        rows = sum(self._wrong(self.bench, text, prompt) for text, prompt in self.texts.values())
+        return rows + sum(found_by(found) != naive_search(self.case, prompt) for found, prompt in self.searches)
+
+    def _search(self, prompt: tuple[int, ...]) -> None:
+        self.searches.append((submit_search(self.bench, prompt, share=self.random.random() < 0.8), prompt))
 
     def _wrong(self, bench: Bench, text: Text, prompt: tuple[int, ...]) -> int:
         oracle = self.case.naive(prompt)
@@ -120,8 +176,15 @@ def schedule(seed: int, folder: Path, store: type[KVStore] = KVStore) -> int:
     options = {"page_size": size, "pages": pages, "budget": random.choice((5, 13, 64)), "store": store}
     bench = case.bench(**options, sequences=random.choice((2, 4, 8)), swap=random.choice((0, 1 << 30)))
     one = Schedule(case, random, bench, folder)
-    one.run()
-    return one.wrong()
+    if random.random() < 0.5:
+        one.run()
+        return one.wrong()
+    with disk_of(bench, folder / str(seed)):
+        one.run()
+    again = Schedule(case, random, case.bench(page_size=size, pages=8 * pages), folder)
+    with disk_of(again.bench, folder / str(seed)):
+        again.run()
+    return one.wrong() + again.wrong()
 
 
 @needs_native

@@ -79,6 +79,23 @@ BAMBA: dict[str, Any] = {
     "transformers_version": "4.46.0", "use_cache": True, "use_mamba_kernels": True, "vocab_size": VOCAB,
 }  # fmt: skip
 
+FALCON_H1: dict[str, Any] = {
+    "architectures": ["FalconH1ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.9375, "attn_layer_indices": None, "bos_token_id": 1,
+    "embedding_multiplier": 3.0, "eos_token_id": 11, "head_dim": 16, "hidden_act": "silu", "hidden_size": 64,
+    "initializer_range": 0.02, "intermediate_size": 96, "key_multiplier": 1.3, "lm_head_multiplier": 0.8,
+    "mamba_chunk_size": 128, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 16, "mamba_d_ssm": 96,
+    "mamba_d_state": 16, "mamba_expand": 2, "mamba_n_groups": 2, "mamba_n_heads": 6, "mamba_norm_before_gate": False,
+    "mamba_proj_bias": False, "mamba_rms_norm": False, "mamba_use_mlp": True, "max_position_embeddings": 512,
+    "mlp_bias": False, "mlp_multipliers": [0.7, 0.8], "model_type": "falcon_h1", "num_attention_heads": 4,
+    "num_hidden_layers": 2, "num_key_value_heads": 2, "num_logits_to_keep": 1, "pad_token_id": 0,
+    "projectors_bias": False, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 100000000000.0,
+    "ssm_in_multiplier": 1.25, "ssm_multipliers": [0.7, 0.5, 0.35, 1.2, 0.9], "ssm_out_multiplier": 0.6,
+    "tie_word_embeddings": False, "time_step_floor": 0.0001, "time_step_max": 0.1, "time_step_min": 0.001,
+    "time_step_rank": "auto", "torch_dtype": "float32", "transformers_version": "4.52.0.dev0", "use_cache": True,
+    "vocab_size": VOCAB,
+}  # fmt: skip
+
 MAMBA2: dict[str, Any] = {
     "architectures": ["Mamba2ForCausalLM"], "bos_token_id": 1, "chunk_size": 256, "conv_kernel": 4, "eos_token_id": 2,
     "expand": 2, "head_dim": 16, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.1,
@@ -111,6 +128,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3.5-moe": QWEN3_5_MOE,
     "granite4": GRANITE4,
     "bamba": BAMBA,
+    "falcon-h1": FALCON_H1,
     "mamba2": MAMBA2,
 }
 

@@ -151,6 +151,35 @@ def bamba(random: Random) -> Config:
     }
 
 
+def falcon_h1(random: Random) -> Config:
+    base = _base(random)
+    factors = [one for _ in range(5) if (one := random.choice([0.35, 0.7, 1.0, 1.4]))]
+    mamba = _mamba(random, base["hidden_size"])
+    biased = mamba["mamba_proj_bias"]
+    return (
+        base
+        | mamba
+        | _rope(random)
+        | {
+            "model_type": "falcon_h1",
+            "num_hidden_layers": random.randint(1, 3),
+            "mamba_d_ssm": mamba["mamba_d_head"] * mamba["mamba_n_heads"],
+            "mamba_norm_before_gate": random.random() < 0.5,
+            "mamba_rms_norm": random.random() < 0.5,
+            "projectors_bias": random.random() < 0.5,
+            "attention_in_multiplier": random.choice([0.8, 1.0]),
+            "attention_out_multiplier": random.choice([0.9, 1.2]),
+            "embedding_multiplier": random.choice([1.0, 3.0]),
+            "key_multiplier": random.choice([0.6, 1.1]),
+            "lm_head_multiplier": random.choice([0.5, 1.0]),
+            "mlp_multipliers": [random.choice([0.7, 1.0]), random.choice([0.8, 1.0])],
+            "ssm_in_multiplier": 1.0 if biased else random.choice([0.8, 1.3]),
+            "ssm_multipliers": factors,
+            "ssm_out_multiplier": random.choice([0.6, 1.0]),
+        }
+    )
+
+
 def mamba2(random: Random) -> Config:
     heads, width = random.choice([2, 4, 8]), random.choice([32, 64])
     return {
@@ -199,7 +228,7 @@ def nemotron_h(random: Random) -> Config:
 
 
 MAKERS: tuple[Callable[[Random], Config], ...] = (
-    *(lfm2, lfm2_moe, qwen3_next, qwen3_5, olmo_hybrid, granite, bamba, mamba2, nemotron_h),
+    *(lfm2, lfm2_moe, qwen3_next, qwen3_5, olmo_hybrid, granite, bamba, falcon_h1, mamba2, nemotron_h),
 )
 
 
@@ -232,14 +261,29 @@ _ROUTED: Config = {
 _SLIDING: Config = {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 24}
 _SCALED: Config = {"embedding_multiplier": 3.0, "residual_multiplier": 0.8, "logits_scaling": 1.3}
 _GRANITE: Config = _SCALED | {"attention_multiplier": 0.3, "num_local_experts": 6, "num_experts_per_tok": 2}
+_LLAMA3: Config = {
+    "rope_type": "llama3",
+    "rope_theta": 12000000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 # Architectures whose arithmetic is that of others but for a few facts.
 PLAIN: dict[str, Config] = {
+    "apertus": {"rope_parameters": _LLAMA3},
     "cwm": _SLIDING | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "dots1": _ROUTED | {"sliding_window": None},
     "gemma": {"head_dim": 32},
     "vaultgemma": _SLIDING | {"query_pre_attn_scalar": 32},
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE | {"shared_intermediate_size": 64},
+    "hunyuan_v1_moe": {"num_experts": 6, "moe_topk": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "apertus1p5_text": {"rope_parameters": _LLAMA3},
+    "flex_olmo": {"num_experts": 6, "num_experts_per_tok": 2},
+    "granite_swa": _SCALED | _SLIDING | {"attention_multiplier": 0.3, "layer_rope_theta": [1e4, 5e5, 0]},
+    "granitemoe_swa": _GRANITE | _SLIDING | {"layer_rope_theta": [0, 1e4, 0]},
+    "jais2": {},
     "helium": {"num_key_value_heads": 4},
     "hyperclovax": _SCALED,
     "nemotron": {"partial_rotary_factor": 0.5},

@@ -32,6 +32,7 @@ from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Graph, Parallel
 from tokenwright.models.latent import LatentAttention
 from tokenwright.models.op import Op
+from tokenwright.models.recurrent import Recurrent
 
 PROMPT, NEW, PAGE = 60, 12, 16
 PAGES = 5  # as many as a text takes: the second one comes to lie where the first one was
@@ -252,6 +253,12 @@ def scores_by_the_heads_size(graph: Graph) -> Graph:
     return by_size(graph)
 
 
+def each_of(kind: type[Op], **facts: object) -> Callable[[Graph], Graph]:
+    return lambda graph: replace(
+        graph, blocks=tuple(replace(op, **facts) if isinstance(op, kind) else op for op in graph.blocks)
+    )
+
+
 GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
     **{(kind, "positions not scaled"): plainly_rotated for kind in ("llama3", "linear", "yarn", "phi3-long")},
     ("gpt2", "another activation"): other_activation,
@@ -308,6 +315,9 @@ GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
     ("deepseek3", "weights as scored"): each_mixture({"factor": 1.0}),
     ("glm4", "no norms after"): each_block(post_norm=None),
     ("glm4", "all of a head turns"): each_attention(lambda op: replace(op, rotary=Rope(10000.0))),
+    ("falcon-h1", "one after the other"): each_of(Recurrent, beside=False),
+    ("falcon-h1", "rows as projected"): each_of(Recurrent, factors=()),
+    ("falcon-h1", "gates as projected"): each_of(MLP, factors=()),
 }
 
 

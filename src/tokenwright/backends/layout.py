@@ -4,8 +4,9 @@ This module reads no checkpoint.
 """
 
 from collections.abc import Mapping
-from math import prod
+from math import exp, log1p, prod
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from tokenwright.arrays import Array, empty
 from tokenwright.backends.packed import Packed, packed_sizes
 from tokenwright.formats import DTYPE_BYTES, WEIGHT_GROUPS, WeightFormat
 from tokenwright.models.graph import Graph
-from tokenwright.models.op import Shape
+from tokenwright.models.op import XIELU, Shape
 
 Weights = dict[str, Array | Packed]
 
@@ -47,6 +48,12 @@ def empty_weights(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> We
     for name in graph.dense:
         weights[name] = empty(graph.shapes[name])
     return weights
+
+
+def xielu_of(name: str, weights: Mapping[str, Any]) -> tuple[float, float, float]:
+    """The learned facts of an MLP with the activation xIELU: its curvatures above and below 0, and its slope there."""
+    above, below, slope = (float(weights[f"{name}.{one}.weight"][0]) for one in XIELU)
+    return log1p(exp(above)), slope + log1p(exp(below)), slope
 
 
 def _kept_as(part: str, name: str, form: WeightFormat, kept: Formats) -> WeightFormat:

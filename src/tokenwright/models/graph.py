@@ -18,7 +18,7 @@ from math import prod
 from typing import ClassVar
 
 from tokenwright.config import Heads, LayerKV, Learned, RecurrentState, Rope, angle_length
-from tokenwright.models.op import Activation, Matrix, Norm, Op, Scoring, Shape
+from tokenwright.models.op import XIELU, Activation, Matrix, Norm, Op, Scoring, Shape
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Attention(Op):
     many are its parts; before the rotation, or behind it if `norms_last`. rotary: None for a layer without rotation.
     window: tokens that a row attends to, itself included; None: all. sink_logits: the name of a learned logit of each
     head, which the softmax counts as that of one more key, whose value is zero. out_gate: `qkv` has a fourth part, as
-    large as q, whose sigmoid weights what the heads have read.
+    large as q, whose sigmoid weights what the heads have read. kept: the next op reads x as it was before this one.
     """
 
     layer: int
@@ -80,6 +80,7 @@ class Attention(Op):
     sink_logits: str | None = None
     out_gate: bool = False
     norms_last: bool = False
+    kept: bool = False
     adaptable: ClassVar[bool] = True
 
     @property
@@ -113,9 +114,11 @@ class Attention(Op):
 
 @dataclass(frozen=True)
 class MLP(Op):
-    """x + residual_scale post_norm(down(act(up(norm(x))))); None: no such norm.
+    """x + residual_scale post_norm(down(act(factors up(norm(x))))); None: no such norm.
 
-    If gated, `up` gives the gates, then the values: down(act(gates) * values).
+    If gated, `up` gives the gates, then the values: down(act(gates) * values). factors: of the parts of `up`; none: 1.
+    The activation xIELU (arXiv 2411.13010) has two curvatures that each MLP has learned, and a slope at 0:
+    `{learned}.alpha_p`, `.alpha_n` and `.beta`.
     """
 
     layer: int
@@ -126,11 +129,14 @@ class MLP(Op):
     gated: bool
     post_norm: Norm | None = None
     residual_scale: float = 1.0
+    factors: tuple[float, ...] = ()
+    learned: str | None = None
     adaptable: ClassVar[bool] = True
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        return _shapes(self.norm) | self.up.shapes | self.down.shapes | _shapes(self.post_norm)
+        facts: dict[str, Shape] = {f"{self.learned}.{one}.weight": (1,) for one in XIELU if self.learned}
+        return _shapes(self.norm) | self.up.shapes | self.down.shapes | _shapes(self.post_norm) | facts
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:

@@ -12,7 +12,8 @@ from typing import ClassVar, Literal
 from tokenwright.config import LayerKV, Rope
 
 Shape = tuple[int, ...]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
+XIELU = ("alpha_p", "alpha_n", "beta")
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "clamped_swiglu"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,11 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class Recurrent(Op):
-    """x + residual_scale post_norm(out(recurrence(project(norm(x))))); None: no such norm."""
+    """x + residual_scale post_norm(out(recurrence(factors project(norm(x))))); None: no such norm.
+
+    beside: it reads x as it was before the op before it, which is attention. factors: numbers of rows of the
+    projection, and the factor of each; none: 1.
+    """
 
     layer: int
     norm: Norm | None
@@ -119,6 +123,8 @@ class Recurrent(Op):
     out: Matrix
     post_norm: Norm | None = None
     residual_scale: float = 1.0
+    beside: bool = False
+    factors: tuple[tuple[int, float], ...] = ()
 
     @property
     def shapes(self) -> dict[str, Shape]:

@@ -5,15 +5,15 @@ the native kernels behind the `Kernels` protocol.
 """
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tokenwright.arrays import address
+from tokenwright.arrays import Array, address
 from tokenwright.backends.adapters import Beside
 from tokenwright.backends.device import torch_is_there
-from tokenwright.backends.layout import Weights
+from tokenwright.backends.layout import Weights, xielu_of
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.native_kernels import NativeKernels, matrix, recurrence_of, routing_of
 from tokenwright.backends.packed import Packed
@@ -30,7 +30,7 @@ class NativeModel:
     def __init__(self, graph: Graph, kernels: NativeKernels, weights: Weights, adapters: Beside) -> None:
         self.graph = graph
         self.kernels = kernels
-        self._weights = dict(weights)
+        self.weights = dict(weights)
         self._adapters = adapters
         self._updates: list[object] = []  # arrays that ops point to, beside the weights
         self._count = max((number for each in adapters.values() for number in each), default=0)  # of adapters
@@ -41,7 +41,7 @@ class NativeModel:
         self.struct = lib.CModel(graph.width, len(graph.ropes), len(pairs), self._list)
 
     def packed(self, of: Matrix) -> Packed:
-        found = self._weights[of.name]
+        found = self.weights[of.name]
         assert isinstance(found, Packed), "matrices are packed"
         return found
 
@@ -71,16 +71,25 @@ class NativeModel:
 
     def recurrence(self, of: Recurrence) -> lib.CRecurrence:
         """The struct of a recurrence. Its taps are stored the other way round: [taps, channels]."""
-        tensors = {name.removeprefix(f"{of.name}."): np.asarray(self._weights[name]) for name in of.shapes}
+        tensors = {name.removeprefix(f"{of.name}."): np.asarray(self.weights[name]) for name in of.shapes}
         taps = np.concatenate([tensors[f"{part}.weight"] for part, _ in of.parts])
         tensors["conv.weight"] = np.ascontiguousarray(taps.T)
         self._updates.append(tensors)
         places = {name: address(one) for name, one in tensors.items()}
         return recurrence_of(of, places, self.norm(of.norm))
 
+    def keep(self, numbers: Array) -> int | None:
+        """The address of an array that the model keeps alive beside its weights."""
+        self._updates.append(numbers)
+        return address(numbers)
+
+    def factors(self, sizes: Sequence[int], each: Sequence[float]) -> int | None:
+        """The address of the factors of a matrix's outputs, of which some have each one; None without factors."""
+        return self.keep(np.repeat(np.array(each, np.float32), sizes)) if each else None
+
     def address(self, name: str) -> int | None:
         """The address of a dense tensor; None if the model lacks it."""
-        dense = self._weights.get(name)
+        dense = self.weights.get(name)
         assert not isinstance(dense, Packed), "norms and positions are not packed"
         return address(dense)
 
@@ -116,6 +125,7 @@ def _attention(op: Attention, model: NativeModel) -> lib.CAttentionOp:
     learned = None if op.sink_logits is None else model.address(f"{op.sink_logits}.weight")
     return lib.CAttentionOp(
         op.layer,
+        op.kept,
         lib.CHeads(op.heads, op.kv_heads, op.head_size, op.head_size, op.scoring.scale, op.scoring.cap or 0, learned),
         -1 if op.rotary is None else model.graph.ropes.index(op.rotary),
         model.norm(op.norm),
@@ -165,7 +175,11 @@ def _mlp(op: MLP, model: NativeModel) -> lib.CMLPOp:
     activation = lib.ACTIVATIONS[op.activation]
     up, down = model.matrix(op.up), model.matrix(op.down)
     updates = model.updates(op.up), model.updates(op.down)
-    return lib.CMLPOp(activation, op.gated, model.norm(op.norm), up, down, _after(op, model), *updates)
+    learned = None if op.learned is None else model.keep(np.array(xielu_of(op.learned, model.weights), np.float32))
+    factors = model.factors([out for _, out in op.up.parts], op.factors)
+    return lib.CMLPOp(
+        activation, op.gated, learned, factors, model.norm(op.norm), up, down, _after(op, model), *updates
+    )
 
 
 def _experts(op: Experts, model: NativeModel) -> lib.CExpertsOp:
@@ -186,6 +200,8 @@ def _experts(op: Experts, model: NativeModel) -> lib.CExpertsOp:
 def _recurrent(op: Recurrent, model: NativeModel) -> lib.CRecurrentOp:
     return lib.CRecurrentOp(
         op.layer,
+        op.beside,
+        model.factors([rows for rows, _ in op.factors], [one for _, one in op.factors]),
         model.recurrence(op.recurrence),
         model.norm(op.norm),
         model.matrix(op.project),

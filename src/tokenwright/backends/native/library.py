@@ -17,7 +17,7 @@ from tokenwright.errors import RequestError
 NAME = "_native.so"
 FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5, "int5": 6, "int6": 7}
 SCORES = {"softmax": 0, "sigmoid": 1}
-ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4, "relu2": 5}
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4, "relu2": 5, "xielu": -1}
 
 
 class CMatrix(Structure):
@@ -103,6 +103,7 @@ class CLowRank(Structure):
 class CAttentionOp(Structure):
     _fields_ = (
         ("layer", c_int64),
+        ("kept", c_int64),
         ("heads", CHeads),
         ("rotation", c_int64),
         ("norm", CNorm),
@@ -123,6 +124,8 @@ class CMLPOp(Structure):
     _fields_ = (
         ("activation", c_int64),
         ("gated", c_int64),
+        ("xielu", c_void_p),
+        ("factors", c_void_p),
         ("norm", CNorm),
         ("up", CMatrix),
         ("down", CMatrix),
@@ -228,6 +231,8 @@ class CRecurrence(Structure):
 class CRecurrentOp(Structure):
     _fields_ = (
         ("layer", c_int64),
+        ("beside", c_int64),
+        ("factors", c_void_p),
         ("recurrence", CRecurrence),
         ("norm", CNorm),
         ("project", CMatrix),
@@ -341,6 +346,7 @@ _FUNCTIONS = {
     "tw_store_kv": ("", "kppnpnpp"),
     "tw_norm": ("", "kpnnpp"),
     "tw_activate": ("", "knnpp"),
+    "tw_xielu": ("", "kpnpp"),
     "tw_gated": ("", "knnnpp"),
     "tw_soft_cap": ("", "kdnp"),
     "tw_rotate": ("", "knnnppp"),

@@ -91,6 +91,13 @@ class NativeKernels:
         self.library.tw_activate(self.handle, kind, rows.size, address(rows), address(y))
         return y
 
+    def xielu(self, x: Floats, facts: Sequence[float]) -> Floats:
+        rows = np.ascontiguousarray(x)
+        y = empty(rows.shape)
+        numbers = np.array(facts, np.float32)
+        self.library.tw_xielu(self.handle, address(numbers), rows.size, address(rows), address(y))
+        return y
+
     def gated(self, x: Floats, activation: str) -> Floats:
         rows, size = np.ascontiguousarray(x), x.shape[-1] // 2
         y = empty((*x.shape[:-1], size))

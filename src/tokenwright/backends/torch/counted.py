@@ -56,6 +56,9 @@ class CountedKernels:
     def activate(self, x: Values, activation: str) -> Values:
         return self.kernels.activate(x, activation)
 
+    def xielu(self, x: Values, facts: Sequence[float]) -> Values:
+        return self.kernels.xielu(x, facts)
+
     def gated(self, x: Values, activation: str) -> Values:
         return self.kernels.gated(x, activation)
 

@@ -86,6 +86,9 @@ class Kernels(Protocol):
     def activate(self, x: Values, activation: str) -> Values:
         """act(x) for one of silu, gelu, gelu_tanh, relu, relu2."""
 
+    def xielu(self, x: Values, facts: Sequence[float]) -> Values:
+        """xIELU of each number: facts [3] are its curvatures above and below 0, and its slope there."""
+
     def gated(self, x: Values, activation: str) -> Values:
         """[T, 2 m], gates then values -> act(gates) * values [T, m]."""
 

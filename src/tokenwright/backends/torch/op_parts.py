@@ -68,6 +68,14 @@ def after(post_norm: Norm | None, factor: float, kernels: Kernels, weights: Weig
     return lambda x: scale(function(x))
 
 
+def factors(each: Sequence[tuple[int, float]]) -> Function:
+    """Multiplies the outputs of a matrix: so many of them by each factor."""
+    if not each:
+        return _same
+    sizes, by = zip(*each, strict=True)
+    return lambda x: library_of(x).concat([part * one for part, one in zip(parted(x, sizes, 1), by, strict=True)], 1)
+
+
 def parted(x: Values, sizes: Sequence[int], axis: int) -> list[Values]:
     """Views of `x`, one after another along an axis."""
     ends, before = list(accumulate(sizes)), (slice(None),) * axis

@@ -11,9 +11,21 @@ from typing import Any, Protocol, TypeVar
 
 from tokenwright.backends import Scored
 from tokenwright.backends.adapters import Beside
+from tokenwright.backends.layout import xielu_of
 from tokenwright.backends.torch.kernels import Kernels, Linear, Values, in_fp32, library_of
 from tokenwright.backends.torch.op_batch import OpBatch
-from tokenwright.backends.torch.op_parts import Weights, after, by_row, dense, linear, norm, over_heads, parted, scaled
+from tokenwright.backends.torch.op_parts import (
+    Weights,
+    after,
+    by_row,
+    dense,
+    factors,
+    linear,
+    norm,
+    over_heads,
+    parted,
+    scaled,
+)
 from tokenwright.cache import KVStore, KVView
 from tokenwright.config import Rope
 from tokenwright.models.experts import Experts
@@ -28,12 +40,16 @@ AnyOp = TypeVar("AnyOp")
 
 @dataclass(frozen=True, slots=True)
 class ForwardState:
-    """The state of a step: the batch, the KV store and the tap; and the model's adapters."""
+    """The state of a step: the batch, the KV store and the tap; and the model's adapters.
+
+    before: the residual stream before the last op that keeps it.
+    """
 
     batch: OpBatch
     store: KVStore
     tap: Tap
     adapters: Beside = field(default_factory=dict)
+    before: list[Values] = field(default_factory=list)
 
     def linear(self, kernels: Kernels, x: Values, weight: Linear, name: str) -> Values:
         """[T, in] -> [T, out] by the matrix `name`; to the rows of an adapter it adds what that adapter does.
@@ -90,6 +106,8 @@ class TorchAttention:
         self.after = after(op.post_norm, op.residual_scale, kernels, weights)
 
     def __call__(self, x: Values, state: ForwardState) -> Values:
+        if isinstance(self.op, Attention) and self.op.kept:
+            state.before[:] = [x]
         x = x + self.added(x, state)
         state.tap(Site.ATTENTION, self.layer, x)
         return x
@@ -193,7 +211,8 @@ class TorchRecurrent:
     """One recurrent layer: project, rewrite the state row by row, project back."""
 
     def __init__(self, op: Recurrent, kernels: Kernels, weights: Weights) -> None:
-        self.kernels, self.layer = kernels, op.layer
+        self.kernels, self.layer, self.beside = kernels, op.layer, op.beside
+        self.factors = factors(op.factors)
         self.names = (op.project.name, op.out.name)
         self.recurrence = of = op.recurrence
         self.tensors = {name.removeprefix(f"{of.name}."): dense(weights, name) for name in of.shapes}
@@ -205,9 +224,9 @@ class TorchRecurrent:
         self.after = after(op.post_norm, op.residual_scale, kernels, weights)
 
     def __call__(self, x: Values, state: ForwardState) -> Values:
-        normed = self.norm(x)
+        normed = self.norm(state.before[0] if self.beside else x)
         state.tap(Site.ATTENTION_INPUT, self.layer, normed)
-        rows = state.linear(self.kernels, normed, self.project, self.names[0])
+        rows = self.factors(state.linear(self.kernels, normed, self.project, self.names[0]))
         view, chunks = state.store.states(self.layer), state.batch.chunks
         mixed = self.kernels.recur(rows, self.recurrence, self.tensors, view, chunks)  # [T, width]
         x = x + self.after(state.linear(self.kernels, mixed, self.out, self.names[1]))
@@ -227,6 +246,8 @@ class TorchMLP:
         self.up = linear(weights, op.up)
         self.down = linear(weights, op.down)
         self.gated = op.gated
+        self.learned = None if op.learned is None else xielu_of(op.learned, weights)
+        self.factors = factors([(out, one) for (_, out), one in zip(op.up.parts, op.factors, strict=False)])
         self.after = after(op.post_norm, op.residual_scale, kernels, weights)
 
     def __call__(self, x: Values, state: ForwardState) -> Values:
@@ -238,8 +259,12 @@ class TorchMLP:
         """[T, width] -> [T, width]: what the op adds to the residual stream."""
         normed = self.norm(x)
         state.tap(Site.MLP_INPUT, self.layer, normed)
-        activate = self.kernels.gated if self.gated else self.kernels.activate
-        hidden = activate(state.linear(self.kernels, normed, self.up, self.names[0]), self.activation)  # [T, m]
+        projected = self.factors(state.linear(self.kernels, normed, self.up, self.names[0]))
+        if self.learned is None:
+            activate = self.kernels.gated if self.gated else self.kernels.activate
+            hidden = activate(projected, self.activation)  # [T, m]
+        else:
+            hidden = self.kernels.xielu(projected, self.learned)
         state.tap(Site.MLP_HIDDEN, self.layer, hidden)
         return self.after(state.linear(self.kernels, hidden, self.down, self.names[1]))
 

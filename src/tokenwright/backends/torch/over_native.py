@@ -39,6 +39,9 @@ class TensorKernels:
     def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         return tensor(self.native.activate(array(x), activation))
 
+    def xielu(self, x: torch.Tensor, facts: Sequence[float]) -> torch.Tensor:
+        return tensor(self.native.xielu(array(x), facts))
+
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         return tensor(self.native.gated(array(x), activation))
 

@@ -86,6 +86,12 @@ class ReferenceKernels:
     def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         return _as(ACTIVATIONS[activation](self._in(x)), x.dtype)
 
+    def xielu(self, x: torch.Tensor, facts: Sequence[float]) -> torch.Tensor:
+        wide = self._in(x)
+        above, below, slope = facts
+        high, low = wide.clamp(min=0), wide.clamp(max=0)
+        return _as(above * high.square() + below * (torch.expm1(low) - low) + slope * wide, x.dtype)
+
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         gates, values = x.chunk(2, dim=-1)
         if activation == "clamped_swiglu":

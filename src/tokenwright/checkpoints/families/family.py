@@ -135,6 +135,8 @@ class Family:
 
     def shape_of(self, bare: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape that a tensor of the file is read with."""
+        if not shape:
+            return (1,)
         if self.stacks is None or len(shape) < 2 or not self.stacks.fullmatch(bare):
             return shape
         return shape[0] * shape[1], *shape[2:]

@@ -59,6 +59,14 @@ def block(config: ModelConfig, layer: int, mixer: Op | None = None) -> tuple[Op,
     return (Parallel(attention, mlp),)
 
 
+def side_by_side(config: ModelConfig, layer: int, mixer: Recurrent, scales: tuple[float, float]) -> tuple[Op, ...]:
+    """Attention and a recurrence over the same input, then the MLP. scales: of what attention and the MLP add."""
+    attention, mlp = block(config, layer)
+    assert isinstance(attention, Attention) and isinstance(mlp, MLP), "such layers have both"
+    mixer = replace(mixer, beside=True)
+    return replace(attention, kept=True, residual_scale=scales[0]), mixer, replace(mlp, residual_scale=scales[1])
+
+
 def numbered(blocks: Sequence[Op]) -> list[Op]:
     """Ops that are layers of the file by themselves, with the numbers of their caches; an MLP has that before it."""
     found, place = list[Op](), 0
@@ -166,6 +174,8 @@ def _mlp(config: ModelConfig, layer: int) -> MLP:
         config.gated,
         after,
         config.scales.residual,
+        config.scales.gate_up,
+        f"{at}.act" if config.activation == "xielu" else None,
     )
 
 

@@ -16,11 +16,13 @@ from tokenwright.checkpoints.families.mixtures import (
     GPT_OSS_PLAIN,
     GPT_OSS_RENAMES,
     GPT_OSS_STACKS,
+    HUNYUAN_NAMES,
     MINIMAX_NAMES,
     MIXTRAL_NAMES,
     QWEN_NAMES,
 )
 from tokenwright.checkpoints.families.routed import ROUTED_NAMES, ROUTED_RENAMES
+from tokenwright.models.op import XIELU
 
 LLAMA = Family(
     architectures={
@@ -41,6 +43,7 @@ LLAMA = Family(
         "MiniCPMForCausalLM": "minicpm",
         "CwmForCausalLM": "cwm",
         "StableLmForCausalLM": "stablelm",
+        "Jais2ForCausalLM": "jais2",
     },
     parse=parse_llama,
     prefix="model.",
@@ -79,6 +82,27 @@ HUNYUAN = replace(
             "layers.{i}.attention.k_norm": "layers.{i}.self_attn.key_layernorm",
         }
     ),
+)
+
+HUNYUAN_MOE = replace(
+    HUNYUAN,
+    architectures={"HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe"},
+    names=HUNYUAN.names | named(HUNYUAN_NAMES),
+)
+
+APERTUS = replace(
+    LLAMA,
+    architectures={"ApertusForCausalLM": "apertus", "Apertus1p5TextForCausalLM": "apertus1p5_text"},
+    names=LLAMA.names
+    | named(
+        {
+            "layers.{i}.attention_norm": "layers.{i}.attention_layernorm",
+            "layers.{i}.mlp_norm": "layers.{i}.feedforward_layernorm",
+        }
+    )
+    | {f"layers.{{i}}.mlp.act.{one}": TensorSource(f"layers.{{i}}.mlp.act_fn.{one}", wide=True) for one in XIELU},
+    renames=((re.compile(rf"(layers\.\d+\.mlp\.act_fn\.(?:{'|'.join(XIELU)}))"), r"\1.weight"),),
+    inert=re.compile(r"layers\.\d+\.mlp\.act_fn\.eps"),
 )
 
 HELIUM = replace(LLAMA, architectures={"HeliumForCausalLM": "helium"}, neighbours=True)
@@ -136,6 +160,17 @@ OLMO2 = replace(
             "layers.{i}.mlp_post_norm": "layers.{i}.post_feedforward_layernorm",
         }
     ),
+)
+
+FLEX_OLMO = replace(OLMO2, architectures={"FlexOlmoForCausalLM": "flex_olmo"}, names=OLMO2.names | named(QWEN_NAMES))
+
+SINKS = {"layers.{i}.attention.sinks": TensorSource("layers.{i}.self_attn.sinks")}
+SINK_RENAME = (re.compile(r"(layers\.\d+\.self_attn\.sinks)"), r"\1.weight")
+GRANITE_SWA = replace(
+    LLAMA,
+    architectures={"GraniteSWAForCausalLM": "granite_swa"},
+    names=LLAMA.names | SINKS,
+    renames=(SINK_RENAME,),
 )
 
 STARCODER2 = replace(

@@ -22,12 +22,20 @@ from tokenwright.checkpoints.families.mixtures import (
     Kind,
     read_mixture,
 )
-from tokenwright.checkpoints.families.positions import Slides, read_both_ropes, read_rope, read_rotary, read_windows
+from tokenwright.checkpoints.families.positions import (
+    Slides,
+    read_bases,
+    read_both_ropes,
+    read_rope,
+    read_rotary,
+    read_windows,
+)
 from tokenwright.checkpoints.families.routed import Routed, read_routed
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import Mixture, ModelConfig, Scales
 from tokenwright.models.graph import Graph
+from tokenwright.models.op import Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +66,14 @@ class LlamaLike:
     act: str = "silu"  # default of hidden_act
     mlp_width: int | None = None  # default of intermediate_size
     gated: bool = True  # whether the MLP has gates
+    biased: bool = False  # default of attention_bias and mlp_bias
+    sinks: bool = False  # a learned logit of each head, and a base of the rotation for each layer (Granite SWA)
 
 
 # Keys of Hunyuan's files that concern its models with experts or pictures, or repeat others; and their beginnings.
 _HUNYUAN = (
     *("attention_head_dim", "cla_share_factor", "class_num", "dense_list", "eod_token_id", "mask_init_id"),
-    *("num_experts", "num_media_embeds", "org_vocab_size", "pad_id", "pool_type", "sep_id"),
+    *("num_media_embeds", "org_vocab_size", "pad_id", "pool_type", "sep_id"),
 )
 _PICTURES = ("anyres_", "im_", "image_", "text_", "video_", "vit_")
 _MISTRAL = LlamaLike(slides="all")
@@ -75,6 +85,7 @@ _EXAONE_MOE = LlamaLike(
     nope="full",
     mixture=replace(_GLM_MOE, factor=2.5, experts="num_experts", shared="num_shared_experts"),
 )
+_APERTUS = LlamaLike(biases="config", mlp_bias=True, qk_norm="head", eps=1e-5, act="xielu", gated=False)
 _QWEN2 = LlamaLike(biases="qkv", slides="upper")
 _QWEN3 = LlamaLike(biases="config", qk_norm="head", slides="upper", head_size=128)
 _LLAMA_LIKE: Mapping[str, LlamaLike] = {
@@ -125,6 +136,21 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
     "OlmoeForCausalLM": LlamaLike(biases="config", qk_norm="whole", eps=1e-5, mixture="olmoe"),
     "ArceeForCausalLM": LlamaLike(biases="config", mlp_bias=True, eps=1e-5, act="relu2", gated=False),
     "HunYuanDenseV1ForCausalLM": LlamaLike(biases="config", qk_norm="head", qk_norm_last=True, eps=1e-5, alpha=True),
+    "ApertusForCausalLM": _APERTUS,
+    "HunYuanMoEV1ForCausalLM": LlamaLike(
+        biases="config", qk_norm="head", qk_norm_last=True, eps=1e-5, alpha=True, mixture="hunyuan"
+    ),
+    "Apertus1p5TextForCausalLM": _APERTUS,
+    "FlexOlmoForCausalLM": LlamaLike(
+        biases="config", qk_norm="whole", pre_norm=False, post_norm=True, theta=500000.0, mixture="olmoe"
+    ),
+    "GraniteSWAForCausalLM": LlamaLike(
+        biases="config", mlp_bias=True, scaled="granite", slides="typed", tied=True, eps=1e-5, sinks=True
+    ),
+    "GraniteMoeSWAForCausalLM": LlamaLike(
+        biases="config", scaled="granite", slides="typed", mixture="granite", sinks=True
+    ),
+    "Jais2ForCausalLM": LlamaLike(biases="config", mlp_bias=True, plain=True, act="relu2", gated=False, biased=True),
     "CwmForCausalLM": LlamaLike(eps=1e-5, slides="typed", theta=1000000.0, head_size=128),
     "Dots1ForCausalLM": LlamaLike(
         biases="config", qk_norm="head", slides="upper", mixture=replace(_GLM_MOE, dense=0, renormalise=False)
@@ -159,7 +185,7 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     head_size = keys.whole("head_dim", like.head_size or 0, least=0, most=1 << 16) or size_of_head(keys, width, heads)
     context = keys.whole("max_position_embeddings", most=MAX_TOKENS)
     if like.alpha:
-        _skip_pictures(keys)
+        _skip_pictures(keys, like)
     if like.local:
         rope, reach, local = read_both_ropes(keys, like.theta, None, head_size, context)
     else:
@@ -170,6 +196,8 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     windows = read_windows(keys, like.slides, rotary)
     if like.nope == "full" and any(windows):
         rotary = tuple(window is not None for window in windows)
+    if like.sinks:
+        rope, local, rotary = read_bases(keys, rope, windows)
     qkv_bias, out_bias, mlp_bias = _biases(keys, like)
     config = ModelConfig(
         family="llama",
@@ -185,7 +213,7 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         local=local,
         norm="layer" if like.plain else "rms",
         norm_eps=_plain_eps(keys) if like.plain else keys.number("rms_norm_eps", like.eps),
-        activation=activation(keys, "hidden_act", like.act),
+        activation=_activation(keys, like),
         gated=like.gated,
         qkv_bias=qkv_bias,
         out_bias=out_bias,
@@ -198,7 +226,7 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         scales=_scales(keys, like, layers, width),
         mixture=_mixture(keys, like, layers),
         next_layers=_next_layers(keys, like),
-        sink_logits=like.oss,
+        sink_logits=like.oss or like.sinks,
         tied_head=keys.flag("tie_word_embeddings", like.tied),
         dtype=dtype(keys),
     )
@@ -208,10 +236,23 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     return config, decoder(config)
 
 
-def _skip_pictures(keys: JsonKeys) -> None:
-    """Read the keys of Hunyuan's files that concern other models than its dense ones of text."""
+def _activation(keys: JsonKeys, like: LlamaLike) -> Activation:
+    """The MLP's activation; that which Apertus learns is its own."""
+    if like.act != "xielu":
+        return activation(keys, "hidden_act", like.act)
+    keys.only("hidden_act", "xielu", why="another activation in this architecture")
+    keys.only("qk_norm", True, why="attention without norms of q and k in this architecture")
+    if keys.raw("rope_scaling") is None and keys.raw("rope_parameters") is None:
+        raise keys.error("rope_scaling is missing; the published files have that of Llama 3 there")
+    return "xielu"
+
+
+def _skip_pictures(keys: JsonKeys, like: LlamaLike) -> None:
+    """Read the keys of Hunyuan's files that concern other models than the one at hand."""
     for key in (*_HUNYUAN, *(name for name in keys.names if name.startswith(_PICTURES))):
         keys.raw(key)
+    if like.mixture is None:
+        keys.raw("num_experts")
     keys.only("norm_type", "rms", why="another norm in this architecture")
     keys.only("use_cla", False, why="K and V that layers share")
     keys.only("use_rotary_pos_emb", True, why="attention without positions")
@@ -269,6 +310,10 @@ def _scales(keys: JsonKeys, like: LlamaLike, layers: int, width: int) -> Scales:
             residual=keys.number("scale_depth", 1.0) / layers**0.5,
             logits=keys.number("dim_model_base", 1.0) / width,
         )
+    return granite_scales(keys)
+
+
+def granite_scales(keys: JsonKeys) -> Scales:
     return Scales(
         embedding=keys.number("embedding_multiplier", 1.0),
         attention=keys.number("attention_multiplier", 1.0),
@@ -286,10 +331,10 @@ def _plain_eps(keys: JsonKeys) -> float:
     return keys.number("norm_epsilon", keys.number("norm_eps", keys.number("layer_norm_eps", 1e-5)))
 
 
-def _optional(keys: JsonKeys, key: str, offered: bool, why: str) -> bool:
+def _optional(keys: JsonKeys, key: str, offered: bool, why: str, default: bool) -> bool:
     """A flag that only some architectures of the family have."""
     if offered:
-        return keys.flag(key, False)
+        return keys.flag(key, default)
     keys.only(key, False, why=f"{why} in this architecture")
     return False
 
@@ -302,7 +347,7 @@ def _biases(keys: JsonKeys, like: LlamaLike) -> tuple[bool, bool, bool]:
     if like.oss:
         every = keys.flag("attention_bias", True)
         return every, every, True
-    mlp = _optional(keys, "mlp_bias", like.mlp_bias, "biases in the MLP")
+    mlp = _optional(keys, "mlp_bias", like.mlp_bias, "biases in the MLP", like.biased)
     if like.biases == "qkv":
         for key in ("attention_bias", "qkv_bias"):
             keys.only(key, True, why="Qwen2's attention without its biases")
@@ -313,5 +358,5 @@ def _biases(keys: JsonKeys, like: LlamaLike) -> tuple[bool, bool, bool]:
     if like.biases == "config qkv":
         out = keys.flag("attention_out_bias", False)
         return keys.flag("attention_bias", not isinstance(like.mixture, Routed)), out, mlp
-    both = _optional(keys, "attention_bias", like.biases == "config", "biases of attention")
+    both = _optional(keys, "attention_bias", like.biases == "config", "biases of attention", like.biased)
     return both, both, mlp

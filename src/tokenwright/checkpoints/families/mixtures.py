@@ -13,7 +13,9 @@ from tokenwright.checkpoints.families.family import TensorSource
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Mixture
 
-Kind = Literal["mixtral", "qwen2", "qwen3", "qwen3-next", "qwen3.5", "gpt-oss", "minimax", "ernie", "olmoe", "granite"]
+Kind = Literal[
+    "mixtral", "qwen2", "qwen3", "qwen3-next", "qwen3.5", "gpt-oss", "minimax", "ernie", "olmoe", "granite", "hunyuan"
+]
 
 MOST_EXPERTS = 1 << 16
 TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # without effect on the logits
@@ -35,6 +37,11 @@ BIAS_RENAMES = (
     (re.compile(r"(layers\.\d+\.(?:block_sparse_moe|mlp\.moe_statics)\.e_score_correction_bias)"), r"\1.weight"),
 )
 BIAS_STACKS = re.compile(r"layers\.\d+\.mlp\.moe_statics\.e_score_correction_bias\.weight")
+HUNYUAN_NAMES: Mapping[str, str] = {"layers.{i}.mlp.router": "layers.{i}.mlp.gate.wg"} | {
+    f"layers.{{i}}.mlp.{ours}.{one}": f"layers.{{i}}.mlp.{theirs}.{one}_proj"
+    for ours, theirs in (("experts.{e}", "experts.{e}"), ("shared", "shared_mlp"))
+    for one in ("gate", "up", "down")
+}
 QWEN_NAMES: Mapping[str, str] = {
     "layers.{i}.mlp.router": "layers.{i}.mlp.gate",
     "layers.{i}.mlp.shared_gate": "layers.{i}.mlp.shared_expert_gate",
@@ -78,6 +85,7 @@ def read_mixture(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
         "ernie": _ernie,
         "olmoe": _olmoe,
         "granite": _granite,
+        "hunyuan": _hunyuan,
     }
     return readers[kind](keys, layers) if kind in readers else _qwen(keys, kind, layers)
 
@@ -95,6 +103,27 @@ def _granite(keys: JsonKeys, layers: int) -> Mixture:
     width = expert_width(keys, "intermediate_size", 11008)
     shared = keys.whole("shared_intermediate_size", 0, least=0, most=1 << 24)
     return Mixture(experts, chosen, width, (True,) * layers, shared_width=shared)
+
+
+def _hunyuan(keys: JsonKeys, layers: int) -> Mixture:
+    """Hunyuan: experts as wide as the MLP that all tokens meet. Its files list some numbers layer by layer."""
+    for key in ("capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token"):  # of training
+        keys.raw(key)
+    keys.only("moe_layer_num_skipped", 0, why="layers without experts in this architecture")
+    keys.only("norm_topk_prob", True, why="experts whose weights are not divided by their sum")
+    keys.only("use_mixed_mlp_moe", True, why="layers without a shared expert in this architecture")
+    keys.only("group_limited_greedy", False, why="experts in groups in this architecture")
+    experts, width = keys.whole("num_experts", 1, most=MOST_EXPERTS), expert_width(keys, "intermediate_size", 11008)
+    check_same(keys, "num_local_experts", "num_experts", experts)
+    each = {
+        key: set(given) if isinstance(given := keys.raw(key), list) else {given}
+        for key in ("moe_topk", "num_experts_per_tok", "moe_intermediate_size", "num_shared_expert")
+    }
+    chosen = (each["moe_topk"] | each["num_experts_per_tok"]) - {None}
+    if len(chosen) > 1 or each["moe_intermediate_size"] - {None, width} or each["num_shared_expert"] - {None, 1}:
+        raise keys.error("layers have other numbers or sizes of experts than others, which Tokenwright lacks")
+    number = JsonKeys({"moe_topk": next(iter(chosen), 1)}, keys.where).whole("moe_topk", most=experts)
+    return Mixture(experts, number, width, (True,) * layers, shared_width=width)
 
 
 def _olmoe(keys: JsonKeys, layers: int) -> Mixture:
@@ -180,7 +209,7 @@ def _qwen(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
     experts = keys.whole("num_experts", also, least=0, most=MOST_EXPERTS)
     check_same(keys, "num_local_experts", "num_experts", experts)
     chosen = keys.whole("num_experts_per_tok", defaults.chosen, most=experts or MOST_EXPERTS)
-    step, without = keys.whole("decoder_sparse_step", 1), _listed(keys, "mlp_only_layers", layers)
+    step, without = keys.whole("decoder_sparse_step", 1), listed_layers(keys, "mlp_only_layers", layers)
     mixed = tuple(experts > 0 and (i + 1) % step == 0 and i not in without for i in range(layers))
     width = expert_width(keys, "moe_intermediate_size", defaults.width)
     shared = keys.whole("shared_expert_intermediate_size", defaults.shared, most=1 << 24) if defaults.shared else 0
@@ -209,7 +238,7 @@ def expert_width(keys: JsonKeys, key: str, default: int, gated: bool = True) -> 
     return width
 
 
-def _listed(keys: JsonKeys, key: str, layers: int) -> frozenset[int]:
+def listed_layers(keys: JsonKeys, key: str, layers: int) -> frozenset[int]:
     """A list of layers, by default empty."""
     listed = keys.raw(key) or []
     if not isinstance(listed, list) or not all(type(one) is int and 0 <= one < layers for one in listed):

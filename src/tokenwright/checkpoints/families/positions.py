@@ -7,7 +7,8 @@ documentation is the trained length (vLLM agrees; a few checkpoints store the pr
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypedDict
 
 from tokenwright.checkpoints.families.family import (
@@ -144,6 +145,25 @@ def read_both_ropes(
     )
     full, reach = read_rope(full_keys, theta, head_size, context)
     return full, reach, read_rope(sliding_keys, theta if local is None else local, head_size, context)[0]
+
+
+def read_bases(keys: JsonKeys, rope: Rope, windows: Sequence[int | None]) -> tuple[Rope, Rope | None, tuple[bool, ...]]:
+    """The rotation of layers with full attention, that of layers with a window, and whether each layer has one.
+
+    layer_rope_theta has the base of each layer, 0 for none. Raises CheckpointError.
+    """
+    given = keys.raw("layer_rope_theta")
+    bases = [rope.theta] * len(windows) if given is None else given
+    if not isinstance(bases, list) or len(bases) != len(windows) or not all(type(one) in (int, float) for one in bases):
+        raise keys.error(f"layer_rope_theta must be a list with a number for each of the {len(windows)} layers")
+    full, sliding = (
+        {base for base, window in zip(bases, windows, strict=True) if base and (window is None) is whole}
+        for whole in (True, False)
+    )
+    if len(full) > 1 or len(sliding) > 1:
+        raise keys.error("layer_rope_theta asks for several bases in layers of one kind, which Tokenwright lacks")
+    first = replace(rope, theta=float(next(iter(full or sliding), rope.theta)))
+    return first, replace(rope, theta=float(next(iter(sliding), first.theta))), tuple(base > 0 for base in bases)
 
 
 def _rotated(keys: JsonKeys, part: JsonKeys, head_size: int, partial: float | None) -> int:
@@ -327,6 +347,15 @@ def _pattern(keys: JsonKeys, layers: int) -> list[bool]:
         return [pattern[i % len(pattern)] == "L" for i in range(layers)]
     every = keys.whole("sliding_window_pattern", 4)
     return [(i + 1) % every != 0 for i in range(layers)]
+
+
+def read_states(
+    keys: JsonKeys, types: object, layers: int, states: tuple[str, ...], attention: tuple[str, ...]
+) -> list[bool]:
+    """For each layer, whether `layer_types` gives it a state; both kinds may have several names."""
+    if not isinstance(types, list) or len(types) != layers or not all(one in states + attention for one in types):
+        raise keys.error(f"layer_types must list {layers} times {states[0]} or {attention[0]}, one for each layer")
+    return [one in states for one in types]
 
 
 def read_layer_types(keys: JsonKeys, types: object, layers: int) -> list[bool]:

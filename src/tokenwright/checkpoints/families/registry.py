@@ -14,18 +14,23 @@ from tokenwright.checkpoints.families.deepseek import DEEPSEEK
 from tokenwright.checkpoints.families.family import Family, Parsed, TensorSource
 from tokenwright.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
 from tokenwright.checkpoints.families.gpt2 import GPT2
+from tokenwright.checkpoints.families.hybrids.falcon_h1 import FALCON_H1
 from tokenwright.checkpoints.families.hybrids.lfm2 import LFM2, LFM2_MOE
-from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, GRANITE_HYBRID, GRANITE_MOE, MAMBA2
+from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, GRANITE_HYBRID, GRANITE_MOE, GRANITE_MOE_SWA, MAMBA2
 from tokenwright.checkpoints.families.hybrids.nemotron import NEMOTRON
 from tokenwright.checkpoints.families.hybrids.qwen_next import OLMO_HYBRID, QWEN_DENSE, QWEN_MIXED, QWEN_NEXT
 from tokenwright.checkpoints.families.llama import (
+    APERTUS,
     ERNIE,
     ERNIE_MOE,
+    FLEX_OLMO,
     GLM,
     GLM4,
     GPT_OSS,
+    GRANITE_SWA,
     HELIUM,
     HUNYUAN,
+    HUNYUAN_MOE,
     HYPERCLOVAX,
     LLAMA,
     MINIMAX,
@@ -47,8 +52,9 @@ __all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "TensorSource", "parse_config"
 FAMILIES = (
     GPT2, LLAMA, MIXTRAL, QWEN_MOE, GPT_OSS, PHI3, OLMO2, STARCODER2, GEMMA2, GEMMA3, COHERE, NEOX, GLM, GLM4, ERNIE,
     ROUTED, ERNIE_MOE, MINIMAX, DEEPSEEK, LFM2, QWEN_NEXT, QWEN_DENSE, QWEN_MIXED, GRANITE_HYBRID,
-    BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, HUNYUAN, HELIUM,
+    BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, HUNYUAN, HELIUM, APERTUS, HUNYUAN_MOE,
     HYPERCLOVAX, NEMOTRON_PLAIN, GRANITE_MOE, GEMMA, VAULT_GEMMA, OLMO_HYBRID,
+    FALCON_H1, FLEX_OLMO, GRANITE_SWA, GRANITE_MOE_SWA,
 )  # fmt: skip
 
 # Keys that a family may read; where it does not, a config may only have them at a value that changes nothing: those
@@ -160,6 +166,6 @@ def _find(keys: JsonKeys) -> tuple[Family, str]:
             f"unknown architecture {name}; {what_it_lacks(keys, name)}. Tokenwright runs {', '.join(known)}"
         )
     family = known[name]
-    if kind in kinds and kind != family.architectures[name]:
+    if kind in kinds and kind.removesuffix("_text") != family.architectures[name].removesuffix("_text"):
         raise keys.error(f"model_type {kind!r} does not belong to {name}, but to {kinds[kind]}; correct config.json")
     return family, name

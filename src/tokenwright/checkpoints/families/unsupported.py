@@ -18,8 +18,7 @@ _OPERATIONS: tuple[tuple[str, str], ...] = (
     ("attn_temperature_tuning", "queries scaled by their position"),
     ("interleave_moe_layer_step", "experts whose input is scaled by their score"),
     ("linear_attn_config", "delta rules with a decay for each channel"),
-    ("lru_width", "recurrent layers"),
-    ("attention_hidden_size", "recurrent layers"),
+    ("lru_width", "gated linear recurrences (RG-LRU)"),
     ("alibi", "ALiBi positions"),
     ("multi_query", "one KV head in a fused projection"),
     ("is_encoder_decoder", "an encoder"),
@@ -36,7 +35,7 @@ _OPERATIONS: tuple[tuple[str, str], ...] = (
 )
 _LAYER_TYPES: Mapping[str, str] = {
     "chunked_attention": "sliding chunked attention",
-    "recurrent": "recurrent layers",
+    "recurrent": "gated linear recurrences (RG-LRU)",
 }
 # Architectures whose keys do not tell, by their names' beginnings, and what they need.
 _ARCHITECTURES: tuple[tuple[str, str], ...] = (
@@ -55,16 +54,20 @@ _ARCHITECTURES: tuple[tuple[str, str], ...] = (
     ("Dbrx", "clipped q, k and v"),
     ("BitNet", "norms before the last linears of attention and MLP"),
     ("JetMoe", "experts of attention"),
-    ("HunYuanMoE", "norms of q and k behind the rotation beside experts"),
-    ("Apertus", "the activation xIELU"),
     ("Reformer|BigBird", "sparse attention"),
     ("OPT|XGLM|BioGpt|OpenAIGPT|CTRL|GPTNeoFor", "learned or sinusoidal positions in a block that is not GPT-2's"),
     ("GPTJ|CodeGen|Phi(?:For|Moe|moe)", "a bias of the head"),
-    ("RWKV|Rwkv|xLSTM", "recurrent layers"),
-    ("FalconH1", "a state-space layer beside attention"),
+    ("RWKV|Rwkv", "the recurrence of RWKV"),
+    ("xLSTM", "the recurrences of xLSTM"),
+    ("Cohere2Moe", "experts beside attention that read the same input"),
+    ("Fuyu|Persimmon", "LayerNorm with biases of each head of q and k"),
+    ("ModernBertDecoder", "a norm of the embeddings, and an MLP before the head"),
     ("Zamba", "attention whose weights several layers share"),
     ("Jamba|(?:Falcon)?Mamba(?!2)", "selective state-space layers (Mamba-1)"),
-    (r"(?i:\w*bert|electra|roformer|xmod|xlm|xlnet|data2vec|ernie(?!4))", "an encoder's attention to later tokens"),
+    (
+        r"(?!ModernBertDecoder)(?i:\w*bert|electra|roformer|xmod|xlm|xlnet|data2vec|ernie(?!4))",
+        "an encoder's attention to later tokens",
+    ),
 )
 
 

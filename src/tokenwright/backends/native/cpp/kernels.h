@@ -95,6 +95,7 @@ struct Kernels {
 
   void (*norm)(const Norm&, int64_t size, const float* x, float* y);
   void (*activate)(int64_t activation, int64_t size, const float* x, float* y);
+  void (*xielu)(const float* facts, int64_t size, const float* x, float* y);
   // y [size] = act(gates) * values, for x [2 size]: the gates, then the values.
   void (*gated)(int64_t activation, int64_t size, const float* x, float* y);
   // x = cap tanh(x / cap), in place.

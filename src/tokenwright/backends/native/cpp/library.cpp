@@ -203,6 +203,10 @@ TW_EXPORT void tw_activate(const Kernels* k, int64_t activation, int64_t size, c
   k->activate(activation, size, x, y);
 }
 
+TW_EXPORT void tw_xielu(const Kernels* k, const float* facts, int64_t size, const float* x, float* y) {
+  k->xielu(facts, size, x, y);
+}
+
 TW_EXPORT void tw_gated(const Kernels* k, int64_t activation, int64_t rows, int64_t size, const float* x, float* y) {
   for (int64_t i = 0; i < rows; i++) k->gated(activation, size, x + i * 2 * size, y + i * size);
 }

@@ -21,8 +21,9 @@ from tokenwright.checkpoints.families.mixtures import (
     TRAINING,
     check_same,
     expert_width,
+    listed_layers,
 )
-from tokenwright.checkpoints.families.positions import read_attended
+from tokenwright.checkpoints.families.positions import read_attended, read_states
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Mixture, ModelConfig
 from tokenwright.models.graph import Graph
@@ -59,7 +60,7 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         dtype=dtype(keys),
     )
     taps, bias = keys.whole("conv_L_cache", 3, least=2, most=MOST_TAPS), keys.flag("conv_bias", False)
-    mixers = {i: _convolution(config, i, taps, bias) for i, kind in enumerate(_types(keys, layers)) if kind == "conv"}
+    mixers = {i: _convolution(config, i, taps, bias) for i, state in enumerate(_convolved(keys, layers)) if state}
     return config, decoder(config, mixers)
 
 
@@ -88,21 +89,13 @@ def _mlp_width(keys: JsonKeys) -> int:
     return -(-int(factor * int(2 * width / 3)) // multiple) * multiple
 
 
-def _types(keys: JsonKeys, layers: int) -> list[str]:
-    """For each layer, whether it is a convolution or attention."""
-    full, types = keys.raw("full_attn_idxs"), keys.raw("layer_types")
+def _convolved(keys: JsonKeys, layers: int) -> list[bool]:
+    """Whether each layer is a convolution."""
+    types, listed = keys.raw("layer_types"), "full_attn_idxs" in keys.names
+    full = listed_layers(keys, "full_attn_idxs", layers) if listed else range(layers)
     if types is None:
-        full = list(range(layers)) if full is None else full
-        if not isinstance(full, list) or not all(type(i) is int and 0 <= i < layers for i in full):
-            raise keys.error(f"full_attn_idxs must be a list of layers from 0 to {layers - 1}")
-        types = ["full_attention" if i in full else "conv" for i in range(layers)]
-    if (
-        not isinstance(types, list)
-        or len(types) != layers
-        or not all(one in ("conv", "full_attention") for one in types)
-    ):
-        raise keys.error(f"layer_types must list {layers} times conv or full_attention, one for each layer")
-    return types
+        return [i not in full for i in range(layers)]
+    return read_states(keys, types, layers, ("conv",), ("full_attention",))
 
 
 def _convolution(config: ModelConfig, layer: int, taps: int, bias: bool) -> Recurrent:

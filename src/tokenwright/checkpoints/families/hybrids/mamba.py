@@ -4,7 +4,7 @@ Absent keys take transformers' defaults (configuration_mamba2.py, ..._granitemoe
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -19,11 +19,12 @@ from tokenwright.checkpoints.families.family import (
     named,
 )
 from tokenwright.checkpoints.families.graph_builder import decoder, mixer_norms
-from tokenwright.checkpoints.families.llama import LLAMA
-from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, TRAINING, expert_width
-from tokenwright.checkpoints.families.positions import read_attended
+from tokenwright.checkpoints.families.llama import LLAMA, SINK_RENAME, SINKS
+from tokenwright.checkpoints.families.llama_config import granite_scales
+from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, TRAINING, expert_width, listed_layers
+from tokenwright.checkpoints.families.positions import read_attended, read_states
 from tokenwright.checkpoints.files.json_keys import JsonKeys
-from tokenwright.config import Mixture, ModelConfig, Rope, Scales
+from tokenwright.config import Mixture, ModelConfig, Rope
 from tokenwright.models.graph import Graph
 from tokenwright.models.op import Matrix, Norm
 from tokenwright.models.recurrent import MOST_TAPS, Places, Recurrence, Recurrent
@@ -67,15 +68,10 @@ def _parse_granite(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Grap
         mlp_width=shared,
         rotary=(turned,) * config.layers,
         mixture=Mixture(experts, chosen, width, mixed, shared_width=shared) if experts else None,
-        scales=Scales(
-            embedding=keys.number("embedding_multiplier", 1.0),
-            attention=keys.number("attention_multiplier", 1.0),
-            residual=keys.number("residual_multiplier", 1.0),
-            logits=1 / keys.number("logits_scaling", 1.0),
-        ),
+        scales=granite_scales(keys),
     )
     types = keys.raw("layer_types") or keys.raw("layers_block_type")
-    return _hybrid(keys, config, _listed(keys, types, config.layers))
+    return _hybrid(keys, config, types)
 
 
 def _parse_bamba(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
@@ -85,12 +81,10 @@ def _parse_bamba(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]
     keys.only("mlp_bias", False, why="biases in the MLP")
     for key in ("num_logits_to_keep", "use_mamba_kernels", "z_loss_coefficient"):
         keys.raw(key)
-    listed, types = keys.raw("attn_layer_indices") or [], keys.raw("layer_types")
+    attends, types = listed_layers(keys, "attn_layer_indices", config.layers), keys.raw("layer_types")
     if types is None:
-        if not isinstance(listed, list) or not all(type(i) is int and 0 <= i < config.layers for i in listed):
-            raise keys.error(f"attn_layer_indices must be a list of layers from 0 to {config.layers - 1}")
-        types = ["attention" if i in listed else "mamba" for i in range(config.layers)]
-    return _hybrid(keys, config, _listed(keys, types, config.layers))
+        types = [_ATTENTION[0] if i in attends else _STATES[0] for i in range(config.layers)]
+    return _hybrid(keys, config, types)
 
 
 def _attention_config(keys: JsonKeys, architecture: str, context: int, partial: float | None) -> ModelConfig:
@@ -113,15 +107,21 @@ def _attention_config(keys: JsonKeys, architecture: str, context: int, partial: 
     )
 
 
-def _hybrid(keys: JsonKeys, config: ModelConfig, states: Sequence[bool]) -> tuple[ModelConfig, Graph]:
+def _hybrid(keys: JsonKeys, config: ModelConfig, types: object) -> tuple[ModelConfig, Graph]:
     keys.only("hidden_act", "silu", "swish", why="another activation behind a convolution")
+    layers, sizes = config.layers, read_ssd(keys, keys.whole("mamba_expand", 2) * config.width)
+    states = [True] * layers if types is None else read_states(keys, types, layers, _STATES, _ATTENTION)
+    return config, decoder(config, {i: ssd(config, i, sizes) for i, state in enumerate(states) if state})
+
+
+def read_ssd(keys: JsonKeys, inner: int) -> Ssd:
+    """The sizes of the Mamba-2 layers of a hybrid, whose heads have `inner` numbers together."""
     keys.raw("mamba_chunk_size")  # of an implementation; the recurrence has none
     heads = keys.whole("mamba_n_heads", 128, most=1 << 16)
-    inner = keys.whole("mamba_expand", 2) * config.width
     if inner % heads:
         raise keys.error(f"{inner} numbers cannot be divided into {heads} heads of Mamba; correct config.json")
     keys.only("mamba_d_head", "auto", inner // heads, why="heads that are not the layer's width together")
-    sizes = Ssd(
+    return Ssd(
         heads,
         groups_of(keys, "mamba_n_groups", 1, heads),
         keys.whole("mamba_d_state", 256, most=1 << 16),
@@ -131,7 +131,6 @@ def _hybrid(keys: JsonKeys, config: ModelConfig, states: Sequence[bool]) -> tupl
         keys.flag("mamba_proj_bias", False),
         step_limits(keys),
     )
-    return config, decoder(config, {i: ssd(config, i, sizes) for i, state in enumerate(states) if state})
 
 
 def _parse_alone(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
@@ -176,15 +175,6 @@ def _parse_alone(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]
         step_limits(keys),
     )
     return config, decoder(config, {i: ssd(config, i, sizes) for i in range(layers)})
-
-
-def _listed(keys: JsonKeys, types: object, layers: int) -> list[bool]:
-    """Whether each layer keeps a state."""
-    if types is None:
-        return [True] * layers
-    if not isinstance(types, list) or len(types) != layers or not all(one in _STATES + _ATTENTION for one in types):
-        raise keys.error(f"layer_types must list {layers} times mamba or attention, one for each layer")
-    return [one in _STATES for one in types]
 
 
 def groups_of(keys: JsonKeys, key: str, default: int, heads: int) -> int:
@@ -245,7 +235,7 @@ def names_of(at: str) -> dict[str, str]:
     return {f"layers.{{i}}.mamba.{ours}": f"{at}.{theirs}" for ours, theirs in (parts | {"out": "out_proj"}).items()}
 
 
-_RENAMES = (
+RENAMES = (
     (re.compile(r"(layers\.\d+\.(?:mamba|mixer)\.(?:A_log|dt_bias|D))"), r"\1.weight"),
     (re.compile(r"embedding\.weight"), "embeddings.weight"),
     (re.compile(r"(layers\.\d+\.block_sparse_moe\.router)\.weight"), r"\1.layer.weight"),  # as transformers has it
@@ -278,13 +268,24 @@ GRANITE_HYBRID = replace(
         ),
         **_GRANITE,
     },
-    renames=_RENAMES,
+    renames=RENAMES,
     stacks=re.compile(rf"{CONV}|layers\.\d+\.block_sparse_moe\.(?:input|output)_linear\.weight"),
 )
 GRANITE_MOE = replace(
     GRANITE_HYBRID,
     architectures={"GraniteMoeForCausalLM": "granitemoe", "GraniteMoeSharedForCausalLM": "granitemoeshared"},
     parse=LLAMA.parse,
+)
+GRANITE_MOE_SWA = replace(
+    GRANITE_MOE,
+    architectures={"GraniteMoeSWAForCausalLM": "granitemoe_swa"},
+    names=GRANITE_MOE.names | SINKS,
+    renames=(
+        *RENAMES,
+        SINK_RENAME,
+        (re.compile(r"(layers\.\d+\.block_sparse_moe)\.experts\.gate_up_proj"), r"\1.input_linear.weight"),
+        (re.compile(r"(layers\.\d+\.block_sparse_moe)\.experts\.down_proj"), r"\1.output_linear.weight"),
+    ),
 )
 BAMBA = replace(
     LLAMA,
@@ -298,7 +299,7 @@ BAMBA = replace(
             | {f"layers.{{i}}.mlp.{one}": f"layers.{{i}}.feed_forward.{one}_proj" for one in ("gate", "up", "down")}
         ),
     },
-    renames=_RENAMES,
+    renames=RENAMES,
     stacks=re.compile(CONV),
 )
 MAMBA2 = replace(
@@ -310,6 +311,6 @@ MAMBA2 = replace(
         names_of("layers.{i}.mixer")
         | {"embed": "embeddings", "norm": "norm_f", "head": "lm_head", "layers.{i}.attention_norm": "layers.{i}.norm"}
     ),
-    renames=_RENAMES,
+    renames=RENAMES,
     stacks=re.compile(CONV),
 )

@@ -22,7 +22,7 @@ from tokenwright.checkpoints.families.family import (
 from tokenwright.checkpoints.families.graph_builder import block, decoder, graph_of, mixer_norms
 from tokenwright.checkpoints.families.llama import LLAMA
 from tokenwright.checkpoints.families.mixtures import QWEN_NAMES, read_mixture
-from tokenwright.checkpoints.families.positions import read_attended
+from tokenwright.checkpoints.families.positions import read_attended, read_states
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import ModelConfig
 from tokenwright.models.graph import Graph
@@ -176,10 +176,7 @@ def _full(keys: JsonKeys, layers: int) -> list[bool]:
     types, every = keys.raw("layer_types"), keys.whole("full_attention_interval", 4)
     if types is None:
         return [(i + 1) % every == 0 for i in range(layers)]
-    known = ("linear_attention", "full_attention")
-    if not isinstance(types, list) or len(types) != layers or not all(one in known for one in types):
-        raise keys.error(f"layer_types must list {layers} times {' or '.join(known)}, one for each layer")
-    return [one == "full_attention" for one in types]
+    return [not state for state in read_states(keys, types, layers, ("linear_attention",), ("full_attention",))]
 
 
 def _delta_heads(keys: JsonKeys, default: DeltaHeads) -> DeltaHeads:

@@ -73,6 +73,17 @@ static void activate(int64_t activation, int64_t size, const float* x, float* y)
   }
 }
 
+// xIELU, which learns two curvatures, for positive and for negative numbers: facts are these and its slope at 0.
+static void xielu(const float* facts, int64_t size, const float* x, float* y) {
+  const F above = all(facts[0]), below = all(facts[1]), slope = all(facts[2]), zero = {};
+  for (int64_t i = 0; i < size; i += 16) {
+    const int64_t n = size - i < 16 ? size - i : 16;
+    const F v = load(x + i, n), high = larger(zero, v), low = smaller(zero, v);
+    const F curved = above * (high * high) + below * (exponential(low) - all(1.0f) - low);
+    store(y + i, fma(slope, v, curved), n);
+  }
+}
+
 // (value + 1) gate sigmoid(1.702 gate), the gate at most 7 and the value from -7 to 7.
 TW_INLINE F clamped_swiglu(F gate, F value) {
   const F limit = all(7.0f), low = all(-7.0f);

@@ -106,6 +106,7 @@ void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h,
 
 void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, const AttentionOp& op) {
   const int64_t q_width = op.heads.heads * op.heads.size;
+  if (op.kept) needs.before = std::max(needs.before, op.qkv.in);
   r.rows.reserve(op.qkv, batch.rows);
   r.rows.reserve(op.out, batch.rows);
   needs.qkv = std::max(needs.qkv, op.qkv.out);
@@ -122,6 +123,7 @@ void run(Pass& p, Team& team, int64_t thread, const AttentionOp& op) {
   const int64_t rows = p.batch.rows, q_width = op.heads.heads * op.heads.size;
   const bool sinks = op.rotation >= 0 && kv.sinks;
 
+  if (op.kept) keep_rows(p, team);
   QuantisedRows quantised = normed_rows(p, team, thread, p.x, op.norm, op.qkv);
   linears_of(p, team, op.qkv, quantised, p.qkv, nullptr, op.qkv.out);
   update(p, team, op.qkv_updates, p.qkv, op.qkv.out,

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 
 #include "ops/observer.h"
 #include "ops/residual.h"
@@ -23,11 +22,13 @@ void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& o
     float* act = p.act + thread * inner;
     if (op.gated)
       p.k.gated(op.activation, inner, p.up + row * op.up.out, act);
+    else if (op.xielu)
+      p.k.xielu(op.xielu, inner, p.up + row * op.up.out, act);
     else
       p.k.activate(op.activation, inner, p.up + row * op.up.out, act);
     return act;
   };
-  if (!p.batch.adapted && p.k.fuses(op.up, quantised, between)) {
+  if (!p.batch.adapted && !op.xielu && !op.factors && p.k.fuses(op.up, quantised, between)) {
     team.share(inner / ACTIVATED, 2, [&](int64_t first, int64_t end) {
       p.k.up_rows(op.up, quantised, first, end, between);
       for (int64_t half = 0; half <= op.gated; half++)
@@ -37,6 +38,7 @@ void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& o
     linears_of(p, team, op.up, quantised, p.up, nullptr, op.up.out);
     update(p, team, op.up_updates, p.up, op.up.out,
            [&](int64_t row) { return normed_row(p, thread, x, op.norm, row); });
+    multiply_rows(p, team, op.factors, p.up, op.up.out);
     each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.down, activated(row), row, last); });
   }
   add_linear(p, team, op.down, last, op.after, op.down_updates, activated);
@@ -63,8 +65,7 @@ void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, c
 }
 
 void run(Pass& p, Team& team, int64_t thread, const ParallelOp& op) {
-  const int64_t width = p.model.width;
-  each_row(team, p.batch.rows, [&](int64_t row) { memcpy(p.before + row * width, p.x + row * width, 4 * width); });
+  keep_rows(p, team);
   run(p, team, thread, op.attention);
   if (p.observer) p.observer->end(1 + 2 * op.attention.layer);
   run_mlp(p, team, thread, p.before, op.mlp);

@@ -193,10 +193,12 @@ void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, con
 
 void run(Pass& p, Team& team, int64_t thread, const RecurrentOp& op) {
   const int64_t rows = p.batch.rows, width = op.out.in;
-  QuantisedRows quantised = normed_rows(p, team, thread, p.x, op.norm, op.project);
+  const float* const x = op.beside ? p.before : p.x;
+  QuantisedRows quantised = normed_rows(p, team, thread, x, op.norm, op.project);
   linears_of(p, team, op.project, quantised, p.qkv, nullptr, op.project.out);
   update(p, team, op.project_updates, p.qkv, op.project.out,
-         [&](int64_t row) { return normed_row(p, thread, p.x, op.norm, row); });
+         [&](int64_t row) { return normed_row(p, thread, x, op.norm, row); });
+  multiply_rows(p, team, op.factors, p.qkv, op.project.out);
   recur_all(p.k, team, p.batch.kv[op.layer], op.recurrence, p.batch.chunks, p.batch.chunk, p.batch.page_size,
             op.project.out, p.qkv, p.mixed);
   quantised = p.r.rows.of(p.k, op.out, rows);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 
 namespace tw {
 
@@ -13,6 +14,18 @@ void linears_of(Pass& p, Team& team, const Matrix& m, const QuantisedRows& rows,
 void scale_row(int64_t size, double scale, float* x) {
   const float factor = (float)scale;
   for (int64_t i = 0; i < size; i++) x[i] *= factor;
+}
+
+void multiply_rows(Pass& p, Team& team, const float* factors, float* rows, int64_t width) {
+  if (!factors) return;
+  each_row(team, p.batch.rows, [&](int64_t row) {
+    for (int64_t i = 0; i < width; i++) rows[row * width + i] *= factors[i];
+  });
+}
+
+void keep_rows(Pass& p, Team& team) {
+  const int64_t width = p.model.width;
+  each_row(team, p.batch.rows, [&](int64_t row) { memcpy(p.before + row * width, p.x + row * width, 4 * width); });
 }
 
 bool added_directly(const Batch& batch, const After& after) {

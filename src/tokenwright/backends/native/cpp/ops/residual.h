@@ -22,6 +22,12 @@ void linears_of(Pass& p, Team& team, const Matrix& m, const QuantisedRows& rows,
 // Multiplies a row; apart from what is added to it later, so that each result is rounded.
 void scale_row(int64_t size, double scale, float* x);
 
+// rows *= factors, over all rows of the step [rows][width]; null: none.
+void multiply_rows(Pass& p, Team& team, const float* factors, float* rows, int64_t width);
+
+// Keeps x as it is in `before`, for an op that reads it so later.
+void keep_rows(Pass& p, Team& team);
+
 // Whether a linear may add its result to the residual stream itself. With adapters it may not: a row's numbers must be
 // the same in every batch, and those of an adapter are added to the result first.
 bool added_directly(const Batch& batch, const After& after);

@@ -46,6 +46,7 @@ enum HeadNorms : int64_t { EACH_HEAD = 0, ALL_HEADS = 1, OWN_WEIGHTS = 2 };
 // x += after(out(attention(q, k, v))), with q, k and v from norm(x); K and V go through the layer's KV cache.
 struct AttentionOp {
   int64_t layer;
+  int64_t kept;  // whether the next op, a recurrence, reads x as it was before this one
   Heads heads;
   int64_t rotation;  // its index among the model's rotations; -1: none
   Norm norm;
@@ -99,10 +100,12 @@ struct Recurrence {
   Norm norm;
 };
 
-// x += after(out(recurrence(project(norm(x))))). In the layer's KVLayer, which has no parts, part[0] describes the
-// memory of its states: `k.codes` [pages][bytes], and the index of its page table.
+// x += after(out(recurrence(factors project(norm(x))))). In the layer's KVLayer, which has no parts, part[0] describes
+// the memory of its states: `k.codes` [pages][bytes], and the index of its page table.
 struct RecurrentOp {
   int64_t layer;
+  int64_t beside;        // reads x as it was before the attention before it, which keeps that
+  const float* factors;  // [outputs of project], or null
   Recurrence recurrence;
   Norm norm;
   Matrix project, out;
@@ -110,9 +113,11 @@ struct RecurrentOp {
   const LowRank *project_updates, *out_updates;  // as in AttentionOp
 };
 
-// x += after(down(activation(up(norm(x))))).
+// x += after(down(activation(factors up(norm(x))))).
 struct MLPOp {
   int64_t activation, gated;
+  const float* xielu;    // [3]: what the activation xIELU has learned; null: it is another one
+  const float* factors;  // [outputs of up], or null
   Norm norm;
   Matrix up;  // if gated: the gates, then the values
   Matrix down;
