@@ -69,7 +69,7 @@ def after(post_norm: Norm | None, factor: float, kernels: Kernels, weights: Weig
 
 
 def factors(each: Sequence[tuple[int, float]]) -> Function:
-    """Multiplies the outputs of a matrix: so many of them by each factor."""
+    """Multiplies groups of a matrix's outputs, each by its factor."""
     if not each:
         return _same
     sizes, by = zip(*each, strict=True)
