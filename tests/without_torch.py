@@ -1,18 +1,40 @@
 """A plugin for pytest: `pytest -p tests.without_torch` runs the tests that need no torch, where none can be imported.
 
-It leaves out the files that import torch, or a library that stands on it, at their top or through a helper of tests/.
+It leaves out what imports torch, or a library that stands on it: files at their top or through a helper of tests/, and
+tests in their own bodies; it prints how many. Random checkpoints come from a process that has torch, and a test that
+asks for their oracle is skipped. Neither the package nor a process that a test starts can import torch: trying fails.
 """
 
 import ast
+import json
+import os
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ON_TORCH = {"torch", "transformers", "peft", "safetensors.torch"}
+BLOCK = f"import sys\nsys.modules.update(dict.fromkeys({sorted(ON_TORCH)}))\n"  # any import of them raises ImportError
 
-for _name in ON_TORCH:
-    sys.modules[_name] = None  # type: ignore[assignment]  # any import of it raises ImportError
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Block torch here, and in processes that inherit the environment, before anything of tests/ is imported."""
+    exec(BLOCK, {})
+    folder = tempfile.TemporaryDirectory()
+    early_config.add_cleanup(folder.cleanup)
+    Path(folder.name, "sitecustomize.py").write_text(BLOCK, encoding="utf-8")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder.name, os.environ.get("PYTHONPATH"))))
+
+
+def blocked() -> bool:
+    return "torch" in sys.modules and sys.modules["torch"] is None
 
 
 @cache
@@ -32,3 +54,60 @@ def imports_torch(path: Path) -> bool:
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if collection_path.suffix == ".py" and imports_torch(collection_path) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests that import torch in their own bodies."""
+    own = [item for item in items if ON_TORCH & set(getattr(item, "function", blocked).__code__.co_names)]
+    config.hook.pytest_deselected(items=own)
+    items[:] = [item for item in items if item not in own]
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    files = [path for path in _asked(config) if imports_torch(path)]
+    tests = [
+        node
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    terminalreporter.write_line(f"left out, because they import torch: {len(tests)} tests in {len(files)} files")
+
+
+def _asked(config: pytest.Config) -> Iterator[Path]:
+    for argument in config.args:
+        path = Path(config.invocation_params.dir, argument.partition("::")[0])
+        yield from sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+
+
+class Absent:
+    """In the place of an oracle."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        pytest.skip("the oracle needs torch")
+
+    __call__ = __getattr__
+
+
+def made_elsewhere(folder: Path, *arguments: object) -> None:
+    """Have the other process write a checkpoint. Skips the test where there is no torch at all."""
+    maker = _maker()
+    assert maker.stdin is not None and maker.stdout is not None
+    maker.stdin.write(json.dumps([str(folder), *arguments]) + "\n")
+    if maker.stdout.readline() != "made\n":
+        pytest.skip("no random checkpoints without torch")
+
+
+@cache
+def _maker() -> subprocess.Popen[str]:
+    """`tests/models/weights.py` in a process that has torch; it ends with this one."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-m", "tests.models.weights"]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+
+
+def pytest_unconfigure() -> None:
+    if _maker.cache_info().currsize:
+        _maker().communicate()

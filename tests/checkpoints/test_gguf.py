@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.models.fixtures import make_checkpoint, make_model, write_json, write_tokenizer
+from tests.models.fixtures import make_checkpoint, write_json, write_tokenizer
 from tests.models.gguf_files import Kind, random_blocks, write_gguf
 from tests.models.random_models import lfm2_moe
+from tests.models.weights import make_model
 from tests.tensors import tensors_of, unpacked
 from tokenwright import LLM
 from tokenwright.backends.layout import nbytes, weight_bytes

@@ -286,7 +286,7 @@ def test_the_environment_of_huggingface_hub_is_heeded(hub: FakeHub, tmp_path: Pa
     """In a process of its own: HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE, and progress on stderr only."""
     script = (
         "import sys; from pathlib import Path; from tokenwright.checkpoints.files.hub import download; "
-        "assert 'torch' not in sys.modules; "
+        "assert not sys.modules.get('torch'); "
         f"print(download({NAME!r}, None, True, lambda folder: None).name)"
     )
     environment = os.environ | {

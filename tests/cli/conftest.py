@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.models.fixtures import make_checkpoint
 from tokenwright.cli import app
 
 Run = Callable[..., Result]
@@ -15,9 +16,6 @@ Run = Callable[..., Result]
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random llama of 3 layers with a context of 512 tokens; 1 is BOS, 2 is EOS."""
-    pytest.importorskip("torch")  # which makes the weights; absent under tests/without_torch.py
-    from tests.models.fixtures import make_checkpoint
-
     return make_checkpoint(tmp_path_factory.mktemp("models") / "llama", "llama2").path
 
 

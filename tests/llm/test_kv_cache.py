@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.models.fixtures import VOCAB, make_checkpoint, write_weights
+from tests.models.fixtures import VOCAB, make_checkpoint
+from tests.models.weights import write_weights
 from tokenwright import LLM, CapacityError, RequestError, SamplingParams
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.torch import kv_codec

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import without_torch
 from tests.models.fixtures import make_checkpoint
 from tokenwright.backends.native.library import find
 
 pytestmark = pytest.mark.skipif(find() is None, reason="without kernels torch computes")
-BLOCKED = "import sys\nsys.modules['torch'] = None\n"
+BLOCKED = without_torch.BLOCK
 
 
 def run_blocked(code: str, *arguments: str, kernels: str = "native") -> str:

@@ -1,9 +1,10 @@
 """The config.json of small hybrid models: layers that keep a state beside layers with attention."""
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedModel
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 VOCAB = 320
 
@@ -133,7 +134,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def token_by_token(model: PreTrainedModel) -> None:
+def token_by_token(model: "PreTrainedModel") -> None:
     """Have transformers compute delta rules as in decode: its form in chunks of 64 tokens is off by 2e-4 in fp32."""
     module = vars(sys.modules[type(model).__module__])
     if "torch_chunk_gated_delta_rule" in module:

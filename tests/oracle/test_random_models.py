@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from tests.models.fixtures import make_model, write_tokenizer
+from tests.models.fixtures import write_tokenizer
 from tests.models.random_models import MAKERS, PLAIN, Config, plain_model, random_hybrid
+from tests.models.weights import make_model
 from tests.oracle.harness import MARGIN, TOLERANCE, Recorder, greedy, prompt_of, subject_of, write
 from tests.oracle.test_families import all_kernels
 

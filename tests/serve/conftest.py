@@ -11,6 +11,7 @@ from dataclasses import asdict
 import pytest
 from fastapi.testclient import TestClient
 
+from tests.models.fixtures import make_checkpoint
 from tests.serve.talking import make_talker, talking
 from tokenwright import LLM
 from tokenwright.serve.app import make_app
@@ -33,9 +34,6 @@ def served(model, page=None, **options):
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
-    pytest.importorskip("torch")  # which makes the weights; absent under tests/without_torch.py
-    from tests.models.fixtures import make_checkpoint
-
     folder, _ = make_checkpoint(tmp_path_factory.mktemp("tiny") / "qwen2", "qwen2")
     return folder
 

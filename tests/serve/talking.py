@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.engines import assert_at_rest
+from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
 from tokenwright.engine import FinishReason
 from tokenwright.serve.app import Served, make_app
@@ -101,9 +100,6 @@ class Talker:
 
 def make_talker(folder: Path, changes: dict[str, Any] | None = None, template: str = TEMPLATE) -> Path:
     """A checkpoint with this chat template, and a context of 2,048 tokens."""
-    pytest.importorskip("torch")  # which makes the weights; absent under tests/without_torch.py
-    from tests.models.fixtures import make_checkpoint
-
     made, _ = make_checkpoint(folder / "talker", "qwen2", changes={"max_position_embeddings": 2048} | (changes or {}))
     (made / "chat_template.jinja").write_text(template, encoding="utf-8")
     return made
