@@ -83,6 +83,7 @@ effect(() => {
   const step = frame.value;
   if (!coming.value || current === null || step === null) return;
   const [l, h] = [layer.value, head.value];
+  if (fetched.known(current, key(step.step, l, h))) return; // read here, so that it is asked for again
   const get = () => fetched.ask(current, key(step.step, l, h), (id) => api.attention(id, step.step, l, h));
   const timer = setTimeout(get, playing.value ? 2 * PATIENCE : PATIENCE);
   return () => clearTimeout(timer);
