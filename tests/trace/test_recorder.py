@@ -434,8 +434,10 @@ def test_a_model_with_states_is_counted_as_it_runs_and_not_replayed(kind, tmp_pa
             assert set(frame.attention.codes) == {0}, "such a layer attends to nothing"
         with pytest.raises(RequestError, match="cannot be replayed"):
             run.heads(0)
-        windows = model_card(llm.llm_engine, kind).windows
-        assert tuple(i for i, window in enumerate(windows) if window == 0) == llm.graph.recurrent
+        card = model_card(llm.llm_engine, kind)
+        assert tuple(i for i, window in enumerate(card.windows) if window == 0) == llm.graph.recurrent
+        kept = frame.kv_resident - (frame.start + frame.length) * card.kv_bytes_per_token
+        assert kept == card.state_bytes > 0, "what is kept is K and V of every token, and one state"
         child = llm.fork(run, 3)
         list(steps(child))
         assert child.tokens == run.tokens

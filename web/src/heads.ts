@@ -21,7 +21,8 @@ const fetched = new Answers<HeadMasses>();
 /** Whether the page has the grid of heads. */
 export const gridded = computed(() => {
   const model = card.value;
-  return run.value?.origin === "live" && !embedded.value && model !== null && model.layers * model.heads <= GRID;
+  if (run.value?.origin !== "live" || embedded.value || model === null) return false;
+  return model.layers * model.heads <= GRID && !model.windows.includes(0); // states are rewritten, so nothing is replayed
 });
 
 /** Of the shown step; while it is not here, null. */

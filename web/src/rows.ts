@@ -23,6 +23,7 @@ export const row = computed<AttentionRow | null>(() => {
   const step = frame.value;
   if (current === null || step === null) return null;
   const own = step.attention;
+  if (own !== null && keepsState(own.layer)) return null;
   if (current.origin !== "live") return own;
   if (own !== null && own.layer === layer.value && own.head === head.value) return own;
   return fetched.get(current, key(step.step, layer.value, head.value));
@@ -46,10 +47,20 @@ export const older = computed(() => {
   return current?.origin === "live" && step !== null && step.step < current.since.value;
 });
 
-export const OLDER = "The engine built this run again after this step, so it cannot be asked about it.";
+/** Whether a layer keeps a state of the text: it attends to nothing. */
+export const keepsState = (layer: number): boolean => card.value?.windows[layer] === 0;
+
+/** Whether a step of the shown run can be computed again: not where layers have rewritten a state since. */
+const replayable = computed(() => !(run.value?.model.windows.includes(0) ?? false));
+
+/** Why the engine cannot be asked about the shown step, whatever the question; empty: it can, if there is one. */
+export const unasked = computed(() => (older.value ? OLDER : replayable.value ? "" : REWRITTEN));
+
+const REWRITTEN = "Layers of this model rewrite a state at each token, so the engine cannot replay a step. Attention is shown as it was recorded.";
+const OLDER = "The engine built this run again after this step, so it cannot be asked about it.";
 
 /** Whether the engine can be asked about the shown step. */
-export const obtainable = computed(() => run.value?.origin === "live" && link.value === "open" && !older.value);
+export const obtainable = computed(() => run.value?.origin === "live" && link.value === "open" && unasked.value === "");
 
 export function select(newLayer: number, newHead: number): void {
   const model = card.value;
@@ -60,12 +71,19 @@ export function select(newLayer: number, newHead: number): void {
   if (run.value?.origin === "live") live.send({ op: "watch", layer: layer.value, head: head.value });
 }
 
+/** Whether the row of the shown step is asked for, or will be. */
+export const coming = computed(() => {
+  const [current, step] = [run.value, frame.value];
+  if (current === null || step === null || row.value !== null || !obtainable.value || keepsState(layer.value)) return false;
+  return !fetched.known(current, key(step.step, layer.value, head.value));
+});
+
 effect(() => {
   const current = run.value;
   const step = frame.value;
-  if (current === null || step === null || row.value !== null || !obtainable.value) return;
+  if (!coming.value || current === null || step === null) return;
   const [l, h] = [layer.value, head.value];
-  if (fetched.known(current, key(step.step, l, h))) return;
+  if (fetched.known(current, key(step.step, l, h))) return; // read here, so that it is asked for again
   const get = () => fetched.ask(current, key(step.step, l, h), (id) => api.attention(id, step.step, l, h));
   const timer = setTimeout(get, playing.value ? 2 * PATIENCE : PATIENCE);
   return () => clearTimeout(timer);

@@ -20,6 +20,7 @@ export const model: ModelCard = {
   head_weights: 80,
   weight_bytes: 720,
   kv_bytes_per_token: 64,
+  state_bytes: 0,
   kv_format: "float32",
   page_size: 4,
   pages: 8,

@@ -40,6 +40,7 @@ export interface ModelCard {
   head_weights: number;
   weight_bytes: number;
   kv_bytes_per_token: number;
+  state_bytes: number;
   kv_format: string;
   page_size: number;
   pages: number;

@@ -45,11 +45,12 @@ let reviving: Promise<void> | null = null;
 
 /** The first minute. A link may bring a prompt and a step to stop at; a link with an empty prompt runs nothing. */
 export async function boot(wanted: Link): Promise<void> {
-  player.introduce();
+  const introduce = (): void => (wanted.pace === undefined ? player.introduce() : undefined); // else the link sets a speed
+  introduce();
   void playRecording();
   await ready();
   if (run.value?.origin === "file") return; // someone opened a file meanwhile
-  player.introduce();
+  introduce();
   await follow(wanted);
   if (Object.keys(wanted).every((name) => LOOKS.includes(name))) tour.begin();
 }
@@ -155,9 +156,15 @@ const rest = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(
 function setModel(card: ModelCard): void {
   batch(() => {
     model.value = card;
-    layer.value = Math.min(layer.value, card.layers - 1);
+    layer.value = attending(card, Math.min(layer.value, card.layers - 1));
     head.value = Math.min(head.value, card.heads - 1);
   });
+}
+
+/** The layer nearest to this one that attends to tokens: one that keeps a state has no row to show. */
+function attending({ windows }: ModelCard, wanted: number): number {
+  const layers = windows.flatMap((window, layer) => (window === 0 ? [] : [layer]));
+  return layers.sort((a, b) => Math.abs(a - wanted) - Math.abs(b - wanted))[0] ?? wanted;
 }
 
 async function playRecording(): Promise<void> {

@@ -24,7 +24,7 @@ export function readTrace(text: string, origin: Origin, name: string): Run {
     throw new Error("This JSON file is not a trace of Tokenwright.");
   if (values.version !== VERSION)
     throw new Error(`The trace has version ${values.version}; this page reads version ${VERSION}.`);
-  const model: ModelCard = { ...values.model, kv_format: values.model.kv_format ?? values.model.dtype };
+  const model: ModelCard = { ...values.model, kv_format: values.model.kv_format ?? values.model.dtype, state_bytes: values.model.state_bytes ?? 0 };
   const card: RunCard = { ...OLDER, ...values.run };
   const { labels = [], state, halves = [] } = values;
   const made = (steps: readonly JsonStep[], own?: RunState): Run => {

@@ -56,6 +56,7 @@ def model_card(engine: LLMEngine, name: str) -> ModelCard:
         head_weights=costs.head_weights,
         weight_bytes=engine.weight_bytes,
         kv_bytes_per_token=costs.bytes_per_token,
+        state_bytes=costs.state_bytes,
         kv_format=engine.kv_format,
         page_size=pool.page_size,
         pages=pool.pages,

@@ -4,7 +4,7 @@ import { signal, type Signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { ApiError } from "../api";
 import { sentence } from "../format";
-import { OLDER, obtainable, older } from "../rows";
+import { obtainable, unasked } from "../rows";
 import { Figure } from "../ui/Stat";
 import { frame, live, run } from "../store";
 import type { About } from "../schema";
@@ -80,12 +80,12 @@ export function useRested(ask: (id: string, step: number) => void, ...also: unkn
 }
 
 /** Whether the shown step is one that the engine has. */
-export const present = (): boolean => live.value && frame.value !== null && !older.value;
+export const present = (): boolean => live.value && frame.value !== null && unasked.value === "";
 
 /** Why there is nothing to see. */
 export function Nothing() {
   const current = run.value;
-  if (older.value) return <p class="panel-note">{OLDER}</p>;
+  if (unasked.value !== "") return <p class="panel-note">{unasked.value}</p>;
   if (current !== null && current.origin !== "live")
     return <p class="panel-note">This is a recording, and this panel needs the engine. Press Run.</p>;
   return <p class="panel-note">There is no step yet. Press Run, or make a step.</p>;

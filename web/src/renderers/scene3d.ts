@@ -3,7 +3,7 @@
 // parts are in gl/. It draws when it is asked to and never by itself.
 
 import { type Beams, beamsOf, readerOf } from "./beams";
-import { groupOf } from "./labels";
+import { groupOf, rowLayer } from "./labels";
 import type { Placed } from "./layout";
 import { type Camera, HOME_CAMERA, type Renderer, type Scene } from "./renderer";
 import { makeArcs } from "./gl/arcs";
@@ -149,6 +149,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     uniforms.uFirst.value = first;
     uniforms.uOwn.value = own;
     uniforms.uLast.value = last;
+    uniforms.uRow.value = rowLayer(scene);
     uniforms.uFold.value.set([pose.from, pose.scale]);
     uniforms.uHead.value = tokens > 0 ? scene.head : NOWHERE;
     uniforms.uStrike.value = phases.strike < 1 ? easeOut(phases.strike) : 1;

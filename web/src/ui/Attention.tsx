@@ -5,7 +5,7 @@ import { useSignal } from "@preact/signals";
 import { percent } from "../format";
 import * as heads from "../heads";
 import { MEASURES, type Measure, masses, measure } from "../heads";
-import { OLDER, hideFirst, obtainable, older, refusal, row, select, selected } from "../rows";
+import { hideFirst, keepsState, obtainable, refusal, row, select, selected, unasked } from "../rows";
 import { WEIGHTS, strongest } from "../scene";
 import { card, frame, hovered, run } from "../store";
 import { quoted } from "../text";
@@ -80,7 +80,8 @@ function Missing() {
 
 function reason(): string {
   if (frame.value === null) return "No step yet.";
-  if (older.value) return OLDER;
+  if (keepsState(selected.value.layer)) return "This layer attends to no token: it keeps one state of the text, which each token rewrites.";
+  if (unasked.value !== "") return unasked.value;
   if (refusal.value !== "") return refusal.value;
   return obtainable.value
     ? "Asking the engine for this row."
@@ -137,7 +138,7 @@ const MEANING: Record<Measure, string> = {
 };
 
 /** Why the grid is empty. */
-const waiting = (): string => (older.value ? OLDER : heads.refusal.value || "shown when paused");
+const waiting = (): string => unasked.value || heads.refusal.value || "shown when paused";
 
 /** All heads of all layers at a glance, filled by what they did at this step; a click watches one. Keys have the steppers. */
 function Grid() {

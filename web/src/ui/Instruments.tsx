@@ -2,6 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { count, numbered, plural } from "../format";
+import { statesOf } from "../scene";
 import { NUMBERS, type ModelCard, type StepFrame } from "../schema";
 import { card, frame, length, run, totals } from "../store";
 import { work } from "../words";
@@ -166,6 +167,7 @@ export function KvCache() {
   const model = card.value;
   const perToken = model?.kv_bytes_per_token ?? null;
   const pageBytes = model ? model.page_size * model.kv_bytes_per_token : 0;
+  const states = model?.state_bytes ?? 0;
   const pages = step && pageBytes > 0 ? Number(step.kv_allocated) / pageBytes : null;
   const slack = step ? step.kv_allocated - step.kv_resident : null;
   const off = step !== null && !step.cache; // then the pages are scratch: filled, read and given back in the same step
@@ -174,7 +176,9 @@ export function KvCache() {
     <Instrument name="KV_CACHE" id="kv" hint="the saved keys and values">
       <div class="main-figure">
         <Stat name="kv_resident" class="big kept-ink" />
-        <span class="main-unit">{off ? "nothing is kept for the next step" : step ? `of ${plural(step.start + step.length, "token")}, for the next step` : ""}</span>
+        <span class="main-unit">
+          {off ? "nothing is kept for the next step" : step ? `of ${plural(step.start + step.length, "token")}${states > 0 ? " and a state" : ""}, for the next step` : ""}
+        </span>
       </div>
       <div class="gauge" aria-hidden="true">
         <span class="kept" style={{ width: `${filled * 100}%` }} />
@@ -199,20 +203,30 @@ export function KvCache() {
             />
           </Pair>
         )}
-        <Pair name={off ? "scratch pages" : "pages"}>
-          <Figure
-            value={pages}
-            source="derived"
-            unit={model ? `of ${count(model.pages)}` : ""}
-            meaning={`allocated, divided by the size of a page: ${model?.page_size ?? "–"} tokens`}
-          />
-        </Pair>
+        {states > 0 ? (
+          <Pair name="of it states">
+            <Figure name="state_bytes" value={off ? 0 : states} source="derived" unit="B" meaning={stateFormula(model)} />
+          </Pair>
+        ) : (
+          <Pair name={off ? "scratch pages" : "pages"}>
+            <Figure
+              value={pages}
+              source="derived"
+              unit={model ? `of ${count(model.pages)}` : ""}
+              meaning={`allocated, divided by the size of a page: ${model?.page_size ?? "–"} tokens`}
+            />
+          </Pair>
+        )}
       </dl>
     </Instrument>
   );
 }
 
-function perTokenFormula({ layers, kv_heads, head_size, latent, kv_format }: ModelCard): string {
+const stateFormula = (model: ModelCard | null): string =>
+  `the states of ${plural(statesOf(model?.windows ?? []).length, "layer")}: each token rewrites them, so they do not grow with the text`;
+
+function perTokenFormula({ windows, kv_heads, head_size, latent, kv_format }: ModelCard): string {
+  const layers = windows.filter((window) => window !== 0).length;
   const stored = `bytes of a number in the KV format (${kv_format}), scales included`;
   if (latent) return `${layers} layers × a row of ${latent} numbers for all heads × ${stored}`;
   return `2 (K and V) × ${layers} layers × ${kv_heads} KV heads × head size ${head_size} × ${stored}`;

@@ -134,6 +134,7 @@ class ModelCard:
     head_weights: int  # P_lm: width x vocabulary, also where it is tied
     weight_bytes: int  # of all weights in memory, as they are packed there
     kv_bytes_per_token: int
+    state_bytes: int  # of the layers that keep a state, at any length
     kv_format: str  # of K and V, with the window where one was chosen
     page_size: int  # tokens
     pages: int  # of the whole pool

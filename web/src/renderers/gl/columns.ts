@@ -21,7 +21,7 @@ export function makeColumns(gl: WebGL2RenderingContext, uniforms: FrameUniforms)
       void main() {
         vRange = rangeOf(gl_InstanceID);
         vFace = int(face + 0.5);
-        int state = stateOf(vRange.y, 1);
+        int state = stateOf(vRange.y, uRow + 1);
         bool solid = state == 1 || state == 4 || (state == 2 && uCache > 0.5);
         float deep = solid ? ${TILE.long} : 0.05;
         vAt = vec3(across(vRange, position.x), (1.0 - position.y) * uBoard.z, position.z);

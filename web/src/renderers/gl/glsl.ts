@@ -18,6 +18,7 @@ export function frameUniforms(states: Texture) {
     uFirst: { value: 0 }, // positions: the first in view, the first with a box of its own, and the last in view
     uOwn: { value: 0 },
     uLast: { value: 0 },
+    uRow: { value: 0 }, // the layer whose cells say whether a column is kept: one that attends
     uFold: numbers(2), // the position from which each token has a slot, and the part of one that the older have
     uHead: { value: 0 },
     uStrike: { value: 1 },
@@ -88,7 +89,7 @@ uniform mat4 viewMatrix;
 uniform mat4 projectionMatrix;
 uniform vec2 uSlope;
 uniform vec4 uBoard;
-uniform int uFirst, uOwn, uLast;
+uniform int uFirst, uOwn, uLast, uRow;
 uniform int uHead;
 uniform float uStrike;
 uniform float uCache;
