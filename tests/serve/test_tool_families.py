@@ -19,6 +19,7 @@ from tokenwright.llm.chat.tool_forms.known_forms import FORMS
 from tokenwright.llm.chat.tool_forms.probing import TemplateTools, declared, probed
 from tokenwright.llm.chat.tool_forms.reading import FormReader
 from tokenwright.llm.chat.tool_forms.supplement import as_template_reads
+from tokenwright.llm.chat.tool_forms.tagged_calls import TaggedCall
 from tokenwright.serve.service.types import Answer, Delta, Tool
 from tokenwright.text.template_process import compiled, written
 
@@ -46,6 +47,7 @@ CALLS: list[list[tuple[str, dict[str, Any]]]] = [
     [("clock", {})],
     [("get_weather", FULL)],
     [("get_weather", {"text": "a\nb", "count": -1}), ("clock", {})],
+    [("get_weather", {"list": ["a</parameter>", 'b"\n</arg_value>'], "deep": {"b": "</tool_call>"}, "sure": True})],
     [("get_weather", {"sure": False}), ("get_weather", {"kind": "out", "list": []}), ("clock", {})],
 ]
 by_name = pytest.mark.parametrize("family", FAMILIES, ids=lambda one: one.name)
@@ -173,9 +175,12 @@ def test_text_stands_before_calls_and_may_follow_them(family: Family) -> None:
         assert (read(family, pieces).text.strip(), read(family, pieces).tool_calls) == (unknown.strip(), [])
 
 
-_texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
+_marks = sorted({mark for form in FORMS for one in form.literals if len(mark := one.strip()) > 2})
+_shuts = [form.call.value_shut for form in FORMS if isinstance(form.call, TaggedCall)]  # which no text can have
+_pieces = st.one_of(st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8), st.sampled_from(_marks))
+_texts = st.lists(_pieces, max_size=3).map("".join)
 _values: dict[str, st.SearchStrategy[Any]] = {
-    "text": _texts.filter(lambda text: "<" not in text and text.strip() == text),
+    "text": _texts.filter(lambda text: text.strip() == text and not any(shut in text for shut in _shuts)),
     "kind": st.sampled_from(["in", "out"]),
     "count": st.integers(),
     "share": st.floats(allow_nan=False, allow_infinity=False),
@@ -191,10 +196,26 @@ _calls = st.lists(
 )
 
 
+_cuts = st.lists(st.integers(0, 400), max_size=6)
+
+
 @by_name
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(calls=_calls, cuts=st.lists(st.integers(0, 400), max_size=6))
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(calls=_calls, cuts=_cuts)
 def test_random_calls_round_trip(family: Family, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]) -> None:
+    check_round_trip(family, calls, cuts)
+
+
+@by_name
+@pytest.mark.sweep
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(calls=_calls, cuts=_cuts)
+def test_many_random_calls_round_trip(family: Family, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]) -> None:
+    check_round_trip(family, calls, cuts)
+
+
+def check_round_trip(family: Family, calls: list[tuple[str, dict[str, Any]]], cuts: Sequence[int]) -> None:
+    """What a template prints and what a form writes are read as these calls, with marks of all forms in their texts."""
     calls = calls[:1] if family.single else calls
     for text in (printed(family, calls), facts_of(family).form.written(calls)):
         places = sorted({min(cut, len(text)) for cut in cuts})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from tokenwright.llm.chat.tool_forms.lark import LarkRules
 from tokenwright.llm.chat.tool_forms.parameters import Kind, kind_of, named_values, parameters_of
 from tokenwright.llm.chat.tool_forms.source import Cut, Steps, TextSource
 from tokenwright.llm.chat.tool_forms.syntax import WORDS, CallSink, as_json, name_into
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)  # of JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,11 @@ class TaggedCall:
             sink.arguments('"')
             return
         parts: list[str] = []
-        yield from source.until(*shuts, give=parts.append)
+        while True:
+            shut = yield from source.until(*shuts, give=parts.append)
+            if kind != "json" or not _in_a_string("".join(parts)):
+                break
+            parts.append(shut)
         sink.arguments(_value_of("".join(parts), kind))
 
     def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str:  # noqa: ARG002
@@ -136,6 +143,11 @@ class TaggedCall:
         if (named := named_values(schema)) is not None:
             return f"{mark} {pad} ({' | '.join(map(lark.literal, named))}) {shut}"
         return f"{mark} {pad} {lark.until(self.pad + self.value_shut)}"
+
+
+def _in_a_string(text: str) -> bool:
+    """Whether this beginning of a JSON value ends inside a string, where a tag is text."""
+    return text.lstrip()[:1] in ("{", "[", '"') and '"' in _STRING.sub("", text)
 
 
 def _value_of(text: str, kind: str) -> str:
