@@ -271,6 +271,16 @@ _LLAMA3: Config = {
 }
 # Architectures whose arithmetic is that of others but for a few facts.
 PLAIN: dict[str, Config] = {
+    "afmoe": _SLIDING
+    | {
+        "moe_intermediate_size": 48,
+        "mup_enabled": True,
+        "num_dense_layers": 1,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "num_shared_experts": 1,
+        "route_scale": 1.5,
+    },
     "apertus": {"rope_parameters": _LLAMA3},
     "cwm": _SLIDING | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "dots1": _ROUTED | {"sliding_window": None},

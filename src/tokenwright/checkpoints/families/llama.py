@@ -105,6 +105,24 @@ APERTUS = replace(
     inert=re.compile(r"layers\.\d+\.mlp\.act_fn\.eps"),
 )
 
+AFMOE = replace(
+    LLAMA,
+    architectures={"AfmoeForCausalLM": "afmoe"},
+    names=LLAMA.names
+    | ROUTED_NAMES
+    | named(
+        {
+            "layers.{i}.attention.out_gate": "layers.{i}.self_attn.gate_proj",
+            "layers.{i}.attention_post_norm": "layers.{i}.post_attention_layernorm",
+            "layers.{i}.mlp_norm": "layers.{i}.pre_mlp_layernorm",
+            "layers.{i}.mlp_post_norm": "layers.{i}.post_mlp_layernorm",
+            "layers.{i}.mlp.router": "layers.{i}.mlp.router.gate",
+        }
+    )
+    | {"layers.{i}.mlp.correction": TensorSource("layers.{i}.mlp.expert_bias", wide=True)},
+    renames=((re.compile(r"(layers\.\d+\.mlp\.expert_bias)"), r"\1.weight"),),
+)
+
 HELIUM = replace(LLAMA, architectures={"HeliumForCausalLM": "helium"}, neighbours=True)
 
 HYPERCLOVAX = replace(

@@ -50,7 +50,7 @@ class LlamaLike:
     alpha: bool = False  # whether a dynamic rotation may have an alpha
     pre_norm: bool = True  # norms before attention and MLP
     post_norm: bool = False  # norms after attention and MLP
-    scaled: Literal["granite", "minicpm", "hyperclovax"] | None = None  # whose multipliers the config has
+    scaled: Literal["granite", "minicpm", "hyperclovax", "afmoe"] | None = None  # whose multipliers the config has
     slides: Slides = "none"
     # layers without rotary positions (NoPE): those of no_rope_layers, or those with full attention among windows
     nope: Literal["listed", "full"] | None = None
@@ -151,6 +151,17 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
         biases="config", scaled="granite", slides="typed", mixture="granite", sinks=True
     ),
     "Jais2ForCausalLM": LlamaLike(biases="config", mlp_bias=True, plain=True, act="relu2", gated=False, biased=True),
+    "AfmoeForCausalLM": LlamaLike(
+        biases="config",
+        qk_norm="head",
+        post_norm=True,
+        eps=1e-5,
+        slides="every",
+        nope="full",
+        head_size=128,
+        scaled="afmoe",
+        mixture="afmoe",
+    ),
     "CwmForCausalLM": LlamaLike(eps=1e-5, slides="typed", theta=1000000.0, head_size=128),
     "Dots1ForCausalLM": LlamaLike(
         biases="config", qk_norm="head", slides="upper", mixture=replace(_GLM_MOE, dense=0, renormalise=False)
@@ -194,7 +205,7 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     check_repeats(keys, context, reach)
     rotary = read_rotary(keys, layers) if like.nope == "listed" else (True,) * layers
     windows = read_windows(keys, like.slides, rotary)
-    if like.nope == "full" and any(windows):
+    if like.nope == "full" and (any(windows) or like.slides == "every"):
         rotary = tuple(window is not None for window in windows)
     if like.sinks:
         rope, local, rotary = read_bases(keys, rope, windows)
@@ -226,6 +237,7 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         scales=_scales(keys, like, layers, width),
         mixture=_mixture(keys, like, layers),
         next_layers=_next_layers(keys, like),
+        out_gate=like.scaled == "afmoe",
         sink_logits=like.oss or like.sinks,
         tied_head=keys.flag("tie_word_embeddings", like.tied),
         dtype=dtype(keys),
@@ -304,6 +316,8 @@ def _scales(keys: JsonKeys, like: LlamaLike, layers: int, width: int) -> Scales:
             residual=keys.number("residual_multiplier", 1.0),
             logits=keys.number("logits_scaling", 1.0),
         )
+    if like.scaled == "afmoe":
+        return Scales(embedding=width**0.5 if keys.flag("mup_enabled", False) else 1.0)
     if like.scaled == "minicpm":
         return Scales(
             embedding=keys.number("scale_emb", 1.0),

@@ -14,7 +14,18 @@ from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Mixture
 
 Kind = Literal[
-    "mixtral", "qwen2", "qwen3", "qwen3-next", "qwen3.5", "gpt-oss", "minimax", "ernie", "olmoe", "granite", "hunyuan"
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "qwen3-next",
+    "qwen3.5",
+    "gpt-oss",
+    "minimax",
+    "ernie",
+    "olmoe",
+    "granite",
+    "hunyuan",
+    "afmoe",
 ]
 
 MOST_EXPERTS = 1 << 16
@@ -86,6 +97,7 @@ def read_mixture(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
         "olmoe": _olmoe,
         "granite": _granite,
         "hunyuan": _hunyuan,
+        "afmoe": _afmoe,
     }
     return readers[kind](keys, layers) if kind in readers else _qwen(keys, kind, layers)
 
@@ -103,6 +115,23 @@ def _granite(keys: JsonKeys, layers: int) -> Mixture:
     width = expert_width(keys, "intermediate_size", 11008)
     shared = keys.whole("shared_intermediate_size", 0, least=0, most=1 << 24)
     return Mixture(experts, chosen, width, (True,) * layers, shared_width=shared)
+
+
+def _afmoe(keys: JsonKeys, layers: int) -> Mixture:
+    """AFMoE: scores of a sigmoid, a learned bias of the choice, and shared experts, behind some dense layers."""
+    experts = keys.whole("num_experts", 64, most=MOST_EXPERTS)
+    check_same(keys, "num_local_experts", "num_experts", experts)
+    chosen = keys.whole("num_experts_per_tok", 6, most=experts)
+    keys.only("score_func", "sigmoid", why="other scores of experts in this architecture")
+    keys.only("route_norm", True, why="experts whose weights are not divided by their sum")
+    for key in ("n_group", "topk_group", "num_expert_groups", "num_limited_groups"):
+        keys.only(key, 1, why="experts in groups in this architecture")
+    for key in ("load_balance_coeff", "use_grouped_mm"):  # of training, and of an implementation
+        keys.raw(key)
+    dense, shared = keys.whole("num_dense_layers", 1, least=0), keys.whole("num_shared_experts", 2, least=0)
+    width, factor = expert_width(keys, "moe_intermediate_size", 1408), keys.number("route_scale", 1.0)
+    mixed = tuple(i >= dense for i in range(layers))
+    return Mixture(experts, chosen, width, mixed, "sigmoid", corrected=True, factor=factor, shared_width=width * shared)
 
 
 def _hunyuan(keys: JsonKeys, layers: int) -> Mixture:

@@ -39,7 +39,7 @@ _SAME_TYPE: Mapping[str, str] = {"su": "longrope", "mrope": "default"}
 # Which layers have an attention window; given: all, if the config has sliding_window; flagged: all, and even: those of
 # even number below max_window_layers, if it has use_sliding_window; alternate: those of even number; pattern: all but
 # every fourth, or as sliding_window_pattern says, if the config has sliding_window; typed: all, or as layer_types says.
-Slides = Literal["none", "all", "given", "flagged", "upper", "even", "alternate", "nope", "pattern", "typed"]
+Slides = Literal["none", "all", "given", "flagged", "upper", "even", "alternate", "nope", "pattern", "typed", "every"]
 
 
 def read_rope(
@@ -328,6 +328,9 @@ def read_windows(keys: JsonKeys, slides: Slides, rotary: tuple[bool, ...]) -> tu
         keys.raw("sliding_window_pattern")  # without effect
     if slides in ("even", "alternate"):
         sliding = [i % 2 == 0 and (slides == "alternate" or i < border) for i in range(layers)]
+    if slides == "every":
+        every = keys.whole("global_attn_every_n_layers", 4)
+        sliding = [(i + 1) % every != 0 for i in range(layers)]
     if types is not None:
         listed = read_layer_types(keys, types, layers)
         if any(listed) and window is None:
@@ -376,10 +379,10 @@ def _window(keys: JsonKeys, slides: Slides) -> int | None:
         keys.only("sliding_window", why="a sliding window in this architecture")
         keys.only("use_sliding_window", False, why="a sliding window in this architecture")
         return None
-    if slides in ("all", "given", "alternate", "pattern", "typed"):
+    if slides in ("all", "given", "alternate", "pattern", "typed", "every"):
         keys.only("use_sliding_window", True, why="this architecture without its window")
     elif not keys.flag("use_sliding_window", False):
         return None
     if given is None and (keys.is_null("sliding_window") or slides in ("given", "nope")):
         return None
-    return keys.whole("sliding_window", 128 if slides == "alternate" else 4096, most=MAX_TOKENS)
+    return keys.whole("sliding_window", {"alternate": 128, "every": 1024}.get(slides, 4096), most=MAX_TOKENS)
