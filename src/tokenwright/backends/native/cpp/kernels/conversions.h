@@ -97,6 +97,22 @@ TW_INLINE void store_16(uint16_t* x, I a) {
   TW_PARTS store_part(x + i * WIDTH, __builtin_convertvector((UPart)a.p[i], HPart));
 #endif
 }
+// Stores two vectors of integers that fit in 16 bits.
+TW_INLINE void store_16(uint16_t* x, I a, I b) {
+#if defined(__AVX512F__)
+  const __m512i even = _mm512_set_epi16(62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32, 30, 28, 26, 24,
+                                        22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  _mm512_storeu_si512(x, _mm512_permutex2var_epi16((__m512i)a.p[0], even, (__m512i)b.p[0]));
+#elif defined(__AVX2__)
+  const __m256i first = _mm256_packs_epi32((__m256i)a.p[0], (__m256i)a.p[1]);
+  const __m256i second = _mm256_packs_epi32((__m256i)b.p[0], (__m256i)b.p[1]);
+  _mm256_storeu_si256((__m256i*)x, _mm256_permute4x64_epi64(first, 0xd8));
+  _mm256_storeu_si256((__m256i*)(x + 16), _mm256_permute4x64_epi64(second, 0xd8));
+#else
+  store_16(x, a);
+  store_16(x + 16, b);
+#endif
+}
 // Stores the low 8 bits of each lane.
 TW_INLINE void store_8(uint8_t* x, I a) {
 #if defined(__AVX512F__)

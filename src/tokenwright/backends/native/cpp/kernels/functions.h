@@ -7,32 +7,47 @@ namespace tw {
 namespace TW_ISA {
 
 // e^x with an error below 2 ulp; 0 below -87.3, infinite above 88.8, NaN for NaN. x must be at most 89.
-TW_INLINE F exponential(F x) {
+//
+// V vectors go through each step together: one after the other their long chains of dependent instructions would not
+// overlap.
+template <int V>
+TW_INLINE void exponentials(F (&x)[V]) {
+#define TW_VECTORS _Pragma("GCC unroll 4") for (int v = 0; v < V; v++)
   const F low = all(-87.33654f);
-  F r;
+  F n[V], f[V], p[V];
 #if defined(__AVX512F__)
-  const F from = x;
+  TW_VECTORS f[v] = x[v];
 #else
-  const F from = larger(x, low);
+  TW_VECTORS f[v] = larger(low, x[v]);  // NaN stays
 #endif
-  F n = rounded(from * all(1.44269504f));
-  F f = fma(n, all(-0.693145752f), from);
-  f = fma(n, all(-1.42860677e-6f), f);
-  F p = all(1.9875691500e-4f);
-  p = fma(p, f, all(1.3981999507e-3f));
-  p = fma(p, f, all(8.3334519073e-3f));
-  p = fma(p, f, all(4.1665795894e-2f));
-  p = fma(p, f, all(1.6666665459e-1f));
-  p = fma(p, f, all(5.0000001201e-1f));
-  p = fma(p, f * f, f + all(1.0f));
+  TW_VECTORS n[v] = f[v] * all(1.44269504f);
+  TW_VECTORS n[v] = rounded(n[v]);
+  TW_VECTORS f[v] = fma(n[v], all(-0.693145752f), f[v]);
+  TW_VECTORS f[v] = fma(n[v], all(-1.42860677e-6f), f[v]);
+#if !defined(__AVX512F__)
+  TW_VECTORS n[v] = bits_to_float((to_int(n[v]) + all(127)) << 23);  // 2^n
+  TW_VECTORS TW_PARTS n[v].p[i] = x[v].p[i] < low.p[i] ? (FPart){} : n[v].p[i];
+#endif
+  TW_VECTORS p[v] = fma(all(1.9875691500e-4f), f[v], all(1.3981999507e-3f));
+  TW_VECTORS p[v] = fma(p[v], f[v], all(8.3334519073e-3f));
+  TW_VECTORS p[v] = fma(p[v], f[v], all(4.1665795894e-2f));
+  TW_VECTORS p[v] = fma(p[v], f[v], all(1.6666665459e-1f));
+  TW_VECTORS p[v] = fma(p[v], f[v], all(5.0000001201e-1f));
+  TW_VECTORS p[v] = fma(p[v], f[v] * f[v], f[v] + all(1.0f));
 #if defined(__AVX512F__)
-  const __mmask16 there = _mm512_cmp_ps_mask((__m512)x.p[0], (__m512)low.p[0], _CMP_NLT_UQ);
-  r.p[0] = (FPart)_mm512_maskz_scalef_ps(there, (__m512)p.p[0], (__m512)n.p[0]);
+  TW_VECTORS {
+    const __mmask16 there = _mm512_cmp_ps_mask((__m512)x[v].p[0], (__m512)low.p[0], _CMP_NLT_UQ);
+    x[v].p[0] = (FPart)_mm512_maskz_scalef_ps(there, (__m512)p[v].p[0], (__m512)n[v].p[0]);
+  }
 #else
-  r = p * bits_to_float((to_int(n) + all(127)) << 23);
-  TW_PARTS r.p[i] = x.p[i] < low.p[i] ? (FPart){} : x.p[i] == x.p[i] ? r.p[i] : x.p[i];
+  TW_VECTORS x[v] = p[v] * n[v];
 #endif
-  return r;
+#undef TW_VECTORS
+}
+TW_INLINE F exponential(F x) {
+  F r[1] = {x};
+  exponentials(r);
+  return r[0];
 }
 
 // tanh(x) with an error below 3 ulp; NaN for NaN. The polynomial is a minimax fit on [0, 0.63] of our own.

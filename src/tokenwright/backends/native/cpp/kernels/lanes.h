@@ -128,8 +128,9 @@ TW_INLINE void store(float* x, F v, int64_t n) {  // the first n <= 16 lanes
 }
 
 // Has a vector computed here and held in registers. Without it compilers collect the products of a long unrolled sum
-// before they add them up, and run out of registers.
-TW_INLINE void settle(I& a) {
+// before they add them up, and run out of registers; and a vector that several products need they load for each.
+template <typename T>
+TW_INLINE void settle(T& a) {
 #if defined(__AVX512F__)
   TW_PARTS __asm__ volatile("" : "+v"(a.p[i]));
 #elif defined(__SSE2__)
@@ -218,14 +219,26 @@ TW_INLINE float fma(float a, float b, float c) {
   return a * b + c;
 #endif
 }
-TW_INLINE F larger(F a, F b) {  // b where a is NaN
+TW_INLINE F larger(F a, F b) {  // b where one is NaN
   F r;
+#if defined(__AVX512F__)
+  r.p[0] = (FPart)_mm512_max_ps((__m512)a.p[0], (__m512)b.p[0]);
+#elif defined(__AVX2__)
+  TW_PARTS r.p[i] = (FPart)_mm256_max_ps((__m256)a.p[i], (__m256)b.p[i]);
+#else
   TW_PARTS r.p[i] = a.p[i] > b.p[i] ? a.p[i] : b.p[i];
+#endif
   return r;
 }
 TW_INLINE F smaller(F a, F b) {
   F r;
+#if defined(__AVX512F__)
+  r.p[0] = (FPart)_mm512_min_ps((__m512)a.p[0], (__m512)b.p[0]);
+#elif defined(__AVX2__)
+  TW_PARTS r.p[i] = (FPart)_mm256_min_ps((__m256)a.p[i], (__m256)b.p[i]);
+#else
   TW_PARTS r.p[i] = a.p[i] < b.p[i] ? a.p[i] : b.p[i];
+#endif
   return r;
 }
 TW_INLINE F bits_to_float(I a) {
@@ -298,6 +311,10 @@ TW_INLINE I nearest(F a) {
   I r;
   r.p[0] = (IPart)_mm512_cvt_roundps_epi32((__m512)a.p[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   return r;
+#elif defined(__AVX2__)
+  I r;
+  TW_PARTS r.p[i] = (IPart)_mm256_cvtps_epi32((__m256)a.p[i]);
+  return r;
 #else
   return to_int(rounded(a));
 #endif
@@ -323,6 +340,11 @@ TW_INLINE float largest(F a) {
   const __m512 x = (__m512)a.p[0];
   const __m256 eight = _mm256_max_ps(_mm512_extractf32x8_ps(x, 1), _mm512_castps512_ps256(x));
   const __m128 four = _mm_max_ps(_mm256_extractf128_ps(eight, 1), _mm256_castps256_ps128(eight));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+#elif defined(__AVX2__)
+  const __m256 eight = _mm256_max_ps((__m256)a.p[0], (__m256)a.p[1]);
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 #else

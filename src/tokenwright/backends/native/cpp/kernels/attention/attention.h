@@ -83,7 +83,7 @@ static void score_queries(const Tile& tile, const Block& block, int64_t first, i
     }
   decode_keys(block, tile.size, tile.numbers, tile.copies);
   if (!scaled(format)) return side_by_side<QUERIES>(Scores{tile, block}, first, last);
-  side_by_side<QUERIES>(CodeScores{tile, block}, first, last);
+  side_by_side<CODE_QUERIES>(CodeScores{tile, block}, first, last);
 }
 
 // Adds the weighted values of the block for the queries [first, last).
@@ -141,6 +141,27 @@ struct BlockIterator {
   }
 };
 
+// Whether a block's keys and values are decoded before all queries, sixteen of which then go through scores, softmax
+// and values at a time: as integer codes keys, values and these queries' numbers fit in the nearest cache.
+TW_INLINE bool goes_by_sixteens(const Tile& tile, const Block& block, int64_t queries) {
+  return !tile.in_tiles && queries > FEW_QUERIES && scaled(block.k.format) && scaled(block.v.format);
+}
+
+template <int64_t FORMAT>
+static void read_by_sixteens(const Tile& tile, const Block& block, int64_t first, int64_t last) {
+  load_scales(block, block.k, tile.size, block.ahead->k_scales, tile.scales);
+  load_scales(block, block.v, tile.size, block.ahead->v_scales, tile.value_scales);
+  decode_keys(block, tile.size, tile.numbers, tile.copies);
+  decode_values(block, tile.size, tile.values, tile.depth, tile.value_codes);
+  for (int64_t end; first < last; first = end) {
+    end = least(whole(first + 1, 16), last);
+    side_by_side<CODE_QUERIES>(CodeScores{tile, block}, first, end);
+    soften(tile, block, first, end);
+    if (FORMAT == INT4) turn_sums(tile, first, end);
+    side_by_side<GROUP_QUERIES>(CodeMix<FORMAT, false>{tile, block}, first, end);
+  }
+}
+
 // Processes one block for a tile's queries, one KV head at a time.
 static void read_block(const KVLayer& layer, const Tile& tile, Block& block) {
   const Stretch rows = rows_of(layer, tile, block);
@@ -152,8 +173,14 @@ static void read_block(const KVLayer& layer, const Tile& tile, Block& block) {
     if (tile.kv_heads > 1) first = head * tile.shared, last = first + tile.shared;  // the tile has one row
     block.k = of_head(block.part->k, tile.size, tile.kv_head + head);
     block.v = of_head(block.part->v, tile.size, tile.kv_head + head);
+    if (goes_by_sixteens(tile, block, last - first)) {
+      if (block.v.format == INT8) read_by_sixteens<INT8>(tile, block, first, last);
+      if (block.v.format == INT4) read_by_sixteens<INT4>(tile, block, first, last);
+      continue;
+    }
     score_queries(tile, block, first, last);
-    for (int64_t query = first; query < last; query++) soften(tile, block, query);
+    if (scaled(block.v.format)) load_scales(block, block.v, tile.size, block.ahead->v_scales, tile.value_scales);
+    soften(tile, block, first, last);
     mix_queries(tile, block, first, last);
   }
 }

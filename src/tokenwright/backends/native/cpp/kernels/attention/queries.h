@@ -48,8 +48,10 @@ struct Tile {
   float* turned;          // [queries]: 1 once `mixed` is that of values times the Hadamard matrix, else 0
   Stretch* read;          // [queries]: the lanes that each query reads
   float* numbers;         // [64 * depth]: the queries as loaded; then a block's decoded keys, then its values
+  float* value_codes;     // [32 * depth]: the second half of `numbers`, for pairs of value codes beside those of keys
   float* copies;          // [32 * depth]: copies of keys that are not evenly spaced
-  float* scales;          // [groups][64]: the block's scales, in a quantised part,
+  float* scales;          // [groups][64]: the scales of the block's keys, in a quantised part,
+  float* value_scales;    // [groups][64]: of its values,
   float* factors;         // [groups][64]: the factors from weights to their codes,
   float* worth;           // [groups]: and the value of one unit of such a code
   float* totals;          // [queries][stretch sums]: of a latent, the sums of the stretches so far
@@ -68,7 +70,7 @@ static int64_t attention_scratch(const Heads& heads) {
   const int64_t groups = row_scales(heads.size), depth = groups * SCALED;
   const int64_t totals = heads.values < heads.size ? stretch_sums(heads) : 0;
   const int64_t each = totals + 2 * (2 * depth + groups) + BLOCK + groups * BLOCK / 2 + groups + depth + 16 + 3 + 4;
-  return queries * each + (BLOCK + 32) * depth + groups * (2 * BLOCK + 1) + 16;
+  return queries * each + (BLOCK + 32) * depth + groups * (3 * BLOCK + 1) + 16;
 }
 
 TW_INLINE float* take(float*& scratch, int64_t n) { return (scratch += n) - n; }
@@ -98,7 +100,9 @@ static Tile tile_of(const Heads& heads, const ChunkRows& chunk, const Queries& q
   scratch = (float*)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);  // align to cache lines
   tile.numbers = take(scratch, BLOCK * tile.depth);
   tile.copies = take(scratch, 32 * tile.depth);
+  tile.value_codes = tile.numbers + BLOCK / 2 * tile.depth;
   tile.scales = take(scratch, BLOCK * tile.groups);
+  tile.value_scales = take(scratch, BLOCK * tile.groups);
   tile.factors = take(scratch, BLOCK * tile.groups);
   tile.read = (Stretch*)take(scratch, whole(n * 4, 16));  // keeps the next arrays aligned
   tile.weights = take(scratch, n * BLOCK);

@@ -13,8 +13,10 @@
 namespace tw {
 namespace TW_ISA {
 
-constexpr int VECTORS = WIDTH == 16 ? 4 : WIDTH == 8 ? 2 : 1;        // vectors of 16 lanes that fit in registers,
-constexpr int QUERIES = WIDTH == 16 ? 4 : 2;                         // for so many queries
+// Of decoded keys and values: queries in registers, with so many vectors of 16 lanes. Each vector is loaded once for
+// all of these queries, and a number of a query is repeated once for all vectors.
+constexpr int QUERIES = WIDTH == 16 ? 4 : WIDTH == 8 ? 6 : 2, CODE_QUERIES = WIDTH >= 8 ? 4 : 2;
+constexpr int vectors_beside(int queries) { return WIDTH == 16 ? 4 : WIDTH == 8 && queries <= 2 ? 2 : 1; }
 constexpr int GROUP_QUERIES = WIDTH == 16 ? 8 : WIDTH == 8 ? 2 : 1;  // queries in registers with fewer vectors,
 constexpr int KEY_VECTORS = WIDTH == 16 ? 2 : 1;                     // such as these of keys that are read in place
 constexpr int FEW_QUERIES = WIDTH == 16 ? 16 : GROUP_QUERIES;        // so many read them in place, with one vector
@@ -33,7 +35,7 @@ struct Scores {
     for (int64_t d = 0; d < tile.size; d++, keys += BLOCK, q += tile.beside) {
       F key[V];
 #pragma GCC unroll 4
-      for (int v = 0; v < V; v++) key[v] = load(keys + 16 * v);
+      for (int v = 0; v < V; v++) settle(key[v] = load(keys + 16 * v));
 #pragma GCC unroll 8
       for (int i = 0; i < N; i++) {
         const F x = all(q[i]);
@@ -50,7 +52,8 @@ struct Scores {
   template <int N>
   void run(int64_t query) const {
     int64_t lane = block.first();
-    for (; lane + 16 * VECTORS <= block.last(); lane += 16 * VECTORS) vectors<N, VECTORS>(query, lane);
+    constexpr int fit = vectors_beside(N);
+    for (; lane + 16 * fit <= block.last(); lane += 16 * fit) vectors<N, fit>(query, lane);
     for (; lane < block.last(); lane += 16) vectors<N, 1>(query, lane);
   }
 };
@@ -123,13 +126,11 @@ static void score_stored(const Tile& tile, const Block& block, int64_t first, in
 
 // Adds one group's integer sums, times the scales of the keys and of the query, to a query's scores from a lane on.
 template <int V>
-TW_INLINE void add_codes(const Tile& tile, int64_t query, int64_t lane, int64_t group, float scale,
-                         const I (&total)[V]) {
+TW_INLINE void add_codes(float* scores, const float* key_scales, float scale, bool first, const I (&total)[V]) {
 #pragma GCC unroll 4
   for (int v = 0; v < V; v++) {
-    float* to = tile.weights + query * BLOCK + lane + 16 * v;
-    const F part = to_float(total[v]) * load(tile.scales + group * BLOCK + lane + 16 * v);
-    store(to, fma(part, all(scale), group ? load(to) : all(0.0f)));
+    const F part = to_float(total[v]) * load(key_scales + 16 * v);
+    store(scores + 16 * v, fma(part, all(scale), first ? all(0.0f) : load(scores + 16 * v)));
   }
 }
 
@@ -138,35 +139,51 @@ struct CodeScores {
   const Tile& tile;
   const Block& block;
 
+  // Adds the products of some lines of keys.
   template <int N, int V>
-  inline __attribute__((always_inline)) void vectors(int64_t query, int64_t lane, int64_t group) const {
-    const QueryRows& rows = meeting(tile, block);
-    const int32_t* pairs = rows.pairs + group * SCALED / 2 * tile.beside + query;
-    const float* keys = tile.numbers + group * SCALED / 2 * BLOCK + lane;
-    I total[N][V] = {};
-    const int64_t lines = least(SCALED, whole(tile.size - group * SCALED, 8)) / 2;
-    for (int64_t line = 0; line < lines; line++, keys += BLOCK, pairs += tile.beside) {
+  TW_INLINE void multiply_lines(const float* keys, const int32_t* pairs, int64_t beside, int64_t lines,
+                                I (&total)[N][V]) {
+#pragma GCC unroll 4
+    for (int64_t line = 0; line < lines; line++) {
       I key[V];
 #pragma GCC unroll 4
-      for (int v = 0; v < V; v++) key[v] = float_to_bits(load(keys + 16 * v));
+      for (int v = 0; v < V; v++) settle(key[v] = load_bits(keys + line * BLOCK + 16 * v));
 #pragma GCC unroll 8
       for (int i = 0; i < N; i++) {
-        const I x = all(pairs[i]);
+        const I x = all(pairs[line * beside + i]);
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++) total[i][v] = dot16(total[i][v], x, key[v]);
       }
     }
+  }
+
+  template <int N, int V>
+  inline __attribute__((always_inline)) void vectors(int64_t query, int64_t lane, int64_t group) const {
+    const QueryRows& rows = meeting(tile, block);
+    const int64_t beside = tile.beside, groups = tile.groups;
+    const int32_t* pairs = rows.pairs + group * SCALED / 2 * beside + query;
+    const float *keys = tile.numbers + group * SCALED / 2 * BLOCK + lane,
+                *scales = rows.scales + query * groups + group;
+    const float* key_scales = tile.scales + group * BLOCK + lane;
+    float* scores = tile.weights + query * BLOCK + lane;  // in locals: stores could change the tile, to the compiler
+    I total[N][V] = {};
+    const int64_t lines = least(SCALED, whole(tile.size - group * SCALED, 8)) / 2;
+    if (lines == SCALED / 2)
+      multiply_lines<N, V>(keys, pairs, beside, SCALED / 2, total);
+    else
+      multiply_lines<N, V>(keys, pairs, beside, lines, total);
 #pragma GCC unroll 8
-    for (int i = 0; i < N; i++)
-      add_codes<V>(tile, query + i, lane, group, rows.scales[(query + i) * tile.groups + group], total[i]);
+    for (int i = 0; i < N; i++) add_codes<V>(scores + i * BLOCK, key_scales, scales[i * groups], group == 0, total[i]);
   }
 
   template <int N>
   void run(int64_t query) const {
+    constexpr int fit = vectors_beside(N);
+    const int64_t first = block.first(), last = block.last();
     for (int64_t group = 0; group < tile.groups; group++) {
-      int64_t lane = block.first();
-      for (; lane + 16 * VECTORS <= block.last(); lane += 16 * VECTORS) vectors<N, VECTORS>(query, lane, group);
-      for (; lane < block.last(); lane += 16) vectors<N, 1>(query, lane, group);
+      int64_t lane = first;
+      for (; lane + 16 * fit <= last; lane += 16 * fit) vectors<N, fit>(query, lane, group);
+      for (; fit > 1 && lane < last; lane += 16) vectors<N, 1>(query, lane, group);
     }
   }
 };
@@ -212,7 +229,8 @@ struct StoredCodeScores {
       }
 #pragma GCC unroll 8
       for (int i = 0; i < N; i++)
-        add_codes<V>(tile, query + i, lane, group, queries.scales[(query + i) * tile.groups + group], total[i]);
+        add_codes<V>(tile.weights + (query + i) * BLOCK + lane, tile.scales + group * BLOCK + lane,
+                     queries.scales[(query + i) * tile.groups + group], group == 0, total[i]);
     }
   }
 

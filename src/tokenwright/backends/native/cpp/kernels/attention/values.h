@@ -36,7 +36,7 @@ struct DecodedValues {
   template <int V>
   TW_INLINE void read(const uint8_t* at, F (&value)[V]) {
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) value[v] = load((const float*)at + 16 * v);
+    for (int v = 0; v < V; v++) settle(value[v] = load((const float*)at + 16 * v));
   }
   template <int V>
   TW_INLINE void begin(F (&)[V]) {}
@@ -125,7 +125,7 @@ struct Mix {
   template <int N>
   void lanes(int64_t query, Stretch read) const {
     if (read.low >= read.high) return;
-    constexpr int fit = N > QUERIES ? VECTORS / 2 : VECTORS;
+    constexpr int fit = N > QUERIES ? 2 : vectors_beside(N);
     int64_t column = from;
     for (; column + 16 * fit <= columns; column += 16 * fit) vectors<N, fit>(query, column, read);
     if (fit > 2 && column + 32 < columns) return vectors<N, 3>(query, column, read);
@@ -156,38 +156,6 @@ static void mix_stored(const Tile& tile, const Block& block, int64_t first, int6
     side_by_side<GROUP_QUERIES>(Mix<StoredValues<FORMAT>>{tile, kind, from, least(from + step, columns)}, first, last);
 }
 
-// For queries that read these lanes: the factors from weights to codes, and the value of one unit of a code.
-static void weigh_scales(const Tile& tile, Stretch read) {
-  for (int64_t g = 0; g < tile.value_groups; g++) {
-    F x[4], highest = all(0.0f);
-    for (int v = 0; v < 4; v++) {
-      x[v] = load(tile.scales + g * BLOCK + 16 * v);
-      if (read.low > 0 || read.high < BLOCK) x[v] = only(x[v], 16 * v, read, 0.0f);
-      highest = larger_magnitude(highest, x[v]);
-    }
-    const float extreme = largest_magnitude(highest);
-    const F inverse = all(finite(extreme) && extreme > LEAST_SCALED ? MOST_CODE / extreme : 0.0f);
-    for (int v = 0; v < 4; v++) store(tile.factors + g * BLOCK + 16 * v, x[v] * inverse);
-    tile.worth[g] = finite(extreme) ? extreme / MOST_CODE : __builtin_nanf("");
-  }
-}
-
-// Encodes the weights of the queries [first, last), times the values' scales, to integer codes.
-static void encode_weights(const Tile& tile, int64_t first, int64_t last) {
-  Stretch weighed = {0, 0};
-  for (int64_t query = first; query < last; query++) {
-    const Stretch read = tile.read[query];
-    if (read.low != weighed.low || read.high != weighed.high) weigh_scales(tile, weighed = read);
-    const float* weights = tile.weights + query * BLOCK;
-    for (int64_t g = 0; g < tile.value_groups; g++) {
-      uint16_t* codes = (uint16_t*)tile.weight_codes + (g * tile.queries() + query) * BLOCK;
-      for (int v = 0; v < 4; v++)
-        store_16(codes + 16 * v, nearest(load(weights + 16 * v) * load(tile.factors + g * BLOCK + 16 * v)));
-      tile.weight_scales[query * tile.groups + g] = tile.shares[query] * tile.worth[g];
-    }
-  }
-}
-
 // Adds quantised values: exact integer sums over the block, times the weights' scales. STORED: reads the values in
 // place; else the copy that was decoded for many queries.
 template <int64_t FORMAT, bool STORED>
@@ -195,48 +163,66 @@ struct CodeMix {
   const Tile& tile;
   const Block& block;
 
+  // Adds two positions of values, each times its weight, to the sums of 32 columns.
+  template <int N>
+  TW_INLINE void add_two(const int16_t* weights, I (&x)[2], I (&total)[N][2]) {
+    settle(x[0]);
+    settle(x[1]);
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i++) {
+      int32_t two;
+      memcpy(&two, weights + i * BLOCK, 4);
+      const I weight = all(two);
+      total[i][0] = dot16(total[i][0], weight, x[0]);
+      total[i][1] = dot16(total[i][1], weight, x[1]);
+    }
+  }
+
+  template <int N>
+  inline __attribute__((always_inline)) void add_stored(int64_t g, const int16_t* weights, I (&total)[N][2]) const {
+    constexpr int64_t of_group = row_bytes(FORMAT, SCALED);
+    const int64_t bytes = row_bytes(FORMAT, tile.size), step = 2 * block.apart * bytes;
+    for (int64_t lane = block.low & -2; lane < block.high;) {
+      const uint8_t* a = (const uint8_t*)block.v.codes + block.places[lane] * bytes + g * of_group;
+      const uint8_t* b = (const uint8_t*)block.v.codes + block.places[lane + 1] * bytes + g * of_group;
+      const int64_t end = block.even[lane / 16] ? least(lane / 16 * 16 + 16, block.high) : lane + 2;
+      for (; lane < end; lane += 2, a += step, b += step) {
+        I x[2];
+        pair_values<FORMAT>(a, b, x);
+        block.ahead->v.after(2 * of_group);
+        add_two<N>(weights + lane, x, total);
+      }
+    }
+  }
+
+  template <int N>
+  inline __attribute__((always_inline)) void add_decoded(int64_t g, const int16_t* weights, I (&total)[N][2]) const {
+    const int64_t low = block.low & -2, high = block.high, depth = tile.depth;
+    const float* values = tile.value_codes + low / 2 * depth + g * SCALED;
+#pragma GCC unroll 2
+    for (int64_t lane = low; lane < high; lane += 2, values += depth) {
+      I x[2] = {load_bits(values), load_bits(values + 16)};
+      add_two<N>(weights + lane, x, total);
+    }
+  }
+
   template <int N>
   void run(int64_t query) const {
-    constexpr int64_t of_group = row_bytes(FORMAT, SCALED);
-    const int64_t bytes = row_bytes(FORMAT, tile.size);
     for (int64_t g = 0; g < tile.value_groups; g++) {
       const int16_t* weights = tile.weight_codes + (g * tile.queries() + query) * BLOCK;
       I total[N][2] = {};
-      for (int64_t lane = block.low & -2; lane < block.high;) {
-        const uint8_t* a = (const uint8_t*)(tile.numbers + lane / 2 * tile.depth + g * SCALED);
-        const uint8_t* b = a;
-        int64_t step = 4 * tile.depth, end = block.high;
-        if (STORED) {
-          a = (const uint8_t*)block.v.codes + block.places[lane] * bytes + g * of_group;
-          b = (const uint8_t*)block.v.codes + block.places[lane + 1] * bytes + g * of_group;
-          step = 2 * block.apart * bytes;
-          end = block.even[lane / 16] ? least(lane / 16 * 16 + 16, block.high) : lane + 2;
-        }
-        for (; lane < end; lane += 2, a += step, b += step) {
-          I x[2];
-          if (STORED) {
-            pair_values<FORMAT>(a, b, x);
-            block.ahead->v.after(2 * of_group);
-          } else {
-            x[0] = load_bits(a);
-            x[1] = load_bits(a + 64);
-          }
+      if constexpr (STORED)
+        add_stored<N>(g, weights, total);
+      else
+        add_decoded<N>(g, weights, total);
+      const float* scales = tile.weight_scales + query * tile.groups + g;
+      const int64_t groups = tile.groups, depth = tile.depth;
+      float* mixed = tile.mixed + query * depth + g * SCALED;
 #pragma GCC unroll 8
-          for (int i = 0; i < N; i++) {
-            int32_t two;
-            memcpy(&two, weights + i * BLOCK + lane, 4);
-            const I weight = all(two);
-            total[i][0] = dot16(total[i][0], weight, x[0]);
-            total[i][1] = dot16(total[i][1], weight, x[1]);
-          }
-        }
-      }
-#pragma GCC unroll 8
-      for (int i = 0; i < N; i++) {
+      for (int i = 0; i < N; i++, mixed += depth) {
         F first = to_float(total[i][0]), second = to_float(total[i][1]);
         in_order<FORMAT>(first, second);
-        const F scale = all(tile.weight_scales[(query + i) * tile.groups + g]);
-        float* mixed = tile.mixed + (query + i) * tile.depth + g * SCALED;
+        const F scale = all(scales[i * groups]);
         store(mixed, fma(first, scale, load(mixed)));
         store(mixed + 16, fma(second, scale, load(mixed + 16)));
       }
@@ -264,11 +250,9 @@ static void turn_back(const Tile& tile) {
 template <int64_t FORMAT>
 static void mix_codes(const Tile& tile, const Block& block, int64_t first, int64_t last) {
   if (FORMAT == INT4) turn_sums(tile, first, last);
-  load_scales(block, block.v, tile.size, block.ahead->v_scales, tile.scales);
-  encode_weights(tile, first, last);
   if (last - first <= FEW_QUERIES && tile.values % SCALED == 0)
     return side_by_side<GROUP_QUERIES>(CodeMix<FORMAT, true>{tile, block}, first, last);
-  decode_values(block, tile.size, tile.values, tile.depth, tile.numbers);
+  decode_values(block, tile.size, tile.values, tile.depth, tile.value_codes);
   side_by_side<GROUP_QUERIES>(CodeMix<FORMAT, false>{tile, block}, first, last);
 }
 

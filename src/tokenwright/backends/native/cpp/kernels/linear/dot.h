@@ -40,12 +40,11 @@ TW_INLINE I dot(I acc, I codes, int32_t four) {
   TW_PARTS acc.p[i] = (IPart)_mm256_dpbusd_avx_epi32((__m256i)acc.p[i], (__m256i)codes.p[i], x);
 #elif defined(__AVX2__)
   const __m256i x = _mm256_set1_epi32(four), ones = _mm256_set1_epi16(1);
-  const __m256i size = _mm256_abs_epi8(x);
   TW_PARTS {
     __m256i pairs;
-    if (FORMAT == INT8) {  // sign_epi8 moves the sign of x to the code: no pair overflows 16 bits
+    if (FORMAT == INT8) {  // sign_epi8 moves the sign of the code to x: no pair overflows 16 bits
       const __m256i code = _mm256_xor_si256((__m256i)codes.p[i], _mm256_set1_epi8((char)0x80));
-      pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(code, x));
+      pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(x, code));
     } else {
       pairs = _mm256_maddubs_epi16((__m256i)codes.p[i], x);
     }

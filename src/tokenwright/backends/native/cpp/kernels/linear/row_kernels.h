@@ -119,7 +119,10 @@ static void float_kernel(const Work& work) {
       for (int r = 0; r < R; r++) {
         const F value = all(x.get(r, i * per_line + k));
 #pragma GCC unroll 4
-        for (int b = 0; b < B; b++) acc[r][b] = fma(weights[b], value, acc[r][b]);
+        for (int b = 0; b < B; b++) {
+          acc[r][b] = fma(weights[b], value, acc[r][b]);
+          if (WIDTH == 8) settle(acc[r][b]);  // all registers are taken, and a sum would go through memory
+        }
       }
     }
   }
