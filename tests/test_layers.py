@@ -147,6 +147,59 @@ def test_only_the_torch_backend_imports_torch() -> None:
     assert any("import torch" in path.read_text(encoding="utf-8") for path in TORCH.glob("*.py"))
 
 
+OPENERS = {"backends/device.py", "backends/observation.py", "backends/runner.py", "backends/native/program.py"}
+OPENERS |= {"backends/kv_sizing.py", "bench/bandwidth.py", "bench/limits.py", "bench/shapes.py", "llm/model.py"}
+THERE = "tokenwright.backends.torch"
+
+
+def loaded_with(path: Path) -> set[str]:
+    """The modules that a file imports when it is loaded."""
+    found = STRUCTURE.runtime_imports(ast.parse(path.read_text(encoding="utf-8")).body)
+    return {name for node in found for _, name in names_of(node)}
+
+
+def names_of(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[int, str]]:
+    """The modules of one import; those of the torch backend by name, also where the folder is imported from."""
+    for line, name in imports(ast.unparse(node)):
+        yield line, name
+        if name == THERE and isinstance(node, ast.ImportFrom):
+            yield from ((line, f"{THERE}.{alias.name}") for alias in node.names)
+
+
+def test_few_files_open_what_loads_torch() -> None:
+    """They do so in functions. Other files of the torch backend are over arrays as well, and load no torch."""
+    each = {f"{THERE}.{path.stem}": loaded_with(path) for path in TORCH.glob("*.py")}
+    heavy = {"torch"}
+    while more := {name for name, found in each.items() if found & heavy} - heavy:
+        heavy |= more
+    assert f"{THERE}.border" in heavy
+    assert f"{THERE}.decoder" not in heavy
+    outside = {path: path.relative_to(PACKAGE).as_posix() for _, path in files() if TORCH not in path.parents}
+    assert [name for path, name in outside.items() if loaded_with(path) & heavy] == []
+    opened = {
+        name
+        for path, name in outside.items()
+        for node in runtime_nodes(path)
+        for _, module in names_of(node)
+        if module in heavy
+    }
+    assert opened == OPENERS
+
+
+def runtime_nodes(path: Path) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The imports of a file, in functions as well, but for those for types."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typed = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in typed:
+            yield node
+
+
 @pytest.mark.parametrize("room", ["engine", "config", "errors", "cli", "backends.runner", "llm.llm", "serve.app"])
 def test_torch_is_not_loaded(room: str) -> None:
     code = f"import sys, tokenwright.{room}; print(*(name for name, one in sys.modules.items() if one))"

@@ -6,6 +6,7 @@ asks for their oracle is skipped. Neither the package nor a process that a test 
 """
 
 import ast
+import inspect
 import json
 import os
 import subprocess
@@ -57,10 +58,25 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests that import torch in their own bodies."""
-    own = [item for item in items if ON_TORCH & set(getattr(item, "function", blocked).__code__.co_names)]
+    """Leave out tests that import torch in their own bodies, or in functions of their file that they call."""
+    own = [item for item in items if _calls_torch(getattr(item, "function", None))]
     config.hook.pytest_deselected(items=own)
     items[:] = [item for item in items if item not in own]
+
+
+def _calls_torch(test: Any) -> bool:
+    seen, left = set(), [inspect.unwrap(test)]
+    while left:
+        function = left.pop()
+        if not inspect.isfunction(function) or function in seen:
+            continue
+        seen.add(function)
+        names = set(function.__code__.co_names)
+        if ON_TORCH & names:
+            return True
+        called = (inspect.unwrap(one) for one in map(function.__globals__.get, names) if callable(one))
+        left += [one for one in called if getattr(one, "__module__", "") == function.__module__]
+    return False
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -3,6 +3,7 @@
 Importing this module loads next to nothing: a Ctrl-C during the imports of the command line ends the process at once.
 """
 
+import gc
 import os
 import signal
 
@@ -16,7 +17,12 @@ def main() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a process that ignores it goes on to
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from tokenwright.cli import main as run
+    from tokenwright.importing import uncollected_imports
+
+    with uncollected_imports():
+        from tokenwright.cli import main as run
+
+        gc.freeze()  # no later collection looks at what was imported
 
     try:
         run()
