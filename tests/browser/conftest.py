@@ -16,6 +16,7 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import matplotlib.image
 import numpy as np
@@ -41,9 +42,9 @@ FLAGS = (
 WEBGL = ("--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist")
 HANGS = 600_000  # ms
 SIZE = {"width": 1280, "height": 800}
-# After two of the browser's pictures, so that a new size of the window has been told, however busy the machine is.
-FRAMES = """() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(
-  () => done([window.__explorer.frames, window.__explorer.pending]))))"""
+# Three of the browser's pictures in which the page drew none and expects none: a new size of the window has been told.
+STILL = """(still = [__explorer.pending || still[1] !== __explorer.frames ? 0 : still[0] + 1,
+  __explorer.frames])[0] > 3"""
 GROUPS = {
     "Look inside": ("Next token", "Block", "Heads", "Sampler", "Branches", "Beams"),
     "Experiments": ("Race", "Lab", "Pages", "Calculator"),
@@ -161,8 +162,14 @@ class Explored:
         return self
 
     def run(self, prompt, tokens, *, seed=1, temperature=0.7, renderer=None, stop=0):
-        """Begin a run that is paused after its step `stop`."""
+        """Begin a run that is paused after its step `stop`, by a link; None: one that ends, by the form."""
         look = f"&renderer={renderer}" if renderer else ""
+        if stop is not None:
+            self.tab.goto("about:blank")
+            self.open(f"#p={quote(prompt)}&seed={seed}&T={temperature}&n={tokens}&step={stop}&pace=0.25{look}")
+            self.until(f"__explorer.state.origin === 'live' && __explorer.state.step === {stop}")
+            self.until_state("paused", "done")
+            return self
         self.open(f"#p={look}")
         self.until_state("empty")
         with self.settings():
@@ -172,17 +179,8 @@ class Explored:
         self.tab.locator("#prompt").fill(prompt)
         self.tab.locator("#prompt").blur()
         self.pace(None)
-        if stop is None:
-            self.tab.get_by_role("button", name="Run", exact=True).click()
-            self.until_state("done")
-            return self
-        self.pace(0.25)
         self.tab.get_by_role("button", name="Run", exact=True).click()
-        self.until("window.__explorer.state.steps >= 1")
-        self.tab.get_by_role("button", name="Pause").click()
-        self.until_state("paused")
-        while self.state["steps"] <= stop:
-            self.step()
+        self.until_state("done")
         return self
 
     @contextmanager
@@ -289,12 +287,9 @@ class Explored:
         return stats
 
     def settle(self):
-        """Until nothing moves: then the picture is the shown step's. One picture may take longer than the wait."""
-        before, seen, pending = -2, -1, True
-        while pending or before != seen:
-            before = seen
-            self.tab.wait_for_timeout(300)
-            seen, pending = self.tab.evaluate(FRAMES)
+        """Until nothing moves: then the picture is the shown step's."""
+        self.tab.evaluate("window.still = [0, -1]")
+        self.until(STILL)  # asked once for each of the browser's pictures
 
     def picture(self):
         """The canvas as it is on the screen: [height, width, 3], one pixel per CSS pixel."""
@@ -320,6 +315,20 @@ class Explored:
         )
 
 
+# A page of which every wait, its own and the engine's between two steps, takes a fifth of its time.
+HASTE = """
+const { setTimeout: later, WebSocket: { prototype: socket } } = window, { send } = socket;
+const now = performance.now.bind(performance);
+performance.now = () => 5 * now();
+window.setTimeout = (what, ms, ...rest) => later(what, ms / 5, ...rest);
+socket.send = function (text) {
+  const said = JSON.parse(text);
+  if (said.op === "play" && said.pace !== null) said.pace *= 5;
+  send.call(this, JSON.stringify(said));
+};
+"""
+
+
 @contextmanager
 def exploring(request, server, motion):
     """A tab of its own; in the browser with WebGL for a test (or a case of it) with that mark."""
@@ -335,6 +344,13 @@ def exploring(request, server, motion):
 def explored(request, server):
     with exploring(request, server, "reduce") as explored:
         yield explored
+
+
+@pytest.fixture
+def hasty(explored):
+    """For what comes in an order, whenever it comes."""
+    explored.tab.add_init_script(HASTE)
+    return explored
 
 
 @pytest.fixture

@@ -64,11 +64,15 @@ SIDE = 8  # CSS px of a swatch that are compared
 
 def swatches(explored):
     """The legend's swatches as they are on the screen: role -> CIE L*a*b* [SIDE, SIDE, 3]."""
-    found = {}
-    for swatch in explored.tab.locator(".legend .swatch").all():
-        role = swatch.get_attribute("class").split()[1]
-        found[role] = lab(matplotlib.image.imread(io.BytesIO(swatch.screenshot()))[:SIDE, :SIDE, :3])
-    return found
+    legend = explored.tab.locator(".legend")
+    picture = matplotlib.image.imread(io.BytesIO(legend.screenshot()))[:, :, :3]
+    places = legend.evaluate(
+        """legend => [...legend.querySelectorAll('.swatch')].map(swatch => {
+          const all = legend.getBoundingClientRect(), one = swatch.getBoundingClientRect();
+          return [swatch.classList[1], Math.round(one.x - all.x), Math.round(one.y - all.y)];
+        })"""
+    )
+    return {role: lab(picture[y : y + SIDE, x : x + SIDE]) for role, x, y in places}
 
 
 def test_the_legends_swatches_differ_with_each_deficiency_emulated(explored):

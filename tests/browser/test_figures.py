@@ -33,7 +33,7 @@ def same(shown, value):
 
 
 def check_against_the_api(explored):
-    """The shown step's every number, and the sums up to it."""
+    """The shown step's every number, and the sums up to it. Returns what is shown."""
     steps = explored.steps(explored.state["step"] + 1)
     stats, step = explored.stats(), steps[-1]
     for name, wire in NUMBERS.items():
@@ -42,11 +42,11 @@ def check_against_the_api(explored):
         assert source == wire.source
     for total, name in TOTALS.items():
         assert int(stats[total][0]) == sum(int(step[name]) for step in steps), total
+    return stats
 
 
-def check_formulas(explored, prompt):
+def check_formulas(model, stats, prompt):
     """Counts by the closed forms of the model's shape, computed here."""
-    model, stats = explored.get("model"), explored.stats()
     number = {name: int(float(value)) for name, (value, _) in stats.items() if value not in ("", "true", "false")}
     t = number["seq_len"] - 1  # the context of the last row that was computed
     n = t if number["start"] == 0 else 1
@@ -61,7 +61,7 @@ def check_formulas(explored, prompt):
     assert number["kv_allocated"] == -(-t // model["page_size"]) * model["page_size"] * kv
     assert number["seq_len"] == number["prompt_tokens"] + number["generated_tokens"]
     assert number["prompt_tokens"] == prompt
-    assert number["generated_tokens"] == explored.state["step"] + 1
+    assert number["generated_tokens"] == number["step"] + 1
 
 
 @pytest.mark.parametrize("cache", [True, False])
@@ -73,13 +73,14 @@ def test_each_number_of_64_steps(explored, cache):
     explored.pace(None)
     explored.press("Space")
     explored.until_state("done")
-    lengths = []
+    lengths, model = [], explored.get("model")
     for step in range(STEPS):
         explored.scrub(step) if step % 10 == 0 else explored.press("ArrowRight")
         explored.until(f"window.__explorer.state.step === {step}")
-        check_against_the_api(explored)
-        check_formulas(explored, prompt)
-        lengths.append(int(explored.stats()["length"][0]))
+        stats = check_against_the_api(explored)
+        assert stats["step"][0] == str(step)
+        check_formulas(model, stats, prompt)
+        lengths.append(int(stats["length"][0]))
     naive = range(prompt, prompt + STEPS)
     forward = sum(lengths)
     assert forward == (prompt + STEPS - 1 if cache else sum(naive))
@@ -131,7 +132,7 @@ def test_work_done_twice_turns_the_formulas_red(explored, server, monkeypatch):
     explored.run(PROMPT, 4, stop=1)
     check_against_the_api(explored)
     with pytest.raises(AssertionError):
-        check_formulas(explored, 12)
+        check_formulas(explored.get("model"), explored.stats(), 12)
 
 
 def test_a_frame_that_lies_turns_the_comparison_red(explored, monkeypatch):

@@ -174,8 +174,8 @@ def check_wall(explored, size, kind, what):
             assert any(word in (shown, shown[: len(word) - 1] + "…") for word in words), f"{what}: {shown} is not named"
 
 
-def test_the_first_seconds_play_themselves_and_end_in_an_invitation(explored):
-    explored.open()
+def test_the_first_seconds_play_themselves_and_end_in_an_invitation(hasty):
+    explored = hasty.open()
     explored.until("document.querySelector('.hint-next')?.textContent.startsWith('Your turn')")
     kinds = [step["cache"] for step in explored.steps(explored.state["step"] + 1)]
     first, back = kinds.index(False), len(kinds) - kinds[::-1].index(False)
@@ -187,8 +187,8 @@ def test_the_first_seconds_play_themselves_and_end_in_an_invitation(explored):
     assert explored.state["playing"] and explored.state["cache"]
 
 
-def test_whoever_does_something_ends_the_tour(explored):
-    explored.open()
+def test_whoever_does_something_ends_the_tour(hasty):
+    explored = hasty.open()
     explored.until("window.__explorer.state.step >= 1")
     explored.press("Space")
     explored.until_state("paused")

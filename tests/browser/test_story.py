@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from tests.browser.conftest import SIZE, Explored
+from tests.browser.conftest import HASTE, SIZE, Explored
 from tests.browser.test_figures import PROMPT
 
 
@@ -148,6 +148,7 @@ def test_the_switch_shows_how_the_shown_step_was_made(explored):
 @pytest.mark.webgl
 def test_the_first_minute_is_told_in_order_and_the_picture_keeps_its_kind(animated):
     """A visit without a link: the parts of the story come in order; the renderer is chosen before it draws."""
+    animated.tab.add_init_script(HASTE)
     animated.tab.add_init_script(
         """window.seen = {renderer: [], story: [], early: []};
         const note = (list, value) => value && list.at(-1) !== value && list.push(value);

@@ -5,7 +5,7 @@ import { pending } from "./clock";
 import type { Placed } from "./renderers/layout";
 import type { RendererStats } from "./renderers/renderer";
 import { delayAcks } from "./live";
-import { row, selected } from "./rows";
+import { coming, row, selected } from "./rows";
 import * as stage from "./stage";
 import { cache, camera, frame, last, link, pace, pageState, playing, renderer, run } from "./store";
 
@@ -63,7 +63,7 @@ export function install(): void {
       return stage.frames();
     },
     get pending() {
-      return pending();
+      return pending() || coming.value;
     },
     get row() {
       return row.value && { ...row.value, codes: [...row.value.codes] };
