@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.backends.native import needs_native
-from tokenwright.backends.device import everywhere, kernel_threads
+from tokenwright.backends.device import kernel_threads, threads_of
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.bench import limits
 from tokenwright.bench.bandwidth import BandwidthProbe
@@ -53,8 +53,8 @@ def test_a_buffer_that_only_the_largest_cache_holds(
     sizes: list[int], nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "cache_sizes", lambda: sizes)
-    monkeypatch.setattr(everywhere, "given", 1)
-    assert cache_bytes() == nbytes
+    with threads_of(1):
+        assert cache_bytes() == nbytes
 
 
 @pytest.mark.parametrize(
