@@ -1,10 +1,12 @@
 """Native attention and what it writes into the KV memory, for each instruction set of this processor."""
 
+import ctypes
 import random
 from collections.abc import Iterable
 from ctypes import byref
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -183,23 +185,28 @@ class Text:
 
     def attend(self, isa: str, chunks: Iterable[range] | None = None, count: int = 1) -> torch.Tensor:
         """[rows, H, value size], the rows of each chunk in a call of their own."""
+        pages = -(-self.case.tokens // self.store.page_size)
+        tables = tuple(np.array([table.get(page, -1) for page in range(pages)], np.int32) for table in self.tables)
+        found = chunks or [range(self.case.rows)]
+        return self.attend_chunks(isa, [[(chunk, self.case.start + chunk.start, tables)] for chunk in found], count)
+
+    def attend_chunks(self, isa: str, calls: Iterable[list[Any]], count: int = 1) -> torch.Tensor:
+        """[rows, H, value size], from calls with some chunks each: their rows, first positions and page tables."""
         kernels, heads, width = KERNELS[isa], self.q.shape[1], self.q[0].numel()
         values = self.case.layout.value_size
         out = torch.full((*self.q.shape[:2], values), torch.nan)
-        pages = -(-self.case.tokens // self.store.page_size)
-        tables = tuple(np.array([table.get(page, -1) for page in range(pages)], np.int32) for table in self.tables)
         layer = kv_layer(self.store.view(0))
         sizes = (self.case.kv_heads, self.case.size, values)
         shape = lib.CHeads(heads, *sizes, self.scoring.scale, self.scoring.cap or 0, None)
         ends = (address(self.q), address(self.sink_q), address(out))
         queries = lib.CQueries(0, 0, 0, 0, *ends, width, width, heads * values)
-        for chunk in chunks or [range(self.case.rows)]:
-            array = ChunkArray([(chunk, self.case.start + chunk.start, tables)])
+        for chunks in calls:
+            array = ChunkArray(chunks)
             kernels.compute(
                 kernels.library.tw_attend,
                 byref(layer),
                 byref(shape),
-                1,
+                len(chunks),
                 array.address,
                 self.store.page_size,
                 byref(queries),
@@ -231,6 +238,71 @@ def test_a_row_is_the_same_in_any_chunk_and_page(isa: str, case: Case, other_siz
     assert torch.equal(whole[row], text.attend(isa, [range(row, row + 1)])[row])
     with threads(3):
         assert torch.equal(whole, text.attend(isa, count=3))
+
+
+@each_isa
+@examples(60)
+@given(case=cases(), seed=st.integers(0, 1 << 30))
+def test_a_row_is_the_same_beside_others_with_its_first_pages(isa: str, case: Case, seed: int) -> None:
+    """Sequences that begin alike, nested and not, next to others and to chunks of several rows: each alone, by ==."""
+    rng = random.Random(seed)
+    case = replace(case, window=rng.choice([AttentionWindow()] * 4 + [case.window]))
+    text = Text(replace(case, tokens=1, rows=1))  # for what is not of one sequence
+    size, pages = case.page_size, iter(range(10**6))
+    tables, ends = [[next(pages) for _ in range(-(-500 // size))]], [rng.randint(1, 500)]
+    for _ in range(rng.randint(1, 11)):
+        before, end = rng.choice([tables[-1], rng.choice(tables)]), rng.randint(1, 500)
+        kept = rng.choice([0, min(end - 1, rng.choice([64, 65, 128, 200, 448])) // size, (end - 1) // size])
+        fresh = [next(pages) for _ in range(-(-500 // size) - min(kept, len(before)))]
+        tables, ends = [*tables, [*before[:kept], *fresh]], [*ends, end]
+    count = next(pages)
+    store, slots = KVStore([text.spec], count, size), count * size
+    keys = noise(slots, case.kv_heads, case.size, seed=case.seed)
+    for part in store.view(0).parts:
+        kv_codec.write(part.k, torch.arange(slots), keys)
+        kv_codec.write(part.v, torch.arange(slots), keys[..., : -case.rope] if case.rope else keys.flip(0))
+    rows = [rng.choice([1, 1, 1, 1, min(3, end)]) for end in ends]
+    first = np.cumsum([0, *rows])
+    text.store, text.q = store, noise(sum(rows), case.kv_heads * case.shared, case.size, seed=case.seed + 2)
+    text.sink_q = noise(*text.q.shape, seed=case.seed + 3) if case.window.sinks else None
+    kept = tuple(np.array(table, np.int32) for table in tables)
+    chunks = [
+        (range(at, at + count), end - count, (table,) * len(store.groups))
+        for at, count, end, table in zip(first.tolist(), rows, ends, kept, strict=False)
+    ]
+    alone = text.attend_chunks(isa, [[chunk] for chunk in chunks])
+    assert torch.equal(text.attend_chunks(isa, [chunks]), alone)
+    with threads(3):
+        assert torch.equal(text.attend_chunks(isa, [chunks], count=3), alone)
+
+
+@pytest.mark.skipif(not KERNELS, reason="no native kernels were compiled")
+def test_pages_that_neighbours_share_are_read_once_for_as_many_as_fit_together() -> None:
+    """Positions that attention reads, counted by its own runs: of a prompt's forks, of nested prompts, of others."""
+
+    def runs(*sequences: tuple[str, int], window: int | None = None) -> list[tuple[int, int]]:
+        """Of texts [pages by letter and position], with 16 positions a page and 7 query heads of each KV head."""
+        spec = LayerSpec(Heads(2, 64), AttentionWindow(window), CODECS["int8"], CODECS["int8"], native=CODECS["int8"])
+        layer, shape = kv_layer(KVStore([spec], 1, 16).view(0)), lib.CHeads(14, 2, 64, 64, 1.0, 0, None)
+        known: dict[tuple[str, int], int] = {}
+        tables = [
+            np.array([known.setdefault((text[: at + 1], at), len(known)) for at in range(len(text))], np.int32)
+            for text, _ in sequences
+        ]
+        array = ChunkArray([(range(i, i + 1), end - 1, (tables[i],)) for i, (_, end) in enumerate(sequences)])
+        found = (ctypes.c_int64 * (2 * len(tables)))()
+        library = next(iter(KERNELS.values())).library
+        count = library.tw_shared_runs(byref(layer), byref(shape), len(tables), array.address, 16, found)
+        return [(found[2 * i], found[2 * i + 1]) for i in range(count)]
+
+    forks = [("s" * 256 + "abcdefghijklmnop"[i], 4100) for i in range(16)]
+    assert runs(*forks) == [(9, 4096), (7, 4096)]
+    assert runs(*forks, window=64) == [(1, 0)] * 16
+    assert runs(("s" * 5 + "a", 95), ("s" * 5 + "b", 95)) == [(2, 64)], "whole blocks of 64 positions"
+    assert runs(("s" * 3 + "a", 60), ("s" * 3 + "b", 60)) == [(1, 0)] * 2
+    assert runs(("s" * 8 + "a" * 20, 440), ("s" * 8 + "b" * 20, 440)) == [(1, 0)] * 2, "most of it is read alone"
+    nested = [("s" * 64 + "t" * 32 + end, 96 * 16 + 1) for end in "abc"] + [("s" * 64 + "u" * 8, 72 * 16)] * 2
+    assert runs(*nested) == [(3, 1536), (2, 1088)]
 
 
 @each_isa

@@ -341,6 +341,7 @@ _FUNCTIONS = {
     "tw_forward": ("n", "kwppn"),
     "tw_linear": ("n", "kwpnppn"),
     "tw_attend": ("n", "kwppnpnpn"),
+    "tw_shared_runs": ("n", "ppnpnp"),
     "tw_weigh": ("", "knpp"),
     "tw_recur": ("n", "kwppnpnnppn"),
     "tw_store_kv": ("", "kppnpnpp"),

@@ -108,6 +108,10 @@ struct Kernels {
                    const float* v);
   // Attention of some rows and query heads of one chunk. scratch: `attention_scratch` floats.
   void (*attend)(const KVLayer&, const Heads&, const ChunkRows&, int64_t page_size, const Queries&, float* scratch);
+  // The same for the rows of `chunks` chunks of one row each, next to each other in the step, whose sequences have the
+  // same pages for positions [0, shared): a multiple of 64, before all of the rows, in a layer without a window.
+  void (*attend_shared)(const KVLayer&, const Heads&, int64_t chunks, const ChunkRows*, int64_t shared,
+                        int64_t page_size, const Queries&, float* scratch);
   int64_t (*attention_scratch)(const Heads&);
   // The same in two parts for the heads of one row over a latent, so that threads can share it. attend_stretch: the
   // sums [heads][stretch_sums] of the stretch that begins at position `start`. merge_stretches: the result [values] of

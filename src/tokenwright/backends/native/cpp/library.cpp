@@ -4,6 +4,7 @@
 #include <new>
 
 #include "kernels.h"
+#include "ops/attention.h"
 #include "ops/step.h"
 #include "threads/pool.h"
 
@@ -169,6 +170,20 @@ TW_EXPORT int64_t tw_attend(const Kernels* k, Workspace* workspace, const KVLaye
                             const ChunkRows* chunk, int64_t page_size, const Queries* queries, int64_t threads) {
   return with_workspace(
       workspace, [&](Workspace& w) { attend_rows(*k, w, *kv, *h, chunks, chunk, page_size, *queries, threads); });
+}
+
+// The runs of chunks that `tw_attend` takes together, for tests: of each its chunks and the positions that it reads
+// once. runs: [chunks][2]. Returns their number.
+TW_EXPORT int64_t tw_shared_runs(const KVLayer* kv, const Heads* h, int64_t chunks, const ChunkRows* chunk,
+                                 int64_t page_size, int64_t* runs) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < chunks; count++) {
+    const SharedRun run = shared_run(*kv, *h, chunks - i, chunk + i, page_size);
+    runs[2 * count] = run.chunks;
+    runs[2 * count + 1] = run.positions;
+    i += run.chunks;
+  }
+  return count;
 }
 
 // x = x sigmoid(gates), in place.

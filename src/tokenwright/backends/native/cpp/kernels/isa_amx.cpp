@@ -37,6 +37,7 @@ static Kernels made() {
   k.rotate = rotate;
   k.store_kv = store_kv;
   k.attend = attend;
+  k.attend_shared = attend_shared;
   k.attention_scratch = attention_scratch;
   k.stretch_sums = stretch_sums;
   k.attend_stretch = attend_stretch;

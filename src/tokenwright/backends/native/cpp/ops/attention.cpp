@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "ops/observer.h"
 #include "ops/ops.h"
@@ -15,6 +16,7 @@ namespace {
 
 constexpr int64_t QUERIES = 64;  // fewest queries of a chunk per piece of attention
 constexpr int64_t SINGLES = 4;   // pieces of attention per thread, at least, with many single-row chunks
+constexpr int64_t SHARED = 64;   // prefixes are shared in such blocks of positions
 
 // The norm of one row's heads in place: over each of them, or over all together.
 void norm_heads(const Kernels& k, Norm norm, int64_t over, int64_t heads, int64_t size, float* x) {
@@ -58,7 +60,44 @@ void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
   p.k.store_kv(kv, h, chunk, p.batch.page_size, position, key, value);
 }
 
+// How many of `count` pages are the same from the first on.
+int64_t same_pages(const int32_t* a, const int32_t* b, int64_t count) {
+  constexpr int64_t some = 64;
+  int64_t same = 0;
+  while (same + some <= count && !memcmp(a + same, b + same, some * sizeof *a)) same += some;
+  while (same < count && a[same] == b[same]) same++;
+  return same;
+}
+
+// How many of the positions [0, stop), from the first on, two sequences have in the same pages, in whole blocks.
+int64_t same_positions(const KVLayer& kv, const ChunkRows& a, const ChunkRows& b, int64_t page_size, int64_t stop) {
+  for (const Part* part = kv.part; part < kv.part + kv.parts; part++) {
+    const int64_t end = part->stop >= 0 ? std::min(part->stop, stop) : stop;
+    const int64_t first = part->start / page_size, pages = (end + page_size - 1) / page_size - first;
+    if (end <= part->start) continue;
+    const int64_t same = same_pages(a.tables[part->table] + first, b.tables[part->table] + first, pages);
+    if (same < pages) stop = (first + same) * page_size;
+  }
+  return stop / SHARED * SHARED;
+}
+
 }  // namespace
+
+SharedRun shared_run(const KVLayer& kv, const Heads& h, int64_t chunks, const ChunkRows* chunk, int64_t page_size) {
+  SharedRun run{1, 0};
+  if (kv.window || h.values < h.size || chunk->rows != 1) return run;
+  const int64_t most = std::min(chunks, QUERIES_TOGETHER / (h.heads / h.kv_heads));
+  int64_t stop = chunk->start, farthest = stop;
+  for (; run.chunks < most && chunk[run.chunks].rows == 1; run.chunks++) {
+    const ChunkRows& next = chunk[run.chunks];
+    stop = same_positions(kv, *chunk, next, page_size, std::min(stop, next.start));
+    farthest = std::max(farthest, next.start);
+    const bool nearly_all = 2 * (farthest - stop) <= stop;  // the rest costs a little more than without a run
+    if (!nearly_all || stop * run.chunks <= run.positions * (run.chunks - 1)) break;
+    run.positions = stop;
+  }
+  return run;
+}
 
 void keep_queries(Pass& p, Team& team, int64_t layer, int64_t size, const Queries& all) {
   if (!p.observer || !p.observer->watches(layer)) return;
@@ -72,10 +111,14 @@ void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h,
                 int64_t page_size, const Queries& all, float* scratch, int64_t scratch_each, int64_t thread) {
   const int64_t ratio = h.heads / h.kv_heads;
   const int64_t some_rows = QUERY_ROWS * ratio < QUERIES ? QUERIES / ratio : QUERY_ROWS;
+  const auto run_at = [&](int64_t i) { return shared_run(kv, h, chunks - i, chunk + i, page_size); };
+  const auto pieces_of = [&](const ChunkRows& one) { return (one.rows + some_rows - 1) / some_rows; };
   int64_t singles = 0, pieces = 0;
-  for (int64_t i = 0; i < chunks; i++) {
-    singles += chunk[i].rows == 1;
-    pieces += chunk[i].rows == 1 ? 0 : (chunk[i].rows + some_rows - 1) / some_rows;
+  for (int64_t i = 0, n; i < chunks; i += n) {
+    n = run_at(i).chunks;
+    const bool single = n == 1 && chunk[i].rows == 1;
+    singles += single;
+    pieces += single ? 0 : pieces_of(chunk[i]);
   }
   const int64_t wanted = singles == 1 ? team.size() : SINGLES * team.size();  // sequences differ in length
   int64_t together = std::min({singles * h.kv_heads / wanted, QUERIES_TOGETHER / ratio, h.kv_heads});
@@ -85,22 +128,31 @@ void attend_all(const Kernels& k, Team& team, const KVLayer& kv, const Heads& h,
   int64_t parts = 1;
   while ((pieces * h.kv_heads + singles * groups) * parts < team.size() && parts * 2 <= ratio) parts *= 2;
   const int64_t each = (ratio + parts - 1) / parts;
-  const auto units_of = [&](const ChunkRows& one) {
-    return (one.rows == 1 ? groups : (one.rows + some_rows - 1) / some_rows * h.kv_heads) * parts;
-  };
   float* mine = scratch + thread * scratch_each;
+  int64_t at = 0, before = 0;  // the chunk of this thread's last unit, and the units before that chunk
+  SharedRun run = run_at(0);
   team.each((pieces * h.kv_heads + singles * groups) * parts, [&](int64_t unit) {
-    const ChunkRows* one = chunk;
-    for (; unit >= units_of(*one); one++) unit -= units_of(*one);
-    const int64_t part = unit % parts, row_groups = one->rows == 1 ? groups : h.kv_heads;
-    const int64_t first = unit / parts % row_groups * (one->rows == 1 ? together : 1);
-    const int64_t last = one->rows == 1 ? std::min(first + together, h.kv_heads) : first + 1;
+    const auto single = [&] { return run.chunks == 1 && chunk[at].rows == 1; };
+    const auto units = [&] { return (single() ? groups : pieces_of(chunk[at]) * h.kv_heads) * parts; };
+    for (; unit >= before + units(); run = run_at(at)) {
+      before += units();
+      at += run.chunks;
+    }
+    unit -= before;
+    const ChunkRows& one = chunk[at];
+    const int64_t part = unit % parts, row_groups = single() ? groups : h.kv_heads;
+    const int64_t first = unit / parts % row_groups * (single() ? together : 1);
+    const int64_t last = single() ? std::min(first + together, h.kv_heads) : first + 1;
     Queries some = all;
     some.first = unit / parts / row_groups * some_rows;
-    some.last = std::min(some.first + some_rows, one->rows);
+    some.last = run.chunks > 1 ? run.chunks : std::min(some.first + some_rows, one.rows);
     some.head = first * ratio + part * each;
     some.head_last = parts == 1 ? last * ratio : std::min(some.head + each, last * ratio);
-    if (some.head < some.head_last) k.attend(kv, h, *one, page_size, some, mine);
+    if (some.head >= some.head_last) return;
+    if (run.chunks > 1)
+      k.attend_shared(kv, h, run.chunks, &one, run.positions, page_size, some, mine);
+    else
+      k.attend(kv, h, one, page_size, some, mine);
   });
 }
 

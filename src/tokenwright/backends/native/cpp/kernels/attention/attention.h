@@ -196,7 +196,6 @@ static void read_blocks(const KVLayer& layer, const Tile& tile, BlockIterator it
     block.ahead = &ahead;
     read_block(layer, tile, block);
   }
-  turn_back(tile);
 }
 
 static void write_out(const Tile& tile, float* out, int64_t stride) {
@@ -282,6 +281,7 @@ static bool read_stretch(const Heads& heads, const Queries& queries, const Tile&
   if (!ahead.next(tile, block)) return false;
   begin_sums(heads, queries, tile);
   read_blocks(iterator.layer, tile, iterator);
+  turn_back(tile);
   return true;
 }
 
@@ -331,12 +331,52 @@ static void attend(const KVLayer& layer, const Heads& heads, const ChunkRows& ch
     } else {
       begin_sums(heads, queries, tile);
       read_blocks(layer, tile, {layer, heads, chunk, page_size, 0, chunk.start + chunk.rows});
+      turn_back(tile);
       const int64_t row = chunk.row + first, column = queries.head * heads.values;
       write_out(tile, queries.out + row * queries.out_stride + column, queries.out_stride);
     }
     end_tile(tile);
     first += tile.rows;
   }
+}
+
+// ---- A prefix of several sequences ----
+
+// One row of a tile alone, with its queries and its sums so far, which are those of the tile.
+static Tile row_of(const Tile& tile, int64_t row, int64_t position) {
+  Tile one = tile;
+  const int64_t first = row * tile.heads;
+  one.rows = 1;
+  one.position = position;
+  const auto begin_at = [&](QueryRows& rows) {
+    rows.numbers += first;
+    rows.pairs += first;
+    rows.scales += first * tile.groups;
+  };
+  begin_at(one.q);
+  begin_at(one.sink_q);
+  one.mixed += first * tile.depth;
+  one.sums += first * 16;
+  one.highest += first;
+  one.turned += first;
+  return one;
+}
+
+// The rows go through the shared blocks together, and then each goes on alone: the order of blocks is that of `attend`.
+static void attend_shared(const KVLayer& layer, const Heads& heads, int64_t chunks, const ChunkRows* chunk,
+                          int64_t shared, int64_t page_size, const Queries& queries, float* scratch) {
+  const ChunkRows together = {chunk->row, chunks, shared, chunk->rotation, chunk->tables};
+  const Tile tile = begin_tile(layer, heads, together, queries, 0, scratch);
+  begin_sums(heads, queries, tile);
+  read_blocks(layer, tile, {layer, heads, together, page_size, 0, shared});
+  const int64_t column = queries.head * heads.values;
+  for (int64_t row = 0; row < chunks; row++) {
+    const Tile one = row_of(tile, row, chunk[row].start);
+    read_blocks(layer, one, {layer, heads, chunk[row], page_size, shared, one.position + 1});
+    turn_back(one);
+    write_out(one, queries.out + chunk[row].row * queries.out_stride + column, queries.out_stride);
+  }
+  end_tile(tile);
 }
 
 // ---- One row ----
