@@ -266,11 +266,9 @@ def _skipped(towers: dict[str, int]) -> str:
     return f"{parts}: the text model runs alone"
 
 
-def _factors(scales: dict[str, float | tuple[float, ...] | None]) -> str:
+def _factors(scales: dict[str, float | None]) -> str:
     """The constant factors that differ from the usual ones."""
-    listed = {name: one if isinstance(one, tuple) else (one,) for name, one in scales.items()}
-    others = {name: each for name, each in listed.items() if {*each} - {None, 1.0}}
-    return ", ".join(f"{name} {' '.join(f'{one:g}' for one in each)}" for name, each in others.items())
+    return ", ".join(f"{name} {one:g}" for name, one in scales.items() if one not in (None, 1.0))
 
 
 def _sampling(suggested: dict[str, Any], unsupported: Sequence[str]) -> str:
