@@ -206,7 +206,7 @@ class Scales:
     attention: float | None = None  # of q k, before the softmax; None: head_size ** -0.5
     residual: float = 1.0  # of what attention and MLP add to the residual stream
     logits: float = 1.0
-    gate_up: tuple[float, ...] = ()  # of an MLP's gates and of its values; none: 1
+    gates: float = 1.0  # of an MLP's gates, before the activation
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,7 @@ def _mlp(config: ModelConfig, layer: int) -> MLP:
         config.gated,
         after,
         config.scales.residual,
-        config.scales.gate_up,
+        () if config.scales.gates == 1 else (config.scales.gates, 1.0),
         f"{at}.act" if config.activation == "xielu" else None,
     )
 

@@ -48,7 +48,7 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
             * keys.number("attention_in_multiplier", 1.0) ** 2
             * keys.number("key_multiplier", 1.0),
             logits=keys.number("lm_head_multiplier", 1.0),
-            gate_up=() if gates == 1 else (gates, 1.0),
+            gates=gates,
         ),
         tied_head=keys.flag("tie_word_embeddings", False),
         dtype=dtype(keys),
