@@ -8,7 +8,8 @@ from tests.models.sized import Sized
 from tokenwright.backends.native.compile import lacking
 from tokenwright.backends.torch.kernels import Dense, Linear
 from tokenwright.backends.torch.op_batch import OpBatch
-from tokenwright.backends.torch.ops import OPS, ForwardState, TorchMLP, linear, norm
+from tokenwright.backends.torch.op_functions import linear, norm
+from tokenwright.backends.torch.ops import OPS, ForwardState, TorchMLP
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.cache import KVStore
 from tokenwright.models.graph import MLP, Embed, Graph, Head, Matrix, Norm

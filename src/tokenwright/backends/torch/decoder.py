@@ -9,13 +9,13 @@ from tokenwright.backends.layout import nbytes
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.torch.kernels import Dense, Kernels, Values, in_fp32
 from tokenwright.backends.torch.op_batch import OpBatch
+from tokenwright.backends.torch.op_functions import Weights
 from tokenwright.backends.torch.ops import (
     ForwardState,
     TorchAttention,
     TorchEmbed,
     TorchHead,
     TorchParallel,
-    Weights,
     running,
     using,
 )

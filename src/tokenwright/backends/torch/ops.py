@@ -7,25 +7,33 @@ few branches. The changing state (the batch, the cache) is an argument.
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 
 from tokenwright.backends import Scored
 from tokenwright.backends.adapters import Beside
 from tokenwright.backends.layout import xielu_of
-from tokenwright.backends.packed import Packed
-from tokenwright.backends.torch.kernels import Dense, Kernels, Linear, Values, in_fp32, library_of
+from tokenwright.backends.torch.kernels import Kernels, Linear, Values, in_fp32, library_of
 from tokenwright.backends.torch.op_batch import OpBatch
+from tokenwright.backends.torch.op_functions import (
+    Weights,
+    after,
+    by_row,
+    dense,
+    factors,
+    linear,
+    norm,
+    over_heads,
+    parted,
+    scaled,
+)
 from tokenwright.cache import KVStore, KVView
 from tokenwright.config import Rope
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import MLP, Attention, Embed, Head, Matrix, Norm, Op, Parallel
+from tokenwright.models.graph import MLP, Attention, Embed, Head, Op, Parallel
 from tokenwright.models.latent import LatentAttention
 from tokenwright.models.recurrent import Recurrent
 from tokenwright.models.taps import Site, Tap
 
-Function = Callable[[Values], Values]
-Weights = dict[str, Any]  # tensors, arrays or packed weights, by our names
 AnyOp = TypeVar("AnyOp")
 
 
@@ -69,7 +77,7 @@ class TorchEmbed:
         self.kernels = kernels
         self.table = linear(weights, op.table)
         self.positions = None if op.positions is None else dense(weights, "positions.weight")
-        self.scale = _scaled(op.scale)
+        self.scale = scaled(op.scale)
 
     def __call__(self, state: ForwardState) -> Values:
         x = self.scale(self.kernels.rows(self.table, state.batch.tokens))  # [T, width]
@@ -93,8 +101,8 @@ class TorchAttention:
         self.norm = norm(op.norm, kernels, weights)
         self.qkv = linear(weights, op.qkv)
         self.out = linear(weights, op.out)
-        self.q_norm, self.k_norm = (_over_heads(one, op.head_size, kernels, weights) for one in (op.q_norm, op.k_norm))
-        self.after = _after(op, kernels, weights)
+        self.q_norm, self.k_norm = (over_heads(one, op.head_size, kernels, weights) for one in (op.q_norm, op.k_norm))
+        self.after = after(op.post_norm, op.residual_scale, kernels, weights)
 
     def __call__(self, x: Values, state: ForwardState) -> Values:
         if isinstance(self.op, Attention) and self.op.kept:
@@ -127,7 +135,7 @@ class TorchAttention:
         tap(Site.MIXED, self.layer, mixed)
         if gates:
             mixed = self.kernels.weighted(mixed, gates[0])
-        return self.after(state.linear(self.kernels, _by_row(mixed), self.out, self.names[1]))  # [T, width]
+        return self.after(state.linear(self.kernels, by_row(mixed), self.out, self.names[1]))  # [T, width]
 
     @property
     def rope(self) -> Rope | None:
@@ -162,7 +170,7 @@ class TorchLatentAttention(TorchAttention):
         self.q_up = None if op.q_up is None else linear(weights, op.q_up)
         self.up = [linear(weights, one).split(op.heads) for one in (op.k_up, op.v_up)]
         self.out = linear(weights, op.out)
-        self.after = _after(op, kernels, weights)
+        self.after = after(op.post_norm, op.residual_scale, kernels, weights)
 
     def added(self, x: Values, state: ForwardState) -> Values:
         """[T, width] -> [T, width]: what the op adds to the residual stream."""
@@ -190,7 +198,7 @@ class TorchLatentAttention(TorchAttention):
         self.kernels.store(view, batch.slots, key, latent)
         mixed = self.kernels.attention(rows, view, batch.chunks, self.scoring, sink_rows)  # [T, H, R]
         tap(Site.MIXED, self.layer, mixed)
-        values = _by_row(self._by_head(mixed, self.up[1]))  # [T, H x value]
+        values = by_row(self._by_head(mixed, self.up[1]))  # [T, H x value]
         return self.after(state.linear(self.kernels, values, self.out, op.out.name))  # [T, width]
 
     def _by_head(self, x: Values, weights: Sequence[Linear]) -> Values:
@@ -203,7 +211,7 @@ class TorchRecurrent:
 
     def __init__(self, op: Recurrent, kernels: Kernels, weights: Weights) -> None:
         self.kernels, self.layer, self.beside = kernels, op.layer, op.beside
-        self.factors = _factors(op.factors)
+        self.factors = factors(op.factors)
         self.names = (op.project.name, op.out.name)
         self.recurrence = of = op.recurrence
         self.tensors = {name.removeprefix(f"{of.name}."): dense(weights, name) for name in of.shapes}
@@ -212,7 +220,7 @@ class TorchRecurrent:
         self.norm = norm(op.norm, kernels, weights)
         self.project = linear(weights, op.project)
         self.out = linear(weights, op.out)
-        self.after = _after(op, kernels, weights)
+        self.after = after(op.post_norm, op.residual_scale, kernels, weights)
 
     def __call__(self, x: Values, state: ForwardState) -> Values:
         normed = self.norm(state.before[0] if self.beside else x)
@@ -238,8 +246,8 @@ class TorchMLP:
         self.down = linear(weights, op.down)
         self.gated = op.gated
         self.learned = None if op.learned is None else xielu_of(op.learned, weights)
-        self.factors = _factors([(out, one) for (_, out), one in zip(op.up.parts, op.factors, strict=False)])
-        self.after = _after(op, kernels, weights)
+        self.factors = factors([(out, one) for (_, out), one in zip(op.up.parts, op.factors, strict=False)])
+        self.after = after(op.post_norm, op.residual_scale, kernels, weights)
 
     def __call__(self, x: Values, state: ForwardState) -> Values:
         x = x + self.added(x, state)
@@ -268,10 +276,10 @@ class TorchParallel:
         self.mlp = TorchMLP(op.mlp, kernels, weights)
 
     def __call__(self, x: Values, state: ForwardState) -> Values:
-        after = self.attention(x, state)
-        after = after + self.mlp.added(x, state)  # [T, width]
-        state.tap(Site.MLP, self.mlp.layer, after)
-        return after
+        stream = self.attention(x, state)
+        stream = stream + self.mlp.added(x, state)  # [T, width]
+        state.tap(Site.MLP, self.mlp.layer, stream)
+        return stream
 
 
 class TorchExperts:
@@ -289,7 +297,7 @@ class TorchExperts:
         ups, downs = (linear(weights, one).split(op.routing.experts) for one in (op.up, op.down))
         self.experts = list(zip(ups, downs, strict=True))
         self.shared = None if op.shared is None else (linear(weights, op.shared[0]), linear(weights, op.shared[1]))
-        self.after = _after(op, kernels, weights)
+        self.after = after(op.post_norm, op.residual_scale, kernels, weights)
 
     def __call__(self, x: Values, state: ForwardState) -> Values:
         rows = self.norm(x)
@@ -319,7 +327,7 @@ class TorchHead:
         self.kernels = kernels
         self.norm = norm(op.norm, kernels, weights)
         self.matrix = linear(weights, op.matrix)
-        self.scale = _scaled(op.scale)
+        self.scale = scaled(op.scale)
         self.cap = op.cap
 
     def __call__(self, x: Values) -> Values:
@@ -351,86 +359,3 @@ def using(op: AnyOp, before: Kernels, kernels: Kernels) -> AnyOp:
         elif isinstance(value, TorchAttention | TorchMLP):
             setattr(other, name, using(value, before, kernels))
     return other
-
-
-def linear(weights: Weights, matrix: Matrix) -> Linear:
-    """A matrix of the graph: packed under its own name, or dense, concatenated from its parts.
-
-    Removes concatenated parts from `weights`, so that memory holds a second copy of one matrix at a time.
-    """
-    packed = weights.get(matrix.name)
-    if isinstance(packed, Packed):
-        return packed
-    names = [name for name, _ in matrix.parts]
-    parts = [dense(weights, f"{name}.weight") for name in names]
-    biases = [dense(weights, f"{name}.bias") for name in names] if matrix.bias else []
-    if len(names) == 1:
-        return Dense(parts[0], biases[0] if biases else None)
-    for name in matrix.shapes:
-        del weights[name]
-    concat = library_of(parts[0]).concat
-    return Dense(concat(parts), concat(biases) if biases else None)
-
-
-def dense(weights: Weights, name: str) -> Values:
-    """A dense one of `weights`."""
-    found = weights[name]
-    assert not isinstance(found, Packed), f"{name} is not packed"
-    return found
-
-
-def norm(of: Norm | None, kernels: Kernels, weights: Weights) -> Function:
-    """A function that normalises over the last dimension; for None the identity."""
-    if of is None:
-        return _same
-    weight, eps = dense(weights, f"{of.name}.weight"), of.eps
-    if of.kind == "rms":
-        return lambda x: kernels.rms_norm(x, weight, eps)
-    bias = dense(weights, f"{of.name}.bias") if of.bias else library_of(weight).zeros_like(weight)
-    return lambda x: kernels.layer_norm(x, weight, bias, eps)
-
-
-def _over_heads(of: Norm | None, head_size: int, kernels: Kernels, weights: Weights) -> Function:
-    """The norm of q or k [T, heads, D]: over each head, or over all heads together."""
-    if of is not None and of.parts > 1:
-        weight, eps = dense(weights, f"{of.name}.weight").reshape(of.parts, head_size), of.eps
-        library = library_of(weight)
-        one, zero = library.ones_like(weight[0]), library.zeros_like(weight[0])
-        return lambda x: kernels.layer_norm(x, one, zero, eps) * weight
-    function = norm(of, kernels, weights)
-    if of is None or of.size == head_size:
-        return function
-    return lambda x: function(_by_row(x)).reshape(x.shape)
-
-
-def _after(op: Attention | LatentAttention | MLP | Experts | Recurrent, kernels: Kernels, weights: Weights) -> Function:
-    """What an op's result [T, width] goes through before it is added: a norm, then a constant factor."""
-    function, scale = norm(op.post_norm, kernels, weights), _scaled(op.residual_scale)
-    return lambda x: scale(function(x))
-
-
-def _factors(each: Sequence[tuple[int, float]]) -> Function:
-    """Multiplies the outputs of a matrix: so many of them by each factor."""
-    if not each:
-        return _same
-    sizes, factors = zip(*each, strict=True)
-    return lambda x: library_of(x).concat([part * by for part, by in zip(parted(x, sizes, 1), factors, strict=True)], 1)
-
-
-def parted(x: Values, sizes: Sequence[int], axis: int) -> list[Values]:
-    """Views of `x`, one after another along an axis."""
-    ends, before = list(accumulate(sizes)), (slice(None),) * axis
-    return [x[(*before, slice(end - size, end))] for end, size in zip(ends, sizes, strict=True)]
-
-
-def _by_row(x: Values) -> Values:
-    """[T, H, D] -> [T, H x D]."""
-    return x.reshape(len(x), -1)
-
-
-def _scaled(factor: float) -> Function:
-    return _same if factor == 1 else lambda x: x * factor
-
-
-def _same(x: Values, *_: object) -> Values:
-    return x

@@ -1,0 +1,95 @@
+"""The functions over rows that ops are made of, from the graph's matrices and norms and the weights."""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+from tokenwright.backends.packed import Packed
+from tokenwright.backends.torch.kernels import Dense, Kernels, Linear, Values, library_of
+from tokenwright.models.graph import Matrix, Norm
+
+Function = Callable[[Values], Values]
+Weights = dict[str, Any]  # tensors, arrays or packed weights, by our names
+
+
+def linear(weights: Weights, matrix: Matrix) -> Linear:
+    """A matrix of the graph: packed under its own name, or dense, concatenated from its parts.
+
+    Removes concatenated parts from `weights`, so that memory holds a second copy of one matrix at a time.
+    """
+    packed = weights.get(matrix.name)
+    if isinstance(packed, Packed):
+        return packed
+    names = [name for name, _ in matrix.parts]
+    parts = [dense(weights, f"{name}.weight") for name in names]
+    biases = [dense(weights, f"{name}.bias") for name in names] if matrix.bias else []
+    if len(names) == 1:
+        return Dense(parts[0], biases[0] if biases else None)
+    for name in matrix.shapes:
+        del weights[name]
+    concat = library_of(parts[0]).concat
+    return Dense(concat(parts), concat(biases) if biases else None)
+
+
+def dense(weights: Weights, name: str) -> Values:
+    """A dense one of `weights`."""
+    found = weights[name]
+    assert not isinstance(found, Packed), f"{name} is not packed"
+    return found
+
+
+def norm(of: Norm | None, kernels: Kernels, weights: Weights) -> Function:
+    """A function that normalises over the last dimension; for None the identity."""
+    if of is None:
+        return _same
+    weight, eps = dense(weights, f"{of.name}.weight"), of.eps
+    if of.kind == "rms":
+        return lambda x: kernels.rms_norm(x, weight, eps)
+    bias = dense(weights, f"{of.name}.bias") if of.bias else library_of(weight).zeros_like(weight)
+    return lambda x: kernels.layer_norm(x, weight, bias, eps)
+
+
+def over_heads(of: Norm | None, head_size: int, kernels: Kernels, weights: Weights) -> Function:
+    """The norm of q or k [T, heads, D]: over each head, or over all heads together."""
+    if of is not None and of.parts > 1:
+        weight, eps = dense(weights, f"{of.name}.weight").reshape(of.parts, head_size), of.eps
+        library = library_of(weight)
+        one, zero = library.ones_like(weight[0]), library.zeros_like(weight[0])
+        return lambda x: kernels.layer_norm(x, one, zero, eps) * weight
+    function = norm(of, kernels, weights)
+    if of is None or of.size == head_size:
+        return function
+    return lambda x: function(by_row(x)).reshape(x.shape)
+
+
+def after(of: Norm | None, factor: float, kernels: Kernels, weights: Weights) -> Function:
+    """The way of an op's result [T, width] before it is added: through a norm, then a constant factor."""
+    function, scale = norm(of, kernels, weights), scaled(factor)
+    return lambda x: scale(function(x))
+
+
+def factors(each: Sequence[tuple[int, float]]) -> Function:
+    """Multiplies the outputs of a matrix: the next ones, by their number, by each factor."""
+    if not each:
+        return _same
+    sizes, numbers = zip(*each, strict=True)
+    return lambda x: library_of(x).concat([part * by for part, by in zip(parted(x, sizes, 1), numbers, strict=True)], 1)
+
+
+def parted(x: Values, sizes: Sequence[int], axis: int) -> list[Values]:
+    """Views of `x`, one after another along an axis."""
+    ends, before = list(accumulate(sizes)), (slice(None),) * axis
+    return [x[(*before, slice(end - size, end))] for end, size in zip(ends, sizes, strict=True)]
+
+
+def by_row(x: Values) -> Values:
+    """[T, H, D] -> [T, H x D]."""
+    return x.reshape(len(x), -1)
+
+
+def scaled(factor: float) -> Function:
+    return _same if factor == 1 else lambda x: x * factor
+
+
+def _same(x: Values, *_: object) -> Values:
+    return x
