@@ -29,7 +29,7 @@ class NativeModel:
     def __init__(self, graph: Graph, kernels: NativeKernels, weights: Weights, adapters: Beside) -> None:
         self.graph = graph
         self.kernels = kernels
-        self.weights = dict(weights)
+        self._weights = dict(weights)
         self._adapters = adapters
         self._updates: list[object] = []  # arrays that ops point to, beside the weights
         self._count = max((number for each in adapters.values() for number in each), default=0)  # of adapters
@@ -40,7 +40,7 @@ class NativeModel:
         self.struct = lib.CModel(graph.width, len(graph.ropes), len(pairs), self._list)
 
     def packed(self, of: Matrix) -> Packed:
-        found = self.weights[of.name]
+        found = self._weights[of.name]
         assert isinstance(found, Packed), "matrices are packed"
         return found
 
@@ -70,7 +70,7 @@ class NativeModel:
 
     def recurrence(self, of: Recurrence) -> lib.CRecurrence:
         """The struct of a recurrence. Its taps are stored the other way round: [taps, channels]."""
-        tensors = {name.removeprefix(f"{of.name}."): np.asarray(self.weights[name]) for name in of.shapes}
+        tensors = {name.removeprefix(f"{of.name}."): np.asarray(self._weights[name]) for name in of.shapes}
         taps = np.concatenate([tensors[f"{part}.weight"] for part, _ in of.parts])
         tensors["conv.weight"] = np.ascontiguousarray(taps.T)
         self._updates.append(tensors)
@@ -82,13 +82,17 @@ class NativeModel:
         self._updates.append(numbers)
         return address(numbers)
 
+    def xielu(self, name: str) -> int | None:
+        """The address of an MLP's learned facts of the activation xIELU."""
+        return self.keep(np.array(xielu_of(name, self._weights), np.float32))
+
     def factors(self, sizes: Sequence[int], each: Sequence[float]) -> int | None:
         """The address of the factors of a matrix's outputs, of which some have each one; None without factors."""
         return self.keep(np.repeat(np.array(each, np.float32), sizes)) if each else None
 
     def address(self, name: str) -> int | None:
         """The address of a dense tensor; None if the model lacks it."""
-        dense = self.weights.get(name)
+        dense = self._weights.get(name)
         assert not isinstance(dense, Packed), "norms and positions are not packed"
         return address(dense)
 
@@ -174,7 +178,7 @@ def _mlp(op: MLP, model: NativeModel) -> lib.CMLPOp:
     activation = lib.ACTIVATIONS[op.activation]
     up, down = model.matrix(op.up), model.matrix(op.down)
     updates = model.updates(op.up), model.updates(op.down)
-    learned = None if op.learned is None else model.keep(np.array(xielu_of(op.learned, model.weights), np.float32))
+    learned = None if op.learned is None else model.xielu(op.learned)
     factors = model.factors([out for _, out in op.up.parts], op.factors)
     return lib.CMLPOp(
         activation, op.gated, learned, factors, model.norm(op.norm), up, down, _after(op, model), *updates
