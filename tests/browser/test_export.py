@@ -6,7 +6,7 @@ import json
 import matplotlib.image
 import pytest
 
-from tests.browser.conftest import RENDERERS, SIZE, Explored, near
+from tests.browser.conftest import HASTE, RENDERERS, SIZE, Explored, near
 from tests.browser.test_figures import PROMPT
 
 ABOVE, BELOW = 40, 96  # CSS px beside the stage in a picture; as in web/src/picture.ts
@@ -71,6 +71,7 @@ def test_a_page_plays_alone_in_a_sandbox_and_asks_nobody(explored, export, brows
         "<iframe sandbox='allow-scripts' style='width: 1200px; height: 760px'></iframe>"
     )
     context = browser.new_context(viewport=SIZE, color_scheme="dark", reduced_motion="reduce", offline=True)
+    context.add_init_script(HASTE)
     asked = []
     context.on("request", lambda request: asked.append(request.url))
     alone = Explored(context.new_page(), "")
@@ -113,6 +114,7 @@ def test_a_run_of_python_plays_in_a_notebook(browser, server):
     while not run.ended:
         run.step()
     context = browser.new_context(viewport=SIZE, color_scheme="dark", reduced_motion="reduce", offline=True)
+    context.add_init_script(HASTE)
     notebook = Explored(context.new_page(), "")
     notebook.tab.set_content(f"<p>Out:</p>{run._repr_html_()}")
     frame = notebook.tab.locator("iframe").element_handle().content_frame()
