@@ -249,12 +249,11 @@ def test_a_row_is_the_same_beside_others_with_its_first_pages(isa: str, case: Ca
     case = replace(case, window=rng.choice([AttentionWindow()] * 4 + [case.window]))
     text = Text(replace(case, tokens=1, rows=1))  # for what is not of one sequence
     size, pages = case.page_size, iter(range(10**6))
-    tables, ends = [[next(pages) for _ in range(-(-500 // size))]], [rng.randint(1, 500)]
+    tables, ends = [[next(pages) for _ in range(-(-500 // size))]], [rng.randint(200, 500)]
     for _ in range(rng.randint(1, 11)):
-        before, end = rng.choice([tables[-1], rng.choice(tables)]), rng.randint(1, 500)
-        kept = rng.choice([0, min(end - 1, rng.choice([64, 65, 128, 200, 448])) // size, (end - 1) // size])
-        fresh = [next(pages) for _ in range(-(-500 // size) - min(kept, len(before)))]
-        tables, ends = [*tables, [*before[:kept], *fresh]], [*ends, end]
+        before, kept = rng.choice([tables[-1], rng.choice(tables)]), rng.choice([0, 64, 130, 200, 448]) // size
+        ends.append(min(500, kept * size + rng.randint(1, rng.choice([30, 30, 300]))))
+        tables.append([*before[:kept], *(next(pages) for _ in before[kept:])])
     count = next(pages)
     store, slots = KVStore([text.spec], count, size), count * size
     keys = noise(slots, case.kv_heads, case.size, seed=case.seed)
@@ -265,10 +264,10 @@ def test_a_row_is_the_same_beside_others_with_its_first_pages(isa: str, case: Ca
     first = np.cumsum([0, *rows])
     text.store, text.q = store, noise(sum(rows), case.kv_heads * case.shared, case.size, seed=case.seed + 2)
     text.sink_q = noise(*text.q.shape, seed=case.seed + 3) if case.window.sinks else None
-    kept = tuple(np.array(table, np.int32) for table in tables)
+    arrays = [np.array(table, np.int32) for table in tables]
     chunks = [
         (range(at, at + count), end - count, (table,) * len(store.groups))
-        for at, count, end, table in zip(first.tolist(), rows, ends, kept, strict=False)
+        for at, count, end, table in zip(first.tolist(), rows, ends, arrays, strict=False)
     ]
     alone = text.attend_chunks(isa, [[chunk] for chunk in chunks])
     assert torch.equal(text.attend_chunks(isa, [chunks]), alone)
