@@ -311,16 +311,16 @@ class Machine(RuleBasedStateMachine):
         self.reserved = True
 
     def peek(self) -> Step:
-        """What the next step will compute. Scheduling twice without a commit names the same chunks."""
+        """What the next step will compute. Scheduling twice without a commit names the same chunks.
+
+        Unless the tier was asked: what it has read may let the next call admit more.
+        """
         reused = {identity: (one.counts.reused, one.swapped, one.computed) for identity, one in self.live.items()}
-        step = self.scheduler.schedule()
+        looked, step = self.looked, self.scheduler.schedule()
         self.check_reused(reused)
-        looked = -1
         while self.looked > looked:
-            looked = self.looked
-            again = self.scheduler.schedule()
-            assert again == step or self.looked > looked, "only the tier changes what comes next"
-            step = again
+            looked, step = self.looked, self.scheduler.schedule()
+        assert self.scheduler.schedule() == step
         return step
 
     @property
