@@ -121,9 +121,9 @@ class RecordedIndex(PrefixIndex):
 
     def cache_tail(self, tables, hashes, tokens, stop):
         super().cache_tail(tables, hashes, tokens, stop)
-        if stop % self.pool.page_size:
+        if stop:  # a full page's state may be cached here first: of a fork whose parent shares nothing
             text = (hashes.root, tuple(tokens[:stop]))
-            tail = hashes.hash(tokens, stop // self.pool.page_size, stop)
+            tail = hashes.hash(tokens, (stop - 1) // self.pool.page_size, stop)
             assert self.texts.setdefault(tail, text) == text, "a hash for two texts"
 
     def check_contents(self, slots):

@@ -190,7 +190,7 @@ class TeiEntry(Reply):
     text: str = absent()
 
 
-class TeiReranked(RootModel[list[TeiEntry]]):
+class TeiReranked(RootModel[Annotated[list[TeiEntry], Field(fail_fast=True)]]):
     """The reply of /rerank to `texts`."""
 
 
@@ -241,7 +241,7 @@ class Infilled(Reply):
     timings: InfillTimings = absent()
 
 
-class InfilledList(RootModel[list[Infilled]]):
+class InfilledList(RootModel[Annotated[list[Infilled], Field(fail_fast=True)]]):
     """The reply of /completion to several prompts."""
 
 
