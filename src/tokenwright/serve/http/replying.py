@@ -82,16 +82,17 @@ async def started(request: Request, service: Service, wanted: GenerationRequest)
 
 async def answered(request: Request, service: Service, wanted: GenerationRequest) -> tuple[Generation, Answer]:
     """A whole text; the request is cancelled if its client goes away. Raises what `Service.start` raises, and Gone."""
+    return await unless_gone(request, finished(request, service, wanted))
 
-    async def work() -> tuple[Generation, Answer]:
-        generation = await about(request).started(service.start(wanted))
-        try:
-            [answer] = await generation.answers()
-        finally:
-            generation.cancel()
-        return generation, answer
 
-    return await unless_gone(request, work())
+async def finished(request: Request, service: Service, wanted: GenerationRequest) -> tuple[Generation, Answer]:
+    """A whole text, whether or not its client still waits. Raises what `Service.start` raises."""
+    generation = await about(request).started(service.start(wanted))
+    try:
+        [answer] = await generation.answers()
+    finally:
+        generation.cancel()
+    return generation, answer
 
 
 async def events_of(

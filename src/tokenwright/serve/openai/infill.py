@@ -15,7 +15,7 @@ from tokenwright.errors import RequestError
 from tokenwright.serve.http.api import EVENTS, about, answers, body_of, takes, unless_gone
 from tokenwright.serve.http.fields import Body, ModelName, Object, Refused, Share, Stops, StopText, Text, many
 from tokenwright.serve.http.reply_text import Json, dumps, written
-from tokenwright.serve.http.replying import answered, check_model, events_of, schema_grammar, started
+from tokenwright.serve.http.replying import answered, check_model, events_of, finished, schema_grammar, started
 from tokenwright.serve.http.samplers import Samplers, samplers_of
 from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.openai.answer_form import grammar
@@ -178,15 +178,7 @@ def add(app: FastAPI, service: Service) -> None:
             generation = await started(request, service, each[0])
             return Streamed(_events(request, generation, model), generation.cancel)
 
-        async def finished(wanted: GenerationRequest) -> tuple[Generation, Answer]:
-            generation = await about(request).started(service.start(wanted))
-            try:
-                [answer] = await generation.answers()
-            finally:
-                generation.cancel()
-            return generation, answer
-
-        found = await unless_gone(request, gathered(finished, each))
+        found = await unless_gone(request, gathered(lambda wanted: finished(request, service, wanted), each))
         replies = [
             {"index": at, "content": answer.text} | _end(model, generation, answer)
             for at, (generation, answer) in enumerate(found)

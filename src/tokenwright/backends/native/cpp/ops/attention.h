@@ -14,8 +14,8 @@ constexpr int64_t QUERY_ROWS = 16;  // fewest rows of a chunk per piece of atten
 // Copies the watched queries of a layer, when they are all computed. size: of a query.
 void keep_queries(Pass& p, Team& team, int64_t layer, int64_t size, const Queries& all);
 
-// The first chunks of some that attend together to positions [0, positions), which they have in the same pages. One
-// chunk: to none.
+// Chunks, the first ones of a list, that attend together to positions [0, positions), which they have in the same
+// pages. A chunk that shares with no neighbour is a run of one, with 0 positions.
 struct SharedRun {
   int64_t chunks, positions;
 };

@@ -13,8 +13,8 @@
 namespace tw {
 namespace TW_ISA {
 
-// Of decoded keys and values: queries in registers, with so many vectors of 16 lanes. Each vector is loaded once for
-// all of these queries, and a number of a query is repeated once for all vectors.
+// The queries that registers hold beside vectors of 16 decoded keys or values. Each vector is loaded once for all of
+// these queries, and a number of a query is repeated once for all vectors.
 constexpr int QUERIES = WIDTH == 16 ? 4 : WIDTH == 8 ? 6 : 2, CODE_QUERIES = WIDTH >= 8 ? 4 : 2;
 constexpr int vectors_beside(int queries) { return WIDTH == 16 ? 4 : WIDTH == 8 && queries <= 2 ? 2 : 1; }
 constexpr int GROUP_QUERIES = WIDTH == 16 ? 8 : WIDTH == 8 ? 2 : 1;  // queries in registers with fewer vectors,
