@@ -52,6 +52,7 @@ def test_pages_that_memory_has_evicted_are_read(folder: Path, tmp_path: Path) ->
     with LLM(folder, kv_disk=tmp_path, pages=8) as llm:
         [first] = llm.generate([text_of(97)], most(4))
         llm.generate([text_of(97, seed=1)], most(4))
+        disk_of(llm).writer.flush()  # a page that waits to be written cannot be read
         [again] = llm.generate([text_of(97)], most(4))
         assert again.token_ids == first.token_ids
         assert (again.usage.reused_tokens, again.usage.disk_tokens) == (96, 80), "its first page was evicted last"
