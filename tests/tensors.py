@@ -16,6 +16,7 @@ from tokenwright.backends.packed import Packed
 from tokenwright.backends.runner import Cache, Model
 from tokenwright.backends.torch import kv_codec
 from tokenwright.backends.torch.border import TORCH_DTYPES, TensorRotation, array, tensor
+from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.backends.torch.over_native import TensorKernels
 from tokenwright.cache import KVStore
 from tokenwright.cache.codec import Codec
@@ -61,6 +62,14 @@ class NativeOverTensors(TensorKernels):
 
     def read(self, buffer: Any, ahead: int = 0) -> int:
         return self.native.read(array(buffer), ahead)
+
+
+def tensor_decoder(decoder: Any) -> Decoder:
+    """The model of a decoder, run op by op over tensors with the same kernels."""
+    if isinstance(decoder, Decoder):
+        return decoder
+    weights, adapters = decoder._parts
+    return Decoder(decoder.graph, TensorKernels(decoder.kernels), {**weights}, adapters)
 
 
 def encode(codec: Codec, x: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -23,7 +23,7 @@ from tests.engine.hand import sequence_of
 from tests.models.fixtures import VOCAB, make_checkpoint
 from tests.oracle.harness import prompt_of
 from tests.profiles import examples
-from tests.tensors import kv_memory
+from tests.tensors import kv_memory, tensor_decoder
 from tokenwright.backends import Logits, Scored
 from tokenwright.backends.adapters import Update, beside, not_beside
 from tokenwright.backends.adapters import packed as packed_weight
@@ -167,7 +167,7 @@ class Bench:
     def observed(self, chunks: Sequence[Chunk], watched: Sequence[Watched], *, whole: bool) -> tuple[Logits, Observed]:
         """In one native call or operation by operation, with the facts of the step."""
         assert isinstance(self.backend, NativeBackend)
-        by_op = TorchBackend(self.backend.decoder.op_by_op, self.store)
+        by_op = TorchBackend(tensor_decoder(self.backend.decoder), self.store)
         logits, told = (self.backend if whole else by_op).observe(flatten(Step(tuple(chunks))), watched)
         return in_tensors(logits), told
 

@@ -12,7 +12,7 @@ from tests.cli.conftest import Run
 from tests.models.adapters import write_adapter
 from tests.models.fixtures import make_checkpoint
 from tests.models.published_files import write
-from tests.tensors import unpacked
+from tests.tensors import tensor_decoder, unpacked
 from tokenwright import LLM
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.packer import load_packed
@@ -43,7 +43,9 @@ def test_inspect_tells_what_would_happen(run: Run, model: Path, adapter: Path, t
     [told] = json.loads(run("inspect", model, "--lora", adapter, "--json").stdout)["adapters"]
     with LLM(model, adapters={"one": adapter}) as llm:
         beside = sum(
-            u.down.nbytes + u.up.nbytes for each in llm.loaded.decoder.op_by_op.adapters.values() for u in each.values()
+            update.down.nbytes + update.up.nbytes
+            for each in tensor_decoder(llm.loaded.decoder).adapters.values()
+            for update in each.values()
         )
     assert told["beside_bytes"] == beside and told["modules"] == 3 * 7 and told["ranks"] == [5]
     assert (told["base"], told["merges"], told["decoded"]) == ("maker/base", True, 0)

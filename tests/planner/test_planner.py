@@ -20,7 +20,7 @@ from tests.models.sized import Sized
 from tests.tensors import kv_memory
 from tokenwright import LLM, SamplingParams, plan
 from tokenwright.backends.device import Device
-from tokenwright.backends.torch.border import DeviceMemory
+from tokenwright.backends.torch.border import TorchDevice
 from tokenwright.bench.bandwidth import cache_sizes, measure
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.cache.codec import CODECS
@@ -343,7 +343,7 @@ class TestEngine:
         for options in allowed("gpt2" if name == "gpt-2" else name):
             found = plan(name, context=4000, batch=5, **options)
             pages = [group.pages for group in found.engine_groups]
-            store = KVStore(found.specs, pages, 16, DeviceMemory(Device("meta")))
+            store = KVStore(found.specs, pages, 16, TorchDevice(Device("meta")))
             assert found.engine_kv_bytes == store.nbytes == allocated(store)
             assert found.engine_pages == 5 * 250
             narrow = 5 * (64 + 32 + 1)

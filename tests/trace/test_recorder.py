@@ -9,7 +9,7 @@ import torch
 from tests.engines import assert_at_rest, held, settled
 from tests.models import hybrids
 from tests.models.fixtures import KINDS, make_checkpoint
-from tests.tensors import kv_memory
+from tests.tensors import kv_memory, tensor_decoder
 from tokenwright import LLM, RequestError, SamplingParams
 from tokenwright.backends.torch import observe as observe_module
 from tokenwright.backends.torch.backend import TorchBackend
@@ -258,7 +258,7 @@ def test_a_row_that_cannot_be_computed_fails_nobody(llm, monkeypatch, caplog):
         raise RuntimeError("CUDA out of memory")
 
     runner = llm.engine.runner.runner
-    monkeypatch.setattr(runner, "backend", TorchBackend(llm.loaded.decoder.op_by_op, runner.store))
+    monkeypatch.setattr(runner, "backend", TorchBackend(tensor_decoder(llm.loaded.decoder), runner.store))
     monkeypatch.setattr(observe_module, "attention_row", broken)
     with llm.run(PROMPT[:3], GREEDY) as run:
         [frame] = run.step()

@@ -12,6 +12,7 @@ import torch
 from tests.backends.test_runner import KEPT
 from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import Subject, make_subject, prompt_of
+from tests.tensors import tensor_decoder
 from tokenwright import LLM
 from tokenwright.arrays import Floats
 from tokenwright.backends.kv_sizing import memory_of
@@ -162,7 +163,7 @@ def test_native_passes_are_those_of_torch(tmp_path: Path, kind: str, kv: str, wi
         engine, last = llm.llm_engine, len(tokens) - 1
         decoder = engine.loaded.decoder
         native, other = (AttentionReplay(llm.config, decoder, engine.specs) for _ in range(2))
-        other.__dict__["passes"] = OpByOp(decoder.op_by_op)
+        other.__dict__["passes"] = OpByOp(tensor_decoder(decoder))
         seen: list[dict[tuple[Site, int], Floats]] = [{}, {}]
         texts = []
         for replay, into in zip((native, other), seen, strict=True):

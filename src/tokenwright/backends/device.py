@@ -10,12 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from tokenwright.backends.ram import free_ram
 from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType
+
+if TYPE_CHECKING:
+    from tokenwright.backends.torch.border import TorchDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +130,16 @@ def resolve_dtype(name: str, stored: DType, device: Device, native: bool = False
     raise RequestError(f"dtype {name!r} is not known; use auto, {', '.join(get_args(DType))}", "dtype")
 
 
+def on_torch(device: Device) -> "TorchDevice":
+    """The device as torch has it. Loads torch."""
+    from tokenwright.backends.torch.border import TorchDevice
+
+    return TorchDevice(device)
+
+
 def free_memory(device: Device) -> int | None:
     """Bytes on the device that this process may still use; None if the system does not report them."""
-    if device.type == "cuda":
-        from tokenwright.backends.torch import border
-
-        return border.free_device_memory(device)
-    return free_ram()
+    return on_torch(device).free_bytes() if device.type == "cuda" else free_ram()
 
 
 def compute_with(threads: int) -> None:

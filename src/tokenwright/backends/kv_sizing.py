@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tokenwright.backends.device import Device, free_memory
+from tokenwright.backends.device import Device, free_memory, on_torch
 from tokenwright.cache import HOST, KVStore, LayerSpec, StoreMemory, groups_for, pages_within
 from tokenwright.config import EngineConfig
 from tokenwright.engine import Group
@@ -15,11 +15,7 @@ MOST_KV_MEMORY = 4 * 2**30  # bytes, the limit without an explicit kv_memory or 
 
 def memory_of(device: Device) -> StoreMemory:
     """Where a store for a device lies."""
-    if device.type == "cpu":
-        return HOST
-    from tokenwright.backends.torch.border import DeviceMemory
-
-    return DeviceMemory(device)
+    return HOST if device.type == "cpu" else on_torch(device)
 
 
 def make_store(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tokenwright.arrays import Floats
-from tokenwright.backends.device import Device
+from tokenwright.backends.device import Device, on_torch
 
 CANDIDATES = 20  # the most probable next tokens that are told
 
@@ -16,12 +16,10 @@ def device_clock(device: Device) -> Clock:
     """The monotonic clock in seconds, read when `device` has finished its queued work."""
     if device.type == "cpu":
         return time.perf_counter
-    from tokenwright.backends.torch.border import waiting
-
-    wait = waiting(device)
+    waiting = on_torch(device)
 
     def now() -> float:
-        wait()
+        waiting.wait()
         return time.perf_counter()
 
     return now

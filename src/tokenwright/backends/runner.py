@@ -1,15 +1,18 @@
 """Two ways to run a decoder: as the engine's Runner over pages, and as a plain function with its own cache."""
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenwright.arrays import Floats
+from tokenwright.arrays import Array, Floats
 from tokenwright.backends import Backend, Logits
+from tokenwright.backends.adapters import Beside, Updates, beside
 from tokenwright.backends.device import CPU, Device
 from tokenwright.backends.kv_sizing import memory_of
+from tokenwright.backends.layout import Weights
+from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.observation import Observed, Watched
 from tokenwright.backends.protocol import Passes
@@ -18,9 +21,33 @@ from tokenwright.config import DynamicScaling, Rope, angle_length
 from tokenwright.engine import Batch, Output, Step, flatten, one_chunk
 from tokenwright.engine.page_table import PageTable
 from tokenwright.errors import ContextError, RequestError
+from tokenwright.formats import DType
+from tokenwright.models.graph import Graph
 
 if TYPE_CHECKING:
     from tokenwright.backends.torch.decoder import Decoder
+
+
+def torch_decoder(graph: Graph, weights: Weights, adapters: Beside, native: NativeKernels | None) -> "Decoder":
+    """A graph over packed weights, run op by op: with native kernels, or with the reference kernels. Needs torch."""
+    from tokenwright.backends.torch.decoder import Decoder
+    from tokenwright.backends.torch.over_native import TensorKernels
+    from tokenwright.backends.torch.reference_kernels import ReferenceKernels
+
+    kernels: Any = ReferenceKernels() if native is None else TensorKernels(native)
+    return Decoder(graph, kernels, {**weights}, adapters)
+
+
+def dense_decoder(
+    graph: Graph, weights: dict[str, Array], dtype: DType, device: Device, adapters: Mapping[int, Updates]
+) -> "Decoder":
+    """A graph over weights on a device of torch, with its adapters there in `dtype`. Empties `weights`. Needs torch."""
+    from tokenwright.backends.torch.border import TORCH_DTYPES, weights_on
+    from tokenwright.backends.torch.decoder import Decoder
+    from tokenwright.backends.torch.reference_kernels import ReferenceKernels, dense
+
+    kept_beside = beside(graph, adapters, dense(TORCH_DTYPES[dtype], str(device)))
+    return Decoder(graph, ReferenceKernels(), {**weights_on(device, weights)}, kept_beside)
 
 
 def backend_over(decoder: "NativeDecoder | Decoder", store: KVStore) -> Backend:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tokenwright.arrays import aligned_bytes
-from tokenwright.backends.device import Device, free_memory, kernel_threads, resolve_device
+from tokenwright.backends.device import Device, free_memory, kernel_threads, on_torch, resolve_device
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.bench import machine_load
 
@@ -49,9 +49,7 @@ class BandwidthProbe:
         self._native = find_kernels() if place.type == "cpu" else None
         self._read: Callable[[], object] = self._by_kernels
         if self._native is None:
-            from tokenwright.backends.torch.border import summing
-
-            self._read, self.nbytes = summing(place, nbytes)
+            self._read, self.nbytes = on_torch(place).summing(nbytes)
         else:
             self._buffer = aligned_bytes(nbytes)
             self._buffer[:] = 1  # a write makes the system allocate the memory

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from tokenwright.backends.device import CPU, kernel_threads, threads_of
+from tokenwright.backends.device import CPU, kernel_threads, on_torch, threads_of
 from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels, usable
 from tokenwright.bench import machine_load
 from tokenwright.bench.bandwidth import BandwidthProbe, best_seconds, beyond_caches, cache_sizes
@@ -92,9 +92,7 @@ def _rounds(native: NativeKernels, form: str) -> Callable[[], int]:
 
 
 def _product(form: str) -> Callable[[], int]:
-    from tokenwright.backends.torch.border import multiplying
-
-    product = multiplying(_SIDE, "bfloat16" if form == "bfloat16" else "float32")
+    product = on_torch(CPU).multiplying(_SIDE, "bfloat16" if form == "bfloat16" else "float32")
 
     def multiply() -> int:
         product()

@@ -124,14 +124,9 @@ def weight(name: str, shape: tuple[int, ...], inputs: int, seed: int) -> Floats:
     """Random values [*shape] for our tensor `name`; a linear one has unit gain over its `inputs`."""
     import numpy as np
 
-    from tokenwright.backends.device import needs_torch
-
     if name.endswith("norm.weight"):
         return np.ones(shape, np.float32)
-    needs_torch("making a model with random weights")
-    from tokenwright.backends.torch.border import normals
-
-    values = normals(shape, seed)
+    values = np.random.Generator(np.random.SFC64(seed)).standard_normal(shape, np.float32)
     if name.endswith(".bias"):
         return values * np.float32(BIAS)
     gain = SPREAD if name == "embed.weight" else 1.0  # the embedding is also the head

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -29,13 +29,11 @@ from tokenwright.checkpoints.files.json_keys import read_json, shown
 from tokenwright.checkpoints.files.local import local_folder, weight_files
 from tokenwright.checkpoints.files.pooling import PoolingConfig, read_pooling
 from tokenwright.checkpoints.files.safetensors import Stored, read_header
-from tokenwright.checkpoints.gguf.checkpoint import read_model
 from tokenwright.checkpoints.gguf.header import BLOCKS
-from tokenwright.checkpoints.gguf.splits import read_whole_gguf
 from tokenwright.checkpoints.lora import Adapter, read_adapter
 from tokenwright.checkpoints.memory_form import Held, as_stored, held, without
 from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_header
-from tokenwright.checkpoints.quantised.published import Compound, gather, read_scheme
+from tokenwright.checkpoints.quantised.compound import Compound, described_at
 from tokenwright.checkpoints.tensor_reader import DTYPES, opened, piece_of, read_rows, read_whole
 from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError
@@ -44,6 +42,9 @@ from tokenwright.models.graph import Graph
 from tokenwright.text import Tokenizer
 from tokenwright.text.files import TokenizerFiles
 from tokenwright.text.metadata import read_metadata
+
+if TYPE_CHECKING:
+    from tokenwright.checkpoints.quantised.published import Scheme
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Checkpoint:
             raise CheckpointError(f"{folder} has no config.json, but {files[0].name}; give that file itself")
         settings = read_settings(folder / "config.json")
         own = own_quantisation(settings, str(folder / "config.json"))
-        scheme = read_scheme(settings, str(folder / "config.json"))
+        scheme = _read_scheme(settings, str(folder / "config.json"))
         family, config, graph = parse_config(settings, str(folder / "config.json"))
         suggested = folder / "generation_config.json"
         about = text_keys(settings, str(folder / "config.json"))
@@ -102,6 +103,8 @@ class Checkpoint:
         sources = family.sources(graph, plain=scheme is None)
         stored, skipped = _read_headers(folder, family, config)
         if scheme is not None:
+            from tokenwright.checkpoints.quantised.published import gather
+
             stored = gather(stored, scheme, read_whole)
         joined = {one.dtype for one in stored.values() if isinstance(one, Compound)}
         _check_fit(folder, graph, sources, stored, dtypes=(*DTYPES, *joined))
@@ -114,6 +117,9 @@ class Checkpoint:
 
     @classmethod
     def _open_gguf(cls, file: Path) -> "Checkpoint":
+        from tokenwright.checkpoints.gguf.checkpoint import read_model
+        from tokenwright.checkpoints.gguf.splits import read_whole_gguf
+
         (file, *others), header = read_whole_gguf(file)
         model = read_model(header, str(file), lambda one: read_rows(one, 0, one.shape[0]).flatten().tolist())
         _check_fit(file, model.graph, model.sources, model.stored, "its metadata", (*DTYPES, *BLOCKS))
@@ -251,8 +257,17 @@ def check_config(folder: Path) -> None:
     where = str(folder / "config.json")
     settings = read_settings(folder / "config.json")
     own_quantisation(settings, where)
-    read_scheme(settings, where)
+    _read_scheme(settings, where)
     parse_config(settings, where)
+
+
+def _read_scheme(settings: dict[str, Any], where: str) -> "Scheme | None":
+    """How the matrices are quantised, as `published.read_scheme`; its codecs are loaded only where they are."""
+    if described_at(settings) is None:
+        return None
+    from tokenwright.checkpoints.quantised.published import read_scheme
+
+    return read_scheme(settings, where)
 
 
 def _within(generation: GenerationDefaults, vocab_size: int, where: str) -> GenerationDefaults:

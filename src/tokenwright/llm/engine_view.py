@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tokenwright.arrays import Floats
 from tokenwright.backends.runner import Model
@@ -18,7 +18,6 @@ from tokenwright.engine import Engine, Request
 from tokenwright.engine.loop import Listener, RequestHandle
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType, WeightFormat
-from tokenwright.llm.chat.chat_processor import ChatProcessor
 from tokenwright.llm.engine import LLMEngine
 from tokenwright.llm.input_processor import Prompt, RequestOptions
 from tokenwright.llm.model import LoadedModel
@@ -28,6 +27,9 @@ from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.text import ChatTemplate, Tokenizer
+
+if TYPE_CHECKING:
+    from tokenwright.llm.chat.chat_processor import ChatProcessor
 
 T = TypeVar("T")
 
@@ -162,6 +164,8 @@ class EngineView:
 
     @cached_property
     def _conversations(self) -> ChatProcessor:
+        from tokenwright.llm.chat.chat_processor import ChatProcessor  # and the forms of tool calls
+
         return ChatProcessor(self.loaded)
 
     def sampling(self, **overrides: object) -> SamplingParams:

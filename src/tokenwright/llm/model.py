@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokenwright.backends.adapters import Updates, beside, not_beside, packed
 from tokenwright.backends.device import Device, needs_torch, resolve_device, resolve_dtype
@@ -18,6 +18,7 @@ from tokenwright.backends.layout import Weights, weight_bytes
 from tokenwright.backends.native.compile import compiles, lacking
 from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels
 from tokenwright.backends.native.program import NativeDecoder
+from tokenwright.backends.runner import dense_decoder, torch_decoder
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults
 from tokenwright.checkpoints.files.pooling import PoolingConfig
 from tokenwright.checkpoints.folder import Checkpoint, Report
@@ -267,7 +268,7 @@ def make_decoder(
         needs_torch("this installation has no native kernels, and without them a model" if native is None else "it")
     if native is None and not kept.quantised and not copies:
         refuse_weights(graph.parameters * DTYPE_BYTES[dtype], device, dtype)
-        return _in_tensors(checkpoint, dtype, device, report, adapters)
+        return dense_decoder(graph, checkpoint.tensors(dtype, report), dtype, device, adapters)
     if device.type != "cpu":
         other = "" if checkpoint.packed else ", or native weights"
         raise RequestError(f"{kept} weights are computed on the CPU alone; use device cpu{other}", "device")
@@ -281,22 +282,4 @@ def make_decoder(
     kept_beside = beside(graph, adapters, packed)
     if native is not None and compiles(graph):
         return NativeDecoder(graph, native, weights, kept_beside)
-    from tokenwright.backends.torch.decoder import Decoder
-    from tokenwright.backends.torch.over_native import TensorKernels
-    from tokenwright.backends.torch.reference_kernels import ReferenceKernels
-
-    kernels: Any = ReferenceKernels() if native is None else TensorKernels(native)
-    return Decoder(graph, kernels, {**weights}, kept_beside)
-
-
-def _in_tensors(
-    checkpoint: Checkpoint, dtype: DType, device: Device, report: Report | None, adapters: Mapping[int, Updates]
-) -> "Decoder":
-    """The decoder of torch over unpacked weights."""
-    from tokenwright.backends.torch.border import TORCH_DTYPES, weights_on
-    from tokenwright.backends.torch.decoder import Decoder
-    from tokenwright.backends.torch.reference_kernels import ReferenceKernels, dense
-
-    weights = weights_on(device, checkpoint.tensors(dtype, report))
-    kept_beside = beside(checkpoint.graph, adapters, dense(TORCH_DTYPES[dtype], str(device)))
-    return Decoder(checkpoint.graph, ReferenceKernels(), {**weights}, kept_beside)
+    return torch_decoder(graph, weights, kept_beside, native)

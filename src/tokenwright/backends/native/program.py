@@ -18,7 +18,7 @@ import numpy as np
 from tokenwright.arrays import Floats, address, place_of
 from tokenwright.backends import Logits
 from tokenwright.backends.adapters import NO_ADAPTERS, Beside
-from tokenwright.backends.device import kernel_threads, needs_torch
+from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.layout import Weights, nbytes
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.compile import NativeModel
@@ -61,9 +61,8 @@ class NativeDecoder:
     @property
     def layer_tokens(self) -> int:
         """Tokens times layers computed so far, in either way."""
-        made = [self.__dict__[name] for name in ("op_by_op", "over_arrays") if name in self.__dict__]
-        op_by_op: int = sum(one.layer_tokens for one in made)
-        return self.counted + op_by_op
+        made = self.__dict__.get("over_arrays")
+        return self.counted + (made.layer_tokens if made else 0)
 
     def again(self) -> Self:
         """The same model, its weights shared, with a counter of its own."""
@@ -76,16 +75,6 @@ class NativeDecoder:
 
         weights, adapters = self._parts
         return Decoder(self.graph, self.kernels, {**weights}, adapters)
-
-    @cached_property
-    def op_by_op(self) -> "Decoder":
-        """As `over_arrays`, over tensors. Needs torch."""
-        needs_torch("what looks at a model op by op")
-        from tokenwright.backends.torch.decoder import Decoder
-        from tokenwright.backends.torch.over_native import TensorKernels
-
-        weights, adapters = self._parts
-        return Decoder(self.graph, TensorKernels(self.kernels), {**weights}, adapters)
 
 
 class Program:

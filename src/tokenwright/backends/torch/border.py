@@ -5,13 +5,12 @@ Everything of torch is in this folder; the rest of the engine hands in arrays an
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from tokenwright.arrays import BFLOAT16, DTYPES, FLOAT8_E4M3, FLOAT8_E5M2, Array, Floats
+from tokenwright.arrays import BFLOAT16, DTYPES, FLOAT8_E4M3, FLOAT8_E5M2, Array
 from tokenwright.backends.device import Device
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType
@@ -70,12 +69,33 @@ class TensorRotation:
         return cls(tensor(rotation.cos).to(device), tensor(rotation.sin).to(device))
 
 
-class DeviceMemory:
-    """A KV store's memory on a device of torch."""
+class TorchDevice:
+    """A device of torch: a KV store's memory on it, its queue of work, and what it can do."""
 
     def __init__(self, device: Device) -> None:
         self.name = str(device)
         self._device = torch.device(self.name)
+
+    def free_bytes(self) -> int | None:
+        """Bytes that this process may still use; None if torch does not report them."""
+        return torch.cuda.mem_get_info(self._device)[0] if self._device.type == "cuda" else None
+
+    def wait(self) -> None:
+        """Return when the device has finished its queued work."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        elif self._device.type == "mps":
+            torch.mps.synchronize()
+
+    def summing(self, nbytes: int) -> tuple[Callable[[], object], int]:
+        """A function that sums a buffer of about `nbytes` and waits for the result; and the buffer's bytes."""
+        buffer = torch.ones(max(1, nbytes // 4), dtype=torch.float32, device=self._device)
+        return lambda: buffer.sum().item(), buffer.nbytes
+
+    def multiplying(self, side: int, dtype: DType) -> Callable[[], object]:
+        """A function that multiplies two square matrices."""
+        square = torch.ones(side, side, dtype=TORCH_DTYPES[dtype], device=self._device)
+        return lambda: torch.mm(square, square)
 
     def zeros(self, shape: Sequence[int], dtype: np.dtype[Any]) -> torch.Tensor:
         """Raises RuntimeError if the device's memory runs out."""
@@ -111,38 +131,9 @@ def usable_device(name: str) -> Device:
     return Device(device.type, device.index)
 
 
-def free_device_memory(device: Device) -> int | None:
-    """Bytes on a device that this process may still use; None if torch does not report them."""
-    return torch.cuda.mem_get_info(torch.device(str(device)))[0] if device.type == "cuda" else None
-
-
-def waiting(device: Device) -> Callable[[], None]:
-    """A function that waits until a device has finished its queued work."""
-    if device.type == "cuda":
-        return partial(torch.cuda.synchronize, torch.device(str(device)))
-    return torch.mps.synchronize
-
-
 def weights_on(device: Device, weights: dict[str, Array]) -> dict[str, torch.Tensor]:
     """Weights as tensors on a device. Empties `weights`, so that memory holds a second copy of one at a time."""
     return {name: tensor(weights.pop(name)).to(str(device)) for name in list(weights)}
-
-
-def summing(device: Device, nbytes: int) -> tuple[Callable[[], object], int]:
-    """A function that sums a buffer of about `nbytes` on a device, and waits for the result; and the buffer's bytes."""
-    buffer = torch.ones(max(1, nbytes // 4), dtype=torch.float32, device=str(device))
-    return lambda: buffer.sum().item(), buffer.nbytes
-
-
-def multiplying(side: int, dtype: DType) -> Callable[[], object]:
-    """A function that multiplies two square matrices on the CPU."""
-    square = torch.ones(side, side, dtype=TORCH_DTYPES[dtype])
-    return lambda: torch.mm(square, square)
-
-
-def normals(shape: Sequence[int], seed: int) -> Floats:
-    """Normally distributed numbers, the same for a seed wherever torch draws them."""
-    return array(torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed)))
 
 
 assert TORCH_DTYPES.keys() == DTYPES.keys(), "the dtypes of a model have a form in torch and in NumPy"

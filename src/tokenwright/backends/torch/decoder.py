@@ -57,11 +57,6 @@ class Decoder:
         each = [op.attention if isinstance(op, TorchParallel) else op for op in self.blocks]
         return {op.layer: op.scoring for op in each if isinstance(op, TorchAttention)}
 
-    @property
-    def op_by_op(self) -> Self:
-        """This decoder, which always runs op by op."""
-        return self
-
     def again(self) -> Self:
         """The same model, its weights shared, with a counter of its own."""
         return self.using(self.kernels)

@@ -23,7 +23,7 @@ from tokenwright.checkpoints.folder import Checkpoint, Report, refuse_values
 from tokenwright.checkpoints.gguf.checkpoint import ROPE_FACTORS, SAMPLING, read_model
 from tokenwright.checkpoints.gguf.header import SUFFIX, Header, block_bytes
 from tokenwright.checkpoints.gguf.tensor_names import LAYOUTS
-from tokenwright.checkpoints.quantised.published import Compound
+from tokenwright.checkpoints.quantised.compound import Compound
 from tokenwright.checkpoints.tensor_reader import piece_of, read_rows
 from tokenwright.config import LinearScaling, Llama3Scaling, ModelConfig, NoScaling, Rope, YarnScaling
 from tokenwright.errors import CheckpointError, RequestError

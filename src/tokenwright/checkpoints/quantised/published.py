@@ -7,28 +7,18 @@ that config.json's lists of modules left out are not needed. `published_codecs` 
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard
 
 from tokenwright.arrays import Array
 from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.quantised.codecs import MatrixCodec, Parts
+from tokenwright.checkpoints.quantised.compound import DEFAULTS, Compound, described_at
 from tokenwright.checkpoints.quantised.integer_codecs import Awq, Gptq, PackedIntegers
 from tokenwright.checkpoints.quantised.mlx_codec import Mlx
 from tokenwright.checkpoints.quantised.scaled_codecs import Mxfp4, Scaled
 from tokenwright.checkpoints.quantised.table_codecs import four_bit
 from tokenwright.errors import CheckpointError, fetch_again
-from tokenwright.formats import WeightFormat
-
-
-@dataclass(frozen=True, slots=True)
-class Compound(Stored):
-    """A matrix that is stored as several tensors; `nbytes` is the sum of theirs."""
-
-    parts: Mapping[str, Stored]
-    codec: MatrixCodec
-    form: WeightFormat | None  # holds it without loss
 
 
 class Scheme(NamedTuple):
@@ -50,11 +40,11 @@ def read_scheme(settings: dict[str, Any], where: str) -> Scheme | None:
 
     None if there is none, or our own. Raises CheckpointError for a method or a variant that Tokenwright lacks.
     """
-    key = next((one for one in _DEFAULTS if isinstance(settings.get(one), dict) and settings[one]), None)
+    key = described_at(settings)
     if key is None:
         return None
     keys = JsonKeys(settings[key], f"{where}: {key}")
-    method = keys.text("quant_method", _DEFAULTS[key])
+    method = keys.text("quant_method", DEFAULTS[key])
     if method not in _METHODS:
         return None
     scheme = _METHODS[method](keys)
@@ -186,8 +176,6 @@ _METHODS: Mapping[str, Callable[[JsonKeys], Scheme]] = {
     "modelopt": _modelopt,
     "mlx": _mlx,
 }
-# Where a config.json describes its weights, and the method unless it says one.
-_DEFAULTS = {"quantization": "mlx", "quantization_config": "", "compression_config": "compressed-tensors"}
 _MODELOPT = {
     "NVFP4": "NVFP4 (4-bit floats in groups of 16 with fp8 scales)",
     "W4A8_AWQ": "W4A8 (4-bit integers with fp8 activations)",
