@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
+from urllib.parse import unquote
 
 Schema = dict[str, Any]
 
@@ -29,7 +32,7 @@ _BOUNDS = {
     "maximum": "exclusiveMinimum",
     "exclusiveMaximum": "minimum",
 }
-_CLASS = r"(\[(?!\^)(?:\\.|[^\]\\])+\])"
+_CLASS = r"(\[(?!\^)(?:\\.|[^\]\\])+\]|\w)"
 _PATTERNS = (  # a pattern, and what else a string can be; {} is the complement of its class
     (re.compile(rf"\^{_CLASS}"), "^$|^{}"),
     (re.compile(rf"{_CLASS}\$"), "^$|{}$"),
@@ -43,6 +46,27 @@ class References:
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
+        self._types: dict[int, tuple[Any, frozenset[str]]] = {}  # by id(); the schema is kept, and so is its id
+
+    @cached_property
+    def named(self) -> frozenset[str]:
+        """The references within the document, as they are written there, without the escapes of addresses."""
+        return frozenset(_references(self._root))
+
+    @cached_property
+    def above(self) -> frozenset[str]:
+        """The references to what encloses the schemas that they name."""
+        return frozenset(name[:at] for name in self.named for at, letter in enumerate(name) if letter == "/")
+
+    def circular(self, name: str) -> bool:
+        """Whether a reference's schema leads back to the reference."""
+        seen: set[str] = set()
+        waiting = [name]
+        while waiting:
+            new = set(_references(self._at(waiting.pop()))) - seen
+            seen |= new
+            waiting += new
+        return unquote(name) in seen
 
     def followed(self, schema: Any) -> Any:
         """A schema, or the one that it refers to where it says nothing else. Another document's stays a reference."""
@@ -59,7 +83,7 @@ class References:
         if not reference.startswith("#"):
             return None
         found: Any = self._root
-        for part in reference[1:].split("/")[1:]:
+        for part in unquote(reference)[1:].split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
             if isinstance(found, list) and name.isdigit() and int(name) < len(found):
                 found = found[int(name)]
@@ -82,12 +106,15 @@ class References:
         return listed.get(str(schema.get("type")))
 
     def types(self, schema: Any) -> frozenset[str]:
-        """The types that its values can have; number stands for integer too."""
+        """The types that its values can have, or more; number stands for integer too."""
         schema = self.followed(schema)
         if schema is False:
             return frozenset()
         if not isinstance(schema, Mapping):
             return frozenset(TYPES)
+        if id(schema) in self._types:
+            return self._types[id(schema)][1]
+        self._types[id(schema)] = schema, frozenset(TYPES)  # what a schema that contains itself finds here
         found = frozenset(TYPES)
         if isinstance(given := schema.get("type"), str | list):
             found = frozenset("number" if one == "integer" else one for one in _listed(given))
@@ -95,7 +122,30 @@ class References:
             found &= frozenset(map(type_of, values))
         for each in _schemas(schema.get("allOf")):
             found &= self.types(each)
+        for name in ("anyOf", "oneOf"):
+            if several := _schemas(schema.get(name)):
+                found &= frozenset[str]().union(*map(self.types, several))
+        self._types[id(schema)] = schema, found
         return found
+
+    def terse(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A schema without keywords that its others imply: llguidance joins each with what the references name."""
+        idle = set()
+        inner = [one for name in ("anyOf", "oneOf") for one in _schemas(schema.get(name))]
+        if (
+            inner
+            and "type" in schema
+            and "integer" not in _listed(schema["type"])
+            and all(self.types(one) <= self.types({"type": schema["type"]}) for one in inner)
+        ):
+            idle.add("type")
+        named, patterns = (_mapping(schema.get(name)) for name in ("properties", "patternProperties"))
+        if not named and not patterns and schema.get("additionalProperties") in ({}, True):
+            idle.add("additionalProperties")
+        pairs = ((name, key) for name in named for key in patterns if _bare(named[name]) == _bare(patterns[key]))
+        twice = [name for name, key in pairs if _matches(key, name)]
+        kept = {name: value for name, value in schema.items() if name not in idle}
+        return kept | {"properties": {name: one for name, one in named.items() if name not in twice}} if twice else kept
 
     def excluded(self, schema: Any, depth: int = 0) -> Any:
         """A schema of values that `schema` refuses; False: it refuses none; None: none can be written."""
@@ -108,7 +158,7 @@ class References:
         if any(one is None for one in found):
             found = [one for one in found if one is not None]
             return any_of(found) if found else None
-        return any_of(found) if found else (False if not schema.keys() & _RESTRICTING else None)
+        return any_of(found) if found else (False if not schema.keys() & RESTRICTING else None)
 
     def _alternatives(self, name: str, value: Any, depth: int) -> Iterable[Any]:
         """Schemas of values that one keyword refuses; None for what cannot be written."""
@@ -126,8 +176,20 @@ class References:
             yield from self._of_parts(name, value, depth + 1)
         elif name == "not":
             yield value
-        elif name in _RESTRICTING:
+        elif name == "propertyNames":
+            yield from self._other_names(value, depth + 1)
+        elif name in RESTRICTING:
             yield None
+
+    def _other_names(self, names: Any, depth: int) -> Iterable[Any]:
+        """Objects that have a property of a name that is refused."""
+        refused = self.excluded(names, depth)
+        if refused is True:
+            yield {"type": "object", "minProperties": 1}
+        elif (listed := self.values(refused)) is not None:
+            yield from ({"type": "object", "required": [name]} for name in listed if isinstance(name, str))
+        else:
+            yield refused and None
 
     def _of_parts(self, name: str, value: Any, depth: int) -> Iterable[Any]:
         if name == "allOf":
@@ -170,7 +232,7 @@ class References:
         return shut and bool(required - others.keys())
 
 
-_RESTRICTING = frozenset(
+RESTRICTING = frozenset(
     (
         *_BOUNDS, *_LEAST, *_MOST, "$ref", "additionalProperties", "allOf", "anyOf", "const", "contains",
         "dependencies", "dependentRequired", "dependentSchemas", "else", "enum", "if", "items", "multipleOf", "not",
@@ -178,6 +240,39 @@ _RESTRICTING = frozenset(
         "type", "uniqueItems",
     )
 )  # fmt: skip
+
+
+def pointer(place: Sequence[str]) -> str:
+    """The reference to a place in a document (RFC 6901)."""
+    return "".join(["#", *(f"/{name.replace('~', '~0').replace('/', '~1')}" for name in place)])
+
+
+def _references(schema: Any) -> Iterator[str]:
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Mapping):
+            if isinstance(name := one.get("$ref"), str):
+                yield unquote(name)
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+
+
+def meeting_names(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The properties that a pattern of names matches too, and these patterns."""
+    named, patterns = (_mapping(schema.get(name)) for name in ("properties", "patternProperties"))
+    return frozenset(each for key in patterns for name in named if _matches(key, name) for each in (key, name))
+
+
+def _matches(pattern: str, name: str) -> bool:
+    with suppress(re.error):
+        return bool(re.search(pattern, name))
+    return False
+
+
+def _bare(schema: Any) -> Any:
+    return {name: one for name, one in schema.items() if name in RESTRICTING} if isinstance(schema, Mapping) else schema
 
 
 def any_of(schemas: Sequence[Any]) -> Any:
@@ -280,5 +375,6 @@ def _other_bound(name: str, value: Any) -> Any:
 def _other_pattern(pattern: Any) -> Any:
     for form, other in _PATTERNS if isinstance(pattern, str) else ():
         if match := form.fullmatch(pattern):
-            return {"type": "string", "pattern": other.format(f"[^{match[1][1:]}")}
+            letters = match[1] if len(match[1]) == 1 else match[1][1:-1]
+            return {"type": "string", "pattern": other.format(f"[^{letters}]")}
     return None

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import combinations, permutations
 from typing import Any
+from urllib.parse import unquote
 
-from tokenwright.decode.schema_logic import References, Schema, any_of, same
+from tokenwright.decode.schema_logic import RESTRICTING, References, Schema, any_of, meeting_names, pointer, same
 
 # Keywords that restrict JSON and that no grammar here enforces.
 LACKING = frozenset(("$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"))
@@ -24,9 +25,10 @@ FORMATS = frozenset(
 MOST_VALUES = 8  # of an array's distinct items that are written as alternatives
 MOST_ORDERED = 4  # of those in any order
 MOST_EXCLUDED = 4_000  # characters of what one alternative of a oneOf excludes
+MOST_COPIED = 50  # schemas that stand in the place of references to them
 _LOOKS = re.compile(r"\(\?(?:[=!]|<[=!])|(?<!\\)(?:\\\\)*\\[1-9]")  # look-around and references to groups
 _OF_NAMES = ("$defs", "definitions", "patternProperties", "properties")  # whose values are schemas, by name
-_OF_ONE = ("additionalProperties", "items")
+_OF_ONE = ("additionalItems", "additionalProperties", "items")
 _SEVERAL = ("allOf", "anyOf", "oneOf")
 _WITH_OTHERS = ("then", "else", "minContains", "maxContains")  # read with `if` and `contains`
 _TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
@@ -40,7 +42,7 @@ def enforceable(schema: Mapping[str, Any], *, rewritten: bool = True) -> tuple[S
     rewritten: alternatives say what keywords cannot.
     """
     maker = _Maker(schema, rewritten=rewritten)
-    return maker.made(schema, "", close=True), maker.places
+    return maker.made(schema, (), close=True), maker.places
 
 
 def mistake_in(schema: Any) -> str:
@@ -100,10 +102,14 @@ def _is_unicode(schema: Any) -> bool:
         return False
 
 
+Place = tuple[str, ...]  # names that lead to a part of a schema
+
+
 class _Maker:
     """Makes one document's schemas. places: what was left out.
 
     parts: references to schemas that are one part of others, so that closing them would forbid the others' properties.
+    copied: the references that the schema being made stands for, from the outside inwards.
     """
 
     def __init__(self, root: Mapping[str, Any], *, rewritten: bool) -> None:
@@ -111,42 +117,84 @@ class _Maker:
         self.places: list[str] = []
         self._references = References(root)
         self._parts = frozenset(_parts(root, within=False))
+        self._copied: list[str] = []
+        self._copies = 0
+        self._joined_below = False  # whether all that is made belongs to one of two schemas that are joined
 
-    def made(self, schema: Any, place: str, *, close: bool) -> Any:
+    def made(self, schema: Any, place: Place, *, close: bool) -> Any:
         if not isinstance(schema, Mapping):
             return schema
+        schema = self._references.terse(schema)
         found: Schema = {}
         more: list[Any] = []
         branches_close = close and not schema.get("properties")
+        shared = len(schema.keys() & RESTRICTING) > 1
+        meeting = meeting_names(schema)
         for name, value in schema.items():
-            at = f"{place}{name}"
+            at = (*place, name)
             if name in _WITH_OTHERS or (name == "format" and value not in FORMATS):
                 continue
             if name in LACKING or (name == "pattern" and isinstance(value, str) and _LOOKS.search(value)):
-                self.places.append(at)
-            elif name in _OF_NAMES and isinstance(value, Mapping):
-                found[name] = {
-                    key: self.made(one, f"{at}.{key}.", close=f"#/{name}/{key}" not in self._parts)
-                    for key, one in value.items()
-                }
-            elif name in _OF_ONE:
-                found[name] = self.made(value, f"{at}.", close=True)
-            elif name == "prefixItems" and isinstance(value, list):
-                found[name] = [self.made(one, f"{at}.{n}.", close=True) for n, one in enumerate(value)]
-            elif name in ("allOf", "anyOf") and isinstance(value, list):  # closing a part would forbid the others'
-                closes = branches_close and name == "anyOf"
-                found[name] = [self.made(one, f"{at}.{n}.", close=closes) for n, one in enumerate(value)]
+                self._left_out(at)
             elif name == "oneOf" and isinstance(value, list):
-                more.append({"anyOf": self._one_of(value, at, close=branches_close)})
+                more.append({"anyOf": self._one_of(value, at, close=branches_close, shared=shared)})
             elif name in _REWRITES:
                 part = _REWRITES[name](self, value, schema, at) if self._rewritten else None
                 if part is None:
-                    self.places.append(at)
+                    self._left_out(at)
                 elif part is not True:
                     more.append(part)
+            elif name in ("allOf", "anyOf") and isinstance(value, list):  # closing a part would forbid the others'
+                closes = branches_close and name == "anyOf"
+                both = shared or self._joined_below or name == "allOf"
+                found[name] = [self._member(one, (*at, str(n)), close=closes, both=both) for n, one in enumerate(value)]
             else:
-                found[name] = value
+                found[name] = self._inner(name, value, at, meeting)
         return self._closed(self._joined(found, more), close=close)
+
+    def _inner(self, name: str, value: Any, at: Place, meeting: Collection[str]) -> Any:
+        """The value of a keyword that alternatives do not rewrite. meeting: names whose schemas are joined."""
+        if name in _OF_NAMES and isinstance(value, Mapping):
+            return {key: self._named(one, (*at, key), joined=key in meeting) for key, one in value.items()}
+        if name in (*_OF_ONE, "prefixItems") and isinstance(value, list):
+            return [self.made(one, (*at, str(n)), close=True) for n, one in enumerate(value)]
+        if name in _OF_ONE:
+            return self._member(value, at, close=True, both=self._joined_below)
+        return self._elsewhere(value, at)
+
+    def _named(self, schema: Any, place: Place, *, joined: bool = False) -> Any:
+        before, self._joined_below = self._joined_below, self._joined_below or joined
+        made = self._member(schema, place, close=pointer(place) not in self._parts, both=joined)
+        self._joined_below = before
+        return made
+
+    def _elsewhere(self, value: Any, place: Place) -> Any:
+        """A value with the schemas made that references find within it, wherever a document keeps them."""
+        here = pointer(place)
+        if here in self._references.named:
+            return self._named(value, place)
+        if isinstance(value, Mapping) and here in self._references.above:
+            return {key: self._elsewhere(one, (*place, key)) for key, one in value.items()}
+        return value
+
+    def _member(self, schema: Any, place: Place, *, close: bool, both: bool) -> Any:
+        """One of several schemas. both: a value follows other keywords too.
+
+        llguidance cannot join those with a reference whose schema leads back to it, but with the schema itself.
+        """
+        name = schema.get("$ref") if both and isinstance(schema, Mapping) and len(schema) == 1 else None
+        if name is None or name in self._copied or self._copies == MOST_COPIED or not self._references.circular(name):
+            return self.made(schema, place, close=close)
+        self._copies += 1
+        self._copied.append(name)
+        before, self._joined_below = self._joined_below, False
+        made = self.made(self._references.followed(schema), place, close=close and unquote(name) not in self._parts)
+        self._copied.pop()
+        self._joined_below = before
+        return made
+
+    def _left_out(self, place: Place) -> None:
+        self.places.append(".".join(place))
 
     def _joined(self, found: Schema, more: list[Any]) -> Schema:
         if len(more) == 1 and isinstance(more[0], Mapping) and more[0].keys() == {"anyOf"} and "anyOf" not in found:
@@ -165,38 +213,41 @@ class _Maker:
             found["additionalProperties"] = False
         return found
 
-    def _one_of(self, schemas: list[Any], at: str, *, close: bool) -> list[Any]:
-        """Alternatives of which a value satisfies one alone."""
-        if not self._rewritten:
-            self.places.append(at)
-            return [self.made(one, f"{at}.{n}.", close=close) for n, one in enumerate(schemas)]
-        found, lacking = [], False
+    def _one_of(self, schemas: list[Any], at: Place, *, close: bool, shared: bool) -> list[Any]:
+        """Alternatives of which a value satisfies one alone. shared: and other keywords."""
+        lacking, found = not self._rewritten, []
         for n, one in enumerate(schemas):
-            made = self.made(one, f"{at}.{n}.", close=close)
-            shut = close and not (isinstance(one, Mapping) and one.get("$ref") in self._parts)
-            rivals = [other for m, other in enumerate(schemas) if m != n]
-            others = [other for other in rivals if not self._references.apart(one, other, closed=shut)]
-            partings = [self._references.parting(one, other) for other in others]
-            named = sorted({name for name in partings if name is not None})
-            others = [other for other, name in zip(others, partings, strict=True) if name is None]
-            excluded = [self._references.excluded(other) for other in others]
-            lacking |= None in excluded or False in excluded
-            rest = [self._of_types(other, one) for other in excluded if other]
-            if None in rest or len(str(rest)) > MOST_EXCLUDED:
-                rest, lacking = [], True
-            rest = [self.made(other, f"{at}.{n}.", close=False) for other in rest]
-            rest += [{"type": "object", "required": named}] if named else []
+            place = (*at, str(n))
+            rest, whole = self._rest(n, schemas, place, close=close) if self._rewritten else ([], True)
+            lacking |= not whole
+            made = self._member(one, place, close=close, both=shared or bool(rest))
             found.append({"allOf": [made, *rest]} if rest else made)
         if lacking:
-            self.places.append(at)
+            self._left_out(at)
         return found
 
-    def _not(self, value: Any, schema: Mapping[str, Any], at: str) -> Any:
+    def _rest(self, n: int, schemas: list[Any], place: Place, *, close: bool) -> tuple[list[Any], bool]:
+        """What values of the n-th schema must follow besides, so that no other holds; and whether that is all."""
+        one = schemas[n]
+        shut = close and not (isinstance(one, Mapping) and unquote(str(one.get("$ref"))) in self._parts)
+        rivals = [other for m, other in enumerate(schemas) if m != n]
+        others = [other for other in rivals if not self._references.apart(one, other, closed=shut)]
+        partings = [self._references.parting(one, other) for other in others]
+        named = sorted({name for name in partings if name is not None})
+        others = [other for other, name in zip(others, partings, strict=True) if name is None]
+        excluded = [self._references.excluded(other) for other in others]
+        rest = [self._of_types(other, one) for other in excluded if other]
+        whole = None not in rest and len(str(rest)) <= MOST_EXCLUDED
+        made = [self.made(other, place, close=False) for other in rest] if whole else []
+        made += [{"type": "object", "required": named}] if named else []
+        return made, whole and None not in excluded and False not in excluded
+
+    def _not(self, value: Any, schema: Mapping[str, Any], at: Place) -> Any:
         excluded = self._references.excluded(value)
-        if not excluded or excluded is True:
-            return True if excluded else None
+        if excluded is None or isinstance(excluded, bool):
+            return excluded
         fitting = self._of_types(excluded, schema)
-        return None if fitting is None else self.made(fitting, f"{at}.", close=False)
+        return None if fitting is None else self.made(fitting, at, close=False)
 
     def _of_types(self, excluded: Schema, schema: Any) -> Any:
         """Those alternatives that the types of a schema allow; None: none."""
@@ -204,7 +255,7 @@ class _Maker:
         each = excluded["anyOf"] if excluded.keys() == {"anyOf"} else [excluded]
         return any_of([one for one in each if self._references.types(one) & types]) or None
 
-    def _if(self, value: Any, schema: Mapping[str, Any], at: str) -> Any:
+    def _if(self, value: Any, schema: Mapping[str, Any], at: Place) -> Any:
         then, other = schema.get("then", True), schema.get("else", True)
         if then is True and other is True:
             return True
@@ -213,18 +264,18 @@ class _Maker:
             return None
         both = {"allOf": [value, then]} if then is not True else value
         apart = {"allOf": [excluded, other]} if other is not True else excluded
-        return self.made(any_of([both, apart] if excluded else [both]), f"{at}.", close=False)
+        return self.made(any_of([both, apart] if excluded else [both]), at, close=False)
 
-    def _dependencies(self, value: Any, _: Mapping[str, Any], at: str) -> Any:
+    def _dependencies(self, value: Any, _: Mapping[str, Any], at: Place) -> Any:
         if not isinstance(value, Mapping):
             return None
         each = [
             any_of([{"properties": {name: False}}, {"required": [name, *one]} if isinstance(one, list) else one])
             for name, one in value.items()
         ]
-        return {"allOf": [self.made(one, f"{at}.", close=False) for one in each]} if each else True
+        return {"allOf": [self.made(one, at, close=False) for one in each]} if each else True
 
-    def _contains(self, value: Any, schema: Mapping[str, Any], at: str) -> Any:
+    def _contains(self, value: Any, schema: Mapping[str, Any], at: Place) -> Any:
         least = schema.get("minContains", 1)
         if "maxContains" in schema or type(least) is not int or isinstance(schema.get("items"), list):
             return None
@@ -232,11 +283,11 @@ class _Maker:
             return True
         if "prefixItems" in schema:
             return None
-        made = self.made(value, f"{at}.", close=False)
+        made = self.made(value, at, close=False)
         return {"prefixItems": [made] * least, "minItems": least}
 
-    def _unique(self, value: Any, schema: Mapping[str, Any], _: str) -> Any:
-        if value is not True or schema.get("maxItems", 2) in (0, 1):
+    def _unique(self, value: Any, schema: Mapping[str, Any], _: Place) -> Any:
+        if value is not True or schema.get("maxItems", 2) in (0, 1) or "array" not in self._references.types(schema):
             return True
         values = self._references.values(schema.get("items"))
         if values is None:
@@ -248,13 +299,13 @@ class _Maker:
         arranged: Callable[..., Any] = permutations if len(kept) <= MOST_ORDERED else combinations
         return {"enum": [list(one) for size in range(least, most + 1) for one in arranged(kept, size)]}
 
-    def _names(self, value: Any, schema: Mapping[str, Any], at: str) -> Any:
+    def _names(self, value: Any, schema: Mapping[str, Any], at: Place) -> Any:
         names = self._references.followed(value)
         if names is True or (isinstance(names, Mapping) and not names.keys() - {"type", "description", "title"}):
             return True
         if not isinstance(names, Mapping) or schema.keys() & {"patternProperties", "properties"}:
             return None
-        of_each = self.made(schema.get("additionalProperties", True), f"{at}.", close=True)
+        of_each = self.made(schema.get("additionalProperties", True), at, close=True)
         if (listed := self._references.values(names)) is not None:
             return {"properties": dict.fromkeys(listed, of_each), "additionalProperties": False}
         restricting = names.keys() - {"type", "description", "title"}
@@ -274,7 +325,7 @@ def _parts(schema: Any, *, within: bool) -> Iterator[str]:
     elif isinstance(schema, Mapping):
         own = schema.get("$ref")
         if isinstance(own, str) and (within or schema.keys() & {"properties", *_SEVERAL}):
-            yield own
+            yield unquote(own)
         shared = "properties" in schema
         for name, value in schema.items():
             inner = name in ("allOf", "if", "then", "else") or (name in ("anyOf", "oneOf") and (shared or within))
@@ -289,7 +340,7 @@ def _adds(branch: Mapping[str, Any], base: Schema) -> bool:
     return "$ref" in branch or more or any(_adds(one, base) for one in inner)
 
 
-_REWRITES: dict[str, Callable[[_Maker, Any, Mapping[str, Any], str], Any]] = {
+_REWRITES: dict[str, Callable[[_Maker, Any, Mapping[str, Any], Place], Any]] = {
     "contains": _Maker._contains,
     "dependencies": _Maker._dependencies,
     "dependentRequired": _Maker._dependencies,
