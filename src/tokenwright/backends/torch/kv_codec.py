@@ -60,14 +60,11 @@ def _encode_int4(x: torch.Tensor) -> Parts:
     groups[...] = _hadamard_row(groups, x.shape[-1])
     high, low = groups.amax(-1), groups.amin(-1)
     extremes = torch.where(high > -low, high, low)
-    scales = _scales(extremes / -LEVEL_DIVISORS[0])
-    codes, errors = _nearest_levels(groups, scales)
-    for divisor in LEVEL_DIVISORS[1:]:
-        others = _scales(extremes / -divisor)
-        its, more = _nearest_levels(groups, others)
-        better = more < errors
-        errors, scales = torch.where(better, more, errors), torch.where(better, others, scales)
-        codes = torch.where(better[..., None], its, codes)
+    tried = _scales(torch.stack([extremes / -divisor for divisor in LEVEL_DIVISORS]))  # [divisors, ..., n]
+    each, errors = _nearest_levels(groups, tried)
+    best = errors.argmin(0, keepdim=True)  # of equal ones, and where none is a number, the first
+    scales = tried.gather(0, best)[0]
+    codes = each.gather(0, best[..., None].expand(1, *each.shape[1:]))[0]
     codes = codes.flatten(-2)  # padded to an even count
     packed = codes[..., ::2] | codes[..., 1::2] << 4
     return packed[..., : -(-x.shape[-1] // 2)], scales
