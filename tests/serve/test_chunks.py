@@ -18,7 +18,7 @@ def test_thoughts_have_chunks_of_their_own() -> None:
             Delta(0, "", "thought", [CALL]),
             Delta(0, "said", "thought", [CALL]),
         ):
-            lines = Chunks(Names("chat.completion", "m"), False).chat(delta, tokens, True).split("data: ")[1:]
+            lines = Chunks(Names("chat.completion", "m", "b1"), False).chat(delta, tokens, True).split("data: ")[1:]
             found = [json.loads(line)["choices"][0]["delta"] for line in lines]
             assert [one["reasoning_content"] for one in found if "reasoning_content" in one] == ["thought"]
             assert not any("reasoning_content" in one and len(one) > 1 for one in found)

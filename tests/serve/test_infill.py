@@ -143,7 +143,7 @@ def test_a_token_of_the_form_ends_the_gap(server: Live) -> None:
         ("/v1/completions", {"model": "tiny", "prompt": "a", "suffix": "b", "echo": True}, "echo"),
         ("/infill", {"input_prefix": "a" * 9000}, "too long"),
         ("/infill", {"input_prefix": "a", "input_suffix": "b" * 9000}, "too long"),
-        ("/infill", {"input_prefix": "a", "n_probs": 3}, "n_probs"),
+        ("/infill", {"input_prefix": "a", "n_probs": 3, "post_sampling_probs": True}, "post_sampling_probs"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(server: Live, path: str, body: dict[str, Any], named: str) -> None:

@@ -66,6 +66,8 @@ ASKED: list[tuple[str, dict[str, Any], type[Reply]]] = [
     ("/tokenize", {"text": "a"}, replies.TokenCards),
     ("/tokenize", {"content": "a", "with_pieces": True}, replies.TokenPieces),
     ("/tokenize", {"content": "a"}, replies.TokenPieces),
+    ("/embedding", {"content": ["a", "b"]}, replies.LlamaEmbeddings),
+    ("/v1/chat/completions/input_tokens", {"messages": HELLO}, replies.InputTokensReply),
     ("/apply-template", {"messages": HELLO}, replies.AppliedTemplate),
     ("/v1/responses/input_tokens", {"input": "a"}, stored.ResponseTokens),
     ("/detokenize", {"tokens": [1]}, replies.Detokenized),
@@ -82,7 +84,9 @@ GOT: list[tuple[str, type[Reply]]] = [
     ("/api/version", ollama_replies.OllamaVersion),
     ("/props", replies.Props),
     ("/slots", replies.Slots),
+    ("/lora-adapters", replies.LoraAdapters),
     ("/health", Health),
+    ("/v1/health", Health),
     ("/ready", Ready),
 ]
 

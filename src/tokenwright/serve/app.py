@@ -24,7 +24,7 @@ from tokenwright.serve.explorer.explorer import Explorer, RunGone
 from tokenwright.serve.http.api import Api, add_errors, add_schemas, api_of
 from tokenwright.serve.http.dispatch import Direct, HeadRequests, ShortPaths, handlers_of
 from tokenwright.serve.ollama import routes as ollama
-from tokenwright.serve.openai import embeddings, infill, llama_cpp, rerank, tokenize
+from tokenwright.serve.openai import completion, embeddings, infill, llama_cpp, rerank, tokenize
 from tokenwright.serve.openai import routes as openai
 from tokenwright.serve.openai.responses import routes as responses
 from tokenwright.serve.openai.responses.stored import MOST_BYTES, StoredResponses
@@ -159,7 +159,7 @@ def add_routes(
     model_list.add(app, service)
     embeddings.add(app, service)
     responses.add(app, service, stored)
-    for other in (rerank, infill, anthropic, ollama):
+    for other in (rerank, infill, completion, anthropic, ollama):
         other.add(app, service)
     for beside in (tokenize, llama_cpp):
         beside.add(app, service)

@@ -26,6 +26,7 @@ def _states(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 def add(app: FastAPI, service: Service, metrics: Metrics) -> None:
     """Add the routes."""
 
+    @app.get("/v1/health", responses=_states(Health), tags=["Operations"], response_model=None)
     @app.get("/health", responses=_states(Health), tags=["Operations"], response_model=None)
     async def health() -> JSONResponse:
         """Whether the engine makes tokens: a busy one shows it by those it makes, an idle one makes one more.

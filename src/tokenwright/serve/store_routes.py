@@ -63,6 +63,7 @@ def add(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
 
 
 def _add_states(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
+    @app.get("/v1/health", responses=answers(Health), tags=["Operations"], response_model=None)
     @app.get("/health", responses=answers(Health), tags=["Operations"], response_model=None)
     async def health() -> JSONResponse:
         """Whether the models in memory make tokens, and what each model is doing."""

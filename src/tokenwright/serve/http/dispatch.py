@@ -56,7 +56,7 @@ class ShortPaths:
         await self._app(scope, receive, send)
 
 
-_SHORT = re.compile(r"/(chat/completions|completions|embeddings|(responses|models)(/.*)?)")
+_SHORT = re.compile(r"/(chat/completions(/input_tokens)?|completions|embeddings|(responses|models)(/.*)?)")
 
 
 class HeadRequests:

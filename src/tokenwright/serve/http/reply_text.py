@@ -40,6 +40,22 @@ def timings_of(timings: Timings) -> Json:
     return {name.removesuffix("_s") + "_ms" if name.endswith("_s") else name: _ms(name, v) for name, v in found.items()}
 
 
+def llama_timings(timings: Timings) -> Json:
+    """Timings in the words of llama.cpp's server. The first token of a text comes with its prompt's last step."""
+    prompt, steps = timings.prompt_tokens - timings.cached_tokens, max(0, timings.completion_tokens - 1)
+    found = {"cache_n": timings.cached_tokens, "prompt_n": prompt, "prompt_ms": 1e3 * timings.prefill_s}
+    found |= _rates("prompt", prompt, timings.prefill_s)
+    found |= {"predicted_n": timings.completion_tokens, "predicted_ms": 1e3 * timings.decode_s}
+    found |= _rates("predicted", steps, timings.decode_s)
+    drafted = {"draft_n": timings.drafted_tokens, "draft_n_accepted": timings.accepted_tokens}
+    return found | (drafted if timings.drafted_tokens else {})
+
+
+def _rates(name: str, tokens: int, seconds: float) -> Json:
+    each, rate = (1e3 * seconds / tokens, tokens / seconds) if tokens and seconds > 0 else (0.0, 0.0)
+    return {f"{name}_per_token_ms": each, f"{name}_per_second": rate}
+
+
 def _ms(name: str, value: float) -> float:
     return round(1000 * value, 3) if name.endswith("_s") else value
 

@@ -41,12 +41,11 @@ from tokenwright.serve.openai.message_bodies import (
     Prediction,
     Variables,
 )
+from tokenwright.serve.openai.prompt_forms import MOST_BATCH, Id, Prompts
 from tokenwright.serve.service.types import PRIORITIES
 
-MOST_BATCH = 128  # prompts of one request
 MOST_INPUTS = 2_048  # texts of one request for embeddings
 
-Id = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 Ids = Annotated[list[Id], many(MAX_TOKENS >> 8, 1)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 IdText = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
@@ -102,6 +101,7 @@ class Sampling(Samplers):
 
     The form of the answer has many names: response_format is OpenAI's, json_schema and grammar are llama.cpp's,
     structured_outputs and guided_... are vLLM's, regex and ebnf SGLang's. n_predict is llama.cpp's max_tokens.
+    timings_per_token is llama.cpp's return_timings.
     """
 
     refused: ClassVar = {
@@ -117,7 +117,6 @@ class Sampling(Samplers):
         "guided_decoding_backend": "there is one backend",
         "guided_whitespace_pattern": "the form of JSON is that of the schema",
         "return_progress": "prompts are read without reports",
-        "timings_per_token": "return_timings gives the times",
         **dict.fromkeys(("keep_alive", "num_batch", "num_gpu", "num_thread"), "the command line says how it is loaded"),
         "request_id": "the header X-Request-Id is one",
         "samplers": "samplers act in one order",
@@ -150,6 +149,7 @@ class Sampling(Samplers):
     timeout_s: Seconds | None = None
     truncate_prompt_tokens: Annotated[Tokens | None, absent(-1)] = None
     return_timings: bool = False
+    timings_per_token: bool = False
     speculate: bool = True
     response_format: Format | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -162,6 +162,11 @@ class Sampling(Samplers):
     grammar: Text | None = None
     guided_grammar: Text | None = None
     ebnf: Text | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether the reply says where the time went."""
+        return self.return_timings or self.timings_per_token
 
 
 class CompletionBody(Sampling):
@@ -246,13 +251,13 @@ class ChatBody(Sampling):
 
 
 class EmbeddingBody(Body):
-    """POST /v1/embeddings."""
+    """POST /v1/embeddings. input: texts, or prompts in llama.cpp's forms."""
 
     harmless: ClassVar = LABELS
 
     model: ModelName = ""
     dimensions: Dimensions = None
-    input: Text | Ids | Annotated[list[Text], many(MOST_INPUTS, 1)] | Annotated[list[Ids], many(MOST_INPUTS, 1)]
+    input: Prompts
     encoding_format: Literal["float", "base64"] = "float"
     truncate_prompt_tokens: Tokens | None = None
     return_timings: bool = False

@@ -11,11 +11,11 @@ import tokenwright
 from tokenwright.serve.http.api import about, answers, body_of, off_loop, takes, unless_gone
 from tokenwright.serve.openai.bodies import ChatBody
 from tokenwright.serve.openai.generation_request import chat_wanted
-from tokenwright.serve.openai.reply_schema import AppliedTemplate, Props, Slots
+from tokenwright.serve.openai.reply_schema import AppliedTemplate, LoraAdapters, Props, Slots
 from tokenwright.serve.service.preprocess import check
 from tokenwright.serve.service.service import Service
 
-SHOWN = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "max_tokens")
+SHOWN = ("seed", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "max_tokens")
 
 
 def add(app: FastAPI, service: Service) -> None:
@@ -57,6 +57,7 @@ def add(app: FastAPI, service: Service) -> None:
             "eos_token": eos,
             "modalities": {"vision": False, "audio": False},
             "build_info": f"tokenwright {tokenwright.__version__}",
+            "is_sleeping": False,
         }
         return JSONResponse(found)
 
@@ -79,3 +80,9 @@ def add(app: FastAPI, service: Service) -> None:
                 for at, (processing, prompt, written) in enumerate(busy + idle)
             ]
         )
+
+    @app.get("/lora-adapters", responses=answers(LoraAdapters), tags=["OpenAI"], response_model=None)
+    async def lora_adapters() -> JSONResponse:
+        """The adapters that are served, each as a model of its name."""
+        llm = await service.opened()
+        return JSONResponse([{"id": at, "path": name, "scale": 0.0} for at, name in enumerate(llm.loaded.adapters)])

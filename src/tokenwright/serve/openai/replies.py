@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Collection, Iterable, Sequence
 
+import tokenwright
 from tokenwright.engine import TopLogprob
 from tokenwright.llm.chat.ids import new_hex
 from tokenwright.llm.outputs import Piece
-from tokenwright.serve.http.reply_text import Json, dumps, timings_of
+from tokenwright.serve.http.reply_text import Json, dumps, llama_timings, timings_of
 from tokenwright.serve.openai.custom_tools import CustomCalls, input_of
 from tokenwright.serve.service.types import Answer, Delta, Problem, Timings, TokenCounts, ToolCallDelta
 from tokenwright.text import TextStream, Tokenizer
@@ -67,19 +69,38 @@ def cut(tokens: int) -> Json:
 
 
 class Names:
-    """The fields that all objects of one reply have in common. kind: "chat.completion" or "text_completion"."""
+    """The fields that all objects of one reply have in common. kind: "chat.completion" or "text_completion".
 
-    def __init__(self, kind: str, model: str) -> None:
+    fingerprint: of the server and its model.
+    """
+
+    def __init__(self, kind: str, model: str, fingerprint: str) -> None:
         self.id = f"{'chatcmpl' if kind.startswith('chat') else 'cmpl'}-{new_hex(12)}"
         self.kind = kind
         self.created = int(time.time())
         self.model = model
+        self.fingerprint = fingerprint
+
+    @property
+    def head(self) -> Json:
+        """The fields before the choices."""
+        found: Json = {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
+        return found | {"system_fingerprint": self.fingerprint}
 
     def whole(self, choices: Sequence[Json], usage: Json, timings: Timings | None) -> Json:
         """A reply in one piece."""
-        found = {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
-        found |= {"choices": list(choices), "usage": usage}
-        return found if timings is None else found | {"timings": timings_of(timings)}
+        found = self.head | {"choices": list(choices), "usage": usage}
+        return found | _timed(timings)
+
+
+def fingerprint_of(model: str) -> str:
+    """Another one for another version of the server and for another model. It begins as llama.cpp's do."""
+    return "b" + hashlib.sha256(f"{tokenwright.__version__} {model}".encode()).hexdigest()[:10]
+
+
+def _timed(timings: Timings | None) -> Json:
+    """The field of timings, in our words and in llama.cpp's."""
+    return {} if timings is None else {"timings": timings_of(timings) | llama_timings(timings)}
 
 
 class Tokens:
@@ -104,6 +125,12 @@ class Tokens:
     def _named(self, token: int, logprob: float) -> Json:
         data = self._tokenizer.token_bytes(token, skip_special=False) or b""
         return {"token": self.text(token), "logprob": _finite(logprob), "bytes": list(data)}
+
+    def llama(self, piece: Piece) -> Json:
+        """A token and the likeliest ones of its place, in the manner of llama.cpp."""
+        assert piece.token_id is not None, "only tokens have log-probabilities"
+        tops = [{"id": top.token} | self._named(top.token, top.logprob) for top in piece.top]
+        return {"id": piece.token_id} | self._named(piece.token_id, piece.logprob) | {"top_logprobs": tops}
 
     def completion(
         self,
@@ -178,8 +205,7 @@ class Chunks:
 
     def __init__(self, names: Names, usage: bool, customs: Collection[str] = ()) -> None:
         kind = names.kind if names.kind == "text_completion" else f"{names.kind}.chunk"
-        head = {"id": names.id, "object": kind, "created": names.created, "model": names.model}
-        self._head = "data: " + dumps(head)[:-1] + ',"choices":['
+        self._head = "data: " + dumps(names.head | {"object": kind})[:-1] + ',"choices":['
         self._tail = ',"usage":null}\n\n' if usage else "}\n\n"
         self._customs = customs
         self._calls: dict[int, CustomCalls] = {}  # by choice, where there are custom tools
@@ -191,7 +217,7 @@ class Chunks:
     def last(self, usage: Json | None, timings: Timings | None) -> str:
         """The chunk with the usage, and perhaps the timings."""
         more: Json = {} if usage is None else {"usage": usage}
-        more |= {} if timings is None else {"timings": timings_of(timings)}
+        more |= _timed(timings)
         return f"{self._head}],{dumps(more)[1:]}\n\n"
 
     def chat(self, delta: Delta, tokens: Tokens, first: bool) -> str:

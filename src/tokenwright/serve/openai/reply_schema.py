@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, RootModel
 
-from tokenwright.serve.http.reply_schema import Json, Reply, TimingsReply, TokenLogprob, absent
+from tokenwright.serve.http.reply_schema import Json, Reply, TimingsReply, TokenLogprob, TopLogprobReply, absent
 
 
 class Truncated(Reply):
@@ -40,6 +40,26 @@ class UsageReply(Reply):
     completion_tokens_details: CompletionDetails
 
 
+class LlamaTimings(Reply):
+    """Times of the prompt without its cached part, and of the text; in the words of llama.cpp's server."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+    draft_n: int = absent()
+    draft_n_accepted: int = absent()
+
+
+class ReplyTimings(TimingsReply, LlamaTimings):
+    """The same times in our words and in llama.cpp's."""
+
+
 class TextLogprobs(Reply):
     text_offset: list[int]
     tokens: list[str]
@@ -61,9 +81,10 @@ class TextCompletion(Reply):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[TextChoice]
     usage: UsageReply
-    timings: TimingsReply = absent()
+    timings: ReplyTimings = absent()
 
 
 class ChatLogprobs(Reply):
@@ -112,9 +133,10 @@ class ChatCompletion(Reply):
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[ChatChoice]
     usage: UsageReply
-    timings: TimingsReply = absent()
+    timings: ReplyTimings = absent()
 
 
 class ModelEntry(Reply):
@@ -215,14 +237,14 @@ class ScoreReply(Reply):
     usage: ScoredUsage
 
 
-class InfillTimings(Reply):
-    """Times of the prompt without its cached part, and of the text; in the words of llama.cpp's server."""
+class LlamaLogprob(TopLogprobReply):
+    id: int
 
-    cache_n: int
-    prompt_n: int
-    prompt_ms: float
-    predicted_n: int
-    predicted_ms: float
+
+class LlamaToken(LlamaLogprob):
+    """A token of a text, and the likeliest ones of its place."""
+
+    top_logprobs: list[LlamaLogprob]
 
 
 class Infilled(Reply):
@@ -230,15 +252,20 @@ class Infilled(Reply):
 
     index: int
     content: str
+    tokens: list[int]
     stop: bool
+    completion_probabilities: list[LlamaToken] = absent()
     model: str = absent()
     tokens_evaluated: int = absent()
     tokens_cached: int = absent()
     tokens_predicted: int = absent()
+    generation_settings: Json = absent()
+    prompt: str = absent()
+    has_new_line: bool = absent()
     truncated: bool = absent()
     stop_type: Literal["eos", "limit", "word"] = absent()
     stopping_word: str = absent()
-    timings: InfillTimings = absent()
+    timings: LlamaTimings = absent()
 
 
 class InfilledList(RootModel[Annotated[list[Infilled], Field(fail_fast=True)]]):
@@ -277,6 +304,34 @@ class TokenPieces(Reply):
     tokens: list[int] | list[TokenPiece]
 
 
+class InputTokensReply(Reply):
+    """The reply of /v1/chat/completions/input_tokens."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class LlamaEmbedding(Reply):
+    index: int
+    embedding: Annotated[list[list[float]], Field(fail_fast=True)]
+
+
+class LlamaEmbeddings(RootModel[Annotated[list[LlamaEmbedding], Field(fail_fast=True)]]):
+    """The reply of /embedding."""
+
+
+class LoraAdapter(Reply):
+    """An adapter; requests choose it as their model."""
+
+    id: int
+    path: str
+    scale: float
+
+
+class LoraAdapters(RootModel[Annotated[list[LoraAdapter], Field(fail_fast=True)]]):
+    """The reply of /lora-adapters."""
+
+
 class AppliedTemplate(Reply):
     """The reply of /apply-template."""
 
@@ -302,6 +357,7 @@ class Props(Reply):
     eos_token: str
     modalities: dict[str, bool]
     build_info: str
+    is_sleeping: bool
 
 
 class Slot(Reply):

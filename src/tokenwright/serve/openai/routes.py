@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 
 from tokenwright.llm.outputs import Piece
 from tokenwright.serve.http.api import (
@@ -27,8 +27,18 @@ from tokenwright.serve.http.replying import started
 from tokenwright.serve.http.sse import DONE, Streamed
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Problems, Sampling
 from tokenwright.serve.openai.generation_request import chat_wanted, completion_wanted, customs_of
-from tokenwright.serve.openai.replies import Chunks, Names, Offsets, Tokens, error_body, finish_of, message_of, usage_of
-from tokenwright.serve.openai.reply_schema import ChatCompletion, TextCompletion
+from tokenwright.serve.openai.replies import (
+    Chunks,
+    Names,
+    Offsets,
+    Tokens,
+    error_body,
+    fingerprint_of,
+    finish_of,
+    message_of,
+    usage_of,
+)
+from tokenwright.serve.openai.reply_schema import ChatCompletion, InputTokensReply, TextCompletion
 from tokenwright.serve.openai.rerank import RERANK, SCORE
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.multi_prompt import Several, gathered
@@ -47,6 +57,8 @@ API = Api(
         "/slots",
         "/infill",
         "/completion",
+        "/embedding",
+        "/lora-adapters",
         *RERANK,
         *SCORE,
     ),
@@ -59,6 +71,7 @@ API = Api(
             "/v1/embeddings",
             "/infill",
             "/completion",
+            "/embedding",
             *RERANK,
             *SCORE,
         )
@@ -66,6 +79,7 @@ API = Api(
     prompts={
         "/infill": "input_prefix",
         "/completion": "prompt",
+        "/embedding": "content",
         "/v1/completions": "prompt",
         "/v1/embeddings": "input",
         "/v1/responses": "input",
@@ -79,12 +93,13 @@ class OpenAI:
 
     def __init__(self, service: Service) -> None:
         self.service = service
+        self.fingerprint = fingerprint_of(service.host.name)
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         body = await body_of(request, ChatBody)
         wanted = await off_loop(request, lambda: chat_wanted(self.service, request, body))
-        names, customs = Names("chat.completion", body.model), customs_of(body)
+        names, customs = Names("chat.completion", body.model, self.fingerprint), customs_of(body)
         if body.stream:
             generation = await started(request, self.service, wanted)
             return Streamed(self._chat_lines(request, body, generation, names), generation.cancel)
@@ -104,11 +119,18 @@ class OpenAI:
 
         return await self._reply(request, body, names, choices, [generation])
 
+    async def input_tokens(self, request: Request) -> JSONResponse:
+        """The tokens of a conversation's prompt."""
+        body = await body_of(request, ChatBody)
+        wanted = await off_loop(request, lambda: chat_wanted(self.service, request, body))
+        counted = await unless_gone(request, self.service.count(wanted))
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
+
     async def complete(self, request: Request) -> Response:
         """Continue one prompt or several."""
         body = await body_of(request, CompletionBody)
         each = completion_wanted(self.service, request, body)
-        names = Names("text_completion", body.model)
+        names = Names("text_completion", body.model, self.fingerprint)
         if body.stream:
             several = Several(lambda wanted: about(request).started(self.service.start(wanted)), each)
             await unless_gone(request, several.start())
@@ -140,7 +162,7 @@ class OpenAI:
         each: Sequence[Generation],
     ) -> Response:
         timings = timings_of_all(each)
-        said = timings if about(request).timed or body.return_timings else None
+        said = timings if about(request).timed or body.timed else None
         usage = usage_of(one.counts() for one in each)
         text = await written(lambda: names.whole(choices(), usage, said), sum(one.logprobs for one in each))
         headers = {} if said is None else {"server-timing": server_timing(said)}
@@ -169,7 +191,7 @@ class OpenAI:
     def _last(self, request: Request, body: Sampling, chunks: Chunks, each: Sequence[Generation]) -> bytes:
         """What follows the last text: usage and timings where they are asked for, and the end."""
         timings = timings_of_all(each)
-        said = timings if about(request).timed or body.return_timings else None
+        said = timings if about(request).timed or body.timed else None
         asked = body.stream_options is not None and body.stream_options.include_usage
         if said is None and not asked:
             return DONE
@@ -262,6 +284,15 @@ def _failed(error: Exception, request_id: str) -> bytes:
 def add(app: FastAPI, service: Service) -> None:
     """Add the routes."""
     api = OpenAI(service)
+    app.add_api_route(
+        "/v1/chat/completions/input_tokens",
+        api.input_tokens,
+        methods=["POST"],
+        openapi_extra=takes(ChatBody),
+        responses=answers(InputTokensReply),
+        response_model=None,
+        tags=["OpenAI"],
+    )
     for path, handler, body, reply in (
         ("/v1/chat/completions", api.chat, ChatBody, ChatCompletion),
         ("/v1/completions", api.complete, CompletionBody, TextCompletion),

@@ -14,9 +14,9 @@ from tokenwright.serve.http.api import about, answers, body_of, takes, unless_go
 from tokenwright.serve.http.fields import MOST_ITEMS, MOST_TOOLS, Body, ModelName, Refused, Text, many, others
 from tokenwright.serve.http.reasoning_options import Thinking
 from tokenwright.serve.http.replying import check_model
-from tokenwright.serve.openai.bodies import Id
 from tokenwright.serve.openai.generation_request import messages_of, tools_of
 from tokenwright.serve.openai.message_bodies import AnyMessage, FunctionTool, Variables
+from tokenwright.serve.openai.prompt_forms import Id
 from tokenwright.serve.openai.reply_schema import Detokenized, DetokenizedText, TokenCards, Tokenized, TokenPieces
 from tokenwright.serve.service.preprocess import Preprocessor, check
 from tokenwright.serve.service.service import Service

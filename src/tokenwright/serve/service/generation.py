@@ -99,7 +99,8 @@ class Generation:
     """One request in the engine. Iterate over it for the deltas of each step; or `await answers()` for whole texts.
 
     asked: the time of the server's clock at which the request came. reader_s: seconds that the request may be paused in
-    all for a reader that does not keep up; None: no limit.
+    all for a reader that does not keep up; None: no limit. keeps_tokens: set before it is read, deltas have their
+    tokens even where no log-probabilities are asked for.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Generation:
         self._pause = ReaderPause(handle, reader_s)
         self._left = False
         self._whole = False  # nobody reads before the end
+        self.keeps_tokens = prepared.request.params.logprobs is not None
 
     @property
     def loosened(self) -> tuple[str, ...]:
@@ -282,7 +284,7 @@ class Generation:
     def _push(self, piece: Piece, deltas: Deltas) -> None:
         delta = _last(piece.choice, deltas)
         self._reader(piece.choice).push(piece.text, piece.token_id, delta)
-        if self.params.logprobs is not None and piece.token_id is not None:
+        if self.keeps_tokens and piece.token_id is not None:
             delta.tokens.append(piece)
 
     def _reader(self, choice: int) -> OutputParser:

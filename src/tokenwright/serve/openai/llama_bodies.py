@@ -1,0 +1,104 @@
+"""Bodies in the manner of llama.cpp's server: what /completion and /infill have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from tokenwright.checks import MAX_TOKENS
+from tokenwright.errors import RequestError
+from tokenwright.sampling_params import MOST_LOGPROBS
+from tokenwright.serve.http.fields import ModelName, Refused, Share, Stops, StopText, absent, many, names
+from tokenwright.serve.http.samplers import Samplers, samplers_of
+from tokenwright.serve.openai.prompt_forms import MOST_BATCH, Id
+from tokenwright.text import Tokenizer
+
+MOST_BIASES = 4096
+
+Json = dict[str, Any]
+Real = Annotated[float, Field(ge=-100, le=100)]
+Biased = Annotated[list[Id | StopText | Real | bool], many(2, 2)]  # an id or a text, and its bias; false: never
+Biases = Annotated[list[Biased], many(MOST_BIASES)] | Annotated[dict[StopText, Real | bool], names(MOST_BIASES)]
+
+
+class LlamaBody(Samplers):
+    """The fields that both routes have in common. n_predict: -1 goes on to the end of the context.
+
+    top_k 0 and -1: all ids. repeat_last_n -1: the whole text; 0: no repetition penalty. seed -1: a random one.
+    logit_bias: by id or text, each of whose tokens gets the bias; false: never. n_probs: the likeliest tokens of each
+    place. response_fields: the only fields of the reply, with `/` into objects.
+    """
+
+    refused: ClassVar = {
+        "post_sampling_probs": Refused("the log-probabilities of n_probs are those of the model"),
+        "lora": Refused("use model", ([],)),
+    }
+    harmless: ClassVar = dict.fromkeys(
+        ("samplers", "cache_prompt", "id_slot", "n_indent", "t_max_prompt_ms", "t_max_predict_ms", "n_cache_reuse",
+         "timings_per_token", "return_progress"),
+        "it changes no text that a model here writes",
+    )  # fmt: skip
+
+    model: ModelName = ""
+    stream: bool = False
+    n_predict: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
+    max_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
+    top_p: Share | None = None
+    min_p: Share | None = None
+    typical_p: Share | None = None
+    seed: Annotated[int, Field(ge=-1, lt=2**64)] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
+    stop: StopText | Stops | None = None
+    ignore_eos: bool | None = None
+    logit_bias: Biases | None = None
+    n_probs: Annotated[Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None, absent(0)] = None
+    return_tokens: bool = False
+    response_fields: Annotated[list[StopText], many(MOST_BATCH)] | None = None
+
+    @property
+    def names_texts(self) -> bool:
+        """Whether a bias is that of a text, so that the tokenizer must be asked."""
+        return any(isinstance(what, str) and not what.isdecimal() for what, _ in _biases(self.logit_bias))
+
+
+def overrides_of(body: LlamaBody, tokenizer: Tokenizer | None) -> Json:
+    """The sampling parameters. tokenizer: where a bias `names_texts`. Raises RequestError."""
+    same = ("temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "ignore_eos")
+    found: Json = {name: getattr(body, name) for name in same} | samplers_of(body)
+    found["top_k"] = None if body.top_k is None else max(0, body.top_k)
+    found["seed"] = None if body.seed == -1 else body.seed
+    most = body.max_tokens if body.n_predict is None else body.n_predict
+    found["max_tokens"] = None if most is None or most < 0 else most
+    found["stop"] = (body.stop,) if isinstance(body.stop, str) else body.stop or None
+    found["repetition_penalty"] = 1.0 if body.repeat_last_n == 0 else body.repeat_penalty
+    found["repetition_window"] = None if body.repeat_last_n is None else max(0, body.repeat_last_n)
+    found["logprobs"] = body.n_probs
+    return found | _biased(body.logit_bias, tokenizer)
+
+
+def _biases(given: Biases | None) -> Sequence[tuple[Any, Any]]:
+    return [] if given is None else [*given.items()] if isinstance(given, dict) else [(one[0], one[1]) for one in given]
+
+
+def _biased(given: Biases | None, tokenizer: Tokenizer | None) -> Json:
+    """The fields of SamplingParams that biases are. A later one of the same token counts."""
+    biases: dict[int, float | bool] = {}
+    for what, bias in _biases(given):
+        if bias is True or isinstance(what, bool | float):
+            raise RequestError("logit_bias must pair an id or a text with a number, or with false", "logit_bias")
+        if isinstance(what, str) and not what.isdecimal():
+            assert tokenizer is not None, "the body names texts"
+            ids = tokenizer.encode(what, add_special=False, parse_special=False)
+        else:
+            ids = [int(what)]
+        biases |= dict.fromkeys(ids, bias)
+    numbers = {token: float(bias) for token, bias in biases.items() if bias is not False}
+    banned = [token for token, bias in biases.items() if bias is False]
+    return {"logit_bias": numbers or None, "banned_ids": banned or None}
