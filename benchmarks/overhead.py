@@ -290,7 +290,7 @@ def measure(arguments: argparse.Namespace) -> list[Point]:
     if arguments.model is None:
         return points
     pages = max(arguments.streams) * (-(-(max(arguments.contexts) + written(rounds)) // PAGE) + 1)
-    with LLM(arguments.model, page_size=PAGE, pages=pages) as llm:
+    with LLM(arguments.model, page_size=PAGE, pages=pages, speculate="off") as llm:
         fits = [context for context in arguments.contexts if context + written(rounds) <= llm.context]
         points += [real(llm, streams, context, rounds) for context in fits for streams in arguments.streams]
     return points

@@ -68,7 +68,7 @@ void one(int64_t threads, int64_t seed, int64_t delay) {
   run.left = std::make_unique<std::atomic<int64_t>[]>(phases);
   for (int64_t phase = 0; phase < phases; phase++) {
     const uint64_t dice = mixed(seed * 77 + phase);
-    run.at.emplace_back(dice % 5 == 0 ? 0 : dice % 30);
+    run.at.emplace_back(dice % 5 == 0 ? 0 : dice % 5 < 3 ? 1 : dice / 512 % 30);  // many have one piece
     run.piece.push_back(1 + dice / 64 % 4);
     run.left[phase] = run.at.back().size();
   }

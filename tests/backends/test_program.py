@@ -435,6 +435,18 @@ def test_layer_tokens_are_counted_in_both() -> None:
         assert made.layer_tokens == before + 20 * made.graph.layers
 
 
+def test_threads_meet_five_times_a_layer_in_a_step_of_one_row() -> None:
+    """Behind its four linears and its attention: what one thread does in between, the last one to come does at once."""
+    isa, tokens = next(iter(KERNELS)), prompt_of(9)
+    made = decoder("llama3", "int8", isa, 6000)
+    bench, library = Bench(made, KEPT[0]), KERNELS[isa].library
+    with threads(2):
+        bench.whole([bench.chunk(0, tokens, 0, 8)])
+        bench.whole([bench.chunk(0, tokens, 8, 9)])
+        assert library.tw_last_team() == 2
+        assert made.graph.layers < library.tw_last_barriers() <= 5 * made.graph.layers + 3
+
+
 def rows_at(address: int, count: int, size: int) -> torch.Tensor:
     """fp32 numbers [count, size] in memory."""
     return torch.tensor((c_float * (count * size)).from_address(address)[:]).view(count, size)

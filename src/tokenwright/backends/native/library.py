@@ -338,6 +338,7 @@ _FUNCTIONS = {
     "tw_workspaces": ("n", ""),
     "tw_exact_threads": ("n", "n"),
     "tw_last_team": ("n", ""),
+    "tw_last_barriers": ("n", ""),
     "tw_forward": ("n", "kwppn"),
     "tw_linear": ("n", "kwpnppn"),
     "tw_attend": ("n", "kwppnpnpn"),

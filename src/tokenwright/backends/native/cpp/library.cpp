@@ -155,6 +155,7 @@ TW_EXPORT int64_t tw_exact_threads(int64_t most) { return set_exact_threads(most
 
 // The number of threads that the last run was split for, among runs that requested several.
 TW_EXPORT int64_t tw_last_team() { return last_team(); }
+TW_EXPORT int64_t tw_last_barriers() { return last_barriers(); }
 
 TW_EXPORT int64_t tw_forward(const Kernels* k, Workspace* workspace, const Model* model, const Batch* batch,
                              int64_t threads) {

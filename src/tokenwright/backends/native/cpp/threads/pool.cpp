@@ -173,8 +173,8 @@ class Share {
   double lost_ = 0;  // the average loss, as a share of one thread's time
 };
 
-// Set by set_exact_threads; read by last_team.
-std::atomic<int64_t> exact_threads{0}, last_size{0};
+// Set by set_exact_threads; read by last_team and last_barriers.
+std::atomic<int64_t> exact_threads{0}, last_size{0}, last_opened{0};
 
 // Threads that live as long as the process. Each waits for its next run: it spins for a while, then sleeps.
 class Pool {
@@ -195,7 +195,9 @@ class Pool {
 
     Team team(size, &phase_);
     body(context, team, 0);
+    team.finish();
     const int64_t slept = team.slept() + close();
+    last_opened.store(phase_.opened, std::memory_order_relaxed);
     const int64_t ended = now(), own = watches_ ? processor_time() - busy : 0;
     took_ = std::max<int64_t>(1, ended - began);
     if (!exact) account(began, ended, own, slept);
@@ -244,6 +246,7 @@ class Pool {
     size_ = size;
     number_++;
     phase_.next.store(0, std::memory_order_relaxed);
+    phase_.opened = 0;
     phase_.patience = std::clamp(took_ / PATIENT, PATIENCE, MOST_PATIENCE);
     door_.store(OPEN, std::memory_order_release);
     run_.store(number_ << SIZE_BITS | size);
@@ -316,6 +319,7 @@ class Pool {
     const int64_t busy = watches_ ? processor_time() : 0;
     Team team(size_, &phase_);
     body_(context_, team, index);
+    team.finish();
     worker.slept = team.slept();
     worker.busy = watches_ ? processor_time() - busy : 0;
     worker.left = now();
@@ -366,14 +370,20 @@ void Team::end(int64_t mine, int64_t pieces) {
   uint64_t next = number_ << 32;
   if (mine && phase_->done.fetch_add(mine, std::memory_order_acq_rel) + mine == pieces) {
     phase_->done.store(0, std::memory_order_relaxed);
-    phase_->next.store((number_ + 1) << 32);
-    phase_->parking.wake();
+    ahead_ = true;
   } else if (pieces > 0) {
     wait();
   } else if (phase_->next.compare_exchange_strong(next, (number_ + 1) << 32)) {
     phase_->parking.wake();
   }
   number_++;
+}
+
+void Team::open() {
+  ahead_ = false;
+  phase_->opened++;
+  phase_->next.store(number_ << 32);
+  phase_->parking.wake();
 }
 
 void Team::wait() {
@@ -392,5 +402,7 @@ void run_on_threads(int64_t threads, void (*body)(void*, Team&, int64_t), void* 
 int64_t set_exact_threads(int64_t most) { return exact_threads.exchange(most < 0 ? 0 : most); }
 
 int64_t last_team() { return last_size.load(); }
+
+int64_t last_barriers() { return last_opened.load(); }
 
 }  // namespace tw

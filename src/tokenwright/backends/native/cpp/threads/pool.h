@@ -2,8 +2,9 @@
 //
 // A run is a sequence of phases, the same for all of its threads, and a phase is a number of pieces (work items). A
 // phase ends when its pieces are done, not when all threads have reached it: a descheduled thread delays the others
-// only if it owns a piece, and skips the phases that ended without it. So shapes alone determine the pieces, but not
-// which thread computes each of them.
+// only if it owns a piece, and skips the phases that ended without it. The thread that has done the last piece opens
+// the next phase of several pieces; phases of one piece before that it computes alone, and nobody waits at their ends.
+// So shapes alone determine the pieces, but not which thread computes each of them.
 #pragma once
 
 #include <atomic>
@@ -37,6 +38,7 @@ class Parking {
 // The current phase of a run.
 struct Phase {
   alignas(64) std::atomic<uint64_t> next{0};  // the phase's number << 32 | its next piece
+  int64_t opened = 0;                         // phases opened in this run, by threads in turn
   alignas(64) std::atomic<int64_t> done{0};   // finished pieces
   alignas(64) Parking parking;                // threads that wait for the end of the phase
   int64_t patience = 0;                       // nanoseconds that they spin before they sleep
@@ -58,6 +60,12 @@ class Team {
   template <typename Body>
   void share(int64_t count, int64_t piece, Body body) {
     const int64_t pieces = (count + piece - 1) / piece;
+    if (ahead_ && pieces < 2) {
+      if (pieces) body(0, count);
+      number_++;
+      return;
+    }
+    if (ahead_) open();
     int64_t mine = 0;
     for (int64_t i = take(mine, pieces); i < pieces; i = take(mine, pieces)) {
       body(i * piece, (i + 1) * piece < count ? (i + 1) * piece : count);
@@ -70,6 +78,11 @@ class Team {
   template <typename Body>
   void each(int64_t count, Body body) {
     share(count, 1, [&](int64_t index, int64_t) { body(index); });
+  }
+
+  // Behind the last phase: lets the other threads end.
+  void finish() {
+    if (ahead_) open();
   }
 
  private:
@@ -85,11 +98,13 @@ class Team {
 
   bool ended() const { return phase_->next.load() >> 32 != number_; }
   void end(int64_t mine, int64_t pieces);
+  void open();
   void wait();
 
   const int64_t size_;
   Phase* const phase_;
   uint64_t number_ = 0;  // the number of this thread's phase
+  bool ahead_ = false;   // this thread has ended the phase before, and the others wait for it
   int64_t slept_ = 0;
 };
 
@@ -101,7 +116,8 @@ void run_on_threads(int64_t threads, void (*body)(void*, Team&, int64_t), void* 
 // Sets the number of threads of later runs, regardless of other load; 0: the pool decides. Returns the previous value.
 int64_t set_exact_threads(int64_t most);
 
-// The number of threads that the last pooled run was split for.
+// The number of threads that the last pooled run was split for, and how often they waited for one another in it.
 int64_t last_team();
+int64_t last_barriers();
 
 }  // namespace tw
