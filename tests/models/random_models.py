@@ -227,8 +227,43 @@ def nemotron_h(random: Random) -> Config:
     }
 
 
+def bloom(random: Random) -> Config:
+    heads = random.choice([1, 3, 4, 6, 8])
+    return {
+        "model_type": "bloom",
+        "vocab_size": VOCAB,
+        "hidden_size": heads * random.choice([8, 16, 40]),
+        "n_head": heads,
+        "n_layer": random.randint(1, 4),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "seq_length": 512,
+        "tie_word_embeddings": random.random() < 0.7,
+    }
+
+
+def mpt(random: Random) -> Config:
+    heads = random.choice([1, 3, 4, 5, 8])
+    facts = {"softmax_scale": random.choice([None, 0.2])}
+    return {
+        "model_type": "mpt",
+        "vocab_size": VOCAB,
+        "d_model": heads * random.choice([8, 16, 40]),
+        "n_heads": heads,
+        "n_layers": random.randint(1, 4),
+        "max_seq_len": 512,
+        "attn_config": facts,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "tie_word_embeddings": random.random() < 0.7,
+    }
+
+
 MAKERS: tuple[Callable[[Random], Config], ...] = (
     *(lfm2, lfm2_moe, qwen3_next, qwen3_5, olmo_hybrid, granite, bamba, falcon_h1, mamba2, nemotron_h),
+    *(bloom, mpt),
 )
 
 

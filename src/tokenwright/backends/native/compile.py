@@ -114,7 +114,7 @@ def lacking(graph: Graph) -> list[str]:
 
 
 def _embed(op: Embed, model: NativeModel) -> lib.CEmbedOp:
-    return lib.CEmbedOp(model.matrix(op.table), model.address("positions.weight"), op.scale)
+    return lib.CEmbedOp(model.matrix(op.table), model.address("positions.weight"), op.scale, model.norm(op.norm))
 
 
 def _after(op: Attention | LatentAttention | MLP | Experts | Recurrent, model: NativeModel) -> lib.CAfter:
@@ -130,10 +130,12 @@ def _attention(op: Attention, model: NativeModel) -> lib.CAttentionOp:
     return lib.CAttentionOp(
         op.layer,
         op.kept,
-        lib.CHeads(op.heads, op.kv_heads, op.head_size, op.head_size, op.scoring.scale, op.scoring.cap or 0, learned),
+        lib.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, learned, slopes),
         -1 if op.rotary is None else model.graph.ropes.index(op.rotary),
         model.norm(op.norm),
         model.matrix(op.qkv),
+    slopes = model.keep(np.array(op.slopes, np.float32)) if op.slopes else None
+    sizes = (op.kv_heads, op.head_size, op.head_size)
         model.norm(op.q_norm),
         model.norm(op.k_norm),
         _head_norms(op),
@@ -157,7 +159,7 @@ def _latent(op: LatentAttention, model: NativeModel) -> lib.CLatentOp:
     sizes = (1, op.rank + op.rope_size, op.rank)
     return lib.CLatentOp(
         op.layer,
-        lib.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, None),
+        lib.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, None, None),
         -1 if op.rotary is None else model.graph.ropes.index(op.rotary),
         op.nope_size,
         model.norm(op.norm),

@@ -83,6 +83,7 @@ class CHeads(Structure):
         ("cap", c_double),
         ("sink_logits", c_void_p),
     )
+        ("slopes", c_void_p),
 
 
 class CAfter(Structure):
@@ -90,7 +91,7 @@ class CAfter(Structure):
 
 
 class CEmbedOp(Structure):
-    _fields_ = (("table", CMatrix), ("positions", c_void_p), ("scale", c_double))
+    _fields_ = (("table", CMatrix), ("positions", c_void_p), ("scale", c_double), ("norm", CNorm))
 
 
 EACH_HEAD, ALL_HEADS, OWN_WEIGHTS = 0, 1, 2  # what norms of q and k are over

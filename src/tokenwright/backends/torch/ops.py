@@ -79,9 +79,10 @@ class TorchEmbed:
         self.table = linear(weights, op.table)
         self.positions = None if op.positions is None else dense(weights, "positions.weight")
         self.scale = scaled(op.scale)
+        self.norm = norm(op.norm, kernels, weights)
 
     def __call__(self, state: ForwardState) -> Values:
-        x = self.scale(self.kernels.rows(self.table, state.batch.tokens))  # [T, width]
+        x = self.norm(self.scale(self.kernels.rows(self.table, state.batch.tokens)))  # [T, width]
         if self.positions is not None:
             x = x + self.positions[state.batch.positions]
         state.tap(Site.EMBEDDING, 0, x)
@@ -98,7 +99,7 @@ class TorchAttention:
         self.names: tuple[str, ...] = (op.qkv.name, op.out.name)
         self.heads = [op.heads, op.kv_heads, op.kv_heads, *([op.heads] if op.out_gate else [])]
         learned = None if op.sink_logits is None else dense(weights, f"{op.sink_logits}.weight")
-        self.scoring = Scored(op.scoring.scale, op.scoring.cap, learned)
+        self.scoring = Scored(op.scoring.scale, op.scoring.cap, learned, op.slopes)
         self.norm = norm(op.norm, kernels, weights)
         self.qkv = linear(weights, op.qkv)
         self.out = linear(weights, op.out)

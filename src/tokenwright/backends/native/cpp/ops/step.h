@@ -20,11 +20,13 @@ enum OpKind : int64_t {
   RECURRENT = 7
 };
 
-// x = scale times the table's row of each token, plus that of its position in a learned table, if any.
+
+// x = norm(scale times the table's row of each token), plus the row of its position in a learned table, if any.
 struct EmbedOp {
   Matrix table;
   const float* positions;  // [context][width], or null
   double scale;
+  Norm norm;
 };
 
 // What an op's result goes through before it is added to x: scale * norm(result). In every op, a norm with a null
