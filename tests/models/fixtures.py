@@ -523,7 +523,7 @@ def make_config(kind: str, spelling: str = "old", changes: dict[str, Any] | None
         if value is not None:
             config[key] = value
     if spelling == "new" and config["model_type"] != "gpt2":
-        still = config["model_type"] in ("mamba2", "nemotron_h", "bloom", "mpt")
+        still = config["model_type"] in ("mamba2", "nemotron_h", "bloom", "mpt", "jamba", "mamba", "falcon_mamba")
         if not still and "rope_parameters" not in config:  # as of today anyway
             _respell(config.get("text_config", config))
         config["dtype"] = config.pop("torch_dtype", "float32")

@@ -61,7 +61,6 @@ _ARCHITECTURES: tuple[tuple[str, str], ...] = (
     ("Fuyu|Persimmon", "LayerNorm with biases of each head of q and k"),
     ("ModernBertDecoder", "a norm of the embeddings, and an MLP before the head"),
     ("Zamba", "attention whose weights several layers share"),
-    ("Jamba|(?:Falcon)?Mamba(?!2)", "selective state-space layers (Mamba-1)"),
     (
         r"(?!ModernBertDecoder)(?i:\w*bert|electra|roformer|xmod|xlm|xlnet|data2vec|ernie(?!4))",
         "an encoder's attention to later tokens",
