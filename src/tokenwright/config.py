@@ -77,6 +77,13 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True)
+class Alibi:
+    """A bias of each score, linear in the distance, with a slope for each query head (ALiBi, arXiv 2108.12409)."""
+
+    slopes: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary positions (arXiv 2104.09864) in the rotate-half order: dimension i of a head turns with i + size / 2.
 
@@ -89,7 +96,7 @@ class Rope:
     rotated: int | None = None
 
 
-def angle_length(positions: Learned | Rope | None, limit: int) -> int | None:
+def angle_length(positions: Learned | Alibi | Rope | None, limit: int) -> int | None:
     """The length that stands for all length limits with the angles of `limit`; None if angles depend on no length.
 
     Keys of texts with different such lengths differ, so those texts share no cached pages.
@@ -245,8 +252,8 @@ class ModelConfig:
     """The hyperparameters of one decoder-only model.
 
     `windows[i]` is the attention window of layer i in tokens, the token itself included, or None for full attention.
-    `rotary[i]` is False for a layer without positions (NoPE); it has no meaning under `Learned` positions. With latent
-    attention there is one KV head, and `head_size` is that of a query.
+    `rotary[i]` is False for a layer without positions (NoPE); it has no meaning unless positions are rotary. With
+    latent attention there is one KV head, and `head_size` is that of a query.
     """
 
     family: str
@@ -259,7 +266,7 @@ class ModelConfig:
     mlp_width: int
     vocab_size: int
     context: int
-    positions: Learned | Rope
+    positions: Learned | Alibi | Rope
     windows: tuple[int | None, ...]
     rotary: tuple[bool, ...]
     norm: Literal["layer", "rms"]
@@ -274,6 +281,7 @@ class ModelConfig:
     pre_norm: bool = True  # norms stand before attention and MLP
     post_norm: bool = False  # norms stand after attention and MLP, on what they add
     norm_bias: bool = True  # of a LayerNorm
+    embed_norm: bool = False  # a norm stands behind the embedding
     parallel: Literal["one norm", "two norms"] | None = None  # attention and MLP of a layer read the same stream
     local: Rope | None = None  # the rotation of layers with a window, where it is not `positions`
     score_cap: float | None = None  # soft cap of attention scores

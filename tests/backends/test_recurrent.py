@@ -39,13 +39,26 @@ def convolution(values: int) -> Recurrence:
     return Recurrence("at", "convolution", values, 3, places, True, activated=False)
 
 
-OF = {"delta": delta, "ssd": ssd, "convolution": convolution}
+def scan(values: int) -> Recurrence:
+    """One head, whose columns have steps of their own; then a gate."""
+    inner = HEADS * values
+    places = Places(0, 2 * inner + KEYS, 2 * inner, 0, gate=inner, decay=2 * inner + 2 * KEYS)
+    sizes = {"heads": 1, "key_heads": 1, "key_size": KEYS, "value_size": inner}
+    return Recurrence("at", "scan", inner, TAPS, places, True, **sizes)
+
+
+OF = {"scan": scan, "delta": delta, "ssd": ssd, "convolution": convolution}
 
 
 def width(of: Recurrence) -> int:
     """Numbers of a projected row."""
     at = of.places
-    ends = (at.conv + of.channels, at.gate + of.width, at.beta + of.heads, at.decay + of.heads)
+    ends = (
+        at.conv + of.channels,
+        at.gate + of.width,
+        at.beta + of.heads,
+        at.decay + (of.width if of.rule == "scan" else of.heads),
+    )
     return max(ends)
 
 

@@ -411,7 +411,7 @@ def test_unknown_architectures_are_refused_with_those_that_run() -> None:
     message = refusal("llama2", architectures=["DeepseekV4ForCausalLM"])
     assert "DeepseekV4ForCausalLM" in message
     assert "LlamaForCausalLM" in message
-    assert "model_type 'mamba'" in refusal("llama2", architectures=None, model_type="mamba")
+    assert "model_type 'rwkv'" in refusal("llama2", architectures=None, model_type="rwkv")
     assert "does not belong" in refusal("llama2", model_type="phi3")
     assert parse("deepseek3", model_type="kimi_k2").architecture == "DeepseekV3ForCausalLM"
     assert "one name" in refusal("llama2", architectures=["LlamaForCausalLM", "LlamaModel"])

@@ -248,9 +248,9 @@ def test_a_repository_with_pickles_alone_is_named_and_nothing_large_is_fetched(
 
 
 def test_a_model_that_we_cannot_run_is_refused_before_its_weights(hub: FakeHub, single: Files) -> None:
-    config = json.loads(single["config.json"]) | {"architectures": ["MambaForCausalLM"]}
-    hub.repositories["maker/mamba"] = {"main": single | {"config.json": json.dumps(config).encode()}}
-    assert "MambaForCausalLM" in refusal("maker/mamba")
+    config = json.loads(single["config.json"]) | {"architectures": ["RwkvForCausalLM"]}
+    hub.repositories["maker/rwkv"] = {"main": single | {"config.json": json.dumps(config).encode()}}
+    assert "RwkvForCausalLM" in refusal("maker/rwkv")
     assert "model.safetensors" not in hub.fetched()
 
 

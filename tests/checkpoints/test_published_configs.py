@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.models.biased import BLOOM, MPT
 from tokenwright.backends.native.compile import compiles
 from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.checkpoints.quantised.published import read_scheme
@@ -275,6 +276,10 @@ RUN: dict[str, tuple[dict[str, Any], float]] = {  # with the parameters of the t
         },
         8.19,
     ),
+    "bigscience/bloom-560m": (BLOOM | {"n_embed": 1024, "n_layer": 24, "num_attention_heads": 16, "seq_length": 2048,
+                              "vocab_size": 250880}, 0.56),
+    "mosaicml/mpt-7b": (MPT | {"d_model": 4096, "max_seq_len": 2048, "n_heads": 32, "n_layers": 32,
+                        "vocab_size": 50432}, 6.65),
 }  # fmt: skip
 
 NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what they stand for
@@ -307,10 +312,8 @@ NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what 
          "sliding_window": 128, "swa_head_dim": 192},
         "heads of another size in layers with a window, values of another size than keys, times a factor",
     ),
-    "bigscience/bloom-560m": ({"architectures": ["BloomForCausalLM"]}, "ALiBi positions"),
-    "mosaicml/mpt-7b": ({"architectures": ["MPTForCausalLM"]}, "ALiBi positions"),
     "baichuan-inc/Baichuan2-13B-Chat": (
-        {"architectures": ["BaichuanForCausalLM"]}, "one tensor of q, k and v (W_pack), and ALiBi positions",
+        {"architectures": ["BaichuanForCausalLM"]}, "one tensor of q, k and v (W_pack)",
     ),
     "THUDM/chatglm3-6b": ({"architectures": ["ChatGLMModel"]}, "the tensor names of ChatGLM"),
     "openbmb/MiniCPM3-4B": ({"architectures": ["MiniCPM3ForCausalLM"]}, "latent attention beside scaled embeddings"),

@@ -140,8 +140,8 @@ class TestDamagedModels:
         assert "of another shape" in refused(*command, damaged)
 
     def test_unknown_architecture(self, refused: Refused, damaged: Path, command: tuple[str, ...]) -> None:
-        change(damaged, architectures=["MambaForCausalLM"], model_type="mamba")
-        assert "mamba" in refused(*command, damaged).lower()
+        change(damaged, architectures=["RwkvForCausalLM"], model_type="rwkv")
+        assert "rwkv" in refused(*command, damaged).lower()
 
     def test_heads_that_do_not_divide(self, refused: Refused, damaged: Path, command: tuple[str, ...]) -> None:
         change(damaged, num_key_value_heads=3)

@@ -58,12 +58,12 @@ def test_models_come_and_go(run: Run, refused: Refused, hub: FakeHub) -> None:  
 
 
 def test_what_does_not_run_is_listed_with_the_reason(run: Run, hub: FakeHub, single: Files) -> None:  # noqa: F811
-    config = json.loads(single["config.json"]) | {"architectures": ["MambaForCausalLM"]}
-    hub.repositories["maker/mamba"] = {"main": single | {"config.json": json.dumps(config).encode()}}
-    assert run("pull", "maker/mamba").exit_code == 2
+    config = json.loads(single["config.json"]) | {"architectures": ["RwkvForCausalLM"]}
+    hub.repositories["maker/rwkv"] = {"main": single | {"config.json": json.dumps(config).encode()}}
+    assert run("pull", "maker/rwkv").exit_code == 2
     assert "model.safetensors" not in hub.fetched()
-    found = listed(run)["maker/mamba"]
-    assert not found["runs"] and "MambaForCausalLM" in found["about"]
+    found = listed(run)["maker/rwkv"]
+    assert not found["runs"] and "RwkvForCausalLM" in found["about"]
     assert "does not run: " in run("models").stdout
 
 

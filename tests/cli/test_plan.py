@@ -265,7 +265,7 @@ def test_models_are_refused(refused: Callable[..., str], tmp_path: Path) -> None
     for content, told in (
         ("{", "is not valid JSON"),
         ("[]", "holds a list, not an object"),
-        ('{"architectures": ["MambaForCausalLM"]}', "unknown architecture MambaForCausalLM"),
+        ('{"architectures": ["RwkvForCausalLM"]}', "unknown architecture RwkvForCausalLM"),
         (json.dumps(make_config("llama2", changes={"num_key_value_heads": 3})), "cannot share 3 key-value heads"),
         (
             json.dumps({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": 3}),
@@ -314,9 +314,9 @@ def test_numbers(function: Callable[[Any], str], value: float, text: str) -> Non
 
 
 def test_an_unknown_family_lists_those_that_run(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
-    told, lacks = run("plan", tmp_path).stderr, "selective state-space layers (Mamba-1), which Tokenwright lacks"
-    assert f"unknown architecture MambaForCausalLM; it needs {lacks}" in told
+    (tmp_path / "config.json").write_text('{"architectures": ["RwkvForCausalLM"]}')
+    told, lacks = run("plan", tmp_path).stderr, "the recurrence of RWKV, which Tokenwright lacks"
+    assert f"unknown architecture RwkvForCausalLM; it needs {lacks}" in told
     assert ". Tokenwright runs GPT2LMHeadModel, " in told
 
 

@@ -92,6 +92,9 @@ KINDS = {
     "states alone": Kind("mamba2"),
     "state spaces beside": Kind("falcon-h1"),
     "layers of one op": Kind("nemotron-h"),
+    "selective scans": Kind("jamba"),
+    "distances": Kind("bloom"),
+    "distances + sinks": Kind("mpt", window=WINDOW, sinks=SINKS),
     "latent + sinks": Kind("deepseek3", window=WINDOW, sinks=SINKS),
 }
 FORMATS = ("native", "int8", "int4", "fp8")

@@ -15,7 +15,7 @@ from torch.nn.functional import gelu, silu
 from tests.equality.harness import FORMATS, KINDS, MIXED, PROMPT, Case
 from tests.tensors import decode, encode
 from tokenwright.cache.codec import CODECS
-from tokenwright.config import LinearScaling, ModelConfig, Rope
+from tokenwright.config import Alibi, Learned, LinearScaling, ModelConfig, Rope
 from tokenwright.formats import KVFormat
 
 NATIVE_TOLERANCE = 2e-5
@@ -38,8 +38,10 @@ def over_heads(x: torch.Tensor, w: Mapping[str, torch.Tensor], name: str, config
     return normed(x.unflatten(-1, (-1, size)), w, name, config).flatten(-2)
 
 
-def turned(x: torch.Tensor, position: int, rope: Rope) -> torch.Tensor:
-    """Each head [heads, D] of one token turned to a position."""
+def turned(x: torch.Tensor, position: int, rope: Rope | Alibi) -> torch.Tensor:
+    """Each head [heads, D] of one token turned to a position, where positions are rotary."""
+    if isinstance(rope, Alibi):
+        return x
     half, rotated = x.shape[-1] // 2, rope.rotated or x.shape[-1]
     place = position / (rope.scaling.factor if isinstance(rope.scaling, LinearScaling) else 1)
     angles = torch.zeros(half, dtype=torch.float64)
@@ -68,11 +70,11 @@ def defined(case: Case, tokens: list[int]) -> torch.Tensor:
         return out + w[f"{name}.bias"].double() if f"{name}.bias" in w else out
 
     scales = config.scales
-    x = scales.embedding * w["embed.weight"].double()[tokens]  # [t, width]
+    x = normed(scales.embedding * w["embed.weight"].double()[tokens], w, "embed_norm", config)  # [t, width]
     for layer in range(config.layers):
         at = f"layers.{layer}"
         rope = config.positions if config.local is None or config.windows[layer] is None else config.local
-        assert isinstance(rope, Rope)
+        assert not isinstance(rope, Learned)
         before = x
         y = normed(x, w, f"{at}.attention_norm", config)
         sides = (
@@ -90,9 +92,12 @@ def defined(case: Case, tokens: list[int]) -> torch.Tensor:
             for head in range(config.heads):
                 group = head // (config.heads // config.kv_heads)
                 queries = [(far if p < kind.sinks else near)[head] for p in read]
+                places = [min(i, kind.sinks + window - 1) if window and p < kind.sinks else i for p in read]
                 scores = [query @ keys[p][group] for query, p in zip(queries, read, strict=True)]
                 learned = w.get(f"{at}.attention.sinks.weight", torch.empty(config.heads, 0))[head].double().view(-1)
                 scored = capped(torch.stack(scores) * config.score_scale, config.score_cap)
+                if isinstance(rope, Alibi):
+                    scored = scored + rope.slopes[head] * (torch.tensor(read) - torch.tensor(places))
                 share = torch.cat((scored, learned)).softmax(0)[: len(read)]
                 mixed[i, head] = share @ torch.stack([values[p][group] for p in read])
         added = product(mixed.flatten(1), f"{at}.attention.o")
@@ -139,7 +144,7 @@ def experts(x: torch.Tensor, at: str, config: ModelConfig, product: Product) -> 
 
 
 # Kinds with recurrent layers, whose definition is tests/backends/test_recurrent.py's.
-STATES = ("short", "delta", "state", "layers of one op")
+STATES = ("short", "delta", "state", "selective", "layers of one op")
 ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_tanh": lambda x: gelu(x, approximate="tanh")}
 
 

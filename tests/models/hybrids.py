@@ -122,6 +122,35 @@ NEMOTRON_H: dict[str, Any] = {
     "use_conv_bias": True, "use_mamba_kernels": True, "vocab_size": VOCAB,
 }  # fmt: skip
 
+JAMBA: dict[str, Any] = {
+    "architectures": ["JambaForCausalLM"], "attention_dropout": 0.0, "attn_layer_offset": 2, "attn_layer_period": 4,
+    "bos_token_id": 1, "calc_logits_for_entire_prompt": False, "eos_token_id": 2, "expert_layer_offset": 1,
+    "expert_layer_period": 2, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
+    "intermediate_size": 96, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_state": 16, "mamba_dt_rank": 8,
+    "mamba_expand": 2, "mamba_inner_layernorms": True, "mamba_proj_bias": False, "max_position_embeddings": 512,
+    "model_type": "jamba", "n_ctx": 512, "num_attention_heads": 4, "num_experts": 6, "num_experts_per_tok": 2,
+    "num_hidden_layers": 4, "num_key_value_heads": 2, "num_logits_to_keep": 1, "output_router_logits": False,
+    "pad_token_id": 0, "rms_norm_eps": 1e-06, "router_aux_loss_coef": 0.001, "sliding_window": None,
+    "tie_word_embeddings": False, "torch_dtype": "float32", "transformers_version": "4.40.0.dev0", "use_cache": True,
+    "use_mamba_kernels": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+MAMBA: dict[str, Any] = {
+    "architectures": ["MambaForCausalLM"], "bos_token_id": 1, "conv_kernel": 4, "d_inner": 128, "d_model": 64,
+    "eos_token_id": 2, "expand": 2, "fused_add_norm": True, "hidden_act": "silu", "hidden_size": 64,
+    "initializer_range": 0.1, "intermediate_size": 128, "layer_norm_epsilon": 1e-05, "model_type": "mamba",
+    "n_layer": 3, "num_hidden_layers": 3, "pad_token_id": 0, "pad_vocab_size_multiple": 8,
+    "rescale_prenorm_residual": False, "residual_in_fp32": True, "rms_norm": True, "ssm_cfg": {}, "state_size": 16,
+    "time_step_floor": 0.0001, "time_step_init_scheme": "random", "time_step_max": 0.1, "time_step_min": 0.001,
+    "time_step_rank": 4, "time_step_scale": 1.0, "torch_dtype": "float32", "transformers_version": "4.39.0.dev0",
+    "use_bias": False, "use_cache": True, "use_conv_bias": True, "vocab_size": VOCAB,
+}  # fmt: skip
+
+FALCON_MAMBA: dict[str, Any] = MAMBA | {
+    "architectures": ["FalconMambaForCausalLM"], "expand": 4, "mixer_rms_eps": 1e-06, "model_type": "falcon_mamba",
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "lfm2": LFM2,
     "qwen3-next": QWEN3_NEXT,
@@ -131,6 +160,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "bamba": BAMBA,
     "falcon-h1": FALCON_H1,
     "mamba2": MAMBA2,
+    "jamba": JAMBA,
 }
 
 
@@ -141,5 +171,9 @@ def token_by_token(model: "PreTrainedModel") -> None:
         module["torch_chunk_gated_delta_rule"] = module["torch_recurrent_gated_delta_rule"]
 
 
-VARIANTS: dict[str, dict[str, Any]] = {"nemotron-h": NEMOTRON_H}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "nemotron-h": NEMOTRON_H,
+    "mamba": MAMBA,
+    "falcon-mamba": FALCON_MAMBA,
+}
 TYPES = {config["model_type"] for config in (*CONFIGS.values(), *VARIANTS.values())}

@@ -227,8 +227,85 @@ def nemotron_h(random: Random) -> Config:
     }
 
 
+def jamba(random: Random) -> Config:
+    base = _base(random)
+    del base["head_dim"]
+    period, layers = random.randint(1, 3), random.randint(2, 5)
+    return base | {
+        "model_type": "jamba",
+        "hidden_size": 16 * base["num_attention_heads"],
+        "num_hidden_layers": layers,
+        "attn_layer_period": layers,
+        "attn_layer_offset": random.randrange(layers),
+        "expert_layer_period": period,
+        "expert_layer_offset": random.randrange(period),
+        "mamba_conv_bias": random.random() < 0.5,
+        "mamba_d_conv": random.randint(2, 5),
+        "mamba_d_state": random.choice([6, 8, 16]),
+        "mamba_dt_rank": random.choice(["auto", 4, 7]),
+        "mamba_proj_bias": random.random() < 0.5,
+        "num_experts": random.choice([1, 4, 6]),
+        "num_experts_per_tok": random.randint(1, 3),
+    }
+
+
+def mamba(random: Random) -> Config:
+    return {
+        "model_type": "mamba",
+        "vocab_size": VOCAB,
+        "hidden_size": random.choice([32, 48, 64]),
+        "num_hidden_layers": random.randint(1, 4),
+        "conv_kernel": random.randint(2, 5),
+        "expand": random.choice([1, 2]),
+        "state_size": random.choice([5, 8, 16]),
+        "tie_word_embeddings": random.random() < 0.5,
+        "time_step_rank": random.choice(["auto", 4, 7]),
+        "use_bias": random.random() < 0.5,
+        "use_conv_bias": random.random() < 0.5,
+    }
+
+
+def falcon_mamba(random: Random) -> Config:
+    return mamba(random) | {"model_type": "falcon_mamba", "mixer_rms_eps": random.choice([1e-6, 1e-3])}
+
+
+def bloom(random: Random) -> Config:
+    heads = random.choice([1, 3, 4, 6, 8])
+    return {
+        "model_type": "bloom",
+        "vocab_size": VOCAB,
+        "hidden_size": heads * random.choice([8, 16, 40]),
+        "n_head": heads,
+        "n_layer": random.randint(1, 4),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "seq_length": 512,
+        "tie_word_embeddings": random.random() < 0.7,
+    }
+
+
+def mpt(random: Random) -> Config:
+    heads = random.choice([1, 3, 4, 5, 8])
+    facts = {"softmax_scale": random.choice([None, 0.2])}
+    return {
+        "model_type": "mpt",
+        "vocab_size": VOCAB,
+        "d_model": heads * random.choice([8, 16, 40]),
+        "n_heads": heads,
+        "n_layers": random.randint(1, 4),
+        "max_seq_len": 512,
+        "attn_config": facts,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "tie_word_embeddings": random.random() < 0.7,
+    }
+
+
 MAKERS: tuple[Callable[[Random], Config], ...] = (
     *(lfm2, lfm2_moe, qwen3_next, qwen3_5, olmo_hybrid, granite, bamba, falcon_h1, mamba2, nemotron_h),
+    *(bloom, mpt, jamba, mamba, falcon_mamba),
 )
 
 

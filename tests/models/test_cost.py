@@ -101,7 +101,7 @@ class Counting(ReferenceKernels):
         return super().attention(q, view, chunks, scale, sink_q)
 
     def recur(self, projected, of, tensors, view, chunks):
-        state = view.memory[0].nbytes
+        state = view.memory[0].nbytes * len(of.moved) // of.numbers
         self.cost += Cost(kv_read=state * sum(chunk.start > 0 for chunk in chunks), kv_written=state * len(chunks))
         return super().recur(projected, of, tensors, view, chunks)
 

@@ -84,7 +84,7 @@ def tensor_bytes(name: str, shape: Shape, form: WeightFormat, kept: Formats = _N
     form = kept.get(matrix, form)
     if not form.quantised:
         return prod(shape) * DTYPE_BYTES[form.name]
-    if len(shape) < 2 or name == "positions.weight" or name.endswith(".conv.weight"):
+    if len(shape) < 2 or name == "positions.weight" or name.endswith((".conv.weight", ".a_log.weight")):
         return 4 * prod(shape)
     *each, out, inner = shape
     codes, scales = packed_sizes(out, inner, form if matrix in kept else format_of(matrix, form))

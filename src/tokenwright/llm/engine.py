@@ -20,7 +20,7 @@ from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.cache.disk_pages import DiskPages
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import EngineConfig, ModelConfig, Rope, angle_length
+from tokenwright.config import EngineConfig, Learned, ModelConfig, angle_length
 from tokenwright.decode import RowSampler
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler, SwapSpace
 from tokenwright.engine.loop import CLOSED, EngineLoop, Inbox, Listener, RequestHandle
@@ -362,7 +362,7 @@ def context_of(options: EngineConfig, config: ModelConfig) -> int:
 
     With an attention window in every layer it may exceed the context that the model was trained with.
     """
-    endless = options.window is not None and isinstance(config.positions, Rope)
+    endless = options.window is not None and not isinstance(config.positions, Learned)
     return MAX_TOKENS if endless else config.context
 
 

@@ -23,18 +23,19 @@ from tokenwright.models.op import XIELU, Activation, Matrix, Norm, Op, Scoring, 
 
 @dataclass(frozen=True)
 class Embed(Op):
-    """x = scale times the table's row of each token, plus that of its position in a learned table, if any.
+    """x = norm(scale times the table's row of each token), plus that of its position in a learned table, if any.
 
-    positions: the rows of that table.
+    positions: the rows of that table. norm: None: no such norm.
     """
 
     table: Matrix  # [vocabulary, width]
     positions: int | None = None
     scale: float = 1.0
+    norm: Norm | None = None
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        learned: dict[str, Shape] = {}
+        learned: dict[str, Shape] = _shapes(self.norm)
         if self.positions is not None:
             learned["positions.weight"] = (self.positions, self.table.inner)
         return self.table.shapes | learned
@@ -61,6 +62,8 @@ class Attention(Op):
     window: tokens that a row attends to, itself included; None: all. sink_logits: the name of a learned logit of each
     head, which the softmax counts as that of one more key, whose value is zero. out_gate: `qkv` has a fourth part, as
     large as q, whose sigmoid weights what the heads have read. kept: the next op reads x as it was before this one.
+    slopes: ALiBi's of each head: slope (position of the key - that of the query) is added to a score, last of all; of a
+    sink's key the query is at most as far as the window would let it be.
     """
 
     layer: int
@@ -81,6 +84,7 @@ class Attention(Op):
     out_gate: bool = False
     norms_last: bool = False
     kept: bool = False
+    slopes: tuple[float, ...] = ()
     adaptable: ClassVar[bool] = True
 
     @property

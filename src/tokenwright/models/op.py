@@ -53,7 +53,7 @@ class Matrix:
 class Norm:
     """RMSNorm or LayerNorm over the last dimension, of `size` numbers. `bias`: whether a LayerNorm has one.
 
-    parts: the norm is over each of this number of equal parts by itself.
+    parts: the norm is over each of this number of equal parts by itself. weighted: whether it has weights, else ones.
     """
 
     name: str
@@ -62,10 +62,11 @@ class Norm:
     eps: float
     bias: bool = True
     parts: int = 1
+    weighted: bool = True
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        weight: dict[str, Shape] = {f"{self.name}.weight": (self.size,)}
+        weight: dict[str, Shape] = {f"{self.name}.weight": (self.size,)} if self.weighted else {}
         if self.kind == "rms" or not self.bias:
             return weight
         return weight | {f"{self.name}.bias": (self.size,)}

@@ -13,11 +13,18 @@ What a rule writes, and how much a state decays:
                   decay = exp(-exp(A) softplus(a + bias)), beta = sigmoid(b) times a factor; query and key have length 1
     ssd           write = step value; mixed gets D value more            Mamba-2, arXiv 2405.21060
                   step = softplus(dt + bias) within limits, decay = exp(-exp(A) step)
+    scan          as ssd, of one head; but each column of S has a step, and      Mamba-1, arXiv 2312.00752
+                  each of its numbers an A, and so a decay, of its own
 
 A row is defined by this recurrence, token by token: in a prompt as in decode, and so with equal bits.
+
+Where matrices stand between the convolution and the rule, each reads some numbers of the row, and its results, normed
+in parts, are further numbers of the row:
+
+    scan          dt, B, C = matrix(channels); step = matrix(dt)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tokenwright.config import LayerKV, RecurrentState
@@ -25,13 +32,19 @@ from tokenwright.models.op import Matrix, Norm, Op, Shape
 
 COLUMNS = 64  # of S in a slab; as in backends/native/cpp/ops/recurrent.cpp
 MOST_TAPS = 16  # as in backends/native/cpp/kernels.h
-Rule = Literal["convolution", "delta", "ssd"]
-RULES: tuple[Rule, ...] = ("convolution", "delta", "ssd")
+MOST_NORMS = 3  # as in backends/native/cpp/ops/step.h
+Rule = Literal["convolution", "delta", "ssd", "scan"]
+RULES: tuple[Rule, ...] = ("convolution", "delta", "ssd", "scan")
+Phase = Literal["all", "convolution", "rule"]
+PHASES: tuple[Phase, ...] = ("all", "convolution", "rule")
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The first row of each part of the projection. `beta`, `decay`: of one number a head (b; a or dt); -1: none."""
+    """The first number of each part of a row. `beta`, `decay`: of one number a head (b; a or dt); -1: none.
+
+    With the scan rule, `decay` has one number a column.
+    """
 
     conv: int = 0  # the channels of the convolution
     query: int = -1
@@ -47,9 +60,11 @@ class Places:
 class Recurrence:
     """The arithmetic between the two projections.
 
-    name: before the names of its tensors: `.conv` [channels, taps], and of each head `.a_log`, `.dt` and, with the
-    ssd rule, `.skip`. heads: H, which share `key_heads` queries and keys evenly. norm: of mixed, over each of its
-    parts, or over each head if it has the size of one. gate_first: the gate comes before the norm.
+    name: before the names of its tensors: `.conv` [channels, taps], and for each head `.a_log`, `.dt` and, with the
+    ssd rule, `.skip`; the scan rule has them for each column, `.a_log` [V, K]. heads: H, which share `key_heads`
+    queries and keys evenly. norm: of mixed, over each of its parts, or over each head if it has the size of one.
+    gate_first: the gate comes before the norm. phase: `convolution` answers with the channels, and `rule` reads them
+    in their place; each has its part of the state.
     """
 
     name: str
@@ -70,6 +85,16 @@ class Recurrence:
     beta_factor: float = 1.0
     in_turn: bool = False  # head h has the query and key h % key_heads, not those of the heads beside it
     conv_parts: tuple[tuple[str, int], ...] = ()  # tensors of the taps and their channels; none: one, `.conv`
+    phase: Phase = "all"
+
+    def of_phase(self, phase: Phase) -> "Recurrence":
+        return replace(self, phase=phase)
+
+    @property
+    def moved(self) -> range:
+        """The numbers of the state that this phase reads and writes."""
+        first = self.history if self.phase == "rule" else 0
+        return range(first, self.history if self.phase == "convolution" else self.numbers)
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
@@ -94,18 +119,33 @@ class Recurrence:
     @property
     def width(self) -> int:
         """Numbers of mixed, which `out` reads."""
-        return self.heads * self.value_size if self.heads else self.channels
+        return self.channels if self.phase == "convolution" or not self.heads else self.heads * self.value_size
 
     @property
     def shapes(self) -> dict[str, Shape]:
         found: dict[str, Shape] = {f"{self.name}.{part}.weight": (rows, self.taps) for part, rows in self.parts}
         if self.conv_bias:
             found[f"{self.name}.conv.bias"] = (self.channels,)
-        if self.rule != "convolution":
+        if self.rule == "scan":
+            found |= {f"{self.name}.{one}.weight": (self.value_size,) for one in ("dt", "skip")}
+            found[f"{self.name}.a_log.weight"] = (self.value_size, self.key_size)
+        elif self.rule != "convolution":
             found |= {f"{self.name}.{one}.weight": (self.heads,) for one in ("a_log", "dt")}
         if self.rule == "ssd":
             found[f"{self.name}.skip.weight"] = (self.heads,)
         return found | (self.norm.shapes if self.norm else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """A matrix between the convolution and the rule, over the numbers of a row from `at` on.
+
+    norms: of the first parts of its result, at most MOST_NORMS.
+    """
+
+    matrix: Matrix
+    at: int
+    norms: tuple[Norm, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,7 +153,7 @@ class Recurrent(Op):
     """x + residual_scale post_norm(out(recurrence(factors project(norm(x))))); None: no such norm.
 
     beside: it reads x as it was before the op before it, which is attention. factors: numbers of rows of the
-    projection, and the factor of each; none: 1.
+    projection, and the factor of each; none: 1. inner: the matrices before the rule, in order.
     """
 
     layer: int
@@ -125,16 +165,26 @@ class Recurrent(Op):
     residual_scale: float = 1.0
     beside: bool = False
     factors: tuple[tuple[int, float], ...] = ()
+    inner: tuple[Inner, ...] = ()
 
     @property
     def shapes(self) -> dict[str, Shape]:
         found = dict(self.norm.shapes) if self.norm else {}
         found |= self.project.shapes | self.recurrence.shapes | self.out.shapes
+        for one in self.inner:
+            found |= one.matrix.shapes
+            for norm in one.norms:
+                found |= norm.shapes
         return found | (self.post_norm.shapes if self.post_norm else {})
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        return self.project, self.out
+        return self.project, *(one.matrix for one in self.inner), self.out
+
+    @property
+    def row(self) -> int:
+        """Numbers of a row: outputs of the projection, then of the matrices behind it."""
+        return self.project.out + sum(one.matrix.out for one in self.inner)
 
     @property
     def kv(self) -> LayerKV:

@@ -15,13 +15,13 @@ from tokenwright.backends.adapters import Beside
 from tokenwright.backends.device import torch_is_there
 from tokenwright.backends.layout import Weights, xielu_of
 from tokenwright.backends.native import library as lib
-from tokenwright.backends.native.native_kernels import NativeKernels, matrix, recurrence_of, routing_of
+from tokenwright.backends.native.native_kernels import NativeKernels, matrix, recurrence_of, routing_of, turned
 from tokenwright.backends.packed import Packed
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Parallel
 from tokenwright.models.latent import LatentAttention
 from tokenwright.models.op import Matrix, Norm, Op
-from tokenwright.models.recurrent import Recurrence, Recurrent
+from tokenwright.models.recurrent import MOST_NORMS, Inner, Recurrence, Recurrent
 
 
 class NativeModel:
@@ -64,6 +64,8 @@ class NativeModel:
         """The struct of a norm; for None one without weights, which the kernels skip."""
         if of is None:
             return lib.CNorm()
+        if not of.weighted:
+            return lib.CNorm(self.keep(np.ones(of.size, np.float32)), None, of.eps)
         bias = self.address(f"{of.name}.bias")
         if of.kind == "layer" and not of.bias:
             bias = address(self._zeros)  # a null bias stands for RMSNorm
@@ -73,10 +75,15 @@ class NativeModel:
         """The struct of a recurrence. Its taps are stored the other way round: [taps, channels]."""
         tensors = {name.removeprefix(f"{of.name}."): np.asarray(self._weights[name]) for name in of.shapes}
         taps = np.concatenate([tensors[f"{part}.weight"] for part, _ in of.parts])
-        tensors["conv.weight"] = np.ascontiguousarray(taps.T)
+        tensors = turned(of, tensors | {"conv.weight": taps})
         self._updates.append(tensors)
         places = {name: address(one) for name, one in tensors.items()}
         return recurrence_of(of, places, self.norm(of.norm))
+
+    def pointed(self, structs: "ctypes.Array[Any]") -> int | None:
+        """The address of structs that the model keeps alive; None if there are none."""
+        self._updates.append(structs)
+        return ctypes.addressof(structs) if len(structs) else None
 
     def keep(self, numbers: Array) -> int | None:
         """The address of an array that the model keeps alive beside its weights."""
@@ -114,7 +121,7 @@ def lacking(graph: Graph) -> list[str]:
 
 
 def _embed(op: Embed, model: NativeModel) -> lib.CEmbedOp:
-    return lib.CEmbedOp(model.matrix(op.table), model.address("positions.weight"), op.scale)
+    return lib.CEmbedOp(model.matrix(op.table), model.address("positions.weight"), op.scale, model.norm(op.norm))
 
 
 def _after(op: Attention | LatentAttention | MLP | Experts | Recurrent, model: NativeModel) -> lib.CAfter:
@@ -127,10 +134,12 @@ def _parallel(op: Parallel, model: NativeModel) -> lib.CParallelOp:
 
 def _attention(op: Attention, model: NativeModel) -> lib.CAttentionOp:
     learned = None if op.sink_logits is None else model.address(f"{op.sink_logits}.weight")
+    slopes = model.keep(np.array(op.slopes, np.float32)) if op.slopes else None
+    sizes = (op.kv_heads, op.head_size, op.head_size)
     return lib.CAttentionOp(
         op.layer,
         op.kept,
-        lib.CHeads(op.heads, op.kv_heads, op.head_size, op.head_size, op.scoring.scale, op.scoring.cap or 0, learned),
+        lib.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, learned, slopes),
         -1 if op.rotary is None else model.graph.ropes.index(op.rotary),
         model.norm(op.norm),
         model.matrix(op.qkv),
@@ -157,7 +166,7 @@ def _latent(op: LatentAttention, model: NativeModel) -> lib.CLatentOp:
     sizes = (1, op.rank + op.rope_size, op.rank)
     return lib.CLatentOp(
         op.layer,
-        lib.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, None),
+        lib.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, None, None),
         -1 if op.rotary is None else model.graph.ropes.index(op.rotary),
         op.nope_size,
         model.norm(op.norm),
@@ -201,7 +210,16 @@ def _experts(op: Experts, model: NativeModel) -> lib.CExpertsOp:
     )
 
 
+def _inner(one: Inner, model: NativeModel) -> lib.CInnerMatrix:
+    assert len(one.norms) <= MOST_NORMS
+    sizes = (ctypes.c_int64 * MOST_NORMS)(*(norm.size for norm in one.norms))
+    norms = (lib.CNorm * MOST_NORMS)(*(model.norm(norm) for norm in one.norms))
+    return lib.CInnerMatrix(one.at, model.matrix(one.matrix), sizes, norms)
+
+
 def _recurrent(op: Recurrent, model: NativeModel) -> lib.CRecurrentOp:
+    assert not (op.factors and op.inner), "no family has both"
+    inner = (lib.CInnerMatrix * len(op.inner))(*(_inner(one, model) for one in op.inner))
     return lib.CRecurrentOp(
         op.layer,
         op.beside,
@@ -210,6 +228,9 @@ def _recurrent(op: Recurrent, model: NativeModel) -> lib.CRecurrentOp:
         model.norm(op.norm),
         model.matrix(op.project),
         model.matrix(op.out),
+        op.row,
+        len(op.inner),
+        model.pointed(inner),
         _after(op, model),
         model.updates(op.project),
         model.updates(op.out),

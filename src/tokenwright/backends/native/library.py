@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenwright.errors import RequestError
+from tokenwright.models.recurrent import MOST_NORMS
 
 NAME = "_native.so"
 FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5, "int5": 6, "int6": 7}
@@ -82,6 +83,7 @@ class CHeads(Structure):
         ("scale", c_double),
         ("cap", c_double),
         ("sink_logits", c_void_p),
+        ("slopes", c_void_p),
     )
 
 
@@ -90,7 +92,7 @@ class CAfter(Structure):
 
 
 class CEmbedOp(Structure):
-    _fields_ = (("table", CMatrix), ("positions", c_void_p), ("scale", c_double))
+    _fields_ = (("table", CMatrix), ("positions", c_void_p), ("scale", c_double), ("norm", CNorm))
 
 
 EACH_HEAD, ALL_HEADS, OWN_WEIGHTS = 0, 1, 2  # what norms of q and k are over
@@ -197,6 +199,7 @@ class CLatentOp(Structure):
 class CRecurrence(Structure):
     _fields_ = (
         ("rule", c_int64),
+        ("phase", c_int64),
         ("channels", c_int64),
         ("taps", c_int64),
         ("activated", c_int64),
@@ -228,6 +231,10 @@ class CRecurrence(Structure):
     )
 
 
+class CInnerMatrix(Structure):
+    _fields_ = (("at", c_int64), ("matrix", CMatrix), ("sizes", c_int64 * MOST_NORMS), ("norms", CNorm * MOST_NORMS))
+
+
 class CRecurrentOp(Structure):
     _fields_ = (
         ("layer", c_int64),
@@ -237,6 +244,9 @@ class CRecurrentOp(Structure):
         ("norm", CNorm),
         ("project", CMatrix),
         ("out", CMatrix),
+        ("row", c_int64),
+        ("inners", c_int64),
+        ("inner", c_void_p),
         ("after", CAfter),
         ("project_updates", c_void_p),
         ("out_updates", c_void_p),
@@ -327,6 +337,7 @@ class CQueries(Structure):
 _STRUCTS = (
     *(CMatrix, CNorm, CKVTensor, CPart, CKVLayer, CChunkRows, CHeads),
     *(*OPS, COp, CModel, CBatch, CQueries, CRouting, CLowRank, CAdaptedRows, CWatchedRow, CObserved, CRecurrence),
+    CInnerMatrix,
 )
 
 # Every function of library.cpp: the types of its result and arguments. `k`: the kernels, `w`: a workspace, `p`: another

@@ -25,7 +25,7 @@ from tokenwright.cache import ChunkRows, KVPart, KVView, Side, StateView
 from tokenwright.environment import ISAS, Environment
 from tokenwright.errors import CapacityError, RequestError
 from tokenwright.models.experts import Routing
-from tokenwright.models.recurrent import RULES, Recurrence
+from tokenwright.models.recurrent import PHASES, RULES, Recurrence
 from tokenwright.models.rotary import Rotation
 
 if TYPE_CHECKING:
@@ -156,8 +156,9 @@ class NativeKernels:
         layer = kv_layer(view)
         array = ChunkArray([(chunk.rows, chunk.start, _by_position(chunk)) for chunk in chunks])
         learned = None if scoring.sink_logits is None else np.ascontiguousarray(scoring.sink_logits, np.float32)
+        slopes = np.array(scoring.slopes, np.float32) if scoring.slopes else None
         sizes = (layout.kv_heads, layout.key_size, layout.value_size)
-        heads = lib.CHeads(q.shape[1], *sizes, scoring.scale, scoring.cap or 0, address(learned))
+        heads = lib.CHeads(q.shape[1], *sizes, scoring.scale, scoring.cap or 0, address(learned), address(slopes))
         ends = (address(rows), address(sinks), address(out))
         queries = lib.CQueries(0, 0, 0, 0, *ends, width, width, out_width)
         read = (byref(layer), byref(heads), len(chunks), array.address, 1)
@@ -179,7 +180,7 @@ class NativeKernels:
     ) -> Floats:
         """Projected rows [T, out] -> mixed ones; tensors: by their names without that of the layer."""
         rows, mixed = np.array(projected, order="C"), empty((len(projected), of.width))  # overwritten
-        kept = {name: np.ascontiguousarray(one.T if name == "conv.weight" else one) for name, one in tensors.items()}
+        kept = turned(of, tensors)
         norm = lib.CNorm() if of.norm is None else lib.CNorm(address(kept["norm.weight"]), None, of.norm.eps)
         struct = recurrence_of(of, {name: address(one) for name, one in kept.items()}, norm)
         array = ChunkArray([(chunk.rows, chunk.start, _states_by_position(chunk)) for chunk in chunks])
@@ -296,12 +297,21 @@ def routing_of(routing: Routing, correction: int | None = None) -> lib.CRouting:
     return lib.CRouting(routing.experts, routing.chosen, *facts)
 
 
+def turned(of: Recurrence, tensors: Mapping[str, Floats]) -> dict[str, Floats]:
+    """A recurrence's tensors as the kernels read them: taps [taps, channels], and of a scan -exp(A) [K, V]."""
+    found = {name: np.ascontiguousarray(one.T if name == "conv.weight" else one) for name, one in tensors.items()}
+    if of.rule == "scan":
+        found["a_log.weight"] = np.ascontiguousarray(-np.exp(found["a_log.weight"], dtype=np.float32).T)
+    return found
+
+
 def recurrence_of(of: Recurrence, places: Mapping[str, int | None], norm: lib.CNorm) -> lib.CRecurrence:
     """The struct of a recurrence. places: the addresses of its tensors, by their names without that of the layer."""
     at, weights = of.places, 0 if of.norm is None else of.norm.size
     shared = of.norm is not None and of.norm.parts == 1 and weights == of.value_size
     return lib.CRecurrence(
         RULES.index(of.rule),
+        PHASES.index(of.phase),
         *(of.channels, of.taps, of.activated),
         *(at.conv, at.query, at.key, at.value, at.before, at.gate, at.beta, at.decay),
         *(of.heads, of.key_heads, of.key_size, of.value_size),

@@ -15,7 +15,7 @@ from tokenwright.arrays import Array, Floats, address, empty
 from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.native_kernels import ChunkArray, NativeKernels, kv_tensor
-from tokenwright.backends.protocol import Scored
+from tokenwright.backends.protocol import Scored, distances
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.backends.torch.op_batch import OpBatcher
 from tokenwright.cache import ChunkRows, KVPart, KVStore, KVView, LayerSpec, Side
@@ -73,6 +73,9 @@ class NativePasses:
         scores = scores.reshape(queries.shape[1], len(queries), len(positions)) * np.float32(scoring.scale)
         if scoring.cap is not None:
             scores = np.tanh(scores / np.float32(scoring.cap)) * np.float32(scoring.cap)
+        if scoring.slopes:
+            slopes = np.array(scoring.slopes, np.float32)[:, None, None]
+            scores = scores + slopes * distances(rows, positions, window).astype(np.float32)
         scores[:, hidden] = -np.inf
         learned = None if scoring.sink_logits is None else scoring.sink_logits.astype(np.float32)[:, None]  # [H, 1]
         most = scores.max(-1) if learned is None else np.maximum(scores.max(-1), learned)  # [H, n]
@@ -109,7 +112,7 @@ class NativePasses:
             kept, width = kv_tensor(rows), heads * side.size
             part = lib.CPart(0, -1, 0, 2 * heads * side.codec.nbytes(side.size), kept, kept)
             layer = lib.CKVLayer(1, (lib.CPart * 2)(part), 1, 0, None)  # a window of one position
-            shape = lib.CHeads(heads, heads, side.size, side.size, 1.0, 0, None)
+            shape = lib.CHeads(heads, heads, side.size, side.size, 1.0, 0, None, None)
             chunk = ChunkArray([(range(count), 0, (np.arange(count, dtype=np.int32),))])
             ends = lib.CQueries(0, 0, 0, 0, address(queries), None, address(out), width, width, width)
             read = (byref(layer), byref(shape), 1, chunk.address, 1)

@@ -103,6 +103,6 @@ class CountedKernels:
         chunks: Sequence[ChunkRows],
     ) -> Values:
         for index, chunk in enumerate(chunks):
-            self.counts.kv_read[index] += 4 * of.numbers if chunk.start else 0
-            self.counts.kv_written[index] += 4 * of.numbers
+            self.counts.kv_read[index] += 4 * len(of.moved) if chunk.start else 0
+            self.counts.kv_written[index] += 4 * len(of.moved)
         return self.kernels.recur(projected, of, tensors, view, chunks)

@@ -42,7 +42,11 @@ def norm(of: Norm | None, kernels: Kernels, weights: Weights) -> Function:
     """A function that normalises over the last dimension; for None the identity."""
     if of is None:
         return _same
-    weight, eps = dense(weights, f"{of.name}.weight"), of.eps
+    eps = of.eps
+    if not of.weighted:
+        assert of.kind == "rms", "no family has another norm without weights"
+        return lambda x: kernels.rms_norm(x, library_of(x).ones_like(x[0]), eps)
+    weight = dense(weights, f"{of.name}.weight")
     if of.kind == "rms":
         return lambda x: kernels.rms_norm(x, weight, eps)
     bias = dense(weights, f"{of.name}.bias") if of.bias else library_of(weight).zeros_like(weight)

@@ -32,7 +32,7 @@ from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Embed, Head, Parallel
 from tokenwright.models.latent import LatentAttention
 from tokenwright.models.op import Op
-from tokenwright.models.recurrent import Recurrent
+from tokenwright.models.recurrent import Recurrence, Recurrent
 from tokenwright.models.taps import Site, Tap
 
 AnyOp = TypeVar("AnyOp")
@@ -79,9 +79,10 @@ class TorchEmbed:
         self.table = linear(weights, op.table)
         self.positions = None if op.positions is None else dense(weights, "positions.weight")
         self.scale = scaled(op.scale)
+        self.norm = norm(op.norm, kernels, weights)
 
     def __call__(self, state: ForwardState) -> Values:
-        x = self.scale(self.kernels.rows(self.table, state.batch.tokens))  # [T, width]
+        x = self.norm(self.scale(self.kernels.rows(self.table, state.batch.tokens)))  # [T, width]
         if self.positions is not None:
             x = x + self.positions[state.batch.positions]
         state.tap(Site.EMBEDDING, 0, x)
@@ -98,7 +99,7 @@ class TorchAttention:
         self.names: tuple[str, ...] = (op.qkv.name, op.out.name)
         self.heads = [op.heads, op.kv_heads, op.kv_heads, *([op.heads] if op.out_gate else [])]
         learned = None if op.sink_logits is None else dense(weights, f"{op.sink_logits}.weight")
-        self.scoring = Scored(op.scoring.scale, op.scoring.cap, learned)
+        self.scoring = Scored(op.scoring.scale, op.scoring.cap, learned, op.slopes)
         self.norm = norm(op.norm, kernels, weights)
         self.qkv = linear(weights, op.qkv)
         self.out = linear(weights, op.out)
@@ -220,6 +221,10 @@ class TorchRecurrent:
         self.tensors["conv.weight"] = library_of(convolved[0]).concat(convolved, 0)
         self.norm = norm(op.norm, kernels, weights)
         self.project = linear(weights, op.project)
+        self.inner = [
+            (one, linear(weights, one.matrix), [(each.size, norm(each, kernels, weights)) for each in one.norms])
+            for one in op.inner
+        ]
         self.out = linear(weights, op.out)
         self.after = after(op.post_norm, op.residual_scale, kernels, weights)
 
@@ -227,11 +232,30 @@ class TorchRecurrent:
         normed = self.norm(state.before[0] if self.beside else x)
         state.tap(Site.ATTENTION_INPUT, self.layer, normed)
         rows = self.factors(state.linear(self.kernels, normed, self.project, self.names[0]))
-        view, chunks = state.store.states(self.layer), state.batch.chunks
-        mixed = self.kernels.recur(rows, self.recurrence, self.tensors, view, chunks)  # [T, width]
+        of = self.recurrence
+        if self.inner:
+            rows = self._extended(rows, self._recur(rows, of.of_phase("convolution"), state), state)
+            of = of.of_phase("rule")
+        mixed = self._recur(rows, of, state)  # [T, width]
         x = x + self.after(state.linear(self.kernels, mixed, self.out, self.names[1]))
         state.tap(Site.ATTENTION, self.layer, x)
         return x
+
+    def _recur(self, rows: Values, of: Recurrence, state: ForwardState) -> Values:
+        return self.kernels.recur(rows, of, self.tensors, state.store.states(self.layer), state.batch.chunks)
+
+    def _extended(self, rows: Values, channels: Values, state: ForwardState) -> Values:
+        """The rows with their channels behind the convolution, and with the results of the matrices after it."""
+        conv, concat = self.recurrence.places.conv, library_of(rows).concat
+        rows = concat((rows[:, :conv], channels, rows[:, conv + channels.shape[1] :]), 1)
+        for one, weight, norms in self.inner:
+            read = rows[:, one.at : one.at + one.matrix.inner]
+            more = state.linear(self.kernels, read, weight, one.matrix.name)
+            sizes = [size for size, _ in norms]
+            parts = parted(more, [*sizes, more.shape[1] - sum(sizes)], 1)
+            normed = [function(part) for (_, function), part in zip(norms, parts, strict=False)]
+            rows = concat((rows, *normed, *parts[len(norms) :]), 1)
+        return rows
 
 
 class TorchMLP:

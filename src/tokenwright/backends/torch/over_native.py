@@ -1,6 +1,7 @@
 """The native kernels as `Kernels` over tensors on the CPU, so that the op-by-op decoder can call them one by one."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -72,7 +73,7 @@ class TensorKernels:
         read = list(map(_arrays_of, chunks))
         learned = None if scoring.sink_logits is None else array(scoring.sink_logits)
         sinks = None if sink_q is None else array(sink_q)
-        return tensor(self.native.attention(array(q), view, read, Scored(scoring.scale, scoring.cap, learned), sinks))
+        return tensor(self.native.attention(array(q), view, read, replace(scoring, sink_logits=learned), sinks))
 
     def weighted(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         return tensor(self.native.weighted(array(x), array(gates)))

@@ -22,24 +22,33 @@ def recur(
     chunks: Sequence[ChunkRows],
     wide: torch.dtype,
 ) -> torch.Tensor:
-    """Projected rows [T, out] -> mixed ones [T, width]; reads and writes the states of the chunks' texts."""
+    """Projected rows [T, out] -> mixed ones [T, width]; reads and writes the states of the chunks' texts.
+
+    The phase of the convolution answers with its channels; the phase of the rule finds them in the rows.
+    """
     mixed, memory = projected.new_empty(len(projected), of.width), tensor(view.memory)
     kept = {name: one.to(wide) for name, one in tensors.items()}
     for chunk in chunks:
         pages, ends = chunk.slots[view.group].tolist(), chunk.positions[view.group].tolist()
         state = (memory[pages[0]].clone() if chunk.start else memory.new_zeros(of.numbers)).to(wide)
+        moved = slice(of.moved.start, of.moved.stop)
         history = state[: of.history].view(of.taps - 1, of.channels)
         heads = _by_head(state[of.history :], of)
         targets = dict(zip(ends[1:], pages[1:], strict=True))
         for position, row in enumerate(chunk.rows, chunk.start):
             at = projected[row].to(wide)
-            channels, history = _convolved(at, of, kept, history)
-            conv = of.places.conv
-            behind = torch.cat((at[:conv], channels, at[conv + of.channels :]))
-            result, heads = _stepped(behind, of, kept, heads)
-            mixed[row] = _gated(result, at, of, kept).to(mixed.dtype)
+            behind, conv = at, of.places.conv
+            if of.phase != "rule":
+                channels, history = _convolved(at, of, kept, history)
+                behind = torch.cat((at[:conv], channels, at[conv + of.channels :]))
+            if of.phase != "convolution":
+                result, heads = _stepped(behind, of, kept, heads)
+                mixed[row] = _gated(result, at, of, kept).to(mixed.dtype)
+            else:
+                mixed[row] = channels.to(mixed.dtype)
             if position + 1 in targets:
-                memory[targets[position + 1]] = torch.cat((history.flatten(), _in_slabs(heads, of))).float()
+                after = torch.cat((history.flatten(), _in_slabs(heads, of))).float()
+                memory[targets[position + 1], moved] = after[moved]
             history, heads = history.float().to(wide), heads.float().to(wide)  # as it would be read from memory
     return mixed
 
@@ -80,7 +89,11 @@ def _stepped(
         row[place:][: of.key_heads * of.key_size].view(of.key_heads, of.key_size) for place in (at.query, at.key)
     )
     value = row[at.value :][: of.heads * of.value_size].view(of.heads, of.value_size)
-    step = F.softplus(row[at.decay :][: of.heads] + tensors["dt.weight"])
+    step = F.softplus(row[at.decay :][: len(tensors["dt.weight"])] + tensors["dt.weight"])
+    if of.rule == "scan":
+        decay = torch.exp(-tensors["a_log.weight"].exp().T * step)  # [K, V]
+        state = state * decay + key[0, :, None] * (step * value[0])
+        return (query[0] @ state[0] + tensors["skip.weight"] * value[0]), state
     if of.rule == "delta":
         query, key = (one * torch.rsqrt(one.square().sum(-1, keepdim=True) + UNIT_EPS) for one in (query, key))
         query, strength = query * of.key_size**-0.5, row[at.beta :][: of.heads].sigmoid() * of.beta_factor

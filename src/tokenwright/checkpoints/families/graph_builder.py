@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from tokenwright.config import LatentHeads, Learned, Mixture, ModelConfig, Rope
+from tokenwright.config import Alibi, LatentHeads, Learned, Mixture, ModelConfig, Rope
 from tokenwright.models.experts import Experts, Routing
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Parallel
 from tokenwright.models.latent import LatentAttention
@@ -28,10 +28,12 @@ def graph_of(config: ModelConfig, blocks: Sequence[Op]) -> Graph:
     """The graph of given blocks between the embedding and the head."""
     embed = Matrix.single("embed", config.vocab_size, config.width)
     head = embed if config.tied_head else Matrix.single("head", config.vocab_size, config.width)
+    learned = config.context if isinstance(config.positions, Learned) else None
+    behind = _norm(config, "embed_norm") if config.embed_norm else None
     return Graph(
         config.architecture,
         config.context,
-        Embed(embed, config.context if isinstance(config.positions, Learned) else None, config.scales.embedding),
+        Embed(embed, learned, config.scales.embedding, behind),
         tuple(blocks),
         Head(_norm(config, "norm"), head, config.scales.logits, config.logit_cap),
     )
@@ -131,6 +133,7 @@ def _attention(config: ModelConfig, layer: int) -> Attention:
         sink_logits=f"{at}.sinks" if config.sink_logits else None,
         out_gate=config.out_gate,
         norms_last=config.qk_norm_last,
+        slopes=config.positions.slopes if isinstance(config.positions, Alibi) else (),
     )
 
 

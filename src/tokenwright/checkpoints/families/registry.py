@@ -9,6 +9,7 @@ reads nor knows to be inert. No tensors here.
 from collections.abc import Mapping
 from typing import Any
 
+from tokenwright.checkpoints.families.alibi import BLOOM, MPT
 from tokenwright.checkpoints.families.cohere import COHERE
 from tokenwright.checkpoints.families.deepseek import DEEPSEEK
 from tokenwright.checkpoints.families.family import Family, Parsed, TensorSource
@@ -19,6 +20,7 @@ from tokenwright.checkpoints.families.hybrids.lfm2 import LFM2, LFM2_MOE
 from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, GRANITE_HYBRID, GRANITE_MOE, GRANITE_MOE_SWA, MAMBA2
 from tokenwright.checkpoints.families.hybrids.nemotron import NEMOTRON
 from tokenwright.checkpoints.families.hybrids.qwen_next import OLMO_HYBRID, QWEN_DENSE, QWEN_MIXED, QWEN_NEXT
+from tokenwright.checkpoints.families.hybrids.selective import JAMBA, MAMBA
 from tokenwright.checkpoints.families.llama import (
     AFMOE,
     APERTUS,
@@ -55,7 +57,7 @@ FAMILIES = (
     ROUTED, ERNIE_MOE, MINIMAX, DEEPSEEK, LFM2, QWEN_NEXT, QWEN_DENSE, QWEN_MIXED, GRANITE_HYBRID,
     BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, HUNYUAN, HELIUM, APERTUS, HUNYUAN_MOE,
     HYPERCLOVAX, NEMOTRON_PLAIN, GRANITE_MOE, GEMMA, VAULT_GEMMA, OLMO_HYBRID,
-    FALCON_H1, FLEX_OLMO, GRANITE_SWA, GRANITE_MOE_SWA, AFMOE,
+    FALCON_H1, FLEX_OLMO, GRANITE_SWA, GRANITE_MOE_SWA, AFMOE, BLOOM, MPT, JAMBA, MAMBA,
 )  # fmt: skip
 
 # Keys that a family may read; where it does not, a config may only have them at a value that changes nothing: those

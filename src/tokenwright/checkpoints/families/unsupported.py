@@ -19,7 +19,6 @@ _OPERATIONS: tuple[tuple[str, str], ...] = (
     ("interleave_moe_layer_step", "experts whose input is scaled by their score"),
     ("linear_attn_config", "delta rules with a decay for each channel"),
     ("lru_width", "gated linear recurrences (RG-LRU)"),
-    ("alibi", "ALiBi positions"),
     ("multi_query", "one KV head in a fused projection"),
     ("is_encoder_decoder", "an encoder"),
     ("cross_attention_layers", "cross-attention"),
@@ -39,8 +38,7 @@ _LAYER_TYPES: Mapping[str, str] = {
 }
 # Architectures whose keys do not tell, by their names' beginnings, and what they need.
 _ARCHITECTURES: tuple[tuple[str, str], ...] = (
-    ("Bloom|Mpt|MPT", "ALiBi positions"),
-    ("Baichuan|BaiChuan", "one tensor of q, k and v (W_pack), and ALiBi positions in its 13B models"),
+    ("Baichuan|BaiChuan", "one tensor of q, k and v (W_pack)"),
     (
         "ChatGLM",
         "the tensor names of ChatGLM (folders whose names end in -hf have those of GlmForCausalLM)",
@@ -63,7 +61,6 @@ _ARCHITECTURES: tuple[tuple[str, str], ...] = (
     ("Fuyu|Persimmon", "LayerNorm with biases of each head of q and k"),
     ("ModernBertDecoder", "a norm of the embeddings, and an MLP before the head"),
     ("Zamba", "attention whose weights several layers share"),
-    ("Jamba|(?:Falcon)?Mamba(?!2)", "selective state-space layers (Mamba-1)"),
     (
         r"(?!ModernBertDecoder)(?i:\w*bert|electra|roformer|xmod|xlm|xlnet|data2vec|ernie(?!4))",
         "an encoder's attention to later tokens",

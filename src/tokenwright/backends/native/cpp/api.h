@@ -111,6 +111,7 @@ struct Heads {
   double scale;              // of q k
   double cap;                // soft cap of the scores, scale included: cap tanh(score / cap); 0: none
   const float* sink_logits;  // [heads]: learned logits that the softmax counts as one more key's; or null
+  const float* slopes;       // [heads]: ALiBi, slope (key's position - query's) is added to a score; or null
 };
 
 }  // namespace tw

@@ -76,6 +76,15 @@ struct HeadStep {
   float *state, *mixed;
 };
 
+// One token of some columns of a selective scan, whose state is [keys][stride]: with step = softplus(step + bias) of
+// each column, state = e^(step rates) state + key x (step value); mixed = state^T query + skip value.
+struct ScanStep {
+  int64_t keys, stride, columns;
+  int64_t rates_stride;
+  const float *query, *key, *value, *step, *bias, *rates, *skip;
+  float *state, *mixed;
+};
+
 struct Kernels {
   const char* name;
 
@@ -125,6 +134,7 @@ struct Kernels {
   // inputs before them, and then their last ones.
   void (*convolve)(const Convolution&, int64_t rows, int64_t stride, float* x, float* history);
   void (*step_head)(const HeadStep&);
+  void (*scan)(const ScanStep&);
   // x = a vector of length `scale`; x = x silu(gate), or x sigmoid(gate); both in place.
   void (*unit)(int64_t size, float scale, float* x);
   void (*gate_by)(Gate, int64_t size, const float* gate, float* x);

@@ -114,7 +114,8 @@ TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
       sizeof(ChunkRows), sizeof(Heads),       sizeof(EmbedOp),    sizeof(AttentionOp), sizeof(MLPOp),
       sizeof(HeadOp),    sizeof(ParallelOp),  sizeof(ExpertsOp),  sizeof(LatentOp),    sizeof(RecurrentOp),
       sizeof(Op),        sizeof(Model),       sizeof(Batch),      sizeof(Queries),     sizeof(Routing),
-      sizeof(LowRank),   sizeof(AdaptedRows), sizeof(WatchedRow), sizeof(Observed),    sizeof(Recurrence)};
+      sizeof(LowRank),   sizeof(AdaptedRows), sizeof(WatchedRow), sizeof(Observed),    sizeof(Recurrence),
+      sizeof(InnerMatrix)};
   const int64_t known = sizeof(ours) / sizeof(ours[0]);
   for (int64_t i = 0; i < count && i < known; i++) sizes[i] = ours[i];
   return known;

@@ -65,6 +65,19 @@ TW_INLINE F hyperbolic_tangent(F x) {
   TW_PARTS r.p[i] = size.p[i] < border.p[i] ? near.p[i] : far.p[i];
   return bits_to_float(float_to_bits(r) | (float_to_bits(x) & all((int32_t)0x80000000)));
 }
+// log(1 + e^x), with an error below 4 ulp. log(1 + u) = 2 artanh(u / (2 + u)), whose argument is at most 1/3 here.
+TW_INLINE F softplus(F x) {
+  const F u = exponential(all(0.0f) - magnitude(x)), t = u / (all(2.0f) + u), square = t * t;
+  F p = all(2.0f / 17);
+  p = fma(p, square, all(2.0f / 15));
+  p = fma(p, square, all(2.0f / 13));
+  p = fma(p, square, all(2.0f / 11));
+  p = fma(p, square, all(2.0f / 9));
+  p = fma(p, square, all(2.0f / 7));
+  p = fma(p, square, all(2.0f / 5));
+  p = fma(p, square, all(2.0f / 3));
+  return larger(x, all(0.0f)) + fma(p * square, t, t + t);
+}
 // cap tanh(x / cap).
 TW_INLINE F soft_capped(F x, float cap) { return all(cap) * hyperbolic_tangent(x / all(cap)); }
 

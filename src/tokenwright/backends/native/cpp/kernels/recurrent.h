@@ -9,6 +9,7 @@
 
 #include "kernels.h"
 #include "kernels/elementwise.h"
+#include "kernels/functions.h"
 #include "kernels/lanes.h"
 
 namespace tw {
@@ -107,6 +108,34 @@ static void step_head(const HeadStep& s) {
   for (; at + 64 <= s.columns; at += 64) step_columns<4, true>(s, at, 16);
   for (; at + 16 <= s.columns; at += 16) step_columns<1, true>(s, at, 16);
   if (at < s.columns) step_columns<1, false>(s, at, s.columns - at);
+}
+
+template <bool WHOLE>
+TW_INLINE void scan_columns(const ScanStep& s, int64_t at, int64_t n) {
+  const auto get = [&](const float* x) { return WHOLE ? load(x + at) : load(x + at, n); };
+  const auto put = [&](float* x, F v) { WHOLE ? store(x + at, v) : store(x + at, v, n); };
+  const F step = softplus(get(s.step) + get(s.bias)), value = get(s.value), write = step * value;
+  F mixed = {};
+  const auto update = [&](int64_t k, F decay) {
+    const F now = fma(all(s.key[k]), write, get(s.state + k * s.stride) * decay);
+    put(s.state + k * s.stride, now);
+    mixed = fma(all(s.query[k]), now, mixed);
+  };
+  int64_t k = 0;
+  for (; k + 4 <= s.keys; k += 4) {
+    F decay[4];
+    for (int64_t i = 0; i < 4; i++) decay[i] = get(s.rates + (k + i) * s.rates_stride) * step;
+    exponentials(decay);
+    for (int64_t i = 0; i < 4; i++) update(k + i, decay[i]);
+  }
+  for (; k < s.keys; k++) update(k, exponential(get(s.rates + k * s.rates_stride) * step));
+  put(s.mixed, fma(value, get(s.skip), mixed));
+}
+
+static void scan(const ScanStep& s) {
+  int64_t at = 0;
+  for (; at + 16 <= s.columns; at += 16) scan_columns<true>(s, at, 16);
+  if (at < s.columns) scan_columns<false>(s, at, s.columns - at);
 }
 
 // x = x scale / sqrt(sum of squares + 1e-6): a vector of length `scale`.

@@ -23,10 +23,10 @@ static const Kernels table = {TW_NAME(TW_ISA), row_kind,       together,
                               soft_cap,        rotate,         store_kv,
                               attend,          attend_shared,  attention_scratch,
                               stretch_sums,    attend_stretch, merge_stretches,
-                              convolve,        step_head,      unit,
-                              gate_by,         weigh,          pack,
-                              summary,         entropy,        read,
-                              multiply};
+                              convolve,        step_head,      scan,
+                              unit,            gate_by,        weigh,
+                              pack,            summary,        entropy,
+                              read,            multiply};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -16,6 +16,7 @@ void run(Pass& p, Team& team, int64_t, const EmbedOp& op) {
     float* x = p.x + row * width;
     p.k.embed(op.table, p.batch.tokens[row], x);
     if (op.scale != 1) scale_row(width, op.scale, x);
+    if (op.norm.weight) p.k.norm(op.norm, width, x, x);
     if (op.positions) {
       const ChunkRows& chunk = p.batch.chunk[chunk_of(p.batch, row)];
       const float* learned = op.positions + (chunk.start + row - chunk.row) * width;

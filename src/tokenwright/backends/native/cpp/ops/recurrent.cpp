@@ -22,7 +22,9 @@ constexpr int64_t COLUMNS = 64;    // of a head's state, per work item: its slab
 
 int64_t history_of(const Recurrence& r) { return (r.taps - 1) * r.channels; }
 int64_t columns_of(const Recurrence& r) { return r.value_size % COLUMNS ? r.value_size : COLUMNS; }
-int64_t width_of(const Recurrence& r) { return r.heads ? r.heads * r.value_size : r.channels; }
+int64_t width_of(const Recurrence& r) {
+  return r.phase == CONVOLVE || !r.heads ? r.channels : r.heads * r.value_size;
+}
 
 // The states that one chunk reads and writes.
 class ChunkStates {
@@ -120,10 +122,19 @@ void multiply(int64_t size, const float* by, float* x) {
   for (int64_t i = 0; i < size; i++) x[i] *= by[i];
 }
 
-void recur_all(const Kernels& k, Team& team, const KVLayer& kv, const Recurrence& r, int64_t chunks,
-               const ChunkRows* chunk, int64_t page_size, int64_t stride, float* projected, float* mixed) {
-  const int64_t slabs = (r.channels + CHANNELS - 1) / CHANNELS, width = width_of(r);
-  const int64_t rows = chunk[chunks - 1].row + chunk[chunks - 1].rows;
+// The same of a scan.
+void scan_rows(const Kernels& k, const Recurrence& r, int64_t at, int64_t columns, int64_t rows, int64_t stride,
+               const float* projected, float* mixed, float* state) {
+  for (int64_t row = 0; row < rows; row++, projected += stride, mixed += r.value_size)
+    k.scan(ScanStep{r.key_size, columns, columns, r.value_size, projected + r.query, projected + r.key,
+                    projected + r.value + at, projected + r.decay + at, r.dt + at, r.a_log + at, r.skip + at, state,
+                    mixed + at});
+}
+
+// The convolution of all chunks, in place.
+void convolve_all(const Kernels& k, Team& team, const KVLayer& kv, const Recurrence& r, int64_t chunks,
+                  const ChunkRows* chunk, int64_t page_size, int64_t stride, float* projected) {
+  const int64_t slabs = (r.channels + CHANNELS - 1) / CHANNELS;
   team.each(chunks * slabs, [&](int64_t unit) {
     const ChunkRows& one = chunk[unit / slabs];
     const int64_t first = unit % slabs * CHANNELS, last = std::min(first + CHANNELS, r.channels);
@@ -136,11 +147,18 @@ void recur_all(const Kernels& k, Team& team, const KVLayer& kv, const Recurrence
           k.convolve(by, to - from, stride, x + from * stride, history);
         });
   });
-  if (r.rule == CONVOLUTION) {
+}
+
+void recur_all(const Kernels& k, Team& team, const KVLayer& kv, const Recurrence& r, int64_t chunks,
+               const ChunkRows* chunk, int64_t page_size, int64_t stride, float* projected, float* mixed) {
+  const int64_t rows = chunk[chunks - 1].row + chunk[chunks - 1].rows, width = width_of(r);
+  if (r.phase != APPLY_RULE) convolve_all(k, team, kv, r, chunks, chunk, page_size, stride, projected);
+  if (r.rule == CONVOLUTION || r.phase == CONVOLVE) {
+    const bool gated = r.gate >= 0 && r.phase == ALL_PHASES;
     each_row(team, rows, [&](int64_t row) {
       float *x = projected + row * stride, *to = mixed + row * width;
       memcpy(to, x + r.channels_at, 4 * width);
-      if (r.gate >= 0) multiply(width, x + r.gate, to);
+      if (gated) multiply(width, x + r.gate, to);
     });
     return;
   }
@@ -151,8 +169,9 @@ void recur_all(const Kernels& k, Team& team, const KVLayer& kv, const Recurrence
     const int64_t first = unit % slabs_of_state * columns, size = r.key_size * columns;
     ChunkStates(kv, one, page_size)
         .over_rows(history_of(r) + first * r.key_size, 1, size, 0, size, [&](int64_t from, int64_t to, float* state) {
-          step_rows(k, r, first, columns, to - from, stride, projected + (one.row + from) * stride,
-                    mixed + (one.row + from) * width, state);
+          const auto step = r.rule == SCAN ? scan_rows : step_rows;
+          step(k, r, first, columns, to - from, stride, projected + (one.row + from) * stride,
+               mixed + (one.row + from) * width, state);
         });
   });
   each_row(team, rows, [&](int64_t row) { finish_row(k, r, projected + row * stride, mixed + row * width); });
@@ -184,23 +203,49 @@ void recur_rows(const Kernels& k, Workspace&, const KVLayer& kv, const Recurrenc
 void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, const RecurrentOp& op) {
   r.rows.reserve(op.project, batch.rows);
   r.rows.reserve(op.out, batch.rows);
-  needs.qkv = std::max(needs.qkv, op.project.out);
+  for (int64_t i = 0; i < op.inners; i++) r.rows.reserve(op.inner[i].matrix, batch.rows);
+  needs.qkv = std::max(needs.qkv, op.row);
   needs.mixed = std::max(needs.mixed, op.out.in);
   if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, op.out.out);
   reserve_updates(r, batch, op.project_updates);
   reserve_updates(r, batch, op.out_updates);
 }
 
+// The matrices between the convolution and the rule: each adds numbers to all rows.
+void extend_rows(Pass& p, Team& team, const RecurrentOp& op) {
+  int64_t end = op.project.out;
+  for (const InnerMatrix* one = op.inner; one < op.inner + op.inners; end += one->matrix.out, one++) {
+    const QuantisedRows quantised = p.r.rows.of(p.k, one->matrix, p.batch.rows);
+    each_row(team, p.batch.rows, [&](int64_t row) {
+      p.k.quantise_row(one->matrix, p.qkv + row * op.row + one->at, row, quantised);
+    });
+    linears_of(p, team, one->matrix, quantised, p.qkv + end, nullptr, op.row);
+    if (!one->sizes[0]) continue;
+    each_row(team, p.batch.rows, [&](int64_t row) {
+      float* part = p.qkv + row * op.row + end;
+      for (int64_t i = 0; i < MOST_NORMS; part += one->sizes[i++])
+        if (one->sizes[i]) p.k.norm(one->norms[i], one->sizes[i], part, part);
+    });
+  }
+}
+
 void run(Pass& p, Team& team, int64_t thread, const RecurrentOp& op) {
   const int64_t rows = p.batch.rows, width = op.out.in;
   const float* const x = op.beside ? p.before : p.x;
   QuantisedRows quantised = normed_rows(p, team, thread, x, op.norm, op.project);
-  linears_of(p, team, op.project, quantised, p.qkv, nullptr, op.project.out);
-  update(p, team, op.project_updates, p.qkv, op.project.out,
+  linears_of(p, team, op.project, quantised, p.qkv, nullptr, op.row);
+  update(p, team, op.project_updates, p.qkv, op.row,
          [&](int64_t row) { return normed_row(p, thread, x, op.norm, row); });
-  multiply_rows(p, team, op.factors, p.qkv, op.project.out);
-  recur_all(p.k, team, p.batch.kv[op.layer], op.recurrence, p.batch.chunks, p.batch.chunk, p.batch.page_size,
-            op.project.out, p.qkv, p.mixed);
+  multiply_rows(p, team, op.factors, p.qkv, op.row);
+  Recurrence recurrence = op.recurrence;
+  if (op.inners) {
+    convolve_all(p.k, team, p.batch.kv[op.layer], recurrence, p.batch.chunks, p.batch.chunk, p.batch.page_size, op.row,
+                 p.qkv);
+    extend_rows(p, team, op);
+    recurrence.phase = APPLY_RULE;
+  }
+  recur_all(p.k, team, p.batch.kv[op.layer], recurrence, p.batch.chunks, p.batch.chunk, p.batch.page_size, op.row,
+            p.qkv, p.mixed);
   quantised = p.r.rows.of(p.k, op.out, rows);
   const auto mixed = [&](int64_t row) { return p.mixed + row * width; };
   each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.out, mixed(row), row, quantised); });

@@ -20,11 +20,13 @@ enum OpKind : int64_t {
   RECURRENT = 7
 };
 
-// x = scale times the table's row of each token, plus that of its position in a learned table, if any.
+
+// x = norm(scale times the table's row of each token), plus the row of its position in a learned table, if any.
 struct EmbedOp {
   Matrix table;
   const float* positions;  // [context][width], or null
   double scale;
+  Norm norm;
 };
 
 // What an op's result goes through before it is added to x: scale * norm(result). In every op, a norm with a null
@@ -84,20 +86,32 @@ struct LatentOp {
 // A recurrence over the rows of a projection, as models/recurrent.py defines it. Its state is a history [taps - 1]
 // [channels] of the convolution, then for each head and each slab of its columns [key_size][columns]: 64 columns each,
 // if those are whole slabs, else all.
-enum Rule : int64_t { CONVOLUTION = 0, DELTA = 1, SSD = 2 };
+enum Rule : int64_t { CONVOLUTION = 0, DELTA = 1, SSD = 2, SCAN = 3 };
+enum RecurrencePhase : int64_t { ALL_PHASES = 0, CONVOLVE = 1, APPLY_RULE = 2 };
 struct Recurrence {
   int64_t rule;
+  int64_t phase;  // the second answers with the channels, and the third reads them in their place
   int64_t channels, taps, activated;
   int64_t channels_at, query, key, value, before, gate, beta, decay;  // in a row; -1: there is none
   int64_t heads, key_heads, key_size, value_size;
   int64_t norm_parts, own_weights;  // parts of mixed that the norm is over, and whether each has weights of its own
   int64_t gate_first;
   const float *conv, *conv_bias;   // [taps][channels]; [channels], or null
-  const float *a_log, *dt, *skip;  // [heads]
+  const float *a_log, *dt, *skip;  // [heads]; of a scan [value_size], but -exp(A) [key_size][value_size] for the first
   double least_step, most_step;
   double beta_factor;
   int64_t in_turn;  // head h has the query and key h % key_heads, not those of the heads beside it
   Norm norm;
+};
+
+// A matrix between the convolution and the rule, over the numbers of a row from `at` on: its results are the next
+// numbers of the row. norms: of its first parts, in order; a size of 0 ends them.
+constexpr int64_t MOST_NORMS = 3;
+struct InnerMatrix {
+  int64_t at;
+  Matrix matrix;
+  int64_t sizes[MOST_NORMS];
+  Norm norms[MOST_NORMS];
 };
 
 // x += after(out(recurrence(factors project(norm(x))))). In the layer's KVLayer, which has no parts, part[0] describes
@@ -109,6 +123,9 @@ struct RecurrentOp {
   Recurrence recurrence;
   Norm norm;
   Matrix project, out;
+  int64_t row;  // numbers of a row: of project, and then of the inner matrices
+  int64_t inners;
+  const InnerMatrix* inner;
   After after;
   const LowRank *project_updates, *out_updates;  // as in AttentionOp
 };

@@ -1,0 +1,242 @@
+"""Models of Mamba-1 layers: Mamba and Falcon-Mamba, and Jamba, which has attention without positions and experts.
+
+Absent keys take transformers' defaults (configuration_mamba.py, ..._falcon_mamba.py, ..._jamba.py).
+"""
+
+import re
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Literal
+
+from tokenwright.checkpoints.families.family import (
+    MOST_LAYERS,
+    MOST_MLP,
+    MOST_VOCAB,
+    MOST_WIDTH,
+    activation,
+    check_repeats,
+    dtype,
+    heads_of,
+    named,
+    size_of_head,
+)
+from tokenwright.checkpoints.families.graph_builder import decoder, mixer_norms
+from tokenwright.checkpoints.families.hybrids.mamba import MAMBA2
+from tokenwright.checkpoints.families.llama import LLAMA
+from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, TRAINING, check_same, expert_width
+from tokenwright.checkpoints.files.json_keys import JsonKeys
+from tokenwright.checks import MAX_TOKENS
+from tokenwright.config import Mixture, ModelConfig, Rope
+from tokenwright.models.graph import Graph
+from tokenwright.models.op import Matrix, Norm
+from tokenwright.models.recurrent import MOST_TAPS, Inner, Places, Recurrence, Recurrent
+
+_ALONE = 1 << 20  # tokens: the context of a model whose files name none
+# Of the initialisation, of implementations, or repeated by other keys.
+_UNUSED = (
+    *("d_inner", "d_model", "fused_add_norm", "n_layer", "pad_vocab_size_multiple"),
+    *("rescale_prenorm_residual", "residual_in_fp32", "rms_norm", "ssm_cfg", "time_step_floor", "time_step_max"),
+    *("time_step_init_scheme", "time_step_min", "time_step_scale", "use_falcon_mambapy"),
+    *("use_associative_scan", "use_mamba_kernels", "use_mambapy"),
+)
+_JAMBA = ("calc_logits_for_entire_prompt", "num_logits_to_keep", "layer_types", "layers_block_type")
+
+
+@dataclass(frozen=True, slots=True)
+class Selective:
+    """The sizes of a Mamba-1 layer, and the norms of dt, B and C: learned, without weights, or none."""
+
+    inner: int
+    state: int
+    rank: int  # of the steps
+    taps: int
+    conv_bias: bool
+    bias: bool
+    norms: Literal["learned", "plain"] | None = None
+    eps: float = 1e-6
+
+
+def _parse_alone(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
+    layers, width = keys.whole("num_hidden_layers", 32, most=MOST_LAYERS), keys.whole("hidden_size", most=MOST_WIDTH)
+    falcon = architecture == "FalconMambaForCausalLM"
+    keys.only("hidden_act", "silu", "swish", why="another activation behind a convolution")
+    for key in _UNUSED:
+        keys.raw(key)
+    config = _config(keys, architecture, layers, width, (1, 1, width), _ALONE)
+    config = replace(
+        config,
+        norm_eps=keys.number("layer_norm_epsilon", 1e-5),
+        tied_head=keys.flag("tie_word_embeddings", True),
+    )
+    sizes = Selective(
+        keys.whole("intermediate_size", keys.whole("expand", 2) * width, most=MOST_MLP),  # Falcon-Mamba's differ
+        keys.whole("state_size", 16, most=1 << 16),
+        _rank(keys, "time_step_rank", width),
+        keys.whole("conv_kernel", 4, least=2, most=MOST_TAPS),
+        keys.flag("use_conv_bias", True),
+        keys.flag("use_bias", False),
+        "plain" if falcon else None,
+        keys.number("mixer_rms_eps", 1e-6) if falcon else 0.0,
+    )
+    return config, decoder(config, {i: selective(config, i, sizes) for i in range(layers)})
+
+
+def _parse_jamba(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
+    layers = keys.whole("num_hidden_layers", 32, most=MOST_LAYERS)
+    width = keys.whole("hidden_size", 4096, most=MOST_WIDTH)
+    heads, kv_heads = heads_of(keys, 32, 8)
+    size = keys.whole("head_dim", size_of_head(keys, width, heads), most=1 << 16)
+    context = keys.whole("max_position_embeddings", 262144, most=MAX_TOKENS)
+    check_repeats(keys, context)
+    keys.only("mamba_inner_layernorms", True, why="Mamba-1 without its norms in this architecture")
+    keys.only("sliding_window", why="a sliding window in this architecture")
+    for key in (*_JAMBA, *_UNUSED[-3:], *TRAINING):
+        keys.raw(key)
+    attends = _every(keys, "attn_layer", 8, 4, layers)
+    config = _config(keys, architecture, layers, width, (heads, kv_heads, size), context)
+    config = replace(
+        config,
+        mlp_width=keys.whole("intermediate_size", 14336, most=MOST_MLP),
+        norm_eps=keys.number("rms_norm_eps", 1e-6),
+        activation=activation(keys, "hidden_act", "silu"),
+        mixture=_mixture(keys, layers),
+        tied_head=keys.flag("tie_word_embeddings", False),
+    )
+    keys.only("hidden_act", "silu", "swish", why="another activation behind a convolution")
+    sizes = Selective(
+        keys.whole("mamba_expand", 2) * width,
+        keys.whole("mamba_d_state", 16, most=1 << 16),
+        _rank(keys, "mamba_dt_rank", width),
+        keys.whole("mamba_d_conv", 4, least=2, most=MOST_TAPS),
+        keys.flag("mamba_conv_bias", True),
+        keys.flag("mamba_proj_bias", False),
+        "learned",
+        config.norm_eps,
+    )
+    return config, decoder(config, {i: selective(config, i, sizes) for i in range(layers) if not attends[i]})
+
+
+def _config(
+    keys: JsonKeys, architecture: str, layers: int, width: int, heads: tuple[int, int, int], context: int
+) -> ModelConfig:
+    """What both have. heads: of q, of K and V, and their size."""
+    return ModelConfig(
+        family="selective",
+        architecture=architecture,
+        layers=layers,
+        width=width,
+        heads=heads[0],
+        kv_heads=heads[1],
+        head_size=heads[2],
+        mlp_width=0,
+        vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
+        context=context,
+        positions=Rope(),
+        windows=(None,) * layers,
+        rotary=(False,) * layers,
+        norm="rms",
+        norm_eps=1e-6,
+        activation="silu",
+        gated=True,
+        dtype=dtype(keys),
+    )
+
+
+def _rank(keys: JsonKeys, key: str, width: int) -> int:
+    """The rank of the steps; "auto": a sixteenth of the width."""
+    return ceil(width / 16) if keys.raw(key) in (None, "auto") else keys.whole(key, most=1 << 20)
+
+
+def _every(keys: JsonKeys, key: str, period: int, offset: int, layers: int) -> list[bool]:
+    """One layer of each period, that at the offset."""
+    period = keys.whole(f"{key}_period", period)
+    offset = keys.whole(f"{key}_offset", offset, least=0)
+    if offset >= period:
+        raise keys.error(f"{key}_offset must be below {key}_period; correct config.json")
+    return [i % period == offset for i in range(layers)]
+
+
+def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
+    mixed = _every(keys, "expert_layer", 2, 1, layers)
+    experts = keys.whole("num_experts", 16, most=MOST_EXPERTS)
+    check_same(keys, "num_local_experts", "num_experts", experts)
+    chosen = keys.whole("num_experts_per_tok", 2, most=max(experts, 2))
+    if experts == 1 or not any(mixed):
+        return None
+    width = expert_width(keys, "intermediate_size", 14336)
+    return Mixture(experts, chosen, width, tuple(mixed), renormalise=False)
+
+
+def selective(config: ModelConfig, layer: int, sizes: Selective) -> Recurrent:
+    """The numbers of a row: the channels, a gate; then of a matrix over the channels dt, B and C; the steps from dt."""
+    at, inner, state, rank = f"layers.{layer}.mamba", sizes.inner, sizes.state, sizes.rank
+    dt = 2 * inner
+    key = dt + rank
+    places = Places(value=0, gate=inner, key=key, query=key + state, decay=key + 2 * state)
+    recurrence = Recurrence(
+        at,
+        "scan",
+        inner,
+        sizes.taps,
+        places,
+        sizes.conv_bias,
+        heads=1,
+        key_heads=1,
+        key_size=state,
+        value_size=inner,
+    )
+    parts = (("dt_norm", rank), ("b_norm", state), ("c_norm", state)) if sizes.norms else ()
+    learned = sizes.norms == "learned"
+    norms = tuple(Norm(f"{at}.{name}", "rms", size, sizes.eps, weighted=learned) for name, size in parts)
+    before, after = mixer_norms(config, layer)
+    return Recurrent(
+        layer,
+        before,
+        Matrix.single(f"{at}.in", 2 * inner, config.width, sizes.bias),
+        recurrence,
+        Matrix.single(f"{at}.out", config.width, inner, sizes.bias),
+        after,
+        inner=(
+            Inner(Matrix.single(f"{at}.select", rank + 2 * state, inner), 0, norms),
+            Inner(Matrix.single(f"{at}.steps", inner, rank), dt),
+        ),
+    )
+
+
+def _names(at: str) -> dict[str, str]:
+    parts = {"in": "in_proj", "conv": "conv1d", "select": "x_proj", "steps": "dt_proj", "out": "out_proj"}
+    parts |= {"a_log": "A_log", "dt": "dt_bias", "skip": "D"}
+    parts |= {f"{one}_norm": f"{one}_layernorm" for one in ("dt", "b", "c")}
+    return {f"layers.{{i}}.mamba.{ours}": f"{at}.{theirs}" for ours, theirs in parts.items()}
+
+
+# The biases of the steps are added behind their matrix, where the recurrence reads them.
+_STEPS = (re.compile(r"(layers\.\d+\.(?:mamba|mixer)\.)dt_proj\.bias"), r"\1dt_bias.weight")
+MAMBA = replace(
+    MAMBA2,
+    architectures={"MambaForCausalLM": "mamba", "FalconMambaForCausalLM": "falcon_mamba"},
+    parse=_parse_alone,
+    names=MAMBA2.names | named(_names("layers.{i}.mixer")),
+    renames=(_STEPS, *MAMBA2.renames),
+    inert=re.compile(r"layers\.\d+\.mixer\.(?:dt|b|c)_layernorm\.weight"),  # of Falcon-Mamba: ones
+)
+JAMBA = replace(
+    LLAMA,
+    architectures={"JambaForCausalLM": "jamba"},
+    parse=_parse_jamba,
+    names={
+        **LLAMA.names,
+        **named(
+            _names("layers.{i}.mamba")
+            | {"norm": "final_layernorm", "layers.{i}.mlp_norm": "layers.{i}.pre_ff_layernorm"}
+            | {"layers.{i}.mlp.router": "layers.{i}.feed_forward.router"}
+            | {
+                f"layers.{{i}}.mlp.{ours}{one}": f"layers.{{i}}.feed_forward.{ours}{one}_proj"
+                for ours in ("", "experts.{e}.")
+                for one in ("gate", "up", "down")
+            }
+        ),
+    },
+    renames=(_STEPS, *MAMBA2.renames),
+    stacks=MAMBA2.stacks,
+)
