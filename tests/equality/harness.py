@@ -59,6 +59,10 @@ WINDOW, SINKS = 20, 3
 EVERY = 24  # tokens between the kept states, so that short texts find some
 
 
+# What a kind keeps of a text: all of it, a window, layers with and without a window, or states. Ways differ by this.
+ALL_OF_IT, WINDOWED, BOTH, STATES = "all", "window", "both", "states"
+
+
 @dataclass(frozen=True)
 class Kind:
     """A model and its reach. `fixture` and `changes` make the checkpoint; window and sinks are the engine's."""
@@ -67,35 +71,40 @@ class Kind:
     changes: Mapping[str, Any] = field(default_factory=dict)
     window: int | None = None
     sinks: int = 0
+    keeps: str = ALL_OF_IT
 
+
+TWO = {"num_hidden_layers": 2}  # where all layers are of one kind: the least that can be mistaken for one another
+CUT = {"sliding_window": WINDOW}
+SINKED: dict[str, Any] = {"window": WINDOW, "sinks": SINKS, "keeps": WINDOWED}
 
 KINDS = {
-    "MHA": Kind("llama2"),
-    "GQA": Kind("qwen2"),
-    "MQA": Kind("tinyllama"),
-    "window": Kind("mistral", {"sliding_window": WINDOW}),
-    "window + sinks": Kind("qwen2", window=WINDOW, sinks=SINKS),
-    "hybrid": Kind("qwen2-window", {"sliding_window": WINDOW}),
-    "scales": Kind("granite"),
-    "norms after": Kind("olmo2"),
-    "experts": Kind("qwen3-moe"),
-    "shared expert": Kind("qwen2-moe"),
-    "learned logits": Kind("gpt-oss", {"sliding_window": WINDOW, "rope_scaling": {"rope_type": "default"}}),
-    "LayerNorm": Kind("starcoder2", {"sliding_window": WINDOW}),
-    "soft caps": Kind("gemma2", {"sliding_window": WINDOW}),
-    "two rotations + sinks": Kind("gemma3", window=WINDOW, sinks=SINKS),
-    "side by side": Kind("neox"),
+    "MHA": Kind("llama2", TWO),
+    "GQA": Kind("qwen2", TWO),
+    "MQA": Kind("tinyllama", TWO),
+    "window": Kind("mistral", TWO | CUT, keeps=WINDOWED),
+    "window + sinks": Kind("qwen2", TWO, **SINKED),
+    "hybrid": Kind("qwen2-window", CUT, keeps=BOTH),
+    "scales": Kind("granite", TWO),
+    "norms after": Kind("olmo2", TWO),
+    "experts": Kind("qwen3-moe", TWO),
+    "shared expert": Kind("qwen2-moe", TWO),
+    "learned logits": Kind("gpt-oss", CUT | {"rope_scaling": {"rope_type": "default"}}, keeps=BOTH),
+    "LayerNorm": Kind("starcoder2", TWO | CUT, keeps=WINDOWED),
+    "soft caps": Kind("gemma2", CUT, keeps=BOTH),
+    "two rotations + sinks": Kind("gemma3", **SINKED),
+    "side by side": Kind("neox", TWO),
     "latent": Kind("deepseek2"),
-    "short convolutions": Kind("lfm2"),
-    "delta rules": Kind("qwen3-next"),
-    "state spaces": Kind("granite4"),
-    "states alone": Kind("mamba2"),
-    "state spaces beside": Kind("falcon-h1"),
-    "layers of one op": Kind("nemotron-h"),
-    "selective scans": Kind("jamba"),
+    "short convolutions": Kind("lfm2", keeps=STATES),
+    "delta rules": Kind("qwen3-next", keeps=STATES),
+    "state spaces": Kind("granite4", keeps=STATES),
+    "states alone": Kind("mamba2", keeps=STATES),
+    "state spaces beside": Kind("falcon-h1", keeps=STATES),
+    "layers of one op": Kind("nemotron-h", keeps=STATES),
+    "selective scans": Kind("jamba", keeps=STATES),
     "distances": Kind("bloom"),
-    "distances + sinks": Kind("mpt", window=WINDOW, sinks=SINKS),
-    "latent + sinks": Kind("deepseek3", window=WINDOW, sinks=SINKS),
+    "distances + sinks": Kind("mpt", **SINKED),
+    "latent + sinks": Kind("deepseek3", **SINKED),
 }
 FORMATS = ("native", "int8", "int4", "fp8")
 MIXED = "k=int8,v=int4,first=10,native=-1"  # all that a format can ask for at once

@@ -44,19 +44,19 @@ def turned(x: torch.Tensor, position: int, rope: Rope | Alibi) -> torch.Tensor:
         return x
     half, rotated = x.shape[-1] // 2, rope.rotated or x.shape[-1]
     place = position / (rope.scaling.factor if isinstance(rope.scaling, LinearScaling) else 1)
-    angles = torch.zeros(half, dtype=torch.float64)
-    for i in range(rotated // 2):
-        angles[i] = place * rope.theta ** (-2 * i / rotated)
+    turns = [rope.theta ** (-2 * i / rotated) if i < rotated // 2 else 0.0 for i in range(half)]
+    angles = place * torch.tensor(turns, dtype=torch.float64)
     first, second = x[:, :half], x[:, half:]
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
-def kept(x: torch.Tensor, name: str, position: int, layer: int, config: ModelConfig, form: KVFormat) -> torch.Tensor:
-    """K or V [G, D] of one token as it is read back, `name` being what its side is kept as."""
-    plain = position < form.first or layer in {one % config.layers for one in form.native} or name == "native"
-    codec = CODECS["float32" if plain else name]
-    return decode(codec, encode(codec, x.float()), x.shape[-1], torch.float64)
+def kept(x: torch.Tensor, name: str, layer: int, config: ModelConfig, form: KVFormat) -> torch.Tensor:
+    """K or V [t, G, D] of a text as it is read back, `name` being what its side is kept as."""
+    codec, plain = CODECS["float32" if name == "native" else name], CODECS["float32"]
+    first = len(x) if layer in {one % config.layers for one in form.native} else form.first
+    parts = ((plain, x[:first]), (codec, x[first:]))
+    return torch.cat([decode(one, encode(one, rows.float()), x.shape[-1], torch.float64) for one, rows in parts])
 
 
 def defined(case: Case, tokens: list[int]) -> torch.Tensor:
@@ -82,24 +82,24 @@ def defined(case: Case, tokens: list[int]) -> torch.Tensor:
         )
         q, k, v = (side.view(len(tokens), -1, config.head_size) for side in sides)
         window = min((one for one in (config.windows[layer], kind.window) if one is not None), default=None)
-        keys = [kept(turned(k[p], p, rope), form.k, p, layer, config, form) for p in range(len(tokens))]
-        values = [kept(v[p], form.v, p, layer, config, form) for p in range(len(tokens))]
+        near = torch.stack([turned(q[p], p, rope) for p in range(len(tokens))])  # [t, H, D]
+        keys = kept(torch.stack([turned(k[p], p, rope) for p in range(len(tokens))]), form.k, layer, config, form)
+        values = kept(v, form.v, layer, config, form)  # [t, G, D]
         mixed = torch.empty(len(tokens), config.heads, config.head_size, dtype=torch.float64)
         for i in range(len(tokens)):
             read = [p for p in range(i + 1) if window is None or p > i - window or p < kind.sinks]
-            near = turned(q[i], i, rope)  # [H, D]
-            far = near if window is None else turned(q[i], min(i, kind.sinks + window - 1), rope)
+            far = near[i] if window is None else turned(q[i], min(i, kind.sinks + window - 1), rope)
             for head in range(config.heads):
                 group = head // (config.heads // config.kv_heads)
-                queries = [(far if p < kind.sinks else near)[head] for p in read]
-                places = [min(i, kind.sinks + window - 1) if window and p < kind.sinks else i for p in read]
-                scores = [query @ keys[p][group] for query, p in zip(queries, read, strict=True)]
+                queries = torch.stack([(far if p < kind.sinks else near[i])[head] for p in read])  # [read, D]
+                scores = (queries * keys[read, group]).sum(-1)
                 learned = w.get(f"{at}.attention.sinks.weight", torch.empty(config.heads, 0))[head].double().view(-1)
-                scored = capped(torch.stack(scores) * config.score_scale, config.score_cap)
+                scored = capped(scores * config.score_scale, config.score_cap)
                 if isinstance(rope, Alibi):
+                    places = [min(i, kind.sinks + window - 1) if window and p < kind.sinks else i for p in read]
                     scored = scored + rope.slopes[head] * (torch.tensor(read) - torch.tensor(places))
                 share = torch.cat((scored, learned)).softmax(0)[: len(read)]
-                mixed[i, head] = share @ torch.stack([values[p][group] for p in read])
+                mixed[i, head] = share @ values[read, group]
         added = product(mixed.flatten(1), f"{at}.attention.o")
         x = x + scales.residual * normed(added, w, f"{at}.attention_post_norm", config)
         read_by_mlp = normed(before if config.parallel else x, w, f"{at}.mlp_norm", config)
