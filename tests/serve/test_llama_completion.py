@@ -41,8 +41,11 @@ def test_forms_of_a_prompt_are_the_same_text(server: Live) -> None:
     replies = ask(server, prompt=[TEXT, ids, {"prompt_string": TEXT}])
     assert [one["content"] for one in replies] == [expected] * 3
     head, tail = server.llm.tokenizer.encode("Once"), server.llm.tokenizer.encode(" upon", add_special=False)
-    mixed = ask(server, prompt=["Once", *tail, " a time"])
-    assert mixed["tokens_evaluated"] == len(head + tail + server.llm.tokenizer.encode(" a time", add_special=False))
+    rest = server.llm.tokenizer.encode(" a time", add_special=False)
+    mixed, same = (ask(server, prompt=one) for one in (["Once", *tail, " a time"], [*head, *tail, *rest]))
+    assert [mixed[name] for name in ("content", "tokens_evaluated", "prompt")] == [
+        same[name] for name in ("content", "tokens_evaluated", "prompt")
+    ]
     assert len(ask(server, prompt=["Once"])) == 1, "a list of one text is several prompts"
     assert "multimodal_data" in refused(server, prompt={"prompt_string": TEXT, "multimodal_data": ["aGk="]})
     assert "prompt_string" in refused(server, prompt={})
@@ -68,6 +71,8 @@ def test_the_likeliest_tokens_are_those_of_the_model(server: Live) -> None:
     *events, last = [Infilled.model_validate_json(line[6:]) for line in lines.splitlines() if line]
     assert [token for event in events for token in event.tokens] == whole.tokens
     assert [each for event in events for each in event.completion_probabilities] == whole.completion_probabilities
+    plain = httpx.post(f"{server.url}/completion", json=GREEDY | {"prompt": TEXT, "stream": True}).text
+    assert [token for line in plain.splitlines() if line for token in json.loads(line[6:])["tokens"]] == whole.tokens
     assert (last.has_new_line, last.truncated, last.prompt) == (whole.has_new_line, False, TEXT)
 
 
