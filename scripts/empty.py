@@ -68,9 +68,9 @@ def here(wheel: Path, folder: Path, *requirements: str) -> tuple[Command, Variab
 
 def emulated(wheel: Path, folder: Path) -> tuple[Command, Variables]:
     """Debian's arm64 Python under qemu with a wheel and its dependencies."""
-    if not shutil.which("qemu-aarch64-static"):
-        debian.install("qemu-user-static")
-    qemu = shutil.which("qemu-aarch64-static") or fail("qemu-aarch64-static not found (Debian: qemu-user-static)")
+    if not shutil.which("qemu-aarch64"):
+        debian.install("qemu-user")
+    qemu = shutil.which("qemu-aarch64") or fail("qemu-aarch64 not found (Debian: qemu-user)")
     root, site = folder / "root", folder / "site"
     if not root.exists():
         unpack_debian("arm64", root, folder / "apt", "python3.11", "libstdc++6")  # NumPy needs the latter
