@@ -146,6 +146,7 @@ class Flow {
     span.tabIndex = -1;
     span.textContent = piece;
     span.ariaSelected = "false";
+    span.style.setProperty("--w", "0%"); // as after a shade, so that no span tells which steps were shown before
     span.ariaLabel = `${numbered(position)}: ${token?.text.trim() === "" ? "space" : token?.text}, id ${token?.id}`;
     // Drawn by a style, so that it is not part of the text.
     const bytes = token ? bytesOf(token) : null;
@@ -166,8 +167,7 @@ class Flow {
       const shade = Math.round((code / 255) * SHADES);
       if (this.shades[i] === shade) return;
       this.shades[i] = shade;
-      if (shade === 0) span.style.removeProperty("--w");
-      else span.style.setProperty("--w", `${(shade / SHADES) * 100}%`);
+      span.style.setProperty("--w", `${(shade / SHADES) * 100}%`);
     });
     this.shades.fill(0, this.spans.length);
   }
