@@ -8,6 +8,7 @@ import threading
 import httpx2
 
 from tests.browser.conftest import HANGS, Explored
+from tests.browser.looks import findings
 from tests.cluster.test_cluster import served
 
 TOKENS, SEEN = 900, 20  # of the text; chunks after which the replicas are held
@@ -49,14 +50,15 @@ def test_a_killed_replica_and_the_room_that_goes_on(browser):
         assert stats["replica_0_used"] == stats["replica_1_used"] == ("0", "counted")
 
         replies = []
-        writing = threading.Thread(target=completion, args=(server.url, replies, processes := server.replicas))
+        processes = [int(one.get_attribute("data-name")) for one in page.tab.locator(".room").all()]
+        writing = threading.Thread(target=completion, args=(server.url, replies, processes))
         writing.start()
         page.until(f"document.querySelector('[data-stat$=_written]')?.dataset.value >= {SEEN // 2}")
         [row] = page.tab.evaluate(PARTS)
         [first] = row["parts"]
         os.kill(int(first["name"]), signal.SIGKILL)
         for process in processes:
-            if str(process) != first["name"]:
+            if process != int(first["name"]):
                 os.kill(process, signal.SIGCONT)
         writing.join()
         page.until("document.querySelector('.ways [data-ended=true]') !== null")
@@ -85,6 +87,7 @@ def test_a_killed_replica_and_the_room_that_goes_on(browser):
         assert told(again)[0] == whole, "the same text without a kill"
         page.until("document.querySelectorAll('.ways [data-ended=true]').length === 2")
         assert len(page.tab.evaluate(PARTS)[0]["parts"]) == 1, "the newest text is the first row"
+        assert findings(page) == {}
         assert page.errors == []
         context.close()
 
