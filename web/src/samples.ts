@@ -28,6 +28,7 @@ export const model: ModelCard = {
   temperature: 1,
   top_k: 0,
   top_p: 1,
+  replicas: 0,
 };
 
 export const tokens = (...texts: string[]): TokenCard[] => texts.map((text, id) => ({ id, text, special: false }));

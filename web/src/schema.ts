@@ -48,6 +48,7 @@ export interface ModelCard {
   temperature: number;
   top_k: number;
   top_p: number;
+  replicas: number;
 }
 
 export interface TokenCard {

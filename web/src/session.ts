@@ -58,6 +58,10 @@ export async function boot(wanted: Link): Promise<void> {
 /** Runs what a link asks for. A link with an empty prompt runs nothing. */
 export async function follow(wanted: Link): Promise<void> {
   if (model.value === null) return; // the prompt box has it, and it runs when the model is there
+  if (model.value.replicas > 0) {
+    panel.value ??= "replicas";
+    return leave();
+  }
   if (wanted.layer !== undefined || wanted.head !== undefined)
     select(wanted.layer ?? layer.value, wanted.head ?? head.value);
   try {

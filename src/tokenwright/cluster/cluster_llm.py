@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_bytes
-from typing import Any
+from typing import Any, NoReturn
 
 from tokenwright.cache.page_folder import folder_secret
 from tokenwright.checkpoints.folder import Report
@@ -30,6 +30,7 @@ from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.streams import AsyncStreams
 from tokenwright.sampling_params import check_unicode
 
+UNPAUSED = "replicas write their texts without pauses; serve one replica to step through a run"
 OF_LOADING = ("revision", "device", "dtype", "weights", "lora", "adapters")  # options of LoadedModel
 
 
@@ -67,6 +68,10 @@ class ClusterEngine(LLMEngine):
         return self._inputs
 
     @property
+    def recording(self) -> NoReturn:
+        raise RequestError(UNPAUSED)
+
+    @property
     def weight_bytes(self) -> int:
         return self.shape.weight_bytes
 
@@ -90,7 +95,7 @@ class ClusterEngine(LLMEngine):
 
     def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[RequestHandle]:
         if paused:
-            raise RequestError("replicas write their texts without pauses; serve one replica to step through a run")
+            raise RequestError(UNPAUSED)
         return self.cluster.route(requests, listener, list(self._loaded.adapters))
 
     def close(self) -> None:

@@ -14,19 +14,21 @@ from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from tokenwright.cluster.dispatcher import Dispatcher
 from tokenwright.cluster.replica_messages import Progress, ReplicaShape
-from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, Told
-from tokenwright.cluster.supervisor import Launcher, News, Supervisor
+from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, TextWay, Told
+from tokenwright.cluster.supervisor import Launcher, News, Seat, Supervisor
 from tokenwright.cluster.text_orders import orders_of
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler
 from tokenwright.engine.loop import CLOSED, EngineLoop, Listener, RequestHandle
 from tokenwright.engine.mailbox import Action
 from tokenwright.errors import EngineError
+from tokenwright.trace.messages.replicas import ReplicaRoom, ReplicasCard, TextRoute, WayPart
 
 T = TypeVar("T")
+LOOK_S = 10.0  # for a look at the replicas: the router's thread is never that busy
 
 
 class ClusterLoop(EngineLoop):
@@ -87,6 +89,20 @@ class ClusterLoop(EngineLoop):
     def names(self) -> list[str]:
         """The names of the replicas that take texts."""
         return [seat.link.name for seat in self._supervisor.seats if seat.link is not None and seat.member is not None]
+
+    def look(self) -> ReplicasCard:
+        """The replicas and the last texts, between two messages of the router. Raises EngineError after the end."""
+        self.check()
+        return asyncio.run_coroutine_threadsafe(self._look(), self._asyncio).result(LOOK_S)
+
+    async def _look(self) -> ReplicasCard:
+        pages = self.engine.pool.pages
+        return ReplicasCard(
+            page_size=self.engine.pool.page_size,
+            waiting=self.dispatcher.waiting,
+            rooms=tuple(_room(seat, pages) for seat in self._supervisor.seats),
+            texts=tuple(map(_routed, reversed(self.dispatcher.ways.ways.values()))),
+        )
 
     def route(self, requests: ListLike[Request], listener: Listener, adapters: ListLike[str]) -> list[RequestHandle]:
         """`submit`, with the names of the model's adapters. Raises what that raises, and RequestError for beams."""
@@ -149,3 +165,25 @@ class ClusterLoop(EngineLoop):
         self._asyncio.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._asyncio.close()
         self._launcher.close()
+
+
+def _room(seat: Seat, pages: int) -> ReplicaRoom:
+    """A seat as the page shows it. pages: of a replica's KV cache."""
+    member, name = seat.member, "" if seat.link is None else seat.link.name
+    if member is None:
+        return ReplicaRoom(name, "starting", seat.opened, 0, pages, 0, 0)
+    state: Literal["taking", "draining"] = "taking" if member.routed.taking else "draining"
+    return ReplicaRoom(
+        name=name,
+        state=state,
+        opened=seat.opened,
+        texts=len(member.routed.texts),
+        pages=pages,
+        used=pages - member.available,
+        cached=member.cached,
+    )
+
+
+def _routed(way: TextWay) -> TextRoute:
+    parts = tuple(WayPart(stay.place, stay.name, stay.since, stay.left) for stay in way.stays)
+    return TextRoute(way.number, way.prompt, len(way.written), way.ended, parts)

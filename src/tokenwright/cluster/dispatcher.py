@@ -14,7 +14,7 @@ from typing import Protocol
 
 from tokenwright.cluster.replica_messages import Begin, Cancel, Pause, Report, Resume, TextNews
 from tokenwright.cluster.replica_pages import ReplicaPages
-from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, total
+from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, TextWays, total
 from tokenwright.cluster.router import RoutedReplica, Router, StoredPages
 from tokenwright.engine import Event, Failed, Finished, FinishReason
 from tokenwright.engine.loop import Delivery, Listener
@@ -50,6 +50,7 @@ class Dispatcher:
     def __init__(self, retries: int, clock: Callable[[], float], *, shared: bool = False) -> None:
         self.members: list[Member] = []
         self.router = Router(StoredPages() if shared else None)
+        self.ways = TextWays()
         self._retries = retries
         self._clock = clock
         self._texts: dict[int, tuple[RoutedHandle, TextInFlight]] = {}
@@ -70,9 +71,9 @@ class Dispatcher:
             self._texts[text.number] = handle, text
             self._place(handle, text)
 
-    def join(self, link: Link, pages: ReplicaPages, available: int) -> Member:
+    def join(self, link: Link, pages: ReplicaPages, available: int, place: int = 0, name: str = "") -> Member:
         """A replica takes texts from now on, those that wait first. available: its pages, all of which are free."""
-        member = Member(link, RoutedReplica(pages), available)
+        member = Member(link, RoutedReplica(pages, place=place, name=name), available)
         self.members.append(member)
         self._place_waiting()
         return member
@@ -92,6 +93,7 @@ class Dispatcher:
                 continue
             handle, text = self._texts[number]
             text.losses += died
+            self.ways.leave(number, "died" if died else "replaced")
             handle.moves += 1
             if text.losses > self._retries:
                 self._give_up(handle, text)
@@ -157,6 +159,7 @@ class Dispatcher:
         most = text.sequence.limit - len(tokens)
         self.router.assign(routed, text.number, hashes, len(tokens), cached, most)
         text.at, text.placed = routed, now
+        self.ways.place(text.number, len(text.order.prompt), text.written, routed.place, routed.name)
         self._link(routed).send(Begin(text.number, text.next_order(left), handle.paused))
 
     def _link(self, routed: RoutedReplica) -> Link:
@@ -226,6 +229,7 @@ class Dispatcher:
 
     def _forget(self, handle: RoutedHandle, text: TextInFlight) -> None:
         text.at = None
+        self.ways.end(text.number)
         self._waiting.pop(text.number, None)
         del self._texts[text.number]
         handle.end(text.number)

@@ -12,6 +12,8 @@ from tokenwright.engine import Event, Forked, HiddenAdded, PromptLogprobsAdded, 
 from tokenwright.engine.loop import EngineLoop, Listener, RequestHandle
 
 Told = Literal["cancel", "pause", "resume"]
+Left = Literal["", "died", "replaced"]
+MOST_WAYS = 32
 
 
 @dataclass(slots=True, eq=False)
@@ -122,3 +124,50 @@ class RoutedHandle(RequestHandle):
 def total(events: list[Event]) -> int:
     """How many tokens events have."""
     return sum(type(event) is Token for event in events)
+
+
+@dataclass(slots=True)
+class TextStay:
+    """A part of a way. place, name: of the replica. since: tokens that were written before. left: why it ended."""
+
+    place: int
+    name: str
+    since: int
+    left: Left = ""
+
+
+@dataclass(slots=True, eq=False)
+class TextWay:
+    """prompt: its tokens. written: the text's own list. stays: none before a replica takes it."""
+
+    number: int
+    prompt: int
+    written: list[int]
+    stays: list[TextStay] = field(default_factory=list)
+    ended: bool = False
+
+
+class TextWays:
+    """The ways of the last `most` texts, by number. Belongs to the router's thread."""
+
+    def __init__(self, most: int = MOST_WAYS) -> None:
+        self.ways: dict[int, TextWay] = {}
+        self._most = most
+
+    def place(self, number: int, prompt: int, written: list[int], place: int, name: str) -> None:
+        """A replica writes the text from here on."""
+        if number not in self.ways:
+            self.ways[number] = TextWay(number, prompt, written)
+            while len(self.ways) > self._most:
+                del self.ways[next(iter(self.ways))]
+        self.ways[number].stays.append(TextStay(place, name, len(written)))
+
+    def leave(self, number: int, left: Left) -> None:
+        """The replica that has the text is gone."""
+        if number in self.ways:
+            self.ways[number].stays[-1].left = left
+
+    def end(self, number: int) -> None:
+        """The text has ended."""
+        if number in self.ways:
+            self.ways[number].ended = True

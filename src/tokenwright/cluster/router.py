@@ -38,7 +38,7 @@ class RoutedReplica:
     """A replica as the router knows it.
 
     taking: new texts may go to it. texts: by number. others: how many it has of other routers. chosen: when it was
-    chosen last, as a count.
+    chosen last, as a count. place, name: which of the replicas it is, for people.
     """
 
     pages: ReplicaPages
@@ -46,6 +46,8 @@ class RoutedReplica:
     texts: dict[int, RoutedText] = field(default_factory=dict)
     others: int = 0
     chosen: int = 0
+    place: int = 0
+    name: str = ""
 
     @property
     def work(self) -> float:

@@ -132,7 +132,7 @@ class Supervisor:
             seat.leaving = False
             try:
                 async for message in link.messages():
-                    self._read(seat, message)
+                    self._read(number, seat, message)
             except asyncio.CancelledError:
                 seat.leaving = True  # with all others
                 raise
@@ -145,7 +145,7 @@ class Supervisor:
                 await asyncio.sleep(pause)
                 pause = min(MOST_AGAIN_S, 2 * pause)
 
-    def _read(self, seat: Seat, message: object) -> None:
+    def _read(self, number: int, seat: Seat, message: object) -> None:
         match message:
             case Report() if seat.member is not None:
                 self._dispatcher.report(seat.member, message)
@@ -155,7 +155,8 @@ class Supervisor:
                 self._tell(shape)
                 pages = ReplicaPages(shape.groups, shape.page_size, shape.seed, self._secret)
                 assert seat.link is not None, "it has said so"
-                seat.member = self._dispatcher.join(seat.link, pages, sum(group.pages for group in shape.groups))
+                count = sum(group.pages for group in shape.groups)
+                seat.member = self._dispatcher.join(seat.link, pages, count, number, seat.link.name)
                 seat.opened += 1
             case Progress():
                 self._tell(message)

@@ -27,6 +27,7 @@ from tokenwright.trace.messages import (
     learn,
     pages,
     race,
+    replicas,
     sampler,
     schema,
     times,
@@ -50,6 +51,7 @@ TOPICS: tuple[ModuleType, ...] = (
     calculator,
     chat,
     learn,
+    replicas,
 )
 WEB = Path("web", "src")
 

@@ -12,6 +12,7 @@ export interface Panel {
   title: string; // what it is for, in a sentence
   load?: () => Promise<{ default: ComponentType }>; // it asks the engine
   recorded?: true; // a site of recorded runs has its answers
+  clustered?: true; // only a server of replicas has it
 }
 
 export const PANELS: readonly Panel[] = [
@@ -90,5 +91,13 @@ export const PANELS: readonly Panel[] = [
     name: "Calculator",
     title: "The memory and the speed of a model at any context",
     load: () => import("./Calculator"),
+  },
+  {
+    id: "replicas",
+    group: "Experiments",
+    name: "Replicas",
+    title: "The replicas of this server, and the ways of texts through them",
+    clustered: true,
+    load: () => import("./Replicas"),
   },
 ];

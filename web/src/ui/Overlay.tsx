@@ -142,6 +142,15 @@ function LoadingModel() {
 }
 
 function Empty() {
+  if ((model.value?.replicas ?? 0) > 0)
+    return (
+      <Card
+        title="Replicas write here"
+        text="They write without pauses and record no steps. The panel Replicas shows each of them, and the way of each text through them. To step through a run, serve one model without replicas."
+      >
+        <a href="chat">Write in the chat</a>
+      </Card>
+    );
   return (
     <Card
       title="Give it something to continue"

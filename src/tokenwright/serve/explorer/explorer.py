@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenwright.checks import MAX_TOKENS
+from tokenwright.errors import RequestError
 from tokenwright.serve.explorer.player import Player, Runs, new_identity
 from tokenwright.serve.http.fields import MOST_STOPS, Text, many
 from tokenwright.serve.service.model_host import Load, ModelHost
+from tokenwright.trace.messages.replicas import ReplicasCard
 from tokenwright.trace.messages.schema import Loading, ModelCard, RunCard, TokenCard
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server (llm/run_trace.py needs it too)
@@ -123,9 +125,19 @@ class Explorer:
         return player
 
     def model(self) -> ModelCard:
+        from tokenwright.cluster.cluster_llm import ClusterLLM
         from tokenwright.llm.run_trace import model_card
 
-        return model_card(self.llm.llm_engine, self.name)
+        card, llm = model_card(self.llm.llm_engine, self.name), self.llm
+        return replace(card, replicas=llm.cluster.replicas) if isinstance(llm, ClusterLLM) else card
+
+    def replicas(self) -> ReplicasCard:
+        """The replicas of the server. Raises RequestError without any."""
+        from tokenwright.cluster.cluster_llm import ClusterLLM
+
+        if not isinstance(self.llm, ClusterLLM):
+            raise RequestError("this server has no replicas; start it with --replicas 2")
+        return self.llm.cluster.look()
 
     def begin(self, wanted: NewRun) -> RunCard:
         """A new run, paused before its first step.

@@ -32,6 +32,7 @@ from tokenwright.serve.explorer.viewer import Viewer
 from tokenwright.serve.http.api import Api, reads
 from tokenwright.serve.service.types import NotReady, Problem
 from tokenwright.trace.frame_codec import as_json
+from tokenwright.trace.messages.replicas import ReplicasCard
 from tokenwright.trace.messages.schema import HeadMasses, Loading, ModelCard, RunCard, RunState
 
 
@@ -84,6 +85,10 @@ def _add_model(app: FastAPI, explorer: Explorer) -> None:
     @app.get("/model", **HIDDEN)
     def model() -> ModelCard:
         return explorer.model()
+
+    @app.get("/replicas", **HIDDEN)
+    def replicas() -> ReplicasCard:
+        return explorer.replicas()
 
 
 def _add_runs(app: FastAPI, explorer: Explorer) -> None:

@@ -142,6 +142,7 @@ class ModelCard:
     temperature: float  # what the checkpoint suggests
     top_k: int
     top_p: float
+    replicas: int = 0  # that write texts together, and record no run; 0: the engine is the server's own
 
 
 @dataclass(frozen=True, slots=True)
