@@ -184,23 +184,24 @@ void recur_rows(const Kernels& k, Workspace&, const KVLayer& kv, const Recurrenc
 void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, const RecurrentOp& op) {
   r.rows.reserve(op.project, batch.rows);
   r.rows.reserve(op.out, batch.rows);
-  needs.qkv = std::max(needs.qkv, op.project.out);
+  needs.qkv = std::max(needs.qkv, outputs_of(op.project));
+  reserve_gather(needs, batch, std::max(op.project.whole, op.out.whole));
   needs.mixed = std::max(needs.mixed, op.out.in);
-  if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, op.out.out);
+  if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, outputs_of(op.out));
   reserve_updates(r, batch, op.project_updates);
   reserve_updates(r, batch, op.out_updates);
 }
 
 void run(Pass& p, Team& team, int64_t thread, const RecurrentOp& op) {
-  const int64_t rows = p.batch.rows, width = op.out.in;
+  const int64_t rows = p.batch.rows, width = op.out.in, projected = outputs_of(op.project);
   const float* const x = op.beside ? p.before : p.x;
   QuantisedRows quantised = normed_rows(p, team, thread, x, op.norm, op.project);
-  linears_of(p, team, op.project, quantised, p.qkv, nullptr, op.project.out);
-  update(p, team, op.project_updates, p.qkv, op.project.out,
+  linears_of(p, team, op.project, quantised, p.qkv, nullptr, projected);
+  update(p, team, op.project_updates, p.qkv, projected,
          [&](int64_t row) { return normed_row(p, thread, x, op.norm, row); });
-  multiply_rows(p, team, op.factors, p.qkv, op.project.out);
-  recur_all(p.k, team, p.batch.kv[op.layer], op.recurrence, p.batch.chunks, p.batch.chunk, p.batch.page_size,
-            op.project.out, p.qkv, p.mixed);
+  multiply_rows(p, team, op.factors, p.qkv, projected);
+  recur_all(p.k, team, p.batch.kv[op.layer], op.recurrence, p.batch.chunks, p.batch.chunk, p.batch.page_size, projected,
+            p.qkv, p.mixed);
   quantised = p.r.rows.of(p.k, op.out, rows);
   const auto mixed = [&](int64_t row) { return p.mixed + row * width; };
   each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.out, mixed(row), row, quantised); });
