@@ -9,6 +9,7 @@ TokenwrightError
   EngineError         the engine itself failed on a request; its message is safe to show
     GrammarError      a text's grammar takes more than it may; it is the request's fault
     ReplicaError      the replicas that wrote a text died, one after another
+    WorkerError       a process of tensor parallel has ended, and so has the engine
 """
 
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ __all__ = [
     "ReplicaError",
     "RequestError",
     "TokenwrightError",
+    "WorkerError",
 ]
 
 
@@ -84,6 +86,10 @@ class GrammarError(EngineError):
 
 class ReplicaError(EngineError):
     """The replicas that wrote a text died, one after another."""
+
+
+class WorkerError(EngineError):
+    """A process that computes a part of the model has ended, and so has the engine."""
 
 
 def fetch_again(path: Path) -> str:

@@ -90,6 +90,19 @@ def test_every_number_lies_where_the_layout_says(form: str, out: int, inner: int
             assert scale == 0
 
 
+@pytest.mark.parametrize("form", [*map(WeightFormat.parse, FORMATS), *OF_FILES], ids=str)
+def test_a_cut_has_the_codes_of_its_rows(form: WeightFormat) -> None:
+    """Of rows in whole blocks, of others, and of rows that leave a block in the middle."""
+    out, inner = 70, 2 * max(form.super, 64)
+    whole = blocks(form, out, inner, bias=True).packed if form in OF_FILES else packed(noise(out, inner), str(form))
+    assert whole.cut(np.arange(0)).nbytes == 0
+    for ids in ([*range(16, 48)], [*range(32, 70)], [*range(8), *range(40, 48)], [3, 69, 0]):
+        cut, kept = whole.cut(np.array(ids, np.int64)), whole.unpack()[ids]
+        assert np.array_equal(cut.unpack(), kept)
+        assert (cut.out, cut.form, cut.bias is None) == (len(ids), whole.form, whole.bias is None)
+        assert cut.bias is None or np.array_equal(cut.bias, whole.bias[ids])
+
+
 @pytest.mark.parametrize("form", OF_FILES, ids=str)
 def test_blocks_of_files_lie_where_the_layout_says(form: WeightFormat) -> None:
     """Byte for byte, by the words of api.h; and the decoded weights are scale * code - minimum in fp32."""

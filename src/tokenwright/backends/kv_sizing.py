@@ -21,7 +21,13 @@ def memory_of(device: Device) -> StoreMemory:
 def make_store(
     specs: Sequence[LayerSpec], options: EngineConfig, context: int, device: Device
 ) -> tuple[KVStore, tuple[Group, ...]]:
-    """Allocate the KV memory for the engine that `options` describe; return it with its groups of pages.
+    """Allocate the KV memory for the engine that `options` describe; return it with its groups. Raises as they do."""
+    groups = size_groups(specs, options, context, device)
+    return KVStore(specs, [group.pages for group in groups], options.page_size, memory_of(device)), groups
+
+
+def size_groups(specs: Sequence[LayerSpec], options: EngineConfig, context: int, device: Device) -> tuple[Group, ...]:
+    """The groups of pages of the KV memory for the engine that `options` describe.
 
     `context`: maximum tokens of one sequence. Raises CapacityError if the device has too little free memory, or if the
     granted memory holds no page.
@@ -45,7 +51,7 @@ def make_store(
             f"the KV cache of {pages:,} pages needs {binary(needed)}, and {device} has {binary(free)} free; grant it "
             "less (pages or kv_memory)"
         )
-    return KVStore(specs, [group.pages for group in groups], size, memory_of(device)), groups
+    return groups
 
 
 def refuse_weights(needed: int, device: Device, form: str) -> None:

@@ -227,6 +227,30 @@ class Packed:
             for i in range(count)
         ]
 
+    def cut(self, ids: NDArray[np.int64]) -> "Packed":
+        """A matrix of the outputs `ids` [n], in their order: a copy of their codes, scales and biases."""
+        biases = None if self.bias is None else self.bias[ids]
+        cut = Packed.empty(len(ids), self.inner, self.form, biases)
+        if not len(ids):
+            return cut
+        filled = np.append(ids, ids[-1:].repeat(-len(ids) % LANES)).reshape(-1, LANES)  # of whole blocks
+        if (filled == filled[:, :1] // LANES * LANES + np.arange(LANES)).all():
+            blocks = filled[:, 0] // LANES
+            for mine, theirs in ((cut.codes, self.codes), (cut.scales, self.scales)):
+                mine.reshape(len(blocks), -1)[:] = theirs.reshape(-(-self.out // LANES), -1)[blocks]
+            return cut
+        pairs = [(cut._units(), self._units())]
+        if self.super or self.minima:
+            pairs += zip(cut._records(), self._records(), strict=True)
+        elif self.group:
+            pairs.append((cut._scales(), self._scales()))
+        for lane in range(LANES):
+            blocks, lanes = filled[:, lane] // LANES, filled[:, lane] % LANES
+            for mine, theirs in pairs:
+                at = 3 if mine is pairs[0][0] or mine.ndim == 4 else 2
+                np.moveaxis(mine, at, 1)[:, lane] = np.moveaxis(theirs, at, 1)[blocks, lanes]
+        return cut
+
     def rows(self, ids: NDArray[np.int64]) -> Floats:
         """The decoded weights [n, inner] in fp32 of the outputs `ids` [n]."""
         blocks, lanes = ids // LANES, ids % LANES

@@ -14,9 +14,10 @@ from tokenwright.backends.kv_sizing import memory_of
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.native.program import NativeBackend, NativeDecoder
+from tokenwright.backends.native.ranks import SplitBackend, SplitDecoder, SplitStore
 from tokenwright.backends.observation import Observed, Watched
 from tokenwright.backends.protocol import Passes
-from tokenwright.cache import KVStore, LayerSpec
+from tokenwright.cache import KVStore, LayerSpec, StoreMemory
 from tokenwright.config import DynamicScaling, Rope, angle_length
 from tokenwright.engine import Batch, Output, Step, flatten, one_chunk
 from tokenwright.engine.page_table import PageTable
@@ -52,11 +53,27 @@ def dense_decoder(
 
 def backend_over(decoder: "NativeDecoder | Decoder", store: KVStore) -> Backend:
     """The backend of a decoder: native for a NativeDecoder, else torch."""
+    if isinstance(decoder, SplitDecoder):
+        assert isinstance(store, SplitStore), "`store_over` makes it"
+        return SplitBackend(decoder, store)
     if isinstance(decoder, NativeDecoder):
         return NativeBackend(decoder, store)
     from tokenwright.backends.torch.backend import TorchBackend
 
     return TorchBackend(decoder, store)
+
+
+def store_over(
+    decoder: "NativeDecoder | Decoder",
+    specs: Sequence[LayerSpec],
+    pages: int | Sequence[int],
+    page_size: int,
+    memory: StoreMemory,
+) -> KVStore:
+    """A KV store for a decoder. Raises CapacityError."""
+    if isinstance(decoder, SplitDecoder):
+        return SplitStore(decoder.team, specs, pages, page_size)
+    return KVStore(specs, pages, page_size, memory)
 
 
 def passes_over(decoder: "NativeDecoder | Decoder", around: Callable[[Any], Any] | None = None) -> Passes:
@@ -192,4 +209,5 @@ class Model:
     def _over(self, tokens: int) -> Backend:
         """The decoder over a new store for `tokens` tokens, at most the context."""
         pages = -(-max(1, min(tokens, self.context)) // self.PAGE_SIZE)
-        return backend_over(self.decoder, KVStore(self.specs, pages, self.PAGE_SIZE, memory_of(self.device)))
+        store = store_over(self.decoder, self.specs, pages, self.PAGE_SIZE, memory_of(self.device))
+        return backend_over(self.decoder, store)

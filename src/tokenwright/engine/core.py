@@ -11,7 +11,7 @@ from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import Request, Sequence
 from tokenwright.engine.scheduler import Scheduler
 from tokenwright.engine.step import Event, Output, Result, Step, finished
-from tokenwright.errors import CapacityError, ContextError, RequestError
+from tokenwright.errors import CapacityError, ContextError, RequestError, WorkerError
 
 T = TypeVar("T")
 
@@ -133,6 +133,8 @@ class Engine(Generic[T]):
         try:
             output = self.runner.forward(step)
             picks = self.sampler.pick(output, step)
+        except WorkerError:
+            raise
         except Exception as error:
             return self.scheduler.fail(step, error)
         return self.scheduler.commit(step, picks)

@@ -30,7 +30,7 @@ from tokenwright.engine.core import Engine
 from tokenwright.engine.mailbox import Action, Call, Message, Post
 from tokenwright.engine.request import Request, Sequence
 from tokenwright.engine.step import Dropped, Event, Failed, Finished, Forked
-from tokenwright.errors import EngineError
+from tokenwright.errors import EngineError, WorkerError
 
 T = TypeVar("T")
 EndStep = Callable[[float, float], object]
@@ -247,6 +247,14 @@ class EngineLoop:
         """Run `action(engine)` between two steps, without waiting. Finalizers and signal handlers may call it."""
         self._send(Post(action))
 
+    def end(self, why: WorkerError) -> None:
+        """End the engine for a reason, after the step under way, without waiting."""
+
+        def fail(_: Engine[Any]) -> None:
+            raise why
+
+        self.post(fail)
+
     def _send(self, message: Message) -> None:
         self._mailbox.put(message)
         if self._stopped is not None:  # perhaps too late to be read: refuse it here
@@ -293,6 +301,8 @@ class EngineLoop:
         try:
             while self._read_mail():
                 self._step()
+        except WorkerError as error:
+            stopped = EngineError(str(error))
         except BaseException as error:  # the engine itself: its state is unknown from here on
             log.exception("the engine thread has failed")
             stopped = EngineError(f"the engine has failed ({type(error).__name__}: {error}); open a new LLM")

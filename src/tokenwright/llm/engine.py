@@ -11,11 +11,11 @@ from weakref import finalize
 
 from tokenwright.arrays import Floats
 from tokenwright.backends.device import asked_threads, compute_here
-from tokenwright.backends.kv_sizing import make_store
+from tokenwright.backends.kv_sizing import memory_of, size_groups
 from tokenwright.backends.native.native_kernels import arithmetic
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.observation import device_clock
-from tokenwright.backends.runner import Model, ModelRunner
+from tokenwright.backends.runner import Model, ModelRunner, store_over
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.cache.disk_pages import DiskPages
 from tokenwright.checkpoints.fingerprint import about
@@ -34,6 +34,7 @@ from tokenwright.llm.output_processor import OutputProcessor, Report
 from tokenwright.llm.outputs import Completion
 from tokenwright.llm.relevance import Relevance
 from tokenwright.llm.streams import AsyncStreams
+from tokenwright.llm.tensor_parallel import refuse_files, refuse_undivided
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph
 from tokenwright.units import binary
@@ -83,18 +84,27 @@ class LLMEngine:
     """The engine over a loaded model: its KV memory, its thread, its recorder. Thread-safe.
 
     threads: that compute; None: as many as the thread asks for that submits. facts, specs, context: of the model as it
-    is computed here; they stay after `close`. streams: its asyncio side.
+    is computed here; they stay after `close`. streams: its asyncio side. ranks: processes that compute the model.
 
     Raises CapacityError if the memory does not suffice, RequestError for options that the model does not support.
     """
 
+    ranks = 1
+
     def __init__(self, loaded: LoadedModel, options: EngineConfig, threads: int | None = None) -> None:
         self.facts, self.options = loaded.facts, options
         self.specs = specs_of(options, loaded.graph, loaded.dtype)
+        if loaded.team is not None:
+            self.ranks = loaded.team.count
+            refuse_undivided(options, self.specs, specs_of(options, loaded.decoder.graph, loaded.dtype))
         self.context = context_of(options, loaded.config)
         draft = open_draft(loaded, options)
         self._specs = specs = self.specs if draft is None else (*self.specs, *draft.specs)
-        store, groups = make_store(specs, options, self.context, loaded.device)
+        groups = size_groups(specs, options, self.context, loaded.device)
+        layers = self.specs if loaded.team is None else specs_of(options, loaded.decoder.graph, loaded.dtype)
+        own = (*layers, *specs[len(layers) :])
+        memory = memory_of(loaded.device)
+        store = store_over(loaded.decoder, own, [group.pages for group in groups], options.page_size, memory)
         pool = PagePool(groups, options.page_size, store)
         disk = None
         if options.kv_disk is not None:
@@ -102,9 +112,10 @@ class LLMEngine:
         prefixes, swap = PrefixIndex(pool, repr(specs).encode()), SwapSpace(pool, options.swap_memory)
         if disk is not None:
             prefixes.secret, prefixes.tier = disk.secret, disk
-        runner, proposer = drafted(loaded, options, self.specs, store, pool, draft)
+        runner, proposer = drafted(loaded, options, layers, store, pool, draft)
         scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap, proposer)
-        model, inputs = Model(loaded.decoder, self.specs, loaded.device), InputProcessor(loaded, self.context)
+        model = Model(loaded.decoder, layers, loaded.device)
+        inputs = InputProcessor(loaded, self.context)
         sampler: Any = RowSampler()
         recording = end_step = None
         if loaded.traced:
@@ -120,6 +131,8 @@ class LLMEngine:
         self._given_threads = threads
         self._threads = 0  # asked for in the thread that submitted last
         loaded.enter()
+        if loaded.team is not None:
+            loaded.team.watched.append(loop.end)
         self._abandon = finalize(self, _abandon, loop, loaded, self.streams, disk)
         self._abandon.atexit = False  # at exit the loop ends by itself
 
@@ -130,6 +143,9 @@ class LLMEngine:
         facts, weights = self.facts, f"{self.facts.weights} weights of {binary(self.weight_bytes)}"
         cache = f"KV cache {self.kv_format} of {binary(self.kv_memory)}"
         where = f"{facts.kernels} kernels on {facts.device}"
+        if (team := self._owned.loaded.team) is not None:
+            most = max(team.weight_bytes)
+            where += f"; {self.ranks} processes with weights of {binary(most)} each"
         return f"{facts.name}: {facts.graph.architecture}, {weights}; {cache}; {where}"
 
     def _open(self) -> _Owned:
@@ -180,8 +196,8 @@ class LLMEngine:
 
     @property
     def kv_memory(self) -> int:
-        """Bytes of the whole KV memory."""
-        return self.store.nbytes
+        """Bytes of the whole KV memory, of all processes."""
+        return sum((group.pages + 1) * group.page_bytes for group in self._open().loop.engine.pool.groups)
 
     @property
     def kv_format(self) -> str:
@@ -199,8 +215,9 @@ class LLMEngine:
 
     @property
     def threads(self) -> int:
-        """How many threads compute the requests of the thread that asks."""
-        return self._given_threads or asked_threads(isinstance(self.loaded.decoder, NativeDecoder))
+        """How many threads compute the requests of the thread that asks, in each process."""
+        asked = self._given_threads or asked_threads(isinstance(self.loaded.decoder, NativeDecoder))
+        return max(1, asked // self.ranks)
 
     @property
     def occupancy(self) -> Occupancy:
@@ -219,6 +236,7 @@ class LLMEngine:
 
     def save_cache(self, path: str | Path, tokens: Prompt) -> int:
         """Save a text's cached pages to a file, as `LLM.save_cache` says."""
+        refuse_files(self.ranks)
         inputs, positions = self.inputs, self.facts.config.positions
         ids = inputs.ids(tokens)
         if angle_length(positions, len(ids)) != angle_length(positions, 1):
@@ -227,6 +245,7 @@ class LLMEngine:
 
     def load_cache(self, path: str | Path) -> int:
         """Load a file of `save_cache`, as `LLM.load_cache` says."""
+        refuse_files(self.ranks)
         return load_pages(Path(path), self.loop, self.store, self.inputs.salt, self._about)
 
     @cached_property

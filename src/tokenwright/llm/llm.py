@@ -64,6 +64,8 @@ class LLM(ChatView):
     adapters: folders of LoRA adapters that are kept beside the weights, by name: a request chooses one, or none.
     report: called with (bytes read, bytes in total) while the weights are read; downloads then show progress bars.
     threads: that compute; None: one for each core, or as many as OMP_NUM_THREADS says.
+    tensor_parallel: processes that compute the model together, 1, 2, 4 or 8, among which the threads are divided: each
+        has a part of the weights and of the KV heads. All numbers of processes give the same bits.
     trace: count and time the engine's work, as `run` requires.
 
     Raises CheckpointError for a model that cannot be read or computed, CapacityError if memory does not suffice,
@@ -98,6 +100,7 @@ class LLM(ChatView):
         threads: int | None = None,
         lora: Sequence[str | Path] = (),
         adapters: Mapping[str, str | Path] = MappingProxyType({}),
+        tensor_parallel: int = 1,
     ) -> None:
         if threads is not None:
             check_whole("threads", threads, 1, MOST_THREADS)
@@ -129,13 +132,14 @@ class LLM(ChatView):
                 check=partial(specs_of, options),
                 lora=folders("lora", lora),
                 adapters=adapters,
+                tensor_parallel=tensor_parallel,
             )
         elif (revision, device, dtype, weights, report, trace) != (None, "auto", "auto", "native", None, False) or (
-            lora or adapters
+            lora or adapters or tensor_parallel != 1
         ):
             raise RequestError(
-                "revision, device, dtype, weights, report, trace, lora and adapters say how a model is loaded, and "
-                "this one is; leave them out"
+                "revision, device, dtype, weights, report, trace, lora, adapters and tensor_parallel say how a model "
+                "is loaded, and this one is; leave them out"
             )
         super().__init__(LLMEngine(model, options, threads))
 

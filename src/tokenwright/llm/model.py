@@ -18,6 +18,7 @@ from tokenwright.backends.layout import Weights, weight_bytes
 from tokenwright.backends.native.compile import compiles, lacking
 from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels
 from tokenwright.backends.native.program import NativeDecoder
+from tokenwright.backends.native.ranks import SplitDecoder, Team
 from tokenwright.backends.runner import dense_decoder, torch_decoder
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults
 from tokenwright.checkpoints.files.pooling import PoolingConfig
@@ -31,6 +32,7 @@ from tokenwright.config import ModelConfig
 from tokenwright.engine.loop import FORKED
 from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
+from tokenwright.llm.tensor_parallel import check_degree, native_alone, split_decoder
 from tokenwright.llm.token_constraints import Vocabulary
 from tokenwright.models.graph import Graph
 from tokenwright.text import ChatTemplate, Tokenizer
@@ -82,6 +84,7 @@ class LoadedModel:
     support. `traced`: whether engines over it record runs (trace). `adapters`: those kept beside the weights, by name.
     read=False: it has no weights and no decoder, for a process that only prepares requests. shared: the descriptor of a
     file in memory from which several processes read packed weights (shared_weights.py); None: they are this one's own.
+    tensor_parallel: the number of processes that compute it (tensor_parallel.py).
     """
 
     def __init__(
@@ -99,9 +102,15 @@ class LoadedModel:
         adapters: Mapping[str, str | Path] = MappingProxyType({}),
         read: bool = True,
         shared: int | None = None,
+        tensor_parallel: int = 1,
     ) -> None:
+        check_degree(tensor_parallel)
         _Owner.check()
         check_bool("trace", trace)
+        if trace and tensor_parallel > 1:
+            raise RequestError(
+                "trace needs a model that one process computes; leave it or tensor_parallel out", "trace"
+            )
         _check_adapters(adapters)
         place = resolve_device(device)
         self.checkpoint = Checkpoint.open(model, revision, progress=report is not None).merged(lora)
@@ -135,8 +144,13 @@ class LoadedModel:
         self.vocabulary = Vocabulary(self.tokenizer, config.vocab_size)
         self.traced = trace
         numbered = {self.number(name): adapter.updates for name, adapter in self.adapters.items()}
+        self.team: Team | None = None  # the other processes that compute it
         if read:
-            self.decoder = make_decoder(self.checkpoint, form, kind, place, native, report, numbered, shared)
+            self.decoder = make_decoder(
+                self.checkpoint, form, kind, place, native, report, numbered, shared, tensor_parallel
+            )
+            if isinstance(self.decoder, SplitDecoder):
+                self.team = self.decoder.team
         self._users = 0
         self._lock = threading.Lock()
 
@@ -217,6 +231,8 @@ class LoadedModel:
         if self.template is not None:
             self.template.close()
         self.vocabulary.close()
+        if self.team is not None:
+            self.team.stop()
 
 
 def _check_adapters(adapters: object) -> None:
@@ -249,6 +265,7 @@ def make_decoder(
     report: Report | None = None,
     adapters: Mapping[int, Updates] = MappingProxyType({}),
     shared: int | None = None,
+    ranks: int = 1,
 ) -> "NativeDecoder | Decoder":
     """The decoder of a checkpoint, with weights in `form` (native: `dtype`); reference kernels if `native` is None.
 
@@ -278,6 +295,8 @@ def make_decoder(
     def load() -> Weights:
         return load_packed(checkpoint, form, dtype, report, WeightCache.default() if kept.quantised else None)
 
+    if ranks > 1:
+        return split_decoder(graph, native_alone(graph, native, adapters), load, ranks)
     weights = load() if shared is None else load_shared(shared, load)
     kept_beside = beside(graph, adapters, packed)
     if native is not None and compiles(graph):

@@ -6,6 +6,7 @@ the native kernels behind the `Kernels` protocol.
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tokenwright.backends.layout import Weights, xielu_of
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.native_kernels import NativeKernels, matrix, recurrence_of, routing_of, turned
 from tokenwright.backends.packed import Packed
+from tokenwright.backends.split import Cuts
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Parallel
 from tokenwright.models.latent import LatentAttention
@@ -25,20 +27,32 @@ from tokenwright.models.recurrent import MOST_NORMS, Inner, Recurrence, Recurren
 
 
 class NativeModel:
-    """A graph, its weights and its adapters as structs. It keeps the arrays alive that the structs point into."""
+    """A graph, its weights and its adapters as structs. It keeps the arrays alive that the structs point into.
 
-    def __init__(self, graph: Graph, kernels: NativeKernels, weights: Weights, adapters: Beside) -> None:
+    cuts, ranks: of a rank, whose matrices are parts of the graph's.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        kernels: NativeKernels,
+        weights: Weights,
+        adapters: Beside,
+        cuts: Cuts = MappingProxyType({}),
+        ranks: lib.CRanks | None = None,
+    ) -> None:
         self.graph = graph
         self.kernels = kernels
         self._weights = dict(weights)
         self._adapters = adapters
+        self._cuts = cuts
         self._updates: list[object] = []  # arrays that ops point to, beside the weights
         self._count = max((number for each in adapters.values() for number in each), default=0)  # of adapters
         self._zeros = np.zeros(graph.width, np.float32)  # the bias of a LayerNorm without one
         self._ops = [COMPILERS[type(op)](op, self) for op in graph.ops]
         pairs = [lib.COp(lib.OPS.index(type(one)), ctypes.addressof(one)) for one in self._ops]
         self._list = (lib.COp * len(pairs))(*pairs)
-        self.struct = lib.CModel(graph.width, len(graph.ropes), len(pairs), self._list)
+        self.struct = lib.CModel(graph.width, len(graph.ropes), len(pairs), self._list, ranks and ctypes.pointer(ranks))
 
     def packed(self, of: Matrix) -> Packed:
         found = self._weights[of.name]
@@ -46,7 +60,10 @@ class NativeModel:
         return found
 
     def matrix(self, of: Matrix) -> lib.CMatrix:
-        return matrix(self.packed(of))
+        struct = matrix(self.packed(of))
+        if of.name in self._cuts:
+            struct.first, struct.whole = self._cuts[of.name].first, self._cuts[of.name].whole
+        return struct
 
     def updates(self, of: Matrix) -> int | None:
         """The address of the adapters' updates of a matrix, by their numbers less one; None without adapters."""
@@ -94,9 +111,12 @@ class NativeModel:
         """The address of an MLP's learned facts of the activation xIELU."""
         return self.keep(np.array(xielu_of(name, self._weights), np.float32))
 
-    def factors(self, sizes: Sequence[int], each: Sequence[float]) -> int | None:
+    def factors(self, of: Matrix, sizes: Sequence[int], each: Sequence[float]) -> int | None:
         """The address of the factors of a matrix's outputs, of which some have each one; None without factors."""
-        return self.keep(np.repeat(np.array(each, np.float32), sizes)) if each else None
+        if not each:
+            return None
+        every, cut = np.repeat(np.array(each, np.float32), sizes), self._cuts.get(of.name)
+        return self.keep(every if cut is None or cut.whole else every[cut.rows])
 
     def address(self, name: str) -> int | None:
         """The address of a dense tensor; None if the model lacks it."""
@@ -189,7 +209,7 @@ def _mlp(op: MLP, model: NativeModel) -> lib.CMLPOp:
     up, down = model.matrix(op.up), model.matrix(op.down)
     updates = model.updates(op.up), model.updates(op.down)
     learned = None if op.learned is None else model.xielu(op.learned)
-    factors = model.factors([out for _, out in op.up.parts], op.factors)
+    factors = model.factors(op.up, [out for _, out in op.up.parts], op.factors)
     return lib.CMLPOp(
         activation, op.gated, learned, factors, model.norm(op.norm), up, down, _after(op, model), *updates
     )
@@ -223,7 +243,7 @@ def _recurrent(op: Recurrent, model: NativeModel) -> lib.CRecurrentOp:
     return lib.CRecurrentOp(
         op.layer,
         op.beside,
-        model.factors([rows for rows, _ in op.factors], [one for _, one in op.factors]),
+        model.factors(op.project, [rows for rows, _ in op.factors], [one for _, one in op.factors]),
         model.recurrence(op.recurrence),
         model.norm(op.norm),
         model.matrix(op.project),

@@ -32,6 +32,8 @@ class CMatrix(Structure):
         ("bias", c_void_p),
         ("super", c_int64),
         ("minima", c_int64),
+        ("first", c_int64),
+        ("whole", c_int64),
     )
 
 
@@ -261,8 +263,27 @@ class COp(Structure):
     _fields_ = (("kind", c_int64), ("op", c_void_p))
 
 
+class CRanks(Structure):
+    _fields_ = (
+        ("rank", c_int64),
+        ("count", c_int64),
+        ("parent", c_int64),
+        ("patience", c_int64),
+        ("meeting", c_void_p),
+        ("halves", c_void_p),
+        ("capacity", c_int64),
+        ("gathers", c_int64),
+    )
+
+
 class CModel(Structure):
-    _fields_ = (("width", c_int64), ("rotations", c_int64), ("ops", c_int64), ("op", POINTER(COp)))
+    _fields_ = (
+        ("width", c_int64),
+        ("rotations", c_int64),
+        ("ops", c_int64),
+        ("op", POINTER(COp)),
+        ("ranks", POINTER(CRanks)),
+    )
 
 
 class CAdaptedRows(Structure):
@@ -337,7 +358,7 @@ class CQueries(Structure):
 _STRUCTS = (
     *(CMatrix, CNorm, CKVTensor, CPart, CKVLayer, CChunkRows, CHeads),
     *(*OPS, COp, CModel, CBatch, CQueries, CRouting, CLowRank, CAdaptedRows, CWatchedRow, CObserved, CRecurrence),
-    CInnerMatrix,
+    *(CInnerMatrix, CRanks),
 )
 
 # Every function of library.cpp: the types of its result and arguments. `k`: the kernels, `w`: a workspace, `p`: another

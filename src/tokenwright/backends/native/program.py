@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 from ctypes import byref
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -24,10 +25,11 @@ from tokenwright.backends.native import library as lib
 from tokenwright.backends.native.compile import NativeModel
 from tokenwright.backends.native.native_kernels import NativeKernels, Workspace, kv_layer, state_layer
 from tokenwright.backends.observation import CANDIDATES, Observed, Watched
+from tokenwright.backends.split import Cuts
 from tokenwright.cache import KVStore
 from tokenwright.config import Rope, angle_length
 from tokenwright.engine import AttentionWindow, Batch
-from tokenwright.errors import CapacityError
+from tokenwright.errors import CapacityError, WorkerError
 from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import RotaryTable, Rotation
 from tokenwright.models.taps import Tap, ignore
@@ -41,17 +43,27 @@ assert ctypes.sizeof(lib.CBatch) == 17 * 8, "a batch is seventeen words"
 OBSERVED, ROW = ctypes.sizeof(lib.CObserved) // 8, ctypes.sizeof(lib.CWatchedRow) // 8
 assert (OBSERVED, ROW) == (11, 7), "both are words"
 assert ctypes.sizeof(lib.CAdaptedRows) == 3 * 8, "the rows of an adapter are three words"
+ENDED = 2  # what tw_forward returns if another rank has ended
 ROTARY_POSITIONS = 1 << 16  # most positions in the rotary cache
 
 
 class NativeDecoder:
     """A graph over packed weights, compiled for the native kernels, whose steps run as a `Program`.
 
-    `weight_bytes`: bytes of the weights in memory. `counted`: tokens times layers that programs have computed.
+    cuts, ranks: of a rank (native/ranks.py). `weight_bytes`: bytes of the weights in memory. `counted`: tokens times
+    layers that programs have computed.
     """
 
-    def __init__(self, graph: Graph, kernels: NativeKernels, weights: Weights, adapters: Beside = NO_ADAPTERS) -> None:
-        self.native = NativeModel(graph, kernels, weights, adapters)
+    def __init__(
+        self,
+        graph: Graph,
+        kernels: NativeKernels,
+        weights: Weights,
+        adapters: Beside = NO_ADAPTERS,
+        cuts: Cuts = MappingProxyType({}),
+        ranks: lib.CRanks | None = None,
+    ) -> None:
+        self.native = NativeModel(graph, kernels, weights, adapters, cuts, ranks)
         self.graph = graph
         self.kernels = kernels
         self.weight_bytes = nbytes(weights)
@@ -132,9 +144,12 @@ class Program:
         )
         struct, kernels = array("q", words), model.kernels
         at = struct.buffer_info()[0]
-        if kernels.library.tw_forward(
+        failed = kernels.library.tw_forward(
             kernels.handle, self._workspace.address, byref(model.struct), at, kernel_threads.count
-        ):
+        )
+        if failed == ENDED:
+            raise WorkerError("a process that computes the model has ended, so the engine has; open the model again")
+        if failed:
             raise CapacityError(f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget")
         return Logits(logits, tuple(best), tuple(totals), hidden)
 

@@ -67,6 +67,7 @@ def chat(
     weights: opt.Weights = "native",
     lora: opt.Lora = None,
     threads: opt.Threads = None,
+    tensor_parallel: opt.TensorParallel = 1,
     kv_memory: opt.KvMemory = None,
     kv_disk: opt.KvDisk = None,
     kv_disk_size: opt.KvDiskSize = None,

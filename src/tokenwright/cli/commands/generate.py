@@ -69,6 +69,7 @@ def generate(
     weights: opt.Weights = "native",
     lora: opt.Lora = None,
     threads: opt.Threads = None,
+    tensor_parallel: opt.TensorParallel = 1,
     no_cache: opt.NoCache = False,
     kv: opt.Kv = "native",
     kv_memory: opt.KvMemory = None,

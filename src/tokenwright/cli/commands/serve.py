@@ -189,6 +189,7 @@ def serve(
     weights: opt.Weights = "native",
     lora: opt.Lora = None,
     threads: opt.ServerThreads = None,
+    tensor_parallel: opt.TensorParallel = 1,
     kv_memory: opt.KvMemory = None,
     kv_disk: opt.KvDisk = None,
     kv_disk_size: opt.KvDiskSize = None,
@@ -224,6 +225,8 @@ def serve_one(models: Sequence[NamedModel], engine: dict[str, Any], settings: Se
     opt.check_engine(**engine)
     local_folder(chosen, engine["revision"])  # refuses what is neither here nor a name on the hub, before it listens
     engine |= {"adapters": adapters} if adapters else {}
+    if settings.replicas and "tensor_parallel" in engine:
+        raise RequestError("--replicas and --tensor-parallel both divide the machine; give one of them", "replicas")
     if settings.replicas:
         load = of_replicas.clustered(chosen, engine, settings)
     else:
@@ -272,8 +275,9 @@ def serve_many(models: Sequence[NamedModel], engine: dict[str, Any], settings: S
     for name in ("served_model_name", "adapter", "lora", "revision", "kv_events", "replicas"):
         if getattr(settings, name):
             raise RequestError(f"--{name.replace('_', '-')} belongs to one model; leave it out, or serve one", name)
-    if engine.get("draft") is not None:
-        raise RequestError("--draft belongs to one model; leave it out, or serve one", "draft")
+    for name in ("draft", "tensor_parallel"):
+        if engine.get(name) is not None:
+            raise RequestError(f"--{name.replace('_', '-')} belongs to one model; leave it out, or serve one", name)
     from tokenwright.backends.ram import free_ram
 
     limit = read_bytes(settings.memory, "memory") if settings.memory else (free_ram() or 0) * 7 // 8

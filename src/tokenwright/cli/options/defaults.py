@@ -37,6 +37,7 @@ COMMON: Mapping[str, type] = {
     "draft": str,
     "draft-weights": str,
     "threads": int,
+    "tensor-parallel": int,
     "max-tokens": int,
     "temperature": float,
     "top-k": int,

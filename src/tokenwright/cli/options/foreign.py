@@ -71,7 +71,8 @@ OPTIONS = names_of_others("""
     --served-model-name: --alias -a --model-alias
     --cors-origin: --allowed-origins --cors --origins
     --allowed-host: --allowed-hosts --trusted-hosts
-    --replicas: --data-parallel-size -dp --workers --tensor-parallel-size -tp --pipeline-parallel-size
+    --replicas: --data-parallel-size -dp --workers --pipeline-parallel-size
+    --tensor-parallel: --tensor-parallel-size -tp --tp-size --tp
     --max-queue: --max-concurrency --max-waiting --queue-size
     --request-timeout: --timeout -to --request-timeout-s
     --access-log: --disable-log-requests --enable-log-requests --uvicorn-log-level --log-file --log-level

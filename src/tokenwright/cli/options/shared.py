@@ -108,6 +108,14 @@ Lora = Annotated[
 Threads = Annotated[
     int | None, Option(min=1, max=4096, help="Threads that compute; by default one per core.", rich_help_panel=ENGINE)
 ]
+TensorParallel = Annotated[
+    int,
+    Option(
+        help="Processes that compute the model together: 1, 2, 4 or 8. They divide weights, KV cache and threads, and "
+        "write the same text.",
+        rich_help_panel=ENGINE,
+    ),
+]
 ServerThreads = Annotated[
     int | None,
     Option(
@@ -192,6 +200,7 @@ Chart = Annotated[Path, Option("--out", "-o", help="Where the chart goes (SVG)."
 OF_ENGINE = (  # parameters of commands that `opened` and LLM take under the same names
     *("revision", "device", "dtype", "weights", "threads", "kv_memory", "kv", "window", "sinks"),
     *("kv_disk", "kv_disk_size", "page_size", "token_budget", "speculate", "lora", "draft", "draft_weights"),
+    "tensor_parallel",
 )
 
 
@@ -206,6 +215,8 @@ def of_engine(parameters: Mapping[str, Any], *, but: Sequence[str] = ()) -> dict
             found[name] = read_bytes(found[name], name)
     if found.get("kv_disk_size") is not None and found.get("kv_disk") is None:
         raise RequestError("kv_disk_size limits the folder kv_disk; give that as well", "kv_disk", "kv_disk_size")
+    if found.get("tensor_parallel") == 1:
+        del found["tensor_parallel"]
     absent = ("lora", "kv_disk", "kv_disk_size", "draft")
     return {name: value for name, value in found.items() if not (name in absent and value is None)}
 

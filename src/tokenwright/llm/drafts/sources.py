@@ -13,6 +13,7 @@ from typing import Any
 from tokenwright.backends.device import asked_threads, resolve_dtype
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.native.program import NativeDecoder
+from tokenwright.backends.native.ranks import SplitDecoder
 from tokenwright.backends.runner import DraftRunner, ModelRunner
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.checkpoints.fingerprint import about
@@ -129,7 +130,8 @@ def _costs(
 ) -> tuple[StepCosts, float | None]:
     """What drafts are weighed against; and the seconds of a step of one row, if they were measured."""
     context = sum(spec.nbytes(1) for spec in specs) / decoder.weight_bytes
-    if isinstance(decoder, NativeDecoder) and (always or decoder.weight_bytes >= SMALLEST):
+    measurable = isinstance(decoder, NativeDecoder) and not isinstance(decoder, SplitDecoder)
+    if measurable and (always or decoder.weight_bytes >= SMALLEST):
         times = step_times(decoder, specs, form, asked_threads(native=True))
         if times is not None:
             return measured(times, context), times[1]

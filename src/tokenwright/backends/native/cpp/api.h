@@ -45,6 +45,8 @@ struct Matrix {
   const float* bias;  // [out], or null
   int64_t super;      // inputs of a super-block: 64, 128 or 256; 0: there are none
   int64_t minima;     // whether groups have a minimum beside their scale
+  int64_t first;      // in a rank's part of a matrix, the number of its first row in the whole one; else 0
+  int64_t whole;      // outputs of the whole one, if the ranks gather them; else 0
 };
 
 // static: each instruction set has these functions for itself.

@@ -5,6 +5,7 @@
 
 #include "kernels.h"
 #include "ops/attention.h"
+#include "ops/ranks.h"
 #include "ops/step.h"
 #include "threads/pool.h"
 
@@ -109,13 +110,13 @@ int64_t with_workspace(Workspace* shared, Run run) {
 
 // Writes the sizes of the structs that Python mirrors, so that it can refuse a library built from other sources.
 TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
-  const int64_t ours[] = {
-      sizeof(Matrix),    sizeof(Norm),        sizeof(KVTensor),   sizeof(Part),        sizeof(KVLayer),
-      sizeof(ChunkRows), sizeof(Heads),       sizeof(EmbedOp),    sizeof(AttentionOp), sizeof(MLPOp),
-      sizeof(HeadOp),    sizeof(ParallelOp),  sizeof(ExpertsOp),  sizeof(LatentOp),    sizeof(RecurrentOp),
-      sizeof(Op),        sizeof(Model),       sizeof(Batch),      sizeof(Queries),     sizeof(Routing),
-      sizeof(LowRank),   sizeof(AdaptedRows), sizeof(WatchedRow), sizeof(Observed),    sizeof(Recurrence),
-      sizeof(InnerMatrix)};
+  const int64_t ours[] = {sizeof(Matrix),      sizeof(Norm),        sizeof(KVTensor),    sizeof(Part),
+                          sizeof(KVLayer),     sizeof(ChunkRows),   sizeof(Heads),       sizeof(EmbedOp),
+                          sizeof(AttentionOp), sizeof(MLPOp),       sizeof(HeadOp),      sizeof(ParallelOp),
+                          sizeof(ExpertsOp),   sizeof(LatentOp),    sizeof(RecurrentOp), sizeof(Op),
+                          sizeof(Model),       sizeof(Batch),       sizeof(Queries),     sizeof(Routing),
+                          sizeof(LowRank),     sizeof(AdaptedRows), sizeof(WatchedRow),  sizeof(Observed),
+                          sizeof(Recurrence),  sizeof(InnerMatrix), sizeof(Ranks)};
   const int64_t known = sizeof(ours) / sizeof(ours[0]);
   for (int64_t i = 0; i < count && i < known; i++) sizes[i] = ours[i];
   return known;
@@ -158,9 +159,11 @@ TW_EXPORT int64_t tw_exact_threads(int64_t most) { return set_exact_threads(most
 TW_EXPORT int64_t tw_last_team() { return last_team(); }
 TW_EXPORT int64_t tw_last_barriers() { return last_barriers(); }
 
+// Returns 1 if memory runs out, and 2 if another rank of the model has ended: then the results are not to be used.
 TW_EXPORT int64_t tw_forward(const Kernels* k, Workspace* workspace, const Model* model, const Batch* batch,
                              int64_t threads) {
-  return with_workspace(workspace, [&](Workspace& w) { forward(*k, w, *model, *batch, threads); });
+  const int64_t lacking = with_workspace(workspace, [&](Workspace& w) { forward(*k, w, *model, *batch, threads); });
+  return !lacking && model->ranks && model->ranks->meeting->broken.load() ? 2 : lacking;
 }
 
 TW_EXPORT int64_t tw_linear(const Kernels* k, Workspace* workspace, const Matrix* m, int64_t rows, const float* x,

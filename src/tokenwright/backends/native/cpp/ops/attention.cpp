@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 
 #include "ops/observer.h"
 #include "ops/ops.h"
@@ -31,7 +32,7 @@ void norm_heads(const Kernels& k, Norm norm, int64_t over, int64_t heads, int64_
 // The heads of one row between projection and attention: norms, rotation, and storing K and V in the cache.
 void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
   const Heads& h = op.heads;
-  const int64_t size = h.size, stride = op.qkv.out;
+  const int64_t size = h.size, stride = outputs_of(op.qkv);
   const ChunkRows& chunk = p.batch.chunk[chunk_of(p.batch, row)];
   const int64_t position = chunk.start + row - chunk.row;
   float* q = p.qkv + row * stride;
@@ -161,9 +162,10 @@ void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, c
   if (op.kept) needs.before = std::max(needs.before, op.qkv.in);
   r.rows.reserve(op.qkv, batch.rows);
   r.rows.reserve(op.out, batch.rows);
-  needs.qkv = std::max(needs.qkv, op.qkv.out);
+  needs.qkv = std::max(needs.qkv, outputs_of(op.qkv));
+  reserve_gather(needs, batch, std::max({op.qkv.whole, op.out.in, op.out.whole}));
   needs.mixed = std::max(needs.mixed, q_width);
-  if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, op.out.out);
+  if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, outputs_of(op.out));
   reserve_updates(r, batch, op.qkv_updates);
   reserve_updates(r, batch, op.out_updates);
   if (batch.kv[op.layer].sinks) needs.sink = std::max(needs.sink, q_width);
@@ -172,26 +174,29 @@ void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, c
 
 void run(Pass& p, Team& team, int64_t thread, const AttentionOp& op) {
   const KVLayer& kv = p.batch.kv[op.layer];
-  const int64_t rows = p.batch.rows, q_width = op.heads.heads * op.heads.size;
+  const int64_t rows = p.batch.rows, q_width = op.heads.heads * op.heads.size, stride = outputs_of(op.qkv);
   const bool sinks = op.rotation >= 0 && kv.sinks;
 
   if (op.kept) keep_rows(p, team);
   QuantisedRows quantised = normed_rows(p, team, thread, p.x, op.norm, op.qkv);
-  linears_of(p, team, op.qkv, quantised, p.qkv, nullptr, op.qkv.out);
-  update(p, team, op.qkv_updates, p.qkv, op.qkv.out,
-         [&](int64_t row) { return normed_row(p, thread, p.x, op.norm, row); });
+  linears_of(p, team, op.qkv, quantised, p.qkv, nullptr, stride);
+  update(p, team, op.qkv_updates, p.qkv, stride, [&](int64_t row) { return normed_row(p, thread, p.x, op.norm, row); });
   each_row(team, rows, [&](int64_t row) { heads_of(p, op, kv, row); });
-  const Queries all{0, 0, 0, 0, p.qkv, sinks ? p.sink : nullptr, p.mixed, op.qkv.out, q_width, q_width};
+  const std::optional<Gather> gather = gather_of(p, q_width, op.out);
+  float* const all_mixed = gather ? gather->rows : p.mixed;
+  float* const own_mixed = gather ? gather->rows + op.qkv.first : p.mixed;
+  const Queries all{0, 0, 0, 0, p.qkv, sinks ? p.sink : nullptr, own_mixed, stride, q_width, op.out.in};
   keep_queries(p, team, op.layer, op.heads.size, all);
   attend_all(p.k, team, kv, op.heads, p.batch.chunks, p.batch.chunk, p.batch.page_size, all, p.scratch, p.scratch_each,
              thread);
 
   if (op.out_gate)
     each_row(team, rows, [&](int64_t row) {
-      p.k.gate_by(SIGMOID_GATE, q_width, p.qkv + (row + 1) * op.qkv.out - q_width, p.mixed + row * q_width);
+      p.k.gate_by(SIGMOID_GATE, q_width, p.qkv + (row + 1) * stride - q_width, own_mixed + row * op.out.in);
     });
+  if (gather) gather->wait(team);
   quantised = p.r.rows.of(p.k, op.out, rows);
-  const auto mixed = [&](int64_t row) { return p.mixed + row * q_width; };
+  const auto mixed = [&](int64_t row) { return all_mixed + row * op.out.in; };
   each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.out, mixed(row), row, quantised); });
   add_linear(p, team, op.out, quantised, op.after, op.out_updates, mixed);
 }

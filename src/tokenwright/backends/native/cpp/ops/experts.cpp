@@ -13,6 +13,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
+#include <optional>
+#include <utility>
 
 #include "ops/residual.h"
 #include "ops/threaded_linear.h"
@@ -26,7 +29,7 @@ struct Busy {
   Matrix up, down;
   int64_t first;             // index of its first visit
   QuantisedRows in, middle;  // of its visits
-  float *hidden, *result;
+  float* hidden;
   int64_t up_piece, down_piece;  // indices of its first work item in the two phases of linears
 };
 
@@ -78,8 +81,8 @@ class Sorting {
   }
 
   void list(const Matrix& up, const Matrix& down, const QuantisedRows& in, const QuantisedRows& middle) {
-    float *hidden = m_.hidden.of<float>(0) + hidden_, *result = m_.results.of<float>(0) + visits_ * p_.model.width;
-    m_.busy.of<Busy>(0)[count_] = Busy{up, down, visits_, in, middle, hidden, result, up_pieces_, down_pieces_};
+    float* hidden = m_.hidden.of<float>(0) + hidden_;
+    m_.busy.of<Busy>(0)[count_] = Busy{up, down, visits_, in, middle, hidden, up_pieces_, down_pieces_};
     for (int64_t i = 0; i < in.rows; i++) visit_[visits_++].busy = count_;
     count_++;
     hidden_ += in.rows * up.out;
@@ -151,6 +154,7 @@ void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, con
   m.results.of<float>(all * width);
   needs.act = std::max({needs.act, inner, op.shared_down.in});
   needs.added = std::max(needs.added, width);
+  if (op.down.whole) needs.gathered = std::max(needs.gathered, all * std::max({inner, op.shared_down.in, width}));
 }
 
 void run(Pass& p, Team& team, int64_t thread, const ExpertsOp& op) {
@@ -161,6 +165,9 @@ void run(Pass& p, Team& team, int64_t thread, const ExpertsOp& op) {
   float *normed = m.normed.of<float>(0), *logits = m.logits.of<float>(0);
   const Busy* busy = m.busy.of<Busy>(0);
   const Visit* visit = m.visits.of<Visit>(0);
+  const auto gather = [&] {  // of the rows of visits: ranks have some rows of each expert
+    return op.down.whole ? std::optional<Gather>(std::in_place, *p.model.ranks) : std::nullopt;
+  };
 
   const QuantisedRows asking = p.r.rows.of(p.k, op.router, rows);
   each_row(team, rows, [&](int64_t row) {
@@ -187,17 +194,34 @@ void run(Pass& p, Team& team, int64_t thread, const ExpertsOp& op) {
     const Pieces pieces(b.up, b.in.rows, team.size());
     linear_piece(p.k, b.up, b.in, pieces, i - b.up_piece, Out{b.hidden, nullptr, b.up.out});
   });
+  const std::optional<Gather> activated = gather();
   each_row(team, visits, [&](int64_t i) {
     const Busy& b = busy[visit[i].busy];
-    float* act = p.act + thread * widest;
-    (op.gated ? p.k.gated : p.k.activate)(op.activation, b.down.in, b.hidden + (i - b.first) * b.up.out, act);
-    p.k.quantise_row(b.down, act, i - b.first, b.middle);
+    float* act = activated ? activated->rows + i * widest + b.up.first : p.act + thread * widest;
+    const int64_t own = op.gated ? b.up.out / 2 : b.up.out;
+    (op.gated ? p.k.gated : p.k.activate)(op.activation, own, b.hidden + (i - b.first) * b.up.out, act);
+    if (!activated) p.k.quantise_row(b.down, act, i - b.first, b.middle);
   });
+  if (activated) {
+    activated->wait(team);
+    each_row(team, visits, [&](int64_t i) {
+      const Busy& b = busy[visit[i].busy];
+      p.k.quantise_row(b.down, activated->rows + i * widest, i - b.first, b.middle);
+    });
+  }
+  const std::optional<Gather> all_results = gather();
+  float* const results = m.results.of<float>(0);
+  float* const to = all_results ? all_results->rows : results;
   team.each(m.down_pieces.load(std::memory_order_relaxed), [&](int64_t i) {
     const Busy& b = owner(busy, visit[visits - 1].busy, &Busy::down_piece, i);
     const Pieces pieces(b.down, b.middle.rows, team.size());
-    linear_piece(p.k, b.down, b.middle, pieces, i - b.down_piece, Out{b.result, nullptr, width});
+    linear_piece(p.k, b.down, b.middle, pieces, i - b.down_piece,
+                 Out{to + b.first * width + b.down.first, nullptr, width});
   });
+  if (all_results) {
+    all_results->wait(team);
+    each_row(team, visits, [&](int64_t i) { memcpy(results + i * width, to + i * width, 4 * width); });
+  }
   each_row(team, rows, [&](int64_t row) {
     sum_visits(p, op, row);
     add_row(p, op.after, row);

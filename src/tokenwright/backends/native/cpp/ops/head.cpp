@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "ops/observer.h"
 #include "ops/ops.h"
@@ -46,11 +47,12 @@ void Summary::run(Team& team) const {
 
 void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, const HeadOp& op) {
   r.rows.reserve(op.matrix, batch.wanted);
-  needs.partial = std::max(needs.partial, batch.wanted * summary_pieces(op.matrix.out));
+  needs.partial = std::max(needs.partial, batch.wanted * summary_pieces(outputs_of(op.matrix)));
+  needs.gathered = std::max(needs.gathered, batch.wanted * op.matrix.whole);
 }
 
 void run(Pass& p, Team& team, int64_t thread, const HeadOp& op) {
-  const int64_t width = p.model.width, vocab = op.matrix.out, wanted = p.batch.wanted;
+  const int64_t width = p.model.width, vocab = outputs_of(op.matrix), wanted = p.batch.wanted;
   each_row(team, p.batch.hidden, [&](int64_t i) {
     p.k.norm(op.norm, width, p.x + p.batch.hidden_row[i] * width, p.batch.states + i * width);
   });
@@ -67,8 +69,17 @@ void run(Pass& p, Team& team, int64_t thread, const HeadOp& op) {
     const int64_t at = piece * SUMMARY;
     if (op.cap > 0) p.k.soft_cap(op.cap, std::min(vocab - at, SUMMARY), p.batch.logits + row * vocab + at);
   };
-  if (summary.pieces() < MANY_PIECES * team.size()) {
-    linears_of(p, team, op.matrix, quantised, p.batch.logits, nullptr, vocab);
+  if (summary.pieces() < MANY_PIECES * team.size() || op.matrix.whole) {
+    if (op.matrix.whole) {
+      const Gather all(*p.model.ranks);
+      linear(p.k, team, op.matrix, quantised, Out{all.rows + op.matrix.first, nullptr, vocab});
+      all.wait(team);
+      if (p.model.ranks->rank) return;  // the first one alone answers
+      each_row(team, wanted,
+               [&](int64_t row) { memcpy(p.batch.logits + row * vocab, all.rows + row * vocab, 4 * vocab); });
+    } else {
+      linears_of(p, team, op.matrix, quantised, p.batch.logits, nullptr, vocab);
+    }
     if (op.cap > 0)
       team.each(wanted * summary.pieces(), [&](int64_t i) { cap(i / summary.pieces(), i % summary.pieces()); });
     return summary.run(team);

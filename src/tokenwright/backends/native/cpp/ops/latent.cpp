@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 
 #include "ops/attention.h"
 #include "ops/residual.h"
@@ -31,14 +32,15 @@ HeadRows head_of(Pass& p, const Matrix& all, int64_t heads, int64_t head) {
   return {one, p.r.latent.heads.of(p.k, one, p.batch.rows, head * whole_tiles(p.batch.rows))};
 }
 
-// y [rows][H x out]: of each head its matrix times its rows, which are quantised already. stride: of y, between heads.
-void linears_of_heads(Pass& p, Team& team, const Matrix& all, int64_t heads, float* y, int64_t stride) {
+// y [rows][row_stride]: of each head its matrix times its rows, which are quantised already. stride: between heads.
+void linears_of_heads(Pass& p, Team& team, const Matrix& all, int64_t heads, float* y, int64_t stride,
+                      int64_t row_stride) {
   const int64_t threads = (team.size() + heads - 1) / heads;
   const Pieces pieces(matrix_in(all, 0, heads), p.batch.rows, threads);
   const int64_t each = pieces.count();
   team.each(heads * each, [&](int64_t i) {
     const HeadRows head = head_of(p, all, heads, i / each);
-    const Out out{y + i / each * stride, nullptr, heads * stride};
+    const Out out{y + i / each * stride, nullptr, row_stride};
     linear_piece(p.k, head.matrix, head.rows, pieces, i % each, out);
   });
 }
@@ -122,7 +124,7 @@ struct LatentRows {
   // Stores the row's latent and key part.
   void store(int64_t row) const {
     const ChunkRows& chunk = chunk_of_row(row);
-    float* key = p.qkv + (row + 1) * op.down.out - op.heads.size;
+    float* key = p.qkv + (row + 1) * outputs_of(op.down) - op.heads.size;
     p.k.norm(op.kv_norm, op.heads.values, key, key);
     turn(rotation(chunk, row), key + op.heads.values, key + op.heads.values);
     p.k.store_kv(kv, op.heads, chunk, p.batch.page_size, chunk.start + row - chunk.row, key, key);
@@ -161,9 +163,10 @@ void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, c
   m.queries.of<float>(batch.rows * h.heads * h.size);
   m.values.of<float>(batch.rows * op.v_up.out);
   m.sums.of<float>(stretches_of(batch.kv[op.layer], batch.chunks, batch.chunk) * h.heads * k.stretch_sums(h));
-  needs.qkv = std::max(needs.qkv, op.down.out);
+  needs.qkv = std::max(needs.qkv, outputs_of(op.down));
+  reserve_gather(needs, batch, std::max({op.down.whole, op.out.in, op.out.whole}));
   needs.mixed = std::max(needs.mixed, h.heads * h.values);
-  if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, op.out.out);
+  if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, outputs_of(op.out));
   reserve_updates(r, batch, op.down_updates);
   if (op.q_up.out) reserve_updates(r, batch, op.q_up_updates);
   reserve_updates(r, batch, op.out_updates);
@@ -174,30 +177,28 @@ void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, c
 void run(Pass& p, Team& team, int64_t thread, const LatentOp& op) {
   const KVLayer& kv = p.batch.kv[op.layer];
   const Heads& h = op.heads;
-  const int64_t rows = p.batch.rows, heads = h.heads, value = op.v_up.out / heads;
+  const int64_t rows = p.batch.rows, heads = h.heads, value = op.v_up.out / heads, down = outputs_of(op.down);
   float *q = op.q_up.out ? p.r.latent.q.of<float>(0) : p.qkv, *queries = p.r.latent.queries.of<float>(0);
-  float* values = p.r.latent.values.of<float>(0);
-  const LatentRows latent{p, op, kv, q, op.q_up.out ? op.q_up.out : op.down.out, queries};
+  const LatentRows latent{p, op, kv, q, op.q_up.out ? op.q_up.out : down, queries};
 
   QuantisedRows quantised = normed_rows(p, team, thread, p.x, op.norm, op.down);
-  linears_of(p, team, op.down, quantised, p.qkv, nullptr, op.down.out);
-  update(p, team, op.down_updates, p.qkv, op.down.out,
-         [&](int64_t row) { return normed_row(p, thread, p.x, op.norm, row); });
+  linears_of(p, team, op.down, quantised, p.qkv, nullptr, down);
+  update(p, team, op.down_updates, p.qkv, down, [&](int64_t row) { return normed_row(p, thread, p.x, op.norm, row); });
   if (op.q_up.out) {
     quantised = p.r.rows.of(p.k, op.q_up, rows);
     each_row(team, rows, [&](int64_t row) {
-      float* x = p.qkv + row * op.down.out;
+      float* x = p.qkv + row * down;
       p.k.norm(op.q_norm, op.q_up.in, x, x);
       p.k.quantise_row(op.q_up, x, row, quantised);
     });
     linears_of(p, team, op.q_up, quantised, q, nullptr, op.q_up.out);
-    update(p, team, op.q_up_updates, q, op.q_up.out, [&](int64_t row) { return p.qkv + row * op.down.out; });
+    update(p, team, op.q_up_updates, q, op.q_up.out, [&](int64_t row) { return p.qkv + row * down; });
   }
   each_row(team, rows * heads, [&](int64_t i) {
     if (i % heads == 0) latent.store(i / heads);
     latent.begin_query(i / heads, i % heads);
   });
-  linears_of_heads(p, team, op.k_up, heads, queries, h.size);
+  linears_of_heads(p, team, op.k_up, heads, queries, h.size, heads * h.size);
   if (latent.sinks())
     each_row(team, rows * heads, [&](int64_t i) { memcpy(p.sink + i * h.size, queries + i * h.size, 4 * h.values); });
 
@@ -210,9 +211,13 @@ void run(Pass& p, Team& team, int64_t thread, const LatentOp& op) {
     const HeadRows to = head_of(p, op.v_up, heads, i % heads);
     p.k.quantise_row(to.matrix, p.mixed + i * h.values, i / heads, to.rows);
   });
-  linears_of_heads(p, team, op.v_up, heads, values, value);
+  const std::optional<Gather> gather = gather_of(p, op.v_up.out, op.out);
+  float* const values = gather ? gather->rows : p.r.latent.values.of<float>(0);
+  float* const own_values = gather ? gather->rows + op.v_up.first : values;
+  linears_of_heads(p, team, op.v_up, heads, own_values, value, op.out.in);
+  if (gather) gather->wait(team);
   quantised = p.r.rows.of(p.k, op.out, rows);
-  const auto of_row = [&](int64_t row) { return values + row * op.v_up.out; };
+  const auto of_row = [&](int64_t row) { return values + row * op.out.in; };
   each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.out, of_row(row), row, quantised); });
   add_linear(p, team, op.out, quantised, op.after, op.out_updates, of_row);
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "ops/observer.h"
 #include "ops/residual.h"
@@ -14,12 +15,12 @@ namespace {
 
 // Runs an MLP that reads x [rows][width] and adds to the residual stream.
 void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& op) {
-  const int64_t rows = p.batch.rows, inner = op.down.in;
+  const int64_t rows = p.batch.rows, inner = op.gated ? op.up.out / 2 : op.up.out;  // of this rank
+  const std::optional<Gather> gather = gather_of(p, inner, op.down);
   const QuantisedRows quantised = normed_rows(p, team, thread, x, op.norm, op.up);
   const QuantisedRows last = p.r.next_rows.of(p.k, op.down, rows);
   const Between between{op.activation, op.gated, inner, op.down, last};
-  const auto activated = [&](int64_t row) {
-    float* act = p.act + thread * inner;
+  const auto activate_to = [&](int64_t row, float* act) {
     if (op.gated)
       p.k.gated(op.activation, inner, p.up + row * op.up.out, act);
     else if (op.xielu)
@@ -28,7 +29,10 @@ void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& o
       p.k.activate(op.activation, inner, p.up + row * op.up.out, act);
     return act;
   };
-  if (!p.batch.adapted && !op.xielu && !op.factors && p.k.fuses(op.up, quantised, between)) {
+  const auto activated = [&](int64_t row) {
+    return gather ? gather->rows + row * op.down.in : activate_to(row, p.act + thread * inner);
+  };
+  if (!gather && !p.batch.adapted && !op.xielu && !op.factors && p.k.fuses(op.up, quantised, between)) {
     team.share(inner / ACTIVATED, 2, [&](int64_t first, int64_t end) {
       p.k.up_rows(op.up, quantised, first, end, between);
       for (int64_t half = 0; half <= op.gated; half++)
@@ -39,6 +43,10 @@ void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& o
     update(p, team, op.up_updates, p.up, op.up.out,
            [&](int64_t row) { return normed_row(p, thread, x, op.norm, row); });
     multiply_rows(p, team, op.factors, p.up, op.up.out);
+    if (gather) {
+      each_row(team, rows, [&](int64_t row) { activate_to(row, gather->rows + row * op.down.in + op.up.first); });
+      gather->wait(team);
+    }
     each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.down, activated(row), row, last); });
   }
   add_linear(p, team, op.down, last, op.after, op.down_updates, activated);
@@ -51,7 +59,8 @@ void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, con
   r.next_rows.reserve(op.down, batch.rows);
   needs.up = std::max(needs.up, op.up.out);
   needs.act = std::max(needs.act, op.down.in);
-  if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, op.down.out);
+  reserve_gather(needs, batch, std::max(op.down.in, op.down.whole));
+  if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, outputs_of(op.down));
   reserve_updates(r, batch, op.up_updates);
   reserve_updates(r, batch, op.down_updates);
 }

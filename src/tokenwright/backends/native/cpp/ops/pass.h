@@ -13,7 +13,7 @@ namespace tw {
 struct Needs {
   int64_t before = 0, qkv = 0, sink = 0, mixed = 0, up = 0, added = 0;  // per row
   int64_t act = 0, scratch = 0;                                         // per thread
-  int64_t partial = 0;                                                  // in total
+  int64_t partial = 0, gathered = 0;                                    // in total
 };
 
 class Observer;

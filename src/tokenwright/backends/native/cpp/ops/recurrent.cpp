@@ -205,15 +205,16 @@ void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, con
   r.rows.reserve(op.out, batch.rows);
   for (int64_t i = 0; i < op.inners; i++) r.rows.reserve(op.inner[i].matrix, batch.rows);
   needs.qkv = std::max(needs.qkv, op.row);
+  reserve_gather(needs, batch, std::max(op.project.whole, op.out.whole));
   needs.mixed = std::max(needs.mixed, op.out.in);
-  if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, op.out.out);
+  if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, outputs_of(op.out));
   reserve_updates(r, batch, op.project_updates);
   reserve_updates(r, batch, op.out_updates);
 }
 
 // The matrices between the convolution and the rule: each adds numbers to all rows.
 void extend_rows(Pass& p, Team& team, const RecurrentOp& op) {
-  int64_t end = op.project.out;
+  int64_t end = outputs_of(op.project);
   for (const InnerMatrix* one = op.inner; one < op.inner + op.inners; end += one->matrix.out, one++) {
     const QuantisedRows quantised = p.r.rows.of(p.k, one->matrix, p.batch.rows);
     each_row(team, p.batch.rows, [&](int64_t row) {

@@ -3,12 +3,26 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 namespace tw {
 
 void linears_of(Pass& p, Team& team, const Matrix& m, const QuantisedRows& rows, float* y, const float* add,
                 int64_t stride) {
-  linear(p.k, team, m, rows, Out{y, add, stride});
+  if (!p.model.ranks || !m.whole) return linear(p.k, team, m, rows, Out{y, add, stride});
+  const Gather all(*p.model.ranks);
+  linear(p.k, team, m, rows, Out{all.rows + m.first, add ? add + m.first : nullptr, stride});
+  all.wait(team);
+  each_row(team, rows.rows, [&](int64_t row) { memcpy(y + row * stride, all.rows + row * stride, 4 * m.whole); });
+}
+
+std::optional<Gather> gather_of(const Pass& p, int64_t columns, const Matrix& m) {
+  if (!p.model.ranks || columns == m.in) return std::nullopt;
+  return std::optional<Gather>(std::in_place, *p.model.ranks);
+}
+
+void reserve_gather(Needs& needs, const Batch& batch, int64_t columns) {
+  needs.gathered = std::max(needs.gathered, batch.rows * columns);
 }
 
 void scale_row(int64_t size, double scale, float* x) {

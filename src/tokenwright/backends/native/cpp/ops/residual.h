@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "api.h"
 #include "kernels.h"
 #include "ops/pass.h"
+#include "ops/ranks.h"
 #include "ops/step.h"
 #include "ops/threaded_linear.h"
 #include "ops/workspace.h"
@@ -15,9 +17,16 @@
 
 namespace tw {
 
-// y = rows times a matrix, plus `add` if that is not null; [rows][stride].
+// y = rows times a matrix, plus `add` if that is not null; [rows][stride]. Of a rank's part whose whole is gathered:
+// all outputs.
 void linears_of(Pass& p, Team& team, const Matrix& m, const QuantisedRows& rows, float* y, const float* add,
                 int64_t stride);
+
+// The gather of what ranks have computed of `columns` inputs of a matrix each; none where one has them all.
+std::optional<Gather> gather_of(const Pass& p, int64_t columns, const Matrix& m);
+
+// Makes room for a gather of so many numbers of each row, if ranks compute the model.
+void reserve_gather(Needs& needs, const Batch& batch, int64_t columns);
 
 // Multiplies a row; apart from what is added to it later, so that each result is rounded.
 void scale_row(int64_t size, double scale, float* x);

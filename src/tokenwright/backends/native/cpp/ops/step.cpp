@@ -2,12 +2,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <new>
 
 #include "ops/attention.h"
 #include "ops/head.h"
 #include "ops/observer.h"
 #include "ops/ops.h"
 #include "ops/pass.h"
+#include "ops/ranks.h"
 #include "ops/threaded_linear.h"
 #include "ops/workspace.h"
 #include "threads/pool.h"
@@ -31,6 +33,7 @@ namespace {
 void run_pass(void* context, Team& team, int64_t thread) {
   Pass& p = *(Pass*)context;
   counted = {};  // by this thread
+  begun_gathers = 0;
   int64_t ended = 0;
   for (int64_t i = 0; i < p.model.ops; i++) {
     const int64_t kind = p.model.op[i].kind;
@@ -52,6 +55,7 @@ void forward(const Kernels& k, Workspace& r, const Model& model, const Batch& ba
   std::unique_ptr<Observer> observer;
   if (batch.observed) observer = std::make_unique<Observer>(model, *batch.observed);
   for (int64_t i = 0; i < model.ops; i++) visit(model.op[i], [&](const auto& op) { reserve(needs, r, k, batch, op); });
+  if (model.ranks && needs.gathered > model.ranks->capacity) throw std::bad_alloc();
   Pass pass{k,
             model,
             batch,
@@ -70,6 +74,7 @@ void forward(const Kernels& k, Workspace& r, const Model& model, const Batch& ba
             r.partial.of<Partial>(needs.partial),
             observer.get()};
   run_on_threads(threads, run_pass, &pass);
+  if (model.ranks) model.ranks->gathers += begun_gathers;
   if (observer) observer->report(model, batch);
 }
 

@@ -188,11 +188,14 @@ struct Op {
   const void* op;  // one of these structs
 };
 
+struct Ranks;  // ranks.h
+
 struct Model {
   int64_t width;
   int64_t rotations;  // different rotations, whose cosines and sines are side by side in `ChunkRows::rotation`
   int64_t ops;
   const Op* op;
+  Ranks* ranks;  // null: one process computes the whole model
 };
 
 // The rows of a batch whose requests chose one adapter.

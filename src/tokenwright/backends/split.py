@@ -1,0 +1,190 @@
+"""Cut a model for ranks: processes that compute it together.
+
+Each matrix is cut between its outputs, never between its inputs: so no sum is divided, and every output has the bits
+that one process computes. Where the next op needs the outputs of all ranks, they gather them (native/cpp/ops/ranks.h):
+
+    embed                rows of the vocabulary                    gathered
+    qkv, q_up, k_up ...  heads, with their KV heads                kept: attention reads its own heads alone
+    heads' values                                                  gathered
+    up                   columns of the hidden layer, also of      kept
+                         each expert; a gate with its value
+    activations                                                    gathered
+    out, down, head      outputs                                   gathered
+
+Ranks beyond the number of KV heads repeat some, and write the same bits. Where a norm is over all query heads together
+each rank computes all of attention, and of recurrent layers all but the projections.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenwright.backends.layout import Weights
+from tokenwright.backends.packed import LANES, Packed
+from tokenwright.models.experts import Experts
+from tokenwright.models.graph import MLP, Attention, Graph, Parallel
+from tokenwright.models.latent import LatentAttention
+from tokenwright.models.op import Matrix, Op
+from tokenwright.models.recurrent import Recurrent
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A rank's part of a tensor: the numbers of its rows. whole: outputs of a matrix that ranks gather, else 0."""
+
+    rows: NDArray[np.int64]
+    whole: int = 0
+
+    @property
+    def first(self) -> int:
+        return int(self.rows[0]) if len(self.rows) else 0
+
+
+Cuts = Mapping[str, Cut]  # by the names of weights
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rank, and the number of all."""
+
+    rank: int
+    count: int
+
+    def share(self, total: int, unit: int = 0) -> range:
+        """This rank's part of `total` things, in whole units; none given: blocks of outputs, if there are enough."""
+        unit = unit or (LANES if total >= LANES * self.count else 1)
+        units = -(-total // unit)
+        start, stop = (units * at // self.count * unit for at in (self.rank, self.rank + 1))
+        return range(min(start, total), min(stop, total))
+
+    def heads(self, heads: int, kv_heads: int) -> tuple[range, range]:
+        """This rank's query heads and KV heads."""
+        ratio = heads // kv_heads
+        if kv_heads >= self.count:
+            own = self.share(kv_heads, 1)
+            return range(own.start * ratio, own.stop * ratio), own
+        group = self.rank * kv_heads // self.count
+        same = [rank for rank in range(self.count) if rank * kv_heads // self.count == group]
+        at = self.rank - same[0]
+        first, last = (ratio * place // len(same) for place in (at, at + 1))
+        if first == last:  # more ranks than query heads
+            first, last = at % ratio, at % ratio + 1
+        return range(group * ratio + first, group * ratio + last), range(group, group + 1)
+
+
+def cut_graph(graph: Graph, rank: int, ranks: int) -> tuple[Graph, Cuts]:
+    """A rank's graph, whose attention has the rank's heads while matrices are named as they were; and its cuts."""
+    place = Place(rank, ranks)
+    cuts = {one.name: _gathered(one, place) for one in (graph.embed.table, graph.head.matrix)}
+    blocks = []
+    for op in graph.blocks:
+        own, found = _cut(op, place)
+        blocks.append(own)
+        cuts |= found
+    return replace(graph, blocks=tuple(blocks)), cuts
+
+
+def cut_weights(weights: Weights, cuts: Cuts) -> Weights:
+    """A rank's weights. Tensors that are not cut are shared with `weights`."""
+    return {name: _rows(one, cuts[name].rows) if name in cuts else one for name, one in weights.items()}
+
+
+def _rows(one: Any, rows: NDArray[np.int64]) -> Any:
+    return one.cut(rows) if isinstance(one, Packed) else np.ascontiguousarray(one[rows])
+
+
+def _gathered(matrix: Matrix, place: Place) -> Cut:
+    return Cut(_joined(place.share(matrix.out)), matrix.out)
+
+
+def _joined(*runs: range) -> NDArray[np.int64]:
+    return np.concatenate([np.arange(run.start, run.stop) for run in runs])
+
+
+def _shifted(run: range, by: int, times: int = 1) -> range:
+    """A run of things of `times` rows each, that begin at row `by`."""
+    return range(by + run.start * times, by + run.stop * times)
+
+
+@singledispatch
+def _cut(op: Op, place: Place) -> tuple[Op, dict[str, Cut]]:
+    raise NotImplementedError(type(op).__name__)
+
+
+@_cut.register
+def _attention(op: Attention, place: Place) -> tuple[Attention, dict[str, Cut]]:
+    out = {op.out.name: _gathered(op.out, place)}
+    if any(norm is not None and norm.size != op.head_size for norm in (op.q_norm, op.k_norm)):
+        return op, {op.qkv.name: _gathered(op.qkv, place)} | out
+    heads, kv_heads = place.heads(op.heads, op.kv_heads)
+    size, keys = op.head_size, op.heads * op.head_size
+    values = keys + op.kv_heads * size
+    runs = [_shifted(heads, 0, size), _shifted(kv_heads, keys, size), _shifted(kv_heads, values, size)]
+    if op.out_gate:
+        runs.append(_shifted(heads, values + op.kv_heads * size, size))
+    cuts = {op.qkv.name: Cut(_joined(*runs))} | out
+    if op.sink_logits is not None:
+        cuts[f"{op.sink_logits}.weight"] = Cut(_joined(heads))
+    slopes = op.slopes[heads.start : heads.stop]
+    return replace(op, heads=len(heads), kv_heads=len(kv_heads), slopes=slopes), cuts
+
+
+@_cut.register
+def _latent(op: LatentAttention, place: Place) -> tuple[Op, dict[str, Cut]]:
+    heads, _ = place.heads(op.heads, op.heads)
+    size = op.nope_size + op.rope_size
+    cuts = {
+        op.k_up.name: Cut(_joined(_shifted(heads, 0, op.rank))),
+        op.v_up.name: Cut(_joined(_shifted(heads, 0, op.value_size))),
+        op.out.name: _gathered(op.out, place),
+    }
+    queries = _shifted(heads, 0, size)
+    if op.q_up is None:  # each rank computes the latent
+        cuts[op.down.name] = Cut(_joined(queries, range(op.q_rows, op.down.out)))
+    else:
+        cuts[op.down.name], cuts[op.q_up.name] = _gathered(op.down, place), Cut(_joined(queries))
+    return replace(op, heads=len(heads)), cuts
+
+
+@_cut.register
+def _mlp(op: MLP, place: Place) -> tuple[Op, dict[str, Cut]]:
+    return op, _pair(op.up, op.down, op.gated, place)
+
+
+def _pair(up: Matrix, down: Matrix, gated: bool, place: Place) -> dict[str, Cut]:
+    """The two matrices of an MLP."""
+    own = place.share(down.inner)
+    runs = (own, _shifted(own, down.inner)) if gated else (own,)
+    return {up.name: Cut(_joined(*runs)), down.name: _gathered(down, place)}
+
+
+@_cut.register
+def _parallel(op: Parallel, place: Place) -> tuple[Op, dict[str, Cut]]:
+    attention, cuts = _attention(op.attention, place)
+    return replace(op, attention=attention), cuts | _mlp(op.mlp, place)[1]
+
+
+@_cut.register
+def _experts(op: Experts, place: Place) -> tuple[Op, dict[str, Cut]]:
+    inner, width = op.down.inner, op.down.out // op.experts
+    own, outputs = place.share(inner, LANES), place.share(width, LANES)
+    each = 2 * inner if op.gated else inner
+
+    def runs() -> Iterable[range]:
+        for at in range(0, op.experts * each, each):
+            yield _shifted(own, at)
+            if op.gated:
+                yield _shifted(own, at + inner)
+
+    down = _joined(*(_shifted(outputs, at * width) for at in range(op.experts)))
+    cuts = {op.up.name: Cut(_joined(*runs())), op.down.name: Cut(down, width)}
+    return op, cuts | (_pair(*op.shared, op.gated, place) if op.shared else {})
+
+
+@_cut.register
+def _recurrent(op: Recurrent, place: Place) -> tuple[Op, dict[str, Cut]]:
+    return op, {one.name: _gathered(one, place) for one in (op.project, op.out)}

@@ -1,0 +1,43 @@
+"""A process of tensor parallel: it has a part of a model, and computes each pass that rank 0 tells it.
+
+`python -m tokenwright.llm.rank FD` reads messages from the socket FD, and ends when that is closed.
+"""
+
+import signal
+import sys
+from contextlib import suppress
+from socket import socket
+
+from tokenwright.backends.layout import Weights
+from tokenwright.backends.native.native_kernels import find_kernels
+from tokenwright.backends.native.rank_messages import receive
+from tokenwright.backends.native.ranks import Gathering, member
+from tokenwright.checkpoints.packing.shared_weights import load_shared
+from tokenwright.errors import WorkerError
+from tokenwright.llm.tensor_parallel import RankOptions
+
+
+def serve(connection: socket) -> None:
+    """Carry out messages until the connection ends."""
+    options: RankOptions = receive(connection)
+    kernels = find_kernels("native", options.isa)
+    assert kernels is not None, "rank 0 has them"
+    place = (options.rank, options.ranks, options.parent, options.spins)
+    gathering = Gathering(options.gathering, *place)
+    mine = member(options.graph, kernels, load_shared(options.weights, _missing), gathering)
+    while True:
+        receive(connection).run(mine)
+
+
+def _missing() -> Weights:
+    raise AssertionError("rank 0 has written them")
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(EOFError, ConnectionResetError, WorkerError):  # rank 0 has gone, or the team ends
+        serve(socket(fileno=int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()
