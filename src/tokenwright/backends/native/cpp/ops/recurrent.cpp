@@ -22,9 +22,7 @@ constexpr int64_t COLUMNS = 64;    // of a head's state, per work item: its slab
 
 int64_t history_of(const Recurrence& r) { return (r.taps - 1) * r.channels; }
 int64_t columns_of(const Recurrence& r) { return r.value_size % COLUMNS ? r.value_size : COLUMNS; }
-int64_t width_of(const Recurrence& r) {
-  return r.phase == CONVOLVE || !r.heads ? r.channels : r.heads * r.value_size;
-}
+int64_t width_of(const Recurrence& r) { return r.phase == CONVOLVE || !r.heads ? r.channels : r.heads * r.value_size; }
 
 // The states that one chunk reads and writes.
 class ChunkStates {
@@ -217,9 +215,8 @@ void extend_rows(Pass& p, Team& team, const RecurrentOp& op) {
   int64_t end = outputs_of(op.project);
   for (const InnerMatrix* one = op.inner; one < op.inner + op.inners; end += one->matrix.out, one++) {
     const QuantisedRows quantised = p.r.rows.of(p.k, one->matrix, p.batch.rows);
-    each_row(team, p.batch.rows, [&](int64_t row) {
-      p.k.quantise_row(one->matrix, p.qkv + row * op.row + one->at, row, quantised);
-    });
+    each_row(team, p.batch.rows,
+             [&](int64_t row) { p.k.quantise_row(one->matrix, p.qkv + row * op.row + one->at, row, quantised); });
     linears_of(p, team, one->matrix, quantised, p.qkv + end, nullptr, op.row);
     if (!one->sizes[0]) continue;
     each_row(team, p.batch.rows, [&](int64_t row) {

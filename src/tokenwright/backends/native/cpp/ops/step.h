@@ -20,7 +20,6 @@ enum OpKind : int64_t {
   RECURRENT = 7
 };
 
-
 // x = norm(scale times the table's row of each token), plus the row of its position in a learned table, if any.
 struct EmbedOp {
   Matrix table;
