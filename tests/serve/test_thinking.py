@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 
 from tests.serve.talking import HANGS_S, TEMPLATE, Talker, make_talker, talking
+from tokenwright import SamplingParams
+from tokenwright.engine import Grammar
+from tokenwright.llm.chat.chat_processor import ChatProcessor
+from tokenwright.llm.chat.chat_request import ChatRequest
 from tokenwright.llm.chat.output_parser import ThinkTags
 from tokenwright.llm.chat.thinking import ThoughtGate, TokenMasks, closing, switches_of, variables_of
 from tokenwright.text.control import ControlTokens
@@ -214,6 +218,16 @@ def test_a_model_that_always_reasons_is_given_empty_thoughts(tmp_path_factory: p
         assert prompt.endswith("<think>\n\n</think>\n\n")
     assert closing("a<think>\n", ThinkTags()) == "\n</think>\n\n"
     assert closing("a", ThinkTags()) == "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize("off", [{"variables": {"enable_thinking": False}}, {"thinking": False}])
+def test_no_thoughts_take_the_place_of_json_where_they_are_switched_off(off: dict[str, Any]) -> None:
+    processor = ChatProcessor.__new__(ChatProcessor)
+    processor.think_tags, processor._channels = ThinkTags(), False
+    schema = SamplingParams(grammar=Grammar.json_schema({"type": "object"}))
+    assert processor.tags(ChatRequest(messages=HELLO), "", schema) == ThinkTags(opened=False)
+    assert processor.tags(ChatRequest(messages=HELLO, **off), "", schema) is None
+    assert processor.tags(ChatRequest(messages=HELLO, **off), "", SamplingParams()) is not None
 
 
 PLAIN = (

@@ -139,6 +139,8 @@ class ChatProcessor:
         opened = prompt.rstrip().endswith(self.think_tags.start)
         if opened and params.beams > 1 and params.grammar is not None:
             return None  # beams follow the grammar from the first token on
+        if not opened and params.grammar is not None and wanted.thinks_not:
+            return None  # or thoughts, which the client does not want, could take all the tokens
         return replace(self.think_tags, opened=opened)
 
     def let_think(self, request: Request, budget: int | None, tags: ThinkTags) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from tokenwright.errors import RequestError
 
+SWITCHES = ("enable_thinking", "thinking")  # variables of templates that switch reasoning on and off
 ToolMode = Literal["auto", "none", "required"]
 
 
@@ -55,6 +56,11 @@ class ChatRequest:
     continue_last: bool = False
     generation_prompt: bool = True
     markup: bool = False
+
+    @property
+    def thinks_not(self) -> bool:
+        """Whether the request switches reasoning off."""
+        return self.thinking is False or any(self.variables.get(name) is False for name in SWITCHES)
 
     @property
     def may_call(self) -> bool:

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwright.decode.stopping import Constraint
+from tokenwright.llm.chat.chat_request import SWITCHES
 from tokenwright.llm.chat.output_parser import ThinkTags
 
 if TYPE_CHECKING:
     from tokenwright.text import Tokenizer
 
-SWITCHES = ("enable_thinking", "thinking")  # variables of templates that switch reasoning on and off
 _BITS = 32  # of a mask's words
 _MOST_SPACE = 4  # characters between the thoughts and the answer
 _BEFORE, _AFTER = "\n", "\n\n"  # the end tag, as it is written for a model
