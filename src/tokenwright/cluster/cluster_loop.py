@@ -25,7 +25,7 @@ from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler
 from tokenwright.engine.loop import CLOSED, EngineLoop, Listener, RequestHandle
 from tokenwright.engine.mailbox import Action
 from tokenwright.errors import EngineError
-from tokenwright.trace.messages.replicas import ReplicaRoom, ReplicasCard, TextRoute, WayPart
+from tokenwright.trace.messages.rooms import ReplicaRoom, ReplicasCard, TextRoute, WayPart
 
 T = TypeVar("T")
 LOOK_S = 10.0  # for a look at the replicas: the router's thread is never that busy

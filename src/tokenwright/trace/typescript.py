@@ -27,7 +27,7 @@ from tokenwright.trace.messages import (
     learn,
     pages,
     race,
-    replicas,
+    rooms,
     sampler,
     schema,
     times,
@@ -51,7 +51,7 @@ TOPICS: tuple[ModuleType, ...] = (
     calculator,
     chat,
     learn,
-    replicas,
+    rooms,
 )
 WEB = Path("web", "src")
 

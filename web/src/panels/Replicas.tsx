@@ -4,7 +4,7 @@
 import { useEffect } from "preact/hooks";
 import { call } from "../api";
 import { count, plural } from "../format";
-import { REPLICA_ROOM, REPLICAS_CARD, TEXT_ROUTE, type ReplicaRoom, type ReplicasCard, type TextRoute } from "../schema/replicas";
+import { REPLICA_ROOM, REPLICAS_CARD, TEXT_ROUTE, type ReplicaRoom, type ReplicasCard, type TextRoute } from "../schema/rooms";
 import { Lead } from "../ui/Lead";
 import { Datum, Failed, asked } from "./common";
 import "../style/replicas.css";

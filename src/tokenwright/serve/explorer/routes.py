@@ -32,7 +32,7 @@ from tokenwright.serve.explorer.viewer import Viewer
 from tokenwright.serve.http.api import Api, reads
 from tokenwright.serve.service.types import NotReady, Problem
 from tokenwright.trace.frame_codec import as_json
-from tokenwright.trace.messages.replicas import ReplicasCard
+from tokenwright.trace.messages.rooms import ReplicasCard
 from tokenwright.trace.messages.schema import HeadMasses, Loading, ModelCard, RunCard, RunState
 
 
