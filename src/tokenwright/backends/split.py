@@ -33,7 +33,7 @@ from tokenwright.models.recurrent import Recurrent
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class RowCut:
     """A rank's part of a tensor: the numbers of its rows. whole: outputs of a matrix that ranks gather, else 0."""
 
     rows: NDArray[np.int64]
@@ -44,11 +44,11 @@ class Cut:
         return int(self.rows[0]) if len(self.rows) else 0
 
 
-Cuts = Mapping[str, Cut]  # by the names of weights
+Cuts = Mapping[str, RowCut]  # by the names of weights
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """A rank, and the number of all."""
 
     rank: int
@@ -78,7 +78,7 @@ class Place:
 
 def cut_graph(graph: Graph, rank: int, ranks: int) -> tuple[Graph, Cuts]:
     """A rank's graph, whose attention has the rank's heads while matrices are named as they were; and its cuts."""
-    place = Place(rank, ranks)
+    place = RankPlace(rank, ranks)
     cuts = {one.name: _gathered(one, place) for one in (graph.embed.table, graph.head.matrix)}
     blocks = []
     for op in graph.blocks:
@@ -97,8 +97,8 @@ def _rows(one: Any, rows: NDArray[np.int64]) -> Any:
     return one.cut(rows) if isinstance(one, Packed) else np.ascontiguousarray(one[rows])
 
 
-def _gathered(matrix: Matrix, place: Place) -> Cut:
-    return Cut(_joined(place.share(matrix.out)), matrix.out)
+def _gathered(matrix: Matrix, place: RankPlace) -> RowCut:
+    return RowCut(_joined(place.share(matrix.out)), matrix.out)
 
 
 def _joined(*runs: range) -> NDArray[np.int64]:
@@ -111,12 +111,12 @@ def _shifted(run: range, by: int, times: int = 1) -> range:
 
 
 @singledispatch
-def _cut(op: Op, place: Place) -> tuple[Op, dict[str, Cut]]:
+def _cut(op: Op, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:
     raise NotImplementedError(type(op).__name__)
 
 
 @_cut.register
-def _attention(op: Attention, place: Place) -> tuple[Attention, dict[str, Cut]]:
+def _attention(op: Attention, place: RankPlace) -> tuple[Attention, dict[str, RowCut]]:
     out = {op.out.name: _gathered(op.out, place)}
     if any(norm is not None and norm.size != op.head_size for norm in (op.q_norm, op.k_norm)):
         return op, {op.qkv.name: _gathered(op.qkv, place)} | out
@@ -126,50 +126,50 @@ def _attention(op: Attention, place: Place) -> tuple[Attention, dict[str, Cut]]:
     runs = [_shifted(heads, 0, size), _shifted(kv_heads, keys, size), _shifted(kv_heads, values, size)]
     if op.out_gate:
         runs.append(_shifted(heads, values + op.kv_heads * size, size))
-    cuts = {op.qkv.name: Cut(_joined(*runs))} | out
+    cuts = {op.qkv.name: RowCut(_joined(*runs))} | out
     if op.sink_logits is not None:
-        cuts[f"{op.sink_logits}.weight"] = Cut(_joined(heads))
+        cuts[f"{op.sink_logits}.weight"] = RowCut(_joined(heads))
     slopes = op.slopes[heads.start : heads.stop]
     return replace(op, heads=len(heads), kv_heads=len(kv_heads), slopes=slopes), cuts
 
 
 @_cut.register
-def _latent(op: LatentAttention, place: Place) -> tuple[Op, dict[str, Cut]]:
+def _latent(op: LatentAttention, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:
     heads, _ = place.heads(op.heads, op.heads)
     size = op.nope_size + op.rope_size
     cuts = {
-        op.k_up.name: Cut(_joined(_shifted(heads, 0, op.rank))),
-        op.v_up.name: Cut(_joined(_shifted(heads, 0, op.value_size))),
+        op.k_up.name: RowCut(_joined(_shifted(heads, 0, op.rank))),
+        op.v_up.name: RowCut(_joined(_shifted(heads, 0, op.value_size))),
         op.out.name: _gathered(op.out, place),
     }
     queries = _shifted(heads, 0, size)
     if op.q_up is None:  # each rank computes the latent
-        cuts[op.down.name] = Cut(_joined(queries, range(op.q_rows, op.down.out)))
+        cuts[op.down.name] = RowCut(_joined(queries, range(op.q_rows, op.down.out)))
     else:
-        cuts[op.down.name], cuts[op.q_up.name] = _gathered(op.down, place), Cut(_joined(queries))
+        cuts[op.down.name], cuts[op.q_up.name] = _gathered(op.down, place), RowCut(_joined(queries))
     return replace(op, heads=len(heads)), cuts
 
 
 @_cut.register
-def _mlp(op: MLP, place: Place) -> tuple[Op, dict[str, Cut]]:
+def _mlp(op: MLP, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:
     return op, _pair(op.up, op.down, op.gated, place)
 
 
-def _pair(up: Matrix, down: Matrix, gated: bool, place: Place) -> dict[str, Cut]:
+def _pair(up: Matrix, down: Matrix, gated: bool, place: RankPlace) -> dict[str, RowCut]:
     """The two matrices of an MLP."""
     own = place.share(down.inner)
     runs = (own, _shifted(own, down.inner)) if gated else (own,)
-    return {up.name: Cut(_joined(*runs)), down.name: _gathered(down, place)}
+    return {up.name: RowCut(_joined(*runs)), down.name: _gathered(down, place)}
 
 
 @_cut.register
-def _parallel(op: Parallel, place: Place) -> tuple[Op, dict[str, Cut]]:
+def _parallel(op: Parallel, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:
     attention, cuts = _attention(op.attention, place)
     return replace(op, attention=attention), cuts | _mlp(op.mlp, place)[1]
 
 
 @_cut.register
-def _experts(op: Experts, place: Place) -> tuple[Op, dict[str, Cut]]:
+def _experts(op: Experts, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:
     inner, width = op.down.inner, op.down.out // op.experts
     own, outputs = place.share(inner, LANES), place.share(width, LANES)
     each = 2 * inner if op.gated else inner
@@ -181,10 +181,10 @@ def _experts(op: Experts, place: Place) -> tuple[Op, dict[str, Cut]]:
                 yield _shifted(own, at + inner)
 
     down = _joined(*(_shifted(outputs, at * width) for at in range(op.experts)))
-    cuts = {op.up.name: Cut(_joined(*runs())), op.down.name: Cut(down, width)}
+    cuts = {op.up.name: RowCut(_joined(*runs())), op.down.name: RowCut(down, width)}
     return op, cuts | (_pair(*op.shared, op.gated, place) if op.shared else {})
 
 
 @_cut.register
-def _recurrent(op: Recurrent, place: Place) -> tuple[Op, dict[str, Cut]]:
+def _recurrent(op: Recurrent, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:
     return op, {one.name: _gathered(one, place) for one in (op.project, op.out)}

@@ -32,9 +32,9 @@ from tokenwright.llm.input_processor import InputProcessor, Prompt
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.output_processor import OutputProcessor, Report
 from tokenwright.llm.outputs import Completion
+from tokenwright.llm.ranks.tensor_parallel import refuse_files, refuse_undivided
 from tokenwright.llm.relevance import Relevance
 from tokenwright.llm.streams import AsyncStreams
-from tokenwright.llm.tensor_parallel import refuse_files, refuse_undivided
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph
 from tokenwright.units import binary

@@ -32,7 +32,7 @@ from tokenwright.config import ModelConfig
 from tokenwright.engine.loop import FORKED
 from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
-from tokenwright.llm.tensor_parallel import check_degree, native_alone, split_decoder
+from tokenwright.llm.ranks.tensor_parallel import check_degree, native_alone, split_decoder
 from tokenwright.llm.token_constraints import Vocabulary
 from tokenwright.models.graph import Graph
 from tokenwright.text import ChatTemplate, Tokenizer

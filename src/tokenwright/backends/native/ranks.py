@@ -5,7 +5,7 @@
     ...
 
 Rank 0 alone schedules and samples. What it does to its KV store (`SplitStore`) the others do to theirs, in the order of
-the messages. A `Team` is made by `llm/tensor_parallel.py`, which starts the processes.
+the messages. A `Team` is made by `llm/ranks/tensor_parallel.py`, which starts the processes.
 """
 
 from __future__ import annotations
@@ -84,22 +84,22 @@ class Open:
     pages: tuple[int, ...]
     page_size: int
 
-    def run(self, member: Member) -> None:
-        layouts = (layer.layout for layer in member.decoder.graph.kv)
+    def run(self, rank_state: RankState) -> None:
+        layouts = (layer.layout for layer in rank_state.decoder.graph.kv)
         own = [replace(spec, layout=layout) for spec, layout in zip(self.specs, layouts, strict=True)]
-        member.backends[self.key] = NativeBackend(member.decoder, KVStore(own, self.pages, self.page_size))
+        rank_state.backends[self.key] = NativeBackend(rank_state.decoder, KVStore(own, self.pages, self.page_size))
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
     key: int
 
-    def run(self, member: Member) -> None:
-        member.backends.pop(self.key, None)
+    def run(self, rank_state: RankState) -> None:
+        rank_state.backends.pop(self.key, None)
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class CopyPage:
     """As KVStore.copy."""
 
     key: int
@@ -107,8 +107,8 @@ class Copy:
     source: int
     target: int
 
-    def run(self, member: Member) -> None:
-        member.backends[self.key].store.copy(self.group, self.source, self.target)
+    def run(self, rank_state: RankState) -> None:
+        rank_state.backends[self.key].store.copy(self.group, self.source, self.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,8 @@ class Take:
     key: int
     other: int
 
-    def run(self, member: Member) -> None:
-        member.backends[self.key].store.take(member.backends[self.other].store)
+    def run(self, rank_state: RankState) -> None:
+        rank_state.backends[self.key].store.take(rank_state.backends[self.other].store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,26 +128,26 @@ class Compute:
     batch: Batch
     threads: int
 
-    def run(self, member: Member) -> None:
+    def run(self, rank_state: RankState) -> None:
         kernel_threads.count = self.threads
-        member.backends[self.key](self.batch)
+        rank_state.backends[self.key](self.batch)
 
 
-Message = Open | Drop | Copy | Take | Compute
-register(Open, Drop, Copy, Take, Compute)
+Message = Open | Drop | CopyPage | Take | Compute
+register(Open, Drop, CopyPage, Take, Compute)
 
 
 @dataclass
-class Member:
+class RankState:
     """A rank but the first, with its part of the model and a backend over each store."""
 
     decoder: NativeDecoder
     backends: dict[int, NativeBackend] = field(default_factory=dict)
 
 
-def member(graph: Graph, kernels: NativeKernels, weights: Weights, gathering: Gathering) -> Member:
-    """A member. graph: of the whole model; weights: its own."""
-    return Member(NativeDecoder(*_part(graph, kernels, weights, gathering)))
+def rank_state(graph: Graph, kernels: NativeKernels, weights: Weights, gathering: Gathering) -> RankState:
+    """A rank_state. graph: of the whole model; weights: its own."""
+    return RankState(NativeDecoder(*_part(graph, kernels, weights, gathering)))
 
 
 def _part(
@@ -264,7 +264,7 @@ class SplitStore(KVStore):
 
     def copy(self, group: int, source: int, target: int) -> None:
         super().copy(group, source, target)
-        self.team.tell(Copy(self.key, group, source, target))
+        self.team.tell(CopyPage(self.key, group, source, target))
 
     def take(self, other: KVStore) -> None:
         assert isinstance(other, SplitStore), "both are split"

@@ -1,7 +1,7 @@
 """Tensor parallel: starts the processes that compute one model together, and watches them.
 
 This process is rank 0. It reads the weights, cuts them, and puts each rank's part into a file in memory, which that
-rank alone maps; so the weights are in memory once. The processes run `llm/rank.py`. They end with this one.
+rank alone maps; so the weights are in memory once. The processes run `llm/ranks/rank.py`. They end with this one.
 """
 
 import os
@@ -88,7 +88,7 @@ class Workers:
         ours, its = socketpair()
         with its:
             inherited = [its.fileno(), self._files[rank], self._gathering]
-            command = [sys.executable, "-m", "tokenwright.llm.rank", str(its.fileno())]
+            command = [sys.executable, "-m", "tokenwright.llm.ranks.rank", str(its.fileno())]
             process = subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL, start_new_session=True)
         return process, ours
 

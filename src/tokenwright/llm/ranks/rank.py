@@ -1,6 +1,6 @@
 """A process of tensor parallel: it has a part of a model, and computes each pass that rank 0 tells it.
 
-`python -m tokenwright.llm.rank FD` reads messages from the socket FD, and ends when that is closed.
+`python -m tokenwright.llm.ranks.rank FD` reads messages from the socket FD, and ends when that is closed.
 """
 
 import signal
@@ -11,10 +11,10 @@ from socket import socket
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.native.rank_messages import receive
-from tokenwright.backends.native.ranks import Gathering, member
+from tokenwright.backends.native.ranks import Gathering, rank_state
 from tokenwright.checkpoints.packing.shared_weights import load_shared
 from tokenwright.errors import WorkerError
-from tokenwright.llm.tensor_parallel import RankOptions
+from tokenwright.llm.ranks.tensor_parallel import RankOptions
 
 
 def serve(connection: socket) -> None:
@@ -24,7 +24,7 @@ def serve(connection: socket) -> None:
     assert kernels is not None, "rank 0 has them"
     place = (options.rank, options.ranks, options.parent, options.spins)
     gathering = Gathering(options.gathering, *place)
-    mine = member(options.graph, kernels, load_shared(options.weights, _missing), gathering)
+    mine = rank_state(options.graph, kernels, load_shared(options.weights, _missing), gathering)
     while True:
         receive(connection).run(mine)
 

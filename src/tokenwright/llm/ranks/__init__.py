@@ -1,0 +1,1 @@
+"""Tensor parallel: the processes that compute one model together."""
