@@ -170,7 +170,8 @@ def test_clients_that_read_slowly_leave_so_much_unread_together(monkeypatch: pyt
 
 def bodies(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
     for one in kind.__subclasses__():
-        if one.__module__.startswith("tokenwright.") and not issubclass(one, Reply):  # replies are never validated
+        reply = issubclass(one, Reply) or one.__module__.endswith(".reply_schema")  # those are never validated
+        if one.__module__.startswith("tokenwright.") and not reply:
             yield one
         yield from bodies(one)
 

@@ -268,7 +268,7 @@ class Infilled(Reply):
     timings: LlamaTimings = absent()
 
 
-class InfilledList(RootModel[Annotated[list[Infilled], Field(fail_fast=True)]]):
+class InfilledList(RootModel[list[Infilled]]):
     """The reply of /completion to several prompts."""
 
 
@@ -316,7 +316,7 @@ class LlamaEmbedding(Reply):
     embedding: Annotated[list[list[float]], Field(fail_fast=True)]
 
 
-class LlamaEmbeddings(RootModel[Annotated[list[LlamaEmbedding], Field(fail_fast=True)]]):
+class LlamaEmbeddings(RootModel[list[LlamaEmbedding]]):
     """The reply of /embedding."""
 
 
