@@ -398,8 +398,7 @@ static void attend_shared(const KVLayer& layer, const Heads& heads, int64_t chun
     score_queries(tile, block, 0, 1);
     if (tile.cap > 0)
       for (int64_t i = 0; i < BLOCK; i += 16) store(tile.weights + i, soft_capped(load(tile.weights + i), tile.cap));
-    for (int64_t i = 0; tile.slopes && i < BLOCK; i += 16)
-      store(tile.weights + i, biased(tile, block, 0, i, load(tile.weights + i)));
+    if (tile.slopes) add_distances(tile, block, 0);
     memcpy(weights + block.start + block.low, tile.weights + block.low, 4 * (block.high - block.low));
   }
   end_tile(tile);

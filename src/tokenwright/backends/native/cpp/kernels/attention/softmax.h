@@ -17,10 +17,12 @@ TW_INLINE void multiply(float* x, int64_t n, float factor) {
   for (int64_t i = 0; i < n; i += 16) store(x + i, load(x + i) * all(factor));
 }
 
-// Adds what ALiBi has for a query and sixteen of a block's keys, from a lane on.
-TW_INLINE F biased(const Tile& tile, const Block& block, int64_t query, int64_t lane, F x) {
+// Adds what ALiBi has for a query and a block's keys to its scores. Not inlined: others' sums would leave registers.
+static __attribute__((noinline)) void add_distances(const Tile& tile, const Block& block, int64_t query) {
   const int64_t place = block.sinks ? least(tile.places[query], tile.last_place) : tile.places[query];
-  return fma(all(tile.slopes[query]), counting(block.start + lane - place), x);
+  float* scores = tile.weights + query * BLOCK;
+  for (int64_t i = 0; i < BLOCK; i += 16)
+    store(scores + i, fma(all(tile.slopes[query]), counting(block.start + i - place), load(scores + i)));
 }
 
 // The largest of a query's scores in the lanes that it reads, after the soft cap and ALiBi; the others become -inf.
@@ -31,8 +33,10 @@ TW_INLINE float highest_score(const Tile& tile, const Block& block, int64_t quer
   for (int v = 0; v < 4; v++) x[v] = load(scores + 16 * v);
   if (tile.cap > 0)
     for (int v = 0; v < 4; v++) store(scores + 16 * v, x[v] = soft_capped(x[v], tile.cap));
-  if (tile.slopes)
-    for (int v = 0; v < 4; v++) store(scores + 16 * v, x[v] = biased(tile, block, query, 16 * v, x[v]));
+  if (tile.slopes) {
+    add_distances(tile, block, query);
+    for (int v = 0; v < 4; v++) x[v] = load(scores + 16 * v);
+  }
   if (read.low > 0 || read.high < BLOCK)
     for (int v = 0; v < 4; v++) store(scores + 16 * v, x[v] = only(x[v], 16 * v, read, -__builtin_inff()));
   return largest(larger(larger(x[0], x[1]), larger(x[2], x[3])));
