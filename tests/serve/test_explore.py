@@ -711,6 +711,7 @@ ROUTES = [
     ("POST", "/v1/chat/completions/input_tokens"),
     ("GET", "/lora-adapters"),
     ("GET", "/v1/health"),
+    ("GET", "/replicas"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/x"),
     ("POST", "/v1/responses"),

@@ -161,6 +161,7 @@ ErrorKind = Literal[
     "ReplicaError",
     "RequestError",
     "TokenwrightError",
+    "WorkerError",
 ]
 
 
