@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.packed import LANES, Packed
+from tokenwright.errors import RequestError
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Graph, Parallel
 from tokenwright.models.latent import LatentAttention
@@ -112,7 +113,9 @@ def _shifted(run: range, by: int, times: int = 1) -> range:
 
 @singledispatch
 def _cut(op: Op, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:
-    raise NotImplementedError(type(op).__name__)
+    raise RequestError(
+        f"{type(op).__name__} layers cannot be divided among processes; leave tensor_parallel out", "tensor_parallel"
+    )
 
 
 @_cut.register
