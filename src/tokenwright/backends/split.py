@@ -112,7 +112,7 @@ def _shifted(run: range, by: int, times: int = 1) -> range:
 
 
 @singledispatch
-def _cut(op: Op, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:
+def _cut(op: Op, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:  # noqa: ARG001
     raise RequestError(
         f"{type(op).__name__} layers cannot be divided among processes; leave tensor_parallel out", "tensor_parallel"
     )
