@@ -19,16 +19,18 @@ PARTS = """() => [...document.querySelectorAll('.ways tbody tr')].map((row) => (
 }))"""
 
 
-def completion(url, replies, held=()):
-    """A streamed text of TOKENS tokens. held: processes that stop when SEEN chunks of it are here."""
+def completion(url, replies, processes=(), held=None):
+    """A streamed text of TOKENS tokens. processes: stopped when SEEN chunks of it are here; then `held` is set."""
     body = {"model": "stories", "prompt": "Once upon a time", "seed": 3, "max_tokens": TOKENS, "ignore_eos": True}
     body |= {"stream": True, "return_timings": True}
     with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=HANGS / 1000) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 replies.append(json.loads(line.removeprefix("data: ")))
-                for process in held if len(replies) == SEEN else ():
-                    os.kill(process, signal.SIGSTOP)
+                if processes and len(replies) == SEEN:
+                    for process in processes:
+                        os.kill(process, signal.SIGSTOP)
+                    held.set()
 
 
 def told(replies):
@@ -49,10 +51,11 @@ def test_a_killed_replica_and_the_room_that_goes_on(browser):
         assert stats["replica_0_pages"] == stats["replica_1_pages"] == (pages, "counted")
         assert stats["replica_0_used"] == stats["replica_1_used"] == ("0", "counted")
 
-        replies = []
+        replies, held = [], threading.Event()
         processes = [int(one.get_attribute("data-name")) for one in page.tab.locator(".room").all()]
-        writing = threading.Thread(target=completion, args=(server.url, replies, processes))
+        writing = threading.Thread(target=completion, args=(server.url, replies, processes, held))
         writing.start()
+        assert held.wait(HANGS / 1000)
         page.until(f"document.querySelector('[data-stat$=_written]')?.dataset.value >= {SEEN // 2}")
         [row] = page.tab.evaluate(PARTS)
         [first] = row["parts"]

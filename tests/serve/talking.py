@@ -55,7 +55,8 @@ def valid(arguments: dict[str, Any]) -> bool:
 
 
 def aborted(generation: Any) -> bool:
-    """Whether it ended because its client went away."""
+    """Whether it ended because its client went away; waits until what it was sent last is read."""
+    until(lambda: generation.completion().finish_reason)
     return generation.completion().finish_reason is FinishReason.ABORTED
 
 
