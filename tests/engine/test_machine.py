@@ -529,12 +529,12 @@ class Machine(RuleBasedStateMachine):
 
     def stays(self, cut, end):
         """Whether there are pages for what is read at a cut, beside those of every step from it to an end."""
-        size, budget = self.pool.page_size, self.scheduler.token_budget
-        return all(
-            len(kept_pages(one.window, cut, size) | kept_pages(one.window, at, size, min(at + budget, end))) <= one.pages
-            for one in self.pool.groups
-            for at in range(cut, end)
-        )
+        size, budget, steps = self.pool.page_size, self.scheduler.token_budget, range(cut, end)
+        for window, pages in ((one.window, one.pages) for one in self.pool.groups):
+            read = kept_pages(window, cut, size)
+            if any(len(read | kept_pages(window, at, size, min(at + budget, end))) > pages for at in steps):
+                return False
+        return True
 
     def ask(self, request):
         """How much of a request is found."""
