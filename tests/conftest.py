@@ -15,7 +15,6 @@ from tokenwright.backends.device import compute_with
 with suppress(ImportError):  # tests/without_torch.py
     import torch  # noqa: F401  (compute_with sets its threads too, once it is loaded)
 
-compute_with(1)
 profiles.register()
 
 
@@ -25,7 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Under --cov, without it where the test is not to be watched."""
+    """With one thread, whatever an earlier test asked for; under --cov, without it where it is not to be watched."""
+    compute_with(1)
     unwatched = item.config.pluginmanager.hasplugin("_cov") and not item.stash[tracing.WATCHED]
     with tracing.suspended() if unwatched else nullcontext():
         return (yield)

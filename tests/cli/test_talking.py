@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.cli.conftest import Run
 from tests.serve.talking import make_talker
+from tokenwright.backends.device import processors
 from tokenwright.cli.options.shared import beyond_processors
 from tokenwright.cli.options.talking import CompactJson
 
@@ -84,4 +85,4 @@ def test_compact_json_is_the_same_value_wherever_it_is_cut(value: object, cuts: 
 
 def test_threads_beyond_the_processors_are_warned_of(run: Run) -> None:
     assert beyond_processors(1) == ""
-    assert "threads wait for each other" in run("generate", "Hi", "-n", "1", "--threads", "4000").stderr
+    assert "threads wait for each other" in run("generate", "Hi", "-n", "1", "--threads", len(processors()) + 1).stderr
