@@ -47,6 +47,8 @@ def test_a_killed_replica_and_the_room_that_goes_on(browser):
         page.until("document.querySelectorAll('.room.taking').length === 2")
         assert "2 of 2 replicas take texts" in page.tab.locator(".panel-result").inner_text()
         stats = page.stats()
+        fixed = page.tab.locator(".run, .presets button, .cache-switch button, .play")
+        assert fixed.count() == 7 and all(one.is_disabled() for one in fixed.all())
         pages = str(int(server.gauge("tokenwright_pages")) // 2)
         assert stats["replica_0_pages"] == stats["replica_1_pages"] == (pages, "counted")
         assert stats["replica_0_used"] == stats["replica_1_used"] == ("0", "counted")

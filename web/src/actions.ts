@@ -8,6 +8,7 @@ import {
   cache,
   camera,
   card,
+  clustered,
   frame,
   head,
   last,
@@ -54,8 +55,12 @@ export const end = (): void => player.seek(last.value);
 
 /** For the next step of a live run; of a file that has both ways, for the shown one. */
 export function setCache(on: boolean): void {
+  if (run.value !== null && run.value.origin !== "live") {
+    switched.value = true;
+    return player.showWay(on);
+  }
+  if (clustered.value) return;
   switched.value = true;
-  if (run.value !== null && run.value.origin !== "live") return player.showWay(on);
   cache.value = on;
   live.send({ op: "cache", on });
 }

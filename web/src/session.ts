@@ -15,6 +15,7 @@ import {
   alone,
   asking,
   cache,
+  clustered,
   head,
   joined,
   layer,
@@ -58,7 +59,7 @@ export async function boot(wanted: Link): Promise<void> {
 /** Runs what a link asks for. A link with an empty prompt runs nothing. */
 export async function follow(wanted: Link): Promise<void> {
   if (model.value === null) return; // the prompt box has it, and it runs when the model is there
-  if (model.value.replicas > 0) {
+  if (clustered.value) {
     panel.value ??= "replicas";
     return leave();
   }
@@ -189,7 +190,8 @@ async function playRecording(): Promise<void> {
 /** Runs what the form asks for, from its first step; a recording begins again. */
 export async function start(stopAt: number | null = null): Promise<void> {
   if (alone.value) return player.again(stopAt);
-  if (form.prompt.value !== "") await begin(() => api.createRun(form.request(cache.value, layer.value, head.value)), stopAt);
+  if (form.prompt.value === "" || clustered.value) return;
+  await begin(() => api.createRun(form.request(cache.value, layer.value, head.value)), stopAt);
 }
 
 /** Writes the shown run's text once more, by its card: the same ids, settings and seed, whatever the form says now. */

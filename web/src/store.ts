@@ -13,6 +13,7 @@ export const loading = signal<Loading | null>(null); // the last answer to /stat
 export const reachable = signal(true);
 export const refused = signal(""); // why the engine cannot say what it has, although it answers; empty: it can
 export const model = signal<ModelCard | null>(null); // of the live engine
+export const clustered = computed(() => (model.value?.replicas ?? 0) > 0); // replicas write without pauses: it makes no runs
 export const asking = signal(false); // a run has been asked for and is not there yet
 
 export const embedded = signal(false); // whether the page is a part of another one: the stage, the text and the transport

@@ -10,7 +10,7 @@ import * as form from "../form";
 import { modelName, plural, sentence } from "../format";
 import { lanes } from "../lanes";
 import * as session from "../session";
-import { alone, embedded, last, link, loading, model, pageState, problem, reachable, refused, rendererNote, retryAt, run, site } from "../store";
+import { alone, clustered, embedded, last, link, loading, model, pageState, problem, reachable, refused, rendererNote, retryAt, run, site } from "../store";
 import { loaded } from "../words";
 import { Icon } from "./icons";
 
@@ -142,7 +142,7 @@ function LoadingModel() {
 }
 
 function Empty() {
-  if ((model.value?.replicas ?? 0) > 0)
+  if (clustered.value)
     return (
       <Card
         title="Replicas write here"

@@ -4,13 +4,14 @@
 import { dismiss } from "../actions";
 import { start, visit } from "../session";
 import * as form from "../form";
-import { type Problem, alone, joined, model, pageState, problem, result, run, site } from "../store";
+import { type Problem, alone, clustered, joined, model, pageState, problem, result, run, site } from "../store";
 import { align } from "../text";
 import { plural, sentence } from "../format";
 import { Icon } from "./icons";
 import { Settings } from "./Settings";
 
 const READY = form.PROMPTS.slice(0, 3);
+const UNRUN = "Replicas make no runs to step through";
 
 export function Prompt() {
   if (alone.value)
@@ -38,7 +39,7 @@ export function Prompt() {
       </div>
     );
   const busy = pageState.value === "tokenizing";
-  const ready = model.value !== null && form.prompt.value !== "" && !busy;
+  const ready = model.value !== null && form.prompt.value !== "" && !busy && !clustered.value;
   const go = (event: Event) => {
     event.preventDefault();
     void start();
@@ -68,7 +69,7 @@ export function Prompt() {
           type="submit"
           class={result.value === null ? "run" : "run calm"}
           disabled={!ready}
-          title="Run this prompt (Ctrl Enter in the box)"
+          title={clustered.value ? UNRUN : "Run this prompt (Ctrl Enter in the box)"}
         >
           <Icon name="play" />
           Run
@@ -79,7 +80,8 @@ export function Prompt() {
               type="button"
               key={name}
               aria-pressed={form.prompt.value === text}
-              title={`Run: ${text}`}
+              disabled={clustered.value}
+              title={clustered.value ? UNRUN : `Run: ${text}`}
               onClick={() => {
                 form.prompt.value = text;
                 void start();

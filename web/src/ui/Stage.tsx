@@ -10,7 +10,7 @@ import type { Role } from "../renderers/roles";
 import { hideFirst, row } from "../rows";
 import { WEIGHTS } from "../scene";
 import * as stage from "../stage";
-import { cache, embedded, frame, live, run, shown, summary, switched } from "../store";
+import { cache, clustered, embedded, frame, live, run, shown, summary, switched } from "../store";
 import { tour } from "../tour";
 import { stop as way } from "../way";
 import { CellHint } from "./CellHint";
@@ -103,13 +103,15 @@ function Offer({ lead, does, class: look }: { lead: string; does: string; class:
 function CacheSwitch() {
   const current = run.value;
   const replay = current !== null && current.origin !== "live";
-  const fixed = replay && current.both.size === 0;
+  const fixed = replay ? current.both.size === 0 : clustered.value;
   const over = current?.ended === true;
   const on = frame.value?.cache ?? cache.value;
-  const title = fixed
-    ? "This recording has one way only; Share, Page saves both"
-    : replay
-      ? "This recording has each step both ways (N)"
+  const title = replay
+    ? fixed
+      ? "This recording has one way only; Share, Page saves both"
+      : "This recording has each step both ways (N)"
+    : fixed
+      ? "Replicas write with the cache"
       : `Takes effect with the next ${over ? "run" : "step"} (N)`;
   return (
     <div class="cache-switch" role="group" aria-label="KV cache" title={title}>

@@ -6,7 +6,7 @@ import * as actions from "../actions";
 import * as player from "../player";
 import { numbered, plural } from "../format";
 import { lanes } from "../lanes";
-import { frame, last, live, model, pace, pageState, playing, run, shown } from "../store";
+import { clustered, frame, last, live, model, pace, pageState, playing, run, shown } from "../store";
 import type { Run } from "../run";
 import { activity } from "../words";
 import { Icon } from "./icons";
@@ -36,7 +36,7 @@ export function Transport() {
             class="play"
             aria-label={playName}
             title={`${playName} (Space)`}
-            disabled={current === null && model.value === null}
+            disabled={current === null && (model.value === null || clustered.value)}
             onClick={actions.toggle}
           >
             <Icon name={playing.value ? "pause" : over && live.value ? "again" : "play"} />
