@@ -358,9 +358,10 @@ def test_prompts_beyond_the_context_are_refused_with_the_numbers(server: Live, c
     with pytest.raises(openai.BadRequestError, match=said) as refused:
         ask(client, messages=[{"role": "user", "content": "é" * 2100}])
     assert refused.value.code == "context_length_exceeded"
+    whole = server.llm.template.render([{"role": "user", "content": "é" * 2100}]).ids
+    assert (refused.value.body["n_prompt_tokens"], refused.value.body["n_ctx"]) == (len(whole), 2048)
     answer = ask(client, messages=[{"role": "user", "content": "é" * 2100}], extra_body={"truncate_prompt_tokens": 100})
     assert answer.usage.prompt_tokens == 100
-    whole = server.llm.template.render([{"role": "user", "content": "é" * 2100}]).ids
     assert answer.usage.prompt_tokens_details.truncated_tokens == len(whole) - 100
     assert "truncated_tokens" not in ask(client).usage.prompt_tokens_details.model_extra
     with pytest.raises(openai.BadRequestError) as refused:

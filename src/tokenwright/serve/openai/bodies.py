@@ -267,11 +267,13 @@ class Problems(BaseModel):
     """An error."""
 
     class ErrorDetail(BaseModel):
-        """The fault. param: the field."""
+        """The fault. param: the field. n_prompt_tokens, n_ctx: of a prompt longer than the context."""
 
         message: str
         type: str
         param: str | None
         code: str | None
+        n_prompt_tokens: int | None = None
+        n_ctx: int | None = None
 
     error: ErrorDetail

@@ -31,10 +31,13 @@ _CODES = {"key": "invalid_api_key", "missing": "not_found", "busy": "rate_limit_
 
 
 def error_body(problem: Problem, request_id: str) -> Json:  # noqa: ARG001  (other APIs repeat the id)
-    """An error as OpenAI's clients read it."""
+    """An error as OpenAI's clients read it; lengths as llama.cpp's do."""
     code = "model_not_found" if problem.param == "model" else problem.code or _CODES.get(problem.kind)
     kind = _TYPES[problem.kind]
-    return {"error": {"message": problem.message, "type": kind, "param": problem.param, "code": code}}
+    found: Json = {"message": problem.message, "type": kind, "param": problem.param, "code": code}
+    if problem.lengths is not None:
+        found["n_prompt_tokens"], found["n_ctx"] = problem.lengths
+    return {"error": found}
 
 
 def usage_of(counts: Iterable[TokenCounts]) -> Json:

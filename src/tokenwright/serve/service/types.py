@@ -212,6 +212,7 @@ class Problem:
     """An error as a client may see it. param: the field of the request that is at fault, if it is known.
 
     code: a finer kind, where an API has one. allow: the methods that the path has, where another was used.
+    lengths: tokens of a prompt that is too long, and of the model's context.
     """
 
     status: int
@@ -221,6 +222,7 @@ class Problem:
     retry_after_s: int | None = None
     code: str | None = None
     allow: str | None = None
+    lengths: tuple[int, int] | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -237,7 +239,8 @@ def problem_of(error: Exception) -> Problem:
     """The problem that an error of the service is. Errors that are not ours say nothing about the server's inside."""
     match error:
         case ContextError():
-            return Problem(400, "invalid", _too_long(error), "messages", code="context_length_exceeded")
+            code, lengths = "context_length_exceeded", (error.tokens, error.context)
+            return Problem(400, "invalid", _too_long(error), "messages", code=code, lengths=lengths)
         case RequestError():
             return Problem(400, "invalid", str(error), parameter_of(error))
         case GrammarError():
