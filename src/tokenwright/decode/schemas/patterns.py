@@ -1,8 +1,8 @@
 """Patterns of JSON schemas that no grammar reads, written as patterns that one does: look-ahead, and complements.
 
 A pattern is read as an expression with conjunction and complement, from which derivatives (Brzozowski, 1964; Owens,
-Reppy and Turon, 2009) make an automaton, and the elimination of its states makes a pattern again. Classes are those of
-ECMA 262: \\d and \\w are ASCII. What is read: characters, classes, groups, alternatives, repetitions, ^ at the
+Reppy and Turon, 2009) make an automaton, and the elimination of its states makes a pattern again. Classes are as in
+ECMA 262: \\d and \\w are ASCII. It reads characters, classes, groups, alternatives, repetitions, ^ at the
 beginning, $ at the end, and look-ahead outside of repetitions.
 """
 
@@ -59,7 +59,7 @@ def disjoint(one: str, other: str) -> bool:
 
 @lru_cache(maxsize=256)
 def parted(patterns: tuple[str, ...]) -> dict[str, list[str]] | None:
-    """Patterns such that no string follows two, each with those of `patterns` that its strings follow.
+    """Patterns such that no string follows two, each with the given ones that its strings follow.
 
     None: they are so already, or none are found.
     """

@@ -1,4 +1,4 @@
-"""What two schemas of one document have to do with each other: apart, parted by a property, or one within the other.
+"""Compares two schemas of one document: apart, parted by a property, or one within the other.
 
 Each answer is certain where it is given: where a reason is not seen, schemas count as neither apart nor within.
 """
