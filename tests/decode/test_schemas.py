@@ -2,6 +2,8 @@
 
 import json
 import random
+import re
+from itertools import product
 from typing import Any
 
 import jsonschema
@@ -11,6 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenwright.decode.grammar import Grammars, Matched
 from tokenwright.decode.grammar_kinds import json_rule
 from tokenwright.decode.schemas import LACKING, enforceable, mistake_in
+from tokenwright.decode.schemas.patterns import disjoint, others, parted, plain
 from tokenwright.engine import Grammar
 
 BYTES = LLTokenizer("byte")
@@ -34,7 +37,8 @@ def compiled(schema: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("schema", "places"),
     [
-        ({"type": "string", "pattern": "^(?!a).*$"}, ["pattern"]),
+        ({"type": "string", "pattern": "^(?<!a)b$"}, ["pattern"]),
+        ({"patternProperties": {"(?<=a)b": {}, "c": {}}, "additionalProperties": False}, ["patternProperties.(?<=a)b"]),
         ({"type": "string", "pattern": r"(a)\1"}, ["pattern"]),
         ({"type": "string", "pattern": "^[a-z]+$"}, []),
         ({"type": "string", "format": "made-up"}, []),
@@ -45,7 +49,8 @@ def compiled(schema: dict[str, Any]) -> str:
         ({"$defs": {"a": {"unevaluatedItems": False}}, "$ref": "#/$defs/a"}, ["$defs.a.unevaluatedItems"]),
         ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, ["uniqueItems"]),
         ({"type": "array", "items": {"type": "string"}, "uniqueItems": False}, []),
-        ({"oneOf": [{"type": "string", "pattern": "a"}, {"type": "string", "pattern": "b"}]}, ["oneOf"]),
+        ({"oneOf": [{"type": "integer", "multipleOf": 2}, {"type": "integer", "multipleOf": 3}]}, ["oneOf"]),
+        ({"oneOf": [{"format": "ipv4"}, {"format": "ipv6"}]}, ["oneOf"]),
         ({"type": "object", "properties": {"not": {"type": "string"}}}, []),
         ({"enum": [{"not": 1}]}, []),
         ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, []),
@@ -176,6 +181,66 @@ KINDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
         {"a": 1, "c": 0},
         {"a": 1},
     ),
+    "look-ahead": ({"type": "string", "pattern": "^(?=.*[0-9])(?!.*00)[0-9a-c]{2,4}$"}, "a0b0", "a00"),
+    "names by look-ahead": (
+        {"type": "object", "patternProperties": {"^(?!@@)[@-c]+$": {"type": "null"}}, "additionalProperties": False},
+        {"@a": None},
+        {"@@": None},
+    ),
+    "patterns of names that meet": (
+        {
+            "type": "object",
+            "patternProperties": {"^a": {"type": "integer"}, "b$": {"minimum": 5}},
+            "additionalProperties": False,
+        },
+        {"ab": 7, "a": 1},
+        {"ab": 3},
+    ),
+    "oneOf by patterns": ({"oneOf": [{"type": "string", "pattern": "^a"}, {"enum": ["", "ab"]}]}, "ax", "ab"),
+    "oneOf by what allOf says": (
+        {
+            "type": "object",
+            "oneOf": [
+                {"allOf": [{"properties": {"k": {"const": 1}}}, {"required": ["k"]}]},
+                {"allOf": [{"properties": {"k": {"const": 2}}}, {"minProperties": 1}]},
+            ],
+        },
+        {"k": 2},
+        {"k": 3},
+    ),
+    "oneOf by names that are closed": (
+        {"oneOf": [_AB | {"additionalProperties": False}, {"properties": {"c": {}}, "additionalProperties": False}]},
+        {"c": 0},
+        {},
+    ),
+    "oneOf by the properties that are not listed": (
+        {
+            "oneOf": [
+                {"oneOf": [_CITY, _AREA]},
+                {"type": "object", "additionalProperties": {"const": False}, "minProperties": 1, "maxProperties": 1},
+            ]
+        },
+        {"kind": "area"},
+        {"a": False, "b": False},
+    ),
+    "oneOf within another": (
+        {"oneOf": [{"enum": ["a"]}, {"type": "string", "maxLength": 2}, {"type": "null"}, {}]},
+        1,
+        "a",
+    ),
+    "values that something else is said of": (
+        {
+            "enum": [[1, 1], [1, 2], [6, 2], {"a": 1}, {"b": 2}, "a", 4, 5],
+            "uniqueItems": True,
+            "contains": {"multipleOf": 3},
+            "not": {"const": 4},
+            "propertyNames": {"pattern": "a"},
+            "if": {"type": "string"},
+            "then": {"minLength": 2},
+        },
+        [6, 2],
+        {"b": 2},
+    ),
     "required and not listed": (_AB | {"required": ["c"]}, {"c": 1}, {"a": 1}),
 }
 
@@ -241,6 +306,36 @@ def allowed(state: Matched, token: int, left: int | None = None) -> bool:
 )
 def test_where_a_schema_is_wrong_in_itself(schema: Any, place: str) -> None:
     assert mistake_in(schema) == place
+
+
+def test_patterns_of_the_same_strings_and_of_all_others() -> None:
+    """Compared with the interpreter's regular expressions on all short strings of a few characters."""
+    texts = ["".join(one) for length in range(5) for one in product("ab1@-\n", repeat=length)]
+    for pattern in PATTERNS:
+        expected = {text for text in texts if re.search(pattern.replace("$", r"\Z"), text)}
+        made, other = plain(pattern), others(pattern)
+        assert made is not None
+        assert other is not None
+        assert {text for text in texts if re.search(made[:-1] + r"\Z", text)} == expected, pattern
+        assert {text for text in texts if re.search(other[:-1] + r"\Z", text)} == set(texts) - expected, pattern
+    assert disjoint("^[a-c]+$", "1")
+    assert not disjoint("^a", "b$")
+    assert parted(("^a", "^b")) is None
+    each = parted(("^a", "b$", "^.{2}$"))
+    assert each is not None
+    assert {*map(tuple, each.values())} > {("^a",), ("b$",), ("^a", "b$", "^.{2}$")}
+    for text in texts:
+        follows = [one for one in ("^a", "b$", "^.{2}$") if re.search(one.replace("$", r"\Z"), text)]
+        assert [of for made, of in each.items() if re.search(made[:-1] + r"\Z", text)] == [follows] * bool(follows)
+    for unread in (r"(a)\1", "(?<=a)b", "a$b", "b^", r"\bb", "(?i)a", "a{100}", "((?=a)b)*", "[", "(a"):
+        assert plain(unread) is None, unread
+
+
+PATTERNS = [
+    "a1b", "^..$", "(^[^1]*$)|b", "^(?!@@)[a@1]+$", "^(?=.*1)(?=.*a).{2,4}$", "^[a-c]+(?!1)$", "a(?!b)", "^(a|b1)*$",
+    "[aA][12].*[-@]", r"^\w+\s\d$", r"\d\D", "^(?!.*--)[a-]*[^-]$", "^a?$", "a|^$", "^(?:a|b(?=1))", "(a|1){3,3}$",
+    r"^(?!ab$|b)[^-]+$", "(^a|b$)", r"[^\w\n-]", "^(?:a{1,2}b){0,1}?1", "@",
+]  # fmt: skip
 
 
 def test_a_schema_that_is_only_hard_to_enforce_is_not_wrong() -> None:

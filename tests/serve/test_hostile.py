@@ -22,9 +22,17 @@ from tokenwright.serve.transport import guard
 
 VOCAB, CONTEXT = 320, 2048
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
+LLAMA, EMBED, ADAPTERS = "/completion", "/embedding", "/lora-adapters"
 SANE = {"model": "tiny", "prompt": "Once upon", "max_tokens": 6, "temperature": 0}
 HELLO = [{"role": "user", "content": "Hello"}]
 JSON = {"content-type": "application/json"}
+SANE_AT: dict[str, dict[str, Any]] = {
+    COMPLETE: SANE,
+    CHAT: {"model": "tiny", "messages": HELLO, "max_tokens": 6},
+    LLAMA: {"prompt": "Once upon", "n_predict": 6, "temperature": 0},
+    EMBED: {"content": "Once upon"},
+    ADAPTERS: {},
+}
 
 
 class Case(NamedTuple):
@@ -63,10 +71,10 @@ def deep(depth: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": definitions}
 
 
-def raw(field: str) -> bytes:
+def raw(field: str, path: str = COMPLETE) -> bytes:
     """A sane request with a field as it is written here."""
     name = field.split('"', 2)[1]
-    rest = json.dumps({key: value for key, value in SANE.items() if key != name})
+    rest = json.dumps({key: value for key, value in SANE_AT[path].items() if key != name})
     return rest[:-1].encode() + b"," + field.encode() + b"}"
 
 
@@ -102,6 +110,12 @@ CASES = [
         {"logprobs": VOCAB - 1, "echo": True, "prompt": "a " * 900},
         names="logprobs",
     ),
+    Case(8, "n_probs -1", {"n_probs": -1}, path=LLAMA, names="n_probs"),
+    Case(8, "n_probs 2**63", {"n_probs": 2**63}, path=LLAMA, names="n_probs"),
+    Case(8, "n_probs of the vocabulary", {"n_probs": VOCAB}, path=LLAMA, names="n_probs"),
+    Case(8, "n_probs true", {"n_probs": True}, path=LLAMA, names="n_probs"),
+    Case(8, "n_probs NaN", raw('"n_probs": NaN', LLAMA), path=LLAMA, names="NaN"),
+    Case(8, "n_probs of no tokens", {"n_probs": 5, "n_predict": 0}, OK, LLAMA),
     Case(9, "logit_bias of foo", {"logit_bias": {"foo": 1}}, names="logit_bias"),
     Case(9, "logit_bias beyond the vocabulary", {"logit_bias": {str(VOCAB): 1}}, names="logit_bias"),
     Case(
@@ -113,6 +127,22 @@ CASES = [
     ),
     Case(9, "logit_bias infinite on two ids", raw('"logit_bias": {"5": 1e999, "6": 1e999}'), names="logit_bias"),
     Case(9, "logit_bias -100 on all ids", {"logit_bias": ANY}, OK),
+    Case(9, "false on all ids", {"logit_bias": [[n, False] for n in range(VOCAB)]}, EITHER, LLAMA, "logit_bias"),
+    Case(9, "a bias of an empty text", {"logit_bias": [["", 1]]}, EITHER, LLAMA, "logit_bias"),
+    Case(9, "a bias that is a text", {"logit_bias": [[5, "1"]]}, path=LLAMA, names="logit_bias"),
+    Case(9, "a bias true", {"logit_bias": [[5, True]]}, path=LLAMA, names="logit_bias"),
+    Case(9, "a bias of false", {"logit_bias": [[False, 1]]}, path=LLAMA, names="logit_bias"),
+    Case(9, "a bias of 5.5", {"logit_bias": [[5.5, 1]]}, path=LLAMA, names="logit_bias"),
+    Case(9, "a bias without its id", {"logit_bias": [[1]]}, path=LLAMA, names="logit_bias"),
+    Case(9, "a bias within a bias", {"logit_bias": [[[5, 1], 1]]}, path=LLAMA, names="logit_bias"),
+    Case(9, "a bias beyond the ids", {"logit_bias": [[VOCAB, 1]]}, path=LLAMA, names="logit_bias"),
+    Case(9, "a bias of 400 digits", {"logit_bias": {"9" * 400: 1}}, path=LLAMA, names="logit_bias"),
+    Case(9, "a bias of digits of another script", {"logit_bias": {"\u0665": 1}}, EITHER, LLAMA, "logit_bias"),
+    Case(9, "a bias of -5", {"logit_bias": {"-5": 1}}, EITHER, LLAMA, "logit_bias"),
+    Case(9, "a bias of half a pair", raw('"logit_bias": {"\\ud800": 1}', LLAMA), path=LLAMA, names="surrogate"),
+    Case(9, "a bias NaN", raw('"logit_bias": [[5, NaN]]', LLAMA), path=LLAMA, names="NaN"),
+    Case(9, "five thousand biases", {"logit_bias": [[5, 1]] * 5000}, path=LLAMA, names="logit_bias"),
+    Case(9, "biases of long texts", {"logit_bias": {f"{n}" * 900: 1 for n in range(200)}}, EITHER, LLAMA, "logit_bias"),
     Case(10, "an empty stop string", {"stop": ""}, OK),
     Case(10, "ten thousand stop strings", {"stop": [str(n) for n in range(10**4)]}, names="stop"),
     Case(10, "a stop string of a megabyte", {"stop": "a" * 2**20}, names="stop"),
@@ -200,6 +230,22 @@ CASES = [
     Case(27, "a length penalty NaN", raw('"length_penalty": NaN'), names="NaN"),
     Case(28, "stream_options without a stream", {"stream_options": {"include_usage": True}}, names="stream_options"),
     Case(28, "an unknown field", {"temprature": 1}, names="temprature"),
+    Case(28, "fields of no object", {"response_fields": ["content/a/b", "/", "//", ""]}, OK, LLAMA),
+    Case(28, "a field a thousand deep", {"response_fields": ["a" + "/a" * 1000]}, OK, LLAMA),
+    Case(28, "fields that are numbers", {"response_fields": [7]}, path=LLAMA, names="response_fields"),
+    Case(28, "fields that are a text", {"response_fields": "content"}, path=LLAMA, names="response_fields"),
+    Case(28, "ten thousand fields", {"response_fields": ["content"] * 10**4}, path=LLAMA, names="response_fields"),
+    Case(28, "a field of half a pair", raw('"response_fields": ["\\ud800"]', LLAMA), path=LLAMA, names="surrogate"),
+    Case(28, "a text by two names", {"input": "a"}, path=EMBED, names="content"),
+    Case(28, "a text by no name", b"{}", path=EMBED, names="content"),
+    Case(28, "no text", {"content": ""}, EITHER, EMBED, "content"),
+    Case(28, "texts of no ids", {"content": [[]]}, path=EMBED, names="content"),
+    Case(28, "texts and ids mixed", {"content": ["a", [5], 7]}, EITHER, EMBED, "content"),
+    Case(28, "an id to embed beyond the vocabulary", {"content": [VOCAB]}, path=EMBED, names="token"),
+    Case(28, "ten thousand texts to embed", {"content": ["a"] * 10**4}, path=EMBED, names="content"),
+    Case(28, "a text beyond the context", {"content": [5] * (CONTEXT + 1)}, path=EMBED, names=f"{CONTEXT + 1} tokens"),
+    Case(28, "half a pair to embed", raw('"content": "\\ud800"', EMBED), path=EMBED, names="surrogate"),
+    Case(28, "the scale of an adapter", {"id": 0, "scale": 1e300}, (405,), ADAPTERS, "POST"),
     Case(29, "a path as a model", {"model": "../../etc/passwd"}, OK),
     Case(29, "an absolute path as a model", {"model": "/etc/passwd"}, OK),
     Case(29, "NUL in a model's name", {"model": "tiny\0"}, OK),
@@ -233,8 +279,7 @@ def asked(http: httpx.Client, case: Case) -> httpx.Response:
     if not isinstance(case.body, dict):
         body = case.body if isinstance(case.body, bytes) else case.body()
         return http.post(case.path, content=body, headers=JSON)
-    sane: dict[str, Any] = SANE if case.path == COMPLETE else {"model": "tiny", "messages": HELLO, "max_tokens": 6}
-    return http.post(case.path, json=sane | case.body)
+    return http.post(case.path, json=SANE_AT[case.path] | case.body)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.number} {case.words}")

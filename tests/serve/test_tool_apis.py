@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.serve.talking import HANGS_S, Talker, make_talker, talking
+from tests.serve.talking import HANGS_S, make_talker, talking
 from tests.serve.test_tool_families import facts_of
 from tests.serve.tool_families import FAMILIES, Family
 from tokenwright.engine import Pick
@@ -23,17 +24,21 @@ PARAMETERS = {
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "sure": {"type": "boolean"}},
 }
 FUNCTION = {"name": "get_weather", "description": "The weather.", "parameters": PARAMETERS}
-ARGUMENTS = {"city": "Oslo", "days": 3, "sure": True}
+CALLS = [("get_weather", {"city": "Oslo", "sure": True}), ("get_weather", {"days": 3})]
 USER = [{"role": "user", "content": "Hello"}]
 Found = tuple[str, list[tuple[str, Any]]]  # the text, and the calls: names and arguments
 
 
 class Scripted:
-    """A sampler that picks the tokens of a text whatever the model says, and then the end token."""
+    """A sampler that picks the tokens of a text whatever the model says, and then the end token.
+
+    at_once: all in one step, as accepted drafts are; else a token a step.
+    """
 
     def __init__(self, inner: Any, end: int) -> None:
         self.inner, self.end = inner, end
         self.script: list[int] = []
+        self.at_once = False
 
     def pick(self, output: Any, step: Any) -> list[Any]:
         sequences = {chunk.sequence.id: chunk.sequence for chunk in step.chunks}
@@ -44,8 +49,9 @@ class Scripted:
             return one
         sequence = sequences[one.parent]
         at = len(sequence.tokens) - sequence.request.prompt_length
-        token = self.script[at] if at < len(self.script) else self.end
-        return replace(one, tokens=(token,), logprobs=(0.0,), sampler_logprobs=(0.0,), tops=((),))
+        tokens = (*self.script, self.end)[at : None if self.at_once else at + 1]
+        zeros = (0.0,) * len(tokens)
+        return replace(one, tokens=tokens, logprobs=zeros, sampler_logprobs=zeros, tops=((),) * len(tokens))
 
 
 def of_chat(answer: Any) -> Found:
@@ -130,12 +136,12 @@ APIS: dict[str, tuple[Callable[[int], dict[str, Any]], Callable[[Any], Found], C
 }
 
 
-def asked(talker: Talker, path: str, most: int, *, stream: bool, stop: str = "") -> Found:
+def asked(http: httpx.Client, path: str, most: int, *, stream: bool, stop: str = "") -> Found:
     make, whole, pieces = APIS[path]
     body = {"model": "tiny", "stream": stream, **make(most)}
     where = body.get("options", body)
     where |= {"stop_sequences" if path == "/v1/messages" else "stop": [stop]} if stop else {}
-    answer = httpx.post(talker.url + path, json=body, timeout=HANGS_S)
+    answer = http.post(path, json=body)
     assert answer.status_code == 200, answer.text
     if not stream:
         return whole(answer.json())
@@ -148,17 +154,17 @@ def read(arguments: Any) -> Any:
 
 
 @contextmanager
-def scripted(folder: Path, family: Family, calls: Sequence[tuple[str, Any]]) -> Iterator[tuple[Talker, str, int]]:
-    """A server whose model makes these calls, the text before them, and the tokens of the whole."""
+def scripted(folder: Path, family: Family, calls: Sequence[tuple[str, Any]]) -> Iterator[tuple[httpx.Client, Scripted]]:
+    """A client of a server whose model says something, where the form allows it, and then makes these calls."""
     form = facts_of(family).form
-    said = SAID if form.open else ""
+    text = (f"{SAID}\n" if form.open else "") + form.written(calls)
     with talking(make_talker(folder, template=family.template)) as talker:
         engine = talker.llm.llm_engine._open().loop.engine
         [end, *_] = sorted(talker.llm.eos_ids)
         engine.sampler = script = Scripted(engine.sampler, end)
-        text = (f"{said}\n" if said else "") + form.written(calls)
         script.script = talker.llm.tokenizer.encode(text, add_special=False, parse_special=False)
-        yield talker, said, len(script.script)
+        with httpx.Client(base_url=talker.url, timeout=HANGS_S) as http:
+            yield http, script
 
 
 BRIEF = [FAMILIES[8]]
@@ -167,31 +173,36 @@ BRIEF = [FAMILIES[8]]
 @pytest.mark.parametrize(
     ("family", "step"),
     [
-        *(pytest.param(one, 23, id=one.name) for one in BRIEF),
+        *(pytest.param(one, 2, id=one.name) for one in BRIEF),
         *(pytest.param(one, 1, id=f"{one.name}, every token", marks=pytest.mark.sweep) for one in FAMILIES),
     ],
 )
 def test_no_markup_reaches_a_client_in_any_api(tmp_path: Path, family: Family, step: int) -> None:
-    calls = [("get_weather", ARGUMENTS), ("get_weather", {"city": "Rome"})][: 1 if family.single else 2]
-    with scripted(tmp_path, family, calls) as (talker, said, tokens):
-        for path in APIS:
-            for stream in (False, True):
-                content, found = asked(talker, path, tokens + 1, stream=stream)
-                assert (content.strip(), [(name, read(one)) for name, one in found]) == (said, calls), (path, stream)
-                for most in range(1, tokens, step):
-                    content, found = asked(talker, path, most, stream=stream)
-                    assert said.startswith(content.strip()), (path, stream, most)
-                    assert [name for name, _ in found] == ["get_weather"] * len(found)
+    """Whole, and streamed token by token, in each API; and cut at each token, in each of these ways in turn."""
+    calls = CALLS[: 1 if family.single else 2]
+    said = SAID if facts_of(family).form.open else ""
+    with scripted(tmp_path, family, calls) as (http, script):
+        tokens, ways = len(script.script), list(product(APIS, (True, False)))
+        for path, stream in ways:
+            script.at_once = not stream
+            content, found = asked(http, path, tokens + 1, stream=stream)
+            assert (content.strip(), [(name, read(one)) for name, one in found]) == (said, calls), (path, stream)
+        script.at_once = True  # so that a cut text takes one step, and the whole a time in proportion to its length
+        for most, (path, stream) in zip(range(1, tokens, step), cycle(ways), strict=False):
+            content, found = asked(http, path, most, stream=stream)
+            assert said.startswith(content.strip()), (path, stream, most)
+            assert [name for name, _ in found] == ["get_weather"] * len(found)
 
 
 def test_a_stop_string_inside_a_call_leaks_no_markup(tmp_path: Path) -> None:
     family = FAMILIES[0]
     assert facts_of(family).form.name == "hermes"
-    with scripted(tmp_path, family, [("get_weather", ARGUMENTS)]) as (talker, said, tokens):
+    with scripted(tmp_path, family, CALLS[:1]) as (http, script):
+        tokens, script.at_once = len(script.script), True
         for path in [path for path in APIS if path != "/v1/responses"]:  # which has no stop strings
             for stream in (False, True):
                 for stop, begun in (("call>", 0), ('"', 0), ("weather", 0), ("arguments", 1), ("Oslo", 1)):
-                    content, found = asked(talker, path, tokens + 1, stream=stream, stop=stop)
-                    assert (content.strip(), len(found)) == (said, begun), (path, stream, stop)
-                content, _ = asked(talker, path, tokens + 1, stream=stream, stop="look")
+                    content, found = asked(http, path, tokens + 1, stream=stream, stop=stop)
+                    assert (content.strip(), len(found)) == (SAID, begun), (path, stream, stop)
+                content, _ = asked(http, path, tokens + 1, stream=stream, stop="look")
                 assert content.strip() == "Let me", "before the call it acts as ever"

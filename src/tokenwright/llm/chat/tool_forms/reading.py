@@ -11,6 +11,8 @@ from tokenwright.llm.chat.ids import new_hex
 from tokenwright.llm.chat.tool_forms.form import ToolForm
 from tokenwright.llm.chat.tool_forms.source import Cut, NoCall, Steps, TextSource
 
+HALF = "\N{REPLACEMENT CHARACTER}"  # what stands for the bytes of a character that was cut off
+
 
 class FormReader:
     """A `CallReader`, and the sink of the calls that it reads.
@@ -27,6 +29,7 @@ class FormReader:
         self._index = -1
         self._name = ""
         self._fresh = False  # a call has begun, and its tool is known
+        self._half = ""  # held back: HALF, at the end of the text so far
         self._space = ""  # held back: white space before a mark goes
         self._said = self._bare = False  # bare: nothing but white space since the last call
         self._ended = False
@@ -38,10 +41,16 @@ class FormReader:
 
     def push(self, text: str, token: int | None, delta: Delta) -> None:  # noqa: ARG002  (part of the protocol)
         if text:
+            text, self._half = self._half + text, ""
+            if text.endswith(HALF):
+                text, self._half = text[:-1], HALF
             self._source.text += text
             self._advance(delta)
 
     def finish(self, delta: Delta, cut: bool = False) -> None:
+        if self._half and not (cut and self._marked()):
+            self._source.text += self._half
+            self._advance(delta)
         self._source.ended = True
         self._delta = delta
         try:
@@ -53,6 +62,11 @@ class FormReader:
             self.say("" if cut and self._source.text else self._source.text)
         if self._space and not self._bare:
             self._put(self._space)
+
+    def _marked(self) -> bool:
+        """Whether the half of a character at the end may be one of the mark's, as what is held back before it is."""
+        held, mark = self._source.text, self._form.mark
+        return mark.startswith(held) and not mark[len(held) : len(held) + 1].isascii()
 
     def _advance(self, delta: Delta) -> None:
         self._delta = delta

@@ -16,6 +16,8 @@ from itertools import pairwise
 from typing import Any
 from urllib.parse import unquote
 
+from tokenwright.decode.schemas.patterns import others
+
 Schema = dict[str, Any]
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
@@ -32,13 +34,6 @@ _BOUNDS = {
     "maximum": "exclusiveMinimum",
     "exclusiveMaximum": "minimum",
 }
-_CLASS = r"(\[(?!\^)(?:\\.|[^\]\\])+\]|\w)"
-_PATTERNS = (  # a pattern, and what else a string can be; {} is the complement of its class
-    (re.compile(rf"\^{_CLASS}"), "^$|^{}"),
-    (re.compile(rf"{_CLASS}\$"), "^$|{}$"),
-    (re.compile(rf"\^{_CLASS}\+\$"), "^$|{}"),
-    (re.compile(rf"\^{_CLASS}\*\$"), "{}"),
-)
 
 
 class References:
@@ -169,7 +164,8 @@ class References:
         elif name in (*_BOUNDS, *_LEAST, *_MOST):
             yield _other_bound(name, value)
         elif name == "pattern":
-            yield _other_pattern(value)
+            other = others(value) if isinstance(value, str) else None
+            yield {"type": "string", "pattern": other} if other else None
         elif name == "required":
             yield from ({"type": "object", "properties": {one: False}} for one in _listed(value))
         elif name in ("allOf", "anyOf", "oneOf", "properties", "items"):
@@ -204,32 +200,6 @@ class References:
         else:
             each = [self.excluded(one, depth) for one in _schemas(value)]
             yield None if None in each else False if False in each else {"allOf": each}
-
-    def parting(self, one: Any, other: Any) -> str | None:
-        """A property that both name, with values that are apart; None: there is none."""
-        mine, others = (_mapping(_mapping(self.followed(each)).get("properties")) for each in (one, other))
-        shared = (name for name in mine if name in others)
-        return next((name for name in shared if self.apart(mine[name], others[name], closed=False)), None)
-
-    def apart(self, one: Any, other: Any, *, closed: bool) -> bool:
-        """Whether no value of `one` satisfies `other`. closed: `one` has no properties but those that it lists."""
-        one, other = self.followed(one), self.followed(other)
-        types = self.types(one) & self.types(other)
-        first, second = self.values(one), self.values(other)
-        if first is not None and second is not None:
-            return not any(same(a, b) for a in first for b in second)
-        if types != {"object"} or not isinstance(one, Mapping) or not isinstance(other, Mapping):
-            return not types
-        mine, others = (_mapping(each.get("properties")) for each in (one, other))
-        required, wanted = (set(_listed(each.get("required", ()))) for each in (one, other))
-        both = required & mine.keys() & others.keys()
-        if any(self.apart(mine[name], others[name], closed=False) for name in both):
-            return True
-        closes = one.get("additionalProperties") is False or (closed and mine and "additionalProperties" not in one)
-        if closes and "patternProperties" not in one and wanted - mine.keys() - required:
-            return True
-        shut = other.get("additionalProperties") is False and "patternProperties" not in other
-        return shut and bool(required - others.keys())
 
 
 RESTRICTING = frozenset(
@@ -311,7 +281,7 @@ def _schemas(value: Any) -> list[Any]:
 def _other_types(given: Any) -> Iterable[Any]:
     named = _listed(given)
     rest = [kind for kind in TYPES if kind not in named and not (kind == "number" and "integer" in named)]
-    yield {"type": rest} if rest else None
+    yield {"type": rest} if rest else False
 
 
 def _other_values(values: Sequence[Any]) -> Iterable[Any]:
@@ -370,11 +340,3 @@ def _other_bound(name: str, value: Any) -> Any:
     kind, other = _LEAST[name] if name in _LEAST else _MOST[name]
     beyond = value - 1 if name in _LEAST else value + 1
     return {"type": kind, other: beyond} if beyond >= 0 else None
-
-
-def _other_pattern(pattern: Any) -> Any:
-    for form, other in _PATTERNS if isinstance(pattern, str) else ():
-        if match := form.fullmatch(pattern):
-            letters = match[1] if len(match[1]) == 1 else match[1][1:-1]
-            return {"type": "string", "pattern": other.format(f"[^{letters}]")}
-    return None

@@ -15,7 +15,18 @@ from itertools import combinations, permutations
 from typing import Any
 from urllib.parse import unquote
 
-from tokenwright.decode.schema_logic import RESTRICTING, References, Schema, any_of, meeting_names, pointer, same
+from tokenwright.decode.schemas.patterns import parted, plain
+from tokenwright.decode.schemas.schema_logic import (
+    RESTRICTING,
+    References,
+    Schema,
+    any_of,
+    meeting_names,
+    pointer,
+    same,
+)
+from tokenwright.decode.schemas.schema_pairs import Pairs
+from tokenwright.decode.schemas.schema_values import Values
 
 # Keywords that restrict JSON and that no grammar here enforces.
 LACKING = frozenset(("$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"))
@@ -25,6 +36,7 @@ FORMATS = frozenset(
 MOST_VALUES = 8  # of an array's distinct items that are written as alternatives
 MOST_ORDERED = 4  # of those in any order
 MOST_EXCLUDED = 4_000  # characters of what one alternative of a oneOf excludes
+MOST_PARTED = 3  # patterns of names that are made such that no name follows two of them
 MOST_COPIED = 50  # schemas that stand in the place of references to them
 _LOOKS = re.compile(r"\(\?(?:[=!]|<[=!])|(?<!\\)(?:\\\\)*\\[1-9]")  # look-around and references to groups
 _OF_NAMES = ("$defs", "definitions", "patternProperties", "properties")  # whose values are schemas, by name
@@ -116,6 +128,8 @@ class _Maker:
         self._rewritten = rewritten
         self.places: list[str] = []
         self._references = References(root)
+        self._pairs = Pairs(self._references)
+        self._values = Values(self._references)
         self._parts = frozenset(_parts(root, within=False))
         self._copied: list[str] = []
         self._copies = 0
@@ -124,6 +138,8 @@ class _Maker:
     def made(self, schema: Any, place: Place, *, close: bool) -> Any:
         if not isinstance(schema, Mapping):
             return schema
+        if (listed := self._listed(schema, place)) is not None:
+            return {"enum": listed} if listed else False
         schema = self._references.terse(schema)
         found: Schema = {}
         more: list[Any] = []
@@ -134,8 +150,10 @@ class _Maker:
             at = (*place, name)
             if name in _WITH_OTHERS or (name == "format" and value not in FORMATS):
                 continue
-            if name in LACKING or (name == "pattern" and isinstance(value, str) and _LOOKS.search(value)):
+            if name in LACKING or (name == "pattern" and _readable(value) is None):
                 self._left_out(at)
+            elif name == "pattern":
+                found[name] = _readable(value)
             elif name == "oneOf" and isinstance(value, list):
                 more.append({"anyOf": self._one_of(value, at, close=branches_close, shared=shared)})
             elif name in _REWRITES:
@@ -150,10 +168,42 @@ class _Maker:
                 found[name] = [self._member(one, (*at, str(n)), close=closes, both=both) for n, one in enumerate(value)]
             else:
                 found[name] = self._inner(name, value, at, meeting)
+        if len(_named(found.get("patternProperties"))) < len(_named(schema.get("patternProperties"))):
+            found.pop("additionalProperties", None)
         return self._closed(self._joined(found, more), close=close)
+
+    def _listed(self, schema: Mapping[str, Any], place: Place) -> list[Any] | None:
+        """The values of a schema that lists some and says more about them; None: it lists none, or more is unknown."""
+        more = schema.keys() & RESTRICTING - {"type", "enum", "const"}
+        if not more or "$ref" in schema or pointer(place) in self._references.above or not self._rewritten:
+            return None
+        each = (self._references.values(one) for one in self._pairs.joined(schema))
+        values = next((one for one in each if one is not None), None)
+        if values is None:
+            return None
+        verdicts = [self._values.follows(one, schema) for one in values]
+        listed = [one for one, good in zip(values, verdicts, strict=True) if good]
+        return None if None in verdicts or not (listed or place) else listed
+
+    def _of_patterns(self, value: Mapping[str, Any], at: Place, meeting: Collection[str]) -> Schema:
+        """patternProperties without the patterns that no grammar reads."""
+        found: Schema = {}
+        for key, one in value.items():
+            pattern = _readable(key)
+            if pattern is None or pattern in found:
+                self._left_out((*at, key))
+            else:
+                found[pattern] = self._named(one, (*at, key), joined=key in meeting)
+        each = parted(tuple(found)) if len(found) <= MOST_PARTED else None
+        if each is None:
+            return found
+        several = {pattern: [found[one] for one in of] for pattern, of in each.items()}
+        return {pattern: of[0] if len(of) == 1 else {"allOf": of} for pattern, of in several.items()}
 
     def _inner(self, name: str, value: Any, at: Place, meeting: Collection[str]) -> Any:
         """The value of a keyword that alternatives do not rewrite. meeting: names whose schemas are joined."""
+        if name == "patternProperties" and isinstance(value, Mapping):
+            return self._of_patterns(value, at, meeting)
         if name in _OF_NAMES and isinstance(value, Mapping):
             return {key: self._named(one, (*at, key), joined=key in meeting) for key, one in value.items()}
         if name in (*_OF_ONE, "prefixItems") and isinstance(value, list):
@@ -216,7 +266,7 @@ class _Maker:
     def _one_of(self, schemas: list[Any], at: Place, *, close: bool, shared: bool) -> list[Any]:
         """Alternatives of which a value satisfies one alone. shared: and other keywords."""
         lacking, found = not self._rewritten, []
-        for n, one in enumerate(schemas):
+        for n, one in self._alone(schemas):
             place = (*at, str(n))
             rest, whole = self._rest(n, schemas, place, close=close) if self._rewritten else ([], True)
             lacking |= not whole
@@ -226,13 +276,19 @@ class _Maker:
             self._left_out(at)
         return found
 
+    def _alone(self, schemas: list[Any]) -> list[tuple[int, Any]]:
+        """The alternatives with values of their own: none of one that is within another; all, where none is left."""
+        each = list(enumerate(schemas))
+        within = {n for n, one in each if any(self._pairs.within(one, other) for m, other in each if m != n)}
+        return [(n, one) for n, one in each if n not in within or len(within) == len(each) or not self._rewritten]
+
     def _rest(self, n: int, schemas: list[Any], place: Place, *, close: bool) -> tuple[list[Any], bool]:
         """What values of the n-th schema must follow besides, so that no other holds; and whether that is all."""
         one = schemas[n]
         shut = close and not (isinstance(one, Mapping) and unquote(str(one.get("$ref"))) in self._parts)
         rivals = [other for m, other in enumerate(schemas) if m != n]
-        others = [other for other in rivals if not self._references.apart(one, other, closed=shut)]
-        partings = [self._references.parting(one, other) for other in others]
+        others = [other for other in rivals if not self._pairs.apart(one, other, closed=shut)]
+        partings = [self._pairs.parting(one, other) for other in others]
         named = sorted({name for name in partings if name is not None})
         others = [other for other, name in zip(others, partings, strict=True) if name is None]
         excluded = [self._references.excluded(other) for other in others]
@@ -309,12 +365,17 @@ class _Maker:
         if (listed := self._references.values(names)) is not None:
             return {"properties": dict.fromkeys(listed, of_each), "additionalProperties": False}
         restricting = names.keys() - {"type", "description", "title"}
-        if restricting == {"pattern"} and not _LOOKS.search(names["pattern"]):
-            return {"patternProperties": {names["pattern"]: of_each}, "additionalProperties": False}
+        if restricting == {"pattern"} and (pattern := _readable(names["pattern"])) is not None:
+            return {"patternProperties": {pattern: of_each}, "additionalProperties": False}
         if restricting <= {"minLength", "maxLength"}:
             length = f"{names.get('minLength', 0)},{names.get('maxLength', '')}"
             return {"patternProperties": {rf"^[\s\S]{{{length}}}$": of_each}, "additionalProperties": False}
         return None
+
+
+def _readable(pattern: Any) -> Any:
+    """A pattern as a grammar reads it, or None."""
+    return plain(pattern) if isinstance(pattern, str) and _LOOKS.search(pattern) else pattern
 
 
 def _parts(schema: Any, *, within: bool) -> Iterator[str]:

@@ -1,0 +1,12 @@
+"""JSON schemas of clients, made such that a grammar can enforce them.
+
+enforcing.py      the schema that a grammar gets, and the places of what it leaves out
+schema_logic.py   references, the types and values of schemas, and complements
+schema_pairs.py   whether two schemas have values in common
+schema_values.py  whether a value follows a schema
+patterns.py       regular expressions: without look-ahead, complements, disjoint ones
+"""
+
+from tokenwright.decode.schemas.enforcing import LACKING, enforceable, mistake_in
+
+__all__ = ["LACKING", "enforceable", "mistake_in"]
