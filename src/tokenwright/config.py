@@ -289,7 +289,7 @@ class ModelConfig:
     scales: Scales = Scales()
     mixture: Mixture | None = None
     latent: LatentHeads | None = None
-    next_layers: int = 0  # layers after the last that predict further tokens (MTP), which files have and we skip
+    next_layers: int = 0  # layers after the last that predict further tokens (MTP): for drafts alone
     qk_norm_last: bool = False  # the norms of q and k stand behind the rotation
     out_gate: bool = False  # whether a sigmoid of the row weights what each head has read
     sink_logits: bool = False  # whether each head of q has a learned logit beside those of the keys
@@ -307,7 +307,7 @@ class ModelConfig:
         return self.head_size**-0.5 if self.scales.attention is None else self.scales.attention
 
 
-SPECULATIONS = ("suffix", "off")
+SPECULATIONS = ("suffix", "mtp", "off")
 KV_DISK_SIZE = 20 * 10**9
 
 
@@ -334,8 +334,10 @@ class EngineConfig:
         for name in ("page_size", "token_budget", "max_sequences"):
             check_whole(name, getattr(self, name), 1)
         if self.speculate not in SPECULATIONS:
-            known = " or ".join(SPECULATIONS)
+            known = f"{', '.join(SPECULATIONS[:-1])} or {SPECULATIONS[-1]}"
             raise RequestError(f"speculate must be {known}, not {shown(self.speculate)}", "speculate")
+        if self.draft is not None and self.speculate == "mtp":
+            raise RequestError("speculate mtp drafts with the model's own layer; leave draft or mtp out", "draft")
         if self.draft is None and self.draft_weights != "native":
             raise RequestError("draft_weights is the format of a draft model; give draft as well", "draft_weights")
         WeightFormat.parse(self.draft_weights)

@@ -148,6 +148,32 @@ def engine_options(draw: random.Random, window: bool) -> dict[str, Any]:
     return options
 
 
+def schedule(
+    draw: random.Random, loaded: LoadedModel, *, grammars: bool, window: bool
+) -> tuple[list[dict[str, Any]], dict[str, Any], int | None]:
+    """Requests, the options of an engine, and after how many tokens the last request is ended by its client."""
+    ids = loaded.tokenizer.encode(STORY * 2)
+    prompts = [ids[: draw.randint(1, len(ids))] for _ in range(draw.randint(2, 6))]
+    asked = [
+        {
+            "prompt": prompt,
+            "params": sampling(draw, grammars=grammars),
+            "salt": draw.choice(["", "a"]),
+            "adapter": draw.choice([None, *loaded.adapters]),
+        }
+        for prompt in prompts
+    ]
+    for one in asked:
+        if one["params"].n > 1 or one["params"].beams > 1:
+            one["salt"] = ""
+    options, cut = engine_options(draw, window=window), draw.choice([None, 3])
+    if any(one["params"].beams > 1 for one in asked):
+        options["pages"] = 480 // options["page_size"]
+    if asked[-1]["params"].beams > 1 or asked[-1]["params"].n > 1:
+        cut = None
+    return asked, options, cut
+
+
 def told(completion: Completion) -> list[Any]:
     """All that a completion says, but for its cost."""
     return [replace(one, usage=NOTHING, others=()) for one in completion.choices]
@@ -202,25 +228,7 @@ def check_round(models: dict[str, LoadedModel], number: int, folder: Path) -> No
     draw = random.Random(number)
     name = FAMILIES[number % len(FAMILIES)]
     loaded = models[name]
-    ids = loaded.tokenizer.encode(STORY * 2)
-    prompts = [ids[: draw.randint(1, len(ids))] for _ in range(draw.randint(2, 6))]
-    asked = [
-        {
-            "prompt": prompt,
-            "params": sampling(draw, grammars=name == "stories"),
-            "salt": draw.choice(["", "a"]),
-            "adapter": draw.choice([None, *loaded.adapters]),
-        }
-        for prompt in prompts
-    ]
-    for one in asked:
-        if one["params"].n > 1 or one["params"].beams > 1:
-            one["salt"] = ""
-    options, cut = engine_options(draw, window=name in ("stories", "llama2")), draw.choice([None, 3])
-    if any(one["params"].beams > 1 for one in asked):
-        options["pages"] = 480 // options["page_size"]
-    if asked[-1]["params"].beams > 1 or asked[-1]["params"].n > 1:
-        cut = None
+    asked, options, cut = schedule(draw, loaded, grammars=name == "stories", window=name in ("stories", "llama2"))
     with LLM(loaded, speculate="off", **options) as llm:
         without = written(llm, asked, cut)
         whole = [
@@ -238,7 +246,7 @@ def check_round(models: dict[str, LoadedModel], number: int, folder: Path) -> No
     draft, weights, file = other.name, draw.choice(["native", "int8", "int4"]), folder / f"{number}.kv"
     with with_draft(loaded, draft, weights, options) as llm:
         assert written(llm, asked, cut) == without and not has_failed(llm)
-        saved = llm.save_cache(file, prompts[0])
+        saved = llm.save_cache(file, asked[0]["prompt"])
     with with_draft(loaded, draft, weights, options) as llm:
         assert not saved or llm.load_cache(file) == saved
         assert written(llm, asked, cut) == without and not has_failed(llm)
@@ -413,5 +421,5 @@ def test_drafts_are_computed_and_kept(models: dict[str, LoadedModel]) -> None:
 
 
 def test_another_word_for_it_is_refused() -> None:
-    with pytest.raises(RequestError, match="speculate must be suffix or off, not 'n-gram'"):
+    with pytest.raises(RequestError, match="speculate must be suffix, mtp or off, not 'n-gram'"):
         LLM("stories", speculate="n-gram")

@@ -102,6 +102,16 @@ class ModelRunner:
         batch = flatten(step)
         return _output(batch, self.backend(batch))
 
+    def forward_with_states(self, step: Step) -> tuple[Output[Floats], Floats]:
+        """As `forward`; also the hidden states [T, width] of all rows, in fp32."""
+        batch = flatten(step)
+        asked, batch.hidden_rows = batch.hidden_rows, array("q", range(len(batch.tokens)))
+        output = _output(batch, self.backend(batch))
+        states = output.hidden
+        assert states is not None, "rows were asked for"
+        output.hidden = states[asked] if asked else None
+        return output, states
+
     def observe(self, step: Step, watched: Sequence[Watched]) -> tuple[Output[Floats], Observed]:
         """As `forward`; also the facts of the pass. Fills the queries of `watched`."""
         batch = flatten(step)
@@ -132,6 +142,18 @@ class DraftRunner(ModelRunner):
             missing = np.full((len(output.logits), self.vocab_size - self.known), -np.inf, np.float32)
             output.logits = np.concatenate((output.logits, missing), 1)
         return output
+
+
+class NextLayerRunner(ModelRunner):
+    """The runner of a layer that predicts one token further, which reads hidden states beside tokens."""
+
+    def forward_after(self, step: Step, before: Floats) -> tuple[Output[Floats], Floats]:
+        """The step's logits, and the hidden states of their rows, in fp32. before: [T, width], of the tokens before."""
+        batch = flatten(step)
+        batch.adapters.clear()
+        batch.before, batch.hidden_rows = np.ascontiguousarray(before, np.float32), batch.logits_rows
+        output = _output(batch, self.backend(batch))
+        return output, before[:0] if output.hidden is None else output.hidden
 
 
 def _output(batch: Batch, logits: Logits) -> Output[Floats]:

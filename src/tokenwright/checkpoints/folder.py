@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Report = Callable[[int, int], None]  # bytes read so far, total bytes
+_Tensors = dict[str, Stored]
 
 HEAD = "lm_head.weight"  # in both families
 _COMPARED = 1 << 24  # bytes read at a time to compare a tied head with the embeddings
@@ -69,6 +70,7 @@ class Checkpoint:
     as_stored: Mapping[str, WeightFormat] = field(default_factory=dict)  # matrices that lie there in our forms
     texts: TokenizerFiles | None = None  # the tokenizer in a GGUF file
     adapters: tuple[Adapter, ...] = ()  # merged as the weights are read
+    following: Mapping[str, Stored] = field(default_factory=dict)  # of layers that predict further tokens (MTP)
     skipped: Mapping[str, int] = field(default_factory=dict)  # parts beside the text model: their tensors' number
     pooling: PoolingConfig = field(default_factory=PoolingConfig)  # how it embeds texts
 
@@ -101,19 +103,19 @@ class Checkpoint:
             config, pooling = replace(config, dtype=dtype), read_pooling(folder)
             return cls(folder, config, graph, generation, sources, stored, stamps, form, pooling=pooling)
         sources = family.sources(graph, plain=scheme is None)
-        stored, skipped = _read_headers(folder, family, config)
+        stored, following, skipped = _read_headers(folder, family, config)
         if scheme is not None:
             from tokenwright.checkpoints.quantised.published import gather
 
-            stored = gather(stored, scheme, read_whole)
+            stored, following = (gather(one, scheme, read_whole) for one in (stored, following))
         joined = {one.dtype for one in stored.values() if isinstance(one, Compound)}
-        _check_fit(folder, graph, sources, stored, dtypes=(*DTYPES, *joined))
+        check_fit(folder, graph, sources, stored, dtypes=(*DTYPES, *joined))
         wanted = {source.name for source in sources.values()}
         dtype = _dtype_of(one for name, one in stored.items() if name in wanted and one.dtype in DTYPES)
         stamps = {file: stamp(file) for file in {one.file for one in stored.values()}}
         forms = as_stored(graph, sources, stored) if joined else {}
         found = (replace(config, dtype=dtype), graph, generation, sources, stored, stamps)
-        return cls(folder, *found, as_stored=forms, skipped=skipped, pooling=read_pooling(folder))
+        return cls(folder, *found, as_stored=forms, following=following, skipped=skipped, pooling=read_pooling(folder))
 
     @classmethod
     def _open_gguf(cls, file: Path) -> "Checkpoint":
@@ -122,7 +124,7 @@ class Checkpoint:
 
         (file, *others), header = read_whole_gguf(file)
         model = read_model(header, str(file), lambda one: read_rows(one, 0, one.shape[0]).flatten().tolist())
-        _check_fit(file, model.graph, model.sources, model.stored, "its metadata", (*DTYPES, *BLOCKS))
+        check_fit(file, model.graph, model.sources, model.stored, "its metadata", (*DTYPES, *BLOCKS))
         texts = read_metadata(header.metadata, str(file))
         config = replace(model.config, dtype=_dtype_of_blocks(model.stored.values()))
         generation = _within(model.generation, config.vocab_size, str(file))
@@ -225,7 +227,7 @@ class Checkpoint:
             done += self.stored[theirs].nbytes
             if report is not None:
                 report(done, total)
-        return {name: found[name] for name in self.graph.shapes}
+        return {name: found[name] for name in self.graph.shapes if name in found}
 
     def check_tied_head(self) -> None:
         """Raises CheckpointError if the head is tied, but the file has an lm_head that differs from the embedding."""
@@ -284,20 +286,20 @@ def _within(generation: GenerationDefaults, vocab_size: int, where: str) -> Gene
     )
 
 
-def _read_headers(folder: Path, family: Family, config: ModelConfig) -> tuple[dict[str, Stored], dict[str, int]]:
+def _read_headers(folder: Path, family: Family, config: ModelConfig) -> tuple[_Tensors, _Tensors, dict[str, int]]:
     """Every tensor in the folder's weight files, without the family's prefix and without inert buffers.
 
-    And the parts beside the text model, encoders and layers that predict further tokens, with the number of their
-    tensors, which are skipped.
+    Those of layers that predict further tokens, by themselves; and how many each part beside the text model has.
     """
-    found: dict[str, Stored] = {}
-    skipped: dict[str, int] = {}
+    found, following, skipped = _Tensors(), _Tensors(), dict[str, int]()
     for file in weight_files(folder):
         for name, one in read_header(file).items():
             bare = family.bare(name)
             beside = tower_of(name) or ("MTP layers" if next_layer(bare, config) else None)
             if beside is not None:
                 skipped[beside] = skipped.get(beside, 0) + 1
+                if tower_of(name) is None:
+                    following[bare] = replace(one, shape=family.shape_of(bare, one.shape))
                 continue
             if family.inert.fullmatch(bare):
                 continue
@@ -309,11 +311,12 @@ def _read_headers(folder: Path, family: Family, config: ModelConfig) -> tuple[di
             found[bare] = replace(one, shape=family.shape_of(bare, one.shape))
     if skipped:
         parts = ", ".join(f"{tower} ({count} tensors)" for tower, count in skipped.items())
-        log.warning("%s: skipped %s: Tokenwright runs the text model alone", folder, parts)
-    return found, skipped
+        beside = ", and drafts with MTP layers (speculate mtp)" if following and family.following else ""
+        log.warning("%s: skipped %s: Tokenwright runs the text model alone%s", folder, parts, beside)
+    return found, following, skipped
 
 
-def _check_fit(
+def check_fit(
     folder: Path,
     graph: Graph,
     sources: Mapping[str, TensorSource],
@@ -321,9 +324,9 @@ def _check_fit(
     facts: str = "config.json",
     dtypes: Sequence[str] = tuple(DTYPES),
 ) -> None:
-    """Raises CheckpointError unless the tensors are exactly those of the graph, with its shapes and a known dtype.
+    """Raises CheckpointError unless the graph has exactly these tensors, with its shapes and a known dtype.
 
-    facts: where the shapes are from. dtypes: those that can be read; blocks are those of matrices alone.
+    facts: where the shapes are from. dtypes: all that can be read; only matrices are made of blocks.
     """
     expected = {source.name: source.stored(graph.shapes[ours]) for ours, source in sources.items()}
     missing = [name for name in expected if name not in stored]

@@ -61,6 +61,11 @@ class DraftModel:
 
     def forward(self, step: Step) -> Output[Any]:
         output = self._runner.forward(step)
+        self._catch_up(step)
+        return output
+
+    def _catch_up(self, step: Step) -> None:
+        """Compute what lies behind the rows of a step, where these fill a page."""
         chunks, size = [], self._pool.page_size
         for chunk in step.chunks:
             sequence, stop = chunk.sequence, min(chunk.stop, self.context)
@@ -70,7 +75,6 @@ class DraftModel:
                 if filled < stop:
                     chunks.append(_rows(sequence, filled, stop, LogitsNeeded.NONE, chunk.drafts))
         self._compute(chunks)
-        return output
 
     def reserve(self, sequence: Sequence, most: int) -> int:
         """How many tokens, at most `most`, can be drafted: there are pages for them, and positions."""
@@ -120,7 +124,7 @@ class DraftModel:
         if not chunks or self.failed:
             return None
         try:
-            output = self._drafter.forward(Step(tuple(chunks)))
+            output = self._run(chunks)
         except Exception:
             log.exception("the draft model has failed; texts go on without it")
             self.failed = True
@@ -131,6 +135,9 @@ class DraftModel:
             guessed = self._guessed(chunk, known)
             self._filled[sequence.id] = _Filled(known, guessed, sequence.counts.preemptions)
         return output
+
+    def _run(self, chunks: list[Chunk]) -> Output[Any]:
+        return self._drafter.forward(Step(tuple(chunks)))
 
     def _guessed(self, chunk: Chunk, known: int) -> ListLike[int]:
         """The tokens that are computed behind the known ones, with a chunk that ends there."""

@@ -17,6 +17,7 @@ texts copies nothing, and the batch is to be used before the step is committed. 
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tokenwright.engine.page_table import Pages, PageTable
 from tokenwright.engine.step import ALL, HIDDEN, LAST, Step
@@ -36,6 +37,7 @@ class Batch:
         [N, width] if it needs those.
     hidden_rows: [N] rows of the step whose hidden states are needed, 64 bits.
     adapters: of each chunk whose request has an adapter, the adapter's number and the chunk's rows.
+    before: [T, width] in fp32, the hidden state of the token before each row, for a model that reads it; else None.
     """
 
     tokens: "array[int]"
@@ -45,6 +47,7 @@ class Batch:
     output_rows: tuple[range, ...]
     hidden_rows: "array[int]" = field(default_factory=lambda: array("q"))
     adapters: list[tuple[int, range]] = field(default_factory=list)
+    before: Any = None
 
     def each_chunk(self) -> Iterator[tuple[int, int, int, int]]:
         """Four numbers of each chunk: its first row, its rows, its first position and its limit."""

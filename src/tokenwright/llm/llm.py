@@ -57,9 +57,10 @@ class LLM(ChatView):
     kv_disk: a folder in which the prefix cache outlives the process, of kv_disk_size bytes (or "20GB") at most; several
         processes may use it.
     token_budget: tokens computed in one step. max_sequences: sequences running at once.
-    speculate: compute tokens ahead where earlier text repeats itself ("suffix"), or do not ("off"). Texts and
-        log-probabilities are the same to the bit. draft: a smaller model of the same tokenizer, which drafts where
-        neither earlier text nor a grammar does; draft_weights: the storage format of its matrices.
+    speculate: compute tokens ahead where earlier text repeats itself ("suffix"), also those that a layer in the model's
+        files guesses (multi-token prediction, "mtp"), or do not ("off"). Texts and log-probabilities are equal to the
+        bit. draft: a smaller model of the same tokenizer, which drafts where neither earlier text nor a grammar does;
+        draft_weights: the storage format of its matrices.
     lora: folders of LoRA adapters (PEFT) that are merged into the weights as they are read.
     adapters: folders of LoRA adapters that are kept beside the weights, by name: a request chooses one, or none.
     report: called with (bytes read, bytes in total) while the weights are read; downloads then show progress bars.

@@ -22,6 +22,7 @@ from tokenwright.backends.split import Cuts
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Parallel
 from tokenwright.models.latent import LatentAttention
+from tokenwright.models.next_input import NextInput
 from tokenwright.models.op import Matrix, Norm, Op
 from tokenwright.models.recurrent import MOST_NORMS, Inner, Recurrence, Recurrent
 
@@ -257,6 +258,11 @@ def _recurrent(op: Recurrent, model: NativeModel) -> lib.CRecurrentOp:
     )
 
 
+def _next_input(op: NextInput, model: NativeModel) -> lib.CNextInputOp:
+    norms = model.norm(op.token_norm), model.norm(op.hidden_norm)
+    return lib.CNextInputOp(*norms, model.matrix(op.project), op.hidden_first)
+
+
 def _head(op: Head, model: NativeModel) -> lib.CHeadOp:
     return lib.CHeadOp(model.norm(op.norm), model.matrix(op.matrix), op.scale, op.cap or 0)
 
@@ -269,5 +275,6 @@ COMPILERS: Mapping[type[Op], Callable[[Any, NativeModel], ctypes.Structure]] = {
     Experts: _experts,
     Parallel: _parallel,
     Recurrent: _recurrent,
+    NextInput: _next_input,
     Head: _head,
 }

@@ -255,8 +255,12 @@ class CRecurrentOp(Structure):
     )
 
 
+class CNextInputOp(Structure):
+    _fields_ = (("token_norm", CNorm), ("hidden_norm", CNorm), ("project", CMatrix), ("hidden_first", c_int64))
+
+
 # An op's kind is its index here.
-OPS = (CEmbedOp, CAttentionOp, CMLPOp, CHeadOp, CParallelOp, CExpertsOp, CLatentOp, CRecurrentOp)
+OPS = (CEmbedOp, CAttentionOp, CMLPOp, CHeadOp, CParallelOp, CExpertsOp, CLatentOp, CRecurrentOp, CNextInputOp)
 
 
 class COp(Structure):
@@ -309,6 +313,7 @@ class CBatch(Structure):
         ("adapted", c_int64),
         ("adapter", c_void_p),
         ("observed", c_void_p),
+        ("before", c_void_p),
     )
 
 

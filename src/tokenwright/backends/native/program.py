@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # Filling ctypes structs takes several times as long as making arrays of their 8-byte words.
 assert ctypes.sizeof(lib.CChunkRows) == 5 * 8, "the rows of a chunk are five words"
-assert ctypes.sizeof(lib.CBatch) == 17 * 8, "a batch is seventeen words"
+assert ctypes.sizeof(lib.CBatch) == 18 * 8, "a batch is eighteen words"
 OBSERVED, ROW = ctypes.sizeof(lib.CObserved) // 8, ctypes.sizeof(lib.CWatchedRow) // 8
 assert (OBSERVED, ROW) == (11, 7), "both are words"
 assert ctypes.sizeof(lib.CAdaptedRows) == 3 * 8, "the rows of an adapter are three words"
@@ -69,6 +69,12 @@ class NativeDecoder:
         self.weight_bytes = nbytes(weights)
         self.counted = 0
         self._parts = weights, adapters
+
+    @property
+    def weights(self) -> Weights:
+        """The packed weights: another decoder may read some of them as well."""
+        weights, _ = self._parts
+        return weights
 
     @property
     def layer_tokens(self) -> int:
@@ -141,6 +147,7 @@ class Program:
             0 if hidden is None else hidden.ctypes.data,
             *self._adapted(batch, alive),
             observed,
+            0 if batch.before is None else place_of(batch.before),
         )
         struct, kernels = array("q", words), model.kernels
         at = struct.buffer_info()[0]

@@ -26,6 +26,7 @@ class OpBatch:
     chunks: tuple[ChunkRows, ...]
     rotations: Mapping[Rope, Turns]  # for each of the model's rotations, [T, D]
     sink_rotations: Mapping[tuple[Rope, AttentionWindow], Turns]  # [T, D], of queries on sinks
+    before: Values | None  # [T, width], what a NextInput reads
     adapted: Mapping[int, Values]  # number of an adapter -> the rows [n] of the requests that have it
 
 
@@ -61,6 +62,7 @@ class OpBatcher:
                 (rope, window): self._rotation(rope, _on_sinks(window, positions), limits)
                 for rope, window in self.sinking
             },
+            before=None if batch.before is None else self.values(batch.before),
             adapted={adapter: self.values(np.array(rows)) for adapter, rows in batch.rows_of_adapters().items()},
         )
 

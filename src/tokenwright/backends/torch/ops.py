@@ -13,6 +13,7 @@ from tokenwright.backends import Scored
 from tokenwright.backends.adapters import Beside
 from tokenwright.backends.layout import xielu_of
 from tokenwright.backends.torch.kernels import Kernels, Linear, Values, in_fp32, library_of
+from tokenwright.backends.torch.next_input import TorchNextInput
 from tokenwright.backends.torch.op_batch import OpBatch
 from tokenwright.backends.torch.op_parts import (
     Weights,
@@ -31,6 +32,7 @@ from tokenwright.config import Rope
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Embed, Head, Parallel
 from tokenwright.models.latent import LatentAttention
+from tokenwright.models.next_input import NextInput
 from tokenwright.models.op import Op
 from tokenwright.models.recurrent import Recurrence, Recurrent
 from tokenwright.models.taps import Site, Tap
@@ -367,6 +369,7 @@ OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
     Experts: TorchExperts,
     Parallel: TorchParallel,
     Recurrent: TorchRecurrent,
+    NextInput: TorchNextInput,
 }
 
 

@@ -24,7 +24,7 @@ from tokenwright.checkpoints.families.family import (
 from tokenwright.checkpoints.families.graph_builder import decoder
 from tokenwright.checkpoints.families.llama import LLAMA
 from tokenwright.checkpoints.families.positions import read_rope
-from tokenwright.checkpoints.families.routed import ROUTED_NAMES, ROUTED_RENAMES, Routed, read_routed
+from tokenwright.checkpoints.families.routed import ROUTED_NAMES, ROUTED_NEXT, ROUTED_RENAMES, Routed, read_routed
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import LatentHeads, ModelConfig, Rope, Scales, YarnScaling
@@ -165,4 +165,5 @@ DEEPSEEK = replace(
     )
     | ROUTED_NAMES,
     renames=ROUTED_RENAMES,
+    following=ROUTED_NEXT,
 )

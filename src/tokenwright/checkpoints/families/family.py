@@ -100,6 +100,22 @@ class TensorSource:
 
 
 @dataclass(frozen=True, slots=True)
+class NextNames:
+    """Where files have the layer that predicts one token further (MTP). {i}: the number of the layers before it.
+
+    at: before the names of its tensors: the names here, and for the rest the names that other layers have.
+    hidden_first: the projection reads the hidden state before the embedding.
+    """
+
+    project: str
+    token_norm: str
+    hidden_norm: str
+    norm: str
+    at: str = "layers.{i}"
+    hidden_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """Architectures that share one config reader and one table of names.
 
@@ -110,6 +126,7 @@ class Family:
     what replaces them. stacks: matches tensors [n, out, ...] that are read as [n out, ...]. plain: names that folders
     have in place of others where their weights are not quantised. orders: the order of a tensor's rows, by our name
     without `.weight`; None: that of heads which turn, by `neighbours`. own_orders: those beside the order of heads.
+    following: the names of a layer that predicts one token further; None: it is not read.
     """
 
     architectures: Mapping[str, str]  # architecture -> model_type of config.json
@@ -124,6 +141,7 @@ class Family:
     plain: Mapping[str, TensorSource] = field(default_factory=dict)
     orders: Callable[[str, Graph], Order | None] | None = None
     own_orders: Callable[[str, Graph], Order | None] | None = None
+    following: NextNames | None = None
 
     def bare(self, name: str) -> str:
         """A name in a file without the prefix, and without that of the text model beside encoders."""

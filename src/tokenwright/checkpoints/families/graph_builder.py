@@ -8,6 +8,7 @@ from tokenwright.config import Alibi, LatentHeads, Learned, Mixture, ModelConfig
 from tokenwright.models.experts import Experts, Routing
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Parallel
 from tokenwright.models.latent import LatentAttention
+from tokenwright.models.next_input import NextInput
 from tokenwright.models.op import Matrix, Norm, Op, Scoring
 from tokenwright.models.recurrent import Recurrent
 
@@ -73,10 +74,29 @@ def numbered(blocks: Sequence[Op]) -> list[Op]:
     """Ops that are layers of the file by themselves, with the numbers of their caches; an MLP has that before it."""
     found, place = list[Op](), 0
     for one in blocks:
-        assert isinstance(one, Attention | Experts | MLP | Recurrent), "such models have no others"
+        assert isinstance(one, Attention | LatentAttention | Experts | MLP | Recurrent), "such models have no others"
         found.append(replace(one, layer=place if one.kv is not None else max(place - 1, 0)))
         place += one.kv is not None
     return found
+
+
+def next_graph(config: ModelConfig, graph: Graph, hidden_first: bool) -> Graph:
+    """The graph of the layer behind a model's last one that predicts one token further, with the model's two ends.
+
+    Its names have the number of the layers before it; its cache is a store's first layer.
+    """
+    layer, mixture = config.layers, config.mixture
+    at = f"layers.{layer}.next"
+    more = replace(
+        config,
+        windows=(*config.windows, None),
+        rotary=(*config.rotary, True),
+        mixture=mixture and replace(mixture, layers=(*mixture.layers, True)),
+    )
+    project = Matrix.single(f"{at}.project", config.width, 2 * config.width)
+    joined = NextInput(_norm(config, f"{at}.token_norm"), _norm(config, f"{at}.hidden_norm"), project, hidden_first)
+    head = replace(graph.head, norm=_norm(config, f"{at}.norm"))
+    return replace(graph, blocks=(joined, *numbered(block(more, layer))), head=head)
 
 
 def _norm(config: ModelConfig, name: str) -> Norm:

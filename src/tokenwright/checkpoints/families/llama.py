@@ -21,7 +21,7 @@ from tokenwright.checkpoints.families.mixtures import (
     MIXTRAL_NAMES,
     QWEN_NAMES,
 )
-from tokenwright.checkpoints.families.routed import ROUTED_NAMES, ROUTED_RENAMES
+from tokenwright.checkpoints.families.routed import ROUTED_NAMES, ROUTED_NEXT, ROUTED_RENAMES
 from tokenwright.models.op import XIELU
 
 LLAMA = Family(
@@ -218,6 +218,7 @@ ROUTED = replace(
     },
     names=LLAMA.names | ROUTED_NAMES,
     renames=ROUTED_RENAMES,
+    following=ROUTED_NEXT,
 )
 
 ERNIE_MOE = replace(

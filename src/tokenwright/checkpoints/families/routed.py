@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenwright.checkpoints.families.family import TensorSource, named
+from tokenwright.checkpoints.families.family import NextNames, TensorSource, named
 from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, check_same, expert_width
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Mixture
@@ -29,6 +29,7 @@ ROUTED_RENAMES = (
         r"\1.gate.e_score_correction_bias.weight",
     ),
 )
+ROUTED_NEXT = NextNames("eh_proj", "enorm", "hnorm", "shared_head.norm")
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,8 @@ TokenBudget = Annotated[
 Speculate = Annotated[
     str,
     Option(
-        help="Compute tokens ahead where earlier text or a grammar tells them: suffix, or off. The text is the same.",
+        help="Compute tokens ahead: where earlier text or a grammar tells them (suffix), also those that the model's "
+        "own layer for further tokens guesses (mtp), or none (off). The text is the same.",
         rich_help_panel=ENGINE,
     ),
 ]

@@ -14,17 +14,19 @@ from tokenwright.backends.device import asked_threads, resolve_dtype
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.native.ranks import SplitDecoder
-from tokenwright.backends.runner import DraftRunner, ModelRunner
+from tokenwright.backends.runner import DraftRunner, ModelRunner, NextLayerRunner
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.config import EngineConfig
 from tokenwright.decode.draft_model import DraftModel, DraftProposer
+from tokenwright.decode.next_layer import NextLayer
 from tokenwright.decode.speculate import SuffixProposer
 from tokenwright.decode.step_costs import StepCosts, costs_of, measured
 from tokenwright.engine import PagePool, Proposer
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType, WeightFormat
+from tokenwright.llm.drafts.next_layer import next_layer_specs, open_next_layer
 from tokenwright.llm.drafts.step_times import SMALLEST, step_times
 from tokenwright.llm.model import LoadedModel, make_decoder
 from tokenwright.models.graph import Graph
@@ -54,6 +56,9 @@ def open_draft(loaded: LoadedModel, options: EngineConfig) -> Draft | None:
 
     Raises RequestError for one of another tokenizer, or with states, and what `LLM` raises for a model.
     """
+    if _drafts_itself(loaded, options):
+        own, decoder, specs = open_next_layer(loaded, options)
+        return Draft(own, decoder, specs, f"next layer {loaded.weights} {loaded.dtype}", own.config.context)
     checkpoint = _checkpoint(loaded, options)
     if checkpoint is None:
         return None
@@ -66,8 +71,15 @@ def open_draft(loaded: LoadedModel, options: EngineConfig) -> Draft | None:
 
 def draft_specs(loaded: LoadedModel, options: EngineConfig) -> tuple[LayerSpec, ...]:
     """The cache of the layers of the draft model that `open_draft` loads. Raises what that raises."""
+    if _drafts_itself(loaded, options):
+        return next_layer_specs(loaded, options)
     checkpoint = _checkpoint(loaded, options)
     return () if checkpoint is None else _layers(checkpoint, loaded, options)[1]
+
+
+def _drafts_itself(loaded: LoadedModel, options: EngineConfig) -> bool:
+    """Whether a model drafts with a layer of its own."""
+    return options.speculate == "mtp" and not loaded.traced
 
 
 def _checkpoint(loaded: LoadedModel, options: EngineConfig) -> Checkpoint | None:
@@ -113,7 +125,11 @@ def drafted(
     if draft is None:
         return own, SuffixProposer(costs)
     at, decoder = len(specs), draft.decoder
-    runner = DraftRunner(decoder, store.of_layers(at, at + len(draft.specs)), loaded.graph.vocab_size)
+    layers = store.of_layers(at, at + len(draft.specs))
+    if _drafts_itself(loaded, options):
+        layer = NextLayer(own, NextLayerRunner(decoder, layers), pool, draft.context, loaded.graph.width)
+        return layer, DraftProposer(costs, layer, _layer_costs(loaded, draft))
+    runner = DraftRunner(decoder, layers, loaded.graph.vocab_size)
     form = WeightFormat.parse(options.draft_weights)
     its, its_seconds = _costs(
         decoder, draft.checkpoint.graph, draft.specs, draft.form, form.name, always=seconds is not None
@@ -125,15 +141,31 @@ def drafted(
     return model, DraftProposer(costs, model, its.times(share))
 
 
+def _layer_costs(loaded: LoadedModel, draft: Draft) -> StepCosts:
+    """The costs of a next layer's steps, in costs of a step of one row of the model: by what they read."""
+    its, every = (sum(map(prod, graph.read(1).values())) for graph in (draft.decoder.graph, loaded.graph))
+    return _counted(draft.decoder, draft.decoder.graph, draft.specs, loaded.weights.name).times(its / every)
+
+
 def _costs(
     decoder: Any, graph: Graph, specs: Sequence[LayerSpec], form: str, name: str, *, always: bool = False
 ) -> tuple[StepCosts, float | None]:
     """What drafts are weighed against; and the seconds of a step of one row, if they were measured."""
-    context = sum(spec.nbytes(1) for spec in specs) / decoder.weight_bytes
     measurable = isinstance(decoder, NativeDecoder) and not isinstance(decoder, SplitDecoder)
     if measurable and (always or decoder.weight_bytes >= SMALLEST):
         times = step_times(decoder, specs, form, asked_threads(native=True))
         if times is not None:
-            return measured(times, context), times[1]
+            return measured(times, _context(decoder, specs)), times[1]
+    return _counted(decoder, graph, specs, name), None
+
+
+def _counted(decoder: Any, graph: Graph, specs: Sequence[LayerSpec], name: str) -> StepCosts:
+    """The costs of steps by a table, for weights in the format `name`."""
     kernels = decoder.kernels.isa if isinstance(decoder, NativeDecoder) else ""
-    return costs_of(kernels, name, lambda rows: sum(map(prod, graph.read(rows).values())), context), None
+    return costs_of(kernels, name, lambda rows: sum(map(prod, graph.read(rows).values())), _context(decoder, specs))
+
+
+def _context(decoder: Any, specs: Sequence[LayerSpec]) -> float:
+    """Bytes of K and V of a token, in bytes of the weights."""
+    bytes_of_token: int = sum(spec.nbytes(1) for spec in specs)
+    return bytes_of_token / float(decoder.weight_bytes)

@@ -19,6 +19,7 @@ void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const ParallelOp&
 void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const ExpertsOp&);
 void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const LatentOp&);
 void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const RecurrentOp&);
+void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const NextInputOp&);
 void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const HeadOp&);
 
 // Runs an op: each thread of the team calls it, with its own number.
@@ -29,6 +30,7 @@ void run(Pass&, Team&, int64_t thread, const ParallelOp&);
 void run(Pass&, Team&, int64_t thread, const ExpertsOp&);
 void run(Pass&, Team&, int64_t thread, const LatentOp&);
 void run(Pass&, Team&, int64_t thread, const RecurrentOp&);
+void run(Pass&, Team&, int64_t thread, const NextInputOp&);
 void run(Pass&, Team&, int64_t thread, const HeadOp&);
 
 }  // namespace tw

@@ -43,6 +43,7 @@ void visit(const Op& op, F f) {
     case PARALLEL: return f(*(const ParallelOp*)op.op);
     case LATENT: return f(*(const LatentOp*)op.op);
     case RECURRENT: return f(*(const RecurrentOp*)op.op);
+    case NEXT_INPUT: return f(*(const NextInputOp*)op.op);
   }
 }
 

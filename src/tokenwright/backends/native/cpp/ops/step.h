@@ -17,7 +17,8 @@ enum OpKind : int64_t {
   PARALLEL = 4,
   EXPERTS = 5,
   LATENT = 6,
-  RECURRENT = 7
+  RECURRENT = 7,
+  NEXT_INPUT = 8
 };
 
 // x = norm(scale times the table's row of each token), plus the row of its position in a learned table, if any.
@@ -182,6 +183,14 @@ struct ExpertsOp {
   After after;
 };
 
+// The input of a layer that predicts one token further: x = project([token_norm(x); hidden_norm(h)]), where x is the
+// token's embedding and h a row of `Batch::before`.
+struct NextInputOp {
+  Norm token_norm, hidden_norm;
+  Matrix project;
+  int64_t hidden_first;  // the two halves are the other way round
+};
+
 struct Op {
   int64_t kind;
   const void* op;  // one of these structs
@@ -243,6 +252,7 @@ struct Batch {
   int64_t adapted;             // the number of adapters in the batch
   const AdaptedRows* adapter;  // [adapted], each adapter once
   Observed* observed;          // null: nobody looks
+  const float* before;         // [rows][width]: what NextInputOp reads; null for models without one
 };
 
 // The scratch memory of a step. It grows to the need of the largest step, and serves one call at a time.

@@ -1,0 +1,65 @@
+"""The layer behind a model's last one that predicts one token further (multi-token prediction, MTP), as a model.
+
+    embedding -> NextInput -> the layer -> the layer's norm, and the model's head
+
+DeepSeek V3, GLM-4.5 and others publish one. Files may repeat the embedding and the head beside it: the model's are
+taken.
+"""
+
+from dataclasses import replace
+
+from tokenwright.checkpoints.families.family import Family, NextNames, TensorSource, named
+from tokenwright.checkpoints.families.graph_builder import next_graph
+from tokenwright.checkpoints.families.registry import family_of
+from tokenwright.checkpoints.folder import Checkpoint, check_fit
+from tokenwright.checkpoints.memory_form import as_stored
+from tokenwright.checkpoints.quantised.compound import Compound
+from tokenwright.checkpoints.tensor_reader import DTYPES
+from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.models.graph import Graph
+
+
+def next_layer_of(checkpoint: Checkpoint, *, ends: bool) -> Checkpoint:
+    """The next layer of a checkpoint, as a checkpoint with a graph of its own.
+
+    ends: whether its `sources` have the embedding and the head too; else the caller has them.
+    Raises RequestError for a checkpoint without such a layer, CheckpointError for a layer that does not fit.
+    """
+    family = family_of(checkpoint.config.architecture)
+    names, layers = family.following, checkpoint.config.layers
+    at = "" if names is None else f"{names.at.format(i=layers)}."
+    if names is None or not any(name.startswith(at) for name in checkpoint.following):
+        read = " that Tokenwright reads" if checkpoint.following else ""
+        raise RequestError(
+            f"speculate mtp drafts with a layer that predicts further tokens (MTP), and {checkpoint.path.name} has "
+            f"none{read}; give suffix, or a draft model",
+            "speculate",
+        )
+    graph = next_graph(checkpoint.config, checkpoint.graph, names.hidden_first)
+    sources = _sources(family, names, graph, layers)
+    own = {ours: source for ours, source in sources.items() if ours not in checkpoint.sources}
+    stored = {one.name: checkpoint.following[one.name] for one in own.values() if one.name in checkpoint.following}
+    joined = {one.dtype for one in stored.values() if isinstance(one, Compound)}
+    try:
+        check_fit(checkpoint.path, graph, own, stored, dtypes=(*DTYPES, *joined))
+    except CheckpointError as error:
+        raise CheckpointError(f"the layer that predicts further tokens (MTP) cannot be read: {error}") from error
+    every = {**checkpoint.stored, **stored}
+    forms = as_stored(graph, sources, every) if checkpoint.as_stored else {}
+    kept = sources if ends else own
+    stored = {source.name: every[source.name] for source in kept.values()}
+    return replace(checkpoint, graph=graph, sources=kept, stored=stored, as_stored=forms, adapters=())
+
+
+def _sources(family: Family, names: NextNames, graph: Graph, layers: int) -> dict[str, TensorSource]:
+    """The source of every tensor of the layer's graph."""
+    parts = {part: getattr(names, part) for part in ("project", "token_norm", "hidden_norm", "norm")}
+    parts = {"project": names.project, "token_norm": names.token_norm, "hidden_norm": names.hidden_norm}
+    parts |= {"norm": names.norm}
+    more = named({f"layers.{{i}}.next.{ours}": f"layers.{{i}}.{theirs}" for ours, theirs in parts.items()})
+    found = replace(family, names=family.names | more).sources(graph)
+    usual, at = f"layers.{layers}.", f"{names.at.format(i=layers)}."
+    return {
+        ours: replace(one, name=at + one.name.removeprefix(usual)) if one.name.startswith(usual) else one
+        for ours, one in found.items()
+    }

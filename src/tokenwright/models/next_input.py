@@ -1,0 +1,35 @@
+"""The input of a layer that predicts one token further than the model (multi-token prediction, MTP).
+
+The form of DeepSeek V3 (arXiv 2412.19437, section 2.2): row p of the layer reads the embedding of token p and the
+model's hidden state of token p - 1, and predicts token p + 1, as row p of the model does.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tokenwright.models.op import Matrix, Norm, Op, Shape
+
+
+@dataclass(frozen=True)
+class NextInput(Op):
+    """x = project([token_norm(x); hidden_norm(h)]), with h from the batch's `before`.
+
+    hidden_first: the halves of what `project` reads are the other way round.
+    """
+
+    token_norm: Norm
+    hidden_norm: Norm
+    project: Matrix  # [width, 2 width]
+    hidden_first: bool = False
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return self.token_norm.shapes | self.hidden_norm.shapes | self.project.shapes
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return (self.project,)
+
+    @property
+    def products(self) -> Mapping[str, int]:
+        return {"hidden": self.multiplied}
