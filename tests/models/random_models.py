@@ -371,6 +371,7 @@ PLAIN: dict[str, Config] = {
     "granite_swa": _SCALED | _SLIDING | {"attention_multiplier": 0.3, "layer_rope_theta": [1e4, 5e5, 0]},
     "granitemoe_swa": _GRANITE | _SLIDING | {"layer_rope_theta": [0, 1e4, 0]},
     "jais2": {},
+    "olmo": {},
     "helium": {"num_key_value_heads": 4},
     "hyperclovax": _SCALED,
     "nemotron": {"partial_rotary_factor": 0.5},

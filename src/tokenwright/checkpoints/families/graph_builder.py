@@ -80,7 +80,7 @@ def numbered(blocks: Sequence[Op]) -> list[Op]:
 
 
 def _norm(config: ModelConfig, name: str) -> Norm:
-    return Norm(name, config.norm, config.width, config.norm_eps, config.norm_bias)
+    return Norm(name, config.norm, config.width, config.norm_eps, config.norm_bias, weighted=config.norm_weights)
 
 
 def _norms(config: ModelConfig, at: str) -> tuple[Norm | None, Norm | None]:

@@ -48,7 +48,6 @@ _ARCHITECTURES: tuple[tuple[str, str], ...] = (
     ("DiffLlama", "differential attention"),
     ("KimiLinear", "delta rules with a decay for each channel"),
     ("MiniMax(?:Text01)?For|BailingHybrid", "linear attention with a decay (Lightning)"),
-    ("OlmoFor", "LayerNorm without weights"),
     ("Dbrx", "clipped q, k and v"),
     ("BitNet", "norms before the last linears of attention and MLP"),
     ("JetMoe", "experts of attention"),
