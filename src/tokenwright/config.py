@@ -281,6 +281,7 @@ class ModelConfig:
     pre_norm: bool = True  # norms stand before attention and MLP
     post_norm: bool = False  # norms stand after attention and MLP, on what they add
     norm_bias: bool = True  # of a LayerNorm
+    norm_weights: bool = True  # of the norms of the residual stream
     embed_norm: bool = False  # a norm stands behind the embedding
     parallel: Literal["one norm", "two norms"] | None = None  # attention and MLP of a layer read the same stream
     local: Rope | None = None  # the rotation of layers with a window, where it is not `positions`

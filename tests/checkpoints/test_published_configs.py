@@ -300,7 +300,7 @@ NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what 
     ),
     "moonshotai/Kimi-K3": (
         {"architectures": ["KimiK3ForConditionalGeneration"], "text_config": {"linear_attn_config": {"head_dim": 128}}},
-        "delta rules with a decay for each channel, gates of latent attention, attention over residual streams",
+        "gates of latent attention, attention over residual streams",
     ),
     "MiniMaxAI/MiniMax-M3": (
         {"architectures": ["MiniMaxM3SparseForConditionalGeneration"],

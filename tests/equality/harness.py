@@ -100,6 +100,7 @@ KINDS = {
     "state spaces": Kind("granite4", keeps=STATES),
     "states alone": Kind("mamba2", keeps=STATES),
     "state spaces beside": Kind("falcon-h1", keeps=STATES),
+    "states by key": Kind("kimi-linear", keeps=STATES),
     "layers of one op": Kind("nemotron-h", keeps=STATES),
     "selective scans": Kind("jamba", keeps=STATES),
     "distances": Kind("bloom"),

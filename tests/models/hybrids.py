@@ -151,6 +151,21 @@ FALCON_MAMBA: dict[str, Any] = MAMBA | {
     "tie_word_embeddings": False,
 }  # fmt: skip
 
+KIMI_LINEAR: dict[str, Any] = {
+    "architectures": ["KimiLinearForCausalLM"], "bos_token_id": 1, "dtype": "float32", "eos_token_id": 2,
+    "first_k_dense_replace": 1, "head_dim": 18, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
+    "intermediate_size": 96, "kv_lora_rank": 32,
+    "linear_attn_config": {"full_attn_layers": [3], "head_dim": 16, "kda_layers": [1, 2, 4], "num_heads": 3,
+    "short_conv_kernel_size": 4}, "mla_use_nope": True, "model_max_length": 512, "model_type": "kimi_linear",
+    "moe_intermediate_size": 48, "moe_layer_freq": 1, "moe_renormalize": True, "moe_router_activation_func": "sigmoid",
+    "num_attention_heads": 4, "num_expert_group": 1, "num_experts": 8, "num_experts_per_token": 3,
+    "num_hidden_layers": 4, "num_key_value_heads": 4, "num_nextn_predict_layers": 0, "num_shared_experts": 1,
+    "pad_token_id": 0, "q_lora_rank": None, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0, "routed_scaling_factor": 1.4, "tie_word_embeddings": False,
+    "topk_group": 1, "transformers_version": "4.56.2", "use_cache": True, "use_grouped_topk": True, "v_head_dim": 16,
+    "vocab_size": VOCAB,
+}  # fmt: skip
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "lfm2": LFM2,
     "qwen3-next": QWEN3_NEXT,
@@ -169,11 +184,14 @@ def token_by_token(model: "PreTrainedModel") -> None:
     module = vars(sys.modules[type(model).__module__])
     if "torch_chunk_gated_delta_rule" in module:
         module["torch_chunk_gated_delta_rule"] = module["torch_recurrent_gated_delta_rule"]
+    if "chunk_kimi_delta_attention" in module:
+        module["chunk_kimi_delta_attention"] = module["recurrent_kimi_delta_attention"]
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "nemotron-h": NEMOTRON_H,
     "mamba": MAMBA,
     "falcon-mamba": FALCON_MAMBA,
+    "kimi-linear": KIMI_LINEAR,
 }
 TYPES = {config["model_type"] for config in (*CONFIGS.values(), *VARIANTS.values())}

@@ -269,6 +269,38 @@ def falcon_mamba(random: Random) -> Config:
     return mamba(random) | {"model_type": "falcon_mamba", "mixer_rms_eps": random.choice([1e-6, 1e-3])}
 
 
+def kimi_linear(random: Random) -> Config:
+    base, layers = _base(random), _layers(random, "linear_attention", "full_attention")
+    del base["head_dim"]
+    base["model_max_length"] = base.pop("max_position_embeddings")
+    experts = _experts(random)
+    experts["num_experts_per_token"] = experts.pop("num_experts_per_tok")
+    heads = base["num_attention_heads"]
+    return (
+        base
+        | layers
+        | experts
+        | {
+            "model_type": "kimi_linear",
+            "tie_word_embeddings": False,
+            "hidden_size": 16 * heads,
+            "num_key_value_heads": heads,
+            "first_k_dense_replace": random.randint(0, 2),
+            "kv_lora_rank": random.choice([32, 64]),
+            "linear_conv_kernel_dim": random.randint(2, 5),
+            "linear_head_dim": random.choice([8, 12, 16, 24]),
+            "linear_num_heads": random.choice([1, 3, 4]),
+            "moe_renormalize": random.random() < 0.5,
+            "num_experts": random.choice([4, 6]),
+            "q_lora_rank": random.choice([None, 24]),
+            "qk_nope_head_dim": random.choice([16, 24]),
+            "qk_rope_head_dim": random.choice([8, 16]),
+            "routed_scaling_factor": random.choice([1.0, 2.4]),
+            "v_head_dim": 16,
+        }
+    )
+
+
 def bloom(random: Random) -> Config:
     heads = random.choice([1, 3, 4, 6, 8])
     return {
@@ -305,7 +337,7 @@ def mpt(random: Random) -> Config:
 
 MAKERS: tuple[Callable[[Random], Config], ...] = (
     *(lfm2, lfm2_moe, qwen3_next, qwen3_5, olmo_hybrid, granite, bamba, falcon_h1, mamba2, nemotron_h),
-    *(bloom, mpt, jamba, mamba, falcon_mamba),
+    *(bloom, mpt, jamba, mamba, falcon_mamba, kimi_linear),
 )
 
 
@@ -371,6 +403,7 @@ PLAIN: dict[str, Config] = {
     "granite_swa": _SCALED | _SLIDING | {"attention_multiplier": 0.3, "layer_rope_theta": [1e4, 5e5, 0]},
     "granitemoe_swa": _GRANITE | _SLIDING | {"layer_rope_theta": [0, 1e4, 0]},
     "jais2": {},
+    "olmo": {},
     "helium": {"num_key_value_heads": 4},
     "hyperclovax": _SCALED,
     "nemotron": {"partial_rotary_factor": 0.5},

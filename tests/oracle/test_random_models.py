@@ -27,7 +27,7 @@ def _split_convolutions(folder: Path, oracle: PreTrainedModel) -> None:
     file = folder / "model.safetensors"
     tensors = load_file(file)
     for name, layer in oracle.named_modules():
-        if f"{name}.q_conv1d.weight" in tensors:
+        if f"{name}.q_conv1d.weight" in tensors and hasattr(layer, "key_dim"):
             sizes = [layer.key_dim, layer.key_dim, layer.value_dim]
             parts = layer.conv1d.weight.detach().split(sizes)
             tensors |= {f"{name}.{one}_conv1d.weight": part.clone() for one, part in zip("qkv", parts, strict=True)}

@@ -11,6 +11,7 @@ What a rule writes, and how much a state decays:
     convolution   no S: mixed is the channels                            LFM2: gates before and behind the convolution
     delta         write = beta (value - (decay S)^T key)                 Gated DeltaNet, arXiv 2412.06464
                   decay = exp(-exp(A) softplus(a + bias)), beta = sigmoid(b) times a factor; query and key have length 1
+                  each number of a key may have an a, a bias and so a decay of its own (KDA, arXiv 2510.26692)
     ssd           write = step value; mixed gets D value more            Mamba-2, arXiv 2405.21060
                   step = softplus(dt + bias) within limits, decay = exp(-exp(A) step)
     scan          as ssd, of one head; but each column of S has a step, and      Mamba-1, arXiv 2312.00752
@@ -37,13 +38,15 @@ Rule = Literal["convolution", "delta", "ssd", "scan"]
 RULES: tuple[Rule, ...] = ("convolution", "delta", "ssd", "scan")
 Phase = Literal["all", "convolution", "rule"]
 PHASES: tuple[Phase, ...] = ("all", "convolution", "rule")
+Gate = Literal["silu", "sigmoid"]
+GATES: tuple[Gate, ...] = ("silu", "sigmoid")  # as in backends/native/cpp/kernels.h
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
     """The first number of each part of a row. `beta`, `decay`: of one number a head (b; a or dt); -1: none.
 
-    With the scan rule, `decay` has one number a column.
+    With the scan rule, `decay` has one number a column, and with `key_decays` one a number of the keys.
     """
 
     conv: int = 0  # the channels of the convolution
@@ -84,6 +87,8 @@ class Recurrence:
     most_step: float = float("inf")
     beta_factor: float = 1.0
     in_turn: bool = False  # head h has the query and key h % key_heads, not those of the heads beside it
+    key_decays: bool = False  # each number of a key has a decay of its own, and so `.dt` [H x K]
+    gated_by: Gate = "silu"  # what becomes of the gate's numbers
     conv_parts: tuple[tuple[str, int], ...] = ()  # tensors of the taps and their channels; none: one, `.conv`
     phase: Phase = "all"
 
@@ -130,7 +135,8 @@ class Recurrence:
             found |= {f"{self.name}.{one}.weight": (self.value_size,) for one in ("dt", "skip")}
             found[f"{self.name}.a_log.weight"] = (self.value_size, self.key_size)
         elif self.rule != "convolution":
-            found |= {f"{self.name}.{one}.weight": (self.heads,) for one in ("a_log", "dt")}
+            found[f"{self.name}.a_log.weight"] = (self.heads,)
+            found[f"{self.name}.dt.weight"] = (self.heads * (self.key_size if self.key_decays else 1),)
         if self.rule == "ssd":
             found[f"{self.name}.skip.weight"] = (self.heads,)
         return found | (self.norm.shapes if self.norm else {})

@@ -82,11 +82,12 @@ class NativeModel:
         """The struct of a norm; for None one without weights, which the kernels skip."""
         if of is None:
             return lib.CNorm()
-        if not of.weighted:
-            return lib.CNorm(self.keep(np.ones(of.size, np.float32)), None, of.eps)
+        if not of.weighted:  # a null bias stands for RMSNorm
+            zeros = None if of.kind == "rms" else address(self._zeros)
+            return lib.CNorm(self.keep(np.ones(of.size, np.float32)), zeros, of.eps)
         bias = self.address(f"{of.name}.bias")
         if of.kind == "layer" and not of.bias:
-            bias = address(self._zeros)  # a null bias stands for RMSNorm
+            bias = address(self._zeros)
         return lib.CNorm(self.address(f"{of.name}.weight"), bias, of.eps)
 
     def recurrence(self, of: Recurrence) -> lib.CRecurrence:

@@ -229,6 +229,8 @@ class CRecurrence(Structure):
         ("most_step", c_double),
         ("beta_factor", c_double),
         ("in_turn", c_int64),
+        ("decays", c_int64),
+        ("gated_by", c_int64),
         ("norm", CNorm),
     )
 

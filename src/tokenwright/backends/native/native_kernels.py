@@ -25,7 +25,7 @@ from tokenwright.cache import ChunkRows, KVPart, KVView, Side, StateView
 from tokenwright.environment import ISAS, Environment
 from tokenwright.errors import CapacityError, RequestError
 from tokenwright.models.experts import Routing
-from tokenwright.models.recurrent import PHASES, RULES, Recurrence
+from tokenwright.models.recurrent import GATES, PHASES, RULES, Recurrence
 from tokenwright.models.rotary import Rotation
 
 if TYPE_CHECKING:
@@ -317,7 +317,8 @@ def recurrence_of(of: Recurrence, places: Mapping[str, int | None], norm: lib.CN
         *(of.heads, of.key_heads, of.key_size, of.value_size),
         *(of.heads if shared else 1 if of.norm is None else of.norm.parts, not shared, of.gate_first),
         *(places.get(name) for name in ("conv.weight", "conv.bias", "a_log.weight", "dt.weight", "skip.weight")),
-        *(of.least_step, of.most_step, of.beta_factor, of.in_turn, norm),
+        *(of.least_step, of.most_step, of.beta_factor, of.in_turn),
+        *(of.key_decays, GATES.index(of.gated_by), norm),
     )
 
 

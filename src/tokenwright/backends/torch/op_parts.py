@@ -44,13 +44,21 @@ def norm(of: Norm | None, kernels: Kernels, weights: Weights) -> Function:
         return _same
     eps = of.eps
     if not of.weighted:
-        assert of.kind == "rms", "no family has another norm without weights"
-        return lambda x: kernels.rms_norm(x, library_of(x).ones_like(x[0]), eps)
+        return lambda x: _plain(of, kernels, x)
     weight = dense(weights, f"{of.name}.weight")
     if of.kind == "rms":
         return lambda x: kernels.rms_norm(x, weight, eps)
     bias = dense(weights, f"{of.name}.bias") if of.bias else library_of(weight).zeros_like(weight)
     return lambda x: kernels.layer_norm(x, weight, bias, eps)
+
+
+def _plain(of: Norm, kernels: Kernels, x: Values) -> Values:
+    """A norm without weights."""
+    library = library_of(x)
+    ones = library.ones_like(x[0])
+    if of.kind == "rms":
+        return kernels.rms_norm(x, ones, of.eps)
+    return kernels.layer_norm(x, ones, library.zeros_like(ones), of.eps)
 
 
 def over_heads(of: Norm | None, head_size: int, kernels: Kernels, weights: Weights) -> Function:

@@ -104,7 +104,8 @@ def _stepped(
         query, key = (one.repeat(each, 1) for one in (query, key))  # [H, K]
     else:
         query, key = (one.repeat_interleave(each, 0) for one in (query, key))
-    state = state * torch.exp(-tensors["a_log.weight"].exp() * step)[:, None, None]
+    step = step.view(of.heads, -1, 1)  # [H, K or 1, 1]
+    state = state * torch.exp(-tensors["a_log.weight"].exp()[:, None, None] * step)
     written = value
     if of.rule == "delta":
         written = value - torch.einsum("hkv,hk->hv", state, key)
@@ -118,15 +119,16 @@ def _stepped(
 def _gated(mixed: torch.Tensor, row: torch.Tensor, of: Recurrence, tensors: Tensors) -> torch.Tensor:
     """The gate and the norm of one row."""
     gate = None if of.places.gate < 0 else row[of.places.gate :][: of.width]
+    by = F.silu if of.gated_by == "silu" else torch.sigmoid
     if of.rule == "convolution":
         return mixed if gate is None else mixed * gate
     if gate is not None and (of.gate_first or of.norm is None):
-        mixed = mixed * F.silu(gate)
+        mixed = mixed * by(gate)
     if of.norm is not None:
         size = of.norm.size // of.norm.parts
         parts = mixed.view(-1, size)
         normed = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + of.norm.eps)
         mixed = (normed * tensors["norm.weight"].view(-1, size)).flatten()
         if gate is not None and not of.gate_first:
-            mixed = mixed * F.silu(gate)
+            mixed = mixed * by(gate)
     return mixed

@@ -53,7 +53,10 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         raise keys.error(
             f"num_key_value_heads is {shared}, but latent attention has one cache row for all {heads} heads"
         )
-    latent = _latent(keys)
+    latent = latent_heads(keys)
+    for key, size in (("head_dim", latent.rope), ("qk_head_dim", latent.nope + latent.rope)):
+        if keys.whole(key, size) != size:
+            raise keys.error(f"{key} is {keys.raw(key)}, but by the other sizes it is {size}; correct config.json")
     context = keys.whole("max_position_embeddings", most=MAX_TOKENS)
     rope, reach = read_rope(keys, 10000.0, latent.rope, context)
     check_repeats(keys, context, reach)
@@ -87,7 +90,7 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     return config, decoder(config)
 
 
-def _latent(keys: JsonKeys) -> LatentHeads:
+def latent_heads(keys: JsonKeys) -> LatentHeads:
     """The sizes of attention. Raises CheckpointError for those that the cache or packed weights cannot hold."""
     rank, rope = keys.whole("kv_lora_rank", most=MOST_WIDTH), keys.whole("qk_rope_head_dim", most=MOST_WIDTH)
     nope, value = keys.whole("qk_nope_head_dim", most=MOST_WIDTH), keys.whole("v_head_dim", most=MOST_WIDTH)
@@ -99,9 +102,6 @@ def _latent(keys: JsonKeys) -> LatentHeads:
         )
     if value % _BLOCK:
         raise keys.error(f"v_head_dim is {value:,}: Tokenwright packs the values of a head in multiples of {_BLOCK}")
-    for key, size in (("head_dim", rope), ("qk_head_dim", nope + rope)):
-        if keys.whole(key, size) != size:
-            raise keys.error(f"{key} is {keys.raw(key)}, but by the other sizes it is {size}; correct config.json")
     return LatentHeads(rank, q_rank, nope, rope, value)
 
 
@@ -118,17 +118,24 @@ def _score_scale(keys: JsonKeys, rope: Rope, latent: LatentHeads) -> float:
 def _orders(base: str, graph: Graph) -> Order | None:
     """The order of a tensor's rows: those that turn, in q and beside the latent, and the two halves of kv_b."""
     attention = next(op for op in graph.blocks if isinstance(op, LatentAttention))
-    nope, rank, value = attention.nope_size, attention.rank, attention.value_size
     match base.rsplit(".", 1)[-1]:
         case "q" | "q_b":
-            return _turned(nope, attention.rope_size)
+            return _turned(attention.nope_size, attention.rope_size)
         case "kv_a":
-            return _turned(rank, attention.rope_size)
-        case "k_up":
-            return Order(nope + value, tuple(range(nope)), rank)
-        case "v_up":
-            return Order(nope + value, tuple(range(nope, nope + value)))
-    return None
+            return _turned(attention.rank, attention.rope_size)
+    return kv_order(base, graph)
+
+
+def kv_order(base: str, graph: Graph) -> Order | None:
+    """The order of the rows of the two halves of kv_b."""
+    part = base.rsplit(".", 1)[-1]
+    if part not in ("k_up", "v_up"):
+        return None
+    attention = next(op for op in graph.blocks if isinstance(op, LatentAttention))
+    nope, value = attention.nope_size, attention.value_size
+    if part == "k_up":
+        return Order(nope + value, tuple(range(nope)), attention.rank)
+    return Order(nope + value, tuple(range(nope, nope + value)))
 
 
 def _turned(still: int, rope: int) -> Order:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import NamedTuple, TypedDict
 
 from tokenwright.checkpoints.files.json_keys import JsonKeys
@@ -157,6 +158,8 @@ class Family:
             return (1,)
         if self.stacks is None or len(shape) < 2 or not self.stacks.fullmatch(bare):
             return shape
+        if len(shape) == 4:  # [1, 1, n, 1]
+            return (prod(shape),)
         return shape[0] * shape[1], *shape[2:]
 
     def sources(self, graph: Graph, *, plain: bool = False) -> dict[str, TensorSource]:

@@ -100,7 +100,7 @@ def next_graph(config: ModelConfig, graph: Graph, hidden_first: bool) -> Graph:
 
 
 def _norm(config: ModelConfig, name: str) -> Norm:
-    return Norm(name, config.norm, config.width, config.norm_eps, config.norm_bias)
+    return Norm(name, config.norm, config.width, config.norm_eps, config.norm_bias, weighted=config.norm_weights)
 
 
 def _norms(config: ModelConfig, at: str) -> tuple[Norm | None, Norm | None]:

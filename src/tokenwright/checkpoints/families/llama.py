@@ -44,6 +44,7 @@ LLAMA = Family(
         "CwmForCausalLM": "cwm",
         "StableLmForCausalLM": "stablelm",
         "Jais2ForCausalLM": "jais2",
+        "OlmoForCausalLM": "olmo",
     },
     parse=parse_llama,
     prefix="model.",

@@ -63,6 +63,7 @@ class LlamaLike:
     mixture: Kind | Routed | None = None  # of experts
     oss: bool = False  # gpt-oss: biases everywhere, learned logits of the heads, a clamped activation
     plain: bool = False  # StarCoder 2: LayerNorm
+    bare: bool = False  # OLMo: LayerNorm without weights
     act: str = "silu"  # default of hidden_act
     mlp_width: int | None = None  # default of intermediate_size
     gated: bool = True  # whether the MLP has gates
@@ -108,6 +109,7 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
     ),
     "GraniteForCausalLM": LlamaLike(biases="config", mlp_bias=True, scaled="granite"),
     "Phi3ForCausalLM": LlamaLike(slides="given", eps=1e-5, partial=1.0),
+    "OlmoForCausalLM": LlamaLike(biases="config", bare=True),
     "Olmo2ForCausalLM": LlamaLike(biases="config", qk_norm="whole", pre_norm=False, post_norm=True, eps=1e-5),
     "Olmo3ForCausalLM": LlamaLike(
         biases="config",
@@ -222,8 +224,10 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         windows=windows,
         rotary=rotary,
         local=local,
-        norm="layer" if like.plain else "rms",
-        norm_eps=_plain_eps(keys) if like.plain else keys.number("rms_norm_eps", like.eps),
+        norm="layer" if like.plain or like.bare else "rms",
+        norm_eps=_eps(keys, like),
+        norm_bias=not like.bare,
+        norm_weights=not like.bare,
         activation=_activation(keys, like),
         gated=like.gated,
         qkv_bias=qkv_bias,
@@ -336,8 +340,13 @@ def granite_scales(keys: JsonKeys) -> Scales:
     )
 
 
-def _plain_eps(keys: JsonKeys) -> float:
-    """The epsilon of StarCoder 2's LayerNorm. Some files repeat it under two other names, without effect."""
+def _eps(keys: JsonKeys, like: LlamaLike) -> float:
+    """The epsilon of the norms. Some of StarCoder 2's files repeat it under two other names, without effect."""
+    if like.bare:
+        keys.only("clip_qkv", why="clipped q, k and v")
+        return 1e-5
+    if not like.plain:
+        return keys.number("rms_norm_eps", like.eps)
     keys.only("norm_type", "layer_norm", why="another norm in this architecture")
     keys.only("mlp_type", "default", why="another MLP in this architecture")
     for unused in ("layer_norm_epsilon", "rms_norm_eps"):

@@ -16,6 +16,7 @@ from tokenwright.checkpoints.families.family import Family, Parsed, TensorSource
 from tokenwright.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
 from tokenwright.checkpoints.families.gpt2 import GPT2
 from tokenwright.checkpoints.families.hybrids.falcon_h1 import FALCON_H1
+from tokenwright.checkpoints.families.hybrids.kimi import KIMI_LINEAR
 from tokenwright.checkpoints.families.hybrids.lfm2 import LFM2, LFM2_MOE
 from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, GRANITE_HYBRID, GRANITE_MOE, GRANITE_MOE_SWA, MAMBA2
 from tokenwright.checkpoints.families.hybrids.nemotron import NEMOTRON
@@ -58,6 +59,7 @@ FAMILIES = (
     BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, HUNYUAN, HELIUM, APERTUS, HUNYUAN_MOE,
     HYPERCLOVAX, NEMOTRON_PLAIN, GRANITE_MOE, GEMMA, VAULT_GEMMA, OLMO_HYBRID,
     FALCON_H1, FLEX_OLMO, GRANITE_SWA, GRANITE_MOE_SWA, AFMOE, BLOOM, MPT, JAMBA, MAMBA,
+    KIMI_LINEAR,
 )  # fmt: skip
 
 # Keys that a family may read; where it does not, a config may only have them at a value that changes nothing: those

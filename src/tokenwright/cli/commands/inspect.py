@@ -94,6 +94,7 @@ def _shape(config: ModelConfig, graph: Graph) -> dict[str, Any]:
         "pre_norm": config.pre_norm,
         "post_norm": config.post_norm,
         "norm_bias": config.norm_bias,
+        "norm_weights": config.norm_weights,
         "parallel": config.parallel,
         "score_cap": config.score_cap,
         "logit_cap": config.logit_cap,
@@ -228,6 +229,7 @@ def _norms(facts: dict[str, Any]) -> str:
     """The kind of the norms and where they stand."""
     plain = {"rms": "RMSNorm", "layer": "LayerNorm"}[facts["norm"]]
     kind = plain if facts["norm"] == "rms" or facts["norm_bias"] else f"{plain} without bias"
+    kind = kind if facts["norm_weights"] else f"{plain} without weights"
     places = [name for name, key in (("before", "pre_norm"), ("after", "post_norm")) if facts[key]]
     place = f"{' and '.join(places)} attention and MLP"
     over = {

@@ -79,16 +79,25 @@ void unit_row(const Kernels& k, const Recurrence& r, float* row) {
   }
 }
 
-// How much a row keeps of one head's state, and the factor of what it writes.
+// How much a row keeps of one head's state, if that is one number, and the factor of what it writes.
 struct Factors {
-  float decay, strength;
+  float decay = 0, strength = 0;
   Factors(const Recurrence& r, int64_t head, const float* row) {
+    if (r.rule == DELTA) strength = (float)r.beta_factor / (1.0f + expf(-row[r.beta + head]));
+    if (r.decays) return;
     const float step = softplus(row[r.decay + head] + r.dt[head]);
     const float limited = std::min(std::max(step, (float)r.least_step), (float)r.most_step);
-    strength = r.rule == DELTA ? (float)r.beta_factor / (1.0f + expf(-row[r.beta + head])) : limited;
+    if (r.rule != DELTA) strength = limited;
     decay = expf(-expf(r.a_log[head]) * (r.rule == DELTA ? step : limited));
   }
 };
+
+// How much a row keeps for each number of one head's key, in place of the numbers that tell it.
+void decay_keys(const Recurrence& r, int64_t head, float* row) {
+  const float rate = -expf(r.a_log[head]), *bias = r.dt + head * r.key_size;
+  float* decay = row + r.decay + head * r.key_size;
+  for (int64_t i = 0; i < r.key_size; i++) decay[i] = expf(rate * softplus(decay[i] + bias[i]));
+}
 
 // Columns [at, at + columns) of all heads' values, which belong to one head.
 void step_rows(const Kernels& k, const Recurrence& r, int64_t at, int64_t columns, int64_t rows, int64_t stride,
@@ -97,8 +106,9 @@ void step_rows(const Kernels& k, const Recurrence& r, int64_t at, int64_t column
   const int64_t shared = (r.in_turn ? head % r.key_heads : head / (r.heads / r.key_heads)) * r.key_size;
   for (int64_t row = 0; row < rows; row++, projected += stride, mixed += width_of(r)) {
     const Factors by(r, head, projected);
-    k.step_head(HeadStep{r.key_size, columns, columns, r.rule == DELTA, 0, projected + r.query + shared,
-                         projected + r.key + shared, projected + r.value + at, &by.decay, by.strength,
+    const float* decay = r.decays ? projected + r.decay + head * r.key_size : &by.decay;
+    k.step_head(HeadStep{r.key_size, columns, columns, r.rule == DELTA, r.decays, projected + r.query + shared,
+                         projected + r.key + shared, projected + r.value + at, decay, by.strength,
                          r.skip ? r.skip[head] : 0.0f, state, mixed + at});
   }
 }
@@ -106,14 +116,15 @@ void step_rows(const Kernels& k, const Recurrence& r, int64_t at, int64_t column
 // The gate and the norm of one row of mixed, in place.
 void finish_row(const Kernels& k, const Recurrence& r, const float* row, float* mixed) {
   const int64_t width = width_of(r), size = width / r.norm_parts;
-  if (r.gate >= 0 && (r.gate_first || !r.norm.weight)) k.gate_by(SILU_GATE, width, row + r.gate, mixed);
+  const Gate by = (Gate)r.gated_by;
+  if (r.gate >= 0 && (r.gate_first || !r.norm.weight)) k.gate_by(by, width, row + r.gate, mixed);
   if (!r.norm.weight) return;
   Norm norm = r.norm;
   for (int64_t i = 0; i < r.norm_parts; i++) {
     k.norm(norm, size, mixed + i * size, mixed + i * size);
     if (r.own_weights) norm.weight += size;
   }
-  if (r.gate >= 0 && !r.gate_first) k.gate_by(SILU_GATE, width, row + r.gate, mixed);
+  if (r.gate >= 0 && !r.gate_first) k.gate_by(by, width, row + r.gate, mixed);
 }
 
 void multiply(int64_t size, const float* by, float* x) {
@@ -160,6 +171,9 @@ void recur_all(const Kernels& k, Team& team, const KVLayer& kv, const Recurrence
     });
     return;
   }
+  if (r.decays)
+    team.each(rows * r.heads,
+              [&](int64_t unit) { decay_keys(r, unit % r.heads, projected + unit / r.heads * stride); });
   if (r.rule == DELTA) each_row(team, rows, [&](int64_t row) { unit_row(k, r, projected + row * stride); });
   const int64_t columns = columns_of(r), slabs_of_state = width / columns;
   team.each(chunks * slabs_of_state, [&](int64_t unit) {

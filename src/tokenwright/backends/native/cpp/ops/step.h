@@ -101,6 +101,9 @@ struct Recurrence {
   double least_step, most_step;
   double beta_factor;
   int64_t in_turn;  // head h has the query and key h % key_heads, not those of the heads beside it
+  int64_t
+      decays;  // 1: each number of a key has a decay of its own, and `dt` is [heads][key_size]; 0: each head has one
+  int64_t gated_by;  // Gate
   Norm norm;
 };
 
