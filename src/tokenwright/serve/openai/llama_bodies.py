@@ -91,7 +91,7 @@ def _biased(given: Biases | None, tokenizer: Tokenizer | None) -> Json:
     """The fields of SamplingParams that biases are. A later one of the same token counts."""
     biases: dict[int, float | bool] = {}
     for what, bias in _biases(given):
-        if bias is True or isinstance(what, bool | float):
+        if bias is True or isinstance(bias, str) or isinstance(what, bool | float):
             raise RequestError("logit_bias must pair an id or a text with a number, or with false", "logit_bias")
         if isinstance(what, str) and not what.isdecimal():
             assert tokenizer is not None, "the body names texts"

@@ -48,7 +48,7 @@ class FormReader:
             self._advance(delta)
 
     def finish(self, delta: Delta, cut: bool = False) -> None:
-        if self._half and not (cut and self._marked()):
+        if self._half and not (cut and (self._source.raw or self._marked())):
             self._source.text += self._half
             self._advance(delta)
         self._source.ended = True
