@@ -17,11 +17,11 @@ from tokenwright import LLM, SamplingParams
 from tokenwright.backends.runner import backend_over
 from tokenwright.cache import KVStore
 from tokenwright.decode.draft_model import DraftModel
-from tokenwright.decode.next_layer import NextLayer
 from tokenwright.decode.step_costs import StepCosts
 from tokenwright.engine import one_chunk
 from tokenwright.engine.page_table import PageTable
 from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.llm.drafts.layer_drafts import NextLayer
 from tokenwright.llm.model import LoadedModel
 
 KINDS = ("deepseek3", "glm4.5")  # latent attention, and plain; both with experts

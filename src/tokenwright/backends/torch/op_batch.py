@@ -26,8 +26,8 @@ class OpBatch:
     chunks: tuple[ChunkRows, ...]
     rotations: Mapping[Rope, Turns]  # for each of the model's rotations, [T, D]
     sink_rotations: Mapping[tuple[Rope, AttentionWindow], Turns]  # [T, D], of queries on sinks
-    before: Values | None  # [T, width], what a NextInput reads
     adapted: Mapping[int, Values]  # number of an adapter -> the rows [n] of the requests that have it
+    before: Values | None = None  # [T, width], what a NextInput reads
 
 
 class OpBatcher:

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar
 from tokenwright.backends import Scored
 from tokenwright.backends.adapters import Beside
 from tokenwright.backends.layout import xielu_of
+from tokenwright.backends.torch.joined_states import TorchNextInput
 from tokenwright.backends.torch.kernels import Kernels, Linear, Values, in_fp32, library_of
-from tokenwright.backends.torch.next_input import TorchNextInput
 from tokenwright.backends.torch.op_batch import OpBatch
 from tokenwright.backends.torch.op_parts import (
     Weights,

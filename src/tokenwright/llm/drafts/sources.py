@@ -20,13 +20,13 @@ from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.config import EngineConfig
 from tokenwright.decode.draft_model import DraftModel, DraftProposer
-from tokenwright.decode.next_layer import NextLayer
 from tokenwright.decode.speculate import SuffixProposer
 from tokenwright.decode.step_costs import StepCosts, costs_of, measured
 from tokenwright.engine import PagePool, Proposer
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType, WeightFormat
-from tokenwright.llm.drafts.next_layer import next_layer_specs, open_next_layer
+from tokenwright.llm.drafts.layer_drafts import NextLayer
+from tokenwright.llm.drafts.own_layer import next_layer_specs, open_next_layer
 from tokenwright.llm.drafts.step_times import SMALLEST, step_times
 from tokenwright.llm.model import LoadedModel, make_decoder
 from tokenwright.models.graph import Graph
