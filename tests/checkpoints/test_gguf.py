@@ -99,6 +99,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite4-dense": {"num_local_experts": 0, "num_experts_per_tok": 0},
     "qwen3-next": {"mlp_only_layers": []},
     "qwen3.5": PLAIN_ROPE,
+    "bloom": {},
+    "mpt": {"attn_config": {"softmax_scale": None}},
+    "jamba": {},
+    "mamba": {},
+    "falcon-mamba": {},
 }
 
 
@@ -407,7 +412,7 @@ def test_a_file_is_not_quantised_into_a_folder(folder: Path, tmp_path: Path) -> 
         ("tokenizer.ggml.pre", "viking", "'viking'; Tokenwright has gpt-2"),
         ("tokenizer.ggml.model", "t5", "t5"),
         ("tokenizer.ggml.bos_token_id", 1 << 30, "none of the"),
-        ("general.architecture", "mamba", "mamba"),
+        ("general.architecture", "rwkv7", "rwkv7"),
         ("general.alignment", 3, "power of two"),
         ("general.alignment", 0, "power of two"),
     ],

@@ -43,10 +43,17 @@ ARCHITECTURES = {
     "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
     "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
+    "bloom": gguf.MODEL_ARCH.BLOOM,
+    "mpt": gguf.MODEL_ARCH.MPT,
+    "jamba": gguf.MODEL_ARCH.JAMBA,
+    "mamba": gguf.MODEL_ARCH.MAMBA,
+    "falcon_mamba": gguf.MODEL_ARCH.MAMBA,
 }
-_GPT2_KEYS = {
-    "hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
-    "max_position_embeddings": "n_positions",
+# Other names of sizes.
+_SIZES = {
+    "hidden_size": ("n_embd", "n_embed", "d_model"), "num_attention_heads": ("n_head", "n_heads"),
+    "num_hidden_layers": ("n_layer", "n_layers"),
+    "max_position_embeddings": ("n_positions", "seq_length", "max_seq_len"),
 }  # fmt: skip
 _PAIRED = ("llama", "mixtral", "granite", "smollm3")  # q and k lie in pairs that turn; in others' files as published
 # A key of a config.json, and the writer's method for it.
@@ -54,7 +61,9 @@ _KEYS = {
     "conv_L_cache": "shortconv_l_cache", "norm_eps": "layer_norm_rms_eps",
     "num_dense_layers": "leading_dense_block_count",
     "mamba_d_conv": "ssm_conv_kernel", "mamba_d_state": "ssm_state_size", "mamba_n_groups": "ssm_group_count",
-    "mamba_n_heads": "ssm_time_step_rank", "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "mamba_n_heads": "ssm_time_step_rank", "mamba_dt_rank": "ssm_time_step_rank", "conv_kernel": "ssm_conv_kernel",
+    "state_size": "ssm_state_size", "time_step_rank": "ssm_time_step_rank",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
     "linear_conv_kernel_dim": "ssm_conv_kernel", "linear_key_head_dim": "ssm_state_size",
     "linear_num_key_heads": "ssm_group_count", "linear_num_value_heads": "ssm_time_step_rank",
     "full_attention_interval": "full_attention_interval",
@@ -86,7 +95,7 @@ def write_gguf(
     a part of a matrix's name a type, of which it has random blocks instead of the model's numbers.
     """
     config = json.loads((folder / "config.json").read_text())
-    config |= {ours: config[theirs] for ours, theirs in _GPT2_KEYS.items() if theirs in config}
+    config |= {ours: config[key] for ours, others in _SIZES.items() for key in others if key in config}
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture], split_max_tensors=split)
     _facts(writer, config)
@@ -142,7 +151,8 @@ def _of_hybrid(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Iter
         at, _, part = name.rpartition(".linear_attn.")
         if name.endswith(("A_log", ".D")):
             bare = -tensor.exp() if name.endswith("A_log") else tensor
-            yield name, bare[:, None] if "mamba" in name else _in_turn(bare, 0, 1, config)
+            single = "mamba" in name and kind != "jamba"
+            yield name, bare[:, None] if single else _in_turn(bare, 0, 1, config)
         elif name.endswith("mamba.norm.weight"):
             yield name, tensor.view(config["mamba_n_groups"], -1)
         elif name.endswith("dt_bias"):
@@ -257,7 +267,10 @@ def _rotary_factors(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
-    heads, kind = config["num_attention_heads"], config["model_type"]
+    heads, kind = config.get("num_attention_heads", 0), config["model_type"]
+    if not heads:
+        _mamba_facts(writer, config)
+        return
     size = config.get("head_dim", config["hidden_size"] // heads)
     share = config.get("partial_rotary_factor", config.get("rotary_pct", 1.0))
     writer.add_block_count(config["num_hidden_layers"])
@@ -286,6 +299,19 @@ def _facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     _scaling(writer, config, config.get("rope_scaling") or {})
 
 
+def _mamba_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    writer.add_context_length(2**20)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_layer_norm_rms_eps(config["layer_norm_epsilon"])
+    writer.add_ssm_inner_size(config["intermediate_size"])
+    writer.add_ssm_dt_b_c_rms(config["model_type"] == "falcon_mamba")
+    for key in ("conv_kernel", "state_size", "time_step_rank"):
+        getattr(writer, f"add_{_KEYS[key]}")(config[key])
+
+
 def _hybrid_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     """What the files of hybrids say of their layers."""
     kind, types, facts = config["model_type"], config.get("layer_types"), writer.kv_data[0]
@@ -294,6 +320,15 @@ def _hybrid_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         attends = [i in full if full is not None else types[i] in ("attention", "full_attention") for i in layers]
         del facts[f"{writer.arch}.attention.head_count_kv"]
         writer.add_head_count_kv([config["num_key_value_heads"] * one for one in attends])
+    if kind == "jamba":
+        period, offset = config["attn_layer_period"], config["attn_layer_offset"]
+        del facts["jamba.attention.head_count_kv"]
+        attends = [i % period == offset for i in range(config["num_hidden_layers"])]
+        writer.add_head_count_kv([config["num_key_value_heads"] * one for one in attends])
+        writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
+    if kind == "mpt":
+        writer.add_layer_norm_eps(1e-5)
+        writer.add_max_alibi_bias(8.0)
     if kind == "lfm2":
         del facts["lfm2.feed_forward_length"]
         writer.add_feed_forward_length(config["block_ff_dim"])

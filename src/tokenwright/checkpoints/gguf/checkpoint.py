@@ -111,7 +111,7 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
     for key, (allowed, why) in _NEUTRAL.items():
         if key not in layout.keys:
             keys.only(key, *allowed, why=why)
-    heads, width = keys.whole("attention.head_count"), keys.whole("embedding_length")
+    heads, width = keys.whole("attention.head_count", least=0) or 1, keys.whole("embedding_length")
     size = keys.whole("attention.key_length", width // heads)
     turns = keys.whole("rope.dimension_count", size)
     shared = _kv_heads(keys, heads)
@@ -123,7 +123,9 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
         values = keys.whole("attention.value_length", size)
         raise keys.error(f"heads of K have {size}, of V {values}, and {turns} turn; Tokenwright lacks that")
     experts = keys.raw("expert_feed_forward_length")  # where all layers have experts, there may be no other width
-    found = {ours: keys.whole(theirs, experts if "forward" in theirs else None) for ours, theirs in _WHOLE.items()} | {
+    found = {
+        ours: keys.whole(theirs, experts if "forward" in theirs else None, least=0) for ours, theirs in _WHOLE.items()
+    } | {
         "architectures": [layout.model],
         "num_key_value_heads": shared,
         "_kv_heads": keys.raw("attention.head_count_kv"),

@@ -70,7 +70,9 @@ _FAMILY = Family({}, LLAMA.parse, "", {}, re.compile(r"(?!)"), stacks=_STACKS)  
 _ROW = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")  # a vector in the file, a matrix of one row in a graph
 
 
-_BARE = re.compile(r"(blk\.\d+\.(?:ssm_[ad]|ssm_dt|exp_probs_b))(?:\.bias)?$")  # names without `.weight`
+_BARE = re.compile(r"(blk\.\d+\.(?:ssm_[ad]|exp_probs_b))(?:\.bias)?$")  # names without `.weight`
+_STEPS = re.compile(r"(blk\.\d+\.ssm_dt)(?:\.bias)?$")  # biases of steps, beside a matrix of that name in Mamba-1
+_SCAN = re.compile(r"blk\.\d+\.ssm_a\.weight")  # of each column in Mamba-1, [columns, keys]; else [heads, 1]
 
 Found = dict[str, Any]  # keys of a config.json
 
@@ -109,11 +111,13 @@ class Layout:
 
 def name_of(name: str) -> str:
     """The name that a tensor of a file is read with."""
-    return _BARE.sub(r"\1.weight", name)
+    return _STEPS.sub(r"\1_bias.weight", _BARE.sub(r"\1.weight", name))
 
 
 def shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that a tensor of a file is read with: experts and heads are rows of one matrix."""
+    if _SCAN.fullmatch(name) and shape[1:] != (1,):
+        return shape
     return (1, *shape) if _ROW.fullmatch(name) and len(shape) == 1 else _FAMILY.shape_of(name, shape)
 
 

@@ -59,11 +59,50 @@ def _delta_in_turn(found: Found, tensors: Mapping[str, Stored]) -> Found:
     return {**_delta(found, tensors), "linear_heads_in_turn": True}
 
 
+def _mamba(found: Found, tensors: Mapping[str, Stored]) -> Found:
+    """Falcon-Mamba has norms of dt, B and C, whose epsilon is built in."""
+    same = ("hidden_size", "num_hidden_layers", "vocab_size", "tie_word_embeddings", "layer_norm_epsilon", *_MAMBA)
+    return {key: found[key] for key in same} | {
+        "architectures": ["FalconMambaForCausalLM" if found.get("_norms") else "MambaForCausalLM"],
+        "intermediate_size": found["_inner"],
+        "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+    }
+
+
+def _jamba(found: Found, tensors: Mapping[str, Stored]) -> Found:
+    """Layers with attention have KV heads, those with experts a router: each kind at equal distances."""
+    layers = found["num_hidden_layers"]
+    heads = found["_kv_heads"] if isinstance(found["_kv_heads"], list) else [found["_kv_heads"]] * layers
+    attends = [i for i, count in enumerate(heads) if count]
+    routed = [i for i in range(layers) if f"blk.{i}.ffn_gate_inp.weight" in tensors]
+    kinds = {"attn_layer": attends, "expert_layer": routed}
+    for key, at in kinds.items():
+        first, second = (*at, *[layers] * 2)[:2] if at else (layers, 2 * layers + 1)
+        found |= {f"{key}_offset": first, f"{key}_period": max(second - first, first + 1)}
+    return {key: value for key, value in found.items() if not key.startswith("rope_")} | {
+        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+        "mamba_expand": found["_inner"] // found["hidden_size"],
+    }
+
+
 _SSM = {
     f"layers.{{i}}.{kind}.{ours}": f"blk.{{i}}.ssm_{theirs}"
     for kind in ("mamba", "delta")
-    for ours, theirs in {"in": "in", "conv": "conv1d", "dt": "dt", "skip": "d", "norm": "norm", "out": "out"}.items()
+    for ours, theirs in {
+        "in": "in",
+        "conv": "conv1d",
+        "dt": "dt_bias",
+        "skip": "d",
+        "norm": "norm",
+        "out": "out",
+    }.items()
 }
+_SCANS = named(
+    _SSM
+    | {"layers.{i}.mamba.select": "blk.{i}.ssm_x", "layers.{i}.mamba.steps": "blk.{i}.ssm_dt"}
+    | {f"layers.{{i}}.mamba.{one}_norm": f"blk.{{i}}.ssm_{one}_norm" for one in ("dt", "b", "c")}
+)
+_MAMBA = ("conv_kernel", "state_size", "time_step_rank")
 _DECAYS = {
     f"layers.{{i}}.{kind}.a_log": TensorSource("blk.{i}.ssm_a", log=True, wide=True) for kind in ("mamba", "delta")
 }
@@ -143,6 +182,28 @@ HYBRIDS: Mapping[str, Layout] = {
             **EXPERTS_USED,
         },
         more=_granite_hybrid,
+    ),
+    "mamba": Layout(
+        "MambaForCausalLM",
+        names=_SCANS | _DECAYS,
+        keys={f"ssm.{one}": one for one in _MAMBA} | {"ssm.inner_size": "_inner", "ssm.dt_b_c_rms": "_norms"},
+        more=_mamba,
+        epsilon=(RMS, "layer_norm_epsilon"),
+        bias=None,
+    ),
+    "jamba": Layout(
+        "JambaForCausalLM",
+        names=_SCANS | _DECAYS,
+        keys={
+            "expert_count": "num_experts",
+            "ssm.conv_kernel": "mamba_d_conv",
+            "ssm.inner_size": "_inner",
+            "ssm.state_size": "mamba_d_state",
+            "ssm.time_step_rank": "mamba_dt_rank",
+            **EXPERTS_USED,
+        },
+        more=_jamba,
+        bias=None,
     ),
     "qwen3next": Layout(
         "Qwen3NextForCausalLM",

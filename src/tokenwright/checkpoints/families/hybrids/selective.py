@@ -21,8 +21,7 @@ from tokenwright.checkpoints.families.family import (
     size_of_head,
 )
 from tokenwright.checkpoints.families.graph_builder import decoder, mixer_norms
-from tokenwright.checkpoints.families.hybrids.mamba import MAMBA2
-from tokenwright.checkpoints.families.llama import LLAMA
+from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, MAMBA2
 from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, TRAINING, check_same, expert_width
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
@@ -221,22 +220,17 @@ MAMBA = replace(
     inert=re.compile(r"layers\.\d+\.mixer\.(?:dt|b|c)_layernorm\.weight"),  # of Falcon-Mamba: ones
 )
 JAMBA = replace(
-    LLAMA,
+    BAMBA,
     architectures={"JambaForCausalLM": "jamba"},
     parse=_parse_jamba,
-    names={
-        **LLAMA.names,
-        **named(
-            _names("layers.{i}.mamba")
-            | {"norm": "final_layernorm", "layers.{i}.mlp_norm": "layers.{i}.pre_ff_layernorm"}
-            | {"layers.{i}.mlp.router": "layers.{i}.feed_forward.router"}
-            | {
-                f"layers.{{i}}.mlp.{ours}{one}": f"layers.{{i}}.feed_forward.{ours}{one}_proj"
-                for ours in ("", "experts.{e}.")
-                for one in ("gate", "up", "down")
-            }
-        ),
-    },
-    renames=(_STEPS, *MAMBA2.renames),
-    stacks=MAMBA2.stacks,
+    names=BAMBA.names
+    | named(
+        _names("layers.{i}.mamba")
+        | {"layers.{i}.mlp.router": "layers.{i}.feed_forward.router"}
+        | {
+            f"layers.{{i}}.mlp.experts.{{e}}.{one}": f"layers.{{i}}.feed_forward.experts.{{e}}.{one}_proj"
+            for one in ("gate", "up", "down")
+        }
+    ),
+    renames=(_STEPS, *BAMBA.renames),
 )
