@@ -8,13 +8,13 @@ mode), so that a model cannot go on for ever. A `format` that is not known is an
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import combinations, permutations
 from typing import Any
 from urllib.parse import unquote
 
+from tokenwright.decode.schemas.mistakes import OF_NAMES, OF_ONE, SEVERAL, named
 from tokenwright.decode.schemas.patterns import parted, plain
 from tokenwright.decode.schemas.schema_logic import (
     RESTRICTING,
@@ -39,12 +39,7 @@ MOST_EXCLUDED = 4_000  # characters of what one alternative of a oneOf excludes
 MOST_PARTED = 3  # patterns of names that are made such that no name follows two of them
 MOST_COPIED = 50  # schemas that stand in the place of references to them
 _LOOKS = re.compile(r"\(\?(?:[=!]|<[=!])|(?<!\\)(?:\\\\)*\\[1-9]")  # look-around and references to groups
-_OF_NAMES = ("$defs", "definitions", "patternProperties", "properties")  # whose values are schemas, by name
-_OF_ONE = ("additionalItems", "additionalProperties", "items")
-_SEVERAL = ("allOf", "anyOf", "oneOf")
 _WITH_OTHERS = ("then", "else", "minContains", "maxContains")  # read with `if` and `contains`
-_TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
-_BOUNDED = tuple((f"min{name}", f"max{name}") for name in ("Items", "Length", "Properties", "imum"))
 _ELSEWHERE = frozenset(("additionalProperties", "patternProperties", "allOf", "$ref"))  # may name more properties
 
 
@@ -55,63 +50,6 @@ def enforceable(schema: Mapping[str, Any], *, rewritten: bool = True) -> tuple[S
     """
     maker = _Maker(schema, rewritten=rewritten)
     return maker.made(schema, (), close=True), maker.places
-
-
-def mistake_in(schema: Any) -> str:
-    """Where a schema is wrong in itself, whatever a grammar can enforce, such as "properties.a.type"; "": nowhere.
-
-    It names a type that JSON has not, or another document; a pattern is no regular expression; a bound excludes
-    another; or a text in it is no Unicode.
-    """
-    waiting = [("", schema)]
-    while waiting:
-        place, one = waiting.pop()
-        if not isinstance(one, Mapping):
-            continue
-        kinds = one.get("type", [])
-        if any(kind not in _TYPES for kind in (kinds if isinstance(kinds, list) else [kinds])):
-            return f"{place}type"
-        for least, most in _BOUNDED:
-            if _excludes(one.get(least), one.get(most)):
-                return f"{place}{most}"
-        if not _is_text(one.get("$ref", "#"), "#") or not _is_text(one.get("pattern", "")):
-            return f"{place}{'pattern' if _is_text(one.get('$ref', '#'), '#') else '$ref'}"
-        singles = (*_OF_ONE, "not", "if", "then", "else", "contains", "propertyNames")
-        waiting += [(f"{place}{name}.", one.get(name)) for name in singles]
-        for name in _OF_NAMES:
-            waiting += [(f"{place}{name}.{key}.", of) for key, of in _named(one.get(name))]
-        for name in (*_SEVERAL, "prefixItems"):
-            waiting += [(f"{place}{name}.{n}.", of) for n, of in enumerate(_listed(one.get(name)))]
-    return "" if _is_unicode(schema) else "its text"
-
-
-def _named(value: Any) -> list[tuple[Any, Any]]:
-    return [*value.items()] if isinstance(value, Mapping) else []
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _excludes(least: Any, most: Any) -> bool:
-    return isinstance(least, int | float) and isinstance(most, int | float) and least > most
-
-
-def _is_text(value: Any, begins: str = "") -> bool:
-    """Whether a value is a text, begins so, and is a regular expression where it may begin as it likes."""
-    if not isinstance(value, str) or not value.startswith(begins):
-        return False
-    try:
-        return bool(begins) or bool(re.compile(value))
-    except (re.error, OverflowError, RecursionError):
-        return False
-
-
-def _is_unicode(schema: Any) -> bool:
-    try:
-        return bool(json.dumps(schema, ensure_ascii=False).encode())
-    except (UnicodeEncodeError, RecursionError):
-        return False
 
 
 Place = tuple[str, ...]  # names that lead to a part of a schema
@@ -168,7 +106,7 @@ class _Maker:
                 found[name] = [self._member(one, (*at, str(n)), close=closes, both=both) for n, one in enumerate(value)]
             else:
                 found[name] = self._inner(name, value, at, meeting)
-        if len(_named(found.get("patternProperties"))) < len(_named(schema.get("patternProperties"))):
+        if len(named(found.get("patternProperties"))) < len(named(schema.get("patternProperties"))):
             found.pop("additionalProperties", None)
         return self._closed(self._joined(found, more), close=close)
 
@@ -204,11 +142,11 @@ class _Maker:
         """The value of a keyword that alternatives do not rewrite. meeting: names whose schemas are joined."""
         if name == "patternProperties" and isinstance(value, Mapping):
             return self._of_patterns(value, at, meeting)
-        if name in _OF_NAMES and isinstance(value, Mapping):
+        if name in OF_NAMES and isinstance(value, Mapping):
             return {key: self._named(one, (*at, key), joined=key in meeting) for key, one in value.items()}
-        if name in (*_OF_ONE, "prefixItems") and isinstance(value, list):
+        if name in (*OF_ONE, "prefixItems") and isinstance(value, list):
             return [self.made(one, (*at, str(n)), close=True) for n, one in enumerate(value)]
-        if name in _OF_ONE:
+        if name in OF_ONE:
             return self._member(value, at, close=True, both=self._joined_below)
         return self._elsewhere(value, at)
 
@@ -254,7 +192,7 @@ class _Maker:
         return found
 
     def _closed(self, found: Schema, *, close: bool) -> Schema:
-        branches = [one for name in _SEVERAL for one in found.get(name, ()) if isinstance(one, Mapping)]
+        branches = [one for name in SEVERAL for one in found.get(name, ()) if isinstance(one, Mapping)]
         adding = any(_adds(one, found) for one in branches)
         if close and found.get("properties") and not adding and not found.keys() & (_ELSEWHERE - {"allOf"}):
             required = found.get("required")
@@ -385,7 +323,7 @@ def _parts(schema: Any, *, within: bool) -> Iterator[str]:
             yield from _parts(one, within=within)
     elif isinstance(schema, Mapping):
         own = schema.get("$ref")
-        if isinstance(own, str) and (within or schema.keys() & {"properties", *_SEVERAL}):
+        if isinstance(own, str) and (within or schema.keys() & {"properties", *SEVERAL}):
             yield unquote(own)
         shared = "properties" in schema
         for name, value in schema.items():
@@ -396,7 +334,7 @@ def _parts(schema: Any, *, within: bool) -> Iterator[str]:
 def _adds(branch: Mapping[str, Any], base: Schema) -> bool:
     """Whether a part of a schema names properties that the whole does not."""
     own = branch.get("properties")
-    inner = [one for name in _SEVERAL for one in branch.get(name, ()) if isinstance(one, Mapping)]
+    inner = [one for name in SEVERAL for one in branch.get(name, ()) if isinstance(one, Mapping)]
     more = isinstance(own, Mapping) and bool(own.keys() - base["properties"].keys()) if "properties" in base else True
     return "$ref" in branch or more or any(_adds(one, base) for one in inner)
 

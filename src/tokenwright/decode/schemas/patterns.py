@@ -1,9 +1,8 @@
 """Patterns of JSON schemas that no grammar reads, written as patterns that one does: look-ahead, and complements.
 
 A pattern is read as an expression with conjunction and complement, from which derivatives (Brzozowski, 1964; Owens,
-Reppy and Turon, 2009) make an automaton, and the elimination of its states makes a pattern again. Classes are as in
-ECMA 262: \\d and \\w are ASCII. It reads characters, classes, groups, alternatives, repetitions, ^ at the
-beginning, $ at the end, and look-ahead outside of repetitions.
+Reppy and Turon, 2009) make an automaton, and the elimination of its states makes a pattern again. Look-ahead is
+read outside of repetitions.
 """
 
 from __future__ import annotations
@@ -12,28 +11,13 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import combinations, pairwise, product
-from typing import Any
 
-MOST_READ = 400  # characters of a pattern
-MOST_REPEATED = 60  # times that a part is written out
+from tokenwright.decode.schemas.pattern_reader import ALL, Node, PatternReader, Span, UnreadError
+
 MOST_STATES = 60  # of an automaton
 MOST_WRITTEN = 4_000  # characters of the pattern made
 
-Span = tuple[int, int]  # the first character, and the one behind the last
-Node = tuple[Any, ...]
-
-_ALL = 0x110000
-_BEGIN, _END = _ALL, _ALL + 1  # "characters" around a text, which the anchors stand for
-_DIGITS, _SPACES = ((48, 58),), ((9, 14), (32, 33), (160, 161), (0x2028, 0x202A), (0xFEFF, 0xFF00))
-_WORDS = ((48, 58), (65, 91), (95, 96), (97, 123))
-_CLASSES: dict[str, Sequence[Span]] = {"d": _DIGITS, "w": _WORDS, "s": _SPACES}
-_CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0}
-_REPEATED = re.compile(r"([*+?]|\{(\d+)(,?)(\d*)\})\??")
-_CODE = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]+)\}")
-
-
-class _Unread(Exception):
-    """A pattern has a part that is not read here, or is too large."""
+_BEGIN, _END = ALL, ALL + 1  # "characters" around a text, which the anchors stand for
 
 
 @lru_cache(maxsize=256)
@@ -53,7 +37,7 @@ def disjoint(one: str, other: str) -> bool:
     """Whether no string follows both patterns; False also where that is not found out."""
     try:
         return _combined([one, other], []) == ""
-    except (_Unread, RecursionError):
+    except (UnreadError, RecursionError):
         return False
 
 
@@ -71,7 +55,7 @@ def parted(patterns: tuple[str, ...]) -> dict[str, list[str]] | None:
             of = [one for one, taken in zip(patterns, chosen, strict=True) if taken]
             if of and (made := _combined(of, [one for one in patterns if one not in of])):
                 found[made] = of
-    except (_Unread, RecursionError):
+    except (UnreadError, RecursionError):
         return None
     return found
 
@@ -79,137 +63,18 @@ def parted(patterns: tuple[str, ...]) -> dict[str, list[str]] | None:
 def _rewritten(pattern: str, *, other: bool) -> str | None:
     try:
         return (_combined([], [pattern]) if other else _combined([pattern], [])) or None
-    except (_Unread, RecursionError):
+    except (UnreadError, RecursionError):
         return None
 
 
 def _combined(wanted: Sequence[str], unwanted: Sequence[str]) -> str:
-    """A pattern of the strings that follow these and not those; "": there are none. Raises _Unread."""
-    trees = [_Reader(pattern).read() for pattern in (*wanted, *unwanted)]
+    """A pattern of the strings that follow these and not those; "": there are none. Raises UnreadError."""
+    trees = [PatternReader(pattern).read() for pattern in (*wanted, *unwanted)]
     blocks = _blocks(trees)
     each = [_expression(tree, blocks) for tree in trees]
     parts = [one if n < len(wanted) else _other(one) for n, one in enumerate(each)]
     steps, ends = _automaton(blocks, _several("and", parts))
     return _written(blocks, steps, ends) if any(ends) else ""
-
-
-class _Reader:
-    """Reads one pattern as a tree of ("set", spans), ("cat", ...), ("or", ...), ("times", tree, least, most),
-    ("look", tree, whether it must be there), ("begin",) and ("end",)."""
-
-    def __init__(self, pattern: str) -> None:
-        if len(pattern) > MOST_READ:
-            raise _Unread
-        self._text, self._at = pattern, 0
-
-    def read(self) -> Node:
-        tree = self._either()
-        if self._at < len(self._text):
-            raise _Unread
-        return tree
-
-    def _next(self, *expected: str) -> str:
-        """The text expected that is next, if any; it is taken."""
-        found = next((one for one in expected if self._text.startswith(one, self._at)), "")
-        self._at += len(found)
-        return found
-
-    def _either(self) -> Node:
-        ways = [self._row()]
-        while self._next("|"):
-            ways.append(self._row())
-        return ways[0] if len(ways) == 1 else ("or", *ways)
-
-    def _row(self) -> Node:
-        row: list[Node] = []
-        while self._at < len(self._text) and self._text[self._at] not in "|)":
-            row.append(self._times(self._one()))
-        return ("cat", *row)
-
-    def _times(self, tree: Node) -> Node:
-        while match := _REPEATED.match(self._text, self._at):
-            self._at = match.end()
-            bounds: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-            least, most = bounds.get(match[1]) or (int(match[2]), int(match[4]) if match[4] else None)
-            if match[2] and not match[3]:
-                most = least
-            if max(least, most or 0) > MOST_REPEATED or (most is not None and most < least):
-                raise _Unread
-            tree = ("times", tree, least, most)
-        return tree
-
-    def _one(self) -> Node:
-        letter = self._text[self._at]
-        if letter == "(":
-            return self._group()
-        self._at += 1
-        if letter in "^$":
-            return ("begin",) if letter == "^" else ("end",)
-        if letter == ".":
-            return ("set", ((0, 10), (11, _ALL)))
-        if letter == "[":
-            return ("set", self._class())
-        if letter == "\\":
-            return ("set", self._escaped())
-        if letter in "*+?{}":
-            raise _Unread
-        return ("set", ((ord(letter), ord(letter) + 1),))
-
-    def _group(self) -> Node:
-        kind = self._next("(?:", "(?=", "(?!", "(")
-        if kind == "(" and self._next("?"):
-            raise _Unread
-        tree = self._either()
-        if not self._next(")"):
-            raise _Unread
-        return ("look", tree, kind == "(?=") if kind in ("(?=", "(?!") else tree
-
-    def _escaped(self) -> Sequence[Span]:
-        letter = self._text[self._at : self._at + 1]
-        if match := _CODE.match(self._text, self._at):
-            self._at = match.end()
-            code = int(match[1] or match[2] or match[3], 16)
-            return ((code, code + 1),)
-        self._at += 1
-        if spans := _CLASSES.get(letter.lower()):
-            return spans if letter.islower() else _without(spans)
-        if not letter or (letter.isalnum() and letter not in _CONTROLS):
-            raise _Unread  # such as a reference to a group, or the border of a word
-        code = _CONTROLS.get(letter, ord(letter))
-        return ((code, code + 1),)
-
-    def _class(self) -> Sequence[Span]:
-        inverted, spans = bool(self._next("^")), list[Span]()
-        while not self._next("]"):
-            first = self._member()
-            if len(first) == 1 and first[0][1] - first[0][0] == 1 and self._ranges():
-                self._at += 1
-                last = self._member()
-                if len(last) != 1 or last[0][1] <= first[0][0]:
-                    raise _Unread
-                first = ((first[0][0], last[0][1]),)
-            spans += first
-        return _without(spans) if inverted else tuple(spans)
-
-    def _ranges(self) -> bool:
-        return self._text[self._at : self._at + 1] == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", "")
-
-    def _member(self) -> Sequence[Span]:
-        letter = self._text[self._at : self._at + 1]
-        self._at += 1
-        if not letter or self._text[self._at - 1 : self._at + 1] in ("&&", "--", "~~", "[:"):
-            raise _Unread
-        return self._escaped() if letter == "\\" else ((ord(letter), ord(letter) + 1),)
-
-
-def _without(spans: Iterable[Span]) -> Sequence[Span]:
-    """The characters that are in none of the spans."""
-    found, at = list[Span](), 0
-    for first, behind in sorted(spans):
-        if first > at:
-            found.append((at, first))
-        at = max(at, behind)
-    return tuple(found + ([(at, _ALL)] if at < _ALL else []))
 
 
 # Expressions: ("set", bits of blocks), ("cat", a, b), ("star", a), ("or", parts), ("and", parts), ("not", a).
@@ -241,7 +106,7 @@ def _several(kind: str, parts: Iterable[Node]) -> Node:
 
 def _blocks(trees: Iterable[Node]) -> list[Span]:
     """The characters, in blocks that no set of the patterns parts."""
-    borders = {0, 0xD800, 0xE000, _ALL, _END, _END + 1} | {
+    borders = {0, 0xD800, 0xE000, ALL, _END, _END + 1} | {
         one for tree in trees for span in _spans(tree) for one in span
     }
     cuts = sorted(border for border in borders if border <= _END + 1 and not 0xD800 < border < 0xE000)
@@ -268,7 +133,7 @@ def _expression(tree: Node, blocks: Sequence[Span]) -> Node:
         if tree[0] == "times":
             return _cat(repeated(*tree[1:]), after)
         if looped or (tree[0] == "begin" and not first) or (tree[0] == "end" and not last):
-            raise _Unread
+            raise UnreadError
         if tree[0] == "look":
             ahead = built(tree[1], _ANYTHING, first=False, last=True)
             return _several("and", (ahead if tree[2] else _other(ahead), after))
@@ -338,7 +203,7 @@ def _automaton(blocks: Sequence[Span], made: Node) -> tuple[list[dict[int, int]]
                 found[after] = len(states)
                 states.append(after)
                 if len(states) > MOST_STATES:
-                    raise _Unread
+                    raise UnreadError
             step[block] = found[after]
         steps.append(step)
     return _merged(steps, [_nullable(_derived(state, end)) for state in states])
@@ -375,7 +240,7 @@ def _written(blocks: Sequence[Span], steps: list[dict[int, int]], ends: list[boo
                 way = f"{head}{again}{tail}"
                 edges[start, stop] = _either(edges[start, stop], way) if (start, stop) in edges else way
                 if len(edges[start, stop]) > MOST_WRITTEN:
-                    raise _Unread
+                    raise UnreadError
     return f"^{_atom(edges[-1, last])}$"
 
 
@@ -398,7 +263,7 @@ def _class_of(spans: Sequence[Span]) -> str:
             joined[-1][1] = behind
         else:
             joined.append([first, behind])
-    if joined == [[0, _ALL]]:
+    if joined == [[0, ALL]]:
         return r"[\s\S]"
     return f"[{''.join(_range(first, behind - 1) for first, behind in joined)}]"
 

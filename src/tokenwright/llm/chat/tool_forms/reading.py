@@ -32,7 +32,6 @@ class FormReader:
         self._half = ""  # held back: HALF, at the end of the text so far
         self._space = ""  # held back: white space before a mark goes
         self._said = self._bare = False  # bare: nothing but white space since the last call
-        self._ended = False
         self._steps = self._read(opened)
 
     @property
