@@ -230,8 +230,8 @@ def test_what_an_unknown_architecture_needs_is_named() -> None:
     def said(**keys: Any) -> str:
         return refusal("llama2", architectures=["OtherForCausalLM"], **keys)
 
-    told = said(n_routed_experts=8, kv_lora_rank=512, index_topk=2048, linear_attn_config={"a": 1})
-    needs = "attention to the 2,048 tokens that an indexer chooses, delta rules with a decay for each channel"
+    told = said(n_routed_experts=8, kv_lora_rank=512, index_topk=2048, attention_chunk_size=64)
+    needs = "attention to the 2,048 tokens that an indexer chooses, chunked attention, 64 tokens at a time"
     assert f"it needs {needs}, which Tokenwright lacks" in told
     assert "sliding chunked attention" in said(layer_types=["chunked_attention", "full_attention"])
     assert "it needs gated linear recurrences (RG-LRU), which" in said(lru_width=16, attention_hidden_size=16)
