@@ -47,7 +47,7 @@ class FormReader:
             self._advance(delta)
 
     def finish(self, delta: Delta, cut: bool = False) -> None:
-        if self._half and not (cut and (self._source.raw or self._marked())):
+        if self._half and not (cut and self._held()):
             self._source.text += self._half
             self._advance(delta)
         self._source.ended = True
@@ -62,10 +62,9 @@ class FormReader:
         if self._space and not self._bare:
             self._put(self._space)
 
-    def _marked(self) -> bool:
-        """Whether the half of a character at the end may be one of the mark's, as what is held back before it is."""
-        held, mark = self._source.text, self._form.mark
-        return mark.startswith(held) and not mark[len(held) : len(held) + 1].isascii()
+    def _held(self) -> bool:
+        """Whether the half of a character at the end may be a mark's: other text is held back, or marks begin so."""
+        return bool(self._source.raw or self._source.text) or not self._form.mark[:1].isascii()
 
     def _advance(self, delta: Delta) -> None:
         self._delta = delta
