@@ -28,7 +28,7 @@ from benchmarks.quality import table
 from tokenwright import LLM
 from tokenwright.arrays import address, empty
 from tokenwright.backends.device import kernel_threads, threads_of
-from tokenwright.backends.native import library as lib
+from tokenwright.backends.native import structs
 from tokenwright.backends.native.native_kernels import ChunkArray, NativeKernels, kv_layer, matrix
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.bench.limits import Bound, StepWork, processor
@@ -111,7 +111,7 @@ class StepOps:
     def store(self, rows: int) -> Case:
         one, texts = self.attention[0], self.texts(rows)
         k, v = (normal(rows, one.kv_heads, one.head_size) for _ in range(2))
-        layer, heads = kv_layer(texts.store.view(0)), lib.CHeads(0, *k.shape[1:], k.shape[2], 0, 0)
+        layer, heads = kv_layer(texts.store.view(0)), structs.CHeads(0, *k.shape[1:], k.shape[2], 0, 0)
         array = ChunkArray([(range(rows), 0, (np.arange(-(-rows // PAGE), dtype=np.int32),))])
         library, handle = self.kernels.library, self.kernels.handle
 
@@ -125,7 +125,7 @@ class StepOps:
     def gate(self, rows: int) -> Case:
         op = self.mlp[0]
         up, act = normal(rows, op.up.out), empty((rows, op.down.inner))
-        library, kind = self.kernels.library, lib.ACTIVATIONS["silu"]
+        library, kind = self.kernels.library, structs.ACTIVATIONS["silu"]
 
         def run() -> None:
             for _ in self.mlp:
@@ -135,7 +135,7 @@ class StepOps:
 
     def norm(self, rows: int, width: int, count: int) -> Case:
         x, y, scale = normal(rows, width), empty((rows, width)), np.ones(width, np.float32)
-        by, library = lib.CNorm(address(scale), None, 1e-6), self.kernels.library
+        by, library = structs.CNorm(address(scale), None, 1e-6), self.kernels.library
 
         def run() -> None:
             for _ in range(count):

@@ -35,7 +35,7 @@ import numpy as np
 from benchmarks.quality import COLOURS, canvas, save, table
 from tokenwright.arrays import DTYPES, Floats, address, empty
 from tokenwright.backends.device import CPU, kernel_threads, threads_of
-from tokenwright.backends.native import library as lib
+from tokenwright.backends.native import structs
 from tokenwright.backends.native.native_kernels import ChunkArray, NativeKernels, find_kernels, kv_layer, matrix
 from tokenwright.backends.packed import LANES, Packed, packed_sizes
 from tokenwright.bench.bandwidth import best_seconds, beyond_caches
@@ -196,10 +196,10 @@ class Texts:
         tables = [np.arange(at * each, (at + 1) * each, dtype=np.int32) for at in range(min(texts, self.pages // each))]
         arrays = [ChunkArray([(range(rows), context - rows, (table,))]) for table in tables]
         count_of, kv_heads, size = self.heads
-        layer, heads = kv_layer(self.store.view(0)), lib.CHeads(count_of, kv_heads, size, size, size**-0.5)
+        layer, heads = kv_layer(self.store.view(0)), structs.CHeads(count_of, kv_heads, size, size, size**-0.5)
         q, width = normal(rows, count_of, size), count_of * size
         out = empty(q.shape)
-        queries = lib.CQueries(0, 0, 0, 0, address(q), None, address(out), width, width, width)
+        queries = structs.CQueries(0, 0, 0, 0, address(q), None, address(out), width, width, width)
         kernels, count = self.kernels, kernel_threads.count
         attend = kernels.library.tw_attend
 
@@ -230,13 +230,13 @@ def rest_groups(kernels: NativeKernels) -> Iterator[Group]:
     out, inner = SMALL
     x, normed, scale = normal(CHUNK, inner), empty((CHUNK, inner)), np.ones(inner, np.float32)
     up, gated, logits = normal(CHUNK, 2 * out), empty((CHUNK, out)), normal(1, VOCABULARY)
-    by, library, handle = lib.CNorm(address(scale), None, 1e-6), kernels.library, kernels.handle
+    by, library, handle = structs.CNorm(address(scale), None, 1e-6), kernels.library, kernels.handle
 
     def norm() -> None:
         library.tw_norm(handle, byref(by), CHUNK, inner, address(x), address(normed))
 
     def gate() -> None:
-        library.tw_gated(handle, lib.ACTIVATIONS["silu"], CHUNK, out, address(up), address(gated))
+        library.tw_gated(handle, structs.ACTIVATIONS["silu"], CHUNK, out, address(up), address(gated))
 
     for kernel, run, count, nbytes in (
         ("norm", norm, 1, x.nbytes + normed.nbytes),

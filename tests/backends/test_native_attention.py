@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.backends.native import KERNELS, each_isa, noise, threads
 from tests.profiles import examples
 from tests.tensors import address, kv_memory
-from tokenwright.backends.native import library as lib
+from tokenwright.backends.native import structs
 from tokenwright.backends.native.native_kernels import ChunkArray, kv_layer
 from tokenwright.backends.protocol import Scored as Scoring
 from tokenwright.backends.torch import kv_codec
@@ -201,9 +201,9 @@ class Text:
         layer = kv_layer(self.store.view(0))
         sizes = (self.case.kv_heads, self.case.size, values)
         slopes = torch.tensor(self.scoring.slopes)
-        shape = lib.CHeads(heads, *sizes, self.scoring.scale, self.scoring.cap or 0, None, address(slopes))
+        shape = structs.CHeads(heads, *sizes, self.scoring.scale, self.scoring.cap or 0, None, address(slopes))
         ends = (address(self.q), address(self.sink_q), address(out))
-        queries = lib.CQueries(0, 0, 0, 0, *ends, width, width, heads * values)
+        queries = structs.CQueries(0, 0, 0, 0, *ends, width, width, heads * values)
         for chunks in calls:
             array = ChunkArray(chunks)
             kernels.compute(
@@ -286,7 +286,7 @@ def test_pages_that_neighbours_share_are_read_once_for_as_many_as_fit_together()
     def runs(*sequences: tuple[str, int], window: int | None = None) -> list[tuple[int, int]]:
         """Of texts [pages by letter and position], with 16 positions a page and 7 query heads of each KV head."""
         spec = LayerSpec(Heads(2, 64), AttentionWindow(window), CODECS["int8"], CODECS["int8"], native=CODECS["int8"])
-        layer, shape = kv_layer(KVStore([spec], 1, 16).view(0)), lib.CHeads(14, 2, 64, 64, 1.0, 0, None)
+        layer, shape = kv_layer(KVStore([spec], 1, 16).view(0)), structs.CHeads(14, 2, 64, 64, 1.0, 0, None)
         known: dict[tuple[str, int], int] = {}
         tables = [
             np.array([known.setdefault((text[: at + 1], at), len(known)) for at in range(len(text))], np.int32)

@@ -103,6 +103,15 @@ class Scheduler:
         """Whether the whole pool holds its request, without any other."""
         return self.pool.fits([self.max_pages(sequence)])
 
+    def longest(self, most: int) -> int:
+        """The most tokens, up to `most`, of one text that the whole pool holds."""
+        least = 1
+        while least < most:
+            middle = (least + most + 1) // 2
+            fits = self.fits(self.new(Request((0,)), middle))
+            least, most = (middle, most) if fits else (least, middle - 1)
+        return least
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence, which must fit the empty pool."""
         assert self.fits(sequence), "the engine refuses what can never fit"

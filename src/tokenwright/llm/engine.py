@@ -94,17 +94,17 @@ class LLMEngine:
     def __init__(self, loaded: LoadedModel, options: EngineConfig, threads: int | None = None) -> None:
         self.facts, self.options = loaded.facts, options
         self.specs = specs_of(options, loaded.graph, loaded.dtype)
+        layers = self.specs if loaded.team is None else specs_of(options, loaded.decoder.graph, loaded.dtype)
         if loaded.team is not None:
             self.ranks = loaded.team.count
-            refuse_undivided(options, self.specs, specs_of(options, loaded.decoder.graph, loaded.dtype))
+            refuse_undivided(options, self.specs, layers)
         self.context = context_of(options, loaded.config)
         draft = open_draft(loaded, options)
         self._specs = specs = self.specs if draft is None else (*self.specs, *draft.specs)
         groups = size_groups(specs, options, self.context, loaded.device)
-        layers = self.specs if loaded.team is None else specs_of(options, loaded.decoder.graph, loaded.dtype)
         own = (*layers, *specs[len(layers) :])
-        memory = memory_of(loaded.device)
-        store = store_over(loaded.decoder, own, [group.pages for group in groups], options.page_size, memory)
+        pages, memory = [group.pages for group in groups], memory_of(loaded.device)
+        store = store_over(loaded.decoder, own, pages, options.page_size, memory)
         pool = PagePool(groups, options.page_size, store)
         disk = None
         if options.kv_disk is not None:
@@ -128,8 +128,7 @@ class LLMEngine:
         loop = EngineLoop(Engine(runner, sampler, scheduler, self.context), end_step=end_step)
         self._owned: _Owned | None = _Owned(loaded, store, model, loop, inputs, recording, disk, draft)
         self.streams = AsyncStreams()
-        self._given_threads = threads
-        self._threads = 0  # asked for in the thread that submitted last
+        self._given_threads, self._threads = threads, 0  # the latter: asked for in the thread that submitted last
         loaded.enter()
         if loaded.team is not None:
             loaded.team.watched.append(loop.end)
@@ -342,12 +341,7 @@ class LLMEngine:
 
     def longest(self) -> int:
         """The most tokens of one text, prompt included: the context, or what the KV cache holds if that is less."""
-        scheduler, least, most = self.loop.engine.scheduler, 1, self.context
-        while least < most:
-            middle = (least + most + 1) // 2
-            fits = scheduler.fits(scheduler.new(Request((0,)), middle))
-            least, most = (middle, most) if fits else (least, middle - 1)
-        return least
+        return self.loop.engine.scheduler.longest(self.context)
 
     def close(self) -> None:
         """Free the memory. Unfinished requests fail; the engine cannot be used afterwards."""

@@ -15,7 +15,7 @@ from tokenwright.arrays import Array, address
 from tokenwright.backends.adapters import Beside
 from tokenwright.backends.device import torch_is_there
 from tokenwright.backends.layout import Weights, xielu_of
-from tokenwright.backends.native import library as lib
+from tokenwright.backends.native import structs
 from tokenwright.backends.native.native_kernels import NativeKernels, matrix, recurrence_of, routing_of, turned
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.split import Cuts
@@ -40,7 +40,7 @@ class NativeModel:
         weights: Weights,
         adapters: Beside,
         cuts: Cuts = MappingProxyType({}),
-        ranks: lib.CRanks | None = None,
+        ranks: structs.CRanks | None = None,
     ) -> None:
         self.graph = graph
         self.kernels = kernels
@@ -51,16 +51,18 @@ class NativeModel:
         self._count = max((number for each in adapters.values() for number in each), default=0)  # of adapters
         self._zeros = np.zeros(graph.width, np.float32)  # the bias of a LayerNorm without one
         self._ops = [COMPILERS[type(op)](op, self) for op in graph.ops]
-        pairs = [lib.COp(lib.OPS.index(type(one)), ctypes.addressof(one)) for one in self._ops]
-        self._list = (lib.COp * len(pairs))(*pairs)
-        self.struct = lib.CModel(graph.width, len(graph.ropes), len(pairs), self._list, ranks and ctypes.pointer(ranks))
+        pairs = [structs.COp(structs.OPS.index(type(one)), ctypes.addressof(one)) for one in self._ops]
+        self._list = (structs.COp * len(pairs))(*pairs)
+        self.struct = structs.CModel(
+            graph.width, len(graph.ropes), len(pairs), self._list, ranks and ctypes.pointer(ranks)
+        )
 
     def packed(self, of: Matrix) -> Packed:
         found = self._weights[of.name]
         assert isinstance(found, Packed), "matrices are packed"
         return found
 
-    def matrix(self, of: Matrix) -> lib.CMatrix:
+    def matrix(self, of: Matrix) -> structs.CMatrix:
         struct = matrix(self.packed(of))
         if of.name in self._cuts:
             struct.first, struct.whole = self._cuts[of.name].first, self._cuts[of.name].whole
@@ -71,26 +73,26 @@ class NativeModel:
         if not self._count:
             return None
         mine = self._adapters.get(of.name, {})
-        every = (lib.CLowRank * self._count)()
+        every = (structs.CLowRank * self._count)()
         for number, one in mine.items():
             assert isinstance(one.down, Packed) and isinstance(one.up, Packed), "they are packed as the model is"
-            every[number - 1] = lib.CLowRank(matrix(one.down), matrix(one.up))
+            every[number - 1] = structs.CLowRank(matrix(one.down), matrix(one.up))
         self._updates.append(every)
         return ctypes.addressof(every)
 
-    def norm(self, of: Norm | None) -> lib.CNorm:
+    def norm(self, of: Norm | None) -> structs.CNorm:
         """The struct of a norm; for None one without weights, which the kernels skip."""
         if of is None:
-            return lib.CNorm()
+            return structs.CNorm()
         if not of.weighted:  # a null bias stands for RMSNorm
             zeros = None if of.kind == "rms" else address(self._zeros)
-            return lib.CNorm(self.keep(np.ones(of.size, np.float32)), zeros, of.eps)
+            return structs.CNorm(self.keep(np.ones(of.size, np.float32)), zeros, of.eps)
         bias = self.address(f"{of.name}.bias")
         if of.kind == "layer" and not of.bias:
             bias = address(self._zeros)
-        return lib.CNorm(self.address(f"{of.name}.weight"), bias, of.eps)
+        return structs.CNorm(self.address(f"{of.name}.weight"), bias, of.eps)
 
-    def recurrence(self, of: Recurrence) -> lib.CRecurrence:
+    def recurrence(self, of: Recurrence) -> structs.CRecurrence:
         """The struct of a recurrence. Its taps are stored the other way round: [taps, channels]."""
         tensors = {name.removeprefix(f"{of.name}."): np.asarray(self._weights[name]) for name in of.shapes}
         taps = np.concatenate([tensors[f"{part}.weight"] for part, _ in of.parts])
@@ -142,26 +144,26 @@ def lacking(graph: Graph) -> list[str]:
     return sorted({type(op).__name__ for op in missing})
 
 
-def _embed(op: Embed, model: NativeModel) -> lib.CEmbedOp:
-    return lib.CEmbedOp(model.matrix(op.table), model.address("positions.weight"), op.scale, model.norm(op.norm))
+def _embed(op: Embed, model: NativeModel) -> structs.CEmbedOp:
+    return structs.CEmbedOp(model.matrix(op.table), model.address("positions.weight"), op.scale, model.norm(op.norm))
 
 
-def _after(op: Attention | LatentAttention | MLP | Experts | Recurrent, model: NativeModel) -> lib.CAfter:
-    return lib.CAfter(model.norm(op.post_norm), op.residual_scale)
+def _after(op: Attention | LatentAttention | MLP | Experts | Recurrent, model: NativeModel) -> structs.CAfter:
+    return structs.CAfter(model.norm(op.post_norm), op.residual_scale)
 
 
-def _parallel(op: Parallel, model: NativeModel) -> lib.CParallelOp:
-    return lib.CParallelOp(_attention(op.attention, model), _mlp(op.mlp, model))
+def _parallel(op: Parallel, model: NativeModel) -> structs.CParallelOp:
+    return structs.CParallelOp(_attention(op.attention, model), _mlp(op.mlp, model))
 
 
-def _attention(op: Attention, model: NativeModel) -> lib.CAttentionOp:
+def _attention(op: Attention, model: NativeModel) -> structs.CAttentionOp:
     learned = None if op.sink_logits is None else model.address(f"{op.sink_logits}.weight")
     slopes = model.keep(np.array(op.slopes, np.float32)) if op.slopes else None
     sizes = (op.kv_heads, op.head_size, op.head_size)
-    return lib.CAttentionOp(
+    return structs.CAttentionOp(
         op.layer,
         op.kept,
-        lib.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, learned, slopes),
+        structs.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, learned, slopes),
         -1 if op.rotary is None else model.graph.ropes.index(op.rotary),
         model.norm(op.norm),
         model.matrix(op.qkv),
@@ -180,21 +182,21 @@ def _attention(op: Attention, model: NativeModel) -> lib.CAttentionOp:
 def _head_norms(op: Attention) -> int:
     """What the norms of q and k are over, as `HeadNorms` in step.h numbers it."""
     if op.q_norm is None or op.q_norm.size == op.head_size:
-        return lib.EACH_HEAD
-    return lib.ALL_HEADS if op.q_norm.parts == 1 else lib.OWN_WEIGHTS
+        return structs.EACH_HEAD
+    return structs.ALL_HEADS if op.q_norm.parts == 1 else structs.OWN_WEIGHTS
 
 
-def _latent(op: LatentAttention, model: NativeModel) -> lib.CLatentOp:
+def _latent(op: LatentAttention, model: NativeModel) -> structs.CLatentOp:
     sizes = (1, op.rank + op.rope_size, op.rank)
-    return lib.CLatentOp(
+    return structs.CLatentOp(
         op.layer,
-        lib.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, None, None),
+        structs.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, None, None),
         -1 if op.rotary is None else model.graph.ropes.index(op.rotary),
         op.nope_size,
         model.norm(op.norm),
         model.matrix(op.down),
         model.norm(op.q_norm),
-        lib.CMatrix() if op.q_up is None else model.matrix(op.q_up),
+        structs.CMatrix() if op.q_up is None else model.matrix(op.q_up),
         model.norm(op.kv_norm),
         model.matrix(op.k_up),
         model.matrix(op.v_up),
@@ -206,22 +208,22 @@ def _latent(op: LatentAttention, model: NativeModel) -> lib.CLatentOp:
     )
 
 
-def _mlp(op: MLP, model: NativeModel) -> lib.CMLPOp:
-    activation = lib.ACTIVATIONS[op.activation]
+def _mlp(op: MLP, model: NativeModel) -> structs.CMLPOp:
+    activation = structs.ACTIVATIONS[op.activation]
     up, down = model.matrix(op.up), model.matrix(op.down)
     updates = model.updates(op.up), model.updates(op.down)
     learned = None if op.learned is None else model.xielu(op.learned)
     factors = model.factors(op.up, [out for _, out in op.up.parts], op.factors)
-    return lib.CMLPOp(
+    return structs.CMLPOp(
         activation, op.gated, learned, factors, model.norm(op.norm), up, down, _after(op, model), *updates
     )
 
 
-def _experts(op: Experts, model: NativeModel) -> lib.CExpertsOp:
-    shared = [model.matrix(one) for one in op.shared] if op.shared else [lib.CMatrix(), lib.CMatrix()]
-    return lib.CExpertsOp(
+def _experts(op: Experts, model: NativeModel) -> structs.CExpertsOp:
+    shared = [model.matrix(one) for one in op.shared] if op.shared else [structs.CMatrix(), structs.CMatrix()]
+    return structs.CExpertsOp(
         routing_of(op.routing, None if op.correction is None else model.address(f"{op.correction}.weight")),
-        lib.ACTIVATIONS[op.activation],
+        structs.ACTIVATIONS[op.activation],
         op.gated,
         model.norm(op.norm),
         model.matrix(op.router),
@@ -232,17 +234,17 @@ def _experts(op: Experts, model: NativeModel) -> lib.CExpertsOp:
     )
 
 
-def _inner(one: Inner, model: NativeModel) -> lib.CInnerMatrix:
+def _inner(one: Inner, model: NativeModel) -> structs.CInnerMatrix:
     assert len(one.norms) <= MOST_NORMS
     sizes = (ctypes.c_int64 * MOST_NORMS)(*(norm.size for norm in one.norms))
-    norms = (lib.CNorm * MOST_NORMS)(*(model.norm(norm) for norm in one.norms))
-    return lib.CInnerMatrix(one.at, model.matrix(one.matrix), sizes, norms)
+    norms = (structs.CNorm * MOST_NORMS)(*(model.norm(norm) for norm in one.norms))
+    return structs.CInnerMatrix(one.at, model.matrix(one.matrix), sizes, norms)
 
 
-def _recurrent(op: Recurrent, model: NativeModel) -> lib.CRecurrentOp:
+def _recurrent(op: Recurrent, model: NativeModel) -> structs.CRecurrentOp:
     assert not (op.factors and op.inner), "no family has both"
-    inner = (lib.CInnerMatrix * len(op.inner))(*(_inner(one, model) for one in op.inner))
-    return lib.CRecurrentOp(
+    inner = (structs.CInnerMatrix * len(op.inner))(*(_inner(one, model) for one in op.inner))
+    return structs.CRecurrentOp(
         op.layer,
         op.beside,
         model.factors(op.project, [rows for rows, _ in op.factors], [one for _, one in op.factors]),
@@ -259,13 +261,13 @@ def _recurrent(op: Recurrent, model: NativeModel) -> lib.CRecurrentOp:
     )
 
 
-def _next_input(op: NextInput, model: NativeModel) -> lib.CNextInputOp:
+def _next_input(op: NextInput, model: NativeModel) -> structs.CNextInputOp:
     norms = model.norm(op.token_norm), model.norm(op.hidden_norm)
-    return lib.CNextInputOp(*norms, model.matrix(op.project), op.hidden_first)
+    return structs.CNextInputOp(*norms, model.matrix(op.project), op.hidden_first)
 
 
-def _head(op: Head, model: NativeModel) -> lib.CHeadOp:
-    return lib.CHeadOp(model.norm(op.norm), model.matrix(op.matrix), op.scale, op.cap or 0)
+def _head(op: Head, model: NativeModel) -> structs.CHeadOp:
+    return structs.CHeadOp(model.norm(op.norm), model.matrix(op.matrix), op.scale, op.cap or 0)
 
 
 COMPILERS: Mapping[type[Op], Callable[[Any, NativeModel], ctypes.Structure]] = {

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tokenwright.arrays import Array, Floats, address, empty, place_of
 from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.native import library as lib
+from tokenwright.backends.native import structs
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.protocol import Scored
 from tokenwright.cache import ChunkRows, KVPart, KVView, Side, StateView
@@ -73,12 +74,12 @@ class NativeKernels:
         return y
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
-        return self._norm(x, lib.CNorm(address(weight), None, eps))
+        return self._norm(x, structs.CNorm(address(weight), None, eps))
 
     def layer_norm(self, x: Floats, weight: Floats, bias: Floats, eps: float) -> Floats:
-        return self._norm(x, lib.CNorm(address(weight), address(bias), eps))
+        return self._norm(x, structs.CNorm(address(weight), address(bias), eps))
 
-    def _norm(self, x: Floats, by: lib.CNorm) -> Floats:
+    def _norm(self, x: Floats, by: structs.CNorm) -> Floats:
         rows, size = np.ascontiguousarray(x), x.shape[-1]
         y = empty(rows.shape)
         self.library.tw_norm(self.handle, byref(by), rows.size // size, size, address(rows), address(y))
@@ -87,7 +88,7 @@ class NativeKernels:
     def activate(self, x: Floats, activation: str) -> Floats:
         rows = np.ascontiguousarray(x)
         y = empty(rows.shape)
-        kind = lib.ACTIVATIONS[activation]
+        kind = structs.ACTIVATIONS[activation]
         self.library.tw_activate(self.handle, kind, rows.size, address(rows), address(y))
         return y
 
@@ -101,7 +102,7 @@ class NativeKernels:
     def gated(self, x: Floats, activation: str) -> Floats:
         rows, size = np.ascontiguousarray(x), x.shape[-1] // 2
         y = empty((*x.shape[:-1], size))
-        kind = lib.ACTIVATIONS[activation]
+        kind = structs.ACTIVATIONS[activation]
         self.library.tw_gated(self.handle, kind, y.size // size, size, address(rows), address(y))
         return y
 
@@ -131,10 +132,10 @@ class NativeKernels:
 
     def store(self, view: KVView, slots: Sequence[NDArray[np.int64]], k: Floats, v: Floats) -> None:
         keys, values = np.ascontiguousarray(k), np.ascontiguousarray(v)
-        heads = lib.CHeads(0, k.shape[1], k.shape[2], v.shape[2], 0, 0)
+        heads = structs.CHeads(0, k.shape[1], k.shape[2], v.shape[2], 0, 0)
         for part in view.parts:  # every part gets each row; its slot is a scratch slot if the part does not store it
-            layer = lib.CKVLayer(
-                1, (lib.CPart * 2)(lib.CPart(0, -1, 0, part.bytes_per_token, *_kv_tensors(part))), 0, 0, None
+            layer = structs.CKVLayer(
+                1, (structs.CPart * 2)(structs.CPart(0, -1, 0, part.bytes_per_token, *_kv_tensors(part))), 0, 0, None
             )
             array = ChunkArray([(range(len(k)), 0, (slots[part.group].astype(np.int32),))])
             self.library.tw_store_kv(
@@ -158,9 +159,9 @@ class NativeKernels:
         learned = None if scoring.sink_logits is None else np.ascontiguousarray(scoring.sink_logits, np.float32)
         slopes = np.array(scoring.slopes, np.float32) if scoring.slopes else None
         sizes = (layout.kv_heads, layout.key_size, layout.value_size)
-        heads = lib.CHeads(q.shape[1], *sizes, scoring.scale, scoring.cap or 0, address(learned), address(slopes))
+        heads = structs.CHeads(q.shape[1], *sizes, scoring.scale, scoring.cap or 0, address(learned), address(slopes))
         ends = (address(rows), address(sinks), address(out))
-        queries = lib.CQueries(0, 0, 0, 0, *ends, width, width, out_width)
+        queries = structs.CQueries(0, 0, 0, 0, *ends, width, width, out_width)
         read = (byref(layer), byref(heads), len(chunks), array.address, 1)
         self.compute(self.library.tw_attend, *read, byref(queries), kernel_threads.count)
         return out
@@ -181,7 +182,7 @@ class NativeKernels:
         """Projected rows [T, out] -> mixed ones; tensors: by their names without that of the layer."""
         rows, mixed = np.array(projected, order="C"), empty((len(projected), of.width))  # overwritten
         kept = turned(of, tensors)
-        norm = lib.CNorm() if of.norm is None else lib.CNorm(address(kept["norm.weight"]), None, of.norm.eps)
+        norm = structs.CNorm() if of.norm is None else structs.CNorm(address(kept["norm.weight"]), None, of.norm.eps)
         struct = recurrence_of(of, {name: address(one) for name, one in kept.items()}, norm)
         array = ChunkArray([(chunk.rows, chunk.start, _states_by_position(chunk)) for chunk in chunks])
         read = (byref(state_layer(view)), byref(struct), len(chunks), array.address, 1)
@@ -203,7 +204,7 @@ class NativeKernels:
     def pack(self, packed: Packed, first: int, rows: Array, threads: int = 1) -> int:
         """`Packed.pack_rows` in C++, to the same bytes. Returns the number of values that are not finite."""
         assert rows.strides[-1] == rows.itemsize or rows.shape[-1] == 1, "a row's numbers lie side by side"
-        kind, stride = lib.FORMATS[str(rows.dtype)], rows.strides[0] // rows.itemsize
+        kind, stride = structs.FORMATS[str(rows.dtype)], rows.strides[0] // rows.itemsize
         bad: int = self.library.tw_pack(
             self.handle, byref(matrix(packed)), kind, place_of(rows), stride, first, len(rows), threads
         )
@@ -225,7 +226,7 @@ class NativeKernels:
         form: the weights' format: float32, bfloat16, float16, int8 or int4. rounds: per thread. Returns the number of
         multiplications of all threads; with the additions, the operations are twice that.
         """
-        made: int = self.library.tw_multiply(self.handle, lib.FORMATS[form], rounds, kernel_threads.count)
+        made: int = self.library.tw_multiply(self.handle, structs.FORMATS[form], rounds, kernel_threads.count)
         return made
 
     def compute(self, function: Callable[..., int], *arguments: Any) -> None:
@@ -245,7 +246,7 @@ def only_packed(weight: "Linear") -> Packed:
 
 
 class ChunkArray:
-    """The `lib.ChunkRows` for kernels that Python calls one by one: page size 1, so that page tables hold slots.
+    """The `structs.CChunkRows` for kernels that Python calls one by one: page size 1, so that page tables hold slots.
 
     chunks: for each its rows, the position of the first row, and for each group the slots [positions] in int32.
     """
@@ -254,10 +255,10 @@ class ChunkArray:
         self._tables = [table for _, _, tables in chunks for table in tables]  # keeps the tables alive for the pointers
         self._pointers = [(c_void_p * len(tables))(*map(address, tables)) for _, _, tables in chunks]
         found = [
-            lib.CChunkRows(rows.start, len(rows), start, None, ctypes.addressof(pointers))
+            structs.CChunkRows(rows.start, len(rows), start, None, ctypes.addressof(pointers))
             for (rows, start, _), pointers in zip(chunks, self._pointers, strict=True)
         ]
-        self._chunks = (lib.CChunkRows * len(chunks))(*found)
+        self._chunks = (structs.CChunkRows * len(chunks))(*found)
         self.address = ctypes.addressof(self._chunks)
 
 
@@ -282,19 +283,19 @@ def _states_by_position(chunk: ChunkRows) -> tuple[NDArray[np.int32], ...]:
     return tuple(tables)
 
 
-def matrix(packed: Packed) -> lib.CMatrix:
+def matrix(packed: Packed) -> structs.CMatrix:
     """The struct of a packed weight."""
     places = (address(packed.codes), address(packed.scales), address(packed.bias))
     scaling = (packed.super, packed.minima)
-    return lib.CMatrix(packed.out, packed.inner, lib.FORMATS[packed.format], packed.group, *places, *scaling)
+    return structs.CMatrix(packed.out, packed.inner, structs.FORMATS[packed.format], packed.group, *places, *scaling)
 
 
-def routing_of(routing: Routing, correction: int | None = None) -> lib.CRouting:
+def routing_of(routing: Routing, correction: int | None = None) -> structs.CRouting:
     """The struct of a router's choice. correction: the address of the biases of ranks."""
     groups = (routing.groups, routing.chosen_groups, routing.group_best)
-    scores = lib.SCORES[routing.scores]
+    scores = structs.SCORES[routing.scores]
     facts = (scores, routing.renormalise, routing.shared_gate, *groups, routing.factor, correction)
-    return lib.CRouting(routing.experts, routing.chosen, *facts)
+    return structs.CRouting(routing.experts, routing.chosen, *facts)
 
 
 def turned(of: Recurrence, tensors: Mapping[str, Floats]) -> dict[str, Floats]:
@@ -305,11 +306,11 @@ def turned(of: Recurrence, tensors: Mapping[str, Floats]) -> dict[str, Floats]:
     return found
 
 
-def recurrence_of(of: Recurrence, places: Mapping[str, int | None], norm: lib.CNorm) -> lib.CRecurrence:
+def recurrence_of(of: Recurrence, places: Mapping[str, int | None], norm: structs.CNorm) -> structs.CRecurrence:
     """The struct of a recurrence. places: the addresses of its tensors, by their names without that of the layer."""
     at, weights = of.places, 0 if of.norm is None else of.norm.size
     shared = of.norm is not None and of.norm.parts == 1 and weights == of.value_size
-    return lib.CRecurrence(
+    return structs.CRecurrence(
         RULES.index(of.rule),
         PHASES.index(of.phase),
         *(of.channels, of.taps, of.activated),
@@ -322,17 +323,17 @@ def recurrence_of(of: Recurrence, places: Mapping[str, int | None], norm: lib.CN
     )
 
 
-def state_layer(view: StateView) -> lib.CKVLayer:
+def state_layer(view: StateView) -> structs.CKVLayer:
     """The struct of one layer's states."""
-    memory = lib.CKVTensor(lib.FORMATS["float32"], address(view.memory), None)
-    part = lib.CPart(0, -1, view.group, view.memory.shape[1] * view.memory.itemsize, memory, memory)
-    return lib.CKVLayer(0, (lib.CPart * 2)(part), 0, 0, None)
+    memory = structs.CKVTensor(structs.FORMATS["float32"], address(view.memory), None)
+    part = structs.CPart(0, -1, view.group, view.memory.shape[1] * view.memory.itemsize, memory, memory)
+    return structs.CKVLayer(0, (structs.CPart * 2)(part), 0, 0, None)
 
 
-def kv_layer(view: KVView, sink_rotation: int | None = None) -> lib.CKVLayer:
+def kv_layer(view: KVView, sink_rotation: int | None = None) -> structs.CKVLayer:
     """The struct of one layer's KV memory. sink_rotation: the address of the rotation of queries beyond the window."""
     parts = [
-        lib.CPart(
+        structs.CPart(
             part.window.start,
             -1 if part.window.stop is None else part.window.stop,
             part.group,
@@ -342,19 +343,19 @@ def kv_layer(view: KVView, sink_rotation: int | None = None) -> lib.CKVLayer:
         for part in view.parts
     ]
     window = view.spec.window
-    return lib.CKVLayer(len(parts), (lib.CPart * 2)(*parts), window.size or 0, window.sinks, sink_rotation)
+    return structs.CKVLayer(len(parts), (structs.CPart * 2)(*parts), window.size or 0, window.sinks, sink_rotation)
 
 
-def _kv_tensors(part: KVPart) -> tuple[lib.CKVTensor, lib.CKVTensor]:
+def _kv_tensors(part: KVPart) -> tuple[structs.CKVTensor, structs.CKVTensor]:
     """K and V; of a latent twice the rows that are both."""
     k = kv_tensor(part.k)
     return k, k if part.v.size < part.k.size else kv_tensor(part.v)
 
 
-def kv_tensor(side: Side) -> lib.CKVTensor:
+def kv_tensor(side: Side) -> structs.CKVTensor:
     """The struct of K or V of one layer's part."""
     codes, *scales = side.memory
-    return lib.CKVTensor(lib.FORMATS[side.codec.name], address(codes), address(scales[0]) if scales else None)
+    return structs.CKVTensor(structs.FORMATS[side.codec.name], address(codes), address(scales[0]) if scales else None)
 
 
 def arithmetic(isa: str) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tokenwright.arrays import Array, Floats, address, empty
 from tokenwright.backends.device import kernel_threads
-from tokenwright.backends.native import library as lib
+from tokenwright.backends.native import structs
 from tokenwright.backends.native.native_kernels import ChunkArray, NativeKernels, kv_tensor
 from tokenwright.backends.protocol import Scored, distances
 from tokenwright.backends.torch.decoder import Decoder
@@ -110,11 +110,11 @@ class NativePasses:
         queries, out = np.zeros((count, heads, side.size), np.float32), empty((count, heads, side.size))
         if count:
             kept, width = kv_tensor(rows), heads * side.size
-            part = lib.CPart(0, -1, 0, 2 * heads * side.codec.nbytes(side.size), kept, kept)
-            layer = lib.CKVLayer(1, (lib.CPart * 2)(part), 1, 0, None)  # a window of one position
-            shape = lib.CHeads(heads, heads, side.size, side.size, 1.0, 0, None, None)
+            part = structs.CPart(0, -1, 0, 2 * heads * side.codec.nbytes(side.size), kept, kept)
+            layer = structs.CKVLayer(1, (structs.CPart * 2)(part), 1, 0, None)  # a window of one position
+            shape = structs.CHeads(heads, heads, side.size, side.size, 1.0, 0, None, None)
             chunk = ChunkArray([(range(count), 0, (np.arange(count, dtype=np.int32),))])
-            ends = lib.CQueries(0, 0, 0, 0, address(queries), None, address(out), width, width, width)
+            ends = structs.CQueries(0, 0, 0, 0, address(queries), None, address(out), width, width, width)
             read = (byref(layer), byref(shape), 1, chunk.address, 1)
             self.kernels.compute(self.kernels.library.tw_attend, *read, byref(ends), kernel_threads.count)
         return out

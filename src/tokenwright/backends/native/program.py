@@ -21,7 +21,7 @@ from tokenwright.backends import Logits
 from tokenwright.backends.adapters import NO_ADAPTERS, Beside
 from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.layout import Weights, nbytes
-from tokenwright.backends.native import library as lib
+from tokenwright.backends.native import structs
 from tokenwright.backends.native.compile import NativeModel
 from tokenwright.backends.native.native_kernels import NativeKernels, Workspace, kv_layer, state_layer
 from tokenwright.backends.observation import CANDIDATES, Observed, Watched
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from tokenwright.backends.torch.decoder import Decoder
 
 # Filling ctypes structs takes several times as long as making arrays of their 8-byte words.
-assert ctypes.sizeof(lib.CChunkRows) == 5 * 8, "the rows of a chunk are five words"
-assert ctypes.sizeof(lib.CBatch) == 18 * 8, "a batch is eighteen words"
-OBSERVED, ROW = ctypes.sizeof(lib.CObserved) // 8, ctypes.sizeof(lib.CWatchedRow) // 8
+assert ctypes.sizeof(structs.CChunkRows) == 5 * 8, "the rows of a chunk are five words"
+assert ctypes.sizeof(structs.CBatch) == 18 * 8, "a batch is eighteen words"
+OBSERVED, ROW = ctypes.sizeof(structs.CObserved) // 8, ctypes.sizeof(structs.CWatchedRow) // 8
 assert (OBSERVED, ROW) == (11, 7), "both are words"
-assert ctypes.sizeof(lib.CAdaptedRows) == 3 * 8, "the rows of an adapter are three words"
+assert ctypes.sizeof(structs.CAdaptedRows) == 3 * 8, "the rows of an adapter are three words"
 ENDED = 2  # what tw_forward returns if another rank has ended
 ROTARY_POSITIONS = 1 << 16  # most positions in the rotary cache
 
@@ -61,7 +61,7 @@ class NativeDecoder:
         weights: Weights,
         adapters: Beside = NO_ADAPTERS,
         cuts: Cuts = MappingProxyType({}),
-        ranks: lib.CRanks | None = None,
+        ranks: structs.CRanks | None = None,
     ) -> None:
         self.native = NativeModel(graph, kernels, weights, adapters, cuts, ranks)
         self.graph = graph
@@ -110,7 +110,7 @@ class Program:
         pairs_of = zip(model.graph.attention, store.specs, strict=True)
         self._sinks = [None if op.rope is None else at_edge(op.rope, size, spec.window) for op, spec in pairs_of]
         states = model.graph.recurrent
-        self._kv = (lib.CKVLayer * layers)(
+        self._kv = (structs.CKVLayer * layers)(
             *(
                 state_layer(store.states(i)) if i in states else kv_layer(store.view(i), address(self._sinks[i]))
                 for i in range(layers)
@@ -121,7 +121,7 @@ class Program:
     def __call__(self, batch: Batch, observed: int = 0) -> Logits:
         """Compute a batch: store the K and V of its tokens, and return what it needs: logits and hidden states.
 
-        observed: the address of a `lib.Observed` to be filled, or 0. Raises CapacityError if the workspace cannot grow.
+        observed: address of a `structs.CObserved` to fill, or 0. Raises CapacityError if the workspace cannot grow.
         """
         tokens, wanted, model = batch.tokens, batch.logits_rows, self.model
         alive: list[object] = []  # keeps alive the arrays that the words point to
@@ -130,7 +130,7 @@ class Program:
         best, totals = array("q", [0]) * picked, array("d", [0.0]) * picked
         logits = _empty(picked, model.graph.vocab_size)
         hidden = _empty(len(batch.hidden_rows), model.graph.width) if batch.hidden_rows else None
-        words = (  # the words of a `lib.Batch`
+        words = (  # the words of a `structs.CBatch`
             len(tokens),
             tokens.buffer_info()[0],
             len(batch.output_rows),
@@ -186,7 +186,7 @@ class Program:
         return logits, Observed(facts[ends:counts], looking_s, *totals, flop, read, written)
 
     def _chunk_rows(self, batch: Batch, alive: list[object]) -> "array[int]":
-        """The words of a `lib.ChunkRows` for each chunk."""
+        """The words of a `structs.CChunkRows` for each chunk."""
         tables = array("q", [pages.buffer_info()[0] for pages in batch.tables])
         alive.append(tables)
         words: list[int] = []
@@ -201,7 +201,7 @@ class Program:
 
     @staticmethod
     def _adapted(batch: Batch, alive: list[object]) -> tuple[int, int]:
-        """The number of adapters in a batch, and the address of a `lib.AdaptedRows` for each."""
+        """The number of adapters in a batch, and the address of a `structs.CAdaptedRows` for each."""
         if not batch.adapters:
             return 0, 0
         words: list[int] = []
@@ -209,9 +209,9 @@ class Program:
             row = array("q", rows)
             alive.append(row)
             words += (number - 1, len(row), row.buffer_info()[0])
-        structs = array("q", words)
-        alive.append(structs)
-        return len(words) // 3, structs.buffer_info()[0]
+        packed = array("q", words)
+        alive.append(packed)
+        return len(words) // 3, packed.buffer_info()[0]
 
 
 class NativeBackend:

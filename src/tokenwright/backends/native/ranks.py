@@ -27,7 +27,7 @@ from tokenwright.backends import Logits
 from tokenwright.backends.adapters import NO_ADAPTERS, Beside
 from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.layout import Weights
-from tokenwright.backends.native import library as lib
+from tokenwright.backends.native import structs
 from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.native.rank_messages import packed, register
@@ -57,7 +57,7 @@ class Gathering:
             raise CapacityError(f"the ranks' shared memory cannot be mapped ({error.strerror})") from error
         self._words = np.frombuffer(self._memory, np.uint32, 4)  # a `Meeting` of ranks.h
         at, patience = place_of(self._words), PATIENCE if spins else 0
-        self.struct = lib.CRanks(rank, ranks, parent, patience, at, at + _HEAD, HALF // 4, 0)
+        self.struct = structs.CRanks(rank, ranks, parent, patience, at, at + _HEAD, HALF // 4, 0)
 
     @staticmethod
     def new_file() -> int:
@@ -152,7 +152,7 @@ def rank_state(graph: Graph, kernels: NativeKernels, weights: Weights, gathering
 
 def _part(
     graph: Graph, kernels: NativeKernels, weights: Weights, gathering: Gathering
-) -> tuple[Graph, NativeKernels, Weights, Beside, Cuts, lib.CRanks]:
+) -> tuple[Graph, NativeKernels, Weights, Beside, Cuts, structs.CRanks]:
     struct = gathering.struct
     own, cuts = cut_graph(graph, struct.rank, struct.count)
     return own, kernels, weights, NO_ADAPTERS, cuts, struct

@@ -1,4 +1,4 @@
-// The data that Python and the kernels share: plain structs of 8-byte fields and pointers. backends/native/library.py
+// The data that Python and the kernels share: plain structs of 8-byte fields and pointers. backends/native/structs.py
 // mirrors them.
 //
 // Terms: a row is a token of the step; a matrix is [out, in]; a block is 16 consecutive outputs, whose weights are

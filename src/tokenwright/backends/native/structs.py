@@ -1,0 +1,361 @@
+"""The structs and codes that Python shares with the compiled native library.
+
+They mirror api.h, kernels.h and step.h in `cpp/` field by field; `library.load` refuses a library whose structs have
+other sizes. The structs hold pointers: the code that fills one must keep the tensors alive that it points into.
+"""
+
+from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
+
+from tokenwright.models.recurrent import MOST_NORMS
+
+FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "fp8": 5, "int5": 6, "int6": 7}
+SCORES = {"softmax": 0, "sigmoid": 1}
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4, "relu2": 5, "xielu": -1}
+
+
+class CMatrix(Structure):
+    _fields_ = (
+        ("out", c_int64),
+        ("inner", c_int64),
+        ("format", c_int64),
+        ("group", c_int64),
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+        ("super", c_int64),
+        ("minima", c_int64),
+        ("first", c_int64),
+        ("whole", c_int64),
+    )
+
+
+class CNorm(Structure):
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("eps", c_double))
+
+
+class CKVTensor(Structure):
+    _fields_ = (("format", c_int64), ("codes", c_void_p), ("scales", c_void_p))
+
+
+class CPart(Structure):
+    _fields_ = (
+        ("start", c_int64),
+        ("stop", c_int64),
+        ("table", c_int64),
+        ("bytes", c_int64),
+        ("k", CKVTensor),
+        ("v", CKVTensor),
+    )
+
+
+class CKVLayer(Structure):
+    _fields_ = (
+        ("parts", c_int64),
+        ("part", CPart * 2),
+        ("window", c_int64),
+        ("sinks", c_int64),
+        ("sink_rotation", c_void_p),
+    )
+
+
+class CChunkRows(Structure):
+    _fields_ = (
+        ("row", c_int64),
+        ("rows", c_int64),
+        ("start", c_int64),
+        ("rotation", c_void_p),
+        ("tables", c_void_p),
+    )
+
+
+class CHeads(Structure):
+    _fields_ = (
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("size", c_int64),
+        ("values", c_int64),
+        ("scale", c_double),
+        ("cap", c_double),
+        ("sink_logits", c_void_p),
+        ("slopes", c_void_p),
+    )
+
+
+class CAfter(Structure):
+    _fields_ = (("norm", CNorm), ("scale", c_double))
+
+
+class CEmbedOp(Structure):
+    _fields_ = (("table", CMatrix), ("positions", c_void_p), ("scale", c_double), ("norm", CNorm))
+
+
+EACH_HEAD, ALL_HEADS, OWN_WEIGHTS = 0, 1, 2  # what norms of q and k are over
+
+
+class CLowRank(Structure):
+    _fields_ = (("down", CMatrix), ("up", CMatrix))
+
+
+class CAttentionOp(Structure):
+    _fields_ = (
+        ("layer", c_int64),
+        ("kept", c_int64),
+        ("heads", CHeads),
+        ("rotation", c_int64),
+        ("norm", CNorm),
+        ("qkv", CMatrix),
+        ("q_norm", CNorm),
+        ("k_norm", CNorm),
+        ("head_norms", c_int64),
+        ("norms_last", c_int64),
+        ("out", CMatrix),
+        ("after", CAfter),
+        ("qkv_updates", c_void_p),
+        ("out_updates", c_void_p),
+        ("out_gate", c_int64),
+    )
+
+
+class CMLPOp(Structure):
+    _fields_ = (
+        ("activation", c_int64),
+        ("gated", c_int64),
+        ("xielu", c_void_p),
+        ("factors", c_void_p),
+        ("norm", CNorm),
+        ("up", CMatrix),
+        ("down", CMatrix),
+        ("after", CAfter),
+        ("up_updates", c_void_p),
+        ("down_updates", c_void_p),
+    )
+
+
+class CHeadOp(Structure):
+    _fields_ = (("norm", CNorm), ("matrix", CMatrix), ("scale", c_double), ("cap", c_double))
+
+
+class CRouting(Structure):
+    _fields_ = (
+        ("experts", c_int64),
+        ("chosen", c_int64),
+        ("scores", c_int64),
+        ("renormalise", c_int64),
+        ("shared_gate", c_int64),
+        ("groups", c_int64),
+        ("chosen_groups", c_int64),
+        ("group_best", c_int64),
+        ("factor", c_double),
+        ("correction", c_void_p),
+    )
+
+
+class CExpertsOp(Structure):
+    _fields_ = (
+        ("routing", CRouting),
+        ("activation", c_int64),
+        ("gated", c_int64),
+        ("norm", CNorm),
+        ("router", CMatrix),
+        ("up", CMatrix),
+        ("down", CMatrix),
+        ("shared_up", CMatrix),
+        ("shared_down", CMatrix),
+        ("after", CAfter),
+    )
+
+
+class CParallelOp(Structure):
+    _fields_ = (("attention", CAttentionOp), ("mlp", CMLPOp))
+
+
+class CLatentOp(Structure):
+    _fields_ = (
+        ("layer", c_int64),
+        ("heads", CHeads),
+        ("rotation", c_int64),
+        ("still", c_int64),
+        ("norm", CNorm),
+        ("down", CMatrix),
+        ("q_norm", CNorm),
+        ("q_up", CMatrix),
+        ("kv_norm", CNorm),
+        ("k_up", CMatrix),
+        ("v_up", CMatrix),
+        ("out", CMatrix),
+        ("after", CAfter),
+        ("down_updates", c_void_p),
+        ("q_up_updates", c_void_p),
+        ("out_updates", c_void_p),
+    )
+
+
+class CRecurrence(Structure):
+    _fields_ = (
+        ("rule", c_int64),
+        ("phase", c_int64),
+        ("channels", c_int64),
+        ("taps", c_int64),
+        ("activated", c_int64),
+        ("channels_at", c_int64),
+        ("query", c_int64),
+        ("key", c_int64),
+        ("value", c_int64),
+        ("before", c_int64),
+        ("gate", c_int64),
+        ("beta", c_int64),
+        ("decay", c_int64),
+        ("heads", c_int64),
+        ("key_heads", c_int64),
+        ("key_size", c_int64),
+        ("value_size", c_int64),
+        ("norm_parts", c_int64),
+        ("own_weights", c_int64),
+        ("gate_first", c_int64),
+        ("conv", c_void_p),
+        ("conv_bias", c_void_p),
+        ("a_log", c_void_p),
+        ("dt", c_void_p),
+        ("skip", c_void_p),
+        ("least_step", c_double),
+        ("most_step", c_double),
+        ("beta_factor", c_double),
+        ("in_turn", c_int64),
+        ("decays", c_int64),
+        ("gated_by", c_int64),
+        ("norm", CNorm),
+    )
+
+
+class CInnerMatrix(Structure):
+    _fields_ = (("at", c_int64), ("matrix", CMatrix), ("sizes", c_int64 * MOST_NORMS), ("norms", CNorm * MOST_NORMS))
+
+
+class CRecurrentOp(Structure):
+    _fields_ = (
+        ("layer", c_int64),
+        ("beside", c_int64),
+        ("factors", c_void_p),
+        ("recurrence", CRecurrence),
+        ("norm", CNorm),
+        ("project", CMatrix),
+        ("out", CMatrix),
+        ("row", c_int64),
+        ("inners", c_int64),
+        ("inner", c_void_p),
+        ("after", CAfter),
+        ("project_updates", c_void_p),
+        ("out_updates", c_void_p),
+    )
+
+
+class CNextInputOp(Structure):
+    _fields_ = (("token_norm", CNorm), ("hidden_norm", CNorm), ("project", CMatrix), ("hidden_first", c_int64))
+
+
+# An op's kind is its index here.
+OPS = (CEmbedOp, CAttentionOp, CMLPOp, CHeadOp, CParallelOp, CExpertsOp, CLatentOp, CRecurrentOp, CNextInputOp)
+
+
+class COp(Structure):
+    _fields_ = (("kind", c_int64), ("op", c_void_p))
+
+
+class CRanks(Structure):
+    _fields_ = (
+        ("rank", c_int64),
+        ("count", c_int64),
+        ("parent", c_int64),
+        ("patience", c_int64),
+        ("meeting", c_void_p),
+        ("halves", c_void_p),
+        ("capacity", c_int64),
+        ("gathers", c_int64),
+    )
+
+
+class CModel(Structure):
+    _fields_ = (
+        ("width", c_int64),
+        ("rotations", c_int64),
+        ("ops", c_int64),
+        ("op", POINTER(COp)),
+        ("ranks", POINTER(CRanks)),
+    )
+
+
+class CAdaptedRows(Structure):
+    _fields_ = (("adapter", c_int64), ("rows", c_int64), ("row", c_void_p))
+
+
+class CBatch(Structure):
+    _fields_ = (
+        ("rows", c_int64),
+        ("tokens", c_void_p),
+        ("chunks", c_int64),
+        ("chunk", c_void_p),
+        ("page_size", c_int64),
+        ("kv", c_void_p),
+        ("wanted", c_int64),
+        ("row", c_void_p),
+        ("logits", c_void_p),
+        ("best", c_void_p),
+        ("log_total", c_void_p),
+        ("hidden", c_int64),
+        ("hidden_row", c_void_p),
+        ("states", c_void_p),
+        ("adapted", c_int64),
+        ("adapter", c_void_p),
+        ("observed", c_void_p),
+        ("before", c_void_p),
+    )
+
+
+class CWatchedRow(Structure):
+    _fields_ = (
+        ("layer", c_int64),
+        ("head", c_int64),
+        ("row", c_int64),
+        ("weights", c_void_p),
+        ("logits", c_int64),
+        ("highest", c_void_p),
+        ("entropy", c_void_p),
+    )
+
+
+class CObserved(Structure):
+    _fields_ = (
+        ("ends", c_void_p),
+        ("looking", c_int64),
+        ("watched", c_int64),
+        ("candidates", c_int64),
+        ("row", c_void_p),
+        ("layer_flop", c_int64),
+        ("head_flop", c_int64),
+        ("weight_bytes", c_int64),
+        ("attention_flop", c_void_p),
+        ("kv_read", c_void_p),
+        ("kv_written", c_void_p),
+    )
+
+
+class CQueries(Structure):
+    _fields_ = (
+        ("first", c_int64),
+        ("last", c_int64),
+        ("head", c_int64),
+        ("head_last", c_int64),
+        ("q", c_void_p),
+        ("sink_q", c_void_p),
+        ("out", c_void_p),
+        ("stride", c_int64),
+        ("sink_stride", c_int64),
+        ("out_stride", c_int64),
+    )
+
+
+STRUCTS = (
+    *(CMatrix, CNorm, CKVTensor, CPart, CKVLayer, CChunkRows, CHeads),
+    *(*OPS, COp, CModel, CBatch, CQueries, CRouting, CLowRank, CAdaptedRows, CWatchedRow, CObserved, CRecurrence),
+    *(CInnerMatrix, CRanks),
+)
