@@ -5,13 +5,16 @@
     sanitize    a twentieth, always the same ones: for scripts/sanitize, under which each takes long
 
 `pytest --hypothesis-profile=house` chooses one. The shares hold for tests that take their settings from `examples`, or
-a number of rounds from `share`.
+a number of rounds from `share`, or their cases from `some`.
 """
 
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, settings
+
+Case = TypeVar("Case")
 
 IN_CI = "CI" in os.environ
 SHARES = {"house": 1.0, "ci": 0.25, "sanitize": 0.05}
@@ -32,6 +35,11 @@ def register() -> None:
 def share(count: int) -> int:
     """The profile's share of `count` rounds, at least two."""
     return max(2, round(count * SHARES[settings.get_current_profile_name()]))
+
+
+def some(cases: Sequence[Case]) -> Sequence[Case]:
+    """The profile's share of `cases`, taken evenly."""
+    return cases[:: round(1 / SHARES[settings.get_current_profile_name()])]
 
 
 def examples(count: int, **options: Any) -> settings:

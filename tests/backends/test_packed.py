@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.backends.native import OF_FILES, blocks
+from tests.profiles import examples
 from tests.tensors import TensorPacked
 from tokenwright.arrays import place_of
 from tokenwright.backends.native.library import find, load
@@ -265,7 +266,7 @@ def test_zeros_have_no_sign(form: str) -> None:
 
 
 @pytest.mark.skipif(not ISAS, reason="no native kernels were compiled")
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     form=st.sampled_from(FORMATS),
     source=st.sampled_from(sorted(FLOATS)),

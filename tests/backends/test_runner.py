@@ -7,14 +7,16 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.engine.hand import sequence_of
 from tests.models.fixtures import KINDS, VOCAB
 from tests.models.naive import naive_logits
 from tests.oracle.harness import TOLERANCE, Subject, greedy, make_subject, prompt_of
+from tests.profiles import examples
 from tests.tensors import TensorModel
+from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.runner import Cache, Model, ModelRunner
 from tokenwright.backends.torch.border import tensor
 from tokenwright.backends.torch.decoder import Decoder
@@ -41,7 +43,7 @@ def in_pieces(model: Model, tokens: Sequence[int], cuts: Sequence[int]) -> tuple
     return torch.cat(parts), cache
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     length=st.integers(1, 128),
@@ -60,7 +62,7 @@ def test_the_function_is_the_oracle_wherever_it_is_cut(kind: str, length: int, c
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_token_at_a_time_to_the_end_of_the_context(kind: str) -> None:
     subject = make_subject(kind)
-    model = subject.model()
+    model = subject.model(kernels=find_kernels())  # an eighth of the time of the reference
     tokens = prompt_of(min(model.context, 300))
     logits, cache = in_pieces(model, tokens, range(len(tokens)))
     assert cache.store.pages[0] * model.PAGE_SIZE >= len(tokens)
@@ -105,7 +107,7 @@ def test_every_way_to_keep_is_the_naive_loop(kind: str, kv: str, window: int | N
         assert (ours - right).abs().amax(-1).quantile(0.3) <= 1e-5, "some rows are met by no such code"
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     kind=st.sampled_from(sorted(set(KINDS) - {"gpt2", "dynamic", "phi3-long", "phi4-mini"})),
     kept=st.sampled_from(KEPT),

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tests.tensors import decode, encode, kv_memory
 from tokenwright.backends.protocol import Scored as Scoring
 from tokenwright.backends.torch.kernels import Dense, Kernels
@@ -172,7 +173,7 @@ REACHES = st.builds(AttentionWindow, st.sampled_from([None, 1, 2, 5, 12, 40]), s
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8)), min_size=1, max_size=3),
     page_size=st.sampled_from([1, 3, 16]),

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from tests.profiles import examples
 from tokenwright.checkpoints.files.safetensors import Stored, read_header
 from tokenwright.errors import CheckpointError
 
@@ -156,7 +157,7 @@ def test_a_huge_claim_takes_no_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 200), value=st.integers(0, 255), cut=st.integers(0, 40))
 def test_a_flipped_byte_is_refused_or_stays_within_the_file(tmp_path: Path, at: int, value: int, cut: int) -> None:
     file = tmp_path / "a.safetensors"

@@ -4,10 +4,10 @@ The replicas are scripted: a token follows from all tokens before it, the seed a
 """
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from tests.profiles import examples
 from tokenwright.cluster.dispatcher import Dispatcher
 from tokenwright.cluster.replica_messages import Begin, Cancel, Pause, Report, Resume, TextNews, packed_event
 from tokenwright.cluster.replica_pages import ReplicaPages
@@ -263,7 +263,7 @@ class Cluster(RuleBasedStateMachine):
                 assert client.logprobs == [float(-at) for at in range(1, len(client.request.prompt))]
 
 
-Cluster.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+Cluster.TestCase.settings = examples(200, stateful_step_count=30)
 TestCluster = Cluster.TestCase
 
 

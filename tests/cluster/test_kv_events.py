@@ -4,12 +4,13 @@ import time
 
 import pytest
 import zmq
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from tests.cluster.reading import Subscriber, unpack
 from tests.engine.test_page_pool import PoolMachine, attention_windows
+from tests.profiles import examples
 from tokenwright import LLM
 from tokenwright.cluster.event_log import EventLog, PageChanges, short
 from tokenwright.cluster.msgpack import pack
@@ -106,7 +107,7 @@ class PublishedPool(PoolMachine):
         return found
 
 
-PublishedPool.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+PublishedPool.TestCase.settings = examples(60, stateful_step_count=20)
 TestPublishedPool = PublishedPool.TestCase
 
 

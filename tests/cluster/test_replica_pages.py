@@ -1,10 +1,10 @@
 """What the router knows of a replica's pages is the replica's index, and it expects what is being computed."""
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from tests.engine.test_page_pool import PoolMachine, attention_windows
+from tests.profiles import examples
 from tokenwright.cluster.replica import PageNews
 from tokenwright.cluster.replica_pages import ReplicaPages
 from tokenwright.engine import Group
@@ -35,7 +35,7 @@ class ReportedPool(PoolMachine):
             assert known == self.prefixes.match_prefix(text.hashes, text.tokens, tails=False)
 
 
-ReportedPool.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+ReportedPool.TestCase.settings = examples(60, stateful_step_count=20)
 TestReportedPool = ReportedPool.TestCase
 
 

@@ -6,11 +6,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.decode.test_draws import LOGITS, fits
 from tests.engine.hand import sequence_of
+from tests.profiles import examples
 from tests.tensors import TensorSampler, over_tensors
 from tokenwright.decode.logits_processors import adjusted as adjusted_of_arrays
 from tokenwright.decode.logits_processors import filtered as filtered_of_arrays
@@ -118,7 +119,7 @@ def test_mirostat_2_is_its_definition(logits, bound):
 
 
 @given(rows, st.floats(-3, 12))
-@settings(max_examples=200)
+@examples(200)
 def test_mirostat_1_is_its_definition(logits, bound):
     k = first(logits, bound)
     if abs(k - round(k)) < 1e-6 or (len(logits) > 1 and k > 1e6):

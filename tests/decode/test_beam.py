@@ -11,10 +11,11 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.hand import sequence_of
+from tests.profiles import examples
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.decode import BeamSearch, TextStopChecker
 from tokenwright.decode.logits_processors import log_softmax
@@ -311,7 +312,7 @@ def same(found, expected):
     assert [score for _, score, _ in found] == pytest.approx([score for _, score, _ in expected], abs=1e-12)
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(cases(), st.booleans())
 def test_a_search_is_the_one_of_the_definition(case, reverse):
     player = Player(case, reverse=reverse).play()

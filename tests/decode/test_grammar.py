@@ -13,10 +13,11 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.decode import schemas
+from tests.profiles import examples
 from tests.text import kinds
 from tokenwright.decode import grammar, grammar_worker
 from tokenwright.decode.grammar import Grammars, Matched
@@ -155,7 +156,7 @@ REGEXES = st.lists(ATOMS, min_size=1, max_size=3).map(joined)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(CHOICES, st.booleans(), st.randoms(use_true_random=False))
 def test_a_choice_allows_exactly_what_goes_on(kind: str, texts: list[str], opens: bool, rng: random.Random) -> None:
     found = walk(kind, Grammar.choice(texts), set(texts), rng, opens)
@@ -163,7 +164,7 @@ def test_a_choice_allows_exactly_what_goes_on(kind: str, texts: list[str], opens
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(REGEXES, st.booleans(), st.randoms(use_true_random=False))
 def test_a_regex_allows_exactly_what_goes_on(
     kind: str, regex: tuple[str, set[str]], opens: bool, rng: random.Random

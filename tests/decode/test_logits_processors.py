@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tests.tensors import Processors
 from tokenwright.decode import logits_processors
 from tokenwright.decode.top_p import FEW, last_key, top_p_mask, typical_mask
@@ -167,7 +168,7 @@ def naive_repeats(text, breakers):
     return found
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(st.lists(st.integers(0, 2), max_size=40), st.frozensets(st.integers(0, 2), max_size=1))
 @example([0, 1] * 12, frozenset())
 @example([1] * 20, frozenset())
@@ -331,7 +332,7 @@ def test_selection_on_wide_rows_is_the_sort(kind, size):
 
 
 @given(st.integers(0, 2**32), st.sampled_from([5, 300, 5000]), st.floats(0, 1.2), st.booleans())
-@settings(max_examples=60)
+@examples(60)
 def test_last_key_is_the_sort(seed, size, need, tied):
     generator = np.random.default_rng(seed)
     keys = generator.integers(0, 9, size).astype(float) if tied else generator.standard_normal(size)
@@ -422,7 +423,7 @@ def steps(temperature, k, p, least, typical):
     ]
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     distinct.map(lambda row: row / 10),  # flat enough for every filter to cut
     st.floats(0.3, 3),

@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.hand import sequence_of
+from tests.profiles import examples
 from tests.tensors import TensorSampler, over_tensors
 from tokenwright.decode import sampler
 from tokenwright.decode.logits_processors import filtered as filtered_of_arrays
@@ -228,7 +229,7 @@ def test_the_prompt_is_no_written_text():
     assert pick([chunk(0, LogitsNeeded.LAST, constraints=ends, min_tokens=0, **common)], logits)[0].tokens == (3,)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     st.lists(st.integers(-6, 6).map(float), min_size=4, max_size=40),
     st.integers(0, 50),
@@ -320,7 +321,7 @@ def test_a_bad_row_fails_its_whole_search_and_no_other():
     assert mine.asked == []
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(0, 2**32), st.integers(1, 6))
 def test_log_totals_are_the_logsumexp_in_blocks_of_any_size(seed, n):
     logits = torch.randn(n, 50, generator=torch.Generator().manual_seed(seed)) * 8

@@ -9,10 +9,11 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.hand import Planted, running, seen
+from tests.profiles import examples
 from tokenwright.engine import (
     AttentionWindow,
     Dropped,
@@ -193,7 +194,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(
     requests,
     st.sampled_from(

@@ -8,11 +8,11 @@ out, and it shows.
 
 from dataclasses import replace
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.engine.hand import Guesses, ScriptedTier, Watched, heard, kept_pages, mixed, naive, running, seen
+from tests.profiles import examples
 from tokenwright.engine import (
     AttentionWindow,
     Engine,
@@ -544,5 +544,5 @@ class Machine(RuleBasedStateMachine):
         return sequence.counts.reused
 
 
-Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)
+Machine.TestCase.settings = examples(150, stateful_step_count=20)
 TestMachine = Machine.TestCase

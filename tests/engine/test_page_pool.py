@@ -7,11 +7,12 @@ the others. Which pages are free, shared or forgotten is counted anew from the t
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.engine.hand import is_read_from, kept_pages
+from tests.profiles import examples
 from tokenwright.engine import AttentionWindow, Group, PagePool, PrefixIndex, SwapSpace
 from tokenwright.engine.page_pool import NullMemory
 from tokenwright.engine.page_table import PageTables
@@ -430,7 +431,7 @@ class PoolMachine(RuleBasedStateMachine):
                 assert self.memory.pages[number][page][position % self.size] == text.tokens[position]
 
 
-PoolMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=12, deadline=None)
+PoolMachine.TestCase.settings = examples(200, stateful_step_count=12)
 TestPoolMachine = PoolMachine.TestCase
 
 

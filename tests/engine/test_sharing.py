@@ -9,6 +9,7 @@ import random
 import pytest
 
 from tests.engine.hand import Planted, build, drain, heard, naive, request, run
+from tests.profiles import share
 from tokenwright.engine import AttentionWindow, Failed, FinishReason, Group, PagePool, State, SwapSpace, Token
 from tokenwright.engine.scheduler import MAX_PREEMPTIONS
 from tokenwright.errors import CapacityError, ContextError, RequestError
@@ -574,7 +575,7 @@ def test_a_pool_hardly_larger_than_the_longest_text_serves_all(shape, common, sw
     engine, _ = build(*groups, page_size=size, token_budget=budget, max_sequences=16, swap=swap)
     beginnings = [text(30, 1), text(30, 2)]
     requests = []
-    for i in range(256):
+    for i in range(share(256)):
         begin = rng.choice(beginnings)[: rng.randint(0, 30)] if common else []
         prompt = [*begin, *text(rng.randint(1, 40 - len(begin)), i)]
         requests.append(request(*prompt, most=rng.randint(1, longest - len(prompt))))

@@ -2,7 +2,8 @@
 
 With native kernels, where rows are equal to the bit, every two of these meet, and formats of weights are one factor
 more. A cell of the reference kernels, whose sums are in fp64, takes eight times as long: there each kind meets every
-format and sampling, and each way every format, sampling and `Kind.keeps`, but not every kind. The full cross is a
+format and sampling, and each way every format, sampling and `Kind.keeps`, but not every kind, and CI takes its part
+of these cells. The full cross is a
 sweep; in it the formats of weights go by turns, so that each meets every way, kind and format.
 """
 
@@ -15,6 +16,7 @@ from tests.backends.native import needs_native, threads
 from tests.equality import ways
 from tests.equality.harness import FORMATS, KINDS, MIXED, SAMPLINGS, WAYS, WEIGHTS, Case, alone, compare
 from tests.pairwise import pairwise
+from tests.profiles import some
 
 assert ways.LATE  # imported for what it registers
 
@@ -28,7 +30,7 @@ BY_TURNS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "kv", "way", "sampling"), BY_TURNS)
+@pytest.mark.parametrize(("kind", "kv", "way", "sampling"), some(BY_TURNS))
 def test_the_text_is_the_naive_ones(kind: str, kv: str, way: str, sampling: str, tmp_path: Path) -> None:
     WAYS[way](Case(kind, kv, sampling), tmp_path)
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.models.fixtures import make_config
+from tests.profiles import examples
 from tests.tensors import TensorTable
 from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.config import (
@@ -87,7 +88,7 @@ def test_rotary_tables_are_those_of_transformers(name: str, theta: float, size: 
 FACTORS = st.floats(1.0, 64.0)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     rope=st.one_of(
         st.fixed_dictionaries({"rope_type": st.just("linear"), "factor": FACTORS}),

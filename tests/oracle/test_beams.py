@@ -11,11 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from tests.oracle.harness import Subject, make_subject, prompt_of
-from tests.tensors import tensors_of
+from tests.oracle.harness import make_subject, prompt_of, subject_of
+from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.checkpoints.files.local import STORIES
-from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.decode import BeamSearch, RowSampler, TextStopChecker
 from tokenwright.decode.beam import Hypothesis
 from tokenwright.engine import Engine, Failed, FinishReason, Request, SamplingParams, TokenConstraints
@@ -130,11 +129,7 @@ class Tally:
 
 @pytest.fixture(scope="module")
 def stories():
-    checkpoint = Checkpoint.open("stories")
-    oracle = AutoModelForCausalLM.from_pretrained(STORIES, dtype=torch.float32).eval()
-    return Subject(
-        "stories", checkpoint.config, checkpoint.graph, tensors_of(checkpoint, torch.float32), "float32", oracle
-    )
+    return subject_of(STORIES, AutoModelForCausalLM.from_pretrained(STORIES, dtype=torch.float32).eval(), "stories")
 
 
 @pytest.mark.parametrize("kind", ["llama3", "gpt2", "qwen2-window", "stories"])
@@ -146,7 +141,16 @@ def test_beam_search_is_transformers(kind, stories):
     for beams, penalty, stopping in product(BEAMS, PENALTIES, STOPPING):
         prompt = [0, 300, 301, 302] if inside else prompt_of(5 + beams, beams)
         ends = (1, 4) if inside else (2, 4)
-        tally.compare(subject.engine(RowSampler()), subject.oracle, prompt, ends, 4.0, beams, penalty, stopping)
+        tally.compare(
+            subject.engine(RowSampler(), kernels=find_kernels()),
+            subject.oracle,
+            prompt,
+            ends,
+            4.0,
+            beams,
+            penalty,
+            stopping,
+        )
     assert tally.qualified >= 0.9 * tally.cases
     assert tally.early >= 0.3 * tally.hypotheses
 

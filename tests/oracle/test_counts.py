@@ -4,9 +4,9 @@ For a prompt of N tokens and T new ones the cached loop sends N + T - 1 tokens t
 never computed), the naive loop the sum from N to N + T - 1. Both are counted where it happens, at the call of a
 layer, and for each request.
 
-Equal texts: the reference kernels' rows depend on their neighbours by the rounding of torch's products (1e-6 or
-so), hence a draw or a tie could fall the other way once in a very long while. The examples are therefore fixed
-(derandomize), and a machine that rounds otherwise still passes but for that chance.
+Equal texts: by the native kernels, whose rows do not depend on their neighbours. Without a compiler it is the
+reference, where they do, by the rounding of torch's products (1e-6 or so): a draw or a tie could fall the other way
+once in a very long while.
 """
 
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ from tests.models.fixtures import KINDS, make_checkpoint
 from tests.oracle.harness import Subject, greedy, make_subject, prompt_of, write
 from tests.profiles import examples
 from tokenwright import LLM
+from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.decode import RowSampler
 from tokenwright.engine import Request, SamplingParams
 from tokenwright.engine import Sequence as Text
@@ -90,12 +91,12 @@ def test_recomputation_is_counted_too(six_layers: Path) -> None:
 
 def alone(subject: Subject, request: Request) -> list[int]:
     """The text of one request in an engine of its own, whole chunks, pages of 16."""
-    [text] = write(subject.engine(RowSampler()), [request])
+    [text] = write(subject.engine(RowSampler(), kernels=find_kernels()), [request])
     return list(text.written)
 
 
 def together(subject: Subject, requests: Sequence[Request], **sizes: int) -> list[Text]:
-    return write(subject.engine(RowSampler(), **sizes), requests)
+    return write(subject.engine(RowSampler(), kernels=find_kernels(), **sizes), requests)
 
 
 def uncached(request: Request) -> Request:

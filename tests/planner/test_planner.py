@@ -17,6 +17,7 @@ from tests.checkpoints.test_hub import hub, sharded, single  # noqa: F401
 from tests.models.fake_hub import FakeHub
 from tests.models.fixtures import KINDS, make_checkpoint, make_config
 from tests.models.sized import Sized
+from tests.profiles import some
 from tests.tensors import kv_memory
 from tokenwright import LLM, SamplingParams, plan
 from tokenwright.backends.device import Device
@@ -300,13 +301,14 @@ class TestEngine:
     @pytest.mark.parametrize("kind", KINDS)
     def test_allocation(self, kind: str, tmp_path: Path) -> None:
         folder, _ = make_checkpoint(tmp_path / kind, kind)
-        for options in allowed(kind):
-            for context, batch in ((100, 3), (1, 1), (500, 2)):
+        sizes = ((100, 3), (1, 1), (500, 2))
+        for first, options in enumerate(allowed(kind), list(KINDS).index(kind)):
+            for context, batch in some(sizes[first % 3 :] + sizes[: first % 3]):
                 found = plan(folder, context=context, batch=batch, **options)
                 assert not found.hindrances
                 engine = found.facts()["engine"]
-                sizes = {name: engine[name] for name in ("page_size", "pages", "max_sequences", "token_budget")}
-                with LLM(folder, dtype=found.native, **options, **sizes) as llm:
+                given = {name: engine[name] for name in ("page_size", "pages", "max_sequences", "token_budget")}
+                with LLM(folder, dtype=found.native, **options, **given) as llm:
                     store = llm.engine.runner.store
                     assert found.engine_kv_bytes == engine["kv_bytes"] == llm.kv_memory == allocated(store)
                     assert [group["pages"] for group in engine["groups"]] == list(store.pages)

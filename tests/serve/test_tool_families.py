@@ -8,9 +8,10 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tests.serve.tool_families import FAMILIES, PLAIN, SAYS_ONLY, Family
 from tests.text.kinds import byte_level, byte_token, of_tokens
 from tokenwright.decode.grammar import Grammars
@@ -200,7 +201,7 @@ _cuts = st.lists(st.integers(0, 400), max_size=6)
 
 
 @by_name
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@examples(25, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(calls=_calls, cuts=_cuts)
 def test_random_calls_round_trip(family: Family, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]) -> None:
     check_round_trip(family, calls, cuts)
@@ -208,7 +209,7 @@ def test_random_calls_round_trip(family: Family, calls: list[tuple[str, dict[str
 
 @by_name
 @pytest.mark.sweep
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(400, suppress_health_check=list(HealthCheck))
 @given(calls=_calls, cuts=_cuts)
 def test_many_random_calls_round_trip(family: Family, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]) -> None:
     check_round_trip(family, calls, cuts)

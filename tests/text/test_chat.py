@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tests.text import kinds
 from tests.text.templates import KINDS, PLAIN, SPACES, SPECIAL, SYSTEMLESS, TAGS, TEMPLATES
 from tokenwright.errors import RequestError
@@ -249,7 +250,7 @@ def test_many_messages() -> None:
 
 @every_template
 @every_kind
-@settings(max_examples=10)
+@examples(10)
 @given(question=fragments, answer=fragments, again=fragments)
 def test_no_text_becomes_a_control_token(name: str, kind: str, question: str, answer: str, again: str) -> None:
     chat = template(name, kind)
@@ -267,7 +268,7 @@ def test_no_text_becomes_a_control_token(name: str, kind: str, question: str, an
         assert shown.replace("▁", " ") == rendered.text.replace("▁", " ")  # the same to SentencePiece
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(parts=st.lists(fragments, min_size=1, max_size=4), edge=st.sampled_from(["", "<", "<|", "<|im_", "</"]))
 def test_nothing_comes_about_at_borders(parts: list[str], edge: str) -> None:
     chat = glue()
@@ -361,7 +362,7 @@ letters_cut = st.text("ab c", min_size=1, max_size=6)
 
 @pytest.mark.parametrize("name", APPENDING)
 @every_kind
-@settings(max_examples=8)
+@examples(8)
 @given(texts=st.lists(letters_cut, min_size=1, max_size=3), data=st.data())
 def test_the_next_prompt_begins_with_what_was_written(name: str, kind: str, texts: list[str], data: Any) -> None:
     """An answer in ids that the tokenizer would not choose: letter by letter, or with an end token behind."""

@@ -7,16 +7,17 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.profiles import examples, some
 from tests.text import kinds, scripts
 from tokenwright.errors import RequestError
 from tokenwright.text import TextStream, Tokenizer
 from tokenwright.text.stream import STOP_CHARACTERS, StopStrings
 
-light = settings(max_examples=150, deadline=None)
-thorough = settings(max_examples=600, deadline=None)
+light = examples(150)
+thorough = examples(600)
 
 byte_runs = st.lists(st.integers(0, 255), max_size=24)
 BYTES = kinds.wrap(kinds.letters())
@@ -378,7 +379,7 @@ def test_every_split_of_every_string(
     that what holds for each single step holds for each of the 2^(bytes - 1) splits.
     """
     dice = random.Random(stopping)
-    for text in STRINGS[part]:
+    for text in some(STRINGS[part]):
         tokenizer, steps = of(text)
         stops = () if stopping == "no stops" else scripts.stops(text, dice)
         include = stopping == "stops included"

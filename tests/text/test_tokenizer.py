@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
 
+from tests.profiles import examples
 from tests.text import kinds
 from tokenwright.checkpoints.files.local import STORIES
 from tokenwright.errors import CheckpointError, RequestError
@@ -112,7 +113,7 @@ def test_gpt2_with_a_prefix_space(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("the")) == " the"
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(kinds.texts)
 def test_any_text_comes_back(text: str) -> None:
     tokenizer = kinds.wrap(kinds.letters())
@@ -537,7 +538,7 @@ COMPOSED = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.one_of(kinds.texts, COMPOSED.map("".join)), st.integers(1, 50), st.sampled_from(["letters", "stories"]))
 def test_a_text_has_at_least_the_tokens_that_its_length_says(text: str, times: int, kind: str) -> None:
     tokenizer = kinds.wrap(kinds.letters()) if kind == "letters" else Tokenizer.load(STORIES)

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from tokenwright.decode.schemas import enforceable
 from tokenwright.engine import Grammar
@@ -99,6 +99,7 @@ def read_json(text: str) -> Any:
     return json.loads(text, parse_float=_finite, parse_constant=_refuse)
 
 
+_Open: TypeAlias = "tuple[str, _Open] | None"  # the brackets that are still open, the innermost first
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 
 
@@ -108,23 +109,27 @@ def read_begun(text: str) -> Any:
     >>> read_begun('{"city": "Oslo", "days": 1')
     {'city': 'Oslo'}
     """
-    closing: list[str] = []
-    whole, key = "", False
+    closing: _Open = None
+    end, ending, key = 0, closing, False  # up to where it is whole, and what is open there
     for match in _TOKEN.finditer(text):
         token = match[0]
         if token in "{[":
-            closing.append("}" if token == "{" else "]")
+            closing = ("}" if token == "{" else "]", closing)
             key = token == "{"
         elif token in "}]" and closing:
-            closing.pop()
+            closing = closing[1]
         elif token in ",:":
-            key = token == "," and bool(closing) and closing[-1] == "}"
+            key = token == "," and closing is not None and closing[0] == "}"
             continue
         elif key or (token[0] != '"' and match.end() == len(text)):
             continue  # the name of a field, or a number that may go on
-        whole = text[: match.end()] + "".join(reversed(closing))
+        end, ending = match.end(), closing
+    parts = [text[:end]]
+    while ending is not None:
+        parts.append(ending[0])
+        ending = ending[1]
     try:
-        return read_json(whole)
+        return read_json("".join(parts))
     except (ValueError, RecursionError):
         return None
 
