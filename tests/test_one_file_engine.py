@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.models.fixtures import make_checkpoint
+from tests.profiles import share
 from tokenwright import LLM, SamplingParams
 
 ROOT = Path(__file__).parent.parent
@@ -126,10 +127,10 @@ def folders(tmp_path_factory):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_random_schedules_equal_the_real_engine(name, folders, monkeypatch):
-    seen = Counter()
+    seen, rounds = Counter(), share(SCHEDULES[name])
     model = one.Llama(folders[name])
     with LLM(folders[name], dtype="float32") as llm:
-        for seed in range(SCHEDULES[name]):
+        for seed in range(rounds):
             its = schedule(seed, len(model.weights["embed_tokens"]))
             with LLM(llm.loaded, **its.sizes) as real:
                 completions = real.generate(its.prompts, [SamplingParams(**how._asdict()) for how in its.samplings])
@@ -138,7 +139,7 @@ def test_random_schedules_equal_the_real_engine(name, folders, monkeypatch):
             for (answer, rows), prompt, how, done in zip(written, its.prompts, its.samplings, completions, strict=True):
                 compare(answer, rows, len(prompt), how, done, seen)
     assert seen.pop("ties", 0) <= MOST_TIES
-    assert len(seen) == 6 and min(seen.values()) >= SCHEDULES[name] // 4, f"the schedules are too easy: {seen}"
+    assert len(seen) == 6 and min(seen.values()) >= rounds // 4, f"the schedules are too easy: {seen}"
 
 
 def test_logits_equal_the_real_model(monkeypatch):

@@ -180,7 +180,7 @@ def test_two_processes_share_a_folder(folder: Path, tmp_path: Path) -> None:
     assert sum(one.stat().st_size for one in tmp_path.rglob("*") if one.is_file()) <= size
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("kills", [2, pytest.param(100, marks=pytest.mark.sweep)])
 def test_a_killed_process_loses_nothing(folder: Path, tmp_path: Path, kills: int) -> None:
     """A process is killed after some lines; the next one reads what those texts have left, and writes equal texts."""
     expected, draw = ids_of(folder), random.Random(kills)

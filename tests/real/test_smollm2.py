@@ -85,7 +85,7 @@ def test_texts_with_one_meaning_have_near_embeddings(llm: LLM) -> None:
 
 @pytest.mark.parametrize("kv", ["native", "int4"])
 def test_a_chat_goes_on_from_the_disk_with_the_same_bits(tmp_path: Path, kv: str) -> None:
-    talk = [{"role": "user", "content": f"{TEXT[:1500]}\n\nWhat is this text about?"}]
+    talk = [{"role": "user", "content": f"{TEXT[:800]}\n\nWhat is this text about?"}]
     with LLM(MODEL, kv=kv) as plain:
         expected = plain.chat(talk, **GREEDY)
     for turn in range(2):

@@ -19,6 +19,7 @@ import pytest
 from tests.checkpoints.test_hub import contents
 from tests.models.fake_hub import FakeHub
 from tests.models.fixtures import make_checkpoint
+from tests.profiles import share
 from tests.serve.many import PAGES, Many, many, until
 from tokenwright import LLM
 from tokenwright.checkpoints import local_models as store
@@ -75,7 +76,7 @@ def test_the_model_that_a_body_names_answers(server: Many, models: dict[str, Pat
 def test_random_requests_lose_none(server: Many) -> None:
     """Two models under a memory that holds one."""
     draw, before = random.Random(1), server.fleet.residents.loads
-    order = [draw.choice("ab") for _ in range(60)]
+    order = [draw.choice("ab") for _ in range(share(120))]
     found: list[tuple[str, str]] = []
 
     def work(names: list[str]) -> None:
