@@ -544,5 +544,5 @@ class Machine(RuleBasedStateMachine):
         return sequence.counts.reused
 
 
-Machine.TestCase.settings = examples(150, stateful_step_count=20)
+Machine.TestCase.settings = examples(600, stateful_step_count=20)
 TestMachine = Machine.TestCase
