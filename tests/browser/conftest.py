@@ -45,6 +45,21 @@ SIZE = {"width": 1280, "height": 800}
 # Three of the browser's pictures in which the page drew none and expects none: a new size of the window has been told.
 STILL = """(still = [__explorer.pending || still[1] !== __explorer.frames ? 0 : still[0] + 1,
   __explorer.frames])[0] > 3"""
+NUMBERS = """() => Array.from(document.querySelectorAll('[data-stat]'),
+  ({ dataset: { stat, value, src } }) => [stat, value, src])"""
+# One call for all steps: a call for each key, each look and each number takes most of the time of such a walk.
+WALK = f"""async (last) => {{
+  const found = [], numbers = {NUMBERS};
+  for (let step = window.__explorer.state.step; ; step++) {{
+    while (document.querySelector('[data-stat=step]')?.dataset.value !== String(step))
+      await new Promise((next) => setTimeout(next, 5));
+    found.push(numbers());
+    if (step === last) return found;
+    document.body.dispatchEvent(new KeyboardEvent('keydown', {{ key: 'ArrowRight', bubbles: true }}));
+  }}
+}}"""
+KEYS = """(keys) => keys.forEach(([key, shiftKey]) =>
+  document.body.dispatchEvent(new KeyboardEvent('keydown', { key, shiftKey, bubbles: true })))"""
 GROUPS = {
     "Look inside": ("Next token", "Block", "Heads", "Sampler", "Branches", "Beams"),
     "Experiments": ("Race", "Lab", "Pages", "Calculator"),
@@ -231,20 +246,20 @@ class Explored:
     def press(self, key):
         self.tab.keyboard.press(key)
 
-    def until(self, condition):
-        """Wait for it. The limit is no measure of speed: a page that hangs is to be told as that."""
-        self.tab.wait_for_function(f"() => {condition}", timeout=HANGS)
+    def until(self, condition, polling=20):
+        """Wait for it. The limit is no measure of speed: a page that hangs is to be told as that.
+
+        It looks every 20 ms: at each picture, "raf", would make the browser draw 60 of them a second while it waits.
+        """
+        self.tab.wait_for_function(f"() => {condition}", timeout=HANGS, polling=polling)
 
     def until_state(self, *states):
         self.until(f"{json.dumps(states)}.includes(document.documentElement.dataset.state)")
 
     def scrub(self, step):
-        """Show a step that was made, by the scrubber's own keys."""
-        self.press("Home")
-        for _ in range(step // 10):
-            self.press("Shift+ArrowRight")
-        for _ in range(step % 10):
-            self.press("ArrowRight")
+        """Show a step that was made, by the scrubber's keys, with no picture between them."""
+        tens, ones = divmod(step, 10)
+        self.tab.evaluate(KEYS, [("Home", False), *[("ArrowRight", True)] * tens, *[("ArrowRight", False)] * ones])
         self.until(f"window.__explorer.state.step === {step}")
 
     @property
@@ -277,9 +292,14 @@ class Explored:
 
     def stats(self):
         """Every number in the document: name -> (exact value, source). The same name always has the same value."""
-        found = self.tab.eval_on_selector_all(
-            "[data-stat]", "all => all.map(e => [e.dataset.stat, e.dataset.value, e.dataset.src])"
-        )
+        return self.named(self.tab.evaluate(f"({NUMBERS})()"))
+
+    def walk(self, last):
+        """The numbers of the steps from the shown one to this, as of `stats`, by the key of one step on."""
+        return [self.named(found) for found in self.tab.evaluate(WALK, last)]
+
+    @staticmethod
+    def named(found):
         stats = {}
         for name, value, source in found:
             assert value is not None and source in ("measured", "counted", "derived", "read", "given"), name
@@ -289,7 +309,7 @@ class Explored:
     def settle(self):
         """Until nothing moves: then the picture is the shown step's."""
         self.tab.evaluate("window.still = [0, -1]")
-        self.until(STILL)  # asked once for each of the browser's pictures
+        self.until(STILL, polling="raf")  # asked once for each of the browser's pictures
 
     def picture(self):
         """The canvas as it is on the screen: [height, width, 3], one pixel per CSS pixel."""

@@ -33,16 +33,19 @@ def same(shown, value):
 
 
 def check_against_the_api(explored):
-    """The shown step's every number, and the sums up to it. Returns what is shown."""
-    steps = explored.steps(explored.state["step"] + 1)
-    stats, step = explored.stats(), steps[-1]
+    """The shown step's every number, and the sums up to it."""
+    check_numbers(explored.stats(), explored.steps(explored.state["step"] + 1))
+
+
+def check_numbers(stats, steps):
+    """What is shown of the last of these steps."""
+    step = steps[-1]
     for name, wire in NUMBERS.items():
         shown, source = stats[name]
         assert same(shown, step[name]), f"{name}: the page says {shown}, the engine {step[name]}"
         assert source == wire.source
     for total, name in TOTALS.items():
         assert int(stats[total][0]) == sum(int(step[name]) for step in steps), total
-    return stats
 
 
 def check_formulas(model, stats, prompt):
@@ -73,17 +76,16 @@ def test_each_number_of_64_steps(explored, cache):
     explored.pace(None)
     explored.press("Space")
     explored.until_state("done")
-    lengths, model = [], explored.get("model")
-    for step in range(STEPS):
-        explored.scrub(step) if step % 10 == 0 else explored.press("ArrowRight")
-        explored.until(f"window.__explorer.state.step === {step}")
-        stats = check_against_the_api(explored)
+    explored.scrub(0)
+    steps, model, lengths = explored.api("/trace.json")["steps"], explored.get("model"), []
+    for step, stats in enumerate(explored.walk(STEPS - 1)):
         assert stats["step"][0] == str(step)
+        check_numbers(stats, steps[: step + 1])
         check_formulas(model, stats, prompt)
         lengths.append(int(stats["length"][0]))
     naive = range(prompt, prompt + STEPS)
     forward = sum(lengths)
-    assert forward == (prompt + STEPS - 1 if cache else sum(naive))
+    assert len(lengths) == STEPS and forward == (prompt + STEPS - 1 if cache else sum(naive))
     assert explored.stats()["total_forward_tokens"][0] == str(forward)
 
 
@@ -114,9 +116,8 @@ def test_the_recorded_run_shows_the_golden_numbers(explored, server):
     chooser.value.set_files(ROOT / "web" / "public" / "recorded.json")
     explored.until_state("replay")
     recorded = explored.get("recorded.json")
-    for n, step in enumerate(recorded["steps"]):
-        explored.scrub(n)
-        stats = explored.stats()
+    explored.scrub(0)
+    for step, stats in zip(recorded["steps"], explored.walk(len(recorded["steps"]) - 1), strict=True):
         for name in NUMBERS:
             assert same(stats[name][0], step[name]), name
     text = explored.tab.locator("[data-text]").evaluate("e => e.textContent")

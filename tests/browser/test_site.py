@@ -72,7 +72,6 @@ def test_each_recorded_figure_is_shown_both_ways(visited, folder):
         for on, steps in ((True, trace["steps"]), (False, half["steps"])):
             visited.tab.get_by_role("button", name="KV cache" if on else "No cache").click()
             for step in (0, len(steps) // 2, len(steps) - 1):
-                visited.press("Home")
                 visited.scrub(step)
                 shown = visited.stats()
                 for name in ("layer_tokens", "flops", "kv_resident", "kv_read", "step_us", "seq_len"):

@@ -97,7 +97,7 @@ def test_a_run_ends_in_its_sums(explored, without):
     assert "summary_reused" not in stats, "the card says it in words"
     card = explored.tab.locator(".result").inner_text()
     assert "Stopped at 6 tokens" in card and "finished" not in card
-    assert "Without the cache it" in card and "the computing" in card
+    assert "The whole text without the cache:" in card and "the computing" in card
     bright = explored.tab.locator(".bright, .run:not(.calm)")
     assert bright.all_inner_texts() == [f"Run it {'with' if done == naive else 'without'} the cache"]
     explored.until("document.querySelector('.result-bars').ariaBusy !== 'true'")

@@ -81,7 +81,7 @@ async function join(id: string): Promise<void> {
   try {
     const answer = await fetch(api.address(`runs/${id}/trace.json`));
     if (!answer.ok) throw new Error("The server has no such run any more. A run ends with its server, or when nobody looks at it.");
-    void free();
+    void release();
     const found = readTrace(await answer.text(), "live", id);
     cache.value = found.state.value.cache;
     joined.value = id;
@@ -216,10 +216,11 @@ async function begin(make: () => Promise<RunCard>, stopAt: number | null = null,
   try {
     const card = await make().catch(async (error: unknown) => {
       if (!frees || !(error instanceof api.ApiError) || error.kind !== "capacity") throw error;
-      await free(); // the runs of this page may be what takes the room
+      await release(); // the runs of this page may be what takes the room
+      link.value = "lost"; // where there is no room for the next one either, the shown one can be built again
       return make();
     });
-    if (frees) void free();
+    if (frees) void release();
     adopt(new Run(model.value, card, "live"));
     if (stopAt === null) player.play();
     else player.stepLater(stopAt + 1);
@@ -230,7 +231,7 @@ async function begin(make: () => Promise<RunCard>, stopAt: number | null = null,
   }
 }
 
-/** Shows a live run at its end, and follows it. What was shown before stays on the server, until `free`. */
+/** Shows a live run at its end, and follows it. What was shown before stays on the server, until `release`. */
 export function adopt(next: Run): void {
   kin.add(next);
   resultClosed.value = false;
@@ -298,7 +299,7 @@ export function isLost(): boolean {
 export async function openTrace(file: File): Promise<void> {
   try {
     const opened = readTrace(await file.text(), "file", file.name);
-    release();
+    void release();
     show(opened, opened.count.value - 1);
     problem.value = null;
   } catch (error) {
@@ -308,7 +309,7 @@ export async function openTrace(file: File): Promise<void> {
 
 /** Nothing is shown: the page offers something to begin with. */
 export function leave(): void {
-  release();
+  void release();
   batch(() => {
     run.value = null;
     problem.value = null;
@@ -321,9 +322,10 @@ export function retryNow(): void {
   live.retryNow();
 }
 
-function release(): void {
-  void free();
+/** Ends the page's runs on the server, whose stream would ask after them otherwise. */
+function release(): Promise<void> {
   live.detach();
+  return free();
 }
 
 function show(next: Run, index: number): void {

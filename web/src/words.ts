@@ -34,7 +34,7 @@ export const author = computed(() => {
   const model = card.value;
   if (model === null) return "";
   const size = weights(model.block_weights + model.head_weights);
-  return `by ${modelName(model.name)}, ${size} weights${model.name === OURS ? ", trained on short stories" : ""}`;
+  return `model: ${modelName(model.name)}, ${size} weights${model.name === OURS ? ", trained on short stories" : ""}`;
 });
 
 const REASONS: Record<string, string> = {

@@ -5,7 +5,7 @@ import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { call, post } from "../api";
 import * as form from "../form";
-import { count, plural } from "../format";
+import { count, figures, plural } from "../format";
 import { model, site } from "../store";
 import { quoted } from "../text";
 import { BEAM_CARD, type BeamCard, type BeamNode } from "../schema/beams";
@@ -49,7 +49,7 @@ export default function Beams() {
 
 function result({ beams, gain, parted }: BeamCard): string {
   if (parted === null) return `The best of ${beams} beams is the text that greedy decoding writes.`;
-  return `The best of ${beams} beams is ${gain.toFixed(2)} nat more probable than greedy decoding, which parts after ${plural(parted, "token")}.`;
+  return `The best of ${beams} beams is ${figures(Math.exp(gain))} times as probable as the text of greedy decoding, which parts after ${plural(parted, "token")}.`;
 }
 
 function Dials() {

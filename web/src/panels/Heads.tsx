@@ -57,8 +57,8 @@ export default function Heads() {
   return (
     <>
       <Lead result={found && present() ? result(found) : ""}>
-        Every attention head of every layer, named by what it reads in this text. Choose one: the beams on the stage show
-        it, and its whole matrix is below.
+        Every attention head, layers down and heads across, named by what it reads in this text. Choose one: the beams on
+        the stage show it, and its whole matrix is below.
       </Lead>
       {!present() ? (
         <Nothing />

@@ -7,7 +7,7 @@ export function Lead({ result = "", children }: { result?: string; children: Com
   if (result === "") return <p class="panel-lead">{children}</p>;
   return (
     <>
-      <p class="panel-result">{result}</p>
+      <p class="panel-result">{result.replaceAll(" %", "\u00a0%")}</p>
       <p class="panel-lead about">{children}</p>
     </>
   );

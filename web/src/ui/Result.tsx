@@ -49,7 +49,7 @@ export function Result() {
         {end !== null && <span class={end.cut ? "result-end cut" : "result-end"}>{end.text}</span>}
       </p>
       <p class="result-times">
-        <span class="result-lead">Without the cache it {uncached ? "took" : "would take"}</span>
+        <span class="result-lead">The whole text without the cache:</span>
         <Exact of={sum} name="times" class="huge" />
         <span class="result-lead">the computing</span>
       </p>
