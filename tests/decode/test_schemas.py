@@ -241,6 +241,17 @@ KINDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
         [6, 2],
         {"b": 2},
     ),
+    "references to schemas without values": (
+        {
+            "properties": {"a": {"$ref": "#/definitions/none"}, "b": {}, "c": {"$ref": "#/definitions/lacking"}},
+            "definitions": {
+                "none": {"not": {"type": ["null", "boolean", "number", "string", "array", "object"]}},
+                "lacking": {"type": "object", "required": ["d"], "additionalProperties": False},
+            },
+        },
+        {"b": 1},
+        {"c": {}},
+    ),
     "required and not listed": (_AB | {"required": ["c"]}, {"c": 1}, {"a": 1}),
 }
 

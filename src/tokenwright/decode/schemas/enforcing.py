@@ -76,6 +76,8 @@ class _Maker:
     def made(self, schema: Any, place: Place, *, close: bool) -> Any:
         if not isinstance(schema, Mapping):
             return schema
+        if place and not self._references.types(schema):
+            return False  # llguidance takes no reference to a schema without values
         if (listed := self._listed(schema, place)) is not None:
             return {"enum": listed} if listed else False
         schema = self._references.terse(schema)
