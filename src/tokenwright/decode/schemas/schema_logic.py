@@ -123,7 +123,8 @@ class References:
         found -= self._whole_types(schema.get("not", False))
         known, other = _mapping(schema.get("properties")), schema.get("additionalProperties")
         if other is False and not _mapping(schema.get("patternProperties")):
-            found -= {"object"} if any(one not in known for one in _listed(schema.get("required", []))) else set()
+            lacking = any(isinstance(one, str) and one not in known for one in _listed(schema.get("required", [])))
+            found -= {"object"} if lacking else set()
         self._types[id(schema)] = schema, found
         return found
 
