@@ -4,8 +4,9 @@
 
 The model, its cache, its template and its grammar are real; only the choice of the next token is the script's. A script
 is a list of turns. A conversation that has tools gets the turn whose number is that of the answers in it so far, and
-the last turn for ever after; every other conversation gets the text of `ASIDE`. A turn is a text, or a call: arguments
-by the name of the tool, of which the first that the client has is called:
+the last turn for ever after. A conversation without tools gets what `answers` says for a text in its last message, and
+otherwise the text of `ASIDE`. A turn is a text, or a call: arguments by the name of the tool, of which the first that
+the client has is called:
 
     [{"Bash": {"command": "echo one"}, "exec_command": {"cmd": "echo one"}}, "All is done."]
 """
@@ -79,7 +80,7 @@ class Forced:
 
 @dataclass
 class Turned:
-    """A request of a conversation with tools, as the server read it. turn: the number of the script's."""
+    """A request of a conversation with tools or an answer, as the server read it. turn: the number of the script's."""
 
     turn: int
     tools: list[str]
@@ -89,19 +90,21 @@ class Turned:
 
 @dataclass
 class Script:
-    """What the model writes. log: what it was asked, conversations with tools alone."""
+    """What the model writes. log: what it was asked, without conversations that got `ASIDE`."""
 
     turns: Sequence[Turn]
+    answers: Mapping[str, str] = field(default_factory=dict)
     log: list[Turned] = field(default_factory=list)
 
     def of(self, wanted: GenerationRequest, prompt: int) -> Turn:
-        if not wanted.tools or wanted.tool_choice == "none":
+        messages, called = wanted.messages or (), wanted.tools and wanted.tool_choice != "none"
+        answer = next((text for key, text in self.answers.items() if key in str(messages[-1]["content"])), None)
+        if answer is None and not called:
             return ASIDE
-        messages = wanted.messages or ()
         turn = sum(message["role"] == "assistant" for message in messages)
         results = [str(message["content"]) for message in messages if message["role"] == "tool"]
         self.log.append(Turned(turn, [tool.name for tool in wanted.tools], prompt, results))
-        return self.turns[min(turn, len(self.turns) - 1)]
+        return self.turns[min(turn, len(self.turns) - 1)] if called else answer or ASIDE
 
     def preprocessor(self) -> type[Preprocessor]:
         """The server's own, whose requests write what the script says."""
@@ -150,9 +153,11 @@ def make_model(folder: Path) -> Path:
 
 
 @contextmanager
-def scripted(turns: Sequence[Turn], folder: Path, port: int = 0) -> Iterator[tuple[Talker, Script]]:
+def scripted(
+    turns: Sequence[Turn], folder: Path, port: int = 0, answers: Mapping[str, str] | None = None
+) -> Iterator[tuple[Talker, Script]]:
     """A running server with this script; its model is named "tiny"."""
-    script, made = Script(turns), make_model(folder)
+    script, made = Script(turns, answers or {}), make_model(folder)
     explorer = Explorer("tiny", lambda report: LLM(made, pages=PAGES, page_size=64, report=report))
     app = make_app(explorer, Policy.of(None), None)
     with (

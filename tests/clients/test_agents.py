@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.clients.packages import npm_programs
 from tests.clients.scripted import Script, Turn, scripted
 from tests.serve.talking import Talker
 
@@ -23,7 +24,6 @@ WORDS = ("one", "two", "three", "four", "five")
 DONE = "All five are done."
 ASKED = "Run five commands."
 MOST_S = 600
-OFFLINE = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ENETUNREACH", "ENOTCACHED")
 
 
 def call_of(word: str) -> Turn:
@@ -110,19 +110,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Talker, S
         yield running
 
 
-def installed(folder: Path, *packages: str) -> Path:
-    """The folder of the packages' programs; skips where the registry cannot be reached."""
-    quiet = ("--no-audit", "--no-fund", "--prefer-offline", "--fetch-retries=1", "--prefix", str(folder))
-    done = subprocess.run(
-        ["npm", "install", *quiet, *packages], cwd=folder, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        code = re.search(r"code (E\w+)", done.stderr)
-        assert code is not None and code[1] in OFFLINE, done.stderr
-        pytest.skip(f"npm's registry cannot be reached ({code[1]})")
-    return folder / "node_modules/.bin"
-
-
 def cached(url: str) -> float:
     """The prompt tokens so far whose K and V were found again."""
     found = re.search(r"^tokenwright_cached_tokens_total (\S+)$", httpx.get(f"{url}/metrics").text, re.MULTILINE)
@@ -130,12 +117,21 @@ def cached(url: str) -> float:
     return float(found[1])
 
 
+def found_again(name: str, prompts: list[int], tokens: float) -> float:
+    """The share of later prompts that was found in the cache, printed."""
+    share = tokens / sum(prompts[1:])
+    print(
+        f"{name}: {len(prompts)} turns, {prompts[-1]:,} tokens at the end, {share:.1%} of the later prompts found again"
+    )
+    return share
+
+
 @pytest.mark.skipif(not (shutil.which("node") and shutil.which("npm")), reason="there is no Node with npm here")
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.sweep] * (one in HEAVY)) for one in AGENTS])
 def test_an_agent_calls_its_tools_five_times(server: tuple[Talker, Script], tmp_path: Path, name: str) -> None:
     talker, script = server
     agent, home, before = AGENTS[name], tmp_path / "home", cached(talker.url)
-    programs = installed(tmp_path, agent.package)
+    programs = npm_programs(tmp_path, agent.package)
     script.log.clear()
     for file, text in agent.settings(talker.url).items():
         (home / file).parent.mkdir(parents=True, exist_ok=True)
@@ -160,8 +156,4 @@ def test_an_agent_calls_its_tools_five_times(server: tuple[Talker, Script], tmp_
     assert all(word in result for word, result in zip(own, last.results, strict=True)), last.results
     prompts = [one.prompt for one in script.log]
     assert all(one <= two for one, two in pairwise(prompts))
-    share = (cached(talker.url) - before) / sum(prompts[1:])
-    print(
-        f"{name}: {len(prompts)} turns, {prompts[-1]:,} tokens at the end, {share:.1%} of the later prompts found again"
-    )
-    assert share > 0.9, prompts
+    assert found_again(name, prompts, cached(talker.url) - before) > 0.9, prompts

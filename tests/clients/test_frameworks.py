@@ -3,14 +3,14 @@
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.clients.packages import npm_programs, pypi_programs
 from tests.clients.scripted import Turn, scripted
-from tests.clients.test_agents import MOST_S, installed
+from tests.clients.test_agents import MOST_S
 
 HERE = Path(__file__).parent
 ANSWER = "It is warm in both."
@@ -49,7 +49,7 @@ def answers(command: list[str | Path], folder: Path) -> dict[str, list[str]]:
 
 @pytest.mark.skipif(not (shutil.which("node") and shutil.which("npm")), reason="there is no Node with npm here")
 def test_frameworks_of_npm_call_their_tool(url: str, tmp_path: Path) -> None:
-    installed(tmp_path, *NPM)
+    npm_programs(tmp_path, *NPM)
     shutil.copy(HERE / "frameworks.mjs", tmp_path)
     found = answers(["node", "frameworks.mjs", url], tmp_path)
     assert len(found) == 7
@@ -58,10 +58,6 @@ def test_frameworks_of_npm_call_their_tool(url: str, tmp_path: Path) -> None:
 
 
 def test_strands_calls_its_tool(url: str, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "own"], check=True)
-    python = tmp_path / "own/bin/python"
-    done = subprocess.run([python, "-m", "pip", "install", "--quiet", *PYPI], capture_output=True, check=False)
-    if done.returncode:
-        pytest.skip("PyPI cannot be reached")
+    python = pypi_programs(tmp_path, *PYPI) / "python"
     found = answers([python, HERE / "strands_agents.py", url], tmp_path)
     assert found == dict.fromkeys(found, CALLED) and len(found) == 4

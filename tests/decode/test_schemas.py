@@ -49,6 +49,8 @@ def compiled(schema: dict[str, Any]) -> str:
         ({"$defs": {"a": {"unevaluatedItems": False}}, "$ref": "#/$defs/a"}, ["$defs.a.unevaluatedItems"]),
         ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, ["uniqueItems"]),
         ({"type": "array", "items": {"type": "string"}, "uniqueItems": False}, []),
+        ({"additionalProperties": {"type": "null"}, "minProperties": 2}, ["minProperties"]),
+        ({"additionalProperties": {"type": "null"}, "minProperties": 1}, []),
         ({"oneOf": [{"type": "integer", "multipleOf": 2}, {"type": "integer", "multipleOf": 3}]}, ["oneOf"]),
         ({"oneOf": [{"format": "ipv4"}, {"format": "ipv6"}]}, ["oneOf"]),
         ({"type": "object", "properties": {"not": {"type": "string"}}}, []),
@@ -240,6 +242,27 @@ KINDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
         },
         [6, 2],
         {"b": 2},
+    ),
+    "several properties of listed names": (
+        {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2},
+        {"a": 1, "c": 1},
+        {"b": 1},
+    ),
+    "several properties of a pattern's few names": (
+        {"patternProperties": {"^[a-d]$": {}}, "additionalProperties": False, "minProperties": 3},
+        {"a": 1, "c": 1, "d": 1},
+        {"a": 1, "b": 1},
+    ),
+    "references to schemas without values": (
+        {
+            "properties": {"a": {"$ref": "#/definitions/none"}, "b": {}, "c": {"$ref": "#/definitions/lacking"}},
+            "definitions": {
+                "none": {"not": {"type": ["null", "boolean", "number", "string", "array", "object"]}},
+                "lacking": {"type": "object", "required": ["d"], "additionalProperties": False},
+            },
+        },
+        {"b": 1},
+        {"c": {}},
     ),
     "required and not listed": (_AB | {"required": ["c"]}, {"c": 1}, {"a": 1}),
 }

@@ -60,9 +60,9 @@ def aborted(generation: Any) -> bool:
     return generation.completion().finish_reason is FinishReason.ABORTED
 
 
-def until(condition: Callable[[], object]) -> None:
+def until(condition: Callable[[], object], hangs_s: float = HANGS_S) -> None:
     """Wait for a condition; fails where it never comes."""
-    end = time.monotonic() + HANGS_S
+    end = time.monotonic() + hangs_s
     while not condition():
         assert time.monotonic() < end, "this never happens"
         time.sleep(0.005)

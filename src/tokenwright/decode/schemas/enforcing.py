@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from tokenwright.decode.schemas.mistakes import OF_NAMES, OF_ONE, SEVERAL, named
-from tokenwright.decode.schemas.patterns import parted, plain
+from tokenwright.decode.schemas.patterns import listed, parted, plain
 from tokenwright.decode.schemas.schema_logic import (
     RESTRICTING,
     References,
@@ -76,9 +76,11 @@ class _Maker:
     def made(self, schema: Any, place: Place, *, close: bool) -> Any:
         if not isinstance(schema, Mapping):
             return schema
+        if place and not self._references.types(schema):
+            return False  # llguidance takes no reference to a schema without values
         if (listed := self._listed(schema, place)) is not None:
             return {"enum": listed} if listed else False
-        schema = self._references.terse(schema)
+        schema = self._naming(self._references.terse(schema), place, close=close)
         found: Schema = {}
         more: list[Any] = []
         branches_close = close and not schema.get("properties")
@@ -109,6 +111,26 @@ class _Maker:
         if len(named(found.get("patternProperties"))) < len(named(schema.get("patternProperties"))):
             found.pop("additionalProperties", None)
         return self._closed(self._joined(found, more), close=close)
+
+    def _naming(self, schema: Mapping[str, Any], place: Place, *, close: bool) -> Mapping[str, Any]:
+        """A schema that demands several properties by their names, where they are listed and few.
+
+        Where others are allowed, `minProperties` is left out: a grammar counts a name again that is written again.
+        """
+        least, required = schema.get("minProperties"), schema.get("required", [])
+        if type(least) is not int or least <= max(1, len(required) if isinstance(required, list) else 0):
+            return schema
+        schema = _names_listed(schema)
+        given = schema.get("additionalProperties", not (close and schema.get("properties")))
+        if given is not False or schema.get("patternProperties"):
+            self._left_out((*place, "minProperties"))
+            return schema
+        known = [name for name, _ in named(schema.get("properties"))]
+        if not self._rewritten or len(known) > MOST_VALUES or "maxProperties" in schema:
+            return schema
+        ways = {"anyOf": [{"required": list(one)} for one in combinations(known, least)]}
+        kept = {name: value for name, value in schema.items() if name != "minProperties"}
+        return {**kept, "allOf": [*schema.get("allOf", ()), ways]}
 
     def _listed(self, schema: Mapping[str, Any], place: Place) -> list[Any] | None:
         """The values of a schema that lists some and says more about them; None: it lists none, or more is unknown."""
@@ -314,6 +336,16 @@ class _Maker:
 def _readable(pattern: Any) -> Any:
     """A pattern as a grammar reads it, or None."""
     return plain(pattern) if isinstance(pattern, str) and _LOOKS.search(pattern) else pattern
+
+
+def _names_listed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema whose properties are listed, in place of patterns of few names."""
+    patterns = schema.get("patternProperties")
+    if not isinstance(patterns, Mapping) or len(patterns) != 1 or schema.get("properties"):
+        return schema
+    [(pattern, one)] = patterns.items()
+    names = listed(pattern, MOST_VALUES)
+    return {**schema, "patternProperties": {}, "properties": dict.fromkeys(names, one)} if names else schema
 
 
 def _parts(schema: Any, *, within: bool) -> Iterator[str]:

@@ -60,6 +60,19 @@ def parted(patterns: tuple[str, ...]) -> dict[str, list[str]] | None:
     return found
 
 
+def listed(pattern: str, most: int) -> list[str]:
+    """The strings of a pattern of one character between anchors; none, if there are more than `most`."""
+    try:
+        tree = PatternReader(pattern).read()
+    except (UnreadError, RecursionError):
+        return []
+    if tree[0] != "cat" or [part[0] for part in tree[1:]] != ["begin", "set", "end"]:
+        return []
+    spans = tree[2][1]
+    few = sum(behind - first for first, behind in spans) <= most
+    return [chr(code) for span in spans for code in range(*span)] if few else []
+
+
 def _rewritten(pattern: str, *, other: bool) -> str | None:
     try:
         return (_combined([], [pattern]) if other else _combined([pattern], [])) or None
