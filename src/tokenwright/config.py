@@ -88,12 +88,14 @@ class Rope:
     """Rotary positions (arXiv 2104.09864) in the rotate-half order: dimension i of a head turns with i + size / 2.
 
     rotated: dimensions of a head that turn: the first rotated / 2 of each half; None: all of them. Checkpoints with
-    another order of the dimensions are put into this one when they are loaded.
+    another order of the dimensions are put into this one when they are loaded. spread: the dimensions that frequencies
+    are spread over; None: those that turn.
     """
 
     theta: float = 10000.0
     scaling: RopeScaling = NoScaling()
     rotated: int | None = None
+    spread: int | None = None
 
 
 def angle_length(positions: Learned | Alibi | Rope | None, limit: int) -> int | None:
@@ -199,10 +201,14 @@ class RecurrentState:
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """The cache of one layer per token, and its attention window in tokens, the token itself included (None: full)."""
+    """The cache of one layer per token, and its attention window in tokens, the token itself included (None: full).
+
+    source: the layer before whose K and V it reads; None: it has its own.
+    """
 
     layout: Heads | Latent | RecurrentState
     window: int | None = None
+    source: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +296,7 @@ class ModelConfig:
     scales: Scales = Scales()
     mixture: Mixture | None = None
     latent: LatentHeads | None = None
+    kv_shared: int = 0  # the last layers, which read K and V of layers before
     next_layers: int = 0  # layers after the last that predict further tokens (MTP): for drafts alone
     qk_norm_last: bool = False  # the norms of q and k stand behind the rotation
     out_gate: bool = False  # whether a sigmoid of the row weights what each head has read

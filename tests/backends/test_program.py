@@ -458,7 +458,7 @@ def test_the_rotary_cache_keeps_the_rows_of_streams_with_different_limits(monkey
     assert isinstance(rope, Rope) and isinstance(rope.scaling, DynamicScaling)
     monkeypatch.setattr(program, "ROTARY_POSITIONS", 4 * 1024)
     size, table = 16, RotaryTable(rope, 16)
-    rotary = RotaryCache((rope,), size)
+    rotary = RotaryCache({rope: size})
     made: list[int] = []
     rows = rotary._rows
     monkeypatch.setattr(rotary, "_rows", lambda start, stop, limit: made.append(limit) or rows(start, stop, limit))

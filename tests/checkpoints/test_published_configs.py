@@ -33,6 +33,25 @@ _QWEN_VL = {
     "vision_start_token_id": 151652, "vision_end_token_id": 151653, "image_token_id": 151655, "video_token_id": 151656,
 }  # fmt: skip
 
+_GEMMA4 = {
+    "architectures": ["Gemma4ForConditionalGeneration"], "audio_token_id": 258881, "boa_token_id": 256000,
+    "boi_token_id": 255999, "dtype": "bfloat16", "eoi_token_id": 258882, "eos_token_id": [1, 106],
+    "image_token_id": 258880, "model_type": "gemma4", "tie_word_embeddings": True, "video_token_id": 258884,
+    "vision_config": {"hidden_size": 1152}, "vision_soft_tokens_per_image": 280,
+}  # fmt: skip
+_GEMMA4_TEXT = {
+    "attention_bias": False, "attention_k_eq_v": False, "enable_moe_block": False, "final_logit_softcapping": 30.0,
+    "global_head_dim": 512, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 0,
+    "max_position_embeddings": 131072, "model_type": "gemma4_text", "num_kv_shared_layers": 0, "rms_norm_eps": 1e-06,
+    "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+    "use_bidirectional_attention": "vision", "use_double_wide_mlp": False, "vocab_size": 262144,
+    "vocab_size_per_layer_input": 262144,
+}  # fmt: skip
+_WINDOWS = ["sliding_attention"] * 5
+
 _QWEN_CODER = _LLAMA | {
     "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128,
     "hidden_size": 2048, "intermediate_size": 5472, "max_position_embeddings": 262144, "max_window_layers": 28,
@@ -276,6 +295,28 @@ RUN: dict[str, tuple[dict[str, Any], float]] = {  # with the parameters of the t
         },
         8.19,
     ),
+    "google/gemma-4-E2B-it": (
+        _GEMMA4 | {"text_config": _GEMMA4_TEXT | {"hidden_size": 1536, "hidden_size_per_layer_input": 256,
+                   "intermediate_size": 6144, "layer_types": [*_WINDOWS[:4], "full_attention"] * 7,
+                   "num_attention_heads": 8, "num_hidden_layers": 35, "num_key_value_heads": 1,
+                   "num_kv_shared_layers": 20, "sliding_window": 512, "use_double_wide_mlp": True}},
+        4.63,  # the text model
+    ),
+    "google/gemma-4-26B-A4B-it": (
+        _GEMMA4 | {"text_config": _GEMMA4_TEXT | {"attention_k_eq_v": True, "enable_moe_block": True,
+                   "hidden_size": 2816, "intermediate_size": 2112, "layer_types": [*_WINDOWS, "full_attention"] * 5,
+                   "moe_intermediate_size": 704, "num_attention_heads": 16, "num_experts": 128,
+                   "num_global_key_value_heads": 2, "num_hidden_layers": 30, "num_key_value_heads": 8,
+                   "sliding_window": 1024, "top_k_experts": 8}},
+        25.23,
+    ),
+    "google/gemma-4-31B-it": (
+        _GEMMA4 | {"text_config": _GEMMA4_TEXT | {"attention_k_eq_v": True, "hidden_size": 5376,
+                   "intermediate_size": 21504, "layer_types": [*_WINDOWS, "full_attention"] * 10,
+                   "num_attention_heads": 32, "num_global_key_value_heads": 4, "num_hidden_layers": 60,
+                   "num_key_value_heads": 16, "sliding_window": 1024}},
+        30.7,
+    ),
     "bigscience/bloom-560m": (BLOOM | {"n_embed": 1024, "n_layer": 24, "num_attention_heads": 16, "seq_length": 2048,
                               "vocab_size": 250880}, 0.56),
     "mosaicml/mpt-7b": (MPT | {"d_model": 4096, "max_seq_len": 2048, "n_heads": 32, "n_layers": 32,
@@ -291,12 +332,7 @@ NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what 
     "google/gemma-3n-E2B-it": (
         {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": {"altup_num_inputs": 4,
          "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 10}},
-        "embeddings for each layer, several residual streams (AltUp), K and V that layers share",
-    ),
-    "google/gemma-4-31b-it": (
-        {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {"global_head_dim": 512,
-         "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}},
-        "heads of another size in layers with full attention",
+        "several residual streams (AltUp)",
     ),
     "moonshotai/Kimi-K3": (
         {"architectures": ["KimiK3ForConditionalGeneration"], "text_config": {"linear_attn_config": {"head_dim": 128}}},

@@ -76,6 +76,11 @@ class Kind:
 
 TWO = {"num_hidden_layers": 2}  # where all layers are of one kind: the least that can be mistaken for one another
 CUT = {"sliding_window": WINDOW}
+# Heads of two sizes, keys and values of one projection, experts beside the MLP.
+FULLER: dict[str, Any] = CUT | {
+    "attention_k_eq_v": True, "enable_moe_block": True, "hidden_size_per_layer_input": 0, "moe_intermediate_size": 32,
+    "num_experts": 6, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0, "top_k_experts": 2,
+}  # fmt: skip
 SINKED: dict[str, Any] = {"window": WINDOW, "sinks": SINKS, "keeps": WINDOWED}
 
 KINDS = {
@@ -93,6 +98,8 @@ KINDS = {
     "LayerNorm": Kind("starcoder2", TWO | CUT, keeps=WINDOWED),
     "soft caps": Kind("gemma2", CUT, keeps=BOTH),
     "two rotations + sinks": Kind("gemma3", **SINKED),
+    "shared keys and values": Kind("gemma4", CUT, keeps=BOTH),
+    "values from keys": Kind("gemma4", FULLER, keeps=BOTH),
     "side by side": Kind("neox", TWO),
     "latent": Kind("deepseek2"),
     "short convolutions": Kind("lfm2", keeps=STATES),

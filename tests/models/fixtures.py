@@ -205,6 +205,25 @@ _GEMMA3: dict[str, Any] = {
     "use_cache": True, "vocab_size": VOCAB,
 }  # fmt: skip
 
+_GEMMA4: dict[str, Any] = {
+    "architectures": ["Gemma4ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attention_k_eq_v": False, "bos_token_id": 1, "dtype": "float32", "enable_moe_block": False,
+    "eos_token_id": [2, 4], "final_logit_softcapping": 30.0, "global_head_dim": 48, "head_dim": 32,
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 64, "hidden_size_per_layer_input": 24,
+    "initializer_range": 0.02, "intermediate_size": 48,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "max_position_embeddings": 512, "model_type": "gemma4_text", "moe_intermediate_size": None,
+    "num_attention_heads": 4, "num_experts": None, "num_global_key_value_heads": None, "num_hidden_layers": 4,
+    "num_key_value_heads": 2, "num_kv_shared_layers": 2, "pad_token_id": 0, "rms_norm_eps": 1e-06,
+    "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+    "sliding_window": 48, "tie_word_embeddings": True, "top_k_experts": None, "transformers_version": "5.5.0",
+    "use_bidirectional_attention": None, "use_cache": True, "use_double_wide_mlp": True, "vocab_size": VOCAB,
+    "vocab_size_per_layer_input": VOCAB,
+}  # fmt: skip
+
 _GEMMA3_VISION: dict[str, Any] = {
     "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999,
     "eoi_token_index": 256000, "eos_token_id": [2, 4], "image_token_index": 262144,
@@ -473,6 +492,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     **hybrids.VARIANTS,
     "mpt": biased.MPT,
     "gemma3-vision": _GEMMA3_VISION,
+    "gemma4": _GEMMA4,
     "neox-serial": _NEOX | {"use_parallel_residual": False, "rotary_pct": 1.0},
     "cohere-norms": _COHERE | {"use_qk_norm": True},
     "olmo3": _OLMO3,

@@ -335,9 +335,37 @@ def mpt(random: Random) -> Config:
     }
 
 
+def gemma4(random: Random) -> Config:
+    """Layers of both kinds, the last of which may read K and V of others; inputs of each layer or none."""
+    base = _base(random)
+    kinds = ["full_attention", "sliding_attention"]
+    more, inputs = [random.choice(kinds) for _ in range(random.randint(1, 3))], random.choice([0, 8, 24])
+    full = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": random.choice([0.25, 0.5, 1.0])}
+    plain = {"rope_type": "default", "rope_theta": 10000.0}
+    return base | {
+        "model_type": "gemma4_text",
+        "num_hidden_layers": len(more) + 3,
+        "layer_types": [*random.sample(kinds, 2), *more, "full_attention"],
+        "sliding_window": random.choice([8, 24]),
+        "global_head_dim": random.choice([16, 32, 48]),
+        "num_global_key_value_heads": random.choice([None, 1, base["num_attention_heads"]]),
+        "attention_k_eq_v": random.random() < 0.5,
+        "num_kv_shared_layers": random.choice([0, 1, 1 + len(more)]) if inputs else 0,  # transformers has no other
+        "use_double_wide_mlp": random.random() < 0.5,
+        "hidden_size_per_layer_input": inputs,
+        "vocab_size_per_layer_input": VOCAB,
+        "final_logit_softcapping": random.choice([None, 30.0]),
+        "enable_moe_block": random.random() < 0.4,
+        "num_experts": 6,
+        "top_k_experts": random.randint(1, 3),
+        "moe_intermediate_size": random.choice([32, 48]),
+        "rope_parameters": {"full_attention": random.choice([full, full, plain]), "sliding_attention": plain},
+    }
+
+
 MAKERS: tuple[Callable[[Random], Config], ...] = (
     *(lfm2, lfm2_moe, qwen3_next, qwen3_5, olmo_hybrid, granite, bamba, falcon_h1, mamba2, nemotron_h),
-    *(bloom, mpt, jamba, mamba, falcon_mamba, kimi_linear),
+    *(bloom, mpt, jamba, mamba, falcon_mamba, kimi_linear, gemma4),
 )
 
 
@@ -378,6 +406,10 @@ _LLAMA3: Config = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
 }
+_BOTH_ROPES: Config = {
+    "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 # Architectures whose arithmetic is that of others but for a few facts.
 PLAIN: dict[str, Config] = {
     "afmoe": _SLIDING
@@ -394,6 +426,7 @@ PLAIN: dict[str, Config] = {
     "cwm": _SLIDING | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "dots1": _ROUTED | {"sliding_window": None},
     "gemma": {"head_dim": 32},
+    "gemma4_unified_text": _SLIDING | {"global_head_dim": 32, "rope_parameters": _BOTH_ROPES, "attention_k_eq_v": True},
     "vaultgemma": _SLIDING | {"query_pre_attn_scalar": 32},
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE | {"shared_intermediate_size": 64},

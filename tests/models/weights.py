@@ -33,6 +33,8 @@ def make_model(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=random))
+            elif name.endswith("layer_scalar"):
+                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=random))
     return model.eval()
 
 
@@ -83,10 +85,11 @@ def _scale_fused(name: str, weight: torch.Tensor, config: dict[str, Any]) -> Non
 
 
 def _shaped_norm(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
-    centred = any(kind in config["model_type"] for kind in ("gemma", "qwen3_next", "qwen3_5"))
+    unscaled = config["model_type"].startswith("gemma4")  # its scores are q k alone
+    centred = not unscaled and any(kind in config["model_type"] for kind in ("gemma", "qwen3_next", "qwen3_5"))
     one = 0.0 if centred and "linear_attn" not in name else 1.0  # such norms multiply by 1 + weight
     if any(part in name for part in ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "y_layernorm")):
-        return one + 0.85 + 0.1 * noise
+        return one + (-0.4 if unscaled else 0.85) + 0.1 * noise
     return one + 0.1 * noise
 
 
@@ -125,6 +128,11 @@ def stored_tensors(
         tensors = {name.removeprefix("transformer.") if kind == "bloom" else name: one for name, one in tensors.items()}
     elif config["model_type"] == "deepseek_v3":
         tensors |= _next_layer(config)
+    elif config["model_type"] == "gemma4_text":  # as published, with K and V of layers that read those of others
+        for i in range(config["num_hidden_layers"] - config["num_kv_shared_layers"], config["num_hidden_layers"]):
+            at = f"model.layers.{i}.self_attn"
+            tensors |= {f"{at}.{one}.weight": torch.zeros(1, 1) for one in ("k_proj", "v_proj")}
+            tensors[f"{at}.k_norm.weight"] = torch.zeros(1)
     elif config["model_type"] == "gemma3":  # as published; transformers renames them when it loads them
         tensors = {_as_published(name): value for name, value in tensors.items()}
     else:
@@ -150,7 +158,7 @@ def _each_expert(
         return [(f"{name}_blocks", blocks), (f"{name}_scales", scales)]
     if model_type == "granitemoehybrid" and not experts:
         return [(name.replace("router.weight", "router.layer.weight"), value)]
-    if not experts or model_type in ("gpt_oss", "qwen3_5_moe_text"):
+    if not experts or model_type in ("gpt_oss", "qwen3_5_moe_text", "gemma4_text"):
         return [(name, value)]
     if model_type == "granitemoehybrid":  # as published: the experts of a layer in one tensor
         return [(f"{at}.{'input' if part == 'gate_up_proj' else 'output'}_linear.weight", value)]

@@ -264,6 +264,14 @@ def each_of(kind: type[Op], **facts: object) -> Callable[[Graph], Graph]:
     )
 
 
+def each_input(**facts: object) -> Callable[[Graph], Graph]:
+    def faulty(graph: Graph) -> Graph:
+        ops = (replace(op, inputs=replace(op.inputs, **facts)) if isinstance(op, MLP) else op for op in graph.blocks)
+        return replace(graph, blocks=tuple(ops))
+
+    return faulty
+
+
 GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
     **{(kind, "positions not scaled"): plainly_rotated for kind in ("llama3", "linear", "yarn", "phi3-long")},
     ("gpt2", "another activation"): other_activation,
@@ -299,6 +307,12 @@ GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
     ("gemma3", "one rotation in all layers"): global_rotation,
     ("gemma3", "positions not scaled"): plainly_rotated,
     ("gemma3", "no norms of q and k"): no_head_norms,
+    ("gemma4", "values without a norm"): each_of(Attention, v_norm=None),
+    ("gemma4", "residual stream without a factor"): each_of(MLP, stream=None),
+    ("gemma4", "inputs of the first layer in all"): each_input(at=0),
+    ("gemma4", "frequencies of a smaller head"): each_attention(
+        lambda op: replace(op, rotary=op.rotary and replace(op.rotary, spread=None))
+    ),
     ("cohere", "one after the other"): one_after_the_other,
     ("cohere", "logits as computed"): lambda graph: replace(graph, head=replace(graph.head, scale=1.0)),
     ("cohere-norms", "no norms of q and k"): no_head_norms,

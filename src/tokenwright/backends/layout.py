@@ -32,7 +32,7 @@ def format_of(name: str, form: WeightFormat) -> WeightFormat:
     """
     if form.quantised and name.endswith(_ROUTING):
         return WeightFormat("float32")
-    return FINER if form.name == "int4" and name in ("embed", "head") else form
+    return FINER if form.name == "int4" and name in ("embed", "head", "layer_inputs.table") else form
 
 
 Formats = Mapping[str, WeightFormat]  # of the matrices, and parts of matrices, that do not follow the model's format

@@ -27,7 +27,7 @@ from tokenwright.backends.layout import Weights
 from tokenwright.backends.packed import LANES, Packed
 from tokenwright.errors import RequestError
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import MLP, Attention, Graph, Parallel
+from tokenwright.models.graph import MLP, Attention, Graph, Mixed, Parallel
 from tokenwright.models.latent import LatentAttention
 from tokenwright.models.op import Matrix, Op
 from tokenwright.models.recurrent import Recurrent
@@ -126,7 +126,8 @@ def _attention(op: Attention, place: RankPlace) -> tuple[Attention, dict[str, Ro
     heads, kv_heads = place.heads(op.heads, op.kv_heads)
     size, keys = op.head_size, op.heads * op.head_size
     values = keys + op.kv_heads * size
-    runs = [_shifted(heads, 0, size), _shifted(kv_heads, keys, size), _shifted(kv_heads, values, size)]
+    runs = [_shifted(heads, 0, size)]
+    runs += [_shifted(kv_heads, at, size) for at, made in zip((keys, values), op.projected[1:], strict=True) if made]
     if op.out_gate:
         runs.append(_shifted(heads, values + op.kv_heads * size, size))
     cuts = {op.qkv.name: RowCut(_joined(*runs))} | out
@@ -186,6 +187,11 @@ def _experts(op: Experts, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:
     down = _joined(*(_shifted(outputs, at * width) for at in range(op.experts)))
     cuts = {op.up.name: RowCut(_joined(*runs())), op.down.name: RowCut(down, width)}
     return op, cuts | (_pair(*op.shared, op.gated, place) if op.shared else {})
+
+
+@_cut.register
+def _mixed(op: Mixed, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:
+    return op, _mlp(op.mlp, place)[1] | _experts(op.experts, place)[1]
 
 
 @_cut.register

@@ -68,7 +68,10 @@ def stored(window: AttentionWindow, positions: range) -> range:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """The KV format of one layer: tokens from `first` on in the codecs `k` and `v`, earlier ones in `native`."""
+    """The KV format of one layer: tokens from `first` on in the codecs `k` and `v`, earlier ones in `native`.
+
+    source: the layer whose K and V it reads, whose format it has; None: it has its own.
+    """
 
     layout: Heads | Latent | RecurrentState
     window: AttentionWindow
@@ -76,19 +79,25 @@ class LayerSpec:
     v: Codec
     first: int = 0
     native: Codec = field(kw_only=True)
+    source: int | None = None
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The layer's parts, in the order of the text."""
+        """The parts that the layer reads, in the order of the text."""
         rest = Part(self.layout, replace(self.window, start=self.first), self.k, self.v)
         if not self.first:
             return (rest,)
         return Part(self.layout, replace(self.window, stop=self.first), self.native, self.native), rest
 
     @property
+    def own_parts(self) -> tuple[Part, ...]:
+        """The parts that it stores: none, if it reads another layer's."""
+        return self.parts if self.source is None else ()
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes of K and V that this layer stores for each token beyond the `first`."""
-        return self.layout.bytes_per_token(self.k, self.v)
+        return 0 if self.source is not None else self.layout.bytes_per_token(self.k, self.v)
 
     @property
     def state_bytes(self) -> int:
@@ -97,12 +106,12 @@ class LayerSpec:
 
     def nbytes(self, tokens: int) -> int:
         """Bytes that the layer keeps once `tokens` tokens are computed: what the next row can read."""
-        kept = sum(part.window.kept(tokens, tokens) * part.bytes_per_token for part in self.parts)
+        kept = sum(part.window.kept(tokens, tokens) * part.bytes_per_token for part in self.own_parts)
         return kept + (self.state_bytes if tokens else 0)
 
     def stored_bytes(self, positions: range) -> int:
         """Bytes of K and V of adjacent `positions`, expired ones included."""
-        return sum(len(part.stored(positions)) * part.bytes_per_token for part in self.parts)
+        return sum(len(part.stored(positions)) * part.bytes_per_token for part in self.own_parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +150,12 @@ def layer_specs(
         raise RequestError(
             f"this model keeps one latent for K and V together; give one kv format, not {str(kv)!r}", "kv"
         )
-    specs = []
+    specs: list[LayerSpec] = []
     for layer, size in enumerate(windows):
-        layout = model.kv[layer].layout
+        layout, source = model.kv[layer].layout, model.kv[layer].source
+        if source is not None:
+            specs.append(replace(specs[source], source=source))
+            continue
         attended = AttentionWindow() if size is None else AttentionWindow(size, sinks)
         if layer in native or states[layer] or k == v == plain:
             specs.append(LayerSpec(layout, attended, plain, plain, native=plain))
@@ -201,7 +213,7 @@ def group_layers(specs: Sequence[LayerSpec]) -> tuple[LayerGroup, ...]:
     """The groups of a model's layers, in the order of their first layers; one that keeps the whole text comes first."""
     layers: dict[Part, list[int]] = {}
     for index, spec in enumerate(specs):
-        for part in spec.parts:
+        for part in spec.own_parts:
             layers.setdefault(part, []).append(index)
     groups = [LayerGroup(part, tuple(found)) for part, found in layers.items()]
     return tuple(sorted(groups, key=lambda group: group.window != AttentionWindow()))

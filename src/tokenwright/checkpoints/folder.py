@@ -301,7 +301,7 @@ def _read_headers(folder: Path, family: Family, config: ModelConfig) -> tuple[_T
                 if tower_of(name) is None:
                     following[bare] = replace(one, shape=family.shape_of(bare, one.shape))
                 continue
-            if family.inert.fullmatch(bare):
+            if family.inert_in(bare, config):
                 continue
             if bare in found:
                 raise CheckpointError(

@@ -45,7 +45,7 @@ class CostModel:
     @cached_property
     def block_weights(self) -> int:
         """P_b: the weights of all blocks that each row is multiplied with."""
-        return sum(op.multiplied for op in self.graph.blocks)
+        return self.graph.embed.multiplied + sum(op.multiplied for op in self.graph.blocks)
 
     @property
     def head_weights(self) -> int:
@@ -67,13 +67,18 @@ class CostModel:
 
     @cached_property
     def _parts(self) -> Counter[Part]:
-        """The number of layers with each part."""
+        """The number of layers that read each part."""
         return Counter(part for spec in self.specs for part in spec.parts)
+
+    @cached_property
+    def _own_parts(self) -> Counter[Part]:
+        """The number of layers that store each part."""
+        return Counter(part for spec in self.specs for part in spec.own_parts)
 
     def kept_bytes(self, tokens: int) -> int:
         """Bytes that are kept once `tokens` tokens are computed: what the next row can read."""
         kept = sum(
-            count * part.bytes_per_token * part.window.kept(tokens, tokens) for part, count in self._parts.items()
+            count * part.bytes_per_token * part.window.kept(tokens, tokens) for part, count in self._own_parts.items()
         )
         return kept + (self.state_bytes if tokens else 0)
 
@@ -105,6 +110,7 @@ class CostModel:
         read, written = 0, 0
         for part, count in self._parts.items() if length else ():
             read += count * part.bytes_per_token * part.window.kept(start, stop)
+        for part, count in self._own_parts.items() if length else ():
             written += count * part.bytes_per_token * len(part.stored(range(start, stop)))
         if length:
             read += self.state_bytes if start else 0

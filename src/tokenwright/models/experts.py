@@ -44,7 +44,8 @@ class Experts(Op):
 
     up: for each expert its gates, if `gated`, then its values; down: each expert's outputs. So an expert is a run of
     rows of both. shared: such a pair of matrices for an expert that every row meets. correction: the name of the
-    learned biases [experts] of ranks.
+    learned biases [experts] of ranks. router_norm: that of the router's own input; None: it reads norm(x).
+    router_scale: of the router's results. weight_scales: the name of learned factors [experts] of weights, the last.
     """
 
     layer: int
@@ -59,12 +60,17 @@ class Experts(Op):
     residual_scale: float = 1.0
     correction: str | None = None
     gated: bool = True
+    router_norm: Norm | None = None
+    router_scale: float = 1.0
+    weight_scales: str | None = None
 
     @property
     def shapes(self) -> dict[str, Shape]:
         found = dict(self.norm.shapes) if self.norm else {}
-        if self.correction is not None:
-            found[f"{self.correction}.weight"] = (self.experts,)
+        found |= self.router_norm.shapes if self.router_norm else {}
+        for name in (self.correction, self.weight_scales):
+            if name is not None:
+                found[f"{name}.weight"] = (self.experts,)
         for matrix in self.matrices:
             found |= matrix.shapes
         return found | (self.post_norm.shapes if self.post_norm else {})

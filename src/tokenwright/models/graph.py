@@ -15,9 +15,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from tokenwright.config import Heads, LayerKV, Learned, RecurrentState, Rope, angle_length
+from tokenwright.models.experts import Experts
+from tokenwright.models.layer_inputs import InputGate, LayerInputs
 from tokenwright.models.op import XIELU, Activation, Matrix, Norm, Op, Scoring, Shape
 
 
@@ -25,31 +27,33 @@ from tokenwright.models.op import XIELU, Activation, Matrix, Norm, Op, Scoring, 
 class Embed(Op):
     """x = norm(scale times the table's row of each token), plus that of its position in a learned table, if any.
 
-    positions: the rows of that table. norm: None: no such norm.
+    positions: the rows of that table. norm: None: no such norm. inputs: what it makes for the layers beside x.
     """
 
     table: Matrix  # [vocabulary, width]
     positions: int | None = None
     scale: float = 1.0
     norm: Norm | None = None
+    inputs: LayerInputs | None = None
 
     @property
     def shapes(self) -> dict[str, Shape]:
         learned: dict[str, Shape] = _shapes(self.norm)
         if self.positions is not None:
             learned["positions.weight"] = (self.positions, self.table.inner)
-        return self.table.shapes | learned
+        return self.table.shapes | learned | (self.inputs.shapes if self.inputs else {})
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        return (self.table,)
+        return self.table, *(self.inputs.matrices if self.inputs else ())
 
     @property
     def multiplied(self) -> int:
-        return 0  # a lookup costs no FLOP
+        return self.inputs.project.out * self.inputs.project.inner if self.inputs else 0  # a lookup costs no FLOP
 
     def read(self, rows: int) -> dict[str, Shape]:  # noqa: ARG002
-        return {}  # negligible: a few rows of a large table
+        """Without the tables, of which a step reads a few rows."""
+        return self.inputs.project.shapes | self.inputs.norm.shapes if self.inputs else {}
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,9 @@ class Attention(Op):
     head, which the softmax counts as that of one more key, whose value is zero. out_gate: `qkv` has a fourth part, as
     large as q, whose sigmoid weights what the heads have read. kept: the next op reads x as it was before this one.
     slopes: ALiBi's of each head: slope (position of the key - that of the query) is added to a score, last of all; of a
-    sink's key the query is at most as far as the window would let it be.
+    sink's key the query is at most as far as the window would let it be. v_norm: over each head of v. values: of its
+    own projection, or of k's, whose result v then is before k's norm; `qkv` has no third part then. source: a layer
+    before with the same window, whose K and V this one reads; then `qkv` has no heads but q's.
     """
 
     layer: int
@@ -85,12 +91,21 @@ class Attention(Op):
     norms_last: bool = False
     kept: bool = False
     slopes: tuple[float, ...] = ()
+    v_norm: Norm | None = None
+    values: Literal["own", "keys"] = "own"
+    source: int | None = None
     adaptable: ClassVar[bool] = True
+
+    @property
+    def projected(self) -> tuple[int, int, int]:
+        """The heads of q, k and v that `qkv` makes."""
+        keys = 0 if self.source is not None else self.kv_heads
+        return self.heads, keys, keys if self.values == "own" else 0
 
     @property
     def shapes(self) -> dict[str, Shape]:
         learned: dict[str, Shape] = {} if self.sink_logits is None else {f"{self.sink_logits}.weight": (self.heads,)}
-        norms = _shapes(self.q_norm, self.k_norm, self.post_norm)
+        norms = _shapes(self.q_norm, self.k_norm, self.v_norm, self.post_norm)
         return _shapes(self.norm) | self.qkv.shapes | self.out.shapes | norms | learned
 
     @property
@@ -100,12 +115,12 @@ class Attention(Op):
     @property
     def products(self) -> Mapping[str, int]:
         row = self.qkv.inner * self.head_size
-        keys = row * self.kv_heads
-        return {"query": row * self.heads, "key": keys, "value": keys, "output": self.out.out * self.out.inner}
+        query, key, value = (row * heads for heads in self.projected)
+        return {"query": query, "key": key, "value": value, "output": self.out.out * self.out.inner}
 
     @property
     def kv(self) -> LayerKV:
-        return LayerKV(Heads(self.kv_heads, self.head_size), self.window)
+        return LayerKV(Heads(self.kv_heads, self.head_size), self.window, self.source)
 
     @property
     def pair_flops(self) -> int:
@@ -122,7 +137,8 @@ class MLP(Op):
 
     If gated, `up` gives the gates, then the values: down(act(gates) * values). factors: of the parts of `up`; none: 1.
     The activation xIELU (arXiv 2411.13010) has two curvatures that each MLP has learned, and a slope at 0:
-    `{learned}.alpha_p`, `.alpha_n` and `.beta`.
+    `{learned}.alpha_p`, `.alpha_n` and `.beta`. inputs: how the layer adds inputs of its own afterwards. stream: the
+    name of a learned factor, by which all of x is multiplied last.
     """
 
     layer: int
@@ -135,20 +151,25 @@ class MLP(Op):
     residual_scale: float = 1.0
     factors: tuple[float, ...] = ()
     learned: str | None = None
+    inputs: InputGate | None = None
+    stream: str | None = None
     adaptable: ClassVar[bool] = True
 
     @property
     def shapes(self) -> dict[str, Shape]:
         facts: dict[str, Shape] = {f"{self.learned}.{one}.weight": (1,) for one in XIELU if self.learned}
+        facts |= {f"{self.stream}.weight": (1,)} if self.stream else {}
+        facts |= self.inputs.shapes if self.inputs else {}
         return _shapes(self.norm) | self.up.shapes | self.down.shapes | _shapes(self.post_norm) | facts
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        return self.up, self.down
+        return self.up, self.down, *(self.inputs.matrices if self.inputs else ())
 
     @property
     def products(self) -> Mapping[str, int]:
-        return {"hidden": self.up.out * self.up.inner, "mlp_output": self.down.out * self.down.inner}
+        hidden = self.up.out * self.up.inner
+        return {"hidden": hidden, "mlp_output": self.multiplied - hidden}
 
 
 @dataclass(frozen=True)
@@ -182,6 +203,53 @@ class Parallel(Op):
     @property
     def rope(self) -> Rope | None:
         return self.attention.rope
+
+
+@dataclass(frozen=True)
+class Mixed(Op):
+    """x + post_norm(mlp(x) + experts(x)): both read the same x, each through norms of its own before and behind it.
+
+    inputs, stream: as in MLP.
+    """
+
+    mlp: MLP
+    experts: Experts
+    post_norm: Norm
+    inputs: InputGate | None = None
+    stream: str | None = None
+
+    @property
+    def layer(self) -> int:
+        return self.mlp.layer
+
+    @property
+    def parts(self) -> tuple[Op, ...]:
+        return self.mlp, self.experts
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return self.mlp.shapes | self.experts.shapes | self._own
+
+    @property
+    def _own(self) -> dict[str, Shape]:
+        learned: dict[str, Shape] = {f"{self.stream}.weight": (1,)} if self.stream else {}
+        return self.post_norm.shapes | learned | (self.inputs.shapes if self.inputs else {})
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.mlp.matrices + self.experts.matrices + (self.inputs.matrices if self.inputs else ())
+
+    @property
+    def multiplied(self) -> int:
+        own = sum(one.out * one.inner for one in (self.inputs.matrices if self.inputs else ()))
+        return self.mlp.multiplied + self.experts.multiplied + own
+
+    @property
+    def idle(self) -> int:
+        return self.experts.idle
+
+    def read(self, rows: int) -> dict[str, Shape]:
+        return self.mlp.shapes | self.experts.read(rows) | self._own
 
 
 @dataclass(frozen=True)
@@ -279,6 +347,17 @@ class Graph:
         sizes = {layer.layout.rotary_size for layer in self.kv if not isinstance(layer.layout, RecurrentState)}
         assert len(sizes) <= 1, "all layers have heads of one size"
         return sizes.pop() if sizes else 0
+
+    @cached_property
+    def rotary_sizes(self) -> Mapping[Rope, int]:
+        """For each of `ropes` the numbers of a key that it concerns."""
+        found: dict[Rope, int] = dict.fromkeys(self.ropes, 0)
+        for op in self.attention:
+            if op.rope is not None and op.kv is not None and not isinstance(op.kv.layout, RecurrentState):
+                size = op.kv.layout.rotary_size
+                assert found[op.rope] in (0, size), "heads of another size have another rotation"
+                found[op.rope] = size
+        return found
 
     @property
     def recurrent(self) -> tuple[int, ...]:

@@ -49,7 +49,8 @@ class RotaryTable:
 
     def _frequencies(self, theta: float) -> Doubles:
         # Python's power is rounded rightly more often than numpy's.
-        plain = np.array([theta ** -(at / self.rotated) for at in range(0, self.rotated, 2)])  # [rotated / 2]
+        over = self.rope.spread or self.rotated
+        plain = np.array([theta ** -(at / over) for at in range(0, self.rotated, 2)])  # [rotated / 2]
         match self.rope.scaling:
             case NoScaling() | DynamicScaling() | LongScaling():
                 return plain

@@ -55,7 +55,7 @@ class KVMemory:
         """Bytes of one token in all parts with the same window."""
         found: Counter[AttentionWindow] = Counter()
         for spec in self.specs:
-            for part in spec.parts if not spec.state_bytes else ():
+            for part in spec.own_parts if not spec.state_bytes else ():
                 found[part.window] += part.bytes_per_token
         return found
 

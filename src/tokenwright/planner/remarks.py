@@ -20,13 +20,17 @@ def remarks(plan: Plan) -> Iterator[str]:
     if plan.weights.quantised and not plan.blueprint.kept:
         finer = format_of("embed", plan.weights)
         embeddings = "" if finer == plan.weights else f", but embeddings and head as {finer}"
-        routers = ", routers in float32" if any(isinstance(op, Experts) for op in plan.graph.blocks) else ""
+        routers = (
+            ", routers in float32"
+            if any(isinstance(op, Experts) for one in plan.graph.blocks for op in one.parts)
+            else ""
+        )
         yield (
             f"{plan.weights} weights: matrices along their input {_grouped(plan.weights.group)}{embeddings}; norms, "
             f"biases and positions in float32{routers}"
         )
     yield from _formats(plan)
-    mixtures = [op for op in plan.graph.blocks if isinstance(op, Experts)]
+    mixtures = [op for one in plan.graph.blocks for op in one.parts if isinstance(op, Experts)]
     for op in mixtures[:1]:
         yield (
             f"a token meets {op.chosen} of {op.experts} experts in a layer; a step of {plan.batch:,} is "

@@ -58,7 +58,7 @@ def block(replay: AttentionReplay, text: ReplayedText, position: int, layer: int
     reads = []
     for head, query in enumerate(queries):
         sink = None if sinks is None else sinks[head].astype(np.float32)
-        row = replay.passes.row(view, chunk, query, sink, replay.group(head), replay.passes.scoring(layer, head))
+        row = replay.passes.row(view, chunk, query, sink, replay.group(layer, head), replay.passes.scoring(layer, head))
         reads.append(HeadRead(head, int(row.argmax()), float(row.max())))
     return BlockView(
         position=position,

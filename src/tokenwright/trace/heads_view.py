@@ -65,7 +65,7 @@ class _LayerQueries:
     def weights(self, replay: AttentionReplay, text: ReplayedText, layer: int, head: int | None = None) -> Floats:
         """The weights [heads, rows, first + rows], fp32, of all heads of a layer or of one."""
         chosen = slice(None) if head is None else slice(head, head + 1)
-        view = text.store.view(layer) if head is None else text.store.view(layer).head(replay.group(head))
+        view = text.store.view(layer) if head is None else text.store.view(layer).head(replay.group(layer, head))
         chunk = text.store.chunk_rows([table.pages for table in text.tables], range(self.rows), self.first)
         sinks = self.sinks.get(layer)
         others = None if sinks is None else sinks[:, chosen]

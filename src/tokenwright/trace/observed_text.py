@@ -72,7 +72,7 @@ def observe_text(replay: AttentionReplay, tokens: Sequence[int], limit: int, hea
     chunk = text.store.chunk_rows([table.pages for table in text.tables], range(len(tokens)), 0)
     for layer, head in heads:
         one, sinks = slice(head, head + 1), found.get((Site.SINK_QUERY, layer))
-        view, scoring = text.store.view(layer).head(replay.group(head)), replay.passes.scoring(layer, head)
+        view, scoring = text.store.view(layer).head(replay.group(layer, head)), replay.passes.scoring(layer, head)
         queries = found[Site.QUERY, layer][:, one]
         others = None if sinks is None else sinks[:, one]
         attention[layer, head] = replay.passes.weights(view, chunk, queries, others, scoring)[0]

@@ -72,7 +72,7 @@ class AttentionReplay:
         """Weights [position + 1], fp32, of one head at `position`; the text must hold the pages that it reads."""
         seen = _Queries(layer, head)
         chunk = self.replayed(text, position, seen)
-        view, group, scoring = text.store.view(layer), self.group(head), self.passes.scoring(layer, head)
+        view, group, scoring = text.store.view(layer), self.group(layer, head), self.passes.scoring(layer, head)
         return self.passes.row(view, chunk, seen.query, seen.sink_query, group, scoring)
 
     def rows(self, text: ReplayedText, position: int) -> Floats:
@@ -93,7 +93,7 @@ class AttentionReplay:
             for head in range(self.config.heads):
                 other = None if sink is None else sink[head]
                 scoring = self.passes.scoring(layer, head)
-                found.append(self.passes.row(view, chunk, query[head], other, self.group(head), scoring))
+                found.append(self.passes.row(view, chunk, query[head], other, self.group(layer, head), scoring))
         return np.stack(found).reshape(len(queries), self.config.heads, -1)
 
     def replayed(self, text: ReplayedText, position: int, tap: Tap, rows: int = 1) -> ChunkRows:
@@ -123,16 +123,16 @@ class AttentionReplay:
 
         It reads no page of the engine, so it can verify a row that does.
         """
-        seen, group = _Queries(layer, head), self.group(head)
+        spec = self.specs[layer]
+        seen, group, source = _Queries(layer, head), self.group(layer, head), spec.source
         keys: list[Array] = []
 
         def tap(site: Site, at: int, value: Floats) -> None:
             seen(site, at, value)
-            if (site, at) == (Site.KEY, layer):
+            if (site, at) == (Site.KEY, layer if source is None else source):
                 keys.append(value[:, group].copy())
 
         self.computed(tokens, limit, tap)
-        spec = self.specs[layer]
         read = self.passes.kept(spec, np.concatenate(keys))  # [t, D]
         scores, places = read @ seen.query.astype(np.float64), np.arange(len(tokens))  # [t]
         sinks = places < spec.window.sinks
@@ -153,9 +153,9 @@ class AttentionReplay:
         weights: list[float] = softmax(scores)[: len(tokens)].tolist()
         return weights
 
-    def group(self, head: int) -> int:
-        """The KV head that a query head reads."""
-        return head * self.config.kv_heads // self.config.heads
+    def group(self, layer: int, head: int) -> int:
+        """The KV head that a query head of a layer reads."""
+        return head * self.specs[layer].layout.kv_heads // self.config.heads
 
 
 class _Queries:

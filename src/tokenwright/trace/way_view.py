@@ -28,7 +28,7 @@ def way(replay: AttentionReplay, text: ReplayedText, reader: int, layer: int, he
             seen[site] = value[-1, head].astype(np.float32)
 
     chunk = replay.replayed(text, reader, tap)
-    group, scoring = replay.group(head), replay.passes.scoring(layer, head)
+    group, scoring = replay.group(layer, head), replay.passes.scoring(layer, head)
     view = text.store.view(layer)
     keys, values, positions = replay.passes.cached(view, chunk, group)  # [t, D], [t, v], [t]
     found = np.flatnonzero(positions == position)

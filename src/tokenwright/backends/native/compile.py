@@ -19,9 +19,11 @@ from tokenwright.backends.native import structs
 from tokenwright.backends.native.native_kernels import NativeKernels, matrix, recurrence_of, routing_of, turned
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.split import Cuts
+from tokenwright.config import Rope
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Parallel
+from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Mixed, Parallel
 from tokenwright.models.latent import LatentAttention
+from tokenwright.models.layer_inputs import InputGate, LayerInputs
 from tokenwright.models.next_input import NextInput
 from tokenwright.models.op import Matrix, Norm, Op
 from tokenwright.models.recurrent import MOST_NORMS, Inner, Recurrence, Recurrent
@@ -53,9 +55,8 @@ class NativeModel:
         self._ops = [COMPILERS[type(op)](op, self) for op in graph.ops]
         pairs = [structs.COp(structs.OPS.index(type(one)), ctypes.addressof(one)) for one in self._ops]
         self._list = (structs.COp * len(pairs))(*pairs)
-        self.struct = structs.CModel(
-            graph.width, len(graph.ropes), len(pairs), self._list, ranks and ctypes.pointer(ranks)
-        )
+        angles = sum(graph.rotary_sizes.values())
+        self.struct = structs.CModel(graph.width, angles, len(pairs), self._list, ranks and ctypes.pointer(ranks))
 
     def packed(self, of: Matrix) -> Packed:
         found = self._weights[of.name]
@@ -92,6 +93,11 @@ class NativeModel:
             bias = address(self._zeros)
         return structs.CNorm(self.address(f"{of.name}.weight"), bias, of.eps)
 
+    def rotation(self, of: Rope | None) -> int:
+        """Where the numbers of a rotation begin in a row of all rotations; -1 for None."""
+        sizes = self.graph.rotary_sizes
+        return -1 if of is None else sum(sizes[one] for one in self.graph.ropes[: self.graph.ropes.index(of)])
+
     def recurrence(self, of: Recurrence) -> structs.CRecurrence:
         """The struct of a recurrence. Its taps are stored the other way round: [taps, channels]."""
         tensors = {name.removeprefix(f"{of.name}."): np.asarray(self._weights[name]) for name in of.shapes}
@@ -122,6 +128,10 @@ class NativeModel:
         every, cut = np.repeat(np.array(each, np.float32), sizes), self._cuts.get(of.name)
         return self.keep(every if cut is None or cut.whole else every[cut.rows])
 
+    def number(self, name: str) -> float:
+        """A learned number."""
+        return float(np.asarray(self._weights[name])[0])
+
     def address(self, name: str) -> int | None:
         """The address of a dense tensor; None if the model lacks it."""
         dense = self._weights.get(name)
@@ -145,11 +155,26 @@ def lacking(graph: Graph) -> list[str]:
 
 
 def _embed(op: Embed, model: NativeModel) -> structs.CEmbedOp:
-    return structs.CEmbedOp(model.matrix(op.table), model.address("positions.weight"), op.scale, model.norm(op.norm))
+    inputs = structs.CLayerInputs() if op.inputs is None else _layer_inputs(op.inputs, model)
+    learned = model.address("positions.weight")
+    return structs.CEmbedOp(model.matrix(op.table), learned, op.scale, model.norm(op.norm), inputs)
 
 
-def _after(op: Attention | LatentAttention | MLP | Experts | Recurrent, model: NativeModel) -> structs.CAfter:
-    return structs.CAfter(model.norm(op.post_norm), op.residual_scale)
+def _layer_inputs(of: LayerInputs, model: NativeModel) -> structs.CLayerInputs:
+    size = of.norm.size
+    project = model.matrix(of.project), of.project_scale, model.norm(of.norm)
+    return structs.CLayerInputs(model.matrix(of.table), of.scale, *project, of.project.out // size, size, of.factor)
+
+
+def _input_gate(of: InputGate, stream: float, model: NativeModel) -> structs.CInputGate:
+    matrices = model.matrix(of.gate), model.matrix(of.out)
+    after = structs.CAfter(model.norm(of.post_norm), 1.0, stream)
+    updates = model.updates(of.gate), model.updates(of.out)
+    return structs.CInputGate(of.at, structs.ACTIVATIONS[of.activation], *matrices, after, *updates)
+
+
+def _after(op: Attention | LatentAttention | Experts | Recurrent, model: NativeModel) -> structs.CAfter:
+    return structs.CAfter(model.norm(op.post_norm), op.residual_scale, 1.0)
 
 
 def _parallel(op: Parallel, model: NativeModel) -> structs.CParallelOp:
@@ -164,11 +189,13 @@ def _attention(op: Attention, model: NativeModel) -> structs.CAttentionOp:
         op.layer,
         op.kept,
         structs.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, learned, slopes),
-        -1 if op.rotary is None else model.graph.ropes.index(op.rotary),
+        model.rotation(op.rotary),
         model.norm(op.norm),
         model.matrix(op.qkv),
         model.norm(op.q_norm),
         model.norm(op.k_norm),
+        model.norm(op.v_norm),
+        _sources(op),
         _head_norms(op),
         op.norms_last,
         model.matrix(op.out),
@@ -177,6 +204,14 @@ def _attention(op: Attention, model: NativeModel) -> structs.CAttentionOp:
         model.updates(op.out),
         op.out_gate,
     )
+
+
+def _sources(op: Attention) -> int:
+    """Where K and V come from, as `Sources` in step.h numbers it."""
+    if op.source is not None:
+        return structs.OTHER_LAYER
+    assert op.values == "own" or not op.out_gate, "no family has a gate behind such keys"
+    return structs.OWN_VALUES if op.values == "own" else structs.KEYS_ALONE
 
 
 def _head_norms(op: Attention) -> int:
@@ -191,7 +226,7 @@ def _latent(op: LatentAttention, model: NativeModel) -> structs.CLatentOp:
     return structs.CLatentOp(
         op.layer,
         structs.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, None, None),
-        -1 if op.rotary is None else model.graph.ropes.index(op.rotary),
+        model.rotation(op.rotary),
         op.nope_size,
         model.norm(op.norm),
         model.matrix(op.down),
@@ -214,9 +249,15 @@ def _mlp(op: MLP, model: NativeModel) -> structs.CMLPOp:
     updates = model.updates(op.up), model.updates(op.down)
     learned = None if op.learned is None else model.xielu(op.learned)
     factors = model.factors(op.up, [out for _, out in op.up.parts], op.factors)
-    return structs.CMLPOp(
-        activation, op.gated, learned, factors, model.norm(op.norm), up, down, _after(op, model), *updates
-    )
+    after, gate = _end(op, op.residual_scale, model)
+    return structs.CMLPOp(activation, op.gated, learned, factors, model.norm(op.norm), up, down, after, *updates, gate)
+
+
+def _end(op: MLP | Mixed, scale: float, model: NativeModel) -> tuple[structs.CAfter, structs.CInputGate]:
+    """What stands behind an MLP's result; the factor of the residual stream stands behind the last of it."""
+    stream = 1.0 if op.stream is None else model.number(f"{op.stream}.weight")
+    gate = structs.CInputGate() if op.inputs is None else _input_gate(op.inputs, stream, model)
+    return structs.CAfter(model.norm(op.post_norm), scale, stream if op.inputs is None else 1.0), gate
 
 
 def _experts(op: Experts, model: NativeModel) -> structs.CExpertsOp:
@@ -231,7 +272,15 @@ def _experts(op: Experts, model: NativeModel) -> structs.CExpertsOp:
         model.matrix(op.down),
         *shared,
         _after(op, model),
+        model.norm(op.router_norm),
+        op.router_scale,
+        None if op.weight_scales is None else model.address(f"{op.weight_scales}.weight"),
     )
+
+
+def _mixed(op: Mixed, model: NativeModel) -> structs.CMixedOp:
+    after, gate = _end(op, 1.0, model)
+    return structs.CMixedOp(_mlp(op.mlp, model), _experts(op.experts, model), after, gate)
 
 
 def _inner(one: Inner, model: NativeModel) -> structs.CInnerMatrix:
@@ -276,6 +325,7 @@ COMPILERS: Mapping[type[Op], Callable[[Any, NativeModel], ctypes.Structure]] = {
     LatentAttention: _latent,
     MLP: _mlp,
     Experts: _experts,
+    Mixed: _mixed,
     Parallel: _parallel,
     Recurrent: _recurrent,
     NextInput: _next_input,

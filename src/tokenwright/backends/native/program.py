@@ -8,7 +8,7 @@ arrays, the page tables and the rotary cache.
 import ctypes
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import byref
 from functools import cached_property
 from types import MappingProxyType
@@ -105,10 +105,12 @@ class Program:
         self._workspace = Workspace(model.kernels.library)
         self._ends = 2 * layers + 2  # in an `Observed`
         self._candidates = min(CANDIDATES, model.graph.vocab_size)
-        ropes, size = model.graph.ropes, model.graph.rotary_size
-        self._rotary = RotaryCache(ropes, size) if ropes else None
+        sizes = model.graph.rotary_sizes
+        self._rotary = RotaryCache(sizes) if sizes else None
         pairs_of = zip(model.graph.attention, store.specs, strict=True)
-        self._sinks = [None if op.rope is None else at_edge(op.rope, size, spec.window) for op, spec in pairs_of]
+        self._sinks = [
+            None if op.rope is None else at_edge(op.rope, sizes[op.rope], spec.window) for op, spec in pairs_of
+        ]
         states = model.graph.recurrent
         self._kv = (structs.CKVLayer * layers)(
             *(
@@ -247,15 +249,15 @@ class NativeBackend:
 class RotaryCache:
     """The rotary cache: cosines and sines of positions, [n][rotations][2][D / 2] in fp32, kept from step to step.
 
-    ropes: the model's rotations; at most the first one depends on a sequence's maximum length. Then there are rows for
-    each such length: for the one used last, and for as many others, the most recent first, as have `ROTARY_POSITIONS`
-    positions together.
+    sizes: D of each of the model's rotations; at most the first one depends on a sequence's maximum length. Then there
+    are rows for each such length: for the one used last, and for as many others, the most recent first, as have
+    `ROTARY_POSITIONS` positions together.
     """
 
-    def __init__(self, ropes: Sequence[Rope], head_size: int) -> None:
-        self._tables = [RotaryTable(rope, head_size) for rope in ropes]
-        self._width = len(ropes) * head_size  # numbers in a row
-        self._rope = ropes[0]
+    def __init__(self, sizes: Mapping[Rope, int]) -> None:
+        self._tables = [RotaryTable(rope, size) for rope, size in sizes.items()]
+        self._width = sum(sizes.values())  # numbers in a row
+        self._rope = next(iter(sizes))
         self._fixed = angle_length(self._rope, 1) is None  # the angles depend on no length
         self._length = 0  # the maximum length that the rows belong to
         self._others: dict[int, Floats] = {}  # the rows of other lengths, those used last at the end

@@ -59,13 +59,7 @@ class CKVLayer(Structure):
 
 
 class CChunkRows(Structure):
-    _fields_ = (
-        ("row", c_int64),
-        ("rows", c_int64),
-        ("start", c_int64),
-        ("rotation", c_void_p),
-        ("tables", c_void_p),
-    )
+    _fields_ = (("row", c_int64), ("rows", c_int64), ("start", c_int64), ("rotation", c_void_p), ("tables", c_void_p))
 
 
 class CHeads(Structure):
@@ -82,14 +76,34 @@ class CHeads(Structure):
 
 
 class CAfter(Structure):
-    _fields_ = (("norm", CNorm), ("scale", c_double))
+    _fields_ = (("norm", CNorm), ("scale", c_double), ("stream", c_double))
+
+
+class CLayerInputs(Structure):
+    _fields_ = (
+        ("table", CMatrix),
+        ("scale", c_double),
+        ("project", CMatrix),
+        ("project_scale", c_double),
+        ("norm", CNorm),
+        ("layers", c_int64),
+        ("size", c_int64),
+        ("factor", c_double),
+    )
 
 
 class CEmbedOp(Structure):
-    _fields_ = (("table", CMatrix), ("positions", c_void_p), ("scale", c_double), ("norm", CNorm))
+    _fields_ = (
+        ("table", CMatrix),
+        ("positions", c_void_p),
+        ("scale", c_double),
+        ("norm", CNorm),
+        ("inputs", CLayerInputs),
+    )
 
 
 EACH_HEAD, ALL_HEADS, OWN_WEIGHTS = 0, 1, 2  # what norms of q and k are over
+OWN_VALUES, KEYS_ALONE, OTHER_LAYER = 0, 1, 2  # where K and V come from
 
 
 class CLowRank(Structure):
@@ -106,6 +120,8 @@ class CAttentionOp(Structure):
         ("qkv", CMatrix),
         ("q_norm", CNorm),
         ("k_norm", CNorm),
+        ("v_norm", CNorm),
+        ("sources", c_int64),
         ("head_norms", c_int64),
         ("norms_last", c_int64),
         ("out", CMatrix),
@@ -113,6 +129,18 @@ class CAttentionOp(Structure):
         ("qkv_updates", c_void_p),
         ("out_updates", c_void_p),
         ("out_gate", c_int64),
+    )
+
+
+class CInputGate(Structure):
+    _fields_ = (
+        ("at", c_int64),
+        ("activation", c_int64),
+        ("gate", CMatrix),
+        ("out", CMatrix),
+        ("after", CAfter),
+        ("gate_updates", c_void_p),
+        ("out_updates", c_void_p),
     )
 
 
@@ -128,6 +156,7 @@ class CMLPOp(Structure):
         ("after", CAfter),
         ("up_updates", c_void_p),
         ("down_updates", c_void_p),
+        ("inputs", CInputGate),
     )
 
 
@@ -162,7 +191,14 @@ class CExpertsOp(Structure):
         ("shared_up", CMatrix),
         ("shared_down", CMatrix),
         ("after", CAfter),
+        ("router_norm", CNorm),
+        ("router_scale", c_double),
+        ("weight_scales", c_void_p),
     )
+
+
+class CMixedOp(Structure):
+    _fields_ = (("mlp", CMLPOp), ("experts", CExpertsOp), ("after", CAfter), ("inputs", CInputGate))
 
 
 class CParallelOp(Structure):
@@ -254,7 +290,10 @@ class CNextInputOp(Structure):
 
 
 # An op's kind is its index here.
-OPS = (CEmbedOp, CAttentionOp, CMLPOp, CHeadOp, CParallelOp, CExpertsOp, CLatentOp, CRecurrentOp, CNextInputOp)
+OPS = (
+    *(CEmbedOp, CAttentionOp, CMLPOp, CHeadOp, CParallelOp, CExpertsOp, CLatentOp, CRecurrentOp, CNextInputOp),
+    CMixedOp,
+)
 
 
 class COp(Structure):

@@ -7,13 +7,13 @@ from tokenwright.backends import Scored
 from tokenwright.backends.adapters import NO_ADAPTERS, Beside
 from tokenwright.backends.layout import nbytes
 from tokenwright.backends.packed import Packed
+from tokenwright.backends.torch.embedding import TorchEmbed
 from tokenwright.backends.torch.kernels import Dense, Kernels, Values, in_fp32
 from tokenwright.backends.torch.op_batch import OpBatch
 from tokenwright.backends.torch.op_parts import Weights
 from tokenwright.backends.torch.ops import (
     ForwardState,
     TorchAttention,
-    TorchEmbed,
     TorchHead,
     TorchParallel,
     running,
@@ -65,6 +65,7 @@ class Decoder:
         """The same model with other kernels, wherever it runs op by op, and a counter of its own; it shares weights."""
         other = copy(self)
         other.kernels = kernels
+        other.embed = using(self.embed, self.kernels, kernels)
         other.blocks = [using(op, self.kernels, kernels) for op in self.blocks]
         other.head = using(self.head, self.kernels, kernels)
         other.layer_tokens = 0

@@ -35,7 +35,7 @@ class OpBatcher:
 
     def __init__(self, graph: Graph, store: KVStore) -> None:
         self.store = store
-        self.tables = {rope: RotaryTable(rope, graph.rotary_size) for rope in graph.ropes}
+        self.tables = {rope: RotaryTable(rope, size) for rope, size in graph.rotary_sizes.items()}
         layers = zip(graph.attention, store.specs, strict=True)
         self.sinking = {(op.rope, spec.window) for op, spec in layers if op.rope is not None and spec.window.sinks}
 

@@ -55,7 +55,7 @@ def norm(of: Norm | None, kernels: Kernels, weights: Weights) -> Function:
 def _plain(of: Norm, kernels: Kernels, x: Values) -> Values:
     """A norm without weights."""
     library = library_of(x)
-    ones = library.ones_like(x[0])
+    ones = library.ones_like(x.reshape(-1, x.shape[-1])[0])
     if of.kind == "rms":
         return kernels.rms_norm(x, ones, of.eps)
     return kernels.layer_norm(x, ones, library.zeros_like(ones), of.eps)

@@ -12,6 +12,8 @@ from typing import Any, Protocol, TypeVar
 from tokenwright.backends import Scored
 from tokenwright.backends.adapters import Beside
 from tokenwright.backends.layout import xielu_of
+from tokenwright.backends.torch.embedding import LayerEnd, TorchInputGate, TorchLayerInputs
+from tokenwright.backends.torch.experts import TorchExperts
 from tokenwright.backends.torch.joined_states import TorchNextInput
 from tokenwright.backends.torch.kernels import Kernels, Linear, Values, in_fp32, library_of
 from tokenwright.backends.torch.op_batch import OpBatch
@@ -30,7 +32,7 @@ from tokenwright.backends.torch.op_parts import (
 from tokenwright.cache import KVStore, KVView
 from tokenwright.config import Rope
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import MLP, Attention, Embed, Head, Parallel
+from tokenwright.models.graph import MLP, Attention, Head, Mixed, Parallel
 from tokenwright.models.latent import LatentAttention
 from tokenwright.models.next_input import NextInput
 from tokenwright.models.op import Op
@@ -44,7 +46,7 @@ AnyOp = TypeVar("AnyOp")
 class ForwardState:
     """The state of a step: the batch, the KV store and the tap; and the model's adapters.
 
-    before: the residual stream before the last op that keeps it.
+    before: the residual stream before the last op that keeps it. inputs: what the embedding has made for the layers.
     """
 
     batch: OpBatch
@@ -52,6 +54,7 @@ class ForwardState:
     tap: Tap
     adapters: Beside = field(default_factory=dict)
     before: list[Values] = field(default_factory=list)
+    inputs: list[Values] = field(default_factory=list)
 
     def linear(self, kernels: Kernels, x: Values, weight: Linear, name: str) -> Values:
         """[T, in] -> [T, out] by the matrix `name`; to the rows of an adapter it adds what that adapter does.
@@ -73,24 +76,6 @@ class RunningOp(Protocol):
         """[T, width] -> [T, width]; calls the tap at the op's sites."""
 
 
-class TorchEmbed:
-    """Computes the residual stream before the first layer."""
-
-    def __init__(self, op: Embed, kernels: Kernels, weights: Weights) -> None:
-        self.kernels = kernels
-        self.table = linear(weights, op.table)
-        self.positions = None if op.positions is None else dense(weights, "positions.weight")
-        self.scale = scaled(op.scale)
-        self.norm = norm(op.norm, kernels, weights)
-
-    def __call__(self, state: ForwardState) -> Values:
-        x = self.norm(self.scale(self.kernels.rows(self.table, state.batch.tokens)))  # [T, width]
-        if self.positions is not None:
-            x = x + self.positions[state.batch.positions]
-        state.tap(Site.EMBEDDING, 0, x)
-        return x
-
-
 class TorchAttention:
     """One layer's attention: project, norm, rotate, store K and V, attend, project back."""
 
@@ -99,13 +84,14 @@ class TorchAttention:
         self.kernels = kernels
         self.layer = op.layer
         self.names: tuple[str, ...] = (op.qkv.name, op.out.name)
-        self.heads = [op.heads, op.kv_heads, op.kv_heads, *([op.heads] if op.out_gate else [])]
+        self.heads = [*op.projected, *([op.heads] if op.out_gate else [])]
         learned = None if op.sink_logits is None else dense(weights, f"{op.sink_logits}.weight")
         self.scoring = Scored(op.scoring.scale, op.scoring.cap, learned, op.slopes)
         self.norm = norm(op.norm, kernels, weights)
         self.qkv = linear(weights, op.qkv)
         self.out = linear(weights, op.out)
         self.q_norm, self.k_norm = (over_heads(one, op.head_size, kernels, weights) for one in (op.q_norm, op.k_norm))
+        self.v_norm = norm(op.v_norm, kernels, weights)
         self.after = after(op.post_norm, op.residual_scale, kernels, weights)
 
     def __call__(self, x: Values, state: ForwardState) -> Values:
@@ -123,23 +109,29 @@ class TorchAttention:
         projected = state.linear(self.kernels, normed, self.qkv, self.names[0])
         projected = projected.reshape(len(x), sum(self.heads), -1)  # [T, H + 2 G, D], and [T, H, D] of the gate
         q, k, v, *gates = parted(projected, self.heads, 1)  # [T, H, D], [T, G, D], [T, G, D]
-        norms_last = isinstance(self.op, Attention) and self.op.norms_last
-        plain = q if norms_last else self.q_norm(q)
-        q, k = self._rotated(plain, state), self._rotated(k if norms_last else self.k_norm(k), state)
-        sink_q = self._rotated_for_sinks(plain, view, state)
-        if norms_last:
-            q, k, sink_q = self.q_norm(q), self.k_norm(k), sink_q if sink_q is None else self.q_norm(sink_q)
+        assert isinstance(self.op, Attention), "latent attention has another form"
+        plain = q if self.op.norms_last else self.q_norm(q)
+        q, sink_q = self._rotated(plain, state), self._rotated_for_sinks(plain, view, state)
+        if self.op.norms_last:
+            q, sink_q = self.q_norm(q), sink_q if sink_q is None else self.q_norm(sink_q)
         tap(Site.QUERY, self.layer, q)
         if sink_q is not None:
             tap(Site.SINK_QUERY, self.layer, sink_q)
-        tap(Site.KEY, self.layer, k)
-        tap(Site.VALUE, self.layer, v)
-        self.kernels.store(view, batch.slots, k, v)
+        if self.op.source is None:
+            self._store(k, v if self.op.values == "own" else k, view, state, self.op.norms_last)
         mixed = self.kernels.attention(q, view, batch.chunks, self.scoring, sink_q)  # [T, H, D]
         tap(Site.MIXED, self.layer, mixed)
         if gates:
             mixed = self.kernels.weighted(mixed, gates[0])
         return self.after(state.linear(self.kernels, by_row(mixed), self.out, self.names[1]))  # [T, width]
+
+    def _store(self, k: Values, v: Values, view: KVView, state: ForwardState, norms_last: bool) -> None:
+        """Norm K and V [T, G, D], rotate K, and store both."""
+        v = self.v_norm(v)
+        k = self.k_norm(self._rotated(k, state)) if norms_last else self._rotated(self.k_norm(k), state)
+        state.tap(Site.KEY, self.layer, k)
+        state.tap(Site.VALUE, self.layer, v)
+        self.kernels.store(view, state.batch.slots, k, v)
 
     @property
     def rope(self) -> Rope | None:
@@ -275,9 +267,10 @@ class TorchMLP:
         self.learned = None if op.learned is None else xielu_of(op.learned, weights)
         self.factors = factors([(out, one) for (_, out), one in zip(op.up.parts, op.factors, strict=False)])
         self.after = after(op.post_norm, op.residual_scale, kernels, weights)
+        self.end = LayerEnd(op.inputs, op.stream, kernels, weights)
 
     def __call__(self, x: Values, state: ForwardState) -> Values:
-        x = x + self.added(x, state)
+        x = self.end(x + self.added(x, state), state)
         state.tap(Site.MLP, self.layer, x)
         return x
 
@@ -309,42 +302,18 @@ class TorchParallel:
         return after
 
 
-class TorchExperts:
-    """One layer's router and experts: each expert computes the rows that chose it, in the order of its number."""
+class TorchMixed:
+    """One layer's MLP and experts, whose results pass a norm together."""
 
-    def __init__(self, op: Experts, kernels: Kernels, weights: Weights) -> None:
-        self.kernels = kernels
-        self.layer = op.layer
-        self.routing = op.routing
-        self.correction = None if op.correction is None else dense(weights, f"{op.correction}.weight")
-        self.activation = op.activation
-        self.gated = op.gated
-        self.norm = norm(op.norm, kernels, weights)
-        self.router = linear(weights, op.router)
-        ups, downs = (linear(weights, one).split(op.routing.experts) for one in (op.up, op.down))
-        self.experts = list(zip(ups, downs, strict=True))
-        self.shared = None if op.shared is None else (linear(weights, op.shared[0]), linear(weights, op.shared[1]))
-        self.after = after(op.post_norm, op.residual_scale, kernels, weights)
+    def __init__(self, op: Mixed, kernels: Kernels, weights: Weights) -> None:
+        self.mlp, self.experts = TorchMLP(op.mlp, kernels, weights), TorchExperts(op.experts, kernels, weights)
+        self.norm = norm(op.post_norm, kernels, weights)
+        self.end = LayerEnd(op.inputs, op.stream, kernels, weights)
 
     def __call__(self, x: Values, state: ForwardState) -> Values:
-        rows = self.norm(x)
-        state.tap(Site.MLP_INPUT, self.layer, rows)
-        chosen, weights = self.kernels.route(self.kernels.linear(rows, self.router), self.routing, self.correction)
-        total = library_of(rows).zeros_like(rows)
-        for expert in sorted(set(chosen.flatten().tolist())):
-            at, place = library_of(chosen).where(chosen == expert)  # [n], [n]
-            total[at] += weights[at, place, None] * self._mlp(rows[at], *self.experts[expert])
-        if self.shared is not None:
-            result = self._mlp(rows, *self.shared)
-            total += weights[:, -1:] * result if self.routing.shared_gate else result
-        x = x + self.after(total)  # [T, width]
-        state.tap(Site.MLP, self.layer, x)
+        x = self.end(x + self.norm(self.mlp.added(x, state) + self.experts.added(x)), state)
+        state.tap(Site.MLP, self.mlp.layer, x)
         return x
-
-    def _mlp(self, rows: Values, up: Linear, down: Linear) -> Values:
-        """[n, width] -> [n, width]."""
-        activate = self.kernels.gated if self.gated else self.kernels.activate
-        return self.kernels.linear(activate(self.kernels.linear(rows, up), self.activation), down)
 
 
 class TorchHead:
@@ -368,6 +337,7 @@ OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
     MLP: TorchMLP,
     Experts: TorchExperts,
     Parallel: TorchParallel,
+    Mixed: TorchMixed,
     Recurrent: TorchRecurrent,
     NextInput: TorchNextInput,
 }
@@ -384,6 +354,6 @@ def using(op: AnyOp, before: Kernels, kernels: Kernels) -> AnyOp:
     for name, value in vars(op).items():
         if value is before:
             setattr(other, name, kernels)
-        elif isinstance(value, TorchAttention | TorchMLP):
+        elif isinstance(value, TorchAttention | TorchMLP | TorchExperts | LayerEnd | TorchInputGate | TorchLayerInputs):
             setattr(other, name, using(value, before, kernels))
     return other

@@ -32,7 +32,9 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 
 _LAYER, _EXPERT = re.compile(r"^layers\.(\d+)\."), re.compile(r"\.experts\.(\d+)\.")
 _TEXT_MODEL = re.compile(r"^(model\.)?language_model\.")
-_TOWER = re.compile(r"^(?:model\.)?(vision_tower|vision_model|visual|audio_tower|multi_modal_projector)\.")
+_TOWER = re.compile(
+    r"^(?:model\.)?(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|embed_vision|embed_audio|vision_embedder)\."
+)
 
 _CONTEXT_REPEATED = ("max_sequence_length", "max_seq_len", "max_seq_length", "model_max_length", "seq_length")
 
@@ -127,7 +129,8 @@ class Family:
     what replaces them. stacks: matches tensors [n, out, ...] that are read as [n out, ...]. plain: names that folders
     have in place of others where their weights are not quantised. orders: the order of a tensor's rows, by our name
     without `.weight`; None: that of heads which turn, by `neighbours`. own_orders: those beside the order of heads.
-    following: the names of a layer that predicts one token further; None: it is not read.
+    following: the names of a layer that predicts one token further; None: it is not read. shared_kv: matches the
+    tensors of K and V of a layer: files have them also for layers that read K and V of others, where they are inert.
     """
 
     architectures: Mapping[str, str]  # architecture -> model_type of config.json
@@ -143,6 +146,14 @@ class Family:
     orders: Callable[[str, Graph], Order | None] | None = None
     own_orders: Callable[[str, Graph], Order | None] | None = None
     following: NextNames | None = None
+    shared_kv: re.Pattern[str] | None = None
+
+    def inert_in(self, bare: str, config: ModelConfig) -> bool:
+        """Whether a tensor is none of the model's weights."""
+        if self.inert.fullmatch(bare):
+            return True
+        found = self.shared_kv.fullmatch(bare) if self.shared_kv is not None else None
+        return found is not None and int(found[1]) >= config.layers - config.kv_shared
 
     def bare(self, name: str) -> str:
         """A name in a file without the prefix, and without that of the text model beside encoders."""
@@ -165,7 +176,7 @@ class Family:
     def sources(self, graph: Graph, *, plain: bool = False) -> dict[str, TensorSource]:
         """The checkpoint's source for every tensor of `graph.shapes`. plain: in a folder without quantised weights."""
         found, rows, names = {}, _rows_of_parts(graph), {**self.names, **(self.plain if plain else {})}
-        experts = {str(op.layer): op.experts for op in graph.blocks if isinstance(op, Experts)}
+        experts = {str(op.layer): op.experts for one in graph.blocks for op in one.parts if isinstance(op, Experts)}
         for name in graph.shapes:
             base, kind = name.rsplit(".", 1)
             source = names[_LAYER.sub(r"layers.{i}.", _EXPERT.sub(r".experts.{e}.", base))]

@@ -29,22 +29,40 @@ void norm_heads(const Kernels& k, Norm norm, int64_t over, int64_t heads, int64_
   }
 }
 
+// Numbers of a row between the two linears: values that are no outputs of the first lie behind those.
+int64_t row_size(const AttentionOp& op) {
+  return outputs_of(op.qkv) + (op.sources == KEYS_ALONE ? op.heads.kv_heads * op.heads.size : 0);
+}
+
+// The values of one row's KV heads, from what their linear has made.
+void values_of(const Kernels& k, const AttentionOp& op, const float* made, float* value) {
+  const int64_t size = op.heads.size, all = op.heads.kv_heads * size;
+  if (op.v_norm.weight)
+    for (int64_t i = 0; i < all; i += size) k.norm(op.v_norm, size, made + i, value + i);
+  else if (made != value)
+    memcpy(value, made, 4 * all);
+}
+
 // The heads of one row between projection and attention: norms, rotation, and storing K and V in the cache.
 void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
   const Heads& h = op.heads;
-  const int64_t size = h.size, stride = outputs_of(op.qkv);
+  const bool keys = op.sources != OTHER_LAYER;
+  const int64_t size = h.size, stride = row_size(op);
   const ChunkRows& chunk = p.batch.chunk[chunk_of(p.batch, row)];
   const int64_t position = chunk.start + row - chunk.row;
   float* q = p.qkv + row * stride;
   float *key = q + h.heads * size, *value = key + h.kv_heads * size;
   const auto norm_q = [&](float* x) { norm_heads(p.k, op.q_norm, op.head_norms, h.heads, size, x); };
-  const auto norm_k = [&] { norm_heads(p.k, op.k_norm, op.head_norms, h.kv_heads, size, key); };
+  const auto norm_k = [&] {
+    if (keys) norm_heads(p.k, op.k_norm, op.head_norms, h.kv_heads, size, key);
+  };
+  if (keys) values_of(p.k, op, op.sources == KEYS_ALONE ? key : value, value);
   if (!op.norms_last) {
     norm_q(q);
     norm_k();
   }
   if (op.rotation >= 0) {
-    const float* rotation = chunk.rotation + ((row - chunk.row) * p.model.rotations + op.rotation) * size;
+    const float* rotation = chunk.rotation + (row - chunk.row) * p.model.rotations + op.rotation;
     if (kv.sinks) {
       const float* at = position < kv.sinks + kv.window - 1 ? rotation : kv.sink_rotation;
       float* sink = p.sink + row * h.heads * size;
@@ -52,13 +70,13 @@ void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
       if (op.norms_last) norm_q(sink);
     }
     for (int64_t i = 0; i < h.heads; i++) p.k.rotate(size, rotation, q + i * size, q + i * size);
-    for (int64_t i = 0; i < h.kv_heads; i++) p.k.rotate(size, rotation, key + i * size, key + i * size);
+    for (int64_t i = 0; keys && i < h.kv_heads; i++) p.k.rotate(size, rotation, key + i * size, key + i * size);
   }
   if (op.norms_last) {
     norm_q(q);
     norm_k();
   }
-  p.k.store_kv(kv, h, chunk, p.batch.page_size, position, key, value);
+  if (keys) p.k.store_kv(kv, h, chunk, p.batch.page_size, position, key, value);
 }
 
 // How many of `count` pages are the same from the first on.
@@ -162,8 +180,8 @@ void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, c
   if (op.kept) needs.before = std::max(needs.before, op.qkv.in);
   r.rows.reserve(op.qkv, batch.rows);
   r.rows.reserve(op.out, batch.rows);
-  needs.qkv = std::max(needs.qkv, outputs_of(op.qkv));
-  reserve_gather(needs, batch, std::max({op.qkv.whole, op.out.in, op.out.whole}));
+  needs.qkv = std::max(needs.qkv, row_size(op));
+  reserve_gather(needs, batch, std::max({op.qkv.whole ? row_size(op) : 0, op.out.in, op.out.whole}));
   needs.mixed = std::max(needs.mixed, q_width);
   if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, outputs_of(op.out));
   reserve_updates(r, batch, op.qkv_updates);
@@ -174,7 +192,7 @@ void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, c
 
 void run(Pass& p, Team& team, int64_t thread, const AttentionOp& op) {
   const KVLayer& kv = p.batch.kv[op.layer];
-  const int64_t rows = p.batch.rows, q_width = op.heads.heads * op.heads.size, stride = outputs_of(op.qkv);
+  const int64_t rows = p.batch.rows, q_width = op.heads.heads * op.heads.size, stride = row_size(op);
   const bool sinks = op.rotation >= 0 && kv.sinks;
 
   if (op.kept) keep_rows(p, team);

@@ -1,6 +1,7 @@
 // The embedding of the step's tokens.
 #include "ops/ops.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -9,11 +10,35 @@
 
 namespace tw {
 
-void reserve(Needs& needs, Workspace&, const Kernels&, const Batch& batch, const EmbedOp& op) {
-  reserve_gather(needs, batch, op.table.in);
+namespace {
+
+// What each row has for the layers, from its token and x.
+void make_inputs(Pass& p, Team& team, int64_t thread, const LayerInputs& op) {
+  const int64_t all = op.project.out;
+  const QuantisedRows rows = normed_rows(p, team, thread, p.x, Norm{}, op.project);
+  linears_of(p, team, op.project, rows, p.inputs, nullptr, all);
+  each_row(team, p.batch.rows, [&](int64_t row) {
+    float *to = p.inputs + row * all, *read = p.act + thread * all;
+    scale_row(all, op.project_scale, to);
+    for (int64_t i = 0; i < op.layers; i++) p.k.norm(op.norm, op.size, to + i * op.size, to + i * op.size);
+    p.k.embed(op.table, p.batch.tokens[row], read);
+    scale_row(all, op.scale, read);
+    add(all, read, to);
+    scale_row(all, op.factor, to);
+  });
 }
 
-void run(Pass& p, Team& team, int64_t, const EmbedOp& op) {
+}  // namespace
+
+void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, const EmbedOp& op) {
+  reserve_gather(needs, batch, op.table.in);
+  if (!op.inputs.table.out) return;
+  r.rows.reserve(op.inputs.project, batch.rows);
+  needs.inputs = std::max(needs.inputs, op.inputs.project.out);
+  needs.act = std::max(needs.act, op.inputs.project.out);
+}
+
+void run(Pass& p, Team& team, int64_t thread, const EmbedOp& op) {
   const int64_t width = p.model.width;
   if (op.table.whole) {
     const Gather all(*p.model.ranks);
@@ -35,6 +60,7 @@ void run(Pass& p, Team& team, int64_t, const EmbedOp& op) {
       for (int64_t i = 0; i < width; i++) x[i] += learned[i];
     }
   });
+  if (op.inputs.table.out) make_inputs(p, team, thread, op.inputs);
 }
 
 }  // namespace tw

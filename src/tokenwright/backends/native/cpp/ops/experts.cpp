@@ -158,6 +158,10 @@ void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, con
 }
 
 void run(Pass& p, Team& team, int64_t thread, const ExpertsOp& op) {
+  run_experts(p, team, thread, op, [&](int64_t row) { add_row(p, op.after, row); });
+}
+
+void run_experts(Pass& p, Team& team, int64_t thread, const ExpertsOp& op, const std::function<void(int64_t)>& end) {
   ExpertMemory& m = p.r.experts;
   const Routing& routing = op.routing;
   const int64_t rows = p.batch.rows, visits = visits_of(p.batch, op), width = p.model.width;
@@ -176,12 +180,16 @@ void run(Pass& p, Team& team, int64_t thread, const ExpertsOp& op) {
       p.k.norm(op.norm, width, p.x + row * width, to);
     else
       std::copy(p.x + row * width, p.x + (row + 1) * width, to);
-    p.k.quantise_row(op.router, to, row, asking);
+    const bool own = op.router_norm.weight;
+    p.k.quantise_row(op.router, own ? normed_row(p, thread, p.x, op.router_norm, row) : to, row, asking);
   });
   linears_of(p, team, op.router, asking, logits, nullptr, op.router.out);
   each_row(team, rows, [&](int64_t row) {
-    route(routing, logits + row * op.router.out, m.ids.of<int64_t>(0) + row * routing.chosen,
-          m.weights.of<float>(0) + row * (routing.chosen + routing.shared_gate));
+    int64_t* ids = m.ids.of<int64_t>(0) + row * routing.chosen;
+    float* weights = m.weights.of<float>(0) + row * (routing.chosen + routing.shared_gate);
+    if (op.router_scale != 1) scale_row(op.router.out, op.router_scale, logits + row * op.router.out);
+    route(routing, logits + row * op.router.out, ids, weights);
+    for (int64_t i = 0; op.weight_scales && i < routing.chosen; i++) weights[i] *= op.weight_scales[ids[i]];
   });
   team.each(1, [&](int64_t) { Sorting(p, op, team.size()).run(); });
 
@@ -224,7 +232,7 @@ void run(Pass& p, Team& team, int64_t thread, const ExpertsOp& op) {
   }
   each_row(team, rows, [&](int64_t row) {
     sum_visits(p, op, row);
-    add_row(p, op.after, row);
+    end(row);
   });
 }
 

@@ -112,7 +112,7 @@ struct LatentRows {
   const ChunkRows& chunk_of_row(int64_t row) const { return p.batch.chunk[chunk_of(p.batch, row)]; }
   const float* rotation(const ChunkRows& chunk, int64_t row) const {  // null without one
     if (op.rotation < 0) return nullptr;
-    return chunk.rotation + ((row - chunk.row) * p.model.rotations + op.rotation) * turning;
+    return chunk.rotation + (row - chunk.row) * p.model.rotations + op.rotation;
   }
   void turn(const float* by, const float* x, float* y) const {
     if (op.rotation >= 0)

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 
 #include "ops/observer.h"
@@ -13,8 +14,8 @@ namespace tw {
 
 namespace {
 
-// Runs an MLP that reads x [rows][width] and adds to the residual stream.
-void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& op) {
+// Runs an MLP that reads x [rows][width] and adds to the residual stream; or leaves what it has made in `added`.
+void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& op, bool adds = true) {
   const int64_t rows = p.batch.rows, inner = op.gated ? op.up.out / 2 : op.up.out;  // of this rank
   const std::optional<Gather> gather = gather_of(p, inner, op.down);
   const QuantisedRows quantised = normed_rows(p, team, thread, x, op.norm, op.up);
@@ -49,7 +50,37 @@ void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& o
     }
     each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.down, activated(row), row, last); });
   }
-  add_linear(p, team, op.down, last, op.after, op.down_updates, activated);
+  if (adds)
+    add_linear(p, team, op.down, last, op.after, op.down_updates, activated);
+  else
+    make_added(p, team, op.down, last, op.down_updates, activated);
+}
+
+// Adds what a layer makes of its inputs to the residual stream.
+void add_inputs(Pass& p, Team& team, int64_t thread, const InputGate& op) {
+  const int64_t rows = p.batch.rows, size = op.gate.out;
+  const QuantisedRows quantised = normed_rows(p, team, thread, p.x, Norm{}, op.gate);
+  const QuantisedRows last = p.r.next_rows.of(p.k, op.out, rows);
+  const auto hidden = [&](int64_t row) {
+    float* act = p.act + thread * size;
+    p.k.activate(op.activation, size, p.up + row * size, act);
+    multiply(size, p.inputs + row * p.inputs_each + op.at, act);
+    return act;
+  };
+  linears_of(p, team, op.gate, quantised, p.up, nullptr, size);
+  update(p, team, op.gate_updates, p.up, size, [&](int64_t row) { return p.x + row * p.model.width; });
+  each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.out, hidden(row), row, last); });
+  add_linear(p, team, op.out, last, op.after, op.out_updates, hidden);
+}
+
+void reserve(Needs& needs, Workspace& r, const Batch& batch, const InputGate& op) {
+  r.rows.reserve(op.gate, batch.rows);
+  r.next_rows.reserve(op.out, batch.rows);
+  needs.up = std::max(needs.up, op.gate.out);
+  needs.act = std::max(needs.act, op.gate.out);
+  if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, op.out.out);
+  reserve_updates(r, batch, op.gate_updates);
+  reserve_updates(r, batch, op.out_updates);
 }
 
 }  // namespace
@@ -63,9 +94,13 @@ void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, con
   if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, outputs_of(op.down));
   reserve_updates(r, batch, op.up_updates);
   reserve_updates(r, batch, op.down_updates);
+  if (op.inputs.gate.out) reserve(needs, r, batch, op.inputs);
 }
 
-void run(Pass& p, Team& team, int64_t thread, const MLPOp& op) { run_mlp(p, team, thread, p.x, op); }
+void run(Pass& p, Team& team, int64_t thread, const MLPOp& op) {
+  run_mlp(p, team, thread, p.x, op);
+  if (op.inputs.gate.out) add_inputs(p, team, thread, op.inputs);
+}
 
 void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, const ParallelOp& op) {
   reserve(needs, r, k, batch, op.attention);
@@ -78,6 +113,26 @@ void run(Pass& p, Team& team, int64_t thread, const ParallelOp& op) {
   run(p, team, thread, op.attention);
   if (p.observer) p.observer->end(1 + 2 * op.attention.layer);
   run_mlp(p, team, thread, p.before, op.mlp);
+}
+
+void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, const MixedOp& op) {
+  reserve(needs, r, k, batch, op.mlp);
+  reserve(needs, r, k, batch, op.experts);
+  if (op.inputs.gate.out) reserve(needs, r, batch, op.inputs);
+  needs.before = std::max(needs.before, op.mlp.up.in);
+  needs.added = std::max(needs.added, op.mlp.up.in);
+}
+
+void run(Pass& p, Team& team, int64_t thread, const MixedOp& op) {
+  const int64_t width = p.model.width;
+  run_mlp(p, team, thread, p.x, op.mlp, false);
+  each_row(team, p.batch.rows,
+           [&](int64_t row) { memcpy(p.before + row * width, after_row(p, op.mlp.after, row), 4 * width); });
+  run_experts(p, team, thread, op.experts, [&](int64_t row) {
+    add(width, p.before + row * width, after_row(p, op.experts.after, row));
+    add_row(p, op.after, row);
+  });
+  if (op.inputs.gate.out) add_inputs(p, team, thread, op.inputs);
 }
 
 }  // namespace tw

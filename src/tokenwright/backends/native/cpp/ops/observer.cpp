@@ -107,7 +107,7 @@ int64_t now() {
       .count();
 }
 
-void count_layer(int64_t layer, const Heads& h, const Batch& batch) {
+void count_layer(int64_t layer, const Heads& h, const Batch& batch, bool writes = true) {
   const KVLayer& kv = batch.kv[layer];
   for (int64_t i = 0; i < batch.chunks; i++) {
     const ChunkRows& chunk = batch.chunk[i];
@@ -117,7 +117,7 @@ void count_layer(int64_t layer, const Heads& h, const Batch& batch) {
       const int64_t read = in_part(*part, 0, reads.sinks) + in_part(*part, reads.from, reads.stop);
       keys += read;
       batch.observed->kv_read[i] += part->bytes * read;
-      batch.observed->kv_written[i] += part->bytes * in_part(*part, chunk.start, reads.stop);
+      if (writes) batch.observed->kv_written[i] += part->bytes * in_part(*part, chunk.start, reads.stop);
     }
     batch.observed->attention_flop[i] += 2 * h.heads * (h.size + h.values) * chunk.rows * keys;
   }
@@ -125,7 +125,9 @@ void count_layer(int64_t layer, const Heads& h, const Batch& batch) {
 
 template <typename Other>
 void count_cache(const Other&, const Batch&) {}
-void count_cache(const AttentionOp& op, const Batch& batch) { count_layer(op.layer, op.heads, batch); }
+void count_cache(const AttentionOp& op, const Batch& batch) {
+  count_layer(op.layer, op.heads, batch, op.sources != OTHER_LAYER);
+}
 void count_cache(const LatentOp& op, const Batch& batch) { count_layer(op.layer, op.heads, batch); }
 void count_cache(const ParallelOp& op, const Batch& batch) { count_cache(op.attention, batch); }
 void count_cache(const RecurrentOp& op, const Batch& batch) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "kernels.h"
 #include "ops/pass.h"
@@ -21,6 +22,7 @@ void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const LatentOp&);
 void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const RecurrentOp&);
 void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const NextInputOp&);
 void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const HeadOp&);
+void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const MixedOp&);
 
 // Runs an op: each thread of the team calls it, with its own number.
 void run(Pass&, Team&, int64_t thread, const EmbedOp&);
@@ -32,5 +34,9 @@ void run(Pass&, Team&, int64_t thread, const LatentOp&);
 void run(Pass&, Team&, int64_t thread, const RecurrentOp&);
 void run(Pass&, Team&, int64_t thread, const NextInputOp&);
 void run(Pass&, Team&, int64_t thread, const HeadOp&);
+void run(Pass&, Team&, int64_t thread, const MixedOp&);
+
+// As `run` of the experts, but what they have made of each row stays in `added`, for the thread that calls end(row).
+void run_experts(Pass&, Team&, int64_t thread, const ExpertsOp&, const std::function<void(int64_t)>& end);
 
 }  // namespace tw

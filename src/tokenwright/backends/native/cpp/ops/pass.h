@@ -11,9 +11,9 @@ namespace tw {
 
 // The largest workspace need of any op of a model, in numbers per row of the step or per thread.
 struct Needs {
-  int64_t before = 0, qkv = 0, sink = 0, mixed = 0, up = 0, added = 0;  // per row
-  int64_t act = 0, scratch = 0;                                         // per thread
-  int64_t partial = 0, gathered = 0;                                    // in total
+  int64_t before = 0, inputs = 0, qkv = 0, sink = 0, mixed = 0, up = 0, added = 0;  // per row
+  int64_t act = 0, scratch = 0;                                                     // per thread
+  int64_t partial = 0, gathered = 0;                                                // in total
 };
 
 class Observer;
@@ -25,8 +25,8 @@ struct Pass {
   const Model& model;
   const Batch& batch;
   Workspace& r;
-  float *x, *normed, *before, *qkv, *sink, *mixed, *up, *added, *act, *scratch;
-  int64_t scratch_each;
+  float *x, *normed, *before, *inputs, *qkv, *sink, *mixed, *up, *added, *act, *scratch;
+  int64_t inputs_each, scratch_each;
   Partial* partial;
   Observer* observer;  // null: nobody looks
 };
@@ -44,6 +44,7 @@ void visit(const Op& op, F f) {
     case LATENT: return f(*(const LatentOp*)op.op);
     case RECURRENT: return f(*(const RecurrentOp*)op.op);
     case NEXT_INPUT: return f(*(const NextInputOp*)op.op);
+    case MIXED: return f(*(const MixedOp*)op.op);
   }
 }
 

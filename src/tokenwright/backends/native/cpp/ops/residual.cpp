@@ -43,19 +43,29 @@ void keep_rows(Pass& p, Team& team) {
 }
 
 bool added_directly(const Batch& batch, const After& after) {
-  return !batch.adapted && !after.norm.weight && after.scale == 1;
+  return !batch.adapted && !after.norm.weight && after.scale == 1 && after.stream == 1;
 }
 
 void add(int64_t size, const float* x, float* to) {
   for (int64_t i = 0; i < size; i++) to[i] += x[i];
 }
 
-void add_row(Pass& p, const After& after, int64_t row) {
+void multiply(int64_t size, const float* x, float* to) {
+  for (int64_t i = 0; i < size; i++) to[i] *= x[i];
+}
+
+float* after_row(Pass& p, const After& after, int64_t row) {
   const int64_t width = p.model.width;
   float* added = p.added + row * width;
   if (after.norm.weight) p.k.norm(after.norm, width, added, added);
   if (after.scale != 1) scale_row(width, after.scale, added);
-  add(width, added, p.x + row * width);
+  return added;
+}
+
+void add_row(Pass& p, const After& after, int64_t row) {
+  const int64_t width = p.model.width;
+  add(width, after_row(p, after, row), p.x + row * width);
+  if (after.stream != 1) scale_row(width, after.stream, p.x + row * width);
 }
 
 void reserve_updates(Workspace& r, const Batch& batch, const LowRank* updates) {

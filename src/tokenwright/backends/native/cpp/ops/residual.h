@@ -44,7 +44,13 @@ bool added_directly(const Batch& batch, const After& after);
 // to += x.
 void add(int64_t size, const float* x, float* to);
 
-// x += after(added), for one row.
+// to *= x.
+void multiply(int64_t size, const float* x, float* to);
+
+// after(added), for one row, in place; all but the factor of x.
+float* after_row(Pass& p, const After& after, int64_t row);
+
+// x = stream * (x + scale * norm(added)), for one row.
 void add_row(Pass& p, const After& after, int64_t row);
 
 // Grows the workspace for the updates of one matrix by the batch's adapters.
@@ -97,14 +103,19 @@ void update(Pass& p, Team& team, const LowRank* updates, float* y, int64_t strid
   });
 }
 
-// x += after(linear(rows), with the updates of adapters, whose input(row) is the row in fp32).
+// added = linear(rows), with the updates of adapters, whose input(row) is the row in fp32.
+template <typename Input>
+void make_added(Pass& p, Team& team, const Matrix& m, const QuantisedRows& rows, const LowRank* updates, Input input) {
+  linears_of(p, team, m, rows, p.added, nullptr, p.model.width);
+  update(p, team, updates, p.added, p.model.width, input);
+}
+
+// x += after(linear(rows), with the updates of adapters).
 template <typename Input>
 void add_linear(Pass& p, Team& team, const Matrix& m, const QuantisedRows& rows, const After& after,
                 const LowRank* updates, Input input) {
-  const int64_t width = p.model.width;
-  if (added_directly(p.batch, after)) return linears_of(p, team, m, rows, p.x, p.x, width);
-  linears_of(p, team, m, rows, p.added, nullptr, width);
-  update(p, team, updates, p.added, width, input);
+  if (added_directly(p.batch, after)) return linears_of(p, team, m, rows, p.x, p.x, p.model.width);
+  make_added(p, team, m, rows, updates, input);
   each_row(team, p.batch.rows, [&](int64_t row) { add_row(p, after, row); });
 }
 

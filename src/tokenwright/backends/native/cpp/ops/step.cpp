@@ -63,6 +63,7 @@ void forward(const Kernels& k, Workspace& r, const Model& model, const Batch& ba
             r.x.of<float>(rows * model.width),
             r.normed.of<float>(threads * model.width),
             r.before.of<float>(rows * needs.before),
+            r.inputs.of<float>(rows * needs.inputs),
             r.qkv.of<float>(rows * needs.qkv),
             r.sink.of<float>(rows * needs.sink),
             r.mixed.of<float>(rows * needs.mixed),
@@ -70,6 +71,7 @@ void forward(const Kernels& k, Workspace& r, const Model& model, const Batch& ba
             r.added.of<float>(rows * needs.added),
             r.act.of<float>(threads * needs.act),
             r.scratch.of<float>(threads * needs.scratch),
+            needs.inputs,
             needs.scratch,
             r.partial.of<Partial>(needs.partial),
             observer.get()};

@@ -18,7 +18,20 @@ enum OpKind : int64_t {
   EXPERTS = 5,
   LATENT = 6,
   RECURRENT = 7,
-  NEXT_INPUT = 8
+  NEXT_INPUT = 8,
+  MIXED = 9
+};
+
+// What the embedding makes for the layers: factor * (norm(project_scale * project(x)) + scale * the table's row of each
+// token), `layers` parts of `size` numbers, with the norm over each part. A table without outputs: nothing.
+struct LayerInputs {
+  Matrix table;
+  double scale;
+  Matrix project;
+  double project_scale;
+  Norm norm;
+  int64_t layers, size;
+  double factor;
 };
 
 // x = norm(scale times the table's row of each token), plus the row of its position in a learned table, if any.
@@ -27,13 +40,14 @@ struct EmbedOp {
   const float* positions;  // [context][width], or null
   double scale;
   Norm norm;
+  LayerInputs inputs;
 };
 
-// What an op's result goes through before it is added to x: scale * norm(result). In every op, a norm with a null
-// weight means no norm.
+// What an op's result goes through before it is added to x: scale * norm(result); and by what all of x is multiplied
+// then. In every op, a norm with a null weight means no norm.
 struct After {
   Norm norm;
-  double scale;
+  double scale, stream;
 };
 
 // What an adapter adds to the result of a matrix for its rows: up(down(row)), with weights in fp32. `down` has no
@@ -45,16 +59,22 @@ struct LowRank {
 // Norms of q and k: over each head with the same weights, over all heads together, over each head with its own weights.
 enum HeadNorms : int64_t { EACH_HEAD = 0, ALL_HEADS = 1, OWN_WEIGHTS = 2 };
 
+// Where a layer's K and V come from: a projection of each; one for both, of which v is the result before k's norm; or
+// another layer, whose K and V the layer's KVLayer describes.
+enum Sources : int64_t { OWN_VALUES = 0, KEYS_ALONE = 1, OTHER_LAYER = 2 };
+
 // x += after(out(attention(q, k, v))), with q, k and v from norm(x); K and V go through the layer's KV cache.
 struct AttentionOp {
   int64_t layer;
   int64_t kept;  // whether the next op, a recurrence, reads x as it was before this one
   Heads heads;
-  int64_t rotation;  // its index among the model's rotations; -1: none
+  int64_t rotation;  // where its numbers begin among those of the model's rotations; -1: none
   Norm norm;
-  Matrix qkv;  // the heads of q, then those of k, then those of v
+  Matrix qkv;  // the heads of q, then those of k, then those of v, as far as `sources` says
   Norm q_norm;
   Norm k_norm;
+  Norm v_norm;         // over each head
+  int64_t sources;     // of K and V: Sources
   int64_t head_norms;  // what these two are over: HeadNorms
   int64_t norms_last;  // they stand behind the rotation
   Matrix out;
@@ -70,7 +90,7 @@ struct AttentionOp {
 struct LatentOp {
   int64_t layer;
   Heads heads;       // of one KV head: its size is that of a row, its values that of the latent
-  int64_t rotation;  // its index among the model's rotations; -1: none
+  int64_t rotation;  // as in AttentionOp
   int64_t still;     // numbers of a head of q that do not turn; the others follow
   Norm norm;
   Matrix down;  // the rows of q, or of its latent; then those of the latent of K and V, then the key part that turns
@@ -133,7 +153,16 @@ struct RecurrentOp {
   const LowRank *project_updates, *out_updates;  // as in AttentionOp
 };
 
-// x += after(down(activation(factors up(norm(x))))).
+// x += after(out(activation(gate(x)) * the numbers from `at` on of what LayerInputs has made)). A gate without outputs:
+// nothing.
+struct InputGate {
+  int64_t at, activation;
+  Matrix gate, out;
+  After after;
+  const LowRank *gate_updates, *out_updates;  // as in AttentionOp
+};
+
+// x += after(down(activation(factors up(norm(x))))); then what the layer's inputs add.
 struct MLPOp {
   int64_t activation, gated;
   const float* xielu;    // [3]: what the activation xIELU has learned; null: it is another one
@@ -143,6 +172,7 @@ struct MLPOp {
   Matrix down;
   After after;
   const LowRank *up_updates, *down_updates;  // as in AttentionOp
+  InputGate inputs;
 };
 
 // The logits of the batch's logits rows: matrix(scale * norm(x)), softly capped if cap > 0: cap tanh(logit / cap); and
@@ -184,6 +214,18 @@ struct ExpertsOp {
   Matrix down;  // one expert after another
   Matrix shared_up, shared_down;  // without outputs: none
   After after;
+  Norm router_norm;            // of the router's own input; without weights it reads that of the experts
+  double router_scale;         // of its logits
+  const float* weight_scales;  // [experts]: of the weights, last of all; null: none
+};
+
+// x += after(mlp(x) + experts(x)), where both have what their own `after` makes of them; then what the layer's inputs
+// add.
+struct MixedOp {
+  MLPOp mlp;
+  ExpertsOp experts;
+  After after;
+  InputGate inputs;
 };
 
 // The input of a layer that predicts one token further: x = project([token_norm(x); hidden_norm(h)]), where x is the
@@ -203,7 +245,7 @@ struct Ranks;  // ranks.h
 
 struct Model {
   int64_t width;
-  int64_t rotations;  // different rotations, whose cosines and sines are side by side in `ChunkRows::rotation`
+  int64_t rotations;  // numbers of a position in `ChunkRows::rotation`: the cosines and sines of all rotations
   int64_t ops;
   const Op* op;
   Ranks* ranks;  // null: one process computes the whole model

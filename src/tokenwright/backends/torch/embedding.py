@@ -1,0 +1,84 @@
+"""The embedding, and the inputs of each layer that it makes beside the residual stream, over tensors or arrays."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tokenwright.backends.torch.kernels import Kernels, Linear, Values
+from tokenwright.backends.torch.op_parts import Weights, dense, linear, norm, scaled
+from tokenwright.models.graph import Embed
+from tokenwright.models.layer_inputs import InputGate, LayerInputs
+from tokenwright.models.taps import Site
+
+if TYPE_CHECKING:
+    from tokenwright.backends.torch.ops import ForwardState
+
+Multiply = Callable[[Values, Linear, str], Values]  # by a matrix and the adapters' updates of its name
+
+
+class TorchEmbed:
+    """Computes the residual stream before the first layer."""
+
+    def __init__(self, op: Embed, kernels: Kernels, weights: Weights) -> None:
+        self.kernels = kernels
+        self.table = linear(weights, op.table)
+        self.positions = None if op.positions is None else dense(weights, "positions.weight")
+        self.scale = scaled(op.scale)
+        self.norm = norm(op.norm, kernels, weights)
+        self.inputs = None if op.inputs is None else TorchLayerInputs(op.inputs, kernels, weights)
+
+    def __call__(self, state: "ForwardState") -> Values:
+        x = self.norm(self.scale(self.kernels.rows(self.table, state.batch.tokens)))  # [T, width]
+        if self.positions is not None:
+            x = x + self.positions[state.batch.positions]
+        if self.inputs is not None:
+            state.inputs[:] = [self.inputs(x, state.batch.tokens)]
+        state.tap(Site.EMBEDDING, 0, x)
+        return x
+
+
+class TorchLayerInputs:
+    """Computes the inputs of all layers from tokens and their embeddings."""
+
+    def __init__(self, op: LayerInputs, kernels: Kernels, weights: Weights) -> None:
+        self.op = op
+        self.kernels = kernels
+        self.table, self.project = linear(weights, op.table), linear(weights, op.project)
+        self.norm = norm(op.norm, kernels, weights)
+
+    def __call__(self, x: Values, tokens: Values) -> Values:
+        """[T, width] -> [T, layers x size]."""
+        op = self.op
+        read = self.kernels.linear(x, self.project) * op.project_scale
+        read = self.norm(read.reshape(len(x), -1, op.norm.size)).reshape(len(x), -1)
+        return (read + self.kernels.rows(self.table, tokens) * op.scale) * op.factor
+
+
+class TorchInputGate:
+    """Computes the addition to the residual stream that a layer makes of its inputs."""
+
+    def __init__(self, op: InputGate, kernels: Kernels, weights: Weights) -> None:
+        self.op = op
+        self.kernels = kernels
+        self.gate, self.out = linear(weights, op.gate), linear(weights, op.out)
+        self.norm = norm(op.post_norm, kernels, weights)
+
+    def added(self, x: Values, inputs: Values, multiply: Multiply) -> Values:
+        """[T, width] -> [T, width]."""
+        op = self.op
+        hidden = self.kernels.activate(multiply(x, self.gate, op.gate.name), op.activation)  # [T, size]
+        return self.norm(multiply(hidden * inputs[:, op.at : op.at + op.gate.out], self.out, op.out.name))
+
+
+class LayerEnd:
+    """Ends a layer behind its MLP: adds the layer's inputs, and multiplies the whole residual stream by its factor."""
+
+    def __init__(self, inputs: InputGate | None, stream: str | None, kernels: Kernels, weights: Weights) -> None:
+        self.kernels = kernels
+        self.inputs = None if inputs is None else TorchInputGate(inputs, kernels, weights)
+        self.stream = scaled(1.0 if stream is None else float(dense(weights, f"{stream}.weight")[0]))
+
+    def __call__(self, x: Values, state: "ForwardState") -> Values:
+        if self.inputs is not None:
+            x = x + self.inputs.added(x, state.inputs[0], partial(state.linear, self.kernels))
+        return self.stream(x)

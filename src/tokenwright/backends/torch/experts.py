@@ -1,0 +1,63 @@
+"""A mixture of experts over tensors of torch or arrays."""
+
+from typing import TYPE_CHECKING
+
+from tokenwright.backends.torch.kernels import Kernels, Linear, Values, library_of
+from tokenwright.backends.torch.op_parts import Weights, after, dense, linear, norm, scaled
+from tokenwright.models.experts import Experts
+from tokenwright.models.taps import Site
+
+if TYPE_CHECKING:
+    from tokenwright.backends.torch.ops import ForwardState
+
+
+class TorchExperts:
+    """One layer's router and experts: each expert computes the rows that chose it, in the order of its number."""
+
+    def __init__(self, op: Experts, kernels: Kernels, weights: Weights) -> None:
+        self.kernels = kernels
+        self.layer = op.layer
+        self.routing = op.routing
+        self.correction = None if op.correction is None else dense(weights, f"{op.correction}.weight")
+        self.activation = op.activation
+        self.gated = op.gated
+        self.norm = norm(op.norm, kernels, weights)
+        self.router = linear(weights, op.router)
+        ups, downs = (linear(weights, one).split(op.routing.experts) for one in (op.up, op.down))
+        self.experts = list(zip(ups, downs, strict=True))
+        self.shared = None if op.shared is None else (linear(weights, op.shared[0]), linear(weights, op.shared[1]))
+        self.router_norm = self.norm if op.router_norm is None else norm(op.router_norm, kernels, weights)
+        self.own_input, self.router_scale = op.router_norm is not None, scaled(op.router_scale)
+        self.scales = None if op.weight_scales is None else dense(weights, f"{op.weight_scales}.weight")
+        self.after = after(op.post_norm, op.residual_scale, kernels, weights)
+
+    def __call__(self, x: Values, state: "ForwardState") -> Values:
+        rows = self.norm(x)
+        state.tap(Site.MLP_INPUT, self.layer, rows)
+        x = x + self._of(x, rows)  # [T, width]
+        state.tap(Site.MLP, self.layer, x)
+        return x
+
+    def added(self, x: Values) -> Values:
+        """[T, width] -> [T, width]: what the op adds to the residual stream."""
+        return self._of(x, self.norm(x))
+
+    def _of(self, x: Values, rows: Values) -> Values:
+        asked = self.router_norm(x) if self.own_input else rows
+        logits = self.router_scale(self.kernels.linear(asked, self.router))
+        chosen, weights = self.kernels.route(logits, self.routing, self.correction)
+        if self.scales is not None:
+            weights = weights * self.scales[chosen]
+        total = library_of(rows).zeros_like(rows)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            at, place = library_of(chosen).where(chosen == expert)  # [n], [n]
+            total[at] += weights[at, place, None] * self._mlp(rows[at], *self.experts[expert])
+        if self.shared is not None:
+            result = self._mlp(rows, *self.shared)
+            total += weights[:, -1:] * result if self.routing.shared_gate else result
+        return self.after(total)
+
+    def _mlp(self, rows: Values, up: Linear, down: Linear) -> Values:
+        """[n, width] -> [n, width]."""
+        activate = self.kernels.gated if self.gated else self.kernels.activate
+        return self.kernels.linear(activate(self.kernels.linear(rows, up), self.activation), down)
