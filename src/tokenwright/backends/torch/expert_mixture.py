@@ -26,8 +26,8 @@ class TorchExperts:
         ups, downs = (linear(weights, one).split(op.routing.experts) for one in (op.up, op.down))
         self.experts = list(zip(ups, downs, strict=True))
         self.shared = None if op.shared is None else (linear(weights, op.shared[0]), linear(weights, op.shared[1]))
-        self.router_norm = self.norm if op.router_norm is None else norm(op.router_norm, kernels, weights)
-        self.own_input, self.router_scale = op.router_norm is not None, scaled(op.router_scale)
+        own_norm = None if op.router_norm is None else norm(op.router_norm, kernels, weights)
+        self.own_input = own_norm, scaled(op.router_scale)  # the router's
         self.scales = None if op.weight_scales is None else dense(weights, f"{op.weight_scales}.weight")
         self.after = after(op.post_norm, op.residual_scale, kernels, weights)
 
@@ -43,8 +43,9 @@ class TorchExperts:
         return self._of(x, self.norm(x))
 
     def _of(self, x: Values, rows: Values) -> Values:
-        asked = self.router_norm(x) if self.own_input else rows
-        logits = self.router_scale(self.kernels.linear(asked, self.router))
+        own_norm, scale = self.own_input
+        asked = rows if own_norm is None else own_norm(x)
+        logits = scale(self.kernels.linear(asked, self.router))
         chosen, weights = self.kernels.route(logits, self.routing, self.correction)
         if self.scales is not None:
             weights = weights * self.scales[chosen]
