@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from tokenwright.backends.torch.kernels import Kernels, Linear, Values
+from tokenwright.backends.torch.kernels import Kernels, Linear, Values, library_of
+from tokenwright.backends.torch.op_batch import OpBatch
 from tokenwright.backends.torch.op_parts import Weights, dense, linear, norm, scaled
 from tokenwright.models.graph import Embed
 from tokenwright.models.layer_inputs import InputGate, LayerInputs
+from tokenwright.models.next_input import NextInput
 from tokenwright.models.taps import Site
 
 if TYPE_CHECKING:
@@ -35,6 +37,27 @@ class TorchEmbed:
             state.inputs[:] = [self.inputs(x, state.batch.tokens)]
         state.tap(Site.EMBEDDING, 0, x)
         return x
+
+
+class _Step(Protocol):
+    @property
+    def batch(self) -> OpBatch: ...
+
+
+class TorchNextInput:
+    """Joins the embedding of each token and the hidden state of the token before, and projects them."""
+
+    def __init__(self, op: NextInput, kernels: Kernels, weights: Weights) -> None:
+        self.kernels = kernels
+        self.hidden_first = op.hidden_first
+        self.token_norm, self.hidden_norm = (norm(one, kernels, weights) for one in (op.token_norm, op.hidden_norm))
+        self.project = linear(weights, op.project)
+
+    def __call__(self, x: Values, state: _Step) -> Values:
+        library = library_of(x)
+        halves = self.token_norm(x), self.hidden_norm(library.asarray(state.batch.before, dtype=x.dtype))
+        both = library.concat(halves[::-1] if self.hidden_first else halves, 1)  # [T, 2 width]
+        return self.kernels.linear(both, self.project)  # [T, width]
 
 
 class TorchLayerInputs:

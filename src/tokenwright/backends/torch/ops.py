@@ -12,9 +12,8 @@ from typing import Any, Protocol, TypeVar
 from tokenwright.backends import Scored
 from tokenwright.backends.adapters import Beside
 from tokenwright.backends.layout import xielu_of
-from tokenwright.backends.torch.embedding import LayerEnd, TorchInputGate, TorchLayerInputs
-from tokenwright.backends.torch.experts import TorchExperts
-from tokenwright.backends.torch.joined_states import TorchNextInput
+from tokenwright.backends.torch.embedding import LayerEnd, TorchInputGate, TorchLayerInputs, TorchNextInput
+from tokenwright.backends.torch.expert_mixture import TorchExperts
 from tokenwright.backends.torch.kernels import Kernels, Linear, Values, in_fp32, library_of
 from tokenwright.backends.torch.op_batch import OpBatch
 from tokenwright.backends.torch.op_parts import (
@@ -90,8 +89,8 @@ class TorchAttention:
         self.norm = norm(op.norm, kernels, weights)
         self.qkv = linear(weights, op.qkv)
         self.out = linear(weights, op.out)
-        self.q_norm, self.k_norm = (over_heads(one, op.head_size, kernels, weights) for one in (op.q_norm, op.k_norm))
-        self.v_norm = norm(op.v_norm, kernels, weights)
+        self.q_norm, k_norm = (over_heads(one, op.head_size, kernels, weights) for one in (op.q_norm, op.k_norm))
+        self.kv_norms = k_norm, norm(op.v_norm, kernels, weights)
         self.after = after(op.post_norm, op.residual_scale, kernels, weights)
 
     def __call__(self, x: Values, state: ForwardState) -> Values:
@@ -127,8 +126,9 @@ class TorchAttention:
 
     def _store(self, k: Values, v: Values, view: KVView, state: ForwardState, norms_last: bool) -> None:
         """Norm K and V [T, G, D], rotate K, and store both."""
-        v = self.v_norm(v)
-        k = self.k_norm(self._rotated(k, state)) if norms_last else self._rotated(self.k_norm(k), state)
+        k_norm, v_norm = self.kv_norms
+        v = v_norm(v)
+        k = k_norm(self._rotated(k, state)) if norms_last else self._rotated(k_norm(k), state)
         state.tap(Site.KEY, self.layer, k)
         state.tap(Site.VALUE, self.layer, v)
         self.kernels.store(view, state.batch.slots, k, v)

@@ -18,7 +18,7 @@ class TorchExperts:
         self.kernels = kernels
         self.layer = op.layer
         self.routing = op.routing
-        self.correction = None if op.correction is None else dense(weights, f"{op.correction}.weight")
+        correction = None if op.correction is None else dense(weights, f"{op.correction}.weight")
         self.activation = op.activation
         self.gated = op.gated
         self.norm = norm(op.norm, kernels, weights)
@@ -26,9 +26,10 @@ class TorchExperts:
         ups, downs = (linear(weights, one).split(op.routing.experts) for one in (op.up, op.down))
         self.experts = list(zip(ups, downs, strict=True))
         self.shared = None if op.shared is None else (linear(weights, op.shared[0]), linear(weights, op.shared[1]))
-        self.router_norm = self.norm if op.router_norm is None else norm(op.router_norm, kernels, weights)
-        self.own_input, self.router_scale = op.router_norm is not None, scaled(op.router_scale)
-        self.scales = None if op.weight_scales is None else dense(weights, f"{op.weight_scales}.weight")
+        own_norm = None if op.router_norm is None else norm(op.router_norm, kernels, weights)
+        self.own_input = own_norm, scaled(op.router_scale)  # the router's
+        scales = None if op.weight_scales is None else dense(weights, f"{op.weight_scales}.weight")
+        self.learned = correction, scales
         self.after = after(op.post_norm, op.residual_scale, kernels, weights)
 
     def __call__(self, x: Values, state: "ForwardState") -> Values:
@@ -43,11 +44,12 @@ class TorchExperts:
         return self._of(x, self.norm(x))
 
     def _of(self, x: Values, rows: Values) -> Values:
-        asked = self.router_norm(x) if self.own_input else rows
-        logits = self.router_scale(self.kernels.linear(asked, self.router))
-        chosen, weights = self.kernels.route(logits, self.routing, self.correction)
-        if self.scales is not None:
-            weights = weights * self.scales[chosen]
+        (own_norm, scale), (correction, scales) = self.own_input, self.learned
+        asked = rows if own_norm is None else own_norm(x)
+        logits = scale(self.kernels.linear(asked, self.router))
+        chosen, weights = self.kernels.route(logits, self.routing, correction)
+        if scales is not None:
+            weights = weights * scales[chosen]
         total = library_of(rows).zeros_like(rows)
         for expert in sorted(set(chosen.flatten().tolist())):
             at, place = library_of(chosen).where(chosen == expert)  # [n], [n]
