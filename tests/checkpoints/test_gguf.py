@@ -1,6 +1,7 @@
 """GGUF files written by the `gguf` package are read as the folders they are from; damaged ones are refused."""
 
 import json
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
@@ -77,6 +78,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt-oss-plain": {},
     "gemma2": {"query_pre_attn_scalar": 32},  # the head's size
     "gemma3": {"query_pre_attn_scalar": 32},
+    "gemma4": {},
+    "gemma4-keys": {
+        "attention_k_eq_v": True,
+        "enable_moe_block": True,
+        "hidden_size_per_layer_input": 0,
+        "moe_intermediate_size": 32,
+        "num_experts": 4,
+        "num_global_key_value_heads": 1,
+        "num_kv_shared_layers": 0,
+        "top_k_experts": 2,
+        "use_double_wide_mlp": False,
+    },
     "phi3": {},
     "phi3-long": {"rope_scaling": LONG},
     "phi4-mini": {"rope_scaling": LONG | {key: LONG[key][:6] for key in ("short_factor", "long_factor")}},
@@ -110,7 +123,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_file_of_each_family_is_the_folder_that_it_was_written_from(kind: str, tmp_path: Path) -> None:
     dtype = "bfloat16" if kind.startswith("gemma") else "float32"  # its embeddings are scaled as in that dtype
-    path = make_checkpoint(tmp_path / "model", kind.removesuffix("-dense"), changes=FAMILIES[kind], dtype=dtype).path
+    path = make_checkpoint(
+        tmp_path / "model", re.sub("-(dense|keys)$", "", kind), changes=FAMILIES[kind], dtype=dtype
+    ).path
     theirs, ours = Checkpoint.open(path), Checkpoint.open(write_gguf(tmp_path / "model.gguf", path))
     assert ours.graph == theirs.graph
     tensors = tensors_of(ours, torch.float32)

@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "cohere": gguf.MODEL_ARCH.COMMAND_R,
     "cohere2": gguf.MODEL_ARCH.COHERE2,
@@ -68,7 +69,7 @@ _KEYS = {
     "linear_num_key_heads": "ssm_group_count", "linear_num_value_heads": "ssm_time_step_rank",
     "full_attention_interval": "full_attention_interval",
     "num_local_experts": "expert_count", "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
+    "moe_intermediate_size": "expert_feed_forward_length", "top_k_experts": "expert_used_count",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
     "logit_scale": "logit_scale", "logits_scaling": "logit_scale", "embedding_multiplier": "embedding_scale",
@@ -129,9 +130,11 @@ def _as_written(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ite
             part = "feed_forward" if config["model_type"] in ("mixtral", "lfm2_moe") else "mlp"
             at = expert[1].removeprefix("model.") if part == "feed_forward" else expert[1]
             stacks.setdefault(f"{at}.{part}.experts.{expert[3]}.weight", {})[int(expert[2])] = tensor
+        elif config["model_type"] == "gemma4_text":
+            yield _of_gemma4(name), tensor
         elif config["model_type"] == "gpt_oss" and ".experts." in name:
             yield from _gpt_oss_experts(name, tensor)
-        elif "gemma" in config["model_type"] and name.endswith("norm.weight"):
+        elif config["model_type"] in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
             yield name, tensor.float() + 1
         elif re.search(r"c_(attn|proj|fc)\.weight", name) and config["model_type"] == "gpt2":
             yield name, tensor.t()
@@ -205,6 +208,15 @@ def _granite_gates(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Iter
         yield f"blk.{name.split('.')[2]}.ffn_{part}{kind}.weight", rows
 
 
+def _of_gemma4(name: str) -> str:
+    """The name that the package maps, or that of a file, for scalars and vectors beside matrices."""
+    layer = name.split(".")[2]
+    for theirs, ours in (("router.scale", "ffn_gate_inp.scale"), ("router.per_expert_scale", "ffn_down_exps.scale")):
+        if name.endswith(theirs):
+            return f"blk.{layer}.{ours}"
+    return name if name.endswith(".weight") else f"{name}.weight"
+
+
 def _gpt_oss_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Gates and values apart, and weights as [experts, out, in]."""
     at, part = name.removesuffix("_bias").rsplit(".", 1)
@@ -254,6 +266,10 @@ def _ordered(tensor: Tensor, name: str, config: Mapping[str, Any]) -> Tensor:
 
 def _rotary_factors(config: Mapping[str, Any]) -> dict[str, Any]:
     scaling = config.get("rope_scaling") or {}
+    if config["model_type"] == "gemma4_text":
+        pairs = config["global_head_dim"] // 2
+        turn = int(pairs * config["rope_parameters"]["full_attention"]["partial_rotary_factor"])
+        return {"rope_freqs.weight": [1.0] * turn + [1e30] * (pairs - turn)}
     if scaling.get("type") == "longrope":
         return {f"rope_factors_{at}.weight": scaling[f"{at}_factor"] for at in ("long", "short")}
     if scaling.get("rope_type") != "llama3":
@@ -295,8 +311,36 @@ def _facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
             "sliding" * ((i + 1) % every != 0) for i in range(config["num_hidden_layers"])
         ]
         writer.add_sliding_window_pattern([one.startswith("sliding") for one in types])
+    if kind == "gemma4_text":
+        _gemma4_facts(writer, config)
     _hybrid_facts(writer, config)
     _scaling(writer, config, config.get("rope_scaling") or {})
+
+
+def _gemma4_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    """Sizes by layer, in place of those that most architectures have once."""
+    facts, size, shared = writer.kv_data[0], config["global_head_dim"], config["num_kv_shared_layers"]
+    slides = [one == "sliding_attention" for one in config["layer_types"]]
+    full_heads, width = config["num_global_key_value_heads"], config["intermediate_size"]
+    doubled = config["use_double_wide_mlp"]
+    for key in ("attention.key_length", "attention.value_length", "rope.dimension_count", "rope.freq_base"):
+        del facts[f"gemma4.{key}"]
+    writer.add_rope_freq_base(config["rope_parameters"]["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
+        add(size)
+    for add in (writer.add_key_length_swa, writer.add_value_length_swa, writer.add_rope_dimension_count_swa):
+        add(config["head_dim"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(slides)
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    if doubled:
+        del facts["gemma4.feed_forward_length"]
+        writer.add_feed_forward_length([width * (1 + (i >= len(slides) - shared)) for i in range(len(slides))])
+    if full_heads:
+        del facts["gemma4.attention.head_count_kv"]
+        writer.add_head_count_kv([config["num_key_value_heads"] if one else full_heads for one in slides])
 
 
 def _mamba_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:

@@ -51,6 +51,17 @@ def test_other_characters_are_bytes_and_come_back() -> None:
         assert library.decode(library.encode(text)) == text
 
 
+def test_merges_beside_spaces_that_are_written_out() -> None:
+    """Gemma 4's: the merges decide, whatever the scores; no space goes before a text, and it begins with BOS."""
+    library = sentencepiece(model="gemma4", merges=["a b", "▁ a", "ab c"])
+    assert library.encode("abc") == [1, *ids("abc")]  # bc has the higher score
+    assert library.encode("bc a", add_special=False) == ids("b", "c", "▁a")
+    for text in ("a é 漢\n", " ab  c<go>", ""):
+        assert library.decode(library.encode(text)) == text
+    with pytest.raises(CheckpointError, match="merges must be a list"):
+        sentencepiece(model="gemma4")
+
+
 def test_special_and_added_tokens_are_the_files() -> None:
     library = sentencepiece(eot_token_id=ID["<go>"])
     assert library.encode("a")[0] == library.bos_id == 1

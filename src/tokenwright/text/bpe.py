@@ -64,11 +64,18 @@ def sentencepiece(
         pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
         halves = [(left, right) for left, right in pairs if left in vocab and right in vocab]
         merges += sorted(halves, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+    return spaced(vocab, merges, unknown, prefix=prefix)
+
+
+def spaced(
+    vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], unknown: int | None, *, prefix: bool
+) -> tokenizers.Tokenizer:
+    """BPE with ▁ for a space, and byte tokens for what has none; the arguments are those of `sentencepiece`."""
     library = tokenizers.Tokenizer(
         models.BPE(
-            vocab=vocab,
-            merges=merges,
-            unk_token=None if unknown is None else tokens[unknown],
+            vocab=dict(vocab),
+            merges=list(merges),
+            unk_token=None if unknown is None else next(token for token, at in vocab.items() if at == unknown),
             fuse_unk=True,
             byte_fallback=True,
         )

@@ -1,8 +1,9 @@
 """The tokenizer in the metadata of a GGUF file, built in memory; no tokenising here.
 
-`tokenizer.ggml.model` is llama (SentencePiece's BPE: scores, byte tokens, ▁ for a space) or gpt2 (byte-level BPE:
-merges, and a pre-tokenizer by its name). Their patterns are published with each model's own tokenizer.json. A file may
-hold that one as well (`tokenizer.huggingface.json`); it says more than the keys do, and is used where it is there.
+`tokenizer.ggml.model` is llama (SentencePiece's BPE: scores, byte tokens, ▁ for a space), gemma4 (the same with merges)
+or gpt2 (byte-level BPE: merges, and a pre-tokenizer by its name). Their patterns are published with each model's own
+tokenizer.json. A file may hold that one as well (`tokenizer.huggingface.json`); it says more than the keys do, and is
+used where it is there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ import tokenizers
 from tokenizers import processors
 
 from tokenwright.errors import CheckpointError
-from tokenwright.text.bpe import SPLITS, WHOLE_WORDS, byte_level, sentencepiece, with_added
+from tokenwright.text.bpe import SPLITS, WHOLE_WORDS, byte_level, sentencepiece, spaced, with_added
 from tokenwright.text.files import TokenizerFiles, library_errors
 
 _KEY = "tokenizer.ggml."
@@ -30,10 +31,12 @@ def read_metadata(metadata: Mapping[str, Any], where: str) -> TokenizerFiles:
             library = _whole(facts, tokens, kinds)
         elif kind == "llama":
             library = with_added(_sentencepiece(facts, tokens, kinds), tokens, kinds)
+        elif kind == "gemma4":
+            library = with_added(_merged(facts, tokens), tokens, kinds)
         elif kind == "gpt2":
             library = with_added(_byte_level(facts, tokens), tokens, kinds)
         else:
-            raise facts.error(f"{_KEY}model is {kind[:40]!r}; Tokenwright reads llama and gpt2")
+            raise facts.error(f"{_KEY}model is {kind[:40]!r}; Tokenwright reads llama, gemma4 and gpt2")
         ends = [at for name in ("eos", "eot", "eom") if (at := facts.token(name, len(tokens))) is not None]
         if facts.flag("add_eos_token", False) and ends and not is_whole:
             end = (tokens[ends[0]], ends[0])
@@ -46,7 +49,7 @@ def read_metadata(metadata: Mapping[str, Any], where: str) -> TokenizerFiles:
         eos=tuple(tokens[at] for at in dict.fromkeys(ends)),
         add_bos=None
         if is_whole and says_nothing
-        else facts.flag("add_bos_token", kind == "llama" or pre in WHOLE_WORDS),
+        else facts.flag("add_bos_token", kind in ("llama", "gemma4") or pre in WHOLE_WORDS),
         chat_template=facts.template(),
     )
 
@@ -132,8 +135,17 @@ def _byte_level(facts: _Facts, tokens: Sequence[str]) -> tokenizers.Tokenizer:
     name = facts.text("pre")
     if name not in SPLITS:
         raise facts.error(f"{_KEY}pre is {name[:40]!r}; Tokenwright has {', '.join(SPLITS)}")
+    return byte_level(name, {token: at for at, token in enumerate(tokens)}, _merges(facts))
+
+
+def _merged(facts: _Facts, tokens: Sequence[str]) -> tokenizers.Tokenizer:
+    unknown, prefix = facts.token("unknown", len(tokens)), facts.flag("add_space_prefix", False)
+    return spaced({token: at for at, token in enumerate(tokens)}, _merges(facts), unknown, prefix=prefix)
+
+
+def _merges(facts: _Facts) -> list[tuple[str, str]]:
+    """The pairs of tokens that are joined, the first one first."""
     merges = facts.listed("merges", str)
     if not all(" " in one[1:] for one in merges):
         raise facts.error(f"{_KEY}merges must be pairs of tokens, with a space between")
-    pairs = [(one[: one.find(" ", 1)], one[one.find(" ", 1) + 1 :]) for one in merges]
-    return byte_level(name, {token: at for at, token in enumerate(tokens)}, pairs)
+    return [(one[: one.find(" ", 1)], one[one.find(" ", 1) + 1 :]) for one in merges]

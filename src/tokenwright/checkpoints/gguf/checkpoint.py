@@ -27,17 +27,19 @@ from tokenwright.models.graph import Graph
 
 _MOST_PAIRS = 1 << 15  # of dimensions in a head
 ROPE_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies, Llama 3.1's rule written out
+_STILL = 1e29  # a divisor of a frequency that is as good as none
 _LONG_FACTORS = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
 _INERT_TENSORS = re.compile(  # derived from the metadata, or read with them
     r"rope_freqs\.weight|rope_factors_(?:long|short)\.weight|blk\.\d+\.attn_rot_embd(\.weight)?"
 )
+
+_KV = re.compile(r"blk\.\d+\.attn_(?:[kv]|k_norm)\.(?:weight|bias)")  # inert in layers that read those of others
 
 # Our key of a config.json -> the key of the metadata, without its architecture.
 _WHOLE: Mapping[str, str] = {
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count",
-    "intermediate_size": "feed_forward_length",
     "num_attention_heads": "attention.head_count",
 }
 _NEUTRAL: Mapping[str, tuple[tuple[object, ...], str]] = {
@@ -77,14 +79,11 @@ def read_model(header: Header, where: str, factors: Callable[[Stored], list[floa
     """The model of a header. `factors` reads an F32 tensor. Raises CheckpointError for what Tokenwright lacks."""
     layout = _layout(header, where)
     _, config, graph = parse_config(_settings(header, layout, where, factors), where)
-    if ROPE_FACTORS in header.tensors and header.tensors[ROPE_FACTORS].shape[0] != config.head_size // 2:
-        raise CheckpointError(
-            f"{where}: {ROPE_FACTORS} has not {config.head_size // 2} factors; {fetch_again(Path(where))}"
-        )
     stored = {
         name_of(name): replace(one, shape=shape_of(name_of(name), one.shape))
         for name, one in header.tensors.items()
-        if not _INERT_TENSORS.fullmatch(name) and _block(name) < config.layers
+        if not _INERT_TENSORS.fullmatch(name)
+        and _block(name) < config.layers - (config.kv_shared if _KV.fullmatch(name) else 0)
     }
     about = {f"{at}_token_id": header.metadata.get(f"tokenizer.ggml.{at}_token_id") for at in ("bos",)}
     ends = [header.metadata[key] for end in _ENDS if (key := f"tokenizer.ggml.{end}") in header.metadata]
@@ -114,7 +113,8 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
     heads, width = keys.whole("attention.head_count", least=0) or 1, keys.whole("embedding_length")
     size = keys.whole("attention.key_length", width // heads)
     turns = keys.whole("rope.dimension_count", size)
-    shared = _kv_heads(keys, heads)
+    listed = keys.raw("attention.head_count_kv")
+    shared = heads if layout.by_layer and isinstance(listed, list) else _kv_heads(keys, heads)
     if (
         keys.whole("attention.value_length", size) != size
         or not 0 < turns <= size
@@ -122,13 +122,13 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
     ):
         values = keys.whole("attention.value_length", size)
         raise keys.error(f"heads of K have {size}, of V {values}, and {turns} turn; Tokenwright lacks that")
-    experts = keys.raw("expert_feed_forward_length")  # where all layers have experts, there may be no other width
-    found = {
-        ours: keys.whole(theirs, experts if "forward" in theirs else None, least=0) for ours, theirs in _WHOLE.items()
-    } | {
+    if ROPE_FACTORS in tensors and tensors[ROPE_FACTORS].shape[0] != size // 2:
+        raise CheckpointError(f"{where}: {ROPE_FACTORS} has not {size // 2} factors; {fetch_again(Path(where))}")
+    found = {ours: keys.whole(theirs, least=0) for ours, theirs in _WHOLE.items()} | {
+        "intermediate_size": _width(keys, layout),
         "architectures": [layout.model],
         "num_key_value_heads": shared,
-        "_kv_heads": keys.raw("attention.head_count_kv"),
+        "_kv_heads": listed,
         "head_dim": size,
         layout.epsilon[1]: _shortest(keys.number(layout.epsilon[0])),
         layout.theta: _shortest(keys.number("rope.freq_base", 10000.0, above=1.0)),
@@ -145,6 +145,16 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
             found |= _converted(ours, value)
     keys.finish(_INERT, _ADVICE)
     return layout.more(found, tensors)
+
+
+def _width(keys: JsonKeys, layout: Layout) -> int:
+    """The width of the MLPs, or of the first one. Where all layers have experts, there may be none but theirs."""
+    key, widths = "feed_forward_length", keys.raw("feed_forward_length")
+    if not layout.by_layer or not isinstance(widths, list):
+        return keys.whole(key, keys.raw("expert_feed_forward_length"), least=0)
+    if len(widths) != keys.whole("block_count") or not all(type(one) is int and one > 0 for one in widths):
+        raise keys.error(f"{key} must list a width for each layer")
+    return int(widths[0])
 
 
 def _block(name: str) -> int:
@@ -191,7 +201,11 @@ def _scaling(keys: JsonKeys, header: Header, factors: Callable[[Stored], list[fl
     if ROPE_FACTORS in header.tensors:
         if kind != "none":
             raise keys.error(f"it has {ROPE_FACTORS} and rope.scaling.type {kind}; Tokenwright reads one of them")
-        return _llama3(keys, _listed(keys, header, ROPE_FACTORS, factors))
+        listed = _listed(keys, header, ROPE_FACTORS, factors)
+        still = sum(one >= _STILL for one in listed)
+        if still and listed == [1.0] * (len(listed) - still) + [listed[-1]] * still:
+            return {"rope_type": "proportional", "partial_rotary_factor": 1 - still / len(listed)}
+        return _llama3(keys, listed)
     if kind == "none" or factor == 1.0:
         return None
     if kind == "linear":

@@ -64,13 +64,14 @@ EACH_EXPERT = named(
     {f"layers.{{i}}.mlp.experts.{{e}}.{part}": f"blk.{{i}}.ffn_{part}.{{e}}" for part in ("gate", "up", "down")}
 )
 _STACKS = re.compile(
-    r"blk\.\d+\.(?:ffn_(?:gate|up|down)_exps\.(?:weight|bias)|(?:attn_[qk]_norm|ssm_(?:a|d|norm))\.weight)"
+    r"blk\.\d+\.(?:ffn_(?:gate|up|down|gate_up)_exps\.(?:weight|bias)|(?:attn_[qk]_norm|ssm_(?:a|d|norm))\.weight)"
 )
 _FAMILY = Family({}, LLAMA.parse, "", {}, re.compile(r"(?!)"), stacks=_STACKS)  # of names alone
 _ROW = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")  # a vector in the file, a matrix of one row in a graph
 
 
 _BARE = re.compile(r"(blk\.\d+\.(?:ssm_[ad]|exp_probs_b))(?:\.bias)?$")  # names without `.weight`
+_SCALES = re.compile(r"(blk\.\d+\.ffn_(?:gate_inp|down_exps))\.scale")  # beside the matrices of those names
 _STEPS = re.compile(r"(blk\.\d+\.ssm_dt)(?:\.bias)?$")  # biases of steps, beside a matrix of that name in Mamba-1
 _SCAN = re.compile(r"blk\.\d+\.ssm_a\.weight")  # of each column in Mamba-1, [columns, keys]; else [heads, 1]
 
@@ -90,6 +91,8 @@ class Layout:
     what follows from those and the file's tensors by llama.cpp's rules. epsilon, theta, share: the same for the epsilon
     of norms, the rotary base, and the share of a head's dimensions that turn (None: all do). orders: of the rows of
     other tensors than q and k. bias: the key that says whether there are biases (None: the architecture decides).
+    by_layer: whether KV heads and the widths of MLPs may differ between layers; `more` gets the lists. turned: whether
+    the order of q's and k's rows follows from the dimensions that turn; else it is ours.
     """
 
     model: str
@@ -102,16 +105,28 @@ class Layout:
     share: str | None = None
     orders: Callable[[str, Graph], Order | None] | None = None
     bias: str | None = "attention_bias"
+    by_layer: bool = False
+    turned: bool = True
 
     def sources(self, graph: Graph) -> dict[str, TensorSource]:
         """Where a file stores the tensors of `graph.shapes`."""
-        family = replace(_FAMILY, names={**_NAMES, **self.names}, neighbours=self.neighbours, own_orders=self.orders)
+        family = replace(
+            _FAMILY,
+            names={**_NAMES, **self.names},
+            neighbours=self.neighbours,
+            orders=None if self.turned else _as_ours,
+            own_orders=self.orders,
+        )
         return family.sources(graph)
+
+
+def _as_ours(name: str, graph: Graph) -> Order | None:  # noqa: ARG001
+    return None
 
 
 def name_of(name: str) -> str:
     """The name that a tensor of a file is read with."""
-    return _STEPS.sub(r"\1_bias.weight", _BARE.sub(r"\1.weight", name))
+    return _SCALES.sub(r"\1_scale.weight", _STEPS.sub(r"\1_bias.weight", _BARE.sub(r"\1.weight", name)))
 
 
 def shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:

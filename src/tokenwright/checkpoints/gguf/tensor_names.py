@@ -6,8 +6,9 @@ former hold the rows of q and k in that order. All experts of a layer are one te
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from math import nextafter
 
-from tokenwright.checkpoints.families.family import named
+from tokenwright.checkpoints.families.family import TensorSource, named
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.file_layout import (
     EACH_EXPERT,
@@ -40,6 +41,34 @@ def _gemma(found: Found, _: Mapping[str, Stored]) -> Found:
 def _gemma3(found: Found, tensors: Mapping[str, Stored]) -> Found:
     """Without a window in the metadata, all layers have full attention."""
     return _gemma(found if "sliding_window" in found else {**found, "sliding_window_pattern": 1}, tensors)
+
+
+def _gemma4(found: Found, tensors: Mapping[str, Stored]) -> Found:
+    """Its `key_length` is that of layers with full attention. Without V, K is both."""
+    full = [i for i, kind in enumerate(found["layer_types"]) if kind == "full_attention"]
+    own = [i for i in full if i < found["num_hidden_layers"] - found.get("num_kv_shared_layers", 0)]
+    counts, widths = found["_kv_heads"], found["_widths"]
+    if isinstance(counts, list):
+        every = range(len(counts))
+        found |= {"num_global_key_value_heads": counts[full[-1]]} if full else {}
+        found |= {"num_key_value_heads": next((counts[i] for i in every if i not in full), counts[-1])}
+    rope = {"rope_theta": found.pop("rope_theta"), **(found.pop("rope_scaling") or {"rope_type": "default"})}
+    size = found.pop("_window_size", found["head_dim"])
+    share = found.pop("_turns", size) / size
+    sliding = {"rope_type": "default", "rope_theta": found.pop("rope_local_base_freq", 10000.0)}
+    sliding |= {} if share == 1 else {"partial_rotary_factor": nextafter(share, 1)}
+    table = tensors.get("per_layer_token_embd.weight")
+    return {key: one for key, one in found.items() if not key.startswith("_")} | {
+        "attention_k_eq_v": bool(own) and f"blk.{own[0]}.attn_v.weight" not in tensors,
+        "enable_moe_block": bool(found.get("num_experts")),
+        "global_head_dim": found["head_dim"],
+        "head_dim": size,
+        "hidden_size_per_layer_input": found.get("hidden_size_per_layer_input", 0),
+        "rope_parameters": {"full_attention": rope, "sliding_attention": sliding},
+        "torch_dtype": "bfloat16",
+        "use_double_wide_mlp": isinstance(widths, list) and widths[-1] > widths[0],
+        "vocab_size_per_layer_input": found["vocab_size"] if table is None else table.shape[0],
+    }
 
 
 def _phi3(found: Found, _: Mapping[str, Stored]) -> Found:
@@ -110,6 +139,17 @@ def _exaone4(found: Found, _: Mapping[str, Stored]) -> Found:
     return {"sliding_window": None, **found}
 
 
+_GEMMA4 = {
+    "dense_post_norm": "post_ffw_norm_1",
+    "experts_norm": "pre_ffw_norm_2",
+    "experts_post_norm": "post_ffw_norm_2",
+    "router_norm": "ffn_gate_inp_scale",
+    "inputs.gate": "inp_gate",
+    "inputs.out": "proj",
+    "inputs.post_norm": "post_norm",
+}
+_BOTH = "blk.{i}.ffn_gate_up_exps"  # gates of an expert before its values
+
 LAYOUTS: Mapping[str, Layout] = {
     **HYBRIDS,
     "llama": Layout("LlamaForCausalLM", neighbours=True),
@@ -152,6 +192,41 @@ LAYOUTS: Mapping[str, Layout] = {
             "final_logit_softcapping": "final_logit_softcapping",
         },
         more=_gemma3,
+    ),
+    "gemma4": Layout(
+        "Gemma4ForCausalLM",
+        names={
+            **named({f"layers.{{i}}.{ours}": f"blk.{{i}}.{theirs}" for ours, theirs in _GEMMA4.items()}),
+            **named(
+                {
+                    "layer_inputs.table": "per_layer_token_embd",
+                    "layer_inputs.project": "per_layer_model_proj",
+                    "layer_inputs.norm": "per_layer_proj_norm",
+                }
+            ),
+            "layers.{i}.stream": TensorSource("blk.{i}.layer_output_scale", wide=True),
+            "layers.{i}.mlp.weight_scales": TensorSource("blk.{i}.ffn_down_exps_scale", wide=True),
+            "layers.{i}.mlp.experts.{e}.gate": TensorSource(_BOTH, stacked=True, turn=(0, 2), halves=True),
+            "layers.{i}.mlp.experts.{e}.up": TensorSource(_BOTH, stacked=True, turn=(1, 2), halves=True),
+        },
+        keys={
+            **WINDOW,
+            **PATTERN,
+            "attention.key_length_swa": "_window_size",
+            "attention.shared_kv_layers": "num_kv_shared_layers",
+            "attention.value_length_swa": "_window_values",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+            "expert_count": "num_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_used_count": "top_k_experts",
+            "feed_forward_length": "_widths",
+            "final_logit_softcapping": "final_logit_softcapping",
+            "rope.dimension_count_swa": "_turns",
+            "rope.freq_base_swa": "rope_local_base_freq",
+        },
+        more=_gemma4,
+        by_layer=True,
+        turned=False,
     ),
     "phi3": Layout(
         "Phi3ForCausalLM",
