@@ -331,6 +331,15 @@ def test_where_a_schema_is_wrong_in_itself(schema: Any, place: str) -> None:
     assert mistake_in(schema) == place
 
 
+def test_a_name_that_is_spelt_otherwise_is_the_same_name() -> None:
+    """JSON has two ways to write the name a, and its value must be a string in both."""
+    for given in ({"properties": {"a": {"type": "string"}}}, {"patternProperties": {"^a": {"type": "string"}}}):
+        made, left = enforceable({"type": "object", **given, "additionalProperties": {"type": "integer"}})
+        start = GRAMMARS.compile(Grammar.json_schema(made), steered=True)
+        assert not left and not written(start.fork(), '{"\\u0061": 5}')
+        assert written(start, '{"a": "x", "b": 5}')
+
+
 def test_patterns_of_the_same_strings_and_of_all_others() -> None:
     """Compared with the interpreter's regular expressions on all short strings of a few characters."""
     texts = ["".join(one) for length in range(5) for one in product("ab1@-\n", repeat=length)]
