@@ -14,6 +14,7 @@ import torch
 
 from tests.models.fixtures import KINDS, make_config
 from tests.oracle.harness import TOLERANCE, Recorder, Subject, greedy, make_subject, prompt_of, write
+from tests.profiles import some
 from tokenwright.backends.runner import ModelRunner
 from tokenwright.backends.torch import kv_codec
 from tokenwright.backends.torch.kernels import Kernels
@@ -183,7 +184,7 @@ def meaningful() -> list[tuple[str, str]]:
     return [one for one in means if one not in without]
 
 
-@pytest.mark.parametrize(("kind", "fault"), meaningful())
+@pytest.mark.parametrize(("kind", "fault"), some(meaningful()))
 def test_a_planted_fault_moves_the_logits(kind: str, fault: str) -> None:
     assert moves(make_subject(kind), FAULTS[fault]) >= MOVED
 

@@ -49,11 +49,11 @@ def test_a_known_sentence_goes_on_as_it_should(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("options", "most"),
     [
-        ({"kv": "float32", "dtype": "float32"}, 0.01),
+        pytest.param({"kv": "float32", "dtype": "float32"}, 0.01, marks=pytest.mark.sweep),
         ({"kv": "int8"}, 0.01),
-        ({"kv": "fp8"}, 0.03),
+        pytest.param({"kv": "fp8"}, 0.03, marks=pytest.mark.sweep),
         ({"kv": "int4"}, 0.08),
-        ({"weights": "int8"}, 0.03),
+        pytest.param({"weights": "int8"}, 0.03, marks=pytest.mark.sweep),
         ({"weights": "int4"}, 0.4),
     ],
     ids=str,
@@ -83,7 +83,7 @@ def test_texts_with_one_meaning_have_near_embeddings(llm: LLM) -> None:
     assert rows[0] @ rows[1] > max(rows[0] @ rows[2], rows[1] @ rows[2]) + 0.1
 
 
-@pytest.mark.parametrize("kv", ["native", "int4"])
+@pytest.mark.parametrize("kv", [pytest.param("native", marks=pytest.mark.sweep), "int4"])
 def test_a_chat_goes_on_from_the_disk_with_the_same_bits(tmp_path: Path, kv: str) -> None:
     talk = [{"role": "user", "content": f"{TEXT[:800]}\n\nWhat is this text about?"}]
     with LLM(MODEL, kv=kv) as plain:
