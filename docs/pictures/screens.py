@@ -163,6 +163,7 @@ def main() -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found.stdout.strip(), args=FLAGS)
         page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="dark")
+        page.set_default_timeout(600_000)  # software draws, which takes long on a busy machine
         shots(page, folder)
         chat(page, folder)
         preview(page, folder / "preview.png" if sys.argv[1:] else PREVIEW)
