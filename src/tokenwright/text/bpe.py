@@ -70,7 +70,7 @@ def sentencepiece(
 def spaced(
     vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], unknown: int | None, *, prefix: bool
 ) -> tokenizers.Tokenizer:
-    """BPE with ▁ for a space, and byte tokens for what has none; the arguments are those of `sentencepiece`."""
+    """BPE with ▁ for a space, and byte tokens for what has none. unknown, prefix: as for `sentencepiece`."""
     library = tokenizers.Tokenizer(
         models.BPE(
             vocab=dict(vocab),
