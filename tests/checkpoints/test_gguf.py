@@ -136,6 +136,16 @@ def test_a_file_of_each_family_is_the_folder_that_it_was_written_from(kind: str,
             assert torch.equal(tensors[name], tensor), name
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("key_length_swa", 0), ("shared_kv_layers", "two"), ("sliding_window_pattern", "x")]
+)
+def test_metadata_of_a_wrong_kind_are_refused(key: str, value: Any, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", "gemma4").path
+    file = write_gguf(tmp_path / "model.gguf", path, metadata={f"gemma4.attention.{key}": value})
+    with pytest.raises(CheckpointError, match="wrong kind"):
+        Checkpoint.open(file)
+
+
 def test_short_convolutions_beside_experts(tmp_path: Path) -> None:
     config = lfm2_moe(Random(3)) | {"tie_word_embeddings": True, "use_expert_bias": True}
     make_model(config, 3).save_pretrained(tmp_path)

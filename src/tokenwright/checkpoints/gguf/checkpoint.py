@@ -144,7 +144,12 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
         if (value := keys.raw(theirs)) is not None:
             found |= _converted(ours, value)
     keys.finish(_INERT, _ADVICE)
-    return layout.more(found, tensors)
+    try:
+        return layout.more(found, tensors)
+    except (TypeError, LookupError, ArithmeticError):
+        raise keys.error(
+            f"its metadata lack a value, or have one of a wrong kind; {fetch_again(Path(where))}"
+        ) from None
 
 
 def _width(keys: JsonKeys, layout: Layout) -> int:
