@@ -6,6 +6,11 @@ import time
 from tests.browser.looks import findings
 
 PROMPT = "Once upon a time, there was a little fox who"
+# The panel tells what the server says now: runs of tabs that were closed may end while it is looked at.
+SHOWN = """fetch('%s').then((answer) => answer.json()).then(({ groups: [{ used }] }) =>
+  document.querySelector('[data-stat=pool_used]')?.dataset.value === String(used))"""
+WRITE = """id => fetch(`batches/${id}/write`, { method: 'POST', body: '{"tokens": 1}',
+  headers: { 'content-type': 'application/json' } })"""
 
 
 def opened(explored, name):
@@ -58,15 +63,19 @@ def check_pages(explored):
         tab.get_by_role("button", name="End the batch").click()
     tab.unroute("**/batches/*")
     explored.until("document.querySelectorAll('tr[data-whose=batch]').length === 0")
-    pool = explored.get(f"pages?run={run}")
-    [group] = pool["groups"]
-    explored.until(f"document.querySelector('[data-stat=pool_used]')?.dataset.value === '{group['used']}'")
+    explored.until(SHOWN % f"pages?run={run}")
+    [group] = explored.get(f"pages?run={run}")["groups"]
     told(explored, "pool", group, ("used", "shared", "cached", "free", "pages", "page_bytes", "saved_bytes"))
     cells = tab.eval_on_selector_all(
         "[data-page]", "all => all.map(e => [e.dataset.page, e.dataset.refcount, e.dataset.filled].map(Number))"
     )
     assert cells == [[page["page"], page["refcount"], page["filled"]] for page in group["listed"]]
     assert group["used"] >= 2 and group["cached"] > 0  # the page's first run may still have its own
+    another = explored.post("batches", {"prompts": [f"An old bear slept. {PROMPT}"], "max_tokens": 8})["batch"]
+    explored.tab.evaluate(WRITE, another)  # as another tab does while this page rests
+    explored.until(f"document.querySelector('[data-stat=pool_used]').dataset.value > {group['used']}")
+    explored.tab.evaluate("id => fetch(`batches/${id}`, { method: 'DELETE' })", another)
+    explored.until(SHOWN % f"pages?run={run}")
     clean(explored)
 
 

@@ -21,6 +21,7 @@ import "../style/pages.css";
 const LEAST_CELLS = 192; // of the grid, at least; the pages behind the last one in use are free, and are told in words
 const MOST_CELLS = 2048;
 const EVERY = 400; // ms between two looks while a batch is open
+const AT_REST = 2000; // without one: others use the pool, too
 const BEGINNING =
   "Once upon a time, there was a little fox who lived in the forest with his mother and his father. Every morning he went out to look for a new friend to play with.";
 const PROMPTS = ["One day, the fox", "At night, the fox", "Then he saw a"].map((end) => `${BEGINNING} ${end}`).join("\n");
@@ -113,8 +114,8 @@ function Live() {
     return () => clearTimeout(timer);
   }, [id, step, open]);
   useEffect(() => {
-    if (open === null) return;
-    const timer = setInterval(() => void turn(id, open), EVERY);
+    const again = open === null ? () => look(id, null) : () => turn(id, open);
+    const timer = setInterval(() => void again(), open === null ? AT_REST : EVERY);
     return () => clearInterval(timer);
   }, [id, open]);
   useEffect(() => () => void end(), []); // the server ends a batch, too, that nobody asks about
