@@ -151,7 +151,7 @@ export interface StepFrame {
   rank: number | null; // index; of the chosen id by the model; 1 is the most probable
   logprob: number | null; // nat; of the token, by the model, at temperature 1
   sampled: number | null; // probability of the token after the sampler
-  entropy: number | null; // bit; of the model's distribution at temperature 1
+  entropy: number | null; // bit; of the model at temperature 1: 0 certain, 1 a coin
   uniform: number | null; // the random number that was drawn; none when greedy
   cache: boolean; // whether this step used and kept the KV cache
   layers: LayerTime[];
@@ -210,7 +210,7 @@ export const NUMBERS: Record<string, About> = {
   rank: { source: "counted", unit: "index", label: "rank", meaning: "of the chosen id by the model; 1 is the most probable" },
   logprob: { source: "read", unit: "nat", label: "log p", meaning: "of the token, by the model, at temperature 1" },
   sampled: { source: "read", unit: "", label: "p after the sampler", meaning: "probability of the token after the sampler" },
-  entropy: { source: "read", unit: "bit", label: "entropy", meaning: "of the model's distribution at temperature 1" },
+  entropy: { source: "read", unit: "bit", label: "entropy", meaning: "of the model at temperature 1: 0 certain, 1 a coin" },
   uniform: { source: "read", unit: "", label: "random number", meaning: "the random number that was drawn; none when greedy" },
   cache: { source: "given", unit: "", label: "KV cache", meaning: "whether this step used and kept the KV cache" },
 };

@@ -82,7 +82,7 @@ export default function Calculator() {
           say={(name) => (name === "loaded" ? "they are" : name)}
         />
         <Whole name="window" value={window_} least={1} placeholder="none" />
-        <Whole name="sinks" value={sinks} least={0} placeholder="0" />
+        <Whole name="sinks (first tokens kept)" value={sinks} least={0} placeholder="0" />
       </div>
       <Failed of={found} />
       {card && <Shown card={card} />}

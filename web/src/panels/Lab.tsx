@@ -59,7 +59,7 @@ export default function Lab() {
         >
           <Choice name="K and V as" value={kv} options={KV} />
           <Whole name="window" value={window_} least={1} placeholder="none" />
-          <Whole name="sinks" value={sinks} least={0} placeholder="0" />
+          <Whole name="sinks (first tokens kept)" value={sinks} least={0} placeholder="0" />
           <Whole name="page size" value={pageSize} least={1} placeholder="16" />
           <button type="submit" class="panel-go" disabled={found.busy.value}>
             {found.busy.value ? "Comparing…" : "Compare"}

@@ -269,7 +269,7 @@ function Dial() {
         <Elsewhere id="sampler">Other settings on the same logits</Elsewhere>
       </div>
       <dl class="learn-facts">
-        <Row name="entropy of this step">
+        <Row name="entropy of this step: 0 certain, 1 a coin">
           <Stat name="entropy" />
         </Row>
         <Row name="rank of the token that was drawn">

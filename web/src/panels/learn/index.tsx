@@ -3,7 +3,7 @@
 
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { sentence } from "../../format";
+import { plural, sentence } from "../../format";
 import type { ChallengeCard, Lesson } from "../../schema/learn";
 import { alone, model } from "../../store";
 import { CARDS, LEVELS, type Card } from "./cards";
@@ -103,7 +103,7 @@ function Contents({ lesson }: { lesson: Lesson | null }) {
                 <span class="learn-number">{whole ? "✓" : index + 1}</span>
                 <span class="learn-name">{name}</span>
                 <span class="sr">
-                  {own.length > 0 && `, ${met} of ${own.length} challenges solved`}
+                  {own.length > 0 && `, ${met} of ${plural(own.length, "challenge")} solved`}
                 </span>
               </button>
             </li>
