@@ -274,8 +274,8 @@ function Replay() {
   if (current === null || site.value !== null) return null; // a site says so in its bar
   return (
     <Banner
-      title="Replay"
-      text={`${current.name}, made by ${modelName(current.model.name)} on ${current.model.device}. Nothing is computed here.`}
+      title={`Replay of ${current.name}`}
+      text={`Made by ${modelName(current.model.name)} on ${current.model.device}. Nothing is computed here.`}
     >
       {!alone.value && (
         <button type="button" onClick={session.leave}>
