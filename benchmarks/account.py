@@ -1,13 +1,14 @@
 """The account of a step: where its time goes, op by op, and how near each op is to its limit.
 
     python -m benchmarks.kernels --account [--model qwen05] [--weights int8] [--kv int8] [--contexts 512 4096]
-                                 [--rounds 9] [--out build/benchmarks]
+                                 [--rounds 9] [--out build/benchmarks] [--beside account.json]
 
 The step and its parts are measured in the engine (of decode the fastest of some steps; a pass tells its times). Each op
 is measured alone, over the matrices of all layers and over one text per layer, so that weights, K and V come from
 where they come from in a step. `rest` is the step less its ops: embedding, rotation, sampling, the engine, and waiting
 for threads. Norms, gates and storing run in one thread when they are called alone; their time is divided by the
-threads that a step of several rows has. A share is that of the limit measured just before the op.
+threads that a step of several rows has. A share is that of the limit measured just before the op. The picture has the
+account of a file beside this one, such as an earlier edition's.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ctypes import byref
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from matplotlib.patches import Patch
 
 from benchmarks.kernels import CHUNK, PAGE, Case, Point, Texts, measure, normal
-from benchmarks.quality import table
+from benchmarks.quality import COLOURS, canvas, save, table
 from tokenwright import LLM
 from tokenwright.arrays import address, empty
 from tokenwright.backends.device import kernel_threads, threads_of
@@ -38,6 +40,7 @@ from tokenwright.models.graph import MLP, Attention
 from tokenwright.models.op import Matrix
 from tokenwright.trace.messages.schema import StepFrame
 
+IN_ENGINE = ", in the engine"
 DECODED = 8  # decode steps that are measured, of which the fastest counts
 
 
@@ -169,7 +172,7 @@ def entries(ops: StepOps, step: str, frame: StepFrame, context: int, rounds: int
     yield Entry(name, "rest", whole - counted, 1 - counted / whole)
     parts = {"attention": frame.attention_us, "MLP": frame.mlp_us, "head": frame.head_us, "whole step": whole}
     for part, took in parts.items():
-        yield Entry(name, f"{part}, in the engine", took, took / whole)
+        yield Entry(name, f"{part}{IN_ENGINE}", took, took / whole)
 
 
 def _products(case: Case) -> str:
@@ -200,6 +203,27 @@ def report(found: Iterable[Entry]) -> str:
     return table(head, map(row, found))
 
 
+def picture(accounts: Mapping[str, Sequence[Entry]], path: Path) -> None:
+    """Draw each step as a bar of its ops, one below the other for each account."""
+    steps = list(dict.fromkeys(one.step for account in accounts.values() for one in account))
+    ops = list(dict.fromkeys(one.op for account in accounts.values() for one in account if IN_ENGINE not in one.op))
+    looks = {op: {"color": COLOURS[i % len(COLOURS)], "alpha": 1 - i // len(COLOURS) / 2} for i, op in enumerate(ops)}
+    figure, places = canvas(figsize=(9, 0.8 + 0.55 * len(accounts) * len(steps)), nrows=len(steps), squeeze=False)
+    for axes, step in zip(places[:, 0], steps, strict=True):
+        for label, account in reversed(accounts.items()):
+            end = 0.0
+            for one in account:
+                if one.step == step and one.op in looks and one.microseconds > 0:
+                    took = one.microseconds / 1e3
+                    axes.barh(label, took, left=end, **looks[one.op])
+                    end += took
+        axes.set_title(step, loc="left", fontsize=9)
+    places[-1, 0].set_xlabel("ms")
+    patches = [Patch(label=op, **look) for op, look in looks.items()]
+    figure.legend(handles=patches, loc="outside lower center", ncols=5, fontsize=7)
+    save(figure, path)
+
+
 def write_account(kernels: NativeKernels, arguments: argparse.Namespace) -> None:
     """Measure the steps of a model, print their account and write it as JSON."""
     path = ready(arguments.model, default_root())
@@ -219,3 +243,8 @@ def write_account(kernels: NativeKernels, arguments: argparse.Namespace) -> None
     record = {"about": title, "load": before, "entries": [asdict(one) for one in found]}
     Path(arguments.out).mkdir(parents=True, exist_ok=True)
     (Path(arguments.out) / "account.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    accounts = {"now": found}
+    if arguments.beside:
+        beside = json.loads(arguments.beside.read_text(encoding="utf-8"))
+        accounts = {"before": [Entry(**one) for one in beside["entries"]], **accounts}
+    picture(accounts, Path(arguments.out) / "account.svg")

@@ -316,6 +316,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=beyond_caches(CPU) >> 20, help="of what comes from memory")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
     parser.add_argument("--account", action="store_true", help="of a step of --model, op by op")
+    parser.add_argument("--beside", type=Path, help="an account.json, which the picture has beside this one")
     parser.add_argument("--model", default="qwen05", help="a shape of tokenwright.bench.shapes")
     parser.add_argument("--weights", default="int8")
     parser.add_argument("--kv", default="int8", choices=CACHES)
