@@ -1,7 +1,7 @@
 """Tokenwright and other engines, in turn in one run, on the models of `bench/shapes.py`.
 
     python benchmarks/peers_setup.py                                   # once: installs the peers, converts the models
-    python benchmarks/peers.py [--shapes qwen05 ...] [--engines 'ours *' 'llama.cpp q8_0' ...] [--rounds 3]
+    python benchmarks/peers.py [--shapes qwen05 ...] [--engines 'ours *' 'llama.cpp q8_0' ...] [--rounds 3] [--long]
 
 In each round every engine has a turn, in an order that rotates from round to round: a fresh process loads the model,
 warms up, and continues new prompts of random ids, greedily and past every end token.
@@ -11,6 +11,7 @@ warms up, and continues new prompts of random ids, greedily and past every end t
     8, 16        that many streams of 128 tokens after 32, once all run   tokens/s of all together
     first        time to first token after 32                             ms
     peak         peak resident memory, weights included                   MB
+    4,096, 8,192 prefill of so many tokens, with --long                   tokens/s
     agrees       first tokens equal to those of transformers in bfloat16  a check that all compute the same model
 
 A measurement is repeated until it has taken a second (at most ten times); a turn's value is the median of these, and
@@ -41,14 +42,14 @@ from peers_setup import PEERS, State
 
 from tokenwright.bench import shapes
 from tokenwright.bench.limits import processor
-from tokenwright.bench.measures import MEASURES, repeated, warm_up
+from tokenwright.bench.measures import MEASURES, Measure, repeated, warm_up
 
 HERE = Path(__file__).parent
 OURS, REFERENCE = "ours", "transformers"
 AVX2 = "-avx2"  # ends the name of an engine that uses AVX2 alone
 OUR_FORMATS = {"bf16": 16, "int8": 8, "int4": 4}
-STREAMS = max(measure.streams for measure in MEASURES.values())
-LENGTH = max(measure.prompt + measure.tokens for measure in MEASURES.values())
+LONG = {"4,096": Measure(1, 4096, 1), "8,192": Measure(1, 8192, 1)}
+BOTH = {**MEASURES, **LONG}
 
 
 @dataclass(frozen=True)
@@ -149,14 +150,18 @@ class Process:
         self._log.close()
 
 
-def take_turn(contender: Contender, shape: str, turn: int, root: Path, threads: int, log: Path) -> Turn:
-    """Run all measurements of one engine in a process of its own. Raises EngineError."""
+def take_turn(
+    contender: Contender, shape: str, turn: int, root: Path, threads: int, log: Path, measures: Mapping[str, Measure]
+) -> Turn:
+    """Run measurements of one engine in a process of its own. Raises EngineError."""
     vocab_size = shapes.SHAPES[shape]["vocab_size"]
     figures: dict[str, float] = {}
     first_ids: list[int] = []
+    streams = max(measure.streams for measure in measures.values())
+    length = max(measure.prompt + measure.tokens for measure in measures.values())
     with Process(contender, root, threads, log) as process:
         what = {"model": str(contender.model(shape, root)), "format": contender.format}
-        loaded = process.ask("load", **what, threads=threads, streams=STREAMS, length=LENGTH)
+        loaded = process.ask("load", **what, threads=threads, streams=streams, length=length)
         written: list[list[list[int]]] = []  # the token ids of every run
 
         def write(asked: list[list[int]], tokens: int) -> list[list[float]]:
@@ -165,8 +170,8 @@ def take_turn(contender: Contender, shape: str, turn: int, root: Path, threads: 
             seconds: list[list[float]] = answer["seconds"]
             return seconds
 
-        warm_up(MEASURES, write, vocab_size, shape)
-        for name, measure in MEASURES.items():
+        warm_up(measures, write, vocab_size, shape)
+        for name, measure in measures.items():
             written.clear()
             figures[name] = median(repeated(measure, write, vocab_size, shape, turn, name))
             first_ids += [ids[0] for ids in written[0]]
@@ -175,7 +180,7 @@ def take_turn(contender: Contender, shape: str, turn: int, root: Path, threads: 
 
 
 def measure_all(
-    contenders: list[Contender], wanted: list[str], rounds: int, root: Path, threads: int, logs: Path
+    contenders: list[Contender], wanted: list[str], rounds: int, root: Path, threads: int, logs: Path, long: bool
 ) -> tuple[list[Turn], dict[str, str]]:
     """The turns, and the reason for each missing one, by "shape: contender"."""
     turns: list[Turn] = []
@@ -195,7 +200,13 @@ def measure_all(
                 if f"{shape}: {one.name}" in missing:
                     continue
                 try:
-                    turns.append(take_turn(one, shape, turn, root, threads, logs / f"{shape}-{one.name}.log"))
+                    asked = (one, shape, turn, root, threads, logs / f"{shape}-{one.name}.log")
+                    made = take_turn(*asked, MEASURES)
+                    if long:  # apart: with as long a context for every stream some engines would need all memory
+                        further = take_turn(*asked, LONG)
+                        made.figures.update(further.figures)
+                        made.first_ids.extend(further.first_ids)
+                    turns.append(made)
                     print(f"{shape}, round {turn + 1}: {line(one.name, [turns[-1]])}", file=sys.stderr, flush=True)
                 except EngineError as error:
                     missing[f"{shape}: {one.name}"] = str(error)
@@ -204,7 +215,7 @@ def measure_all(
 
 def line(name: str, turns: list[Turn], reference: Mapping[int, list[int]] | None = None) -> str:
     """A row of the table: medians of the turns of one contender."""
-    figures = (median(turn.figures[what] for turn in turns) for what in MEASURES)
+    figures = (median(turn.figures[what] for turn in turns) for what in turns[0].figures)
     cells = [f"{name:>18}", *(f"{figure:10,.1f}" for figure in figures)]
     cells.append(f"{max(turn.peak_mb for turn in turns):9,.0f}")
     if reference is not None:
@@ -224,7 +235,7 @@ def agreement(turns: list[Turn], reference: Mapping[int, list[int]]) -> str:
 
 
 def table(shape: str, turns: list[Turn]) -> str:
-    units = [f"{name:>10}" for name in MEASURES]
+    units = [f"{name:>10}" for turn in turns[:1] for name in turn.figures]
     lines = [f"{shape:>18} {' '.join(units)} {'peak MB':>9} {'agrees':>9}"]
     reference = {turn.round: turn.first_ids for turn in turns if turn.contender.startswith(f"{REFERENCE} ")}
     lines += [line(name, its, reference) for name, its in by_contender(turns).items()]
@@ -266,7 +277,7 @@ def ratios(shape: str, turns: list[Turn]) -> list[Ratio]:
         rivals = [peer for peer in able if not peer.ours and peer.engine.endswith(AVX2) == one.engine.endswith(AVX2)]
         mine, peers = one.name, [peer.name for peer in rivals]
         equal = [peer.name for peer in rivals if peer.bits == one.bits]
-        for name in MEASURES:
+        for name in found[mine][0].figures:
             for among, others in ((f"the best peer at {one.bits} bits", equal), ("the best peer", peers)):
                 if others:
                     best = max(others, key=lambda peer: speed(name, found[peer]))
@@ -277,7 +288,7 @@ def ratios(shape: str, turns: list[Turn]) -> list[Ratio]:
 def speed(measure: str, turns: list[Turn]) -> float:
     """The median figure, inverted where lower is better."""
     middle = median(turn.figures[measure] for turn in turns)
-    return 1 / middle if MEASURES[measure].lower_is_better else middle
+    return 1 / middle if BOTH[measure].lower_is_better else middle
 
 
 def ratio(shape: str, measure: str, ours: list[Turn], peer: list[Turn], among: str) -> Ratio:
@@ -323,6 +334,7 @@ def parse() -> argparse.Namespace:
         "--engines", nargs="+", default=["*"], help="patterns of names such as 'ours int8', 'openvino *'"
     )
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--long", action="store_true", help="measure prefill of 4,096 and 8,192 tokens as well")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--root", type=Path, default=shapes.default_root())
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
@@ -344,7 +356,9 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])  # the engines inherit it
     before = os.getloadavg()[0]
-    turns, missing = measure_all(arguments.engines, arguments.shapes, arguments.rounds, root, arguments.threads, out)
+    turns, missing = measure_all(
+        arguments.engines, arguments.shapes, arguments.rounds, root, arguments.threads, out, arguments.long
+    )
     title = f"{processor()}, {arguments.threads} threads, {arguments.rounds} rounds"
     print(f"{title}, load {before:.2f} before")
     compared = []
