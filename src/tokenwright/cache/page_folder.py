@@ -132,11 +132,12 @@ class PageFolder:
         return self._count() != self._seen
 
     def held(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which pages there are; those that other processes have written are looked for in the folder."""
+        """Which pages there are; those that other processes have written are looked for, if the disk answers."""
         known = self.pages
         found = [key in known for key in keys]
-        if not all(found) and self.changed:
-            found = [there or self._exists(self._name(key)) for there, key in zip(found, keys, strict=True)]
+        with suppress(OSError):
+            if not all(found) and self.changed:
+                return [there or self._exists(self._name(key)) for there, key in zip(found, keys, strict=True)]
         return found
 
     def _exists(self, name: str) -> bool:
