@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -205,6 +206,55 @@ def test_a_full_disk_loses_nothing_and_leaves_no_draft(folder, monkeypatch):
     assert folder.held([key(1), key(2)]) == [True, False] and len(page_files(folder.folder)) == 1
     assert folder.used == total(folder.folder)
     assert folder.write([(key(2), contents(2))]) == 1 and read(folder, key(2)) == contents(2)
+
+
+@pytest.mark.parametrize("failing", ["lstat", "unlink", "rename", "scandir"])
+def test_a_disk_that_fails_for_a_while_keeps_its_quota_and_is_used_again(tmp_path, monkeypatch, failing):
+    quota = 2 * BLOCK + 4 * taken(SIZE)
+    folder = PageFolder(tmp_path, quota, MODEL)
+    folder.write([(key(n), contents(n)) for n in range(4)])
+    damaged = tmp_path / folder._name(key(0))
+    damaged.write_bytes(b"x" + damaged.read_bytes()[1:])
+    assert read(folder, key(0)) is None, "so it looks at all files again"
+
+    def fails(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(page_folder.os if failing == "scandir" else page_folder.Path, failing, fails)
+    for n in range(4, 9):
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            folder.write([(key(n), contents(n))])
+    monkeypatch.undo()
+    assert folder.write([(key(n), contents(n)) for n in range(9, 12)]) == 3
+    assert folder.used == total(tmp_path) <= quota
+
+
+@pytest.mark.parametrize("failing", [(page_folder.os, "pread"), (page_folder.Path, "exists")], ids=["pread", "exists"])
+def test_a_disk_that_fails_has_the_pages_that_are_known(folder, monkeypatch, failing):
+    """The engine asks in the middle of a step, which must not fail with the disk."""
+
+    def fails(*_):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    folder.write([(key(1), contents(1))])
+    PageFolder(folder.folder, 1 << 20, MODEL).write([(key(2), contents(2))])
+    monkeypatch.setattr(*failing, fails)
+    assert folder.held([key(1), key(2)]) == [True, False]
+    monkeypatch.undo()
+    assert folder.held([key(1), key(2)]) == [True, True]
+
+
+def test_a_folder_that_cannot_be_read_is_refused_and_left(tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    PageFolder(tmp_path, 1 << 20, MODEL).close()
+    monkeypatch.setattr(page_folder.os, "scandir", fails)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(RequestError, match=os.strerror(errno.EIO)):
+            PageFolder(tmp_path, 1 << 20, MODEL)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_file_that_is_removed_is_a_page_that_is_not_there(folder, caplog):

@@ -103,12 +103,16 @@ class PageFolder:
         self._oldest: list[tuple[int, str]] = []  # a heap of (mtime, name) with every file
         self._skipped: set[str] = set()  # names that the log has told of
         self._seen = -1  # the count of changes when all files were known
-        self._doubted = False  # whether a file has changed that no process changes
+        self._doubted = False  # whether a file may not be as it is known here
         try:
             self._lock = _open_lock(folder)
-            self._own.mkdir(mode=0o700, exist_ok=True)
-            with self._locked():
-                self._make_room(0)
+            try:
+                self._own.mkdir(mode=0o700, exist_ok=True)
+                with self._locked():
+                    self._make_room(0)
+            except BaseException:
+                os.close(self._lock)
+                raise
         except OSError as error:
             raise _unusable(folder, error.strerror or str(error)) from error
 
@@ -128,11 +132,12 @@ class PageFolder:
         return self._count() != self._seen
 
     def held(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which pages there are; those that other processes have written are looked for in the folder."""
+        """Which pages there are; those that other processes have written are looked for, if the disk answers."""
         known = self.pages
         found = [key in known for key in keys]
-        if not all(found) and self.changed:
-            found = [there or self._exists(self._name(key)) for there, key in zip(found, keys, strict=True)]
+        with suppress(OSError):
+            if not all(found) and self.changed:
+                return [there or self._exists(self._name(key)) for there, key in zip(found, keys, strict=True)]
         return found
 
     def _exists(self, name: str) -> bool:
@@ -254,6 +259,9 @@ class PageFolder:
             if self.changed or self._doubted:
                 self._refresh()
             yield
+        except BaseException:
+            self._doubted = True  # what was half done is looked at anew
+            raise
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
