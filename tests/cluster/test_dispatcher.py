@@ -67,7 +67,7 @@ class ScriptedReplica:
                 if paused:
                     self.paused.add(number)
             case Cancel(number=number):
-                self.orders.pop(number)
+                self.orders.pop(number, None)  # it may have ended in the step that ends its request
             case Pause(number=number):
                 self.paused.add(number)
             case Resume(number=number):
@@ -340,18 +340,19 @@ def test_the_news_of_a_replica_that_was_given_up_are_not_heard():
     assert client.texts == {client.handle.sequence.id: [event.token for event in late.events]}
 
 
-def test_one_text_that_fails_ends_the_others_of_its_request():
+@pytest.mark.parametrize("failing", [(1,), (0, 1, 2), (1, 2)])
+def test_texts_that_fail_end_the_others_of_their_request(failing):
     setting = Setting(1)
     client = setting.ask(n=3)
     [replica] = setting.replicas
-    number = list(replica.orders)[1]
-    del replica.orders[number]
-    setting.dispatcher.report(
-        replica.member,
-        Report([], [TextNews(number, [packed_event(Failed(5, RequestError("bad")))], True, 0, 0, 0, 0)], 0, 0),
-    )
+    news = [replica.news(number, 1) for number in replica.orders]  # a step that fails may fail all of them
+    for at in failing:
+        number = news[at].number
+        news[at] = TextNews(number, [packed_event(Failed(5, RequestError("bad")))], True, 0, 0, 0, 0)
+        del replica.orders[number]
+    setting.dispatcher.report(replica.member, Report([], news, 0, 0))
     assert client.ended and str(client.error) == "bad"
-    assert not replica.orders
+    assert not replica.orders and not replica.member.routed.texts
 
 
 def test_a_listener_that_fails_loses_its_request_alone(caplog):

@@ -108,8 +108,12 @@ class Dispatcher:
         if self.router.stored is not None:
             self.router.stored.add(report.pages)
         member.available, member.cached = report.available, report.cached
-        found = [(self._texts[one.number], one) for one in report.texts if self._has(member, one.number)]
-        self._deliver([(handle, self._take(member, handle, text, news)) for (handle, text), news in found])
+        taken = []
+        for news in report.texts:
+            if self._has(member, news.number):  # one before it in this report may have ended its whole request
+                handle, text = self._texts[news.number]
+                taken.append((handle, self._take(member, handle, text, news)))
+        self._deliver(taken)
         member.routed.others = max(0, report.sequences - len(member.routed.texts))
 
     def _has(self, member: Member, number: int) -> bool:
