@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -17,6 +18,7 @@ import ollama
 import pytest
 
 from tests.checkpoints.test_hub import contents
+from tests.engines import slowed
 from tests.models.fake_hub import FakeHub
 from tests.models.fixtures import make_checkpoint
 from tests.profiles import share
@@ -69,6 +71,7 @@ def test_the_model_that_a_body_names_answers(server: Many, models: dict[str, Pat
     for name in "abba":
         assert text(complete(server, name)) == texts[name]
         assert server.states() == {one: "ready" if one == name else "absent" for one in "ab"}
+    assert text(complete(server, "")) == texts["a"], "a client without a name for it sends none"
     assert complete(server, "c").status_code == 404
     assert complete(server, "a", temperature=9).status_code == 400
 
@@ -120,6 +123,23 @@ def test_stored_responses_outlive_their_model(server: Many) -> None:
     complete(server, "b")
     assert server.states()["a"] == "absent"
     assert httpx.get(f"{server.url}/v1/responses/{reply.json()['id']}").json()["output"] == reply.json()["output"]
+
+
+def test_a_response_is_cancelled_while_only_its_model_fits(server: Many) -> None:
+    """To cancel it must not wait for another model, which would wait for this response's end."""
+    body = {"model": "b", "input": "the", "max_output_tokens": 300, "stream": True}
+    complete(server, "b")
+    [opened] = server.fleet.apps
+    with (
+        slowed(opened.explorer.llm),
+        httpx.stream("POST", f"{server.url}/v1/responses", json=body, timeout=60) as stream,
+    ):
+        lines = stream.iter_lines()
+        created = next(line for line in lines if line.startswith("data: "))
+        identity = json.loads(created.removeprefix("data: "))["response"]["id"]
+        reply = httpx.post(f"{server.url}/v1/responses/{identity}/cancel", timeout=60)
+        assert (reply.status_code, reply.json()["status"]) == (200, "cancelled")
+        assert '"status":"cancelled"' in "".join(lines)
 
 
 def test_lists_health_and_metrics(server: Many) -> None:

@@ -32,3 +32,13 @@ def test_the_effort_switches_reasoning(talker: Talker, effort: str, on: bool) ->
     )
     both = prompt(talker, reasoning_effort=effort, chat_template_kwargs={"enable_thinking": not on})
     assert both != same, "the template's own variable wins"
+
+
+def test_reasoning_is_left_out_where_that_is_asked_for(talker: Talker) -> None:
+    asked = {"enable_thinking": True, "temperature": 0, "max_tokens": 6}
+    assert ask(talker, **asked).json()["choices"][0]["message"]["reasoning_content"]
+    whole = ask(talker, **asked, reasoning={"exclude": True}).json()
+    assert "reasoning_content" not in whole["choices"][0]["message"]
+    assert whole["usage"]["completion_tokens"] == 6
+    lines = ask(talker, **asked, reasoning={"exclude": True}, stream=True).text
+    assert "reasoning_content" not in lines and '"finish_reason":"length"' in lines

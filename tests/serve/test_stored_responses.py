@@ -9,9 +9,11 @@ import pytest
 
 from tests.engines import slowed
 from tests.serve.talking import Talker, make_talker, talking, until
+from tokenwright.errors import EngineError
 from tokenwright.serve.app import Served
 from tokenwright.serve.openai.responses import stored as stored_responses
 from tokenwright.serve.openai.responses.stored import StoredResponse, StoredResponses
+from tokenwright.serve.service.generation import Generation
 
 ASKED: dict[str, Any] = {"model": "tiny", "temperature": 0.0, "max_output_tokens": 4}
 KEYS = ("a key of one", "a key of two")
@@ -101,6 +103,19 @@ def test_a_response_that_is_written_can_be_cancelled(talker: Talker, client: ope
     done = client.responses.create(input="Hello", **ASKED)
     with pytest.raises(openai.BadRequestError, match="is incomplete already"):
         client.responses.cancel(done.id)
+
+
+def test_a_response_that_failed_is_not_stored(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even by its id, under which it would be complete."""
+
+    async def failing(_: Generation) -> None:
+        raise EngineError("out of order")
+
+    monkeypatch.setattr(Generation, "__anext__", failing)
+    *_, last = client.responses.create(input="Hello", stream=True, **ASKED)
+    assert last.type == "response.failed" and last.response.status == "failed"
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(last.response.id)
 
 
 def test_each_key_sees_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -12,11 +12,13 @@ from tokenwright.decode.grammar import Grammars
 from tokenwright.decode.grammar_kinds import schema_rule
 from tokenwright.engine import Grammar
 from tokenwright.errors import EngineError, RequestError
+from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.llm.chat.output_parser import PlainReader, SortingReader, ThinkTags, stand_ins
 from tokenwright.llm.chat.tool_forms.form import ToolForm
 from tokenwright.llm.chat.tool_forms.known_forms import HERMES, LLAMA, MISTRAL
 from tokenwright.llm.chat.tool_forms.reading import FormReader
 from tokenwright.serve.http.replying import arguments_of
+from tokenwright.serve.openai.custom_tools import INPUT, input_of
 from tokenwright.serve.service.types import Answer, Delta, Tool, ToolCall
 
 CITY: dict[str, Any] = {
@@ -340,3 +342,12 @@ def test_schemas_that_cannot_be_followed_are_refused(grammars: Grammars) -> None
 def test_arguments_that_json_cannot_hold_or_that_are_cut_off(arguments: str, found: object) -> None:
     """A schema allows any number and any depth; what a reply holds must be JSON all the same."""
     assert arguments_of(ToolCall("call-0", "weather", arguments)) == found
+
+
+def test_half_a_surrogate_pair_that_a_model_writes_becomes_a_character() -> None:
+    """Its escape may stand in JSON, but no reply and no prompt can have what it says."""
+    written = r"""{"a": "\ud83d\ude00 \ud83d \udE00 \\ud83d \\\ud83d"}"""
+    meant = {"a": "\N{GRINNING FACE} \ufffd \ufffd \\ud83d \\\ufffd"}
+    assert arguments_of(ToolCall("call-0", "weather", written)) == read_arguments(written) == meant
+    assert arguments_of(ToolCall("call-0", "weather", written[:-1])) == meant, "a call that was cut off"
+    assert input_of(written.replace('"a"', f'"{INPUT}"', 1)) == meant["a"]

@@ -41,6 +41,7 @@ from tokenwright.serve.transport.guard import Guard, Policy
 QUEUED = frozenset[str]().union(*(api.queued for api in APIS))  # paths whose requests wait
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|[µμ]s|ms|s|m|h)")
+_STORED = re.compile(r"/v1/responses/(?!input_tokens$)[^/]+(/cancel)?")
 _DURATION = re.compile(rf"[+-]?(0|({_PART.pattern})+)")
 
 
@@ -76,6 +77,8 @@ class Switch:
             await self._front(scope, receive, send)
         elif scope["type"] == "websocket" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._looked(scope, receive, send)
+        elif _STORED.fullmatch(scope["path"]):  # to wait for a model could be to wait for this response's end
+            await self._looked(scope, receive, send)
         else:
             await self._asked(scope, receive, send)
 
@@ -107,7 +110,7 @@ class Switch:
         """The model that a request names, its body, and whether it only unloads the model. Raises Missing."""
         raw = await request.body()
         data = await asyncio.to_thread(_object, raw) if len(raw) > LARGE else _object(raw)
-        name = data.get("model", data.get("name"))
+        name = data.get("model") or data.get("name")
         entry = self._fleet.named(about(request).caller, name if isinstance(name, str) else None)
         return entry, *self._kept(request.scope["path"], entry, data, raw)
 

@@ -16,7 +16,7 @@ import tokenwright
 from tokenwright.errors import CheckpointError, EngineError, RequestError, TokenwrightError
 from tokenwright.serve.fleet import Fleet
 from tokenwright.serve.http.api import RefusedRequest, about, answers, body_of, takes
-from tokenwright.serve.http.fields import Body, Name, Refused
+from tokenwright.serve.http.fields import Body, GivenName, Name, Refused
 from tokenwright.serve.http.reply_schema import Health, Ready
 from tokenwright.serve.http.reply_text import Json, dumps
 from tokenwright.serve.ollama import reply_schema as replies
@@ -36,16 +36,16 @@ class Pull(Body):
 
     refused: ClassVar = {"insecure": Refused("the hub is asked over TLS alone", (False,))}
 
-    model: Name | None = None
-    name: Name | None = None
+    model: GivenName = None
+    name: GivenName = None
     stream: bool = True
 
 
 class Delete(Body):
     """DELETE /api/delete. name: what older clients call the model."""
 
-    model: Name | None = None
-    name: Name | None = None
+    model: GivenName = None
+    name: GivenName = None
 
 
 class Copy(Body):

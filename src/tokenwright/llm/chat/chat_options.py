@@ -14,6 +14,7 @@ from tokenwright.checks import check_bool, shown
 from tokenwright.decode.schemas import enforceable
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_request import ChatRequest, Tool, check_chat
+from tokenwright.llm.chat.tools import whole_escapes
 from tokenwright.llm.outputs import ToolCall
 from tokenwright.sampling_params import Grammar, is_pydantic
 
@@ -201,7 +202,7 @@ def read_arguments(given: Any) -> Any:
     if not isinstance(given, str):
         return given
     try:
-        found = json.loads(given or "{}")
+        found = json.loads(whole_escapes(given) or "{}")
     except (ValueError, RecursionError):
         return given
     return found if isinstance(found, dict) else given

@@ -96,7 +96,18 @@ def read_json(text: str) -> Any:
 
     Raises ValueError for text that is not JSON, RecursionError for one that is nested too deeply.
     """
-    return json.loads(text, parse_float=_finite, parse_constant=_refuse)
+    return json.loads(whole_escapes(text), parse_float=_finite, parse_constant=_refuse)
+
+
+def whole_escapes(text: str) -> str:
+    """A text of JSON with U+FFFD for each escape of half a surrogate pair, which no prompt and no reply can have."""
+    return _ESCAPE.sub(lambda found: r"\ufffd" if found["half"] else found[0], text) if "\\u" in text else text
+
+
+_ESCAPE = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
 
 
 _Open: TypeAlias = "tuple[str, _Open] | None"  # the brackets that are still open, the innermost first

@@ -74,6 +74,7 @@ ModelName = Annotated[str, Field(max_length=MOST_NAME)]  # "": the model that is
 CallId = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]  # of a call, made by any server
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
 StopText = Annotated[str, Field(min_length=1, max_length=MOST_STOP)]
+GivenName = Annotated[Name | None, absent("")]  # Go clients send every field: "" is none
 Stops = Annotated[list[StopText], many(MOST_STOPS)]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Dimensions = Annotated[Tokens | None, absent(0, -1)]  # of an embedding

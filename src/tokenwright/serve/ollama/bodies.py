@@ -11,8 +11,8 @@ from tokenwright.serve.http.fields import (
     Body,
     CallId,
     Dimensions,
+    GivenName,
     ModelName,
-    Name,
     Object,
     Refused,
     Share,
@@ -76,8 +76,8 @@ class Show(Body):
     refused = {name: Refused("models cannot be changed here") for name in ("system", "template", "options")}
     harmless = {"verbose": "the card has no longer form"}
 
-    model: Name | None = None
-    name: Name | None = None
+    model: GivenName = None
+    name: GivenName = None
 
 
 class OllamaPrompted(Body):

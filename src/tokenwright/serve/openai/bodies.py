@@ -249,6 +249,11 @@ class ChatBody(Sampling):
     add_generation_prompt: bool | None = None
     prediction: Prediction | None = None
 
+    @property
+    def hides_reasoning(self) -> bool:
+        """Whether the reply leaves the reasoning out."""
+        return self.reasoning is not None and self.reasoning.exclude
+
 
 class EmbeddingBody(Body):
     """POST /v1/embeddings. input: texts, or prompts in llama.cpp's forms."""

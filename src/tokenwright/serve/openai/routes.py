@@ -104,6 +104,8 @@ class OpenAI:
             generation = await started(request, self.service, wanted)
             return Streamed(self._chat_lines(request, body, generation, names), generation.cancel)
         generation, answers = await unless_gone(request, self._finished(about(request), wanted))
+        for answer in answers if body.hides_reasoning else ():
+            answer.reasoning = ""
         tokens = self._tokens()
 
         def choices() -> list[Json]:
@@ -180,9 +182,11 @@ class OpenAI:
             async for deltas in generation:
                 lines = []
                 for delta in deltas:
+                    delta.reasoning = "" if body.hides_reasoning else delta.reasoning
                     lines.append(chunks.chat(delta, tokens, delta.choice not in begun))
                     begun.add(delta.choice)
-                yield "".join(lines).encode()
+                if any(lines):
+                    yield "".join(lines).encode()
         except Exception as error:
             yield _failed(error, about(request).request_id)
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -162,7 +162,7 @@ class Responses:
         self, request: Request, body: Create, generation: Generation, output: ResponseOutput, asked: Asked
     ) -> AsyncIterator[bytes]:
         place = (about(request).caller.key, output.identity)
-        ended = False
+        ended: Literal["", "written", "failed"] = ""
         yield b"".join(map(_encoded, output.start()))
 
         def take(delta: Delta) -> Iterator[bytes]:
@@ -170,20 +170,20 @@ class Responses:
 
         def end(_: Delta) -> Iterator[bytes]:
             nonlocal ended
-            ended = True
+            ended = "written"
             last = output.end(generation.counts())
             last["response"] |= said(request, generation)
             yield event(last["type"], last, dumps_in_parts)
 
         def failed(problem: Problem) -> bytes:
             nonlocal ended
-            ended = True
+            ended = "failed"
             return _encoded(output.failed(problem.message))
 
         self.stored.running[place] = generation
         try:
             async for chunk in events_of(request, generation, take, end, failed):
-                if ended:
+                if ended == "written":
                     await self._store(request, body, output, asked, generation)
                 yield chunk
         finally:
