@@ -138,7 +138,8 @@ class MLP(Op):
     If gated, `up` gives the gates, then the values: down(act(gates) * values). factors: of the parts of `up`; none: 1.
     The activation xIELU (arXiv 2411.13010) has two curvatures that each MLP has learned, and a slope at 0:
     `{learned}.alpha_p`, `.alpha_n` and `.beta`. inputs: how the layer adds inputs of its own afterwards. stream: the
-    name of a learned factor, by which all of x is multiplied last.
+    name of a learned factor, by which all of x is multiplied last. deviations: before the activation, a row's
+    gates lose their mean plus this number of standard deviations, and those below 0 become 0.
     """
 
     layer: int
@@ -153,6 +154,7 @@ class MLP(Op):
     learned: str | None = None
     inputs: InputGate | None = None
     stream: str | None = None
+    deviations: float | None = None
     adaptable: ClassVar[bool] = True
 
     @property

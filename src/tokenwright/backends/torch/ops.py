@@ -28,6 +28,7 @@ from tokenwright.backends.torch.op_parts import (
     parted,
     scaled,
 )
+from tokenwright.backends.torch.streams import TorchCorrect, TorchLaurel, TorchMerge, TorchPredict, TorchSpread
 from tokenwright.cache import KVStore, KVView
 from tokenwright.config import Rope
 from tokenwright.models.experts import Experts
@@ -36,6 +37,7 @@ from tokenwright.models.latent import LatentAttention
 from tokenwright.models.next_input import NextInput
 from tokenwright.models.op import Op
 from tokenwright.models.recurrent import Recurrence, Recurrent
+from tokenwright.models.streams import Correct, Laurel, Merge, Predict, Spread
 from tokenwright.models.taps import Site, Tap
 
 AnyOp = TypeVar("AnyOp")
@@ -46,6 +48,7 @@ class ForwardState:
     """The state of a step: the batch, the KV store and the tap; and the model's adapters.
 
     before: the residual stream before the last op that keeps it. inputs: what the embedding has made for the layers.
+    streams: the residual streams, where there are several.
     """
 
     batch: OpBatch
@@ -54,6 +57,7 @@ class ForwardState:
     adapters: Beside = field(default_factory=dict)
     before: list[Values] = field(default_factory=list)
     inputs: list[Values] = field(default_factory=list)
+    streams: list[Values] = field(default_factory=list)
 
     def linear(self, kernels: Kernels, x: Values, weight: Linear, name: str) -> Values:
         """[T, in] -> [T, out] by the matrix `name`; to the rows of an adapter it adds what that adapter does.
@@ -263,7 +267,7 @@ class TorchMLP:
         self.norm = norm(op.norm, kernels, weights)
         self.up = linear(weights, op.up)
         self.down = linear(weights, op.down)
-        self.gated = op.gated
+        self.gated, self.deviations = op.gated, op.deviations
         self.learned = None if op.learned is None else xielu_of(op.learned, weights)
         self.factors = factors([(out, one) for (_, out), one in zip(op.up.parts, op.factors, strict=False)])
         self.after = after(op.post_norm, op.residual_scale, kernels, weights)
@@ -279,6 +283,9 @@ class TorchMLP:
         normed = self.norm(x)
         state.tap(Site.MLP_INPUT, self.layer, normed)
         projected = self.factors(state.linear(self.kernels, normed, self.up, self.names[0]))
+        if self.deviations is not None:
+            gates, values = parted(projected, [projected.shape[1] // 2] * 2, 1)
+            projected = library_of(x).concat((self.kernels.sparse(gates, self.deviations), values), 1)
         if self.learned is None:
             activate = self.kernels.gated if self.gated else self.kernels.activate
             hidden = activate(projected, self.activation)  # [T, m]
@@ -340,6 +347,11 @@ OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
     Mixed: TorchMixed,
     Recurrent: TorchRecurrent,
     NextInput: TorchNextInput,
+    Spread: TorchSpread,
+    Predict: TorchPredict,
+    Laurel: TorchLaurel,
+    Correct: TorchCorrect,
+    Merge: TorchMerge,
 }
 
 

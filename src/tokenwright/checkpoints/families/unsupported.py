@@ -21,7 +21,6 @@ _OPERATIONS: tuple[tuple[str, str], ...] = (
     ("multi_query", "one KV head in a fused projection"),
     ("is_encoder_decoder", "an encoder"),
     ("cross_attention_layers", "cross-attention"),
-    ("altup_num_inputs", "several residual streams (AltUp)"),
     ("swa_head_dim", "heads of another size in layers with a window"),
     ("attention_value_scale", "values of another size than keys, times a factor"),
     ("zero_expert_num", "experts that return their input"),
