@@ -113,7 +113,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3-next": {"mlp_only_layers": []},
     "qwen3.5": PLAIN_ROPE,
     "bloom": {},
-    "mpt": {"attn_config": {"softmax_scale": None}},
+    "mpt": {"attn_config": {"softmax_scale": None, "clip_qkv": 6.5}},
     "jamba": {},
     "mamba": {},
     "falcon-mamba": {},

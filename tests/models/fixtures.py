@@ -433,7 +433,7 @@ _ERNIE_MOE: dict[str, Any] = {
 }  # fmt: skip
 
 _OLMOE: dict[str, Any] = {
-    "architectures": ["OlmoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "clip_qkv": None,
+    "architectures": ["OlmoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "clip_qkv": 1.2,
     "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
     "intermediate_size": 40, "max_position_embeddings": 512, "model_type": "olmoe", "norm_topk_prob": False,
     "num_attention_heads": 4, "num_experts": 16, "num_experts_per_tok": 4, "num_hidden_layers": 3,

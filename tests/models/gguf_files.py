@@ -373,6 +373,7 @@ def _hybrid_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     if kind == "mpt":
         writer.add_layer_norm_eps(1e-5)
         writer.add_max_alibi_bias(8.0)
+        writer.add_clamp_kqv(config["attn_config"].get("clip_qkv") or 0.0)
     if kind == "lfm2":
         del facts["lfm2.feed_forward_length"]
         writer.add_feed_forward_length(config["block_ff_dim"])

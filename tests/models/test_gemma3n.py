@@ -41,6 +41,7 @@ def test_absent_keys_have_transformers_defaults() -> None:
     ("changes", "why"),
     [
         ({"altup_active_idx": 1}, "another residual stream than the first"),
+        ({"altup_correct_scale": False}, "without factors"),
         ({"altup_num_inputs": 1}, "altup_num_inputs must be from 2 to 8"),
         ({"intermediate_size": [96, 48]}, "a number for each of the 5 layers, not 2"),
         ({"intermediate_size": [96, 48, 64, 96, 0]}, "intermediate_size must be whole numbers from 1"),

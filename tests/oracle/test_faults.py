@@ -316,6 +316,7 @@ GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
     ("gemma3", "one rotation in all layers"): global_rotation,
     ("gemma3", "positions not scaled"): plainly_rotated,
     ("gemma3", "no norms of q and k"): no_head_norms,
+    **{(kind, "q, k and v as computed"): each_of(Attention, clip=None) for kind in ("mpt", "olmoe")},
     ("gemma3n", "gates as computed"): each_of(MLP, deviations=None),
     ("gemma3n", "what the inputs read without factors"): each_of(Correct, scale=None),
     ("gemma3n", "twice the low-rank addition"): each_of(Laurel, factor=1.0),

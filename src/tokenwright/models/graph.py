@@ -69,7 +69,8 @@ class Attention(Op):
     slopes: ALiBi's of each head: slope (position of the key - that of the query) is added to a score, last of all; of a
     sink's key the query is at most as far as the window would let it be. v_norm: over each head of v. values: of its
     own projection, or of k's, whose result v then is before k's norm; `qkv` has no third part then. source: a layer
-    before with the same window, whose K and V this one reads; then `qkv` has no heads but q's.
+    before with the same window, whose K and V this one reads; then `qkv` has no heads but q's. clip: the greatest
+    magnitude of q, k and v, to which larger ones are set behind their norms and before the rotation.
     """
 
     layer: int
@@ -94,6 +95,7 @@ class Attention(Op):
     v_norm: Norm | None = None
     values: Literal["own", "keys"] = "own"
     source: int | None = None
+    clip: float | None = None
     adaptable: ClassVar[bool] = True
 
     @property

@@ -183,6 +183,7 @@ def _parallel(op: Parallel, model: NativeModel) -> structs.CParallelOp:
 
 
 def _attention(op: Attention, model: NativeModel) -> structs.CAttentionOp:
+    assert op.clip is None or not (op.norms_last or op.source is not None), "no family has both"
     learned = None if op.sink_logits is None else model.address(f"{op.sink_logits}.weight")
     slopes = model.keep(np.array(op.slopes, np.float32)) if op.slopes else None
     sizes = (op.kv_heads, op.head_size, op.head_size)
@@ -204,6 +205,7 @@ def _attention(op: Attention, model: NativeModel) -> structs.CAttentionOp:
         model.updates(op.qkv),
         model.updates(op.out),
         op.out_gate,
+        op.clip or 0,
     )
 
 

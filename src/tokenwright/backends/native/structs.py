@@ -137,6 +137,7 @@ class CAttentionOp(Structure):
         ("qkv_updates", c_void_p),
         ("out_updates", c_void_p),
         ("out_gate", c_int64),
+        ("clip", c_double),
     )
 
 
@@ -176,14 +177,7 @@ class CHeadOp(Structure):
 
 class CRouting(Structure):
     _fields_ = (
-        ("experts", c_int64),
-        ("chosen", c_int64),
-        ("scores", c_int64),
-        ("renormalise", c_int64),
-        ("shared_gate", c_int64),
-        ("groups", c_int64),
-        ("chosen_groups", c_int64),
-        ("group_best", c_int64),
+        *_whole("experts", "chosen", "scores", "renormalise", "shared_gate", "groups", "chosen_groups", "group_best"),
         ("factor", c_double),
         ("correction", c_void_p),
     )
@@ -230,9 +224,7 @@ class CLatentOp(Structure):
         ("v_up", CMatrix),
         ("out", CMatrix),
         ("after", CAfter),
-        ("down_updates", c_void_p),
-        ("q_up_updates", c_void_p),
-        ("out_updates", c_void_p),
+        *_places("down_updates", "q_up_updates", "out_updates"),
     )
 
 

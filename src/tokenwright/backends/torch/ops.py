@@ -20,6 +20,7 @@ from tokenwright.backends.torch.op_parts import (
     Weights,
     after,
     by_row,
+    clipped,
     dense,
     factors,
     linear,
@@ -95,6 +96,7 @@ class TorchAttention:
         self.out = linear(weights, op.out)
         self.q_norm, k_norm = (over_heads(one, op.head_size, kernels, weights) for one in (op.q_norm, op.k_norm))
         self.kv_norms = k_norm, norm(op.v_norm, kernels, weights)
+        self.clipped = clipped(op.clip)
         self.after = after(op.post_norm, op.residual_scale, kernels, weights)
 
     def __call__(self, x: Values, state: ForwardState) -> Values:
@@ -113,7 +115,7 @@ class TorchAttention:
         projected = projected.reshape(len(x), sum(self.heads), -1)  # [T, H + 2 G, D], and [T, H, D] of the gate
         q, k, v, *gates = parted(projected, self.heads, 1)  # [T, H, D], [T, G, D], [T, G, D]
         assert isinstance(self.op, Attention), "latent attention has another form"
-        plain = q if self.op.norms_last else self.q_norm(q)
+        plain = self.clipped(q if self.op.norms_last else self.q_norm(q))
         q, sink_q = self._rotated(plain, state), self._rotated_for_sinks(plain, view, state)
         if self.op.norms_last:
             q, sink_q = self.q_norm(q), sink_q if sink_q is None else self.q_norm(sink_q)
@@ -131,8 +133,8 @@ class TorchAttention:
     def _store(self, k: Values, v: Values, view: KVView, state: ForwardState, norms_last: bool) -> None:
         """Norm K and V [T, G, D], rotate K, and store both."""
         k_norm, v_norm = self.kv_norms
-        v = v_norm(v)
-        k = k_norm(self._rotated(k, state)) if norms_last else self._rotated(k_norm(k), state)
+        v = self.clipped(v_norm(v))
+        k = k_norm(self._rotated(k, state)) if norms_last else self._rotated(self.clipped(k_norm(k)), state)
         state.tap(Site.KEY, self.layer, k)
         state.tap(Site.VALUE, self.layer, v)
         self.kernels.store(view, state.batch.slots, k, v)

@@ -51,7 +51,6 @@ class _Facts:
     deviations: tuple[float | None, ...]  # of the gates of each layer
     streams: int
     rank: int  # of LAuReL
-    scaled: bool  # whether what the inputs' gate reads has factors
     inputs: int
     inputs_vocab: int
 
@@ -107,6 +106,7 @@ def _facts(keys: JsonKeys, layers: int) -> _Facts:
     if not all(type(one) is int and 1 <= one <= MOST_MLP for one in widths):
         raise keys.error(f"intermediate_size must be whole numbers from 1 to {MOST_MLP:,}")
     keys.only("altup_active_idx", 0, why="layers that compute another residual stream than the first")
+    keys.only("altup_correct_scale", True, why="inputs' gates that read their stream without factors")
     for key in ("altup_coef_clip", "altup_lr_multiplier", "query_pre_attn_scalar"):  # of training, and without effect
         keys.raw(key)
     return _Facts(
@@ -114,7 +114,6 @@ def _facts(keys: JsonKeys, layers: int) -> _Facts:
         _deviations(keys, layers),
         keys.whole("altup_num_inputs", 4, least=2, most=MOST_STREAMS),
         keys.whole("laurel_rank", 64, most=MOST_WIDTH),
-        keys.flag("altup_correct_scale", True),
         keys.whole("hidden_size_per_layer_input", 256, most=MOST_WIDTH),
         read_inputs_vocab(keys),
     )
@@ -169,7 +168,7 @@ def _block(config: ModelConfig, facts: _Facts, layer: int) -> tuple[Op, ...]:
         replace(own_or_shared(config, attention), kept=True),
         _laurel(config, facts.rank, layer, attention.norm),
         replace(mlp, deviations=facts.deviations[layer]),
-        Correct(_router(config, facts.streams, at, "correct"), gate, f"{at}.scale" if facts.scaled else None),
+        Correct(_router(config, facts.streams, at, "correct"), gate, f"{at}.scale"),
     )
 
 

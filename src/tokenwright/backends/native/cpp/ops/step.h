@@ -87,6 +87,7 @@ struct AttentionOp {
   const LowRank *qkv_updates, *out_updates;  // of each of the model's adapters; null without adapters
   int64_t
       out_gate;  // whether `qkv` ends with a gate for each number of q's heads, whose sigmoid weights what they read
+  double clip;   // the greatest magnitude of q, k and v behind their norms; 0: any
 };
 
 // x += after(out(values of heads)), by latent attention: the cache has one row for all heads, the latent and then the
