@@ -293,6 +293,7 @@ class ModelConfig:
     local: Rope | None = None  # the rotation of layers with a window, where it is not `positions`
     score_cap: float | None = None  # soft cap of attention scores
     logit_cap: float | None = None  # soft cap of logits
+    qkv_clip: float | None = None  # greatest magnitude of q, k and v
     scales: Scales = Scales()
     mixture: Mixture | None = None
     latent: LatentHeads | None = None

@@ -65,6 +65,7 @@ KINDS = (
     "qwen3-moe",
     "gemma2",
     "gemma3",
+    "gemma3n",
     "cohere",
     "neox",
     "glm4",

@@ -78,6 +78,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt-oss-plain": {},
     "gemma2": {"query_pre_attn_scalar": 32},  # the head's size
     "gemma3": {"query_pre_attn_scalar": 32},
+    "gemma3n": {},
     "gemma4": {},
     "gemma4-keys": {
         "attention_k_eq_v": True,
@@ -113,7 +114,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3-next": {"mlp_only_layers": []},
     "qwen3.5": PLAIN_ROPE,
     "bloom": {},
-    "mpt": {"attn_config": {"softmax_scale": None}},
+    "mpt": {"attn_config": {"softmax_scale": None, "clip_qkv": 6.5}},
     "jamba": {},
     "mamba": {},
     "falcon-mamba": {},

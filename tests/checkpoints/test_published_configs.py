@@ -295,6 +295,26 @@ RUN: dict[str, tuple[dict[str, Any], float]] = {  # with the parameters of the t
         },
         8.19,
     ),
+    "google/gemma-3n-E2B-it": (
+        {"architectures": ["Gemma3nForConditionalGeneration"], "audio_config": {"hidden_size": 1536},
+         "audio_soft_tokens_per_image": 188, "audio_token_id": 262273, "boa_token_id": 256000, "boi_token_id": 255999,
+         "eoa_token_id": 262272, "eoi_token_id": 262144, "eos_token_id": [1, 106], "image_token_id": 262145,
+         "initializer_range": 0.02, "model_type": "gemma3n", "torch_dtype": "bfloat16",
+         "transformers_version": "4.53.0.dev0", "vision_config": {"hidden_size": 2048},
+         "vision_soft_tokens_per_image": 256, "text_config": {
+             "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 20, "altup_active_idx": 0, "altup_coef_clip": 120.0,
+             "altup_correct_scale": True, "altup_lr_multiplier": 1.0, "altup_num_inputs": 4, "attention_bias": False,
+             "attention_dropout": 0.0, "final_logit_softcapping": 30.0, "head_dim": 256,
+             "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2048, "hidden_size_per_layer_input": 256,
+             "initializer_range": 0.02, "intermediate_size": [8192] * 30, "laurel_rank": 64,
+             "layer_types": [*_WINDOWS[:4], "full_attention"] * 6, "max_position_embeddings": 32768,
+             "model_type": "gemma3n_text", "num_attention_heads": 8, "num_hidden_layers": 30, "num_key_value_heads": 2,
+             "num_kv_shared_layers": 10, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06,
+             "rope_local_base_freq": 10000.0, "rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": 512,
+             "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 262400,
+             "vocab_size_per_layer_input": 262144}},
+        4.44,  # the text model, without the K and V of layers that read those of others
+    ),
     "google/gemma-4-E2B-it": (
         _GEMMA4 | {"text_config": _GEMMA4_TEXT | {"hidden_size": 1536, "hidden_size_per_layer_input": 256,
                    "intermediate_size": 6144, "layer_types": [*_WINDOWS[:4], "full_attention"] * 7,
@@ -328,11 +348,6 @@ NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what 
         {"architectures": ["Llama4ForConditionalGeneration"], "text_config": {"attention_chunk_size": 8192,
          "attn_temperature_tuning": 4, "interleave_moe_layer_step": 1, "num_local_experts": 16}},
         "chunked attention, 8,192 tokens at a time, queries scaled by their position, experts whose input is scaled",
-    ),
-    "google/gemma-3n-E2B-it": (
-        {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": {"altup_num_inputs": 4,
-         "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 10}},
-        "several residual streams (AltUp)",
     ),
     "moonshotai/Kimi-K3": (
         {"architectures": ["KimiK3ForConditionalGeneration"], "text_config": {"linear_attn_config": {"head_dim": 128}}},

@@ -100,6 +100,7 @@ KINDS = {
     "two rotations + sinks": Kind("gemma3", **SINKED),
     "shared keys and values": Kind("gemma4", CUT, keeps=BOTH),
     "values from keys": Kind("gemma4", FULLER, keeps=BOTH),
+    "residual streams": Kind("gemma3n", CUT, keeps=BOTH),
     "side by side": Kind("neox", TWO),
     "latent": Kind("deepseek2"),
     "short convolutions": Kind("lfm2", keeps=STATES),

@@ -80,7 +80,8 @@ def defined(case: Case, tokens: list[int]) -> torch.Tensor:
         sides = (
             over_heads(product(y, f"{at}.attention.{side}"), w, f"{at}.attention.{side}_norm", config) for side in "qkv"
         )
-        q, k, v = (side.view(len(tokens), -1, config.head_size) for side in sides)
+        most = config.qkv_clip or torch.inf
+        q, k, v = (side.view(len(tokens), -1, config.head_size).clamp(-most, most) for side in sides)
         window = min((one for one in (config.windows[layer], kind.window) if one is not None), default=None)
         near = torch.stack([turned(q[p], p, rope) for p in range(len(tokens))])  # [t, H, D]
         keys = kept(torch.stack([turned(k[p], p, rope) for p in range(len(tokens))]), form.k, layer, config, form)
@@ -145,7 +146,8 @@ def experts(x: torch.Tensor, at: str, config: ModelConfig, product: Product) -> 
 
 # Kinds with recurrent layers, whose definition is tests/backends/test_recurrent.py's.
 STATES = ("short", "delta", "state", "selective", "layers of one op")
-UNLIKE = ("shared keys", "values from")  # layers of several sizes: without a codec those are the oracle's to compare
+# Layers of several sizes, or streams: without a codec those are the oracle's to compare.
+UNLIKE = ("shared keys", "values from", "residual streams")
 ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_tanh": lambda x: gelu(x, approximate="tanh")}
 
 

@@ -15,7 +15,7 @@ BLOOM: dict[str, Any] = {
 
 MPT: dict[str, Any] = {
     "architectures": ["MPTForCausalLM"], "attn_config": {"alibi": True, "alibi_bias_max": 8, "attn_impl": "torch",
-    "attn_pdrop": 0, "attn_type": "multihead_attention", "attn_uses_sequence_id": False, "clip_qkv": None,
+    "attn_pdrop": 0, "attn_type": "multihead_attention", "attn_uses_sequence_id": False, "clip_qkv": 1.5,
     "prefix_lm": False, "qk_ln": False, "softmax_scale": None}, "d_model": 64, "emb_pdrop": 0,
     "embedding_fraction": 1.0, "expansion_ratio": 4, "init_config": {"emb_init_std": None, "fan_mode": "fan_in",
     "init_div_is_residual": True, "name": "kaiming_normal_"}, "init_device": "cpu", "learned_pos_emb": True,

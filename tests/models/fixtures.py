@@ -224,6 +224,21 @@ _GEMMA4: dict[str, Any] = {
     "vocab_size_per_layer_input": VOCAB,
 }  # fmt: skip
 
+_GEMMA3N: dict[str, Any] = {
+    "activation_sparsity_pattern": [0.6, 0.3, 0.0, 0.0, 0.0], "altup_active_idx": 0, "altup_coef_clip": 120.0,
+    "altup_correct_scale": True, "altup_lr_multiplier": 1.0, "altup_num_inputs": 3,
+    "architectures": ["Gemma3nForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1,
+    "eos_token_id": [2, 4], "final_logit_softcapping": 30.0, "head_dim": 32, "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 64, "hidden_size_per_layer_input": 24, "initializer_range": 0.02,
+    "intermediate_size": [96, 48, 64, 96, 96], "laurel_rank": 16,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "max_position_embeddings": 512, "model_type": "gemma3n_text", "num_attention_heads": 4, "num_hidden_layers": 5,
+    "num_key_value_heads": 2, "num_kv_shared_layers": 2, "pad_token_id": 0, "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000.0, "rope_scaling": None, "rope_theta": 1000000.0,
+    "sliding_window": 48, "torch_dtype": "float32", "transformers_version": "4.53.0.dev0", "use_cache": True,
+    "vocab_size": VOCAB, "vocab_size_per_layer_input": VOCAB - 8,
+}  # fmt: skip
+
 _GEMMA3_VISION: dict[str, Any] = {
     "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999,
     "eoi_token_index": 256000, "eos_token_id": [2, 4], "image_token_index": 262144,
@@ -418,7 +433,7 @@ _ERNIE_MOE: dict[str, Any] = {
 }  # fmt: skip
 
 _OLMOE: dict[str, Any] = {
-    "architectures": ["OlmoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "clip_qkv": None,
+    "architectures": ["OlmoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "clip_qkv": 1.2,
     "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
     "intermediate_size": 40, "max_position_embeddings": 512, "model_type": "olmoe", "norm_topk_prob": False,
     "num_attention_heads": 4, "num_experts": 16, "num_experts_per_tok": 4, "num_hidden_layers": 3,
@@ -492,6 +507,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     **hybrids.VARIANTS,
     "mpt": biased.MPT,
     "gemma3-vision": _GEMMA3_VISION,
+    "gemma3n": _GEMMA3N,
     "gemma4": _GEMMA4,
     "neox-serial": _NEOX | {"use_parallel_residual": False, "rotary_pct": 1.0},
     "cohere-norms": _COHERE | {"use_qk_norm": True},

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import gguf
@@ -25,6 +26,7 @@ ARCHITECTURES = {
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "gemma3n_text": gguf.MODEL_ARCH.GEMMA3N,
     "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "cohere": gguf.MODEL_ARCH.COMMAND_R,
@@ -130,7 +132,9 @@ def _as_written(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ite
             part = "feed_forward" if config["model_type"] in ("mixtral", "lfm2_moe") else "mlp"
             at = expert[1].removeprefix("model.") if part == "feed_forward" else expert[1]
             stacks.setdefault(f"{at}.{part}.experts.{expert[3]}.weight", {})[int(expert[2])] = tensor
-        elif config["model_type"] == "gemma4_text":
+        elif stream := re.fullmatch(r"(model\.altup_(?:unembed_)?projections)\.(\d+)\.weight", name):
+            stacks.setdefault(f"{stream[1]}.weight", {})[int(stream[2])] = tensor
+        elif config["model_type"] in ("gemma3n_text", "gemma4_text"):
             yield _of_gemma4(name), tensor
         elif config["model_type"] == "gpt_oss" and ".experts." in name:
             yield from _gpt_oss_experts(name, tensor)
@@ -311,10 +315,25 @@ def _facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
             "sliding" * ((i + 1) % every != 0) for i in range(config["num_hidden_layers"])
         ]
         writer.add_sliding_window_pattern([one.startswith("sliding") for one in types])
+    if kind == "gemma3n_text":
+        _gemma3n_facts(writer, config)
     if kind == "gemma4_text":
         _gemma4_facts(writer, config)
     _hybrid_facts(writer, config)
     _scaling(writer, config, config.get("rope_scaling") or {})
+
+
+def _gemma3n_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    shares = config["activation_sparsity_pattern"]
+    writer.add_activation_sparsity_scale([NormalDist().inv_cdf(one) if one else -math.inf for one in shares])
+    writer.add_altup_active_idx(0)
+    writer.add_altup_num_inputs(config["altup_num_inputs"])
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.kv_data[0]["gemma3n.attention.shared_kv_layers"] = gguf.GGUFValue(  # a float in published files
+        float(config["num_kv_shared_layers"]), gguf.GGUFValueType.FLOAT32
+    )
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern([one == "sliding_attention" for one in config["layer_types"]])
 
 
 def _gemma4_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
@@ -373,6 +392,7 @@ def _hybrid_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     if kind == "mpt":
         writer.add_layer_norm_eps(1e-5)
         writer.add_max_alibi_bias(8.0)
+        writer.add_clamp_kqv(config["attn_config"].get("clip_qkv") or 0.0)
     if kind == "lfm2":
         del facts["lfm2.feed_forward_length"]
         writer.add_feed_forward_length(config["block_ff_dim"])

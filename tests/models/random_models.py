@@ -363,9 +363,32 @@ def gemma4(random: Random) -> Config:
     }
 
 
+def gemma3n(random: Random) -> Config:
+    """Layers of both kinds, the last of which may read K and V of others; gates that are sparse in some."""
+    base = _base(random)
+    kinds = ["full_attention", "sliding_attention"]
+    more = [random.choice(kinds) for _ in range(random.randint(1, 3))]
+    layers, plain = 2 + len(more), {"rope_type": "default", "rope_theta": 10000.0}
+    return base | {
+        "model_type": "gemma3n_text",
+        "num_hidden_layers": layers,
+        "intermediate_size": [random.choice([32, 48, 96]) for _ in range(layers)],
+        "layer_types": [*random.sample(kinds, 2), *more],
+        "sliding_window": random.choice([8, 24]),
+        "num_kv_shared_layers": random.choice([0, 1, len(more)]),
+        "hidden_size_per_layer_input": random.choice([8, 24]),
+        "vocab_size_per_layer_input": random.choice([VOCAB, VOCAB - 8]),
+        "final_logit_softcapping": random.choice([10.0, 30.0]),
+        "altup_num_inputs": random.choice([2, 3, 4]),
+        "laurel_rank": random.choice([4, 16]),
+        "activation_sparsity_pattern": [random.choice([0.0, 0.3, 0.7]) for _ in range(layers)],
+        "rope_parameters": {"full_attention": plain | {"rope_theta": 1e6}, "sliding_attention": plain},
+    }
+
+
 MAKERS: tuple[Callable[[Random], Config], ...] = (
     *(lfm2, lfm2_moe, qwen3_next, qwen3_5, olmo_hybrid, granite, bamba, falcon_h1, mamba2, nemotron_h),
-    *(bloom, mpt, jamba, mamba, falcon_mamba, kimi_linear, gemma4),
+    *(bloom, mpt, jamba, mamba, falcon_mamba, kimi_linear, gemma4, gemma3n),
 )
 
 
@@ -436,7 +459,7 @@ PLAIN: dict[str, Config] = {
     "granite_swa": _SCALED | _SLIDING | {"attention_multiplier": 0.3, "layer_rope_theta": [1e4, 5e5, 0]},
     "granitemoe_swa": _GRANITE | _SLIDING | {"layer_rope_theta": [0, 1e4, 0]},
     "jais2": {},
-    "olmo": {},
+    "olmo": {"clip_qkv": 1.0},
     "helium": {"num_key_value_heads": 4},
     "hyperclovax": _SCALED,
     "nemotron": {"partial_rotary_factor": 0.5},

@@ -85,7 +85,7 @@ def _scale_fused(name: str, weight: torch.Tensor, config: dict[str, Any]) -> Non
 
 
 def _shaped_norm(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
-    unscaled = config["model_type"].startswith("gemma4")  # its scores are q k alone
+    unscaled = config["model_type"].startswith(("gemma3n", "gemma4"))  # its scores are q k alone
     centred = not unscaled and any(kind in config["model_type"] for kind in ("gemma", "qwen3_next", "qwen3_5"))
     one = 0.0 if centred and "linear_attn" not in name else 1.0  # such norms multiply by 1 + weight
     if any(part in name for part in ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "y_layernorm")):
@@ -128,7 +128,7 @@ def stored_tensors(
         tensors = {name.removeprefix("transformer.") if kind == "bloom" else name: one for name, one in tensors.items()}
     elif config["model_type"] == "deepseek_v3":
         tensors |= _next_layer(config)
-    elif config["model_type"] == "gemma4_text":  # as published, with K and V of layers that read those of others
+    elif config["model_type"] in ("gemma3n_text", "gemma4_text"):  # as published, with K and V that nothing reads
         for i in range(config["num_hidden_layers"] - config["num_kv_shared_layers"], config["num_hidden_layers"]):
             at = f"model.layers.{i}.self_attn"
             tensors |= {f"{at}.{one}.weight": torch.zeros(1, 1) for one in ("k_proj", "v_proj")}

@@ -34,6 +34,7 @@ from tokenwright.models.graph import MLP, Attention, Graph, Parallel
 from tokenwright.models.latent import LatentAttention
 from tokenwright.models.op import Op
 from tokenwright.models.recurrent import Recurrent
+from tokenwright.models.streams import Correct, Laurel, Merge
 
 PROMPT, NEW, PAGE = 60, 12, 16
 PAGES = 5  # as many as a text takes: the second one comes to lie where the first one was
@@ -273,6 +274,13 @@ def each_input(**facts: object) -> Callable[[Graph], Graph]:
     return faulty
 
 
+def other_streams(graph: Graph) -> Graph:
+    """The head's matrices of the streams in another order."""
+    *blocks, merge = graph.blocks
+    assert isinstance(merge, Merge)
+    return replace(graph, blocks=(*blocks, replace(merge, each=merge.each[::-1])))
+
+
 GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
     **{(kind, "positions not scaled"): plainly_rotated for kind in ("llama3", "linear", "yarn", "phi3-long")},
     ("gpt2", "another activation"): other_activation,
@@ -308,6 +316,11 @@ GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
     ("gemma3", "one rotation in all layers"): global_rotation,
     ("gemma3", "positions not scaled"): plainly_rotated,
     ("gemma3", "no norms of q and k"): no_head_norms,
+    **{(kind, "q, k and v as computed"): each_of(Attention, clip=None) for kind in ("mpt", "olmoe")},
+    ("gemma3n", "gates as computed"): each_of(MLP, deviations=None),
+    ("gemma3n", "what the inputs read without factors"): each_of(Correct, scale=None),
+    ("gemma3n", "twice the low-rank addition"): each_of(Laurel, factor=1.0),
+    ("gemma3n", "streams for one another"): other_streams,
     ("gemma4", "values without a norm"): each_of(Attention, v_norm=None),
     ("gemma4", "residual stream without a factor"): each_of(MLP, stream=None),
     ("gemma4", "inputs of the first layer in all"): each_input(at=0),

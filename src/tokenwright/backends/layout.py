@@ -21,14 +21,14 @@ Weights = dict[str, Array | Packed]
 FINER = WeightFormat("int8", WEIGHT_GROUPS["int8"])  # format of the embedding and the head under int4
 
 
-_ROUTING = (".routing", ".router", ".shared_gate")  # the matrix of a router, and its parts
+_ROUTING = (".routing", ".router", ".shared_gate", ".coefficients")  # the matrices of routers, and their parts
 
 
 def format_of(name: str, form: WeightFormat) -> WeightFormat:
     """The format of a matrix if weights are in `form`.
 
     The embedding and the head stay int8 when weights are int4. Routers stay float32 in all quantised formats: a choice
-    of experts is no small error.
+    of experts is no small error, and routers of residual streams are small.
     """
     if form.quantised and name.endswith(_ROUTING):
         return WeightFormat("float32")

@@ -31,6 +31,7 @@ from tokenwright.models.graph import MLP, Attention, Graph, Mixed, Parallel
 from tokenwright.models.latent import LatentAttention
 from tokenwright.models.op import Matrix, Op
 from tokenwright.models.recurrent import Recurrent
+from tokenwright.models.streams import Correct, Laurel, Merge, Predict, Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,8 @@ def _latent(op: LatentAttention, place: RankPlace) -> tuple[Op, dict[str, RowCut
 
 @_cut.register
 def _mlp(op: MLP, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:
+    if op.deviations is not None:  # which depend on all gates of a row
+        return op, {op.down.name: _gathered(op.down, place)}
     return op, _pair(op.up, op.down, op.gated, place)
 
 
@@ -197,3 +200,8 @@ def _mixed(op: Mixed, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:
 @_cut.register
 def _recurrent(op: Recurrent, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:
     return op, {one.name: _gathered(one, place) for one in (op.project, op.out)}
+
+
+@_cut.register
+def _streams(op: Spread | Predict | Laurel | Correct | Merge, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:  # noqa: ARG001
+    return op, {}  # each rank computes them

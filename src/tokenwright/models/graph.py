@@ -69,7 +69,8 @@ class Attention(Op):
     slopes: ALiBi's of each head: slope (position of the key - that of the query) is added to a score, last of all; of a
     sink's key the query is at most as far as the window would let it be. v_norm: over each head of v. values: of its
     own projection, or of k's, whose result v then is before k's norm; `qkv` has no third part then. source: a layer
-    before with the same window, whose K and V this one reads; then `qkv` has no heads but q's.
+    before with the same window, whose K and V this one reads; then `qkv` has no heads but q's. clip: the greatest
+    magnitude of q, k and v, to which larger ones are set behind their norms and before the rotation.
     """
 
     layer: int
@@ -94,6 +95,7 @@ class Attention(Op):
     v_norm: Norm | None = None
     values: Literal["own", "keys"] = "own"
     source: int | None = None
+    clip: float | None = None
     adaptable: ClassVar[bool] = True
 
     @property
@@ -138,7 +140,8 @@ class MLP(Op):
     If gated, `up` gives the gates, then the values: down(act(gates) * values). factors: of the parts of `up`; none: 1.
     The activation xIELU (arXiv 2411.13010) has two curvatures that each MLP has learned, and a slope at 0:
     `{learned}.alpha_p`, `.alpha_n` and `.beta`. inputs: how the layer adds inputs of its own afterwards. stream: the
-    name of a learned factor, by which all of x is multiplied last.
+    name of a learned factor, by which all of x is multiplied last. deviations: before the activation, a row's
+    gates lose their mean plus this number of standard deviations, and those below 0 become 0.
     """
 
     layer: int
@@ -153,6 +156,7 @@ class MLP(Op):
     learned: str | None = None
     inputs: InputGate | None = None
     stream: str | None = None
+    deviations: float | None = None
     adaptable: ClassVar[bool] = True
 
     @property

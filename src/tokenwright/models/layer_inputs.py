@@ -11,7 +11,10 @@ from tokenwright.models.op import Activation, Matrix, Norm, Shape
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """How the inputs of all layers follow from a token and its embedding. norm: of each layer's by itself."""
+    """How the inputs of all layers follow from a token and its embedding. norm: of each layer's by itself.
+
+    Tokens beyond the table have the row of token 0.
+    """
 
     table: Matrix  # [vocabulary, layers x size]
     scale: float

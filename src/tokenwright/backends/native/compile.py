@@ -27,6 +27,7 @@ from tokenwright.models.layer_inputs import InputGate, LayerInputs
 from tokenwright.models.next_input import NextInput
 from tokenwright.models.op import Matrix, Norm, Op
 from tokenwright.models.recurrent import MOST_NORMS, Inner, Recurrence, Recurrent
+from tokenwright.models.streams import Correct, Laurel, Merge, Predict, Spread, StreamRouter
 
 
 class NativeModel:
@@ -182,6 +183,7 @@ def _parallel(op: Parallel, model: NativeModel) -> structs.CParallelOp:
 
 
 def _attention(op: Attention, model: NativeModel) -> structs.CAttentionOp:
+    assert op.clip is None or not (op.norms_last or op.source is not None), "no family has both"
     learned = None if op.sink_logits is None else model.address(f"{op.sink_logits}.weight")
     slopes = model.keep(np.array(op.slopes, np.float32)) if op.slopes else None
     sizes = (op.kv_heads, op.head_size, op.head_size)
@@ -203,6 +205,7 @@ def _attention(op: Attention, model: NativeModel) -> structs.CAttentionOp:
         model.updates(op.qkv),
         model.updates(op.out),
         op.out_gate,
+        op.clip or 0,
     )
 
 
@@ -250,7 +253,9 @@ def _mlp(op: MLP, model: NativeModel) -> structs.CMLPOp:
     learned = None if op.learned is None else model.xielu(op.learned)
     factors = model.factors(op.up, [out for _, out in op.up.parts], op.factors)
     after, gate = _end(op, op.residual_scale, model)
-    return structs.CMLPOp(activation, op.gated, learned, factors, model.norm(op.norm), up, down, after, *updates, gate)
+    sparse = op.deviations is not None, op.deviations or 0
+    ends = after, *updates, gate, *sparse
+    return structs.CMLPOp(activation, op.gated, learned, factors, model.norm(op.norm), up, down, *ends)
 
 
 def _end(op: MLP | Mixed, scale: float, model: NativeModel) -> tuple[structs.CAfter, structs.CInputGate]:
@@ -315,6 +320,34 @@ def _next_input(op: NextInput, model: NativeModel) -> structs.CNextInputOp:
     return structs.CNextInputOp(*norms, model.matrix(op.project), op.hidden_first)
 
 
+def _spread(op: Spread, model: NativeModel) -> structs.CSpreadOp:
+    return structs.CSpreadOp(model.matrix(op.project))
+
+
+def _stream_router(of: StreamRouter, model: NativeModel) -> structs.CStreamRouter:
+    matrices = model.matrix(of.matrix), model.matrix(of.coefficients)
+    return structs.CStreamRouter(of.matrix.out, model.norm(of.norm), of.scale, *matrices)
+
+
+def _predict(op: Predict, model: NativeModel) -> structs.CPredictOp:
+    return structs.CPredictOp(_stream_router(op.router, model))
+
+
+def _laurel(op: Laurel, model: NativeModel) -> structs.CLaurelOp:
+    after = structs.CAfter(model.norm(op.post_norm), 1.0, op.factor)
+    return structs.CLaurelOp(model.norm(op.norm), model.matrix(op.left), model.matrix(op.right), after)
+
+
+def _correct(op: Correct, model: NativeModel) -> structs.CCorrectOp:
+    scale = None if op.scale is None else model.address(f"{op.scale}.weight")
+    return structs.CCorrectOp(_stream_router(op.router, model), scale, _input_gate(op.inputs, 1.0, model))
+
+
+def _merge(op: Merge, model: NativeModel) -> structs.CMergeOp:
+    each = (structs.CMatrix * len(op.each))(*map(model.matrix, op.each))
+    return structs.CMergeOp(1 + len(op.each), model.pointed(each))
+
+
 def _head(op: Head, model: NativeModel) -> structs.CHeadOp:
     return structs.CHeadOp(model.norm(op.norm), model.matrix(op.matrix), op.scale, op.cap or 0)
 
@@ -329,5 +362,10 @@ COMPILERS: Mapping[type[Op], Callable[[Any, NativeModel], ctypes.Structure]] = {
     Parallel: _parallel,
     Recurrent: _recurrent,
     NextInput: _next_input,
+    Spread: _spread,
+    Predict: _predict,
+    Laurel: _laurel,
+    Correct: _correct,
+    Merge: _merge,
     Head: _head,
 }

@@ -33,6 +33,8 @@ _FUNCTIONS = {
     "tw_norm": ("", "kpnnpp"),
     "tw_activate": ("", "knnpp"),
     "tw_xielu": ("", "kpnpp"),
+    "tw_restore": ("", "nnpp"),
+    "tw_sparsify": ("", "nndp"),
     "tw_gated": ("", "knnnpp"),
     "tw_soft_cap": ("", "kdnp"),
     "tw_rotate": ("", "knnnppp"),

@@ -99,6 +99,16 @@ class NativeKernels:
         self.library.tw_xielu(self.handle, address(numbers), rows.size, address(rows), address(y))
         return y
 
+    def sparse(self, x: Floats, deviations: float) -> Floats:
+        y: Floats = np.array(x, order="C")
+        self.library.tw_sparsify(len(y), y.shape[1], deviations, address(y))
+        return y
+
+    def restored(self, x: Floats, like: Floats) -> Floats:
+        y, by = np.array(x, order="C"), np.ascontiguousarray(like)
+        self.library.tw_restore(len(y), y.shape[1], address(by), address(y))
+        return y
+
     def gated(self, x: Floats, activation: str) -> Floats:
         rows, size = np.ascontiguousarray(x), x.shape[-1] // 2
         y = empty((*x.shape[:-1], size))

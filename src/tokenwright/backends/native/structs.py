@@ -13,6 +13,14 @@ SCORES = {"softmax": 0, "sigmoid": 1}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4, "relu2": 5, "xielu": -1}
 
 
+def _whole(*names: str) -> tuple[tuple[str, type[c_int64]], ...]:
+    return tuple((name, c_int64) for name in names)
+
+
+def _places(*names: str) -> tuple[tuple[str, type[c_void_p]], ...]:
+    return tuple((name, c_void_p) for name in names)
+
+
 class CMatrix(Structure):
     _fields_ = (
         ("out", c_int64),
@@ -129,6 +137,7 @@ class CAttentionOp(Structure):
         ("qkv_updates", c_void_p),
         ("out_updates", c_void_p),
         ("out_gate", c_int64),
+        ("clip", c_double),
     )
 
 
@@ -157,6 +166,8 @@ class CMLPOp(Structure):
         ("up_updates", c_void_p),
         ("down_updates", c_void_p),
         ("inputs", CInputGate),
+        ("sparse", c_int64),
+        ("deviations", c_double),
     )
 
 
@@ -166,14 +177,7 @@ class CHeadOp(Structure):
 
 class CRouting(Structure):
     _fields_ = (
-        ("experts", c_int64),
-        ("chosen", c_int64),
-        ("scores", c_int64),
-        ("renormalise", c_int64),
-        ("shared_gate", c_int64),
-        ("groups", c_int64),
-        ("chosen_groups", c_int64),
-        ("group_best", c_int64),
+        *_whole("experts", "chosen", "scores", "renormalise", "shared_gate", "groups", "chosen_groups", "group_best"),
         ("factor", c_double),
         ("correction", c_void_p),
     )
@@ -220,45 +224,20 @@ class CLatentOp(Structure):
         ("v_up", CMatrix),
         ("out", CMatrix),
         ("after", CAfter),
-        ("down_updates", c_void_p),
-        ("q_up_updates", c_void_p),
-        ("out_updates", c_void_p),
+        *_places("down_updates", "q_up_updates", "out_updates"),
     )
 
 
 class CRecurrence(Structure):
     _fields_ = (
-        ("rule", c_int64),
-        ("phase", c_int64),
-        ("channels", c_int64),
-        ("taps", c_int64),
-        ("activated", c_int64),
-        ("channels_at", c_int64),
-        ("query", c_int64),
-        ("key", c_int64),
-        ("value", c_int64),
-        ("before", c_int64),
-        ("gate", c_int64),
-        ("beta", c_int64),
-        ("decay", c_int64),
-        ("heads", c_int64),
-        ("key_heads", c_int64),
-        ("key_size", c_int64),
-        ("value_size", c_int64),
-        ("norm_parts", c_int64),
-        ("own_weights", c_int64),
-        ("gate_first", c_int64),
-        ("conv", c_void_p),
-        ("conv_bias", c_void_p),
-        ("a_log", c_void_p),
-        ("dt", c_void_p),
-        ("skip", c_void_p),
+        *_whole("rule", "phase", "channels", "taps", "activated", "channels_at", "query", "key", "value", "before"),
+        *_whole("gate", "beta", "decay", "heads", "key_heads", "key_size", "value_size", "norm_parts", "own_weights"),
+        *_whole("gate_first"),
+        *_places("conv", "conv_bias", "a_log", "dt", "skip"),
         ("least_step", c_double),
         ("most_step", c_double),
         ("beta_factor", c_double),
-        ("in_turn", c_int64),
-        ("decays", c_int64),
-        ("gated_by", c_int64),
+        *_whole("in_turn", "decays", "gated_by"),
         ("norm", CNorm),
     )
 
@@ -289,10 +268,40 @@ class CNextInputOp(Structure):
     _fields_ = (("token_norm", CNorm), ("hidden_norm", CNorm), ("project", CMatrix), ("hidden_first", c_int64))
 
 
+class CSpreadOp(Structure):
+    _fields_ = (("project", CMatrix),)
+
+
+class CStreamRouter(Structure):
+    _fields_ = (
+        ("streams", c_int64),
+        ("norm", CNorm),
+        ("scale", c_double),
+        ("matrix", CMatrix),
+        ("coefficients", CMatrix),
+    )
+
+
+class CPredictOp(Structure):
+    _fields_ = (("router", CStreamRouter),)
+
+
+class CLaurelOp(Structure):
+    _fields_ = (("norm", CNorm), ("left", CMatrix), ("right", CMatrix), ("after", CAfter))
+
+
+class CCorrectOp(Structure):
+    _fields_ = (("router", CStreamRouter), ("scale", c_void_p), ("inputs", CInputGate))
+
+
+class CMergeOp(Structure):
+    _fields_ = (("streams", c_int64), ("matrix", c_void_p))
+
+
 # An op's kind is its index here.
 OPS = (
     *(CEmbedOp, CAttentionOp, CMLPOp, CHeadOp, CParallelOp, CExpertsOp, CLatentOp, CRecurrentOp, CNextInputOp),
-    CMixedOp,
+    *(CMixedOp, CSpreadOp, CPredictOp, CLaurelOp, CCorrectOp, CMergeOp),
 )
 
 
@@ -336,17 +345,11 @@ class CBatch(Structure):
         ("page_size", c_int64),
         ("kv", c_void_p),
         ("wanted", c_int64),
-        ("row", c_void_p),
-        ("logits", c_void_p),
-        ("best", c_void_p),
-        ("log_total", c_void_p),
+        *_places("row", "logits", "best", "log_total"),
         ("hidden", c_int64),
-        ("hidden_row", c_void_p),
-        ("states", c_void_p),
+        *_places("hidden_row", "states"),
         ("adapted", c_int64),
-        ("adapter", c_void_p),
-        ("observed", c_void_p),
-        ("before", c_void_p),
+        *_places("adapter", "observed", "before"),
     )
 
 

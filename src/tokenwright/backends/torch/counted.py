@@ -59,6 +59,12 @@ class CountedKernels:
     def xielu(self, x: Values, facts: Sequence[float]) -> Values:
         return self.kernels.xielu(x, facts)
 
+    def sparse(self, x: Values, deviations: float) -> Values:
+        return self.kernels.sparse(x, deviations)
+
+    def restored(self, x: Values, like: Values) -> Values:
+        return self.kernels.restored(x, like)
+
     def gated(self, x: Values, activation: str) -> Values:
         return self.kernels.gated(x, activation)
 

@@ -74,7 +74,8 @@ class TorchLayerInputs:
         op = self.op
         read = self.kernels.linear(x, self.project) * op.project_scale
         read = self.norm(read.reshape(len(x), -1, op.norm.size)).reshape(len(x), -1)
-        return (read + self.kernels.rows(self.table, tokens) * op.scale) * op.factor
+        known = tokens * (tokens < op.table.out)  # tokens beyond the table have the row of the first
+        return (read + self.kernels.rows(self.table, known) * op.scale) * op.factor
 
 
 class TorchInputGate:

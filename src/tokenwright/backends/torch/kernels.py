@@ -89,6 +89,12 @@ class Kernels(Protocol):
     def xielu(self, x: Values, facts: Sequence[float]) -> Values:
         """xIELU of each number: facts [3] are its curvatures above and below 0, and its slope there."""
 
+    def sparse(self, x: Values, deviations: float) -> Values:
+        """max(x - mean - deviations * standard deviation, 0) over the last dimension."""
+
+    def restored(self, x: Values, like: Values) -> Values:
+        """x as large as `like`: of its root of the mean square over the last dimension. That of x is at least 1e-5."""
+
     def gated(self, x: Values, activation: str) -> Values:
         """[T, 2 m], gates then values -> act(gates) * values [T, m]."""
 

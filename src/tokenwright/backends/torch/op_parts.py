@@ -103,5 +103,9 @@ def scaled(factor: float) -> Function:
     return _same if factor == 1 else lambda x: x * factor
 
 
+def clipped(most: float | None) -> Function:
+    return _same if most is None else lambda x: library_of(x).clip(x, -most, most)
+
+
 def _same(x: Values, *_: object) -> Values:
     return x

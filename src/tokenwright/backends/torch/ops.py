@@ -20,6 +20,7 @@ from tokenwright.backends.torch.op_parts import (
     Weights,
     after,
     by_row,
+    clipped,
     dense,
     factors,
     linear,
@@ -28,6 +29,7 @@ from tokenwright.backends.torch.op_parts import (
     parted,
     scaled,
 )
+from tokenwright.backends.torch.streams import TorchCorrect, TorchLaurel, TorchMerge, TorchPredict, TorchSpread
 from tokenwright.cache import KVStore, KVView
 from tokenwright.config import Rope
 from tokenwright.models.experts import Experts
@@ -36,6 +38,7 @@ from tokenwright.models.latent import LatentAttention
 from tokenwright.models.next_input import NextInput
 from tokenwright.models.op import Op
 from tokenwright.models.recurrent import Recurrence, Recurrent
+from tokenwright.models.streams import Correct, Laurel, Merge, Predict, Spread
 from tokenwright.models.taps import Site, Tap
 
 AnyOp = TypeVar("AnyOp")
@@ -46,6 +49,7 @@ class ForwardState:
     """The state of a step: the batch, the KV store and the tap; and the model's adapters.
 
     before: the residual stream before the last op that keeps it. inputs: what the embedding has made for the layers.
+    streams: the residual streams, where there are several.
     """
 
     batch: OpBatch
@@ -54,6 +58,7 @@ class ForwardState:
     adapters: Beside = field(default_factory=dict)
     before: list[Values] = field(default_factory=list)
     inputs: list[Values] = field(default_factory=list)
+    streams: list[Values] = field(default_factory=list)
 
     def linear(self, kernels: Kernels, x: Values, weight: Linear, name: str) -> Values:
         """[T, in] -> [T, out] by the matrix `name`; to the rows of an adapter it adds what that adapter does.
@@ -91,6 +96,7 @@ class TorchAttention:
         self.out = linear(weights, op.out)
         self.q_norm, k_norm = (over_heads(one, op.head_size, kernels, weights) for one in (op.q_norm, op.k_norm))
         self.kv_norms = k_norm, norm(op.v_norm, kernels, weights)
+        self.clipped = clipped(op.clip)
         self.after = after(op.post_norm, op.residual_scale, kernels, weights)
 
     def __call__(self, x: Values, state: ForwardState) -> Values:
@@ -109,7 +115,7 @@ class TorchAttention:
         projected = projected.reshape(len(x), sum(self.heads), -1)  # [T, H + 2 G, D], and [T, H, D] of the gate
         q, k, v, *gates = parted(projected, self.heads, 1)  # [T, H, D], [T, G, D], [T, G, D]
         assert isinstance(self.op, Attention), "latent attention has another form"
-        plain = q if self.op.norms_last else self.q_norm(q)
+        plain = self.clipped(q if self.op.norms_last else self.q_norm(q))
         q, sink_q = self._rotated(plain, state), self._rotated_for_sinks(plain, view, state)
         if self.op.norms_last:
             q, sink_q = self.q_norm(q), sink_q if sink_q is None else self.q_norm(sink_q)
@@ -127,8 +133,8 @@ class TorchAttention:
     def _store(self, k: Values, v: Values, view: KVView, state: ForwardState, norms_last: bool) -> None:
         """Norm K and V [T, G, D], rotate K, and store both."""
         k_norm, v_norm = self.kv_norms
-        v = v_norm(v)
-        k = k_norm(self._rotated(k, state)) if norms_last else self._rotated(k_norm(k), state)
+        v = self.clipped(v_norm(v))
+        k = k_norm(self._rotated(k, state)) if norms_last else self._rotated(self.clipped(k_norm(k)), state)
         state.tap(Site.KEY, self.layer, k)
         state.tap(Site.VALUE, self.layer, v)
         self.kernels.store(view, state.batch.slots, k, v)
@@ -263,7 +269,7 @@ class TorchMLP:
         self.norm = norm(op.norm, kernels, weights)
         self.up = linear(weights, op.up)
         self.down = linear(weights, op.down)
-        self.gated = op.gated
+        self.gated, self.deviations = op.gated, op.deviations
         self.learned = None if op.learned is None else xielu_of(op.learned, weights)
         self.factors = factors([(out, one) for (_, out), one in zip(op.up.parts, op.factors, strict=False)])
         self.after = after(op.post_norm, op.residual_scale, kernels, weights)
@@ -279,6 +285,9 @@ class TorchMLP:
         normed = self.norm(x)
         state.tap(Site.MLP_INPUT, self.layer, normed)
         projected = self.factors(state.linear(self.kernels, normed, self.up, self.names[0]))
+        if self.deviations is not None:
+            gates, values = parted(projected, [projected.shape[1] // 2] * 2, 1)
+            projected = library_of(x).concat((self.kernels.sparse(gates, self.deviations), values), 1)
         if self.learned is None:
             activate = self.kernels.gated if self.gated else self.kernels.activate
             hidden = activate(projected, self.activation)  # [T, m]
@@ -340,6 +349,11 @@ OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
     Mixed: TorchMixed,
     Recurrent: TorchRecurrent,
     NextInput: TorchNextInput,
+    Spread: TorchSpread,
+    Predict: TorchPredict,
+    Laurel: TorchLaurel,
+    Correct: TorchCorrect,
+    Merge: TorchMerge,
 }
 
 

@@ -43,6 +43,12 @@ class TensorKernels:
     def xielu(self, x: torch.Tensor, facts: Sequence[float]) -> torch.Tensor:
         return tensor(self.native.xielu(array(x), facts))
 
+    def sparse(self, x: torch.Tensor, deviations: float) -> torch.Tensor:
+        return tensor(self.native.sparse(array(x), deviations))
+
+    def restored(self, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        return tensor(self.native.restored(array(x), array(like)))
+
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         return tensor(self.native.gated(array(x), activation))
 

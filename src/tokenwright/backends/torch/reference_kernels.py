@@ -92,6 +92,16 @@ class ReferenceKernels:
         high, low = wide.clamp(min=0), wide.clamp(max=0)
         return _as(above * high.square() + below * (torch.expm1(low) - low) + slope * wide, x.dtype)
 
+    def sparse(self, x: torch.Tensor, deviations: float) -> torch.Tensor:
+        wide = self._in(x)
+        cutoff = wide.mean(-1, keepdim=True) + wide.std(-1, keepdim=True, correction=0) * deviations
+        return _as((wide - cutoff).clamp(min=0), x.dtype)
+
+    def restored(self, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        wide = self._in(x)
+        size = self._in(like).square().mean(-1, keepdim=True).sqrt()
+        return _as(wide * size / wide.square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt(), x.dtype)
+
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         gates, values = x.chunk(2, dim=-1)
         if activation == "clamped_swiglu":

@@ -16,6 +16,7 @@ from tokenwright.checkpoints.families.family import (
     check_repeats,
     dtype,
     named,
+    read_clip,
     size_of_head,
 )
 from tokenwright.checkpoints.families.graph_builder import decoder
@@ -111,32 +112,33 @@ def _parse_mpt(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     keys.only("norm_type", *norms, why="another norm in this architecture")
     for key in (*_UNUSED["mpt"], "learned_pos_emb"):  # the last: without effect beside ALiBi
         keys.raw(key)
-    scale, most = _attention(keys)
+    scale, most, clip = _attention(keys)
     config = replace(
         _config(keys, architecture, width, layers, heads, context),
         positions=Alibi(slopes(heads, most)),
         activation="gelu",
         norm_bias=False,
         scales=Scales(attention=scale),
+        qkv_clip=clip,
     )
     return config, decoder(config)
 
 
-def _attention(keys: JsonKeys) -> tuple[float | None, float]:
-    """Of MPT's attention the factor of q k, if it is not the usual one, and ALiBi's greatest exponent."""
+def _attention(keys: JsonKeys) -> tuple[float | None, float, float | None]:
+    """MPT's factor of q k, if it is not the usual one, ALiBi's greatest exponent, and where q, k and v are clipped."""
     given = keys.raw("attn_config") or {}
     if not isinstance(given, dict):
         raise keys.error(f"attn_config must be an object, not a {type(given).__name__}")
     part = JsonKeys(given, f"{keys.where}: attn_config")
     part.only("alibi", True, why="learned positions in this architecture")
     part.only("attn_type", "multihead_attention", why="one KV head in a fused projection")
-    part.only("clip_qkv", why="clipped q, k and v")
+    clip = read_clip(part)
     part.only("prefix_lm", False, why="attention to later tokens")
     part.only("qk_ln", False, why="norms of q and k")
     scale = part.number("softmax_scale") if "softmax_scale" in part.names else None
     most = part.number("alibi_bias_max", 8.0)
     part.finish(_INERT, "correct config.json, or remove the key")
-    return scale, most
+    return scale, most, clip
 
 
 def _in_turn(index: int) -> TensorSource:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import NamedTuple, TypedDict
 
-from tokenwright.checkpoints.files.json_keys import JsonKeys
+from tokenwright.checkpoints.files.json_keys import JsonKeys, neutral
 from tokenwright.config import ModelConfig
 from tokenwright.formats import DType
 from tokenwright.models.experts import Experts
@@ -84,7 +84,7 @@ class TensorSource:
     transpose: bool = False  # stored as [in, out], as GPT-2's Conv1D does
     fused: bool = False  # the file has the whole matrix (q, k and v; gate and up) in one tensor
     rows: tuple[int, int, int] | None = None  # of a fused one: our rows [first, last) along `out`, of so many
-    stacked: bool = False  # the file has all experts in one tensor; `rows` are then the stored ones of this expert
+    stacked: bool = False  # the file has all experts, or streams, in one tensor; `rows` are then the stored ones of one
     turn: tuple[int, int] = (0, 1)  # its index among the tensors whose heads the file has in turn, and their number
     halves: bool = False  # those heads, of a stacked one, lie not in turn but one after the other
     order: Order | None = None  # of its rows, where the file has another
@@ -194,6 +194,10 @@ class Family:
                 each = one.stored(graph.shapes[name])[0]
                 first = int(expert[1]) * each
                 one = replace(one, rows=(first, first + each, experts[layer[1]] * each))
+            elif source.stacked and not layer:  # the matrices of several streams, in their order
+                alike = [other for other in graph.shapes if other.startswith(f"{base.rpartition('.')[0]}.")]
+                first, each = alike.index(name), one.stored(graph.shapes[name])[0]
+                one = replace(one, rows=(first * each, (first + 1) * each, len(alike) * each))
             found[name] = one
         return found
 
@@ -259,6 +263,11 @@ def activation(keys: JsonKeys, key: str, default: str) -> Activation:
     if name not in _ACTIVATIONS:
         raise keys.error(f"{key} = {name!r} is not one of {', '.join(_ACTIVATIONS)}; Tokenwright lacks it")
     return _ACTIVATIONS[name]
+
+
+def read_clip(keys: JsonKeys) -> float | None:
+    """The greatest magnitude of q, k and v, if they are clipped; 0 and null stand for no clipping."""
+    return None if neutral(keys.raw("clip_qkv")) else keys.number("clip_qkv")
 
 
 def next_layer(bare: str, config: ModelConfig) -> bool:

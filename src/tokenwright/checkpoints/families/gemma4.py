@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from math import sqrt
 
 from tokenwright.checkpoints.families.family import (
-    MOST_VOCAB,
     MOST_WIDTH,
     TensorSource,
     activation,
@@ -22,6 +21,14 @@ from tokenwright.checkpoints.families.family import (
 )
 from tokenwright.checkpoints.families.gemma import rounded
 from tokenwright.checkpoints.families.graph_builder import block, graph_of
+from tokenwright.checkpoints.families.layer_inputs import (
+    INPUT_NAMES,
+    input_gate,
+    own_or_shared,
+    read_inputs_vocab,
+    read_shared,
+    with_inputs,
+)
 from tokenwright.checkpoints.families.llama import LLAMA
 from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, expert_width
 from tokenwright.checkpoints.families.positions import read_layer_types, read_rope
@@ -30,8 +37,7 @@ from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import LinearScaling, Mixture, ModelConfig, NoScaling, Rope, Scales
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Graph, Mixed
-from tokenwright.models.layer_inputs import InputGate, LayerInputs
-from tokenwright.models.op import Matrix, Norm, Op
+from tokenwright.models.op import Norm, Op
 
 _ROPES = {
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
@@ -120,15 +126,10 @@ def _differences(
     full = _full_heads(keys, windows, base, keys_alone)
     if heads % full[0]:
         raise keys.error(f"{heads} query heads cannot share {full[0]} key-value heads evenly; correct config.json")
-    layers, shared = len(windows), keys.whole("num_kv_shared_layers", 0, least=0)
-    first = layers - shared
-    if shared and (first < 1 or {one is None for one in windows[:first]} < {one is None for one in windows[first:]}):
-        raise keys.error(
-            f"the last {shared} layers read K and V of the layer of their kind before them, but there is none"
-        )
+    shared = read_shared(keys, windows, 0)
     none = keys.is_null("hidden_size_per_layer_input")
     inputs = keys.whole("hidden_size_per_layer_input", 0 if none else inputs, least=0, most=MOST_WIDTH)
-    vocab = keys.whole("vocab_size_per_layer_input", 262144, most=MOST_VOCAB)
+    vocab = read_inputs_vocab(keys)
     if inputs and vocab < keys.whole("vocab_size", 262144):
         raise keys.error(f"vocab_size_per_layer_input is {vocab:,}, fewer than the tokens of vocab_size")
     return _Layers(full, keys_alone, shared, keys.flag("use_double_wide_mlp", False), inputs, vocab)
@@ -191,16 +192,7 @@ def _graph(config: ModelConfig, differ: _Layers) -> Graph:
     graph = graph_of(config, [op for i in range(config.layers) for op in _block(config, differ, i)])
     if not differ.inputs:
         return graph
-    size, width = differ.inputs, config.width
-    inputs = LayerInputs(
-        Matrix.single("layer_inputs.table", differ.inputs_vocab, config.layers * size),
-        rounded(sqrt(size), config.dtype),
-        Matrix.single("layer_inputs.project", config.layers * size, width),
-        width**-0.5,
-        Norm("layer_inputs.norm", "rms", size, config.norm_eps),
-        0.5**0.5,
-    )
-    return replace(graph, embed=replace(graph.embed, inputs=inputs))
+    return with_inputs(config, graph, differ.inputs, differ.inputs_vocab)
 
 
 def _block(config: ModelConfig, differ: _Layers, layer: int) -> tuple[Op, ...]:
@@ -211,7 +203,7 @@ def _block(config: ModelConfig, differ: _Layers, layer: int) -> tuple[Op, ...]:
     own = replace(config, kv_heads=kv_heads, head_size=size, mlp_width=width)
     attention, mlp = block(replace(own, mixture=None), layer)
     assert isinstance(attention, Attention) and isinstance(mlp, MLP), "a layer has both"
-    gate, stream = _gate(config, differ.inputs, layer) if differ.inputs else None, f"layers.{layer}.stream"
+    gate, stream = input_gate(config, differ.inputs, layer) if differ.inputs else None, f"layers.{layer}.stream"
     if config.mixture is None:
         return _attention(config, differ, attention), replace(mlp, stream=stream, inputs=gate)
     assert mlp.post_norm is not None, "all norms are there"
@@ -237,27 +229,10 @@ def _experts(config: ModelConfig, layer: int, post_norm: Norm) -> Experts:
 
 def _attention(config: ModelConfig, differ: _Layers, op: Attention) -> Attention:
     """The attention of a layer: with keys and values of one projection, or those of another layer."""
-    layer, qkv = op.layer, op.qkv
-    first = config.layers - differ.shared
-    if layer >= first:
-        source = max(i for i in range(first) if config.windows[i] == op.window)
-        return replace(op, qkv=replace(qkv, parts=qkv.parts[:1]), k_norm=None, source=source)
-    norm = Norm(f"layers.{layer}.attention.v_norm", "rms", op.head_size, config.norm_eps, weighted=False)
-    op = replace(op, v_norm=norm)
-    if differ.keys_alone and op.window is None:
-        return replace(op, qkv=replace(qkv, parts=qkv.parts[:2]), values="keys")
+    op = own_or_shared(config, op)
+    if op.source is None and differ.keys_alone and op.window is None:
+        return replace(op, qkv=replace(op.qkv, parts=op.qkv.parts[:2]), values="keys")
     return op
-
-
-def _gate(config: ModelConfig, size: int, layer: int) -> InputGate:
-    at = f"layers.{layer}.inputs"
-    return InputGate(
-        layer * size,
-        Matrix.single(f"{at}.gate", size, config.width),
-        config.activation,
-        Matrix.single(f"{at}.out", config.width, size),
-        Norm(f"{at}.post_norm", "rms", config.width, config.norm_eps),
-    )
 
 
 _GATE_UP, _STACKS = "layers.{i}.experts.gate_up_proj", r"experts\.(?:gate_up|down)_proj"
@@ -272,6 +247,7 @@ GEMMA4 = replace(
     },
     parse=_parse,
     names=LLAMA.names
+    | INPUT_NAMES
     | named(
         {
             "layers.{i}.attention_post_norm": "layers.{i}.post_attention_layernorm",
@@ -287,12 +263,6 @@ GEMMA4 = replace(
             "layers.{i}.mlp.experts.{e}.gate": TensorSource(_GATE_UP, stacked=True, turn=(0, 2), halves=True),
             "layers.{i}.mlp.experts.{e}.up": TensorSource(_GATE_UP, stacked=True, turn=(1, 2), halves=True),
             "layers.{i}.mlp.experts.{e}.down": TensorSource("layers.{i}.experts.down_proj", stacked=True),
-            "layers.{i}.inputs.gate": "layers.{i}.per_layer_input_gate",
-            "layers.{i}.inputs.out": "layers.{i}.per_layer_projection",
-            "layers.{i}.inputs.post_norm": "layers.{i}.post_per_layer_input_norm",
-            "layer_inputs.table": "embed_tokens_per_layer",
-            "layer_inputs.project": "per_layer_model_projection",
-            "layer_inputs.norm": "per_layer_projection_norm",
         }
     ),
     renames=((re.compile(rf"(layers\.\d+\.(?:layer_scalar|router\.(?:per_expert_)?scale|{_STACKS}))"), r"\1.weight"),),

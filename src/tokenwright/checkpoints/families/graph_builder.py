@@ -154,6 +154,7 @@ def _attention(config: ModelConfig, layer: int) -> Attention:
         out_gate=config.out_gate,
         norms_last=config.qk_norm_last,
         slopes=config.positions.slopes if isinstance(config.positions, Alibi) else (),
+        clip=config.qkv_clip,
     )
 
 

@@ -13,6 +13,7 @@ from tokenwright.checkpoints.families.family import (
     check_repeats,
     dtype,
     heads_of,
+    read_clip,
     size_of_head,
     sizes,
 )
@@ -238,6 +239,7 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         pre_norm=like.pre_norm,
         parallel="one norm" if like.plain and keys.flag("use_parallel_residual", False) else None,
         post_norm=like.post_norm or (like.scaled == "hyperclovax" and keys.flag("use_post_norm", True)),
+        qkv_clip=read_clip(keys) if like.bare or like.mixture == "olmoe" else None,
         scales=_scales(keys, like, layers, width),
         mixture=_mixture(keys, like, layers),
         next_layers=_next_layers(keys, like),
@@ -343,7 +345,6 @@ def granite_scales(keys: JsonKeys) -> Scales:
 def _eps(keys: JsonKeys, like: LlamaLike) -> float:
     """The epsilon of the norms. Some of StarCoder 2's files repeat it under two other names, without effect."""
     if like.bare:
-        keys.only("clip_qkv", why="clipped q, k and v")
         return 1e-5
     if not like.plain:
         return keys.number("rms_norm_eps", like.eps)

@@ -159,7 +159,6 @@ def _olmoe(keys: JsonKeys, layers: int) -> Mixture:
     experts = keys.whole("num_experts", 64, most=MOST_EXPERTS)
     check_same(keys, "num_local_experts", "num_experts", experts)
     chosen = keys.whole("num_experts_per_tok", 8, most=experts)
-    keys.only("clip_qkv", why="clipped q, k and v")
     normalised = keys.flag("norm_topk_prob", False)
     width = expert_width(keys, "intermediate_size", 2048)
     return Mixture(experts, chosen, width, (True,) * layers, renormalise=normalised)

@@ -21,11 +21,9 @@ _OPERATIONS: tuple[tuple[str, str], ...] = (
     ("multi_query", "one KV head in a fused projection"),
     ("is_encoder_decoder", "an encoder"),
     ("cross_attention_layers", "cross-attention"),
-    ("altup_num_inputs", "several residual streams (AltUp)"),
     ("swa_head_dim", "heads of another size in layers with a window"),
     ("attention_value_scale", "values of another size than keys, times a factor"),
     ("zero_expert_num", "experts that return their input"),
-    ("clip_qkv", "clipped q, k and v"),
 )
 _LAYER_TYPES: Mapping[str, str] = {
     "chunked_attention": "sliding chunked attention",
@@ -43,7 +41,7 @@ _ARCHITECTURES: tuple[tuple[str, str], ...] = (
     ("Gemma4(?:Unified)?Assistant", "keys and values of the model that it drafts for"),
     ("DiffLlama", "differential attention"),
     ("MiniMax(?:Text01)?For|BailingHybrid", "linear attention with a decay (Lightning)"),
-    ("Dbrx", "clipped q, k and v"),
+    ("Dbrx", "the tensor names of DBRX"),
     ("BitNet", "norms before the last linears of attention and MLP"),
     ("JetMoe", "experts of attention"),
     ("Reformer|BigBird", "sparse attention"),

@@ -65,6 +65,7 @@ EACH_EXPERT = named(
 )
 _STACKS = re.compile(
     r"blk\.\d+\.(?:ffn_(?:gate|up|down|gate_up)_exps\.(?:weight|bias)|(?:attn_[qk]_norm|ssm_(?:a|d|norm))\.weight)"
+    r"|altup_(?:unembd_)?proj\.weight"
 )
 _FAMILY = Family({}, LLAMA.parse, "", {}, re.compile(r"(?!)"), stacks=_STACKS)  # of names alone
 _ROW = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")  # a vector in the file, a matrix of one row in a graph

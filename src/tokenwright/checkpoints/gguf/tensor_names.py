@@ -7,6 +7,7 @@ former hold the rows of q and k in that order. All experts of a layer are one te
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import nextafter
+from statistics import NormalDist
 
 from tokenwright.checkpoints.families.family import TensorSource, named
 from tokenwright.checkpoints.files.safetensors import Stored
@@ -25,6 +26,7 @@ from tokenwright.checkpoints.gguf.file_layout import (
     qwen2_experts,
 )
 from tokenwright.checkpoints.gguf.hybrid_files import HYBRIDS
+from tokenwright.models.streams import MOST_STREAMS
 
 
 def _gemma(found: Found, _: Mapping[str, Stored]) -> Found:
@@ -41,6 +43,20 @@ def _gemma(found: Found, _: Mapping[str, Stored]) -> Found:
 def _gemma3(found: Found, tensors: Mapping[str, Stored]) -> Found:
     """Without a window in the metadata, all layers have full attention."""
     return _gemma(found if "sliding_window" in found else {**found, "sliding_window_pattern": 1}, tensors)
+
+
+def _gemma3n(found: Found, tensors: Mapping[str, Stored]) -> Found:
+    """llama.cpp has 20 layers with K and V of their own built in; its file has deviations in the place of shares."""
+    shared = found.get("num_kv_shared_layers", max(found["num_hidden_layers"] - 20, 0))
+    shares = found.get("_deviations")
+    return found | {
+        "activation_sparsity_pattern": shares and [round(NormalDist().cdf(one), 6) for one in shares],
+        "intermediate_size": found["_widths"],
+        "laurel_rank": tensors["blk.0.laurel_l.weight"].shape[0],
+        "num_kv_shared_layers": int(shared),
+        "torch_dtype": "bfloat16",
+        "vocab_size_per_layer_input": tensors["per_layer_token_embd.weight"].shape[0],
+    }
 
 
 def _gemma4(found: Found, tensors: Mapping[str, Stored]) -> Found:
@@ -139,14 +155,40 @@ def _exaone4(found: Found, _: Mapping[str, Stored]) -> Found:
     return {"sliding_window": None, **found}
 
 
+_INPUTS = named(
+    {
+        "layer_inputs.table": "per_layer_token_embd",
+        "layer_inputs.project": "per_layer_model_proj",
+        "layer_inputs.norm": "per_layer_proj_norm",
+        "layers.{i}.inputs.gate": "blk.{i}.inp_gate",
+        "layers.{i}.inputs.out": "blk.{i}.proj",
+        "layers.{i}.inputs.post_norm": "blk.{i}.post_norm",
+    }
+)
+_INPUT_KEYS = {
+    **WINDOW,
+    **PATTERN,
+    "attention.shared_kv_layers": "num_kv_shared_layers",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+    "feed_forward_length": "_widths",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope.freq_base_swa": "rope_local_base_freq",
+}
+_GEMMA3N = {
+    "streams.norm": "altup_router_norm",
+    "streams.router": "altup_router",
+    "streams.predict.coefficients": "altup_predict_coef",
+    "streams.correct.coefficients": "altup_correct_coef",
+    "streams.scale": "altup_correct_scale",
+    "laurel.left": "laurel_l",
+    "laurel.right": "laurel_r",
+    "laurel.post_norm": "laurel_post_norm",
+}
 _GEMMA4 = {
     "dense_post_norm": "post_ffw_norm_1",
     "experts_norm": "pre_ffw_norm_2",
     "experts_post_norm": "post_ffw_norm_2",
     "router_norm": "ffn_gate_inp_scale",
-    "inputs.gate": "inp_gate",
-    "inputs.out": "proj",
-    "inputs.post_norm": "post_norm",
 }
 _BOTH = "blk.{i}.ffn_gate_up_exps"  # gates of an expert before its values
 
@@ -193,36 +235,41 @@ LAYOUTS: Mapping[str, Layout] = {
         },
         more=_gemma3,
     ),
+    "gemma3n": Layout(
+        "Gemma3nForCausalLM",
+        names={
+            **_INPUTS,
+            **named({f"layers.{{i}}.{ours}": f"blk.{{i}}.{theirs}" for ours, theirs in _GEMMA3N.items()}),
+            **{f"streams.spread.{j}": TensorSource("altup_proj", fused=True) for j in range(1, MOST_STREAMS)},
+            **{f"streams.merge.{j}": TensorSource("altup_unembd_proj", stacked=True) for j in range(1, MOST_STREAMS)},
+        },
+        keys={
+            **_INPUT_KEYS,
+            "activation_sparsity_scale": "_deviations",
+            "altup.active_idx": "altup_active_idx",
+            "altup.num_inputs": "altup_num_inputs",
+        },
+        more=_gemma3n,
+        by_layer=True,
+    ),
     "gemma4": Layout(
         "Gemma4ForCausalLM",
         names={
+            **_INPUTS,
             **named({f"layers.{{i}}.{ours}": f"blk.{{i}}.{theirs}" for ours, theirs in _GEMMA4.items()}),
-            **named(
-                {
-                    "layer_inputs.table": "per_layer_token_embd",
-                    "layer_inputs.project": "per_layer_model_proj",
-                    "layer_inputs.norm": "per_layer_proj_norm",
-                }
-            ),
             "layers.{i}.stream": TensorSource("blk.{i}.layer_output_scale", wide=True),
             "layers.{i}.mlp.weight_scales": TensorSource("blk.{i}.ffn_down_exps_scale", wide=True),
             "layers.{i}.mlp.experts.{e}.gate": TensorSource(_BOTH, stacked=True, turn=(0, 2), halves=True),
             "layers.{i}.mlp.experts.{e}.up": TensorSource(_BOTH, stacked=True, turn=(1, 2), halves=True),
         },
         keys={
-            **WINDOW,
-            **PATTERN,
+            **_INPUT_KEYS,
             "attention.key_length_swa": "_window_size",
-            "attention.shared_kv_layers": "num_kv_shared_layers",
             "attention.value_length_swa": "_window_values",
-            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
             "expert_count": "num_experts",
             "expert_feed_forward_length": "moe_intermediate_size",
             "expert_used_count": "top_k_experts",
-            "feed_forward_length": "_widths",
-            "final_logit_softcapping": "final_logit_softcapping",
             "rope.dimension_count_swa": "_turns",
-            "rope.freq_base_swa": "rope_local_base_freq",
         },
         more=_gemma4,
         by_layer=True,

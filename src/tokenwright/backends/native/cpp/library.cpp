@@ -5,6 +5,7 @@
 
 #include "kernels.h"
 #include "ops/attention.h"
+#include "ops/ops.h"
 #include "ops/ranks.h"
 #include "ops/step.h"
 #include "threads/pool.h"
@@ -114,7 +115,8 @@ TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
       sizeof(Matrix),      sizeof(Norm),       sizeof(KVTensor),    sizeof(Part),        sizeof(KVLayer),
       sizeof(ChunkRows),   sizeof(Heads),      sizeof(EmbedOp),     sizeof(AttentionOp), sizeof(MLPOp),
       sizeof(HeadOp),      sizeof(ParallelOp), sizeof(ExpertsOp),   sizeof(LatentOp),    sizeof(RecurrentOp),
-      sizeof(NextInputOp), sizeof(MixedOp),    sizeof(Op),          sizeof(Model),       sizeof(Batch),
+      sizeof(NextInputOp), sizeof(MixedOp),    sizeof(SpreadOp),    sizeof(PredictOp),   sizeof(LaurelOp),
+      sizeof(CorrectOp),   sizeof(MergeOp),    sizeof(Op),          sizeof(Model),       sizeof(Batch),
       sizeof(Queries),     sizeof(Routing),    sizeof(LowRank),     sizeof(AdaptedRows), sizeof(WatchedRow),
       sizeof(Observed),    sizeof(Recurrence), sizeof(InnerMatrix), sizeof(Ranks)};
   const int64_t known = sizeof(ours) / sizeof(ours[0]);
@@ -225,6 +227,15 @@ TW_EXPORT void tw_activate(const Kernels* k, int64_t activation, int64_t size, c
 
 TW_EXPORT void tw_xielu(const Kernels* k, const float* facts, int64_t size, const float* x, float* y) {
   k->xielu(facts, size, x, y);
+}
+
+// x and like: [rows][size].
+TW_EXPORT void tw_restore(int64_t rows, int64_t size, const float* like, float* x) {
+  for (int64_t i = 0; i < rows; i++) restore(size, like + i * size, x + i * size);
+}
+
+TW_EXPORT void tw_sparsify(int64_t rows, int64_t size, double deviations, float* x) {
+  for (int64_t i = 0; i < rows; i++) sparsify(size, deviations, x + i * size);
 }
 
 TW_EXPORT void tw_gated(const Kernels* k, int64_t activation, int64_t rows, int64_t size, const float* x, float* y) {

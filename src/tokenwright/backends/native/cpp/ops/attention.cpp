@@ -43,6 +43,10 @@ void values_of(const Kernels& k, const AttentionOp& op, const float* made, float
     memcpy(value, made, 4 * all);
 }
 
+void clip(int64_t size, float most, float* x) {
+  for (int64_t i = 0; i < size; i++) x[i] = std::min(std::max(x[i], -most), most);
+}
+
 // The heads of one row between projection and attention: norms, rotation, and storing K and V in the cache.
 void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
   const Heads& h = op.heads;
@@ -61,6 +65,7 @@ void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
     norm_q(q);
     norm_k();
   }
+  if (op.clip > 0) clip((h.heads + 2 * h.kv_heads) * size, (float)op.clip, q);
   if (op.rotation >= 0) {
     const float* rotation = chunk.rotation + (row - chunk.row) * p.model.rotations + op.rotation;
     if (kv.sinks) {

@@ -21,7 +21,8 @@ void make_inputs(Pass& p, Team& team, int64_t thread, const LayerInputs& op) {
     float *to = p.inputs + row * all, *read = p.act + thread * all;
     scale_row(all, op.project_scale, to);
     for (int64_t i = 0; i < op.layers; i++) p.k.norm(op.norm, op.size, to + i * op.size, to + i * op.size);
-    p.k.embed(op.table, p.batch.tokens[row], read);
+    const int64_t token = p.batch.tokens[row];
+    p.k.embed(op.table, token < op.table.out ? token : 0, read);
     scale_row(all, op.scale, read);
     add(all, read, to);
     scale_row(all, op.factor, to);

@@ -33,7 +33,7 @@ void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& o
   const auto activated = [&](int64_t row) {
     return gather ? gather->rows + row * op.down.in : activate_to(row, p.act + thread * inner);
   };
-  if (!gather && !p.batch.adapted && !op.xielu && !op.factors && p.k.fuses(op.up, quantised, between)) {
+  if (!gather && !p.batch.adapted && !op.xielu && !op.factors && !op.sparse && p.k.fuses(op.up, quantised, between)) {
     team.share(inner / ACTIVATED, 2, [&](int64_t first, int64_t end) {
       p.k.up_rows(op.up, quantised, first, end, between);
       for (int64_t half = 0; half <= op.gated; half++)
@@ -44,6 +44,7 @@ void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& o
     update(p, team, op.up_updates, p.up, op.up.out,
            [&](int64_t row) { return normed_row(p, thread, x, op.norm, row); });
     multiply_rows(p, team, op.factors, p.up, op.up.out);
+    if (op.sparse) each_row(team, rows, [&](int64_t row) { sparsify(inner, op.deviations, p.up + row * op.up.out); });
     if (gather) {
       each_row(team, rows, [&](int64_t row) { activate_to(row, gather->rows + row * op.down.in + op.up.first); });
       gather->wait(team);
@@ -58,8 +59,15 @@ void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& o
 
 // Adds what a layer makes of its inputs to the residual stream.
 void add_inputs(Pass& p, Team& team, int64_t thread, const InputGate& op) {
+  make_inputs_added(p, team, thread, p.x, op);
+  each_row(team, p.batch.rows, [&](int64_t row) { add_row(p, op.after, row); });
+}
+
+}  // namespace
+
+void make_inputs_added(Pass& p, Team& team, int64_t thread, const float* x, const InputGate& op) {
   const int64_t rows = p.batch.rows, size = op.gate.out;
-  const QuantisedRows quantised = normed_rows(p, team, thread, p.x, Norm{}, op.gate);
+  const QuantisedRows quantised = normed_rows(p, team, thread, x, Norm{}, op.gate);
   const QuantisedRows last = p.r.next_rows.of(p.k, op.out, rows);
   const auto hidden = [&](int64_t row) {
     float* act = p.act + thread * size;
@@ -68,22 +76,20 @@ void add_inputs(Pass& p, Team& team, int64_t thread, const InputGate& op) {
     return act;
   };
   linears_of(p, team, op.gate, quantised, p.up, nullptr, size);
-  update(p, team, op.gate_updates, p.up, size, [&](int64_t row) { return p.x + row * p.model.width; });
+  update(p, team, op.gate_updates, p.up, size, [&](int64_t row) { return x + row * p.model.width; });
   each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.out, hidden(row), row, last); });
-  add_linear(p, team, op.out, last, op.after, op.out_updates, hidden);
+  make_added(p, team, op.out, last, op.out_updates, hidden);
 }
 
-void reserve(Needs& needs, Workspace& r, const Batch& batch, const InputGate& op) {
+void reserve_inputs(Needs& needs, Workspace& r, const Batch& batch, const InputGate& op) {
   r.rows.reserve(op.gate, batch.rows);
   r.next_rows.reserve(op.out, batch.rows);
   needs.up = std::max(needs.up, op.gate.out);
   needs.act = std::max(needs.act, op.gate.out);
-  if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, op.out.out);
+  needs.added = std::max(needs.added, op.out.out);
   reserve_updates(r, batch, op.gate_updates);
   reserve_updates(r, batch, op.out_updates);
 }
-
-}  // namespace
 
 void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, const MLPOp& op) {
   r.rows.reserve(op.up, batch.rows);
@@ -94,7 +100,7 @@ void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, con
   if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, outputs_of(op.down));
   reserve_updates(r, batch, op.up_updates);
   reserve_updates(r, batch, op.down_updates);
-  if (op.inputs.gate.out) reserve(needs, r, batch, op.inputs);
+  if (op.inputs.gate.out) reserve_inputs(needs, r, batch, op.inputs);
 }
 
 void run(Pass& p, Team& team, int64_t thread, const MLPOp& op) {
@@ -118,7 +124,7 @@ void run(Pass& p, Team& team, int64_t thread, const ParallelOp& op) {
 void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, const MixedOp& op) {
   reserve(needs, r, k, batch, op.mlp);
   reserve(needs, r, k, batch, op.experts);
-  if (op.inputs.gate.out) reserve(needs, r, batch, op.inputs);
+  if (op.inputs.gate.out) reserve_inputs(needs, r, batch, op.inputs);
   needs.before = std::max(needs.before, op.mlp.up.in);
   needs.added = std::max(needs.added, op.mlp.up.in);
 }

@@ -23,6 +23,11 @@ void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const RecurrentOp
 void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const NextInputOp&);
 void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const HeadOp&);
 void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const MixedOp&);
+void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const SpreadOp&);
+void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const PredictOp&);
+void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const LaurelOp&);
+void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const CorrectOp&);
+void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const MergeOp&);
 
 // Runs an op: each thread of the team calls it, with its own number.
 void run(Pass&, Team&, int64_t thread, const EmbedOp&);
@@ -35,6 +40,21 @@ void run(Pass&, Team&, int64_t thread, const RecurrentOp&);
 void run(Pass&, Team&, int64_t thread, const NextInputOp&);
 void run(Pass&, Team&, int64_t thread, const HeadOp&);
 void run(Pass&, Team&, int64_t thread, const MixedOp&);
+void run(Pass&, Team&, int64_t thread, const SpreadOp&);
+void run(Pass&, Team&, int64_t thread, const PredictOp&);
+void run(Pass&, Team&, int64_t thread, const LaurelOp&);
+void run(Pass&, Team&, int64_t thread, const CorrectOp&);
+void run(Pass&, Team&, int64_t thread, const MergeOp&);
+
+// What a layer makes of its inputs and of rows x [rows][width], in `added`, without what is behind it.
+void reserve_inputs(Needs&, Workspace&, const Batch&, const InputGate&);
+void make_inputs_added(Pass&, Team&, int64_t thread, const float* x, const InputGate&);
+
+// x as large as `like`: scaled to its root of the mean square. The least mean square that x counts with is 1e-5.
+void restore(int64_t size, const float* like, float* x);
+
+// x = max(x - mean - deviations * standard deviation, 0).
+void sparsify(int64_t size, double deviations, float* x);
 
 // As `run` of the experts, but what they have made of each row stays in `added`, for the thread that calls end(row).
 void run_experts(Pass&, Team&, int64_t thread, const ExpertsOp&, const std::function<void(int64_t)>& end);

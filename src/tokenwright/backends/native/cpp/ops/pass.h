@@ -11,9 +11,9 @@ namespace tw {
 
 // The largest workspace need of any op of a model, in numbers per row of the step or per thread.
 struct Needs {
-  int64_t before = 0, inputs = 0, qkv = 0, sink = 0, mixed = 0, up = 0, added = 0;  // per row
-  int64_t act = 0, scratch = 0;                                                     // per thread
-  int64_t partial = 0, gathered = 0;                                                // in total
+  int64_t before = 0, inputs = 0, streams = 0, qkv = 0, sink = 0, mixed = 0, up = 0, added = 0;  // per row
+  int64_t act = 0, scratch = 0;                                                                  // per thread
+  int64_t partial = 0, gathered = 0;                                                             // in total
 };
 
 class Observer;
@@ -25,7 +25,7 @@ struct Pass {
   const Model& model;
   const Batch& batch;
   Workspace& r;
-  float *x, *normed, *before, *inputs, *qkv, *sink, *mixed, *up, *added, *act, *scratch;
+  float *x, *normed, *before, *inputs, *streams, *qkv, *sink, *mixed, *up, *added, *act, *scratch;
   int64_t inputs_each, scratch_each;
   Partial* partial;
   Observer* observer;  // null: nobody looks
@@ -45,6 +45,11 @@ void visit(const Op& op, F f) {
     case RECURRENT: return f(*(const RecurrentOp*)op.op);
     case NEXT_INPUT: return f(*(const NextInputOp*)op.op);
     case MIXED: return f(*(const MixedOp*)op.op);
+    case SPREAD: return f(*(const SpreadOp*)op.op);
+    case PREDICT: return f(*(const PredictOp*)op.op);
+    case LAUREL: return f(*(const LaurelOp*)op.op);
+    case CORRECT: return f(*(const CorrectOp*)op.op);
+    case MERGE: return f(*(const MergeOp*)op.op);
   }
 }
 

@@ -39,6 +39,7 @@ void run_pass(void* context, Team& team, int64_t thread) {
     const int64_t kind = p.model.op[i].kind;
     if (p.observer && kind == HEAD) p.observer->add(p.observer->layers);
     visit(p.model.op[i], [&](const auto& op) { run(p, team, thread, op); });
+    if (SPREAD <= kind && kind <= MERGE) continue;  // its time counts as the next op's
     ended += kind == PARALLEL ? 2 : 1;
     if (p.observer) p.observer->end(ended - 1);
   }
@@ -64,6 +65,7 @@ void forward(const Kernels& k, Workspace& r, const Model& model, const Batch& ba
             r.normed.of<float>(threads * model.width),
             r.before.of<float>(rows * needs.before),
             r.inputs.of<float>(rows * needs.inputs),
+            r.streams.of<float>(rows * needs.streams),
             r.qkv.of<float>(rows * needs.qkv),
             r.sink.of<float>(rows * needs.sink),
             r.mixed.of<float>(rows * needs.mixed),

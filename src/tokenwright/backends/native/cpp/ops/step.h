@@ -19,7 +19,12 @@ enum OpKind : int64_t {
   LATENT = 6,
   RECURRENT = 7,
   NEXT_INPUT = 8,
-  MIXED = 9
+  MIXED = 9,
+  SPREAD = 10,
+  PREDICT = 11,
+  LAUREL = 12,
+  CORRECT = 13,
+  MERGE = 14
 };
 
 // What the embedding makes for the layers: factor * (norm(project_scale * project(x)) + scale * the table's row of each
@@ -82,6 +87,7 @@ struct AttentionOp {
   const LowRank *qkv_updates, *out_updates;  // of each of the model's adapters; null without adapters
   int64_t
       out_gate;  // whether `qkv` ends with a gate for each number of q's heads, whose sigmoid weights what they read
+  double clip;   // the greatest magnitude of q, k and v behind their norms; 0: any
 };
 
 // x += after(out(values of heads)), by latent attention: the cache has one row for all heads, the latent and then the
@@ -173,6 +179,8 @@ struct MLPOp {
   After after;
   const LowRank *up_updates, *down_updates;  // as in AttentionOp
   InputGate inputs;
+  int64_t sparse;     // whether gates lose what they have above their mean by less than this
+  double deviations;  // many standard deviations
 };
 
 // The logits of the batch's logits rows: matrix(scale * norm(x)), softly capped if cap > 0: cap tanh(logit / cap); and
@@ -234,6 +242,44 @@ struct NextInputOp {
   Norm token_norm, hidden_norm;
   Matrix project;
   int64_t hidden_first;  // the two halves are the other way round
+};
+
+// The ops of several residual streams, of which x is the first one, as models/streams.py defines them. The others lie
+// behind a copy of x in the memory of the pass.
+constexpr int64_t MOST_STREAMS = 8;
+
+struct SpreadOp {
+  Matrix project;  // to all streams but the first
+};
+
+// The coefficients of a row: of tanh(matrix(scale * norm(row))).
+struct StreamRouter {
+  int64_t streams;
+  Norm norm;
+  double scale;
+  Matrix matrix, coefficients;
+};
+
+struct PredictOp {
+  StreamRouter router;
+};
+
+// x = after(x + norm(before) + norm of `after` (right(left(norm(before))))), where `before` is what attention has kept.
+struct LaurelOp {
+  Norm norm;
+  Matrix left, right;
+  After after;
+};
+
+struct CorrectOp {
+  StreamRouter router;
+  const float* scale;  // [width], of what the layer's inputs read; null: ones
+  InputGate inputs;
+};
+
+struct MergeOp {
+  int64_t streams;
+  const Matrix* matrix;  // of all streams but the first
 };
 
 struct Op {

@@ -99,7 +99,7 @@ struct LatentMemory {
 // The scratch memory of one call at a time.
 struct Workspace {
   std::atomic<bool> in_use{false};
-  Buffer x, normed, before, inputs, qkv, sink, mixed, up, added, act, scratch, partial;
+  Buffer x, normed, before, inputs, streams, qkv, sink, mixed, up, added, act, scratch, partial;
   RowStorage rows, next_rows;
   ExpertMemory experts;
   std::vector<AdapterMemory> adapters;  // of each in the batch

@@ -1,0 +1,121 @@
+"""Several residual streams, of which layers compute the first, as in Gemma 3n. No tensors here.
+
+    spread     s_0 = x, and s_i = project_i(x), scaled to the root mean square of x       behind the embedding
+    predict    s_j = s_j + sum_i c_ji s_i                                                 before a layer; x = s_0
+    laurel     x = (x + norm(b) + post_norm(right(left(norm(b))))) / sqrt 2               behind attention
+    correct    s_i = s_i + (1 + c_i) (x - s_0);  s_i = s_i + inputs of the layer, if i > 0    behind the MLP
+    merge      x = the mean of s_0 and of project_i(s_i), scaled to the root mean square of s_0    before the head
+
+The coefficients c are linear in tanh(router(scale norm(x))) (AltUp, arXiv 2301.13310). b is x before attention (LAuReL,
+arXiv 2411.07501). Between the ops x is the first stream: all other ops read and write it alone.
+"""
+
+from dataclasses import dataclass
+
+from tokenwright.models.layer_inputs import InputGate
+from tokenwright.models.op import Matrix, Norm, Op, Shape
+
+MOST_STREAMS = 8
+
+
+@dataclass(frozen=True)
+class Spread(Op):
+    """The streams beside the first one. project: a part for each of them."""
+
+    project: Matrix  # [(streams - 1) x width, width]
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return self.project.shapes
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return (self.project,)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRouter:
+    """The coefficients of a row."""
+
+    norm: Norm
+    scale: float
+    matrix: Matrix  # [streams, width]
+    coefficients: Matrix  # [outputs, streams]
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return self.norm.shapes | self.matrix.shapes | self.coefficients.shapes
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.matrix, self.coefficients
+
+
+@dataclass(frozen=True)
+class Predict(Op):
+    """All streams from all of them. The router has as many outputs for each stream as there are streams."""
+
+    router: StreamRouter
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return self.router.shapes
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.router.matrices
+
+
+@dataclass(frozen=True)
+class Laurel(Op):
+    """A low-rank addition beside attention, which keeps the x that this op reads."""
+
+    norm: Norm
+    left: Matrix  # [rank, width]
+    right: Matrix  # [width, rank]
+    post_norm: Norm
+    factor: float
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return self.norm.shapes | self.left.shapes | self.right.shapes | self.post_norm.shapes
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.left, self.right
+
+
+@dataclass(frozen=True)
+class Correct(Op):
+    """All streams from what the layer has made of the first one, and what it makes of its inputs.
+
+    The router has one output for each stream. scale: the name of factors [width] of what the inputs' gate reads.
+    """
+
+    router: StreamRouter
+    inputs: InputGate
+    scale: str | None = None
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        learned: dict[str, Shape] = {f"{self.scale}.weight": (self.inputs.out.out,)} if self.scale else {}
+        return self.router.shapes | self.inputs.shapes | learned
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.router.matrices + self.inputs.matrices
+
+
+@dataclass(frozen=True)
+class Merge(Op):
+    """The one stream that the head reads. each: of all streams but the first."""
+
+    each: tuple[Matrix, ...]  # [width, width]
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return {name: shape for one in self.each for name, shape in one.shapes.items()}
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.each
