@@ -4,6 +4,7 @@ The models are small: on a busy machine threads would mostly wait for each other
 examples a property test draws.
 """
 
+import gc
 from collections.abc import Generator
 from contextlib import nullcontext, suppress
 
@@ -20,6 +21,11 @@ profiles.register()
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tracing.choose(items)
+
+
+def pytest_collection_finish() -> None:
+    """A full collection, as servers make them at their end, need not visit a million objects of tests and libraries."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -37,9 +37,13 @@ def share(count: int) -> int:
     return max(2, round(count * SHARES[settings.get_current_profile_name()]))
 
 
-def some(cases: Sequence[Case]) -> Sequence[Case]:
-    """The profile's share of `cases`, taken evenly."""
-    return cases[:: round(1 / SHARES[settings.get_current_profile_name()])]
+def some(cases: Sequence[Case], every: int = 1) -> Sequence[Case]:
+    """The profile's share of `cases`, taken evenly; where that is not all, at most each case that `every` counts.
+
+    A list that turns through several factors needs a distance that has no divisor in common with their numbers.
+    """
+    apart = round(1 / SHARES[settings.get_current_profile_name()])
+    return cases[:: max(apart, every) if apart > 1 else 1]
 
 
 def examples(count: int, **options: Any) -> settings:

@@ -3,6 +3,7 @@
 import re
 import shlex
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -91,14 +92,20 @@ def commands() -> list[str]:
     return list(dict.fromkeys(re.sub(r"^.*\| (?=tokenwright )", "", line) for line in called))
 
 
+@cache
+def help_of(command: str) -> str:
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert shown.exit_code == 0, command
+    return shown.output
+
+
 @pytest.mark.parametrize("line", commands())
 def test_commands_and_options_exist(line: str) -> None:
     _, command, *arguments = shlex.split(line.split(" > ")[0])
-    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
-    assert shown.exit_code == 0, line
+    shown = help_of(command)
     for argument in arguments:
         if re.match(r"--?[a-z]", argument):
-            assert re.search(rf"(^|\s){argument}\s", shown.output), f"{argument} in: {line}"
+            assert re.search(rf"(^|\s){argument}\s", shown), f"{argument} in: {line}"
 
 
 @pytest.mark.parametrize("page", [p for p in GUIDES if blocks(p.read_text("utf-8"), "python")], ids=lambda p: p.name)

@@ -28,9 +28,10 @@ BY_TURNS = [
     (kind, kv, NAMED[n % len(NAMED)], SAMPLED[(n + n // 30) % len(SAMPLED)])
     for n, (kind, kv) in enumerate(product(sorted(KINDS, key=lambda kind: KINDS[kind].keeps), ALL))
 ]
+REFERENCE = some(BY_TURNS, 9)  # 9 has no divisor in common with 5 formats, 14 ways and 4 samplings: all are there
 
 
-@pytest.mark.parametrize(("kind", "kv", "way", "sampling"), some(BY_TURNS))
+@pytest.mark.parametrize(("kind", "kv", "way", "sampling"), REFERENCE)
 def test_the_text_is_the_naive_ones(kind: str, kv: str, way: str, sampling: str, tmp_path: Path) -> None:
     WAYS[way](Case(kind, kv, sampling), tmp_path)
 
@@ -85,6 +86,12 @@ def test_every_two_of_the_names_meet() -> None:
     names = (KINDS, ALL, WAYS, SAMPLINGS, WEIGHTS)
     for one, other in combinations(range(5), 2):
         assert {(cell[one], cell[other]) for cell in NATIVE_PAIRS} == set(product(names[one], names[other]))
+
+
+def test_the_part_of_the_reference_has_all_ways_formats_and_samplings() -> None:
+    kept = {kind.keeps for kind in KINDS.values()}
+    cells = [(KINDS[kind].keeps, *more) for kind, *more in REFERENCE]
+    assert [set(column) for column in zip(*cells, strict=True)] == [kept, set(ALL), set(WAYS), set(SAMPLINGS)]
 
 
 def test_the_reference_meets_every_two_but_kinds_and_ways() -> None:

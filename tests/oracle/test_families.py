@@ -1,6 +1,6 @@
 """Every family against transformers, through the engine: logits at prefill and at each of 64 cached steps.
 
-With the reference kernels and with native ones, whose weights are kept in float32.
+With the reference kernels, for `FEW` steps, and with native ones, whose weights are kept in float32.
 
 The oracle is teacher-forced: it computes our own text, prompt and greedy continuation, in one causal pass, and
 each row of logits that our sampler was given is compared with its row. Once for each kind the oracle also writes
@@ -30,6 +30,7 @@ from tokenwright.backends.torch.kernels import Kernels
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 
 STEPS = 64
+FEW = 20  # of the reference kernels, and of the oracle's own: their steps take thirty times as long
 PROMPTS = (1, 17, 300)
 PAGES = (1, 16, 64)
 WHOLE = 512
@@ -63,12 +64,13 @@ def compare(subject: Subject, length: int, page_size: int, budget: int, *, nativ
 
 
 def compare_one(subject: Subject, name: str, kernels: Kernels, length: int, page_size: int, budget: int) -> None:
-    """Write 65 greedy tokens: one from the prefill's last row, and one from each of 64 cached steps."""
-    limit = length + STEPS + 1
+    """Write greedy tokens: one from the prefill's last row, and one from each cached step."""
+    steps = FEW if name == "reference" else STEPS
+    limit = length + steps + 1
     sampler = Recorder()
     engine = subject.engine(sampler, page_size=page_size, token_budget=budget, kernels=kernels)
     every_row = (length + page_size + budget) % 2 == 0  # of the prompt, or the last alone
-    [text] = write(engine, [greedy(prompt_of(length), STEPS + 1, prompt_logprobs=every_row)])
+    [text] = write(engine, [greedy(prompt_of(length), steps + 1, prompt_logprobs=every_row)])
     rows = sampler.rows[text.id]
     assert sorted(rows) == list(range(0 if every_row else length - 1, limit - 1))
     assert text.counts.forwarded == limit - 1
@@ -85,7 +87,7 @@ def compare_one(subject: Subject, name: str, kernels: Kernels, length: int, page
 
 @pytest.mark.parametrize(("kind", "length", "page_size", "budget"), one_of_each())
 def test_logits_and_greedy_tokens_are_the_oracles(kind: str, length: int, page_size: int, budget: int) -> None:
-    """The reference, whose steps take thirty times as long, only after a prompt of 17."""
+    """The reference only after a prompt of 17."""
     compare(make_subject(kind), length, page_size, budget, native_only=length != 17)
 
 
@@ -101,25 +103,25 @@ def test_the_oracle_writes_the_same_by_itself(kind: str) -> None:
     """transformers' own generate, one token a step over its own cache: the same logits, and so the same text."""
     subject = make_subject(kind)
     prompt = prompt_of(40, seed=1)
-    limit = len(prompt) + STEPS + 1
+    limit = len(prompt) + FEW + 1
     sampler = Recorder()
-    [text] = write(subject.engine(sampler, kernels=find_kernels()), [greedy(prompt, STEPS + 1)])
+    [text] = write(subject.engine(sampler, kernels=find_kernels()), [greedy(prompt, FEW + 1)])
     with subject.pinned(limit) as oracle:
         oracle.generation_config.eos_token_id = None
         written = oracle.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            max_new_tokens=STEPS + 1,
+            max_new_tokens=FEW + 1,
             do_sample=False,
             use_cache=True,
             pad_token_id=0,
             return_dict_in_generate=True,
             output_logits=True,
         )
-    theirs = torch.cat(written.logits)  # [65, V]
+    theirs = torch.cat(written.logits)  # [FEW + 1, V]
     their_text = written.sequences[0, len(prompt) :].tolist()
     parted = [i for i, (a, b) in enumerate(zip(text.written, their_text, strict=True)) if a != b]
-    shared = min(parted, default=STEPS)  # the last row that both computed after the same tokens
+    shared = min(parted, default=FEW)  # the last row that both computed after the same tokens
     highest, runner_up = theirs[shared].topk(2).values
     assert not parted or highest - runner_up <= MARGIN, "the texts part only where the oracle is undecided"
     ours = torch.stack([sampler.rows[text.id][place] for place in range(len(prompt) - 1, limit - 1)])

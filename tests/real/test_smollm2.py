@@ -19,7 +19,7 @@ from tokenwright.environment import Environment
 
 MODEL = Environment.read().cache_folder("real") / "SmolLM2-135M-Instruct.Q4_1.gguf"
 TEXT = (Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8")
-TOKENS = 768
+TOKENS = 256
 GREEDY = {"temperature": 0.0, "max_tokens": 40}
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not MODEL.exists(), reason="scripts/real_model fetches the model")]
@@ -85,7 +85,7 @@ def test_texts_with_one_meaning_have_near_embeddings(llm: LLM) -> None:
 
 @pytest.mark.parametrize("kv", [pytest.param("native", marks=pytest.mark.sweep), "int4"])
 def test_a_chat_goes_on_from_the_disk_with_the_same_bits(tmp_path: Path, kv: str) -> None:
-    talk = [{"role": "user", "content": f"{TEXT[:800]}\n\nWhat is this text about?"}]
+    talk = [{"role": "user", "content": f"{TEXT[:300]}\n\nWhat is this text about?"}]
     with LLM(MODEL, kv=kv) as plain:
         expected = plain.chat(talk, **GREEDY)
     for turn in range(2):

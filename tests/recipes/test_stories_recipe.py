@@ -27,7 +27,7 @@ from recipes.stories.train import TrainConfig, rate_factor, train  # noqa: E402
 TINY = ModelConfig(vocab=512, layers=2, width=64, heads=4, kv_heads=2, mlp=128, context=128)
 QUICK = TrainConfig(
     minutes=1e6, token_goal=50_000, tokens_per_step=512, tokens_per_pass=256, warmup_steps=5, compile=False,
-    check_every=10, threads=1,
+    check_every=5, threads=1,
 )  # fmt: skip
 
 
@@ -84,13 +84,13 @@ def fork(prepared: Path, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def trained(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = fork(prepared, tmp_path_factory.mktemp("trained") / "run")
-    train(folder, TINY, replace(QUICK, max_steps=40))
+    train(folder, TINY, replace(QUICK, max_steps=20))
     return folder
 
 
 def test_the_loss_falls_on_training_and_held_out_text(trained: Path) -> None:
     log = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
-    assert [entry["step"] for entry in log] == [10, 20, 30, 40]
+    assert [entry["step"] for entry in log] == [5, 10, 15, 20]
     assert log[-1]["train"] < log[0]["train"] - 0.5
     assert log[-1]["held"]["tiny"] < log[0]["held"]["tiny"] - 0.5
 
@@ -99,14 +99,14 @@ def test_a_resumed_run_ends_in_the_same_state_as_an_undisturbed_one(
     prepared: Path, trained: Path, tmp_path: Path
 ) -> None:
     folder = fork(prepared, tmp_path / "resumed")
-    for steps in (17, 23):
+    for steps in (9, 11):
         train(folder, TINY, replace(QUICK, max_steps=steps))
     for name in ("weights", "state"):
         whole, parts = (load_file(run / f"{name}.safetensors") for run in (trained, folder))
         assert whole.keys() == parts.keys()
         for key in whole.keys() - {"run"}:
             assert torch.equal(whole[key], parts[key]), f"{name}: {key}"
-    assert load_file(trained / "state.safetensors")["run"][:2].tolist() == [40, 40 * 512]
+    assert load_file(trained / "state.safetensors")["run"][:2].tolist() == [20, 20 * 512]
 
 
 def test_the_run_ends_at_the_token_goal_with_a_rate_of_zero(prepared: Path, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_the_opened_model_computes_what_the_trained_one_does(trained: Path) -> N
     assert kl[8] > kl[56]
     assert abs(kl[56]) < 1e-6
     lost = [probe.divergence(model, ids, 20, probe.View(bits=bits, group=16)) for bits in (3, 8)]
-    assert lost[0] > lost[1] >= 0
+    assert lost[0] > lost[1] > -1e-6  # 8 bits lose less than fp32 rounds
 
 
 def test_the_losses_and_heads_are_measured(trained: Path) -> None:

@@ -95,6 +95,24 @@ def test_a_crowd_is_taken_in_few_turns() -> None:
         client.close()
 
 
+def test_each_part_of_an_answer_is_sent_at_once() -> None:
+    """Else the second part waits until the client's system has confirmed the first, which takes it 40 ms."""
+
+    async def main() -> int:
+        accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def told(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = writer.get_extra_info("socket")
+            accepted.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        async with await asyncio.start_server(told, sock=listen("127.0.0.1", (0,))) as server:
+            with socket.create_connection(server.sockets[0].getsockname(), HANGS):
+                return await accepted
+
+    assert asyncio.run(main())
+
+
 def test_a_prompt_that_cannot_fit_does_not_wait(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     httpx2.post(f"{server.url}/v1/completions", json=ASKED, timeout=HANGS).raise_for_status()
     monkeypatch.setattr(server.service.admission, "used", 10**6)  # nobody is admitted

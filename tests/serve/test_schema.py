@@ -14,6 +14,7 @@ from schemathesis import checks
 from schemathesis.core.failures import AcceptedNegativeData
 from schemathesis.core.parameters import ParameterLocation
 
+from tests.profiles import share
 from tests.serve.live import HANGS, Live, live, make_chat_model, settled
 from tokenwright.sampling_params import MOST_CHOICES
 
@@ -132,7 +133,7 @@ def check(operation: Any, cases: int) -> Counter[int]:
 
 
 def test_no_request_breaks_the_server(server: Live) -> None:
-    statuses = check_all(server, 6)
+    statuses = check_all(server, share(12))
     assert statuses[200] > 5 and statuses[400] > 5, statuses
     settled(server)
 
