@@ -3,32 +3,26 @@
 Software draws WebGL, which keeps a core busy, so there are two browsers: `browser` has no WebGL, and `webgl` does. A
 test asserts that WebGL is drawn at all: a suite whose canvas stayed black would be green on nothing. For the same
 reason the page of `explored` is asked for less motion: a step's animation is 50 pictures. `animated` has all of it.
+A test of places, words or numbers draws WebGL at half the density, a quarter of the pixels: webgl(density=0.5).
 """
 
 from __future__ import annotations
 
 import io
 import json
-import socket
 import subprocess
 import sys
-import threading
-import time
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
 import matplotlib.image
 import numpy as np
 import pytest
-import uvicorn
 from playwright.sync_api import sync_playwright
 
-from tokenwright import LLM
-from tokenwright.llm.web_page import page_folder
-from tokenwright.serve.app import make_app
-from tokenwright.serve.explorer.explorer import Explorer
-from tokenwright.serve.transport.guard import Policy
+from tests.browser.served import load, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = (
@@ -38,8 +32,15 @@ FLAGS = (
     "--disable-default-apps",
     "--disable-sync",
     "--no-first-run",
+    "--process-per-site",  # the tabs of a context share a process, and what it has compiled
 )
-WEBGL = ("--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist")
+# SwiftShader draws WebGL alone: the rest of the page is composed without it, which takes a fifth less CPU.
+WEBGL = (
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+    "--ignore-gpu-blocklist",
+    "--disable-gpu-compositing",
+)
 HANGS = 600_000  # ms
 SIZE = {"width": 1280, "height": 800}
 # Three of the browser's pictures in which the page drew none and expects none: a new size of the window has been told.
@@ -64,55 +65,6 @@ GROUPS = {
     "Look inside": ("Next token", "Block", "Heads", "Sampler", "Branches", "Beams"),
     "Experiments": ("Race", "Lab", "Pages", "Calculator"),
 }
-
-
-class Server:
-    """A server in a thread of this process, so that tests can reach into its engine; it can be killed and come back."""
-
-    def __init__(self, load, keys=(), port=0):
-        self.load, self.keys, self.port = load, keys, port
-        self.start()
-
-    def start(self):
-        """Listen, on the same port as before."""
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", self.port))
-        self.port = listener.getsockname()[1]
-        self.explorer = Explorer("stories", self.load)
-        app = make_app(self.explorer, Policy.of([f"127.0.0.1:{self.port}"], self.keys), page_folder())
-        self.service = app.state.service
-        self.server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
-        self.thread.start()
-
-    @property
-    def address(self):
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def llm(self):
-        return self.explorer.llm
-
-    def stop(self):
-        self.server.should_exit = True
-        self.thread.join()
-
-
-def load(report):
-    return LLM("stories", trace=True, report=report, pages=512)
-
-
-@contextmanager
-def serving(load, **options):
-    """A server whose model has been read."""
-    server = Server(load, **options)
-    try:
-        while server.explorer.loading.phase == "loading":
-            time.sleep(0.05)
-        yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture(scope="package")
@@ -148,6 +100,19 @@ def webgl(launch):
     browser = launch(*WEBGL)
     yield browser
     browser.close()
+
+
+@pytest.fixture(scope="package")
+def contexts(server):
+    """Those of `exploring`. In each a tab stays open, so that its process and the page's compiled program stay too."""
+
+    @cache
+    def context(browser, **look):
+        made = browser.new_context(viewport=SIZE, color_scheme="dark", **look)
+        made.new_page().goto(f"{server.address}/model")
+        return made
+
+    return context
 
 
 class Explored:
@@ -351,12 +316,17 @@ socket.send = function (text) {
 
 @contextmanager
 def exploring(request, server, motion):
-    """A tab of its own; in the browser with WebGL for a test (or a case of it) with that mark."""
-    browser = request.getfixturevalue("webgl" if request.node.get_closest_marker("webgl") else "browser")
-    context = browser.new_context(viewport=SIZE, color_scheme="dark", reduced_motion=motion)
-    explored = Explored(context.new_page(), server.address)
+    """A tab of its own, with nothing stored; in the browser with WebGL for a test (or a case of it) with that mark."""
+    mark = request.node.get_closest_marker("webgl")
+    browser = request.getfixturevalue("webgl" if mark else "browser")
+    density = mark.kwargs.get("density", 1) if mark else 1
+    context = request.getfixturevalue("contexts")(browser, reduced_motion=motion, device_scale_factor=density)
+    tab = context.new_page()
+    stored = {"origin": server.address, "storageTypes": "local_storage"}
+    context.new_cdp_session(tab).send("Storage.clearDataForOrigin", stored)
+    explored = Explored(tab, server.address)
     yield explored
-    context.close()
+    tab.close()
     assert explored.errors == []
 
 
@@ -379,8 +349,9 @@ def animated(request, server):
         yield explored
 
 
-# Cases of a test that is about what is drawn.
+# Cases of a test that is about what is drawn: PLACES of one that looks at no pixel.
 RENDERERS = ["2d", pytest.param("3d", marks=pytest.mark.webgl)]
+PLACES = ["2d", pytest.param("3d", marks=pytest.mark.webgl(density=0.5))]
 
 
 def near(pixels, colour, tolerance=12):

@@ -7,7 +7,8 @@ LOOKS = ("dark", "light", "forced colours")
 ALL = {"resultTypes": ["violations"]}
 # Chromium tells -webkit-text-fill-color, which axe reads, as it was before colours were forced: the others are painted.
 CHECK = """async ([where, rules]) => {
-  const all = matchMedia('(forced-colors: active)').matches ? [...document.querySelectorAll('body *')] : []
+  const part = where === 'document' ? 'body *' : `${where}, ${where} *`
+  const all = matchMedia('(forced-colors: active)').matches ? [...document.querySelectorAll(part)] : []
   const colours = all.map((one) => getComputedStyle(one).color)
   all.forEach((one, i) => one.style.setProperty('-webkit-text-fill-color', colours[i]))
   try {

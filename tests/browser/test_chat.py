@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from tests.browser.conftest import HANGS, SIZE, Explored, serving
+from tests.browser.conftest import HANGS, SIZE, Explored
 from tests.browser.looks import findings
+from tests.browser.served import serving
 from tests.models.fixtures import plain_stories
 from tokenwright import LLM
 

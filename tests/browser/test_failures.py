@@ -157,7 +157,7 @@ def test_a_program_that_was_not_fetched_is_no_missing_webgl(browser, server):
     context.close()
 
 
-@pytest.mark.webgl
+@pytest.mark.webgl(density=0.5)
 def test_a_picture_that_was_replaced_gives_its_context_back(explored):
     explored.run(PROMPT, 3, renderer="3d", stop=1)
     explored.tab.evaluate("window.old = document.querySelector('.canvas canvas')")

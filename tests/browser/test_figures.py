@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.browser.conftest import ROOT, Explored, load, serving
+from tests.browser.conftest import ROOT, Explored
+from tests.browser.served import load, serving
 from tests.browser.test_branches import logits_of, softmax
 from tests.trace.test_recorder import Repeats, Twice, Wrong, stale
 from tokenwright import LLM
@@ -89,7 +90,7 @@ def test_each_number_of_64_steps(explored, cache):
     assert explored.stats()["total_forward_tokens"][0] == str(forward)
 
 
-@pytest.mark.webgl
+@pytest.mark.webgl(density=0.5)
 def test_the_numbers_are_right_while_it_runs(animated):
     animated.run(PROMPT, 12, renderer="3d")
     for _ in range(5):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.browser.conftest import GROUPS, RENDERERS
+from tests.browser.conftest import GROUPS, PLACES
 from tests.browser.test_labels import check_words
 
 TELLING = ("Next token", "Block", "Heads", "Sampler", "Beams", "Pages", "Calculator")  # a result without a click
@@ -143,7 +143,7 @@ WALLS = {
 }
 
 
-@pytest.mark.parametrize("kind", RENDERERS)
+@pytest.mark.parametrize("kind", PLACES)
 def test_the_wall_is_whole_and_large_and_no_new_word_is_dropped(explored, kind):
     """At every size at the length of the first view; at three where older tokens stand closer together."""
     for step, sizes in ((10, list(WALLS)), (60, [(1440, 900), (640, 400), (390, 844)])):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.browser.conftest import SIZE, Explored, serving
+from tests.browser.conftest import SIZE, Explored
+from tests.browser.served import serving
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
 

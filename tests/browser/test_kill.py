@@ -6,7 +6,8 @@ import sys
 import time
 from contextlib import contextmanager
 
-from tests.browser.conftest import SIZE, Explored, Server, load
+from tests.browser.conftest import SIZE, Explored
+from tests.browser.served import Server, load
 from tests.browser.test_figures import PROMPT
 
 TOKENS = 24

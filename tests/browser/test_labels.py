@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.browser.conftest import RENDERERS, ROOT, near
+from tests.browser.conftest import PLACES, ROOT, near
 from tests.browser.test_figures import PROMPT
 
 PROMPT_TOKENS = 12
@@ -74,7 +74,7 @@ def check_words(explored, what):
     return words
 
 
-@pytest.mark.parametrize("renderer", RENDERERS)
+@pytest.mark.parametrize("renderer", PLACES)
 def test_labels_never_overlap(replay, renderer):
     explored = replay(400, renderer)
     for tokens in (400, 85, 20):
@@ -124,7 +124,7 @@ def test_a_long_text_is_drawn_in_a_few_calls(replay):
     assert explored.renderer["calls"] <= 8 and explored.renderer["triangles"] <= 10_000
 
 
-@pytest.mark.parametrize("renderer", RENDERERS)
+@pytest.mark.parametrize("renderer", PLACES)
 def test_the_minimap_frames_what_is_in_view_and_moves_it(replay, renderer):
     explored = replay(400, renderer)
     assert explored.tab.evaluate("[__explorer.window.first, __explorer.window.last]") == [0, 399], "the wall is whole"
@@ -154,12 +154,16 @@ def test_the_wheel_zooms_also_where_the_page_scrolls(explored):
     assert explored.tab.evaluate("scrollY") == scrolled
 
 
-@pytest.mark.parametrize("size", [(1440, 900), (1280, 720), (390, 844)])
-def test_the_stage_has_its_room_and_a_phone_has_the_work_above_the_fold(explored, size):
-    explored.tab.set_viewport_size({"width": size[0], "height": size[1]})
+def test_the_stage_has_its_room_and_a_phone_has_the_work_above_the_fold(explored):
     explored.open("#p=Once%20upon&seed=1&step=3&renderer=2d")
     explored.until("window.__explorer.state.step >= 3")
-    explored.settle()
+    for size in ((1440, 900), (1280, 720), (390, 844)):
+        explored.tab.set_viewport_size({"width": size[0], "height": size[1]})
+        explored.settle()
+        check_room(explored, size)
+
+
+def check_room(explored, size):
     boxes = {name: explored.tab.locator(name).bounding_box() for name in (".view", "#prompt", ".story-line")}
     assert boxes[".view"]["height"] >= 200
     ends = {name: box["y"] + box["height"] for name, box in boxes.items()}

@@ -12,13 +12,10 @@ OPEN = "#p=Once%20upon%20a%20time&seed=1&step=3&n=40&renderer=2d&panel=learn"
 
 
 @pytest.fixture
-def lesson(browser, server):
-    context = browser.new_context(viewport=SIZE, color_scheme="dark", reduced_motion="reduce")
-    explored = Explored(context.new_page(), server.address).open(OPEN)
+def lesson(explored):
+    explored.open(OPEN)
     explored.until("window.__explorer.state.step >= 3 && document.querySelector('.learn-challenge') !== null")
-    yield explored
-    context.close()
-    assert explored.errors == []
+    return explored
 
 
 def focus(explored, selector):
@@ -145,7 +142,7 @@ def test_axe_finds_nothing_serious(lesson):
 
 
 def test_on_a_phone_nothing_is_too_wide_or_too_small(browser, server):
-    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, reduced_motion="reduce")
     explored = Explored(context.new_page(), server.address).open(OPEN)
     explored.until("window.__explorer.state.step >= 3")
     explored.until("document.querySelector('.learn-challenge') !== null")

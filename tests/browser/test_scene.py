@@ -94,7 +94,7 @@ def test_no_cache_is_seen_in_every_earlier_column_and_nowhere_after(explored, ki
     assert explored.stats()["length"][0] == "1"
 
 
-@pytest.mark.webgl
+@pytest.mark.webgl(density=0.5)
 def test_top_is_a_graph_and_iso_is_not(animated):
     animated.run(PROMPT, 10, renderer="3d", stop=6)
     spreads = {}
@@ -111,7 +111,7 @@ def test_top_is_a_graph_and_iso_is_not(animated):
     assert spreads["iso"] > 20
 
 
-@pytest.mark.webgl
+@pytest.mark.webgl(density=0.5)
 def test_the_scene_is_turned_by_keyboard_alone(explored):
     explored.run(PROMPT, 6, renderer="3d", stop=2)
     explored.settle()
@@ -127,7 +127,7 @@ def test_the_scene_is_turned_by_keyboard_alone(explored):
     assert explored.project(0) == pytest.approx(before, abs=2)
 
 
-@pytest.mark.webgl
+@pytest.mark.webgl(density=0.5)
 def test_at_rest_nothing_is_drawn(animated):
     animated.run(PROMPT, 6, renderer="3d", stop=2)
     animated.settle()
@@ -137,7 +137,7 @@ def test_at_rest_nothing_is_drawn(animated):
     assert animated.tab.evaluate("window.__explorer.frames") == frames
 
 
-@pytest.mark.webgl
+@pytest.mark.webgl(density=0.5)
 def test_a_lost_context_gives_way_to_the_flat_picture(explored):
     explored.run(PROMPT, 12, renderer="3d", stop=3)
     assert explored.renderer["kind"] == "3d"

@@ -4,10 +4,12 @@ import json
 import re
 import threading
 import time
+from itertools import product
 
 import pytest
 
-from tests.browser.conftest import SIZE, Explored, Server, load
+from tests.browser.conftest import SIZE, Explored
+from tests.browser.served import Server, load
 from tests.browser.test_figures import PROMPT
 from tokenwright import CheckpointError
 
@@ -196,13 +198,13 @@ def test_without_webgl_the_flat_picture_is_there_and_all_numbers(animated):
     assert animated.stats()["seq_len"][0] == str(len(animated.state["ids"]))
 
 
-@pytest.mark.parametrize("size", [(1440, 900), (1000, 800), (390, 844)])
-def test_no_size_of_the_window_scrolls_sideways(explored, size):
-    explored.tab.set_viewport_size({"width": size[0], "height": size[1]})
+def test_no_size_of_the_window_scrolls_sideways(explored):
     explored.open("#p=Once%20upon&seed=1&step=3&renderer=2d")
     explored.until("window.__explorer.state.step >= 3")
-    for scheme in ("dark", "light"):
+    for size, scheme in product([(1440, 900), (1000, 800), (390, 844)], ["dark", "light"]):
+        explored.tab.set_viewport_size({"width": size[0], "height": size[1]})
         explored.tab.emulate_media(color_scheme=scheme)
+        explored.settle()
         explored.until(f"getComputedStyle(document.documentElement).colorScheme.includes('{scheme}')")
         assert explored.tab.evaluate("document.documentElement.scrollWidth") <= size[0]
         assert (sum(explored.colour("bg")) > 3 * 128) is (scheme == "light")

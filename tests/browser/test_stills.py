@@ -1,6 +1,6 @@
 """A still of any moment agrees with itself: what one part of the page shows, no other part denies or covers."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -89,12 +89,16 @@ def test_the_legend_has_what_is_drawn_and_nothing_else(explored, kind):
     assert legend(explored) == cached
 
 
-@pytest.mark.parametrize("size", [(1440, 900), (1280, 800), (390, 844)])
-def test_nothing_stands_on_the_picture_and_the_work_explains_its_unit(explored, size):
-    explored.tab.set_viewport_size({"width": size[0], "height": size[1]})
+def test_nothing_stands_on_the_picture_and_the_work_explains_its_unit(explored):
     explored.open("#p=Once%20upon%20a%20time&seed=1&step=4&cache=off&renderer=2d")
     explored.until("window.__explorer.state.step === 4")
-    explored.settle()
+    for size in ((1440, 900), (1280, 800), (390, 844)):
+        explored.tab.set_viewport_size({"width": size[0], "height": size[1]})
+        explored.settle()
+        check_still(explored, size)
+
+
+def check_still(explored, size):
     covered = explored.tab.locator(".canvas canvas").evaluate(
         """canvas => {
           const box = canvas.getBoundingClientRect(), found = [];
@@ -129,12 +133,12 @@ def test_the_sums_explain_their_unit_before_they_use_it(explored):
     assert card.index("one token through one layer") < card.index("layer-token")
 
 
-@pytest.mark.parametrize("width", [1280, 1440, 1920, 390])
-def test_the_names_of_panels_fit_their_buttons(explored, width):
-    explored.tab.set_viewport_size({"width": width, "height": 900})
+def test_the_names_of_panels_fit_their_buttons(explored):
     explored.empty()
-    for name in ("Next token", "Race"):
+    for width, name in product([1280, 1440, 1920, 390], ["Next token", "Race"]):
+        explored.tab.set_viewport_size({"width": width, "height": 900})
         explored.drawer(name)
+        explored.settle()
         boxes = explored.tab.eval_on_selector_all(
             ".panel-buttons button:not(.drawer-close)",
             """all => all.map(e => {

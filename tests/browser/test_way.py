@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.browser.conftest import GROUPS, RENDERERS
+from tests.browser.conftest import GROUPS, PLACES
 from tests.browser.looks import findings
 
 RUN = "#p=Once%20upon%20a%20time%2C%20there%20was%20a%20little%20fox%20who&seed=1&T=0.7&step=14&renderer="
@@ -43,7 +43,7 @@ def numbers(explored, what):
     ]
 
 
-@pytest.mark.parametrize("kind", RENDERERS)
+@pytest.mark.parametrize("kind", PLACES)
 def test_a_click_goes_into_the_cell_under_the_pointer(explored, kind):
     held(explored, kind)
     x, y = point(explored, kind)

@@ -1,0 +1,65 @@
+"""The explorer's server in a thread of the tests' process, over the small model of the tests."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import uvicorn
+
+from tokenwright import LLM
+from tokenwright.llm.web_page import page_folder
+from tokenwright.serve.app import make_app
+from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.serve.transport.guard import Policy
+
+
+class Server:
+    """A server in a thread of this process, so that tests can reach into its engine; it can be killed and come back."""
+
+    def __init__(self, load, keys=(), port=0):
+        self.load, self.keys, self.port = load, keys, port
+        self.start()
+
+    def start(self):
+        """Listen, on the same port as before."""
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port))
+        self.port = listener.getsockname()[1]
+        self.explorer = Explorer("stories", self.load)
+        app = make_app(self.explorer, Policy.of([f"127.0.0.1:{self.port}"], self.keys), page_folder())
+        self.service = app.state.service
+        self.server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
+        self.thread.start()
+
+    @property
+    def address(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def llm(self):
+        return self.explorer.llm
+
+    def stop(self):
+        self.server.should_exit = True
+        self.thread.join()
+
+
+def load(report):
+    return LLM("stories", trace=True, report=report, pages=512)
+
+
+@contextmanager
+def serving(load, **options):
+    """A server whose model has been read."""
+    server = Server(load, **options)
+    try:
+        while server.explorer.loading.phase == "loading":
+            time.sleep(0.05)
+        yield server
+    finally:
+        server.stop()
