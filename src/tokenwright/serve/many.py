@@ -75,9 +75,7 @@ class Switch:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or any(route.matches(scope)[0] is not Match.NONE for route in self._own):
             await self._front(scope, receive, send)
-        elif scope["type"] == "websocket" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
-            await self._looked(scope, receive, send)
-        elif _STORED.fullmatch(scope["path"]):  # to wait for a model could be to wait for this response's end
+        elif _looks(scope):
             await self._looked(scope, receive, send)
         else:
             await self._asked(scope, receive, send)
@@ -124,6 +122,12 @@ class Switch:
         del data["keep_alive"]
         empty = path in ("/api/generate", "/api/chat") and not (data.get("prompt") or data.get("messages"))
         return json.dumps(data).encode(), seconds == 0 and empty
+
+
+def _looks(scope: Scope) -> bool:
+    """Whether a request needs no model opened; one that deals with a stored response could wait for its own end."""
+    reads = scope["type"] == "websocket" or scope["method"] in ("GET", "HEAD", "OPTIONS")
+    return reads or _STORED.fullmatch(scope["path"]) is not None
 
 
 def _object(raw: bytes) -> dict[str, Any]:

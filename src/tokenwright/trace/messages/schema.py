@@ -89,7 +89,9 @@ class StepFrame:
     sampled: Annotated[
         float | None, Wire("f", _R, "", "p after the sampler", "probability of the token after the sampler")
     ]
-    entropy: Annotated[float | None, Wire("f", _R, "bit", "entropy", "of the model at temperature 1: 0 certain, 1 a coin")]
+    entropy: Annotated[
+        float | None, Wire("f", _R, "bit", "entropy", "of the model at temperature 1: 0 certain, 1 a coin")
+    ]
     uniform: Annotated[
         float | None, Wire("d", _R, "", "random number", "the random number that was drawn; none when greedy")
     ]
