@@ -111,6 +111,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "lfm2": {"block_auto_adjust_ff_dim": False},
     "granite4": {},
     "granite4-dense": {"num_local_experts": 0, "num_experts_per_tok": 0},
+    "kimi-linear": {"max_position_embeddings": 512},
     "qwen3-next": {"mlp_only_layers": []},
     "qwen3.5": PLAIN_ROPE,
     "bloom": {},

@@ -43,6 +43,7 @@ ARCHITECTURES = {
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
+    "kimi_linear": gguf.MODEL_ARCH.KIMI_LINEAR,
     "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
     "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
@@ -129,7 +130,7 @@ def _as_written(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ite
     stacks: dict[str, dict[int, Tensor]] = {}
     for name, tensor in _of_hybrid(tensors, config):
         if expert := re.fullmatch(r"(.+)\.(?:mlp|block_sparse_moe|feed_forward)\.experts\.(\d+)\.(\w+)\.weight", name):
-            part = "feed_forward" if config["model_type"] in ("mixtral", "lfm2_moe") else "mlp"
+            part = "feed_forward" if config["model_type"] in ("mixtral", "lfm2_moe", "kimi_linear") else "mlp"
             at = expert[1].removeprefix("model.") if part == "feed_forward" else expert[1]
             stacks.setdefault(f"{at}.{part}.experts.{expert[3]}.weight", {})[int(expert[2])] = tensor
         elif stream := re.fullmatch(r"(model\.altup_(?:unembed_)?projections)\.(\d+)\.weight", name):
@@ -156,7 +157,9 @@ def _of_hybrid(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Iter
     kind = config["model_type"]
     for name, tensor in tensors.items():
         at, _, part = name.rpartition(".linear_attn.")
-        if name.endswith(("A_log", ".D")):
+        if kind == "kimi_linear" and (found := _of_kimi(name, tensor, config)):
+            yield from found
+        elif name.endswith(("A_log", ".D")):
             bare = -tensor.exp() if name.endswith("A_log") else tensor
             single = "mamba" in name and kind != "jamba"
             yield name, bare[:, None] if single else _in_turn(bare, 0, 1, config)
@@ -176,6 +179,22 @@ def _of_hybrid(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Iter
             yield name, tensor.float() + 1
         else:
             yield name, tensor.squeeze(1) if "conv" in name and name.endswith("weight") else tensor
+
+
+def _of_kimi(name: str, tensor: Tensor, config: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+    """Kimi-Linear's tensors that files hold in another form: the two halves of kv_b apart, k's turned."""
+    layer = name.split(".")[2] if "layers." in name else ""
+    if name.endswith("_conv1d.weight"):
+        return [(name, tensor.reshape(1, len(tensor), 1, -1))]
+    if re.search(r"block_sparse_moe\.\w+_proj", name):
+        return [(name.replace("block_sparse_moe", "mlp"), tensor)]
+    if name.endswith("e_score_correction_bias"):
+        return [(f"blk.{layer}.exp_probs_b.bias", tensor)]
+    if name.endswith("kv_b_proj.weight"):
+        both = tensor.unflatten(0, (config["num_attention_heads"], -1))
+        k, v = both.split([config["qk_nope_head_dim"], config["v_head_dim"]], 1)
+        return [(f"blk.{layer}.attn_k_b.weight", k.transpose(1, 2)), (f"blk.{layer}.attn_v_b.weight", v)]
+    return []
 
 
 def _of_delta(at: str, part: str, tensor: Tensor, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
@@ -317,10 +336,30 @@ def _facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_sliding_window_pattern([one.startswith("sliding") for one in types])
     if kind == "gemma3n_text":
         _gemma3n_facts(writer, config)
+    if kind == "kimi_linear":
+        _kimi_facts(writer, config)
     if kind == "gemma4_text":
         _gemma4_facts(writer, config)
     _hybrid_facts(writer, config)
     _scaling(writer, config, config.get("rope_scaling") or {})
+
+
+def _kimi_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    rules, rank, rope = config["linear_attn_config"], config["kv_lora_rank"], config["qk_rope_head_dim"]
+    for key in ("head_count_kv", "key_length"):
+        del writer.kv_data[0][f"kimi-linear.attention.{key}"]
+    writer.add_head_count_kv([int(i + 1 in rules["full_attn_layers"]) for i in range(config["num_hidden_layers"])])
+    writer.add_ssm_conv_kernel(rules["short_conv_kernel_size"])
+    writer.add_kda_head_dim(rules["head_dim"])
+    writer.add_kv_lora_rank(rank)
+    writer.add_key_length(rank + rope)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + rope)
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_expert_used_count(config["num_experts_per_token"])
+    writer.add_expert_shared_count(config["num_shared_experts"])
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
 
 
 def _gemma3n_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:

@@ -108,6 +108,7 @@ def test_wrong_values_are_refused_by_name(changes: dict[str, Any], words: str) -
         ("starcoder", "a 12", ["a", "Ġ", "1", "2"]),
         ("dbrx", "IT'S 12345", ["IT", "'S", "Ġ", "123", "45"]),
         ("tekken", "HTTPServer's 12/\n", ["HTTPServer", "'s", "Ġ", "1", "2", "/Ċ"]),
+        ("kimi-k2", "x世's 12345/\n/", ["x", "ä¸ĸ", "'s", "Ġ", "123", "45", "/Ċ", "/"]),
         ("gpt-4o", "HelloWorld'LL 1234", ["Hello", "World'LL", "Ġ", "123", "4"]),
     ],
 )

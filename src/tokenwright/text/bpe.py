@@ -26,6 +26,10 @@ _CASED = (
     r"\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _SUFFIX = r"(?i:" + _ENGLISH + r")?"
+# The same with Chinese characters apart from other letters, and no slash behind symbols.
+_HAN_APART = r"\p{Han}+|" + (_CASED % (_SUFFIX, _SUFFIX, "{1,3}")).replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace(
+    r"\n/]", r"\n]"
+)
 
 # The pre-tokenizers by name: patterns that split the text one after the other.
 SPLITS: Mapping[str, tuple[str, ...]] = {
@@ -37,6 +41,7 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (_CL100K % "",)),
     "tekken": (_CASED % ("", "", ""),),
     **dict.fromkeys(("gpt-4o", "llama4"), (_CASED % (_SUFFIX, _SUFFIX, "{1,3}"),)),
+    "kimi-k2": (_HAN_APART,),
 }
 # Whole words of the vocabulary are not merged, and texts begin with BOS unless the file says otherwise.
 WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")

@@ -115,7 +115,7 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
     turns = keys.whole("rope.dimension_count", size)
     listed = keys.raw("attention.head_count_kv")
     shared = heads if layout.by_layer and isinstance(listed, list) else _kv_heads(keys, heads)
-    if (
+    if not layout.latent and (
         keys.whole("attention.value_length", size) != size
         or not 0 < turns <= size
         or (turns < size and not layout.share)

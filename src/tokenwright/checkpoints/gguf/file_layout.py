@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 from tokenwright.checkpoints.families.family import Family, Order, TensorSource, named
@@ -65,7 +66,7 @@ EACH_EXPERT = named(
 )
 _STACKS = re.compile(
     r"blk\.\d+\.(?:ffn_(?:gate|up|down|gate_up)_exps\.(?:weight|bias)|(?:attn_[qk]_norm|ssm_(?:a|d|norm))\.weight)"
-    r"|altup_(?:unembd_)?proj\.weight"
+    r"|blk\.\d+\.attn_[kv]_b\.weight|altup_(?:unembd_)?proj\.weight"
 )
 _FAMILY = Family({}, LLAMA.parse, "", {}, re.compile(r"(?!)"), stacks=_STACKS)  # of names alone
 _ROW = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")  # a vector in the file, a matrix of one row in a graph
@@ -74,6 +75,7 @@ _ROW = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")  # a vector in the fi
 _BARE = re.compile(r"(blk\.\d+\.(?:ssm_[ad]|exp_probs_b))(?:\.bias)?$")  # names without `.weight`
 _SCALES = re.compile(r"(blk\.\d+\.ffn_(?:gate_inp|down_exps))\.scale")  # beside the matrices of those names
 _STEPS = re.compile(r"(blk\.\d+\.ssm_dt)(?:\.bias)?$")  # biases of steps, beside a matrix of that name in Mamba-1
+_FILTERS = re.compile(r"blk\.\d+\.ssm_conv1d_[qkv]\.weight")  # [1, channels, 1, taps], or without the first
 _SCAN = re.compile(r"blk\.\d+\.ssm_a\.weight")  # of each column in Mamba-1, [columns, keys]; else [heads, 1]
 
 Found = dict[str, Any]  # keys of a config.json
@@ -93,7 +95,8 @@ class Layout:
     of norms, the rotary base, and the share of a head's dimensions that turn (None: all do). orders: of the rows of
     other tensors than q and k. bias: the key that says whether there are biases (None: the architecture decides).
     by_layer: whether KV heads and the widths of MLPs may differ between layers; `more` gets the lists. turned: whether
-    the order of q's and k's rows follows from the dimensions that turn; else it is ours.
+    the order of q's and k's rows follows from the dimensions that turn; else it is ours. latent: attention is
+    latent, and its sizes have keys of their own.
     """
 
     model: str
@@ -108,6 +111,7 @@ class Layout:
     bias: str | None = "attention_bias"
     by_layer: bool = False
     turned: bool = True
+    latent: bool = False
 
     def sources(self, graph: Graph) -> dict[str, TensorSource]:
         """Where a file stores the tensors of `graph.shapes`."""
@@ -132,8 +136,12 @@ def name_of(name: str) -> str:
 
 def shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that a tensor of a file is read with: experts and heads are rows of one matrix."""
+    if _SCAN.fullmatch(name) and len(shape) > 2:  # [1, heads, 1] and the like
+        return (prod(shape),)
     if _SCAN.fullmatch(name) and shape[1:] != (1,):
         return shape
+    if _FILTERS.fullmatch(name) and len(shape) > 2:
+        return shape[-3], shape[-1]
     return (1, *shape) if _ROW.fullmatch(name) and len(shape) == 1 else _FAMILY.shape_of(name, shape)
 
 

@@ -85,6 +85,26 @@ def _jamba(found: Found, tensors: Mapping[str, Stored]) -> Found:
     }
 
 
+def _kimi(found: Found, tensors: Mapping[str, Stored]) -> Found:
+    """Layers with attention have a KV head, the others none. Keys have the two sizes of a head of K as their sum."""
+    full = [i for i, count in enumerate(found["_kv_heads"]) if count]
+    delta = [i for i in range(found["num_hidden_layers"]) if i not in full]
+    rope = tensors[f"blk.{full[0]}.attn_kv_a_mqa.weight"].shape[0] - found["kv_lora_rank"]
+    rules = {
+        "full_attn_layers": [i + 1 for i in full],
+        "head_dim": found["_size"],
+        "kda_layers": [i + 1 for i in delta],
+        "num_heads": tensors[f"blk.{delta[0]}.ssm_beta.weight"].shape[0],
+        "short_conv_kernel_size": found["_taps"],
+    }
+    return {"q_lora_rank": None, **found} | {
+        "linear_attn_config": rules,
+        "moe_router_activation_func": {1: "softmax", 2: "sigmoid"}[found.get("_scores", 2)],
+        "qk_nope_head_dim": found["_key"] - rope,
+        "qk_rope_head_dim": rope,
+    }
+
+
 _SSM = {
     f"layers.{{i}}.{kind}.{ours}": f"blk.{{i}}.ssm_{theirs}"
     for kind in ("mamba", "delta")
@@ -129,6 +149,19 @@ _DELTA_KEYS = {
 _DELTA_EXPERTS = {
     key: ours for key, ours in QWEN_EXPERTS.items() if key != "expert_weights_norm"
 } | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}  # fmt: skip
+_KIMI = {
+    **{f"delta.{one}": f"attn_{one}" for one in "qkv"},
+    **{f"delta.{one}": f"ssm_{one}" for one in ("f_a", "f_b", "g_a", "g_b")},
+    **{f"delta.conv_{one}": f"ssm_conv1d_{one}" for one in "qkv"},
+    "delta.b": "ssm_beta",
+    "delta.dt": "ssm_dt_bias",
+    "delta.norm": "ssm_norm",
+    "delta.out": "attn_output",
+    **{f"attention.{one}": f"attn_{one}" for one in ("q_a", "q_b", "q_a_norm", "kv_a_norm")},
+    "attention.kv_a": "attn_kv_a_mqa",
+    "attention.k_up": "attn_k_b",
+    "attention.v_up": "attn_v_b",
+}
 _CONVOLUTIONS = named(
     {f"layers.{{i}}.conv.{ours}": f"blk.{{i}}.shortconv.{theirs}" for ours, theirs in
      {"in": "in_proj", "conv": "conv", "out": "out_proj"}.items()}
@@ -182,6 +215,36 @@ HYBRIDS: Mapping[str, Layout] = {
             **EXPERTS_USED,
         },
         more=_granite_hybrid,
+    ),
+    "kimi-linear": Layout(
+        "KimiLinearForCausalLM",
+        names={
+            **named({f"layers.{{i}}.{ours}": f"blk.{{i}}.{theirs}" for ours, theirs in _KIMI.items()}),
+            **_DECAYS,
+            "layers.{i}.mlp.correction": TensorSource("blk.{i}.exp_probs_b", wide=True),
+        },
+        keys={
+            "attention.key_length_mla": "_key",
+            "attention.kv_lora_rank": "kv_lora_rank",
+            "attention.q_lora_rank": "q_lora_rank",
+            "attention.value_length": "_unused",  # of no layer, as head_dim of the folder
+            "attention.value_length_mla": "v_head_dim",
+            "expert_count": "num_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_gating_func": "_scores",
+            "expert_group_count": "num_expert_group",
+            "expert_group_used_count": "topk_group",
+            "expert_shared_count": "num_shared_experts",
+            "expert_used_count": "num_experts_per_token",
+            "expert_weights_norm": "moe_renormalize",
+            "expert_weights_scale": "routed_scaling_factor",
+            "kda.head_dim": "_size",
+            "leading_dense_block_count": "first_k_dense_replace",
+            "ssm.conv_kernel": "_taps",
+        },
+        more=_kimi,
+        turned=False,
+        latent=True,
     ),
     "mamba": Layout(
         "MambaForCausalLM",
