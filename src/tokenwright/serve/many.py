@@ -75,9 +75,11 @@ class Switch:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or any(route.matches(scope)[0] is not Match.NONE for route in self._own):
             await self._front(scope, receive, send)
-        elif scope["type"] == "websocket" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
-            await self._looked(scope, receive, send)
-        elif _STORED.fullmatch(scope["path"]):  # to wait for a model could be to wait for this response's end
+        elif (
+            scope["type"] == "websocket"
+            or scope["method"] in ("GET", "HEAD", "OPTIONS")
+            or _STORED.fullmatch(scope["path"])  # to wait for a model could be to wait for this response's end
+        ):
             await self._looked(scope, receive, send)
         else:
             await self._asked(scope, receive, send)
