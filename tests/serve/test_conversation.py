@@ -1,17 +1,23 @@
 """Messages as templates know them: ids, arguments, volatile lines; answers that go on; conversations that are cut."""
 
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.serve.talking import HANGS_S, Talker, make_talker, talking
+from tokenwright import LLM
+from tokenwright.errors import RequestError
 from tokenwright.llm.chat.template_messages import (
     TemplateMessages,
     nine_letters,
     without_oldest,
     without_volatile,
 )
+from tokenwright.llm.chat.template_order import TemplateOrder
 from tokenwright.serve.anthropic.bodies import Messages
 from tokenwright.serve.anthropic.context_edits import CLEARED, edited
 from tokenwright.serve.http.api import About
@@ -61,6 +67,71 @@ def test_volatile_lines_are_those_of_the_table_alone() -> None:
         [{"role": "developer", "content": line}, {"role": "user", "content": line}]
     )
     assert (system, user["content"]) == ({"role": "system", "content": ""}, line)
+
+
+def printed(refuses: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    """A template that takes one system message, first of all, or none; users and assistants may have to alternate."""
+    roles = [one["role"] for one in messages]
+    others = [role for role in roles if role != "system"]
+    if (
+        ("system" in refuses and "system" in roles)
+        or ("later" in refuses and "system" in roles[1:])
+        or ("in a row" in refuses and any(one == other for one, other in pairwise(others)))
+    ):
+        raise RequestError("the template refuses these messages")
+    kept = [one for at, one in enumerate(messages) if not at or one["role"] != "system" or refuses != "drops"]
+    return "|".join(f"{one['role']}:{one['content']}" for one in kept)
+
+
+@pytest.mark.parametrize(
+    ("refuses", "wanted"),
+    [
+        ("nothing", ["system:a", "system:b", "user:c", "user:d", "assistant:e", "system:f", "user:g"]),
+        ("later", ["system:a\n\nb", "user:c", "user:d", "assistant:e", "user:f", "user:g"]),
+        ("drops", ["system:a\n\nb", "user:c", "user:d", "assistant:e", "user:f", "user:g"]),
+        ("later, in a row", ["system:a\n\nb", "user:c\n\nd", "assistant:e", "user:f\n\ng"]),
+        ("in a row", ["system:a", "system:b", "user:c\n\nd", "assistant:e", "system:f", "user:g"]),
+        ("system", ["user:a", "user:b", "user:c", "user:d", "assistant:e", "user:f", "user:g"]),
+        ("system, in a row", ["user:a\n\nb\n\nc\n\nd", "assistant:e", "user:f\n\ng"]),
+        ("system, later, in a row, user", None),
+    ],
+)
+def test_messages_are_in_an_order_that_the_template_takes(refuses: str, wanted: list[str] | None) -> None:
+    """Codex sends instructions and a developer's message, Claude Code and opencode reminders later on."""
+
+    def render(messages: Sequence[Mapping[str, Any]]) -> str:
+        if "user" in refuses.split(", "):
+            raise RequestError("the template fails")
+        return printed(refuses, messages)
+
+    roles = ["system", "system", "user", "user", "assistant", "system", "user"]
+    messages = [{"role": role, "content": text} for role, text in zip(roles, "abcdefg", strict=True)]
+    found = TemplateOrder(render).arranged(messages)
+    assert (found == messages) is (wanted is None or refuses == "nothing")
+    if wanted is not None:
+        assert [f"{one['role']}:{one['content']}" for one in found] == wanted
+        assert render(found) == "|".join(wanted)
+
+
+ONE_SYSTEM = """\
+{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('only first') }}{% endif %}\
+<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def test_answers_keep_their_ids_where_messages_before_them_are_joined(tmp_path: Path) -> None:
+    with LLM(make_talker(tmp_path, template=ONE_SYSTEM), pages=64) as llm:
+        ids = (*llm.tokenizer.encode("a", add_special=False), *llm.tokenizer.encode("b", add_special=False))
+        told = [*HELLO, {"role": "assistant", "content": "ab"}, *HELLO]
+        rules = [{"role": "system", "content": "Be kind."}, {"role": "developer", "content": "Be brief."}]
+        found = llm.render([*rules, *told], answers={3: ids})
+        joined = llm.render([{"role": "system", "content": "Be kind.\n\nBe brief."}, *told], answers={2: ids})
+        assert found == joined
+        assert str(ids)[1:-1] in str(found.ids)
+        with pytest.raises(RequestError, match="message 2, which is no message of the assistant"):
+            llm.render([*rules, *told], answers={2: ids})
 
 
 def test_the_oldest_messages_leave_first() -> None:

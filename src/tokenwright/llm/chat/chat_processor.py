@@ -17,6 +17,7 @@ from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_request import ChatRequest
 from tokenwright.llm.chat.output_parser import NewReader, PlainReader, SortingReader, ThinkTags, tags_of
 from tokenwright.llm.chat.template_messages import TemplateMessages
+from tokenwright.llm.chat.template_order import TemplateOrder
 from tokenwright.llm.chat.thinking import ThoughtGate, TokenMasks, closing, switches_of, variables_of
 from tokenwright.llm.chat.tool_forms.channels import CHANNEL, CHANNELS, LAST, MARKS, ChannelReader, uses_channels
 from tokenwright.llm.chat.tool_forms.probing import probed
@@ -40,6 +41,7 @@ class ChatProcessor:
         self.think_tags = tags_of(source)
         self._switches = switches_of(source)
         self._adapted = TemplateMessages(source)
+        self._order = TemplateOrder(lambda messages: self._printed(messages, None))
         control, special = loaded.tokenizer.control.ids, loaded.tokenizer.special_ids
         named = {name: at for name, at in control.items() if at in special}
         self._channels = uses_channels(source, named)
@@ -80,12 +82,11 @@ class ChatProcessor:
         if self.tools is not None:
             given = wanted.tools if wanted.may_call else ()
             messages, tools = self.tools.messages(messages, given), self.tools.declared(given)
+        messages = self._order.arranged(messages)
         if wanted.continue_last:
             return self._continued(messages, tools, variables)
         begins, markup = wanted.generation_prompt, wanted.markup
-        # A system message for tools moves all others, by one.
-        moved = len(messages) - len(wanted.messages)
-        kept = {at + moved: ids for at, ids in (answers or {}).items()}
+        kept = _kept(answers or {}, wanted.messages, messages)
         rendered = self._template.render(
             messages, begins, markup=markup, answers=kept, tools=tools, variables=variables
         )
@@ -160,6 +161,20 @@ class ChatProcessor:
         if tags is None and tools is None:
             return PlainReader
         return lambda: SortingReader(tags, None if tools is None else tools.reader(wanted, prompt, marks), marks)
+
+
+def _kept(
+    answers: Mapping[int, Sequence[int]], given: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]
+) -> dict[int, Sequence[int]]:
+    """The ids of answers by their places among the messages of the prompt, where others were added or joined.
+
+    Raises RequestError for ids of a message that is no answer.
+    """
+    places = [[at for at, one in enumerate(each) if one.get("role") == "assistant"] for each in (given, messages)]
+    moved = dict(zip(*places, strict=True))
+    if wrong := answers.keys() - moved.keys():
+        raise RequestError(f"answers has ids for message {min(wrong)}, which is no message of the assistant")
+    return {moved[at]: ids for at, ids in answers.items()}
 
 
 def _answer_rule(grammar: Grammar) -> str:
