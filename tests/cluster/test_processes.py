@@ -1,9 +1,15 @@
 """What the processes of replicas are given to open."""
 
+import fcntl
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tokenwright.checkpoints.packing.shared_weights import new_shared_file
 from tokenwright.cluster.processes import Processes, divided
 from tokenwright.cluster.replica_messages import LENGTH, ReplicaOptions, framed, unframed
 from tokenwright.errors import RequestError
@@ -46,3 +52,21 @@ def test_options_are_sent_as_plain_values(divide):
 def test_names_that_are_not_utf_8_are_refused(divide, model, loading, name):
     with pytest.raises(RequestError, match=f"{name} is not UTF-8"):
         divide(model, loading, {"kv_memory": 100})
+
+
+def test_a_replica_that_opens_its_model_ends_with_its_router():
+    ours, its = socket.socketpair()
+    shared = new_shared_file()
+    fcntl.lockf(shared, fcntl.LOCK_EX)  # it waits for weights that never come
+    options = ReplicaOptions("stories", {"shared": shared}, {"kv_memory": 1 << 20}, 1, frozenset(), b"")
+    command = [sys.executable, "-m", "tokenwright.cluster.replica", str(its.fileno())]
+    with its:
+        process = subprocess.Popen(command, pass_fds=[its.fileno(), shared])
+    try:
+        ours.sendall(framed([options]))
+        ours.close()
+        assert process.wait(300) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(shared)

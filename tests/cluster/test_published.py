@@ -1,10 +1,15 @@
 """`tokenwright serve --kv-events`: what is refused, and that nothing is published unasked."""
 
+import time
+from types import SimpleNamespace
+
 import pytest
 
 from tests.cluster.test_kv_events import free_ports as free_ports
 from tokenwright.cli.commands.serve import models_of, serve_many
 from tokenwright.cli.options.replicas import published
+from tokenwright.cluster.event_log import KEPT
+from tokenwright.cluster.publisher import KVPublisher
 from tokenwright.errors import RequestError
 from tokenwright.serve.settings import Settings
 
@@ -26,3 +31,17 @@ def test_several_models_publish_nothing():
         serve_many(models_of(["a", "b"], []), {}, Settings(kv_events="tcp://*:5557"))
     with pytest.raises(RequestError, match="--draft belongs to one model"):
         serve_many(models_of(["a", "b"], []), {"draft": "c"}, Settings())
+
+
+def test_a_slow_reader_gets_a_whole_replay(free_ports):
+    zmq = pytest.importorskip("zmq")
+    batches = [(at, bytes(8000)) for at in range(KEPT)]  # more than what the sockets and TCP take in between
+    log = SimpleNamespace(begin=lambda: (0, b""), replay=lambda start: batches)
+    publisher = KVPublisher(SimpleNamespace(inspect=lambda _: log), f"tcp://127.0.0.1:{free_ports}")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as reader:
+        reader.connect(f"tcp://127.0.0.1:{free_ports + 1}")
+        reader.send_multipart((b"", bytes(8)))
+        time.sleep(1)
+        found = [int.from_bytes(reader.recv_multipart()[1], "big", signed=True) for _ in range(KEPT + 1)]
+        assert found == [*range(KEPT), -1]
+    publisher.close()

@@ -1,5 +1,6 @@
 """Replicas that listen for routers, in processes of their own that are started again, as Ray Serve does it."""
 
+import asyncio
 import random
 import socket
 import subprocess
@@ -11,11 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from tokenwright import LLM, SamplingParams
+from tokenwright.cluster import ray_replicas, served_replica
 from tokenwright.cluster.cluster_llm import ReplicatedModel
 from tokenwright.cluster.ray_replicas import RayReplicas, desired_replicas
 from tokenwright.cluster.served_replica import CHALLENGE, PROOF, WELCOME, ReplicaServer, proof_of
 from tokenwright.engine.loop import Inbox
-from tokenwright.errors import RequestError
+from tokenwright.errors import EngineError, RequestError
 from tokenwright.serve.cluster import app
 from tokenwright.serve.settings import Settings
 
@@ -63,6 +65,51 @@ class FakeServe:
             process.kill()
         for keeper in self.keepers:
             keeper.join()
+
+
+class EndedLLM:
+    """An LLM whose engine has failed since its server began to listen."""
+
+    listened = False
+
+    def inspect(self, _):
+        if self.listened:
+            raise EngineError("it has failed")
+        self.listened = True
+
+
+def test_a_connection_that_cannot_be_accepted_is_not_the_last(monkeypatch):
+    accept, failures = socket.socket.accept, [OSError(24, "Too many open files")]
+    monkeypatch.setattr(served_replica, "AGAIN_S", 0.01)
+    monkeypatch.setattr(socket.socket, "accept", lambda one: accept(one) if not failures else failed(failures.pop()))
+    server = ReplicaServer(EndedLLM(), SECRET, "127.0.0.1")
+    with socket.create_connection(server.address, timeout=HANGS) as router:
+        assert router.recv(CHALLENGE)
+    server.close()
+
+
+def failed(error):
+    raise error
+
+
+def test_a_replica_that_hangs_when_it_is_linked_keeps_no_other_waiting(monkeypatch):
+    monkeypatch.setattr(ray_replicas, "ASK_S", 0.1)
+    monkeypatch.setattr(ray_replicas, "AGAIN_S", 0.01)
+    hangs = socket.create_server(("127.0.0.1", 0))
+    server = ReplicaServer(EndedLLM(), SECRET, "127.0.0.1")
+    addresses = [server.address, hangs.getsockname()]
+    handle = SimpleNamespace(
+        address=SimpleNamespace(remote=lambda: SimpleNamespace(result=lambda timeout_s: addresses.pop()))
+    )
+
+    async def link():
+        found = await RayReplicas(handle, 1, SECRET).start(0)
+        await found.close()
+        return found.name
+
+    assert asyncio.run(link()) == f"127.0.0.1:{server.address[1]}"
+    server.close()
+    hangs.close()
 
 
 def until(known):

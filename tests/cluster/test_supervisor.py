@@ -3,7 +3,10 @@
 import asyncio
 from contextlib import asynccontextmanager
 
+import pytest
+
 from tokenwright.cluster import supervisor as module
+from tokenwright.cluster.cluster_loop import ClusterLoop
 from tokenwright.cluster.dispatcher import Dispatcher
 from tokenwright.cluster.replica_messages import (
     Ping,
@@ -14,8 +17,9 @@ from tokenwright.cluster.replica_messages import (
     ReplicaUnopened,
 )
 from tokenwright.cluster.supervisor import Supervisor
-from tokenwright.engine import Group
-from tokenwright.errors import CheckpointError
+from tokenwright.engine import Group, Request, SamplingParams
+from tokenwright.engine.loop import Inbox
+from tokenwright.errors import CheckpointError, EngineError
 
 SHAPE = ReplicaShape((Group(8),), 2, b"", 8, 8, 1, 1, "bfloat16")
 
@@ -33,6 +37,8 @@ class FakeLink:
 
     async def messages(self):
         while (message := await self.queue.get()) is not None:
+            if isinstance(message, Exception):
+                raise message
             yield message
 
     def kill(self):
@@ -54,7 +60,12 @@ class FakeLauncher:
     def __len__(self):
         return self.replicas
 
+    def close(self):
+        pass
+
     async def start(self, number):
+        if isinstance(self.opens[0], Exception):
+            raise self.opens.pop(0)
         link = FakeLink(f"{number}-{len(self.links)}")
         self.links.append(link)
         for message in self.opens.pop(0) if len(self.opens) > 1 else self.opens[0]:
@@ -133,6 +144,67 @@ def test_a_replica_that_does_not_answer_is_ended(monkeypatch):
             assert not launcher.links[0].killed, "it answers"
 
     run(test)
+
+
+def test_a_replica_that_cannot_be_started_or_sends_nonsense_is_started_again(monkeypatch):
+    monkeypatch.setattr(module, "AGAIN_S", 0.01)
+
+    async def test():
+        launcher = FakeLauncher(1, OPENED, OSError(24, "Too many open files"), OPENED)
+        async with supervised(launcher, []) as (_, dispatcher):
+            await until(lambda: dispatcher.members)
+            launcher.links[0].queue.put_nowait(ValueError("no message"))
+            await until(lambda: len(launcher.links) == 2 and dispatcher.members)
+            assert launcher.links[0].closed
+
+    run(test)
+
+
+def test_replicas_that_die_before_they_have_the_model_are_told(monkeypatch):
+    monkeypatch.setattr(module, "AGAIN_S", 0.01)
+
+    async def test():
+        launcher, news = FakeLauncher(1, [Progress(1, 2), None]), []
+        async with supervised(launcher, news):
+            await until(lambda: any(isinstance(one, CheckpointError) for one in news))
+            assert len(launcher.links) >= module.UNOPENED
+
+    run(test)
+
+
+def test_a_replica_that_dies_while_it_is_drained_is_replaced_once():
+    async def test():
+        launcher = FakeLauncher(1, OPENED)
+        async with supervised(launcher, []) as (supervisor, dispatcher):
+            await until(lambda: dispatcher.members)
+            [member] = dispatcher.members
+            member.routed.texts[1] = None  # it does not finish in time
+            supervisor._drain_s = 60
+            dispatcher.leave = lambda gone, died: dispatcher.members.remove(gone)
+            rolled = asyncio.create_task(supervisor.roll())
+            await until(lambda: not member.routed.taking)
+            launcher.links[0].kill()
+            await rolled
+            assert len(launcher.links) == 2 and not launcher.links[1].killed
+
+    run(test)
+
+
+def test_a_router_that_fails_ends_all_requests_with_an_error():
+    launcher = FakeLauncher(1, OPENED, RuntimeError("broken"), OPENED)
+    loop = ClusterLoop(launcher, b"", 3, 0.1, shared=False)
+    try:
+        loop.opened(60, None)
+        inbox = Inbox()
+        loop.route([Request((1, 2), SamplingParams(n=2, max_tokens=3))], inbox, [])
+        loop._asyncio.call_soon_threadsafe(launcher.links[0].kill)
+        [delivery] = inbox.get()
+        assert delivery.ended and "router" in str(delivery.events[0].error)
+        with pytest.raises(EngineError, match="router"):
+            loop.route([Request((1, 2), SamplingParams())], inbox, [])
+    finally:
+        loop.close()
+    loop.roll()  # a SIGHUP that comes late
 
 
 def test_all_are_replaced_one_after_another():

@@ -8,12 +8,13 @@ listeners               ◄──             ◄── Supervisor           ◄
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Literal, TypeVar, cast
 
 from tokenwright.cluster.dispatcher import Dispatcher
@@ -28,6 +29,8 @@ from tokenwright.errors import EngineError
 from tokenwright.trace.messages.rooms import ReplicaRoom, ReplicasCard, TextRoute, WayPart
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+
 LOOK_S = 10.0  # for a look at the replicas: the router's thread is never that busy
 
 
@@ -43,10 +46,13 @@ class ClusterLoop(EngineLoop):
         self.dispatcher = Dispatcher(retries, self.clock, shared=shared)
         self._launcher = launcher
         self._secret = secret
-        self._news: SimpleQueue[News] = SimpleQueue()
+        self._news: SimpleQueue[News | EngineError] = SimpleQueue()
+        self._coming: SimpleQueue[RoutedHandle] = SimpleQueue()  # that the router has not taken yet
         self._closed = False
+        self._why: EngineError | None = None  # nothing is taken any more
+        self._opening = True
         self._asyncio = asyncio.new_event_loop()
-        self._supervisor = Supervisor(launcher, self.dispatcher, secret, drain_s, self._news.put)
+        self._supervisor = Supervisor(launcher, self.dispatcher, secret, drain_s, self._hear)
         self._main = self._asyncio.create_task(self._supervisor.run())
         self._thread = threading.Thread(target=self._run, name="tokenwright router", daemon=True)
         self._thread.start()
@@ -54,11 +60,12 @@ class ClusterLoop(EngineLoop):
     def opened(self, context: int, report: Callable[[int, int], None] | None) -> ReplicaShape:
         """Wait until a replica takes texts. context: the most tokens of one. report: as `LLM` has it.
 
-        Raises CheckpointError with a replica's reason if the model cannot be opened.
+        Raises CheckpointError with a replica's reason if the model cannot be opened, EngineError when it is closed.
         """
         while True:
             match self._news.get():
                 case ReplicaShape() as shape:
+                    self._opening = False
                     self.engine = self._accepting(shape, context)
                     return shape
                 case Progress(done=done, total=total):
@@ -67,6 +74,10 @@ class ClusterLoop(EngineLoop):
                 case error:
                     self.close()
                     raise error
+
+    def _hear(self, news: News | EngineError) -> None:
+        if self._opening:  # nobody reads them later
+            self._news.put(news)
 
     def _accepting(self, shape: ReplicaShape, context: int) -> Engine[Any]:
         """An engine of a replica's limits that only accepts requests."""
@@ -109,8 +120,24 @@ class ClusterLoop(EngineLoop):
         self.check()
         handles = [self._handle(request, listener, adapters) for request in requests]
         for handle in handles:
-            self._asyncio.call_soon_threadsafe(self.dispatcher.add, handle)
+            self._coming.put(handle)
+        try:
+            self._asyncio.call_soon_threadsafe(self._take_in)
+        except RuntimeError:  # the thread has just ended, perhaps before it could refuse them
+            self._refuse()
         return list(handles)
+
+    def _take_in(self) -> None:
+        """In the router's thread: take the requests that have come."""
+        with suppress(Empty):
+            while self._why is None:
+                self.dispatcher.add(self._coming.get_nowait())
+
+    def _refuse(self) -> None:
+        """After the end: fail the requests that the router has not taken."""
+        with suppress(Empty):
+            while self._why is not None:
+                self._coming.get_nowait().fail(self._why)
 
     def _handle(self, request: Request, listener: Listener, adapters: ListLike[str]) -> RoutedHandle:
         orders, first = list(orders_of(request, adapters)), self.engine.accept(request)
@@ -135,15 +162,16 @@ class ClusterLoop(EngineLoop):
 
     def roll(self) -> None:
         """Replace all replicas, one after another, without losing a request; it does not wait. For any thread."""
-        asyncio.run_coroutine_threadsafe(self._supervisor.roll(), self._asyncio)
+        with suppress(RuntimeError):  # the thread has ended: SIGHUP may come at any time
+            self._asyncio.call_soon_threadsafe(self._supervisor.start_rolling)
 
     @property
     def forked(self) -> bool:
         return False
 
     def check(self) -> None:
-        if self._closed:
-            raise EngineError(CLOSED)
+        if self._why is not None:
+            raise EngineError(str(self._why)) from self._why.__cause__
 
     def close(self) -> None:
         self.stop()
@@ -152,18 +180,28 @@ class ClusterLoop(EngineLoop):
     def stop(self) -> None:
         if not self._closed:
             self._closed = True
-            self._asyncio.call_soon_threadsafe(self._main.cancel)
+            self._why = self._why or EngineError(CLOSED)
+            with suppress(RuntimeError):  # the thread has ended
+                self._asyncio.call_soon_threadsafe(self._main.cancel)
 
     def _run(self) -> None:
-        """In the thread: keep the replicas until `stop`."""
+        """In the thread: keep the replicas until `stop`. If the router itself fails, so do all requests."""
         asyncio.set_event_loop(self._asyncio)
-        with suppress(asyncio.CancelledError):
-            self._asyncio.run_until_complete(self._main)
-        self.dispatcher.close(EngineError(CLOSED))
+        try:
+            with suppress(asyncio.CancelledError):
+                self._asyncio.run_until_complete(self._main)
+        except BaseException as error:
+            log.exception("the router has failed")
+            self._why = EngineError("the router of the replicas has failed; open a new LLM")
+            self._why.__cause__ = error
+        self._why = self._why or EngineError(CLOSED)
+        self._hear(self._why)
+        self.dispatcher.close(self._why)
         for task in (left := asyncio.all_tasks(self._asyncio)):
             task.cancel()
         self._asyncio.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._asyncio.close()
+        self._refuse()
         self._launcher.close()
 
 

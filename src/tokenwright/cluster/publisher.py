@@ -66,6 +66,7 @@ class KVPublisher:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         publish, replay = self._context.socket(zmq.PUB), self._context.socket(zmq.ROUTER)
         publish.set_hwm(MOST_UNSENT)
+        replay.set_hwm(MOST_UNSENT)  # a replay is up to KEPT batches; beyond the mark a ROUTER drops them
         here = host if binds(host) else "*"
         try:
             (publish.bind if binds(host) else publish.connect)(f"tcp://{host}:{port}")

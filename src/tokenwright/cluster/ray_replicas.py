@@ -35,7 +35,7 @@ from tokenwright.sampling_params import check_unicode
 DEPLOYMENT = "replica"
 ASKED_AT_ONCE = 1000  # questions where it listens
 HEALTH_S = 1.0  # between Serve's looks at a replica
-ASK_S = 10.0  # for Serve to say where one listens
+ASK_S = 10.0  # for Serve to say where one listens, and for that one to answer
 AGAIN_S = 0.5  # before it is asked again, where all are linked or none answers
 TRIES = 2  # times the number of replicas: Serve's handle chooses one at random
 WAITING = 4.0  # texts that wait at a replica, as autoscaling wants it; docs/kubernetes.yaml has the same marks
@@ -116,7 +116,8 @@ class RayReplicas:
             address = await asyncio.to_thread(self._ask)
             if address in self._linked or address in self._foreign:
                 return None
-            link = await linked(address, self._secret, lambda: self._linked.discard(address))
+            async with asyncio.timeout(ASK_S):  # one that hangs would keep all other seats waiting
+                link = await linked(address, self._secret, lambda: self._linked.discard(address))
         except Exception as error:  # Serve's own errors, and OSError for a replica that has just ended
             log.info("no replica answers: %s", error)
             await asyncio.sleep(AGAIN_S)

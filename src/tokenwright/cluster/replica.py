@@ -298,13 +298,24 @@ def _opened(options: ReplicaOptions, outbox: Outbox) -> Worker | None:
     return worker
 
 
+def _end_without_router(connection: socket.socket) -> None:
+    """End this process when the router goes before its first message: the main thread opens the model until then."""
+    with suppress(OSError):
+        if connection.recv(1, socket.MSG_PEEK):
+            return
+    os._exit(0)
+
+
 def main(descriptor: int) -> None:
     """Serve the router on a socket until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal; the router ends this one
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     connection = socket.socket(fileno=descriptor)
     messages, outbox = messages_of(connection), Outbox(connection)
-    options: ReplicaOptions = next(messages)
+    options: ReplicaOptions | None = next(messages, None)
+    if options is None:  # the router has gone
+        return
+    threading.Thread(target=_end_without_router, args=(connection,), name="router", daemon=True).start()
     if options.cores:
         os.sched_setaffinity(0, options.cores)
     worker = _opened(options, outbox)

@@ -8,8 +8,9 @@ from typing import Literal
 
 from tokenwright.cluster.replica_messages import TextEvent, TextOrder, unpacked_event
 from tokenwright.cluster.router import RoutedReplica
-from tokenwright.engine import Event, Forked, HiddenAdded, PromptLogprobsAdded, Sequence, Token
-from tokenwright.engine.loop import EngineLoop, Listener, RequestHandle
+from tokenwright.engine import Event, Failed, Forked, HiddenAdded, PromptLogprobsAdded, Sequence, Token
+from tokenwright.engine.loop import Delivery, EngineLoop, Listener, RequestHandle
+from tokenwright.errors import EngineError
 
 Told = Literal["cancel", "pause", "resume"]
 Left = Literal["", "died", "replaced"]
@@ -108,6 +109,13 @@ class RoutedHandle(RequestHandle):
             return []
         text.shown = True
         return [Forked(text.number, self.sequence.id, text.sequence)]
+
+    def fail(self, why: EngineError) -> None:
+        texts, self.texts = list(self.texts.values()), {}
+        events = [event for text in texts for event in (*self.show(text), Failed(text.number, why))]
+        self.live.clear()
+        self.ended = True
+        self.listener.deliver([Delivery(self, events, self._loop.clock(), True)])
 
     def end(self, number: int) -> None:
         """A text has ended."""

@@ -14,6 +14,7 @@ import hmac
 import logging
 import socket
 import threading
+import time
 from contextlib import suppress
 from secrets import token_bytes
 from typing import Any
@@ -28,6 +29,7 @@ from tokenwright.llm.llm import LLM
 CHALLENGE = 32  # bytes
 PROOF = 32  # bytes: of SHA-256
 WELCOME = b"\1"
+AGAIN_S = 0.5  # before the next connection, where one could not be accepted
 SILENT_S = 120.0  # a router asks for a sign of life each second
 
 log = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ class ReplicaServer:
         self._llm = llm
         self._secret = secret
         self._pages = SharedPages()
+        self._closed = False
         llm.inspect(self._listen)
         self._listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.address: tuple[str, int] = host, self._listener.getsockname()[1]
@@ -83,15 +86,21 @@ class ReplicaServer:
 
     def close(self) -> None:
         """Take no more routers."""
+        self._closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):  # closed
-            while True:
+        while not self._closed:
+            try:
                 connection, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(connection,), name="router", daemon=True).start()
+            except OSError as error:  # closed; a router that has gone already; or no descriptor is free for now
+                if not self._closed:
+                    log.warning("a router's connection could not be accepted: %s", error)
+                    time.sleep(AGAIN_S)
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="router", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection:

@@ -32,6 +32,7 @@ PING_S = 1.0
 HANG_S = 60.0  # a step of a large model on a slow machine takes some seconds
 AGAIN_S = 0.5  # before a replica that could not be opened is started again, and twice as long each time
 MOST_AGAIN_S = 60.0
+UNOPENED = 3  # replicas of a seat that end before they have opened the model: then it cannot be opened here
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ class Supervisor:
         self._drain_s = drain_s
         self._tell = tell
         self._rolling = asyncio.Lock()
+        self._rolls: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Keep all replicas, until it is cancelled."""
@@ -104,6 +106,12 @@ class Supervisor:
             for number, seat in enumerate(self.seats):
                 tasks.create_task(self._keep(number, seat))
             tasks.create_task(self._tick())
+
+    def start_rolling(self) -> None:
+        """`roll` in a task of its own; not a third time while one goes on and one waits."""
+        if len(self._rolls) < 2:
+            self._rolls.add(task := asyncio.create_task(self.roll()))
+            task.add_done_callback(self._rolls.discard)
 
     async def roll(self) -> None:
         """Replace all replicas, one after another; texts that a replica does not finish in time go on elsewhere."""
@@ -116,34 +124,46 @@ class Supervisor:
         if member is not None and seat.link is not None:
             self._dispatcher.drain(member)
             until = time.monotonic() + self._drain_s
-            while self._dispatcher.texts_of(member) and time.monotonic() < until:
+            while seat.member is member and self._dispatcher.texts_of(member) and time.monotonic() < until:
                 await asyncio.sleep(0.02)
-            seat.leaving = True
-            seat.link.kill()
+            if seat.member is member:  # else it has died meanwhile, and is replaced already
+                seat.leaving = True
+                seat.link.kill()
         while seat.member is None or seat.opened == opened:
             await asyncio.sleep(0.02)
 
     async def _keep(self, number: int, seat: Seat) -> None:
-        pause = AGAIN_S
+        failures = 0
         while True:
             opened = seat.opened
-            link = seat.link = await self._launcher.start(number)
-            seat.asked = seat.heard = 0.0
-            seat.leaving = False
             try:
-                async for message in link.messages():
-                    self._read(number, seat, message)
-            except asyncio.CancelledError:
-                seat.leaving = True  # with all others
-                raise
-            finally:
-                self._left(seat)
-                await link.close()
-            if seat.opened > opened:
-                pause = AGAIN_S
+                link = await self._launcher.start(number)
+            except OSError as error:  # no memory for a process, or no file descriptor, for now
+                log.warning("a replica could not be started: %s", error)
             else:
-                await asyncio.sleep(pause)
-                pause = min(MOST_AGAIN_S, 2 * pause)
+                await self._host(number, seat, link)
+            if seat.opened > opened:
+                failures = 0
+                continue
+            failures += 1
+            if failures == UNOPENED:
+                self._tell(CheckpointError(f"{UNOPENED} replicas, one after another, ended before they had the model"))
+            await asyncio.sleep(min(MOST_AGAIN_S, AGAIN_S * 2 ** (failures - 1)))
+
+    async def _host(self, number: int, seat: Seat, link: StartedLink) -> None:
+        """Hear a replica until it ends."""
+        seat.link, seat.asked, seat.heard, seat.leaving = link, 0.0, 0.0, False
+        try:
+            async for message in link.messages():
+                self._read(number, seat, message)
+        except ValueError as error:
+            log.warning("replica %s is ended, as it sent no message of a replica: %s", link.name, error)
+        except asyncio.CancelledError:
+            seat.leaving = True  # with all others
+            raise
+        finally:
+            self._left(seat)
+            await link.close()
 
     def _read(self, number: int, seat: Seat, message: object) -> None:
         match message:
@@ -163,15 +183,17 @@ class Supervisor:
             case ReplicaUnopened(reason=reason):
                 log.error("a replica could not open the model: %s", reason)
                 self._tell(CheckpointError(reason))
+                seat.leaving = True
                 if seat.link is not None:
                     seat.link.kill()
 
     def _left(self, seat: Seat) -> None:
         """Its replica has ended."""
         member, seat.member = seat.member, None
+        if not seat.leaving:
+            when = "" if member is not None else " before it had opened the model"
+            log.warning("replica %s has died%s; another one is started", seat.link and seat.link.name, when)
         if member is not None:
-            if not seat.leaving:
-                log.warning("replica %s has died; another one is started", seat.link and seat.link.name)
             self._dispatcher.leave(member, died=not seat.leaving)
 
     async def _tick(self) -> None:
