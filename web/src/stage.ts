@@ -190,8 +190,8 @@ function fit(): void {
   const { clientWidth: width, clientHeight: height } = host;
   if (width === 0 || height === 0) return;
   renderer.resize(width, height, Math.min(devicePixelRatio, 2));
-  if (scene) draw(performance.now(), scene.progress); // in the same turn, or an empty canvas shows for a moment
-  clock.invalidate();
+  // In the same turn, or an empty canvas shows for a moment; a second picture is needed only where something moves.
+  if (scene === null || draw(performance.now(), scene.progress)) clock.invalidate();
 }
 
 function current(): Scene {
