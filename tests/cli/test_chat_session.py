@@ -97,6 +97,12 @@ def test_commands_confirm(chat: Run) -> None:
     ]
 
 
+def test_what_ollama_calls_the_commands(chat: Run) -> None:
+    result = chat("Hi", "/clear", "/set parameter seed 3", "/?", "/bye", "Hi")
+    assert result.exit_code == 0, result.output
+    assert "2 messages forgotten" in result.stderr and "seed is 3" in result.stderr and "/undo" in result.stderr
+
+
 @pytest.mark.parametrize("word", ["/exit", "/bye", "/quit"])
 def test_words_that_leave(chat: Run, word: str) -> None:
     assert (chat(word, "Hello").stdout, chat(word).exit_code) == ("", 0)
@@ -140,6 +146,10 @@ def test_every_sampling_option_can_be_set_and_unset() -> None:
         ("stop 'a", "cannot be read: No closing quotation"),
         ("logit-bias 3", "ID:NUMBER"),
         ("colour red", "there is no option 'colour'"),
+        ("num_predict 5", "there is no option 'num-predict', but max-tokens"),
+        ("parameter repeat_penalty 1.1", "there is no option 'repeat-penalty', but repetition-penalty"),
+        ("temprature 1", "there is no option 'temprature', but temperature"),
+        ("system Be brief", "(/system TEXT sets the system message)"),
     ],
 )
 def test_what_cannot_be_set_is_told(text: str, told: str) -> None:

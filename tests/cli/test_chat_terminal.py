@@ -122,6 +122,8 @@ def lines(*texts: str) -> Callable[[str], str]:
         (('"""', "/one", "", " two ", '"""'), Typed("/one\n\n two ", verbatim=True)),
         (('"""one"""',), Typed("one", verbatim=True)),
         (('  """one', 'two"""  '), Typed("one\ntwo", verbatim=True)),
+        (("/bye\r",), Typed("/bye")),
+        (('"""one\r', '"""\r'), Typed("one", verbatim=True)),
         ((), None),
     ],
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, get_args, get_origin
 
+from tokenwright.cli.options.foreign import OPTIONS
 from tokenwright.cli.options.sampling import COMMON, chosen_from
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar
@@ -36,10 +38,12 @@ def changed(chosen: Mapping[str, Any], text: str) -> tuple[dict[str, Any], str]:
         name, *values = shlex.split(text)
     except ValueError as error:
         raise RequestError(f"/set {text[:80]} cannot be read: {error}; quote a value that has quotes") from None
+    if name == "parameter" and values:  # ollama's word before the name
+        name, *values = values
     name = name.lstrip("-").replace("_", "-")
     name = ALIASES.get(name, name)
     if name not in NAMES:
-        raise RequestError(f"there is no option {name[:40]!r}; /set shows them")
+        raise RequestError(f"there is no option {name[:40]!r}{_meant(name)}; /set shows them")
     key = NAMES[name]
     field = "grammar" if key in FORMATS else key
     if not values:
@@ -49,6 +53,16 @@ def changed(chosen: Mapping[str, Any], text: str) -> tuple[dict[str, Any], str]:
     given: dict[str, Any] = {**dict.fromkeys(COMMON), key: _value(key, name, values)}
     value = chosen_from(given)[field]
     return {**chosen, field: value}, f"{name} is {_shown(value)}"
+
+
+def _meant(name: str) -> str:
+    """What an unknown name probably means: another program's name for an option of ours, else the nearest."""
+    if name == "system":
+        return " (/system TEXT sets the system message)"
+    ours = OPTIONS.get(f"--{name}", "")
+    ours = "max-tokens" if ours == "-n" else ours.removeprefix("--")
+    near = [ours] if ours in ALIASES else get_close_matches(name, ALIASES, 1)
+    return f", but {near[0]}" if near else ""
 
 
 def listed(chosen: Mapping[str, Any]) -> str:

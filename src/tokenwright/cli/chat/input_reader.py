@@ -112,7 +112,7 @@ class InputReader:
 
     def _line(self, prompt: str, text: str = "") -> str:
         if not self.terminal:
-            return input()
+            return input().removesuffix("\r")  # a line that ends as on Windows
         while True:
             try:
                 with self._resumed(text):

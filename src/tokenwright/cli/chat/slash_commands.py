@@ -22,7 +22,7 @@ HELP = """\
 /edit [TEXT]      change the last question, and answer it again
 /set [NAME VALUE] change a sampling option, as in /set temperature 0.7; alone: show them
 /system [TEXT]    what the model is to know or be; without TEXT there is none any more
-/reset            forget what was said; the system message stays
+/reset            forget what was said, as does /clear; the system message stays
 /shift [on|off]   when the context is full, forget the oldest turns
 /save [--force] FILE   write the conversation to a file (JSON)
 /load FILE        go on with a conversation from a file
@@ -30,7 +30,7 @@ HELP = """\
 /quit             leave; so do /exit, /bye and the end of the input (Ctrl-D)
 Ctrl-C stops an answer, or drops a line that is half typed; at an empty line, twice leaves.
 \"\"\" opens and closes a message of several lines. A message that begins with a slash is written with two."""
-ALIASES = {"exit": "quit", "bye": "quit"}
+ALIASES = {"exit": "quit", "bye": "quit", "?": "help", "clear": "reset", "regen": "regenerate"}  # ollama's, llama.cpp's
 
 
 class ChatCommands:

@@ -102,7 +102,7 @@ OPTIONS = names_of_others("""
     set the variable HF_HOME: --download-dir --cache-dir --hf-cache
     set the variable HF_HUB_OFFLINE=1: --offline --local-files-only
     /v1/models lists what is kept, and --memory limits it: --keepalive --keep-alive
-    redirect it, as in > FILE: --output --output-file --log-dir
+    redirect it, as in > FILE: --output --output-file --log-dir --out -o
     there is nothing to choose, so leave it out: -fa --flash-attn --mlock --no-mmap --mmap --numa --trust-remote-code
         --enforce-eager --enable-prefix-caching --no-warmup --no-kv-offload -nkvo --split-mode -sm --tensor-split -ts
         --rope-scaling --rope-freq-base --rope-freq-scale --cont-batching -cb --color -co --escape -e --no-escape
