@@ -567,6 +567,28 @@ def test_a_guard_that_fails_when_it_is_asked_fails_its_own_request_alone():
     assert Finished(good.id, FinishReason.LENGTH) in events
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_guard_that_cannot_be_copied_fails_its_own_request_alone(beams):
+    class Single(NoStopChecker):
+        copies = 0
+
+        def fork(self):
+            self.copies += 1
+            if self.copies == 2:
+                raise Planted
+            return self
+
+    params = SamplingParams(max_tokens=4, n=3, seed=1)
+    search = Search(3, 4) if beams > 1 else None
+    engine = build([AttentionWindow()], 64, 4, 64, 8)
+    bad = engine.submit(Request((1, 2), params, stop_checker=Single(), width=beams, search=search))
+    good = engine.submit(Request((2,), SamplingParams(max_tokens=3)))
+    events = drain(engine)
+    assert [type(event) for event in events if event.sequence != good.id] == [Failed]
+    assert Finished(good.id, FinishReason.LENGTH) in events and bad.state is State.FINISHED
+    assert not engine.scheduler.sequences and engine.pool.available == engine.pool.pages
+
+
 def test_a_group_is_paused_and_loses_its_cache_as_a_whole():
     engine = build([AttentionWindow()], 64, 4, 64, 8)
     sequence = engine.submit(beams())

@@ -247,17 +247,21 @@ class Scheduler:
                     return
                 case PromptLogprobs() | HiddenStates():
                     events += reported(sequence, result)
-        branches, last = [sequence], sequence
-        for pick in picks[1:]:
-            branches.append(self._branch(sequence, pick.choice, last, events))
-            last = branches[-1] if branches[-1].state is RUNNING else last
+        try:
+            forks = [sequence.fork(next(self.ids), self.pool.tables(), pick.choice) for pick in picks[1:]]
+        except Exception as error:  # a stop checker's, as in `_write`
+            events += self._end_group(sequence.group, error)
+            return
+        branches, last = [sequence, *forks], sequence
+        for fork in forks:
+            self._branch(sequence, fork, last, events)
+            last = fork if fork.state is RUNNING else last
         for branch, pick in zip(branches, picks, strict=bool(picks)):
             branch.choices = (pick.choice,)
             self._write(branch, pick, events)
 
-    def _branch(self, parent: Sequence, choice: int, after: Sequence, events: list[Event]) -> Sequence:
-        """Fork a sequence; the child runs right `after` another branch, or is queued if no slot is free."""
-        child = parent.fork(next(self.ids), self.pool.tables(), choice)
+    def _branch(self, parent: Sequence, child: Sequence, after: Sequence, events: list[Event]) -> None:
+        """Take in a fork of a sequence, which runs right `after` another branch, or is queued if no slot is free."""
         self.sequences[child.id] = child
         events.append(Forked(child.id, parent.id, child))
         group = child.group
@@ -265,11 +269,10 @@ class Scheduler:
         if group is not parent.group:
             if self._slots(group) > self.max_sequences:
                 self.waiting.append(group)
-                return child
+                return
             self.running.insert(self.running.index(after.group) + 1, group)
         self.kv.share(parent, child, len(parent.tokens))
         child.state = RUNNING
-        return child
 
     def _write(self, sequence: Sequence, pick: Pick, events: list[Event]) -> None:
         """Append the tokens of a pick, up to the first that ends the sequence."""
