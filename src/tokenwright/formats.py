@@ -3,6 +3,7 @@
 The bytes of a row of K or V follow in `cache/codec.py`, those of a matrix in `backends/packed.py`.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -14,11 +15,22 @@ DType = Literal["float32", "bfloat16", "float16"]
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
+# What other engines' names for formats mean here: the first pattern that a name begins with.
+_MEANT = (
+    (r"bf16", "bfloat16"), (r"(f|fp)_?16$|half$", "float16"), (r"(f|fp)_?32$|float$", "float32"),
+    (r"(f8|fp8|float8|e4m3)", "fp8"), (r"(q|i|w|int_?)?8", "int8"), (r"(iq|q|i|w|int_?|nf)?[2-6]", "int4"),
+)  # fmt: skip
 KV_NAMES = ("native", "float32", "bfloat16", "float16", "fp8", "int8", "int4")
 _KV_USAGE = (
     "kv must be one format, or k=FORMAT,v=FORMAT, each once; after it there may be first=TOKENS (from the start of a "
     "text, which stay native) and native=LAYERS (which stay native, such as 0+1+-1)"
 )
+
+
+def _unknown(what: str, name: str, names: tuple[str, ...]) -> RequestError:
+    meant = next((one for pattern, one in _MEANT if re.match(pattern, name.lower())), None)
+    nearest = f" (nearest to yours: {meant})" if meant in names else ""
+    return RequestError(f"{what} {name!r} is not known; use {', '.join(names)}{nearest}", what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +49,7 @@ class KVFormat:
     def __post_init__(self) -> None:
         for name in (self.k, self.v):
             if name not in KV_NAMES:
-                raise RequestError(f"kv {name!r} is not known; use {', '.join(KV_NAMES)}", "kv")
+                raise _unknown("kv", name, KV_NAMES)
         check_whole("first of kv", self.first)
         if any(type(layer) is not int for layer in self.native) or len(set(self.native)) < len(self.native):
             raise RequestError(f"native of kv must be numbers of layers, each once, not {self.native!r}", "kv")
@@ -80,7 +92,7 @@ FILE_FORMATS = {
 
 def _check_weight_name(name: str) -> None:
     if name not in WEIGHT_NAMES:
-        raise RequestError(f"weights {name!r} is not known; use {', '.join(WEIGHT_NAMES)}", "weights")
+        raise _unknown("weights", name, WEIGHT_NAMES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,12 @@ def specs_of(kind: str, kv: str = "native", **window: Any) -> tuple[LayerSpec, .
     return layer_specs(parse_config(make_config(kind)).graph, "float32", KVFormat.parse(kv), **window)
 
 
+FOREIGN = {
+    "q8_0": "int8", "q4_k_m": "int4", "iq3_xs": "int4", "w8a8": "int8", "8": "int8", "nf4": "int4", "f16": "float16",
+    "half": "float16", "bf16": "bfloat16", "fp32": "float32", "fp8_e5m2": "fp8", "float8_e4m3fn": "fp8",
+}  # fmt: skip
+
+
 class TestFormat:
     @pytest.mark.parametrize(
         ("text", "format", "canonical"),
@@ -54,7 +60,8 @@ class TestFormat:
         ("text", "told"),
         [
             ("int3", "kv 'int3' is not known; use native, float32, bfloat16, float16, fp8, int8, int4"),
-            ("", "kv '' is not known"),
+            *((name, rf"\(nearest to yours: {ours}\)") for name, ours in FOREIGN.items()),
+            ("", "int4$"),
             ("k=", "kv '' is not known"),
             ("k=int8,k=int8", "each once"),
             ("int8,int4", "each once"),
