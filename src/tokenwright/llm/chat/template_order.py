@@ -1,4 +1,4 @@
-"""The order of messages that one chat template takes: many take only one system message, at the beginning.
+"""The order of messages that one chat template takes: many take one system message only, at the beginning.
 
 Agents send several: instructions and a developer's message, or reminders in the middle of a conversation. What a
 template refuses, or silently leaves out, is found by rendering short conversations, each the first time it matters.
