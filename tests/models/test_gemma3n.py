@@ -8,7 +8,7 @@ from tests.models.fixtures import VOCAB, make_config
 from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import MLP, Attention, Graph
-from tokenwright.models.streams import Correct, Laurel, Merge, Predict, Spread
+from tokenwright.models.residual_streams import Correct, Laurel, Merge, Predict, Spread
 
 
 def graph_of(**changes: Any) -> Graph:

@@ -152,7 +152,7 @@ def test_ops_are_known_in_few_places() -> None:
         "backends/split.py",
         "checkpoints/families/graph_builder.py",
         "checkpoints/families/gemma3n.py",
-        "checkpoints/families/layer_inputs.py",
+        "checkpoints/families/gemma.py",
         "checkpoints/families/gemma4.py",  # changes the attention that the builder makes, layer by layer
         "backends/torch/embedding.py",
         "backends/torch/ops.py",

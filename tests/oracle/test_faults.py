@@ -34,7 +34,7 @@ from tokenwright.models.graph import MLP, Attention, Graph, Parallel
 from tokenwright.models.latent import LatentAttention
 from tokenwright.models.op import Op
 from tokenwright.models.recurrent import Recurrent
-from tokenwright.models.streams import Correct, Laurel, Merge
+from tokenwright.models.residual_streams import Correct, Laurel, Merge
 
 PROMPT, NEW, PAGE = 60, 12, 16
 PAGES = 5  # as many as a text takes: the second one comes to lie where the first one was

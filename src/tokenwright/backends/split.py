@@ -31,7 +31,7 @@ from tokenwright.models.graph import MLP, Attention, Graph, Mixed, Parallel
 from tokenwright.models.latent import LatentAttention
 from tokenwright.models.op import Matrix, Op
 from tokenwright.models.recurrent import Recurrent
-from tokenwright.models.streams import Correct, Laurel, Merge, Predict, Spread
+from tokenwright.models.residual_streams import Correct, Laurel, Merge, Predict, Spread
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from tokenwright.models.layer_inputs import InputGate, LayerInputs
 from tokenwright.models.next_input import NextInput
 from tokenwright.models.op import Matrix, Norm, Op
 from tokenwright.models.recurrent import MOST_NORMS, Inner, Recurrence, Recurrent
-from tokenwright.models.streams import Correct, Laurel, Merge, Predict, Spread, StreamRouter
+from tokenwright.models.residual_streams import Correct, Laurel, Merge, Predict, Spread, StreamRouter
 
 
 class NativeModel:

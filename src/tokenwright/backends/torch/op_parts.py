@@ -103,8 +103,21 @@ def scaled(factor: float) -> Function:
     return _same if factor == 1 else lambda x: x * factor
 
 
-def clipped(most: float | None) -> Function:
-    return _same if most is None else lambda x: library_of(x).clip(x, -most, most)
+def clipped(function: Function, most: float | None) -> Function:
+    """A function whose results are set to the greatest magnitude `most` where theirs is greater."""
+    return function if most is None else lambda x: library_of(x).clip(function(x), -most, most)
+
+
+def sparse(function: Function, deviations: float | None, kernels: Kernels) -> Function:
+    """A function whose results are gates, then values: gates lose their mean and some standard deviations."""
+    if deviations is None:
+        return function
+
+    def gates_first(x: Values) -> Values:
+        gates, values = parted(function(x), [x.shape[1] // 2] * 2, 1)
+        return library_of(x).concat((kernels.sparse(gates, deviations), values), 1)
+
+    return gates_first
 
 
 def _same(x: Values, *_: object) -> Values:

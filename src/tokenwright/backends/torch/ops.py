@@ -12,7 +12,17 @@ from typing import Any, Protocol, TypeVar
 from tokenwright.backends import Scored
 from tokenwright.backends.adapters import Beside
 from tokenwright.backends.layout import xielu_of
-from tokenwright.backends.torch.embedding import LayerEnd, TorchInputGate, TorchLayerInputs, TorchNextInput
+from tokenwright.backends.torch.embedding import (
+    LayerEnd,
+    TorchCorrect,
+    TorchInputGate,
+    TorchLaurel,
+    TorchLayerInputs,
+    TorchMerge,
+    TorchNextInput,
+    TorchPredict,
+    TorchSpread,
+)
 from tokenwright.backends.torch.expert_mixture import TorchExperts
 from tokenwright.backends.torch.kernels import Kernels, Linear, Values, in_fp32, library_of
 from tokenwright.backends.torch.op_batch import OpBatch
@@ -28,8 +38,8 @@ from tokenwright.backends.torch.op_parts import (
     over_heads,
     parted,
     scaled,
+    sparse,
 )
-from tokenwright.backends.torch.streams import TorchCorrect, TorchLaurel, TorchMerge, TorchPredict, TorchSpread
 from tokenwright.cache import KVStore, KVView
 from tokenwright.config import Rope
 from tokenwright.models.experts import Experts
@@ -38,7 +48,7 @@ from tokenwright.models.latent import LatentAttention
 from tokenwright.models.next_input import NextInput
 from tokenwright.models.op import Op
 from tokenwright.models.recurrent import Recurrence, Recurrent
-from tokenwright.models.streams import Correct, Laurel, Merge, Predict, Spread
+from tokenwright.models.residual_streams import Correct, Laurel, Merge, Predict, Spread
 from tokenwright.models.taps import Site, Tap
 
 AnyOp = TypeVar("AnyOp")
@@ -95,8 +105,9 @@ class TorchAttention:
         self.qkv = linear(weights, op.qkv)
         self.out = linear(weights, op.out)
         self.q_norm, k_norm = (over_heads(one, op.head_size, kernels, weights) for one in (op.q_norm, op.k_norm))
-        self.kv_norms = k_norm, norm(op.v_norm, kernels, weights)
-        self.clipped = clipped(op.clip)
+        v_norm = norm(op.v_norm, kernels, weights)
+        self.q_norm = clipped(self.q_norm, op.clip)
+        self.kv_norms = clipped(k_norm, op.clip), clipped(v_norm, op.clip)
         self.after = after(op.post_norm, op.residual_scale, kernels, weights)
 
     def __call__(self, x: Values, state: ForwardState) -> Values:
@@ -115,7 +126,7 @@ class TorchAttention:
         projected = projected.reshape(len(x), sum(self.heads), -1)  # [T, H + 2 G, D], and [T, H, D] of the gate
         q, k, v, *gates = parted(projected, self.heads, 1)  # [T, H, D], [T, G, D], [T, G, D]
         assert isinstance(self.op, Attention), "latent attention has another form"
-        plain = self.clipped(q if self.op.norms_last else self.q_norm(q))
+        plain = q if self.op.norms_last else self.q_norm(q)
         q, sink_q = self._rotated(plain, state), self._rotated_for_sinks(plain, view, state)
         if self.op.norms_last:
             q, sink_q = self.q_norm(q), sink_q if sink_q is None else self.q_norm(sink_q)
@@ -133,8 +144,8 @@ class TorchAttention:
     def _store(self, k: Values, v: Values, view: KVView, state: ForwardState, norms_last: bool) -> None:
         """Norm K and V [T, G, D], rotate K, and store both."""
         k_norm, v_norm = self.kv_norms
-        v = self.clipped(v_norm(v))
-        k = k_norm(self._rotated(k, state)) if norms_last else self._rotated(self.clipped(k_norm(k)), state)
+        v = v_norm(v)
+        k = k_norm(self._rotated(k, state)) if norms_last else self._rotated(k_norm(k), state)
         state.tap(Site.KEY, self.layer, k)
         state.tap(Site.VALUE, self.layer, v)
         self.kernels.store(view, state.batch.slots, k, v)
@@ -269,9 +280,10 @@ class TorchMLP:
         self.norm = norm(op.norm, kernels, weights)
         self.up = linear(weights, op.up)
         self.down = linear(weights, op.down)
-        self.gated, self.deviations = op.gated, op.deviations
+        self.gated = op.gated
         self.learned = None if op.learned is None else xielu_of(op.learned, weights)
-        self.factors = factors([(out, one) for (_, out), one in zip(op.up.parts, op.factors, strict=False)])
+        each = factors([(out, one) for (_, out), one in zip(op.up.parts, op.factors, strict=False)])
+        self.factors = sparse(each, op.deviations, kernels)
         self.after = after(op.post_norm, op.residual_scale, kernels, weights)
         self.end = LayerEnd(op.inputs, op.stream, kernels, weights)
 
@@ -285,9 +297,6 @@ class TorchMLP:
         normed = self.norm(x)
         state.tap(Site.MLP_INPUT, self.layer, normed)
         projected = self.factors(state.linear(self.kernels, normed, self.up, self.names[0]))
-        if self.deviations is not None:
-            gates, values = parted(projected, [projected.shape[1] // 2] * 2, 1)
-            projected = library_of(x).concat((self.kernels.sparse(gates, self.deviations), values), 1)
         if self.learned is None:
             activate = self.kernels.gated if self.gated else self.kernels.activate
             hidden = activate(projected, self.activation)  # [T, m]

@@ -21,16 +21,16 @@ from tokenwright.checkpoints.families.family import (
     heads_of,
     named,
 )
-from tokenwright.checkpoints.families.gemma import rounded
-from tokenwright.checkpoints.families.graph_builder import block, graph_of
-from tokenwright.checkpoints.families.layer_inputs import (
+from tokenwright.checkpoints.families.gemma import (
     INPUT_NAMES,
     input_gate,
     own_or_shared,
     read_inputs_vocab,
     read_shared,
+    rounded,
     with_inputs,
 )
+from tokenwright.checkpoints.families.graph_builder import block, graph_of
 from tokenwright.checkpoints.families.llama import LLAMA
 from tokenwright.checkpoints.families.positions import read_both_ropes, read_layer_types
 from tokenwright.checkpoints.files.json_keys import JsonKeys
@@ -38,13 +38,13 @@ from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import ModelConfig, Scales
 from tokenwright.models.graph import MLP, Attention, Graph
 from tokenwright.models.op import Matrix, Norm, Op
-from tokenwright.models.streams import MOST_STREAMS, Correct, Laurel, Merge, Predict, Spread, StreamRouter
+from tokenwright.models.residual_streams import MOST_STREAMS, Correct, Laurel, Merge, Predict, Spread, StreamRouter
 
 _SPARSE = 10  # by default the first layers have sparse gates, of more layers than these
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
+class _Layers3n:
     """What a config has beside those of other families."""
 
     widths: tuple[int, ...]  # of the MLPs
@@ -101,7 +101,7 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     return config, _graph(config, facts)
 
 
-def _facts(keys: JsonKeys, layers: int) -> _Facts:
+def _facts(keys: JsonKeys, layers: int) -> _Layers3n:
     widths = _each(keys, "intermediate_size", layers, 16384)
     if not all(type(one) is int and 1 <= one <= MOST_MLP for one in widths):
         raise keys.error(f"intermediate_size must be whole numbers from 1 to {MOST_MLP:,}")
@@ -109,7 +109,7 @@ def _facts(keys: JsonKeys, layers: int) -> _Facts:
     keys.only("altup_correct_scale", True, why="inputs' gates that read their stream without factors")
     for key in ("altup_coef_clip", "altup_lr_multiplier", "query_pre_attn_scalar"):  # of training, and without effect
         keys.raw(key)
-    return _Facts(
+    return _Layers3n(
         tuple(widths),
         _deviations(keys, layers),
         keys.whole("altup_num_inputs", 4, least=2, most=MOST_STREAMS),
@@ -150,7 +150,7 @@ def _windows(keys: JsonKeys, layers: int) -> tuple[int | None, ...]:
     return tuple(window if slides else None for slides in sliding)
 
 
-def _graph(config: ModelConfig, facts: _Facts) -> Graph:
+def _graph(config: ModelConfig, facts: _Layers3n) -> Graph:
     width, others = config.width, range(1, facts.streams)
     spread = Spread(Matrix("streams.spread", tuple((f"streams.spread.{j}", width) for j in others), width))
     merge = Merge(tuple(Matrix.single(f"streams.merge.{j}", width, width) for j in others))
@@ -158,7 +158,7 @@ def _graph(config: ModelConfig, facts: _Facts) -> Graph:
     return with_inputs(config, graph_of(config, [spread, *blocks, merge]), facts.inputs, facts.inputs_vocab)
 
 
-def _block(config: ModelConfig, facts: _Facts, layer: int) -> tuple[Op, ...]:
+def _block(config: ModelConfig, facts: _Layers3n, layer: int) -> tuple[Op, ...]:
     attention, mlp = block(replace(config, mlp_width=facts.widths[layer]), layer)
     assert isinstance(attention, Attention) and isinstance(mlp, MLP) and attention.norm, "a layer has all of them"
     at = f"layers.{layer}.streams"

@@ -19,16 +19,16 @@ from tokenwright.checkpoints.families.family import (
     named,
     sizes,
 )
-from tokenwright.checkpoints.families.gemma import rounded
-from tokenwright.checkpoints.families.graph_builder import block, graph_of
-from tokenwright.checkpoints.families.layer_inputs import (
+from tokenwright.checkpoints.families.gemma import (
     INPUT_NAMES,
     input_gate,
     own_or_shared,
     read_inputs_vocab,
     read_shared,
+    rounded,
     with_inputs,
 )
+from tokenwright.checkpoints.families.graph_builder import block, graph_of
 from tokenwright.checkpoints.families.llama import LLAMA
 from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, expert_width
 from tokenwright.checkpoints.families.positions import read_layer_types, read_rope

@@ -26,7 +26,7 @@ from tokenwright.checkpoints.gguf.file_layout import (
     qwen2_experts,
 )
 from tokenwright.checkpoints.gguf.hybrid_files import HYBRIDS
-from tokenwright.models.streams import MOST_STREAMS
+from tokenwright.models.residual_streams import MOST_STREAMS
 
 
 def _gemma(found: Found, _: Mapping[str, Stored]) -> Found:

@@ -244,8 +244,8 @@ struct NextInputOp {
   int64_t hidden_first;  // the two halves are the other way round
 };
 
-// The ops of several residual streams, of which x is the first one, as models/streams.py defines them. The others lie
-// behind a copy of x in the memory of the pass.
+// The ops of several residual streams, of which x is the first one, as models/residual_streams.py defines them. The
+// others lie behind a copy of x in the memory of the pass.
 constexpr int64_t MOST_STREAMS = 8;
 
 struct SpreadOp {
