@@ -20,7 +20,7 @@ from tokenwright.llm import run as run_module
 from tokenwright.llm.run_trace import model_card
 from tokenwright.models.taps import DIMS, Site
 from tokenwright.trace import step_record as recorded_module
-from tokenwright.trace.frame_codec import decode_weights
+from tokenwright.trace.frame_codec import decode_weights, pack, unpack
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPT = [7, 3, 11, 5, 2, 9, 8]
@@ -432,6 +432,9 @@ def test_a_model_with_states_is_counted_as_it_runs_and_not_replayed(kind, tmp_pa
             derived = llm.costs.chunk(frame.start, frame.length)
             assert (frame.kv_read, frame.kv_written) == (derived.kv_read, derived.kv_written)
             assert set(frame.attention.codes) == {0}, "such a layer attends to nothing"
+            assert unpack(pack(frame)).layers == frame.layers
+            assert frame.attention_us > 0 and frame.attention_us + frame.mlp_us + frame.head_us <= frame.step_us
+            assert min(half for layer in frame.layers for half in (layer.attention_us, layer.mlp_us)) >= 0
         with pytest.raises(RequestError, match="cannot be replayed"):
             run.heads(0)
         card = model_card(llm.llm_engine, kind)

@@ -45,13 +45,13 @@ class Watched:
 class Observed:
     """The facts of one forward pass. Counts are of the operations that ran.
 
-    ends: when the embedding, each layer's attention and MLP, and the pass had ended, in ns of the monotonic clock.
+    ends: when the embedding, the halves of layers that ops end, and the pass had ended, in ns of the monotonic clock.
     looking_s: seconds after that which the watched rows took.
     layer_flop, head_flop: of the matrix products over all rows, in all layers and in the head. weight_bytes: read by
     these products. attention_flop, kv_read, kv_written: of each chunk, the last two in bytes.
     """
 
-    ends: Sequence[int]  # [2 layers + 2]
+    ends: Sequence[int]  # [halves + 2]
     looking_s: float
     layer_flop: int
     head_flop: int

@@ -201,6 +201,10 @@ class Parallel(Op):
         return self.attention.kv
 
     @property
+    def halves(self) -> tuple[int, ...]:
+        return 0, 1
+
+    @property
     def pair_flops(self) -> int:
         return self.attention.pair_flops
 

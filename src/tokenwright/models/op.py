@@ -126,6 +126,11 @@ class Op(ABC):
         return None
 
     @property
+    def halves(self) -> tuple[int, ...]:
+        """The parts of a layer that end with it: 0 attention or a recurrence, 1 the MLP; () if it counts as the next op."""
+        return (1,) if self.kv is None else (0,)
+
+    @property
     def pair_flops(self) -> int:
         """FLOP for one row and one token that it attends to, over all query heads; 0 unless the op is attention."""
         return 0

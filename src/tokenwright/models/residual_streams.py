@@ -18,8 +18,16 @@ from tokenwright.models.op import Matrix, Norm, Op, Shape
 MOST_STREAMS = 8
 
 
+class Streams(Op):
+    """An op on the streams; what it takes counts as the next op's."""
+
+    @property
+    def halves(self) -> tuple[int, ...]:
+        return ()
+
+
 @dataclass(frozen=True)
-class Spread(Op):
+class Spread(Streams):
     """The streams beside the first one. project: a part for each of them."""
 
     project: Matrix  # [(streams - 1) x width, width]
@@ -52,7 +60,7 @@ class StreamRouter:
 
 
 @dataclass(frozen=True)
-class Predict(Op):
+class Predict(Streams):
     """All streams from all of them. The router has as many outputs for each stream as there are streams."""
 
     router: StreamRouter
@@ -67,7 +75,7 @@ class Predict(Op):
 
 
 @dataclass(frozen=True)
-class Laurel(Op):
+class Laurel(Streams):
     """A low-rank addition beside attention, which keeps the x that this op reads."""
 
     norm: Norm
@@ -86,7 +94,7 @@ class Laurel(Op):
 
 
 @dataclass(frozen=True)
-class Correct(Op):
+class Correct(Streams):
     """All streams from what the layer has made of the first one, and what it makes of its inputs.
 
     The router has one output for each stream. scale: the name of factors [width] of what the inputs' gate reads.
@@ -107,7 +115,7 @@ class Correct(Op):
 
 
 @dataclass(frozen=True)
-class Merge(Op):
+class Merge(Streams):
     """The one stream that the head reads. each: of all streams but the first."""
 
     each: tuple[Matrix, ...]  # [width, width]

@@ -15,6 +15,7 @@ from tokenwright.decode.logits_processors import Doubles
 from tokenwright.decode.sampler import uniform
 from tokenwright.engine import Pick
 from tokenwright.models.cost import CostModel
+from tokenwright.models.graph import Graph
 from tokenwright.trace.held_logits import HeldLogits
 from tokenwright.trace.messages.schema import AttentionRow, Candidate, LayerTime, StepFrame
 from tokenwright.trace.rows import coded
@@ -81,7 +82,7 @@ class Recorded:
         began, observed, chunk, choice = time.perf_counter(), self.observed, self.chunk, self.choice
         if choice is not None:
             self.held.add(step, choice.logits, alone=chunk.alone)
-        layers = _layers(observed)
+        layers = _layers(observed, self.costs.graph)
         candidates = () if choice is None else self._candidates(choice)
         of_token = {one.token: one for one in candidates}
         token = None if choice is None else choice.pick.tokens[0]
@@ -157,11 +158,16 @@ class Recorded:
         return None if row is None or row.weights is None else coded(row.weights, row.layer, row.head)
 
 
-def _layers(observed: Observed) -> tuple[LayerTime, ...]:
+def _layers(observed: Observed, graph: Graph) -> tuple[LayerTime, ...]:
+    """What the halves of each layer took. Not every layer has both, and an MLP may follow two layers."""
     first = observed.ends[0]
-    borders = [(end - first + 500) // 1000 for end in observed.ends[:-1]]
-    halves = [after - before for before, after in pairwise(borders)]
-    return tuple(map(LayerTime, halves[::2], halves[1::2]))
+    took = (after - before for before, after in pairwise((end - first + 500) // 1000 for end in observed.ends[:-1]))
+    halves, layer = [[0, 0] for _ in range(graph.layers)], -1
+    for op in graph.blocks:
+        layer += op.kv is not None
+        for half in op.halves:
+            halves[layer][half] += next(took)
+    return tuple(LayerTime(*both) for both in halves)
 
 
 def _us(seconds: float) -> int:

@@ -103,7 +103,7 @@ class Program:
         self.model = model
         self.store = store
         self._workspace = Workspace(model.kernels.library)
-        self._ends = 2 * layers + 2  # in an `Observed`
+        self._ends = 2 + sum(len(op.halves) for op in model.graph.blocks)  # in an `Observed`
         self._candidates = min(CANDIDATES, model.graph.vocab_size)
         sizes = model.graph.rotary_sizes
         self._rotary = RotaryCache(sizes) if sizes else None

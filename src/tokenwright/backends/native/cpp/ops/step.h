@@ -315,8 +315,8 @@ struct WatchedRow {
 
 // What a pass tells of itself. Its counts are added up as the kernels run.
 struct Observed {
-  int64_t* ends;    // [2 layers + 2]: when the embedding, each layer's attention and MLP, and the pass had ended, in
-                    // nanoseconds of the monotonic clock
+  int64_t* ends;    // when the embedding, each op after it (twice for PARALLEL, but not for streams) and the pass had
+                    // ended, in nanoseconds of the monotonic clock
   int64_t looking;  // nanoseconds after the pass that the watched rows took
   int64_t watched, candidates;
   const WatchedRow* row;          // [watched]
