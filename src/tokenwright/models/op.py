@@ -127,7 +127,7 @@ class Op(ABC):
 
     @property
     def halves(self) -> tuple[int, ...]:
-        """The parts of a layer that end with it: 0 attention or a recurrence, 1 the MLP; () if it counts as the next op."""
+        """The parts of a layer that end with it: 0 attention or a recurrence, 1 the MLP; () if it is a part of the next."""
         return (1,) if self.kv is None else (0,)
 
     @property
