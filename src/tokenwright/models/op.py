@@ -127,7 +127,7 @@ class Op(ABC):
 
     @property
     def halves(self) -> tuple[int, ...]:
-        """The parts of a layer that end with it: 0 attention or a recurrence, 1 the MLP; () if it is a part of the next."""
+        """The halves of a layer that it ends: 0 attention or a recurrence, 1 the MLP; () for a part of the next op."""
         return (1,) if self.kv is None else (0,)
 
     @property
