@@ -44,8 +44,6 @@ class ClusterLoop(EngineLoop):
         self.clock = time.perf_counter
         self.engine: Engine[Any]  # it checks requests, and computes nothing
         self.dispatcher = Dispatcher(retries, self.clock, shared=shared)
-        self._launcher = launcher
-        self._secret = secret
         self._news: SimpleQueue[News | EngineError] = SimpleQueue()
         self._coming: SimpleQueue[RoutedHandle] = SimpleQueue()  # that the router has not taken yet
         self._closed = False
@@ -82,7 +80,7 @@ class ClusterLoop(EngineLoop):
     def _accepting(self, shape: ReplicaShape, context: int) -> Engine[Any]:
         """An engine of a replica's limits that only accepts requests."""
         pool = PagePool(shape.groups, shape.page_size)
-        prefixes = PrefixIndex(pool, shape.seed, self._secret)
+        prefixes = PrefixIndex(pool, shape.seed, self._supervisor.secret)
         scheduler = Scheduler(pool, shape.token_budget, shape.max_sequences, prefixes)
         nothing = cast(Any, None)
         return Engine(nothing, nothing, scheduler, context)
@@ -202,7 +200,7 @@ class ClusterLoop(EngineLoop):
         self._asyncio.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._asyncio.close()
         self._refuse()
-        self._launcher.close()
+        self._supervisor.launcher.close()
 
 
 def _room(seat: Seat, pages: int) -> ReplicaRoom:

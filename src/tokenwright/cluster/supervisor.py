@@ -92,9 +92,9 @@ class Supervisor:
         tell: Callable[[News], None],
     ) -> None:
         self.seats = [Seat() for _ in range(len(launcher))]
-        self._launcher = launcher
+        self.launcher = launcher
         self._dispatcher = dispatcher
-        self._secret = secret
+        self.secret = secret
         self._drain_s = drain_s
         self._tell = tell
         self._rolling = asyncio.Lock()
@@ -137,7 +137,7 @@ class Supervisor:
         while True:
             opened = seat.opened
             try:
-                link = await self._launcher.start(number)
+                link = await self.launcher.start(number)
             except OSError as error:  # no memory for a process, or no file descriptor, for now
                 log.warning("a replica could not be started: %s", error)
             else:
@@ -173,7 +173,7 @@ class Supervisor:
                 seat.heard = time.monotonic()
             case ReplicaOpened(shape=shape):
                 self._tell(shape)
-                pages = ReplicaPages(shape.groups, shape.page_size, shape.seed, self._secret)
+                pages = ReplicaPages(shape.groups, shape.page_size, shape.seed, self.secret)
                 assert seat.link is not None, "it has said so"
                 count = sum(group.pages for group in shape.groups)
                 seat.member = self._dispatcher.join(seat.link, pages, count, number, seat.link.name)

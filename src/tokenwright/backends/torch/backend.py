@@ -9,6 +9,7 @@ from tokenwright.backends.observation import Observed, Watched
 from tokenwright.backends.torch.border import array
 from tokenwright.backends.torch.counted import CountedKernels, WorkCounts
 from tokenwright.backends.torch.decoder import Decoder
+from tokenwright.backends.torch.kernels import Values
 from tokenwright.backends.torch.observe import Observer
 from tokenwright.backends.torch.tensor_batch import Batcher
 from tokenwright.cache import KVStore
@@ -27,7 +28,7 @@ class TorchBackend:
         self._counting: Decoder | None = None  # made for the first step that is observed
 
     def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
-        return self._run(self.decoder, batch, tap)
+        return self._head(self.decoder, batch, self._blocks(self.decoder, batch, tap))
 
     def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
         """As a call; also the facts of the pass."""
@@ -35,14 +36,19 @@ class TorchBackend:
             self._counting = self.decoder.using(self._counted)
         counts = self._counted.counts = WorkCounts()
         observer = Observer(watched, counts, self.store)
-        logits = self._run(self._counting, batch, observer.tap)
+        x = self._blocks(self._counting, batch, observer.tap)
+        observer.end_blocks()
+        logits = self._head(self._counting, batch, x)
         self.decoder.layer_tokens += len(batch.tokens) * self.decoder.graph.layers
         with torch.inference_mode():
             return logits, observer.observed(batch, logits, self.decoder.scorings)
 
     @torch.inference_mode()
-    def _run(self, decoder: Decoder, batch: Batch, tap: Tap) -> Logits:
-        x = decoder.forward(self.batcher(batch), self.store, tap)  # [T, width]
+    def _blocks(self, decoder: Decoder, batch: Batch, tap: Tap) -> Values:
+        return decoder.forward(self.batcher(batch), self.store, tap)  # [T, width]
+
+    @torch.inference_mode()
+    def _head(self, decoder: Decoder, batch: Batch, x: Values) -> Logits:
         rows = decoder.logits(x[batch.logits_rows.tolist()])
         hidden = array(decoder.hidden(x[batch.hidden_rows.tolist()])) if batch.hidden_rows else None
         return Logits(array(rows), hidden=hidden)

@@ -42,10 +42,13 @@ class Observer:
         match site:
             case Site.EMBEDDING | Site.ATTENTION | Site.MLP:
                 self._ends.append(_ns(self._clock()))
-                self._layer_flop = self._counts.flop  # so far; the last time of all layers
             case Site.QUERY | Site.SINK_QUERY:
                 kept = self._queries if site is Site.QUERY else self._sink_queries
                 kept.update({i: value[one.row] for i, one in enumerate(self._watched) if one.layer == layer})
+
+    def end_blocks(self) -> None:
+        """Only the head is still to come."""
+        self._layer_flop = self._counts.flop
 
     def observed(self, batch: Batch, logits: Logits, scorings: Mapping[int, Scored]) -> Observed:
         """The facts of the pass, after its end; fills in the watched rows. scorings: of each layer with attention."""
