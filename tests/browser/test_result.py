@@ -77,12 +77,12 @@ def test_each_card_shows_the_times_of_its_own_run(explored, monkeypatch):
 
     monkeypatch.setattr(times_module, "run_times", endless)
     explored.run(PROMPT, 6, renderer="2d", stop=None)
-    explored.until("document.querySelector('.result-bars').ariaBusy === 'true'")
+    explored.until("document.querySelector('.result-bars')?.ariaBusy === 'true'")
     before = explored.state["run"]
     explored.tab.get_by_role("button", name="Run it again").click()
     explored.until(f"window.__explorer.state.run !== '{before}'")
     explored.until_state("done")
-    explored.until("document.querySelector('.result-bars').ariaBusy === 'false'")
+    explored.until("document.querySelector('.result-bars')?.ariaBusy === 'false'")
     assert ended.is_set() and float(explored.stats()["times_slower"][0]) > 0
 
 

@@ -19,7 +19,7 @@ from tokenwright.environment import Environment
 
 MODEL = Environment.read().cache_folder("real") / "SmolLM2-135M-Instruct.Q4_1.gguf"
 TEXT = (Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8")
-TOKENS = 256
+TOKENS = 768
 GREEDY = {"temperature": 0.0, "max_tokens": 40}
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not MODEL.exists(), reason="scripts/real_model fetches the model")]
