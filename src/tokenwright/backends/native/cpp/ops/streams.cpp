@@ -19,7 +19,7 @@ double mean(int64_t size, Of of) {
   double sums[SUMS] = {}, total = 0;
   for (int64_t i = 0; i < size; i++) sums[i % SUMS] += of(i);
   for (double sum : sums) total += sum;
-  return total / size;
+  return total / (double)size;
 }
 
 // A stream of a row.
@@ -179,7 +179,7 @@ void run(Pass& p, Team& team, int64_t, const MergeOp& op) {
       add(width, added, p.x + row * width);
     });
   }
-  each_row(team, rows, [&](int64_t row) { scale_row(width, 1.0 / op.streams, p.x + row * width); });
+  each_row(team, rows, [&](int64_t row) { scale_row(width, 1.0 / (double)op.streams, p.x + row * width); });
 }
 
 }  // namespace tw
