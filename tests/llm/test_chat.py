@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytest
 from pydantic import BaseModel
@@ -12,7 +12,10 @@ from tests.engines import assert_at_rest
 from tests.models.fixtures import make_checkpoint
 from tests.serve.talking import TEMPLATE
 from tokenwright import LLM, Grammar, RequestError
-from tokenwright.llm.outputs import ToolCall
+from tokenwright.engine import FinishReason
+from tokenwright.llm.chat.answer import Delta
+from tokenwright.llm.chat.answer_reader import AnswerReader
+from tokenwright.llm.outputs import Piece, ToolCall
 from tokenwright.serve.service.preprocess import Preprocessor
 from tokenwright.serve.service.types import GenerationRequest, Tool
 
@@ -164,3 +167,20 @@ def test_a_completion_says_its_text_as_content(llm: LLM) -> None:
     [done] = llm.generate("the", max_tokens=4, seed=1)
     assert done.content == done.text
     assert (done.reasoning, done.tool_calls, done.parsed) == ("", (), None)
+
+
+class Held:
+    """A parser that shows the held-back text of a text that was not cut."""
+
+    def push(self, text: str, token: int | None, to: Delta) -> None: ...
+
+    def finish(self, to: Delta, cut: bool) -> None:
+        to.text = "" if cut else "</th"
+
+
+def test_each_text_of_a_stream_is_read_by_the_reason_of_its_own_end() -> None:
+    reader = AnswerReader(cast(Any, Held))
+    begun = [Piece("</th", 1, 0.0, 0.0, (), choice) for choice in (0, 1)]
+    assert [piece.content for piece in reader.split(begun, {})] == ["", ""]
+    found = reader.split([], {0: FinishReason.EOS, 1: FinishReason.LENGTH})
+    assert [(piece.choice, piece.content) for piece in found] == [(0, "</th")], "the second was cut in its mark"

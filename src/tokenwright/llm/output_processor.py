@@ -170,7 +170,7 @@ class OutputProcessor:
                 self._read_search(search)
         self.ended = delivery.ended
         if split and self.reader is not None:
-            return self.reader.split(fresh, self.ended, self.reason)
+            return self.reader.split(fresh, {one.choice: one.reason for one in self.texts} if self.ended else {})
         return fresh
 
     def abort(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tokenwright.engine import FinishReason
@@ -51,16 +51,19 @@ class AnswerReader:
         except (ValueError, RecursionError):  # pydantic's errors are ValueErrors
             return None
 
-    def split(self, pieces: Sequence[Piece], ended: bool, reason: FinishReason | None) -> list[Piece]:
-        """The next pieces of a stream with their content and reasoning, and what was held back if it has ended."""
+    def split(self, pieces: Sequence[Piece], reasons: Mapping[int, FinishReason | None]) -> list[Piece]:
+        """The next pieces of a stream with their content and reasoning.
+
+        reasons: why each text has ended, once all have; then there are pieces of what was held back, too.
+        """
         found = []
         for piece in pieces:
             delta = Delta(piece.choice)
             self._parser(piece.choice).push(piece.text, piece.token_id, delta)
             found.append(piece._replace(content=delta.text, reasoning=delta.reasoning))
-        for choice, parser in self._growing.items() if ended else ():
+        for choice, parser in self._growing.items() if reasons else ():
             delta = Delta(choice)
-            parser.finish(delta, cut=reason in CUT)
+            parser.finish(delta, cut=reasons[choice] in CUT)
             if delta.text or delta.reasoning:
                 found.append(Piece("", None, 0.0, 0.0, (), choice, delta.text, delta.reasoning))
         return found
