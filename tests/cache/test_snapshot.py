@@ -211,6 +211,12 @@ def test_other_safetensors_are_no_cache(tmp_path: Path) -> None:
     refused(tmp_path / "absent.kv", "No such file")
 
 
+def test_a_long_name_of_letters_that_take_three_bytes_is_saved(tmp_path: Path) -> None:
+    path = tmp_path / ("話" * 80)
+    save(path, made(), ABOUT)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_names_that_are_no_files_are_refused(tmp_path: Path, file: Path) -> None:
     link, pipe = tmp_path / "link.kv", tmp_path / "pipe.kv"
     link.symlink_to(file)

@@ -188,7 +188,7 @@ def _check_folder(path: Path) -> None:
 
 def _drafts(path: Path) -> str:
     """The prefix of the names of drafts of `path`; the writer's process id follows."""
-    return f".{path.name[:200]}.draft-"
+    return f".{os.fsencode(path.name)[:200].decode(errors='ignore')}.draft-"
 
 
 def _sweep(path: Path) -> None:

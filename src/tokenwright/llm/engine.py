@@ -106,12 +106,7 @@ class LLMEngine:
         pages, memory = [group.pages for group in groups], memory_of(loaded.device)
         store = store_over(loaded.decoder, own, pages, options.page_size, memory)
         pool = PagePool(groups, options.page_size, store)
-        disk = None
-        if options.kv_disk is not None:
-            disk = open_disk(options.kv_disk, options, store, _about(loaded, self.specs, options.page_size, draft))
         prefixes, swap = PrefixIndex(pool, repr(specs).encode()), SwapSpace(pool, options.swap_memory)
-        if disk is not None:
-            prefixes.secret, prefixes.tier = disk.secret, disk
         runner, proposer = drafted(loaded, options, layers, store, pool, draft)
         scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap, proposer)
         model = Model(loaded.decoder, layers, loaded.device)
@@ -122,7 +117,10 @@ class LLMEngine:
             recording = _recording(loaded, self.specs, self.costs, runner, sampler)
             runner = sampler = recording.recorder
             end_step = recording.recorder.end_step
-        if disk is not None:
+        disk = None
+        if options.kv_disk is not None:  # last: nothing that it holds is left behind by an error above
+            disk = open_disk(options.kv_disk, options, store, _about(loaded, self.specs, options.page_size, draft))
+            prefixes.secret, prefixes.tier = disk.secret, disk
             runner = times = StepClock(runner, disk, end_step)
             end_step = times.end_step
         loop = EngineLoop(Engine(runner, sampler, scheduler, self.context), end_step=end_step)
