@@ -40,5 +40,5 @@ def test_reasoning_is_left_out_where_that_is_asked_for(talker: Talker) -> None:
     whole = ask(talker, **asked, reasoning={"exclude": True}).json()
     assert "reasoning_content" not in whole["choices"][0]["message"]
     assert whole["usage"]["completion_tokens"] == 6
-    lines = ask(talker, **asked, reasoning={"exclude": True}, stream=True).text
+    lines = ask(talker, **asked, include_reasoning=False, stream=True).text
     assert "reasoning_content" not in lines and '"finish_reason":"length"' in lines

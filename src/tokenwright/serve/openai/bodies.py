@@ -222,7 +222,6 @@ class ChatBody(Sampling):
         "service_tier": "there is one tier",
         "store": "chats are not stored",
         "verbosity": "models here have no such setting",
-        "include_reasoning": "reasoning is a field of its own",
         "separate_reasoning": "reasoning is a field of its own",
         "stream_reasoning": "reasoning is streamed as it is written",
         "parse_tool_calls": "calls are always parsed",
@@ -238,6 +237,7 @@ class ChatBody(Sampling):
     reasoning_effort: Effort | None = None
     reasoning: ReasoningOptions | None = None
     reasoning_format: Text | None = None
+    include_reasoning: bool | None = None
     thinking: ThinkingSwitch | None = None
     enable_thinking: bool | None = None
     thinking_token_budget: Budget | None = None
@@ -252,7 +252,7 @@ class ChatBody(Sampling):
     @property
     def hides_reasoning(self) -> bool:
         """Whether the reply leaves the reasoning out."""
-        return self.reasoning is not None and self.reasoning.exclude
+        return self.include_reasoning is False or (self.reasoning is not None and self.reasoning.exclude)
 
 
 class EmbeddingBody(Body):
