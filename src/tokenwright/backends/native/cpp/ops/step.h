@@ -179,8 +179,8 @@ struct MLPOp {
   After after;
   const LowRank *up_updates, *down_updates;  // as in AttentionOp
   InputGate inputs;
-  int64_t sparse;     // whether gates lose what they have above their mean by less than this
-  double deviations;  // many standard deviations
+  int64_t sparse;  // whether a gate becomes max(gate - mean - deviations * standard deviation, 0) of its row
+  double deviations;
 };
 
 // The logits of the batch's logits rows: matrix(scale * norm(x)), softly capped if cap > 0: cap tanh(logit / cap); and

@@ -12,7 +12,7 @@ namespace tw {
 
 namespace {
 
-constexpr int64_t SUMS = 8;  // of every so many-th number each, so that they need not wait for one another
+constexpr int64_t SUMS = 8;  // each over every eighth number, so that no addition waits for the one before
 
 template <typename Of>
 double mean(int64_t size, Of of) {
