@@ -15,7 +15,7 @@ DType = Literal["float32", "bfloat16", "float16"]
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-# What other engines' names for formats mean here: the first pattern that a name begins with.
+# Our formats for other engines' names: that of the first pattern with which a name begins.
 _MEANT = (
     (r"bf16", "bfloat16"), (r"(f|fp)_?16$|half$", "float16"), (r"(f|fp)_?32$|float$", "float32"),
     (r"(f8|fp8|float8|e4m3)", "fp8"), (r"(q|i|w|int_?)?8", "int8"), (r"(iq|q|i|w|int_?|nf)?[2-6]", "int4"),

@@ -159,7 +159,7 @@ class Recorded:
 
 
 def _layers(observed: Observed, graph: Graph) -> tuple[LayerTime, ...]:
-    """What the halves of each layer took. Not every layer has both, and an MLP may follow two layers."""
+    """The times of the halves of each layer. Not every layer has both, and an MLP may follow two layers."""
     first = observed.ends[0]
     took = (after - before for before, after in pairwise((end - first + 500) // 1000 for end in observed.ends[:-1]))
     halves, layer = [[0, 0] for _ in range(graph.layers)], -1

@@ -47,7 +47,7 @@ class Observer:
                 kept.update({i: value[one.row] for i, one in enumerate(self._watched) if one.layer == layer})
 
     def end_blocks(self) -> None:
-        """Only the head is still to come."""
+        """Note that all blocks are computed, and only the head follows."""
         self._layer_flop = self._counts.flop
 
     def observed(self, batch: Batch, logits: Logits, scorings: Mapping[int, Scored]) -> Observed:
