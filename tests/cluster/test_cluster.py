@@ -155,13 +155,13 @@ def streams_with_kills(server, asked, least):
     Every stream must be what it is without kills.
     """
     expected = [stream(server, **body)[:2] for body in asked]
-    kills, pauses, done, until = 0, [], threading.Event(), time.monotonic() + max(HANGS, 2 * least)
+    kills, pauses, done = 0, [], threading.Event()
 
     def kill():
         nonlocal kills
         try:
             while (kills < least or not pauses) and not done.is_set():
-                assert time.monotonic() < until, f"{kills} kills met {len(pauses)} texts"
+                assert kills < least + 100, "no kill met a text"
                 server.wait(lambda: server.gauge("tokenwright_replicas") > 1)
                 for pid in server.ready[kills % 2 :][:1]:
                     with suppress(ProcessLookupError):

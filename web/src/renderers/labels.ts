@@ -111,7 +111,7 @@ export function wallNames({ lanes, cache, layers, states }: Scene): readonly str
       "↻ a rewritten state",
     ];
   return cache
-    ? ["KV cache: each cell is one layer’s saved key (K) and value (V) for one token", "the KV cache: saved keys and values", "the KV cache"]
+    ? ["KV cache: each cell is one layer’s saved key (K, light) and value (V, dark) for one token", "the KV cache: saved keys and values", "the KV cache"]
     : ["no cache: every step computes all cells and throws them away", "no cache: nothing is saved", "no cache"];
 }
 

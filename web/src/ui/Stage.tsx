@@ -85,16 +85,16 @@ function Hint() {
   if (!switches || lanes.value !== null || summary.value !== null) return null;
   if (tour.value !== "none" && tour.value !== "over") return null; // it does it itself
   if (frame.value?.cache === false && !(live.value && cache.value))
-    return <Offer lead="" does="Turn the cache back on" class="hint-next back" />;
+    return <Offer text="Turn the cache back on" class="hint-next back" />;
   if (switched.value || frame.value?.cache === false || shown.value < PATIENCE) return null;
-  return <Offer lead={tour.value === "over" ? "Your turn: " : "Now "} does="switch the cache off" class="hint-next" />;
+  const text = tour.value === "over" ? "Your turn: switch the cache off" : "Switch the cache off";
+  return <Offer text={text} class="hint-next" />;
 }
 
-function Offer({ lead, does, class: look }: { lead: string; does: string; class: string }) {
+function Offer({ text, class: look }: { text: string; class: string }) {
   return (
     <p class={look}>
-      {lead}
-      {does} <kbd>N</kbd>
+      {text} <kbd>N</kbd>
     </p>
   );
 }

@@ -15,6 +15,7 @@ export function Work() {
   return (
     <div class="work">
       <p class="saving">
+        {"This step: "}
         <Stat name="layer_tokens" class="saving-number" bare />
         {step.cache && times > 1 && (
           <>
@@ -22,8 +23,8 @@ export function Work() {
             <Without value={layers * all} />
           </>
         )}
-        {" cells computed"}
-        {times > 1 && (
+        {" cells"}
+        {times > 1 ? (
           <>
             {!step.cache && (
               <>
@@ -31,7 +32,7 @@ export function Work() {
                 <With value={layers * least} />
               </>
             )}
-            {": "}
+            {step.cache ? ", " : ": "}
             <Figure
               name="step_times"
               value={times}
@@ -42,6 +43,8 @@ export function Work() {
             />{" "}
             {step.cache ? "less" : "more"} work
           </>
+        ) : (
+          step.cache && ", nothing saved yet"
         )}
       </p>
       <dl class="versus" aria-label="The work of this step">
