@@ -84,10 +84,10 @@ export function numberedTokens(first: number, last: number, pitch: number): numb
   return found;
 }
 
-/** The name of a slice: its layer. With two walls the count begins again at the second. */
-export function layerName({ layers, lanes, states }: Scene, slice: number): string {
+/** The names of a slice, its layer, the longest first. With two walls the count begins again at the second. */
+export function layerNames({ layers, lanes, states }: Scene, slice: number): readonly string[] {
   const layer = slice % Math.max(1, layers / lanes);
-  return states.includes(layer) ? `L${layer} ↻` : `L${layer}`;
+  return states.includes(layer) ? [`L${layer} ↻`, "↻"] : [`L${layer}`];
 }
 
 /** The first layer whose cells stay; the first of all if none do. */

@@ -7,7 +7,7 @@ import {
   fontSize,
   freshColumn,
   labelOf,
-  layerName,
+  layerNames,
   numberedTokens,
   roomFor,
   shorten,
@@ -96,15 +96,9 @@ export function placeLayers({ palette, scene, frame, layout }: Picture): void {
   if (frame.cell === 0) return;
   for (const layer of sliceTicks(scene, frame.cell)) {
     const selected = layer === scene.layer;
-    layout.add({
-      text: layerName(scene, layer),
-      x: frame.x0 - 8,
-      y: frame.cellsTop + (layer + 0.5) * frame.cell,
-      size: 10.5,
-      bold: selected,
-      alignX: 1,
-      colour: selected ? palette.ink : palette.dim,
-    });
+    const look = { size: 10.5, bold: selected, alignX: 1, colour: selected ? palette.ink : palette.dim };
+    const y = frame.cellsTop + (layer + 0.5) * frame.cell;
+    layerNames(scene, layer).some((text) => layout.add({ text, x: frame.x0 - 8, y, ...look }));
   }
 }
 

@@ -11,7 +11,7 @@ import {
   freshColumn,
   hoveredName,
   labelOf,
-  layerName,
+  layerNames,
   numberedTokens,
   readingNames,
   roomFor,
@@ -162,7 +162,8 @@ function layers({ scene, sight, palette, layout }: Page): void {
     if (!inside(sight, spot, 2)) continue;
     const selected = layer === scene.layer;
     const colour = selected ? palette.ink : palette.dim;
-    layout.add({ text: layerName(scene, layer), x: spot.x + 4, y: spot.y, size: 10.5, bold: selected, alignX: 0, colour });
+    const look = { x: spot.x + 4, y: spot.y, size: 10.5, bold: selected, alignX: 0, colour };
+    layerNames(scene, layer).some((text) => layout.add({ text, ...look }));
   }
 }
 
