@@ -91,6 +91,11 @@ def test_a_link_opens_in_the_middle_and_the_address_keeps_up(visited):
     visited.tab.evaluate("location.hash = '#run=fact&step=3'")
     visited.until("window.__explorer.state.step === 3")
     assert "The capital" in visited.tab.locator(".flow").inner_text()
+    visited.press("n")
+    visited.tab.get_by_role("button", name="Story", exact=True).click()
+    visited.until("location.hash.includes('run=story')")
+    assert "cache=off" in visited.tab.evaluate("location.hash"), "another run keeps the way"
+    assert visited.tab.locator(".cache-switch .off").get_attribute("aria-pressed") == "true"
 
 
 def test_race_beams_batch_and_lesson_are_recorded_and_nothing_else_is_offered(visited, folder):

@@ -125,7 +125,7 @@ export async function visit(id: string, wanted: Link = {}): Promise<void> {
     const found = readTrace(await answer.text(), "file", about.name);
     joined.value = about.id;
     show(found, -1);
-    if (wanted.cache !== undefined) player.showWay(wanted.cache);
+    player.showWay(wanted.cache ?? cache.value); // another run keeps the way that was chosen
     if (wanted.step === undefined) player.play();
     else player.seek(wanted.step);
   } catch (error) {
