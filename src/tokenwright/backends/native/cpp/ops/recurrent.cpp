@@ -127,10 +127,6 @@ void finish_row(const Kernels& k, const Recurrence& r, const float* row, float* 
   if (r.gate >= 0 && !r.gate_first) k.gate_by(by, width, row + r.gate, mixed);
 }
 
-void multiply(int64_t size, const float* by, float* x) {
-  for (int64_t i = 0; i < size; i++) x[i] *= by[i];
-}
-
 // The same of a scan.
 void scan_rows(const Kernels& k, const Recurrence& r, int64_t at, int64_t columns, int64_t rows, int64_t stride,
                const float* projected, float* mixed, float* state) {
