@@ -24,9 +24,18 @@ def stand_ins(marks: Mapping[int, str]) -> dict[str, str]:
 
 
 class OutputParser(Protocol):
-    """Sorts the text of one choice, as it is written."""
+    """Sorts the text of one choice, as it is written.
+
+    pushed: the characters so far, where a mark that is a special token counts as one; said: of these, those that are
+    shown as text; held: the last ones, which are not sorted yet.
+    """
 
     reasoning_tokens: int
+    pushed: int
+    said: int
+
+    @property
+    def held(self) -> int: ...
 
     def push(self, text: str, token: int | None, delta: Delta) -> None:
         """Take the next text, and put what is known of it into `delta`."""
@@ -47,9 +56,14 @@ class PlainReader:
 
     reasoning_tokens = 0
     called = False
+    held = 0
+
+    def __init__(self) -> None:
+        self.pushed = self.said = 0
 
     def push(self, text: str, token: int | None, delta: Delta) -> None:  # noqa: ARG002  (part of the protocol)
         delta.text += text
+        self.pushed = self.said = self.said + len(text)
 
     def finish(self, delta: Delta, cut: bool = False) -> None:
         """Nothing is held back."""
@@ -92,6 +106,9 @@ class CallReader(Protocol):
     @property
     def called(self) -> bool: ...
 
+    @property
+    def held(self) -> int: ...
+
 
 class SortingReader:
     """Text between think tags is reasoning; the rest goes to a reader of tool calls, or is text.
@@ -102,7 +119,7 @@ class SortingReader:
     """
 
     def __init__(self, tags: ThinkTags | None, calls: CallReader | None, marks: Mapping[int, str]) -> None:
-        self.reasoning_tokens = 0
+        self.reasoning_tokens = self.pushed = self.said = 0
         stands = stand_ins(marks)
         self._tags = None if tags is None else tags.written(stands)
         self._marks = {token: stands[mark] for token, mark in marks.items()}
@@ -116,19 +133,26 @@ class SortingReader:
     def called(self) -> bool:
         return self._calls.called
 
+    @property
+    def held(self) -> int:
+        return len(self._held) + self._calls.held
+
     def push(self, text: str, token: int | None, delta: Delta) -> None:
         if self._state == "thought" and token is not None:
             self.reasoning_tokens += 1
         if token is not None:
             text += self._marks.get(token, "")
+        self.pushed += len(text)
+        before = len(delta.text)
         if self._state == "said" and not self._bare:
             self._calls.push(text, token, delta)
         else:
             self._sort(self._held + text, token, delta)
+        self.said += len(delta.text) - before
         self._spell(delta)
 
     def finish(self, delta: Delta, cut: bool = False) -> None:
-        rest, self._held = self._held, ""
+        rest, self._held, before = self._held, "", len(delta.text)
         if cut and self._tags is not None and self._state != "said":
             mark = self._tags.start if self._state == "begins" else self._tags.end
             rest = rest[: len(rest) - held_back(rest, mark)] if len(rest) > 1 else rest
@@ -137,6 +161,7 @@ class SortingReader:
         elif rest:
             self._calls.push(rest, None, delta)
         self._calls.finish(delta, cut)
+        self.said += len(delta.text) - before
         self._spell(delta)
 
     def _spell(self, delta: Delta) -> None:
