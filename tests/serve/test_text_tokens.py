@@ -33,7 +33,7 @@ def read(parser: OutputParser, pieces: Sequence[tuple[str, int]], cut: bool) -> 
         start = parser.pushed
         parser.push(text, token, delta)
         found += tokens.push(Piece(text, token, 0.0), start)
-        assert len(delta.text.rstrip()) <= sum(len(one.text) for one in found), "text comes with its tokens"
+        assert parser.said <= sum(len(one.text) or 1 for one in found), "text comes with its tokens"
     parser.finish(delta, cut=cut)
     return delta.text, [one.text for one in found + tokens.finish()]
 
@@ -60,6 +60,20 @@ def test_tokens_without_text_go_with_the_next_one() -> None:
     parser = SortingReader(ThinkTags(), None, {MARK: "<think>", MARK + 1: "</think>"})
     assert read(parser, pieces, cut=False) == ("\N{SNOWMAN}", ["", "\N{SNOWMAN}", ""])
     assert read(hermes(), [*((one, 0) for one in CALL), ("", 1)], cut=False) == ("", [])
+
+
+def test_reasoning_that_is_not_set_apart_stays_in_the_text() -> None:
+    """As it was written, with its tags; calls in it are none."""
+    thought = f"<think>\n{CALL} </thi nk>\n</think>\n\n"
+    for size in (1, 3, 200):
+        whole = thought + SAID
+        marks = {MARK: "<think>"} if size > 1 else {}
+        pieces = [("", MARK)] if marks else []
+        rest = whole.removeprefix("<think>") if marks else whole
+        pieces += [(rest[at : at + size], 0) for at in range(0, len(rest), size)]
+        parser = SortingReader(ThinkTags(), FormReader(HERMES, [Tool("get_weather", "", {})]), marks, apart=False)
+        text, tokens = read(parser, pieces, cut=False)
+        assert (text, "".join(tokens), parser.called) == (whole, rest, False)
 
 
 def logprobs_of(api: str, answer: Any) -> list[str]:

@@ -28,7 +28,7 @@ class TextTokens:
         return self._settle(self._known - self._grown(), self._known)
 
     def finish(self) -> list[Piece]:
-        """The parser has finished: the last of the text's tokens. What it shows at the end is the start of the rest."""
+        """The parser has finished: the last of the text's tokens. It shows the start of the characters that it held."""
         found = self._settle(self._known, self._known + self._grown())
         if any(start < end for _, start, end in self._waiting):
             return found  # the text has ended inside a mark

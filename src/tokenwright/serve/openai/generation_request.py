@@ -149,7 +149,7 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Generatio
         thinking=thinking.on,
         thinking_budget=thinking.budget,
         variables=thinking.variables,
-        reasoning=body.reasoning_format != "none",
+        reasoning=body.separate_reasoning and body.reasoning_format != "none",
         **prefill_of(body),
         **common,
     )
