@@ -204,9 +204,9 @@ def choice_of(choice: ToolMode | Literal["any"] | NamedTool | AllowedChoice | Ch
         case ChoiceObject():
             return choice_of(choice.type)
         case NamedTool():
-            return {"tool_choice": "required", "allowed_tools": [choice.name]}
+            return {"tool_choice": "required", "allowed_tools": [choice.tool]}
         case AllowedChoice(allowed_tools=some):
-            return {"tool_choice": some.mode, "allowed_tools": [tool.name for tool in some.tools]}
+            return {"tool_choice": some.mode, "allowed_tools": [tool.tool for tool in some.tools]}
         case "any":
             return {"tool_choice": "required"}
         case _:
