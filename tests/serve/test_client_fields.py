@@ -55,6 +55,10 @@ def parts(**more: Any) -> list[dict[str, Any]]:
         (CHAT, {"store": True, "service_tier": "flex", "verbosity": "low", "metadata": {"a": {"b": 1}}}),
         (CHAT, {"top_k": -1, "max_tokens": -1, "max_completion_tokens": 2, "stop": [], "functions": [], "seed": -1}),
         (CHAT, {"tools": [ANY_TOOL], "tool_choice": {"type": "auto"}}),
+        *(
+            (CHAT, {"tools": [ANY_TOOL], "tool_choice": {"type": kind, "name": ANY_TOOL["function"]["name"]}})
+            for kind in ("function", "tool")
+        ),
         (CHAT, {"tools": [ANY_TOOL], "tool_choice": {"type": "any"}, "n_predict": 2}),
         (CHAT, {"chat_template_kwargs": {"enable_thinking": True, "anything": [1]}}),
         (CHAT, {"prediction": {"type": "content", "content": "x"}, "prompt_cache_retention": "24h"}),

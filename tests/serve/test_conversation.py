@@ -113,6 +113,59 @@ def test_messages_are_in_an_order_that_the_template_takes(refuses: str, wanted: 
         assert render(found) == "|".join(wanted)
 
 
+# As Mistral's: users and assistants take turns, where calls and their results do not count. STRICT wants words of each.
+TURNS = """\
+{%- set count = namespace(n=0) -%}{%- for m in messages -%}
+{%- if m.role == 'user' or m.role == 'system' or (m.role == 'assistant' and not m.tool_calls) -%}
+{%- if (m.role == 'user') != (count.n % 2 == 0) -%}{{ raise_exception('take turns') }}{%- endif -%}
+{%- set count.n = count.n + 1 -%}{%- endif -%}
+{%- if m.role == 'user' -%}[INST]{{ m.content }}[/INST]
+{%- elif m.tool_calls -%}[TOOL_CALLS][{%- for c in m.tool_calls -%}
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}, "id": "{{ c.id }}"}
+{%- if c.id | length != 9 -%}{{ raise_exception('nine') }}{%- endif -%}{%- endfor -%}]</s>
+{%- elif m.role == 'tool' -%}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]
+{%- else -%}STRICT {{ m.content }}</s>{%- endif -%}{%- endfor -%}"""
+STRICT = "{%- if not m.content -%}{{ raise_exception('empty') }}{%- endif -%}"
+# As Gemma's, whose template knows no tools: calls are text, and results the user's.
+PAIRS = """\
+{%- for m in messages -%}{%- if (m.role == 'user') != (loop.index0 % 2 == 0) -%}{{ raise_exception('take turns') }}
+{%- endif -%}<turn>{{ m.role }}:{{ m.content | trim }}{%- endfor -%}"""
+CALLED = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}
+AGENT = [
+    {"role": "user", "content": "ask"},
+    {"role": "assistant", "content": "I look."},
+    {"role": "assistant", "content": "", "tool_calls": [CALLED]},
+    {"role": "tool", "tool_call_id": "call_1", "name": "look", "content": "blue"},
+    {"role": "system", "content": "remember"},
+    {"role": "user", "content": "more"},
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "wanted"),
+    [
+        (TURNS.replace("STRICT", ""), "[/TOOL_RESULTS]</s>[INST]remember\n\nmore[/INST]"),
+        (TURNS.replace("STRICT", STRICT), "[/TOOL_RESULTS]Done.</s>[INST]remember\n\nmore[/INST]"),
+        (
+            TURNS.replace("{{ raise_exception('take turns') }}", ""),
+            "[/TOOL_RESULTS]STRICT remember</s>[INST]more[/INST]",
+        ),
+        (PAIRS, "\n</tool_response>\n\nremember\n\nmore"),
+    ],
+)
+def test_the_user_goes_on_after_a_result(tmp_path: Path, template: str, wanted: str) -> None:
+    """Agents remind the model, or their users interrupt it, before it has said a word about a result."""
+    with LLM(make_talker(tmp_path, template=template), pages=64) as llm:
+        for messages in (AGENT, [*AGENT[:1], *AGENT[2:4], *AGENT[5:]]):
+            text = llm.render(messages).text
+            plain = wanted.replace("STRICT remember</s>", "").replace("remember\n\n", "")
+            assert text.endswith(wanted if "remember" in str(messages) else plain), text
+            assert "blue" in text and "sky" in text
+        ids = tuple(llm.tokenizer.encode("kept", add_special=False))
+        later = [*AGENT[:1], *AGENT[2:], {"role": "assistant", "content": "kept"}, {"role": "user", "content": "so"}]
+        assert str(ids)[1:-1] in str(llm.render(later, answers={5: ids}).ids)
+
+
 ONE_SYSTEM = """\
 {% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('only first') }}{% endif %}\
 <|im_start|>{{ m.role }}

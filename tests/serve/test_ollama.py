@@ -246,6 +246,12 @@ def test_embeddings_are_those_of_openais_api(talker: Talker, client: ollama.Clie
     assert both.total_duration is not None and both.total_duration > 0
     assert [list(one) for one in client.embed("tiny", texts[1]).embeddings] == vectors[1:]
     assert list(client.embeddings("tiny", texts[0]).embedding) == vectors[0]
+    for nothing in ([], ""):
+        empty = client.embed("tiny", nothing)
+        assert (list(empty.embeddings), empty.model) == ([], "tiny"), "as of Ollama, which only loads the model"
+    assert list(client.embeddings("tiny", "").embedding) == []
+    with pytest.raises(ollama.ResponseError, match="does not exist here"):
+        client.embed("llama", [])
     [short] = client.embed("tiny", texts[1], dimensions=4).embeddings
     assert np.allclose(short, np.array(vectors[1][:4]) / np.linalg.norm(vectors[1][:4]), atol=1e-6)
 
@@ -261,7 +267,6 @@ def test_embeddings_are_those_of_openais_api(talker: Talker, client: ollama.Clie
     ("body", "named"),
     [
         ({"dimensions": 9999}, "fewer than 9999"),
-        ({"input": []}, "input"),
         ({"input": "a" * 20_000, "truncate": False}, "tokens"),
         ({"model": "llama"}, "'llama' does not exist here"),
     ],

@@ -40,5 +40,8 @@ def test_reasoning_is_left_out_where_that_is_asked_for(talker: Talker) -> None:
     whole = ask(talker, **asked, reasoning={"exclude": True}).json()
     assert "reasoning_content" not in whole["choices"][0]["message"]
     assert whole["usage"]["completion_tokens"] == 6
+    for more in ({"separate_reasoning": False}, {"reasoning_format": "none"}):
+        message = ask(talker, **asked, **more).json()["choices"][0]["message"]
+        assert "reasoning_content" not in message and message["content"]
     lines = ask(talker, **asked, include_reasoning=False, stream=True).text
     assert "reasoning_content" not in lines and '"finish_reason":"length"' in lines

@@ -30,8 +30,8 @@ class Delta:
     """The addition of one step or more to the text number `choice`. Any of its parts may be empty.
 
     Its order: what continues a call of an earlier delta (`continued`), reasoning, text, calls that begin (`begun`).
-    tokens: the step's tokens with their logprobs, if the request asked for logprobs. finish: why the text ended, in its
-    last delta only; `reason` is the engine's word for it, `stopped` the stop string or stop id that ended it.
+    tokens: the tokens of its text with their logprobs, if the request asked for logprobs. finish: why the text ended,
+    in its last delta only; `reason` is the engine's word for it, `stopped` the stop string or stop id that ended it.
     """
 
     choice: int

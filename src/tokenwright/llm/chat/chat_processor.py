@@ -17,7 +17,7 @@ from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_request import ChatRequest
 from tokenwright.llm.chat.output_parser import NewReader, PlainReader, SortingReader, ThinkTags, tags_of
 from tokenwright.llm.chat.template_messages import TemplateMessages
-from tokenwright.llm.chat.template_order import TemplateOrder
+from tokenwright.llm.chat.template_order import FILLERS, TemplateOrder
 from tokenwright.llm.chat.thinking import ThoughtGate, TokenMasks, closing, switches_of, variables_of
 from tokenwright.llm.chat.tool_forms.channels import CHANNEL, CHANNELS, LAST, MARKS, ChannelReader, uses_channels
 from tokenwright.llm.chat.tool_forms.probing import probed
@@ -157,10 +157,14 @@ class ChatProcessor:
         if self._channels and wanted.messages is not None:
             names = [tool.name for tool in callable_tools(wanted)] if wanted.may_call else []
             return lambda: ChannelReader(names, marks, wanted.reasoning)
-        tags = tags if wanted.reasoning else None
         if tags is None and tools is None:
             return PlainReader
-        return lambda: SortingReader(tags, None if tools is None else tools.reader(wanted, prompt, marks), marks)
+
+        def new() -> SortingReader:
+            calls = None if tools is None else tools.reader(wanted, prompt, marks)
+            return SortingReader(tags, calls, marks, apart=wanted.reasoning)
+
+        return new
 
 
 def _kept(
@@ -168,9 +172,16 @@ def _kept(
 ) -> dict[int, Sequence[int]]:
     """The ids of answers by their places among the messages of the prompt, where others were added or joined.
 
-    Raises RequestError for ids of a message that is no answer.
+    Raises RequestError for ids of a message that is no answer, and where answers were joined.
     """
-    places = [[at for at, one in enumerate(each) if one.get("role") == "assistant"] for each in (given, messages)]
+    if not answers:
+        return {}
+    places = [
+        [at for at, one in enumerate(each) if one.get("role") == "assistant" and not any(one is own for own in FILLERS)]
+        for each in (given, messages)
+    ]
+    if len(places[0]) != len(places[1]):
+        raise RequestError("answers cannot be kept here: the template joins messages of the assistant")
     moved = dict(zip(*places, strict=True))
     if wrong := answers.keys() - moved.keys():
         raise RequestError(f"answers has ids for message {min(wrong)}, which is no message of the assistant")

@@ -24,9 +24,18 @@ def stand_ins(marks: Mapping[int, str]) -> dict[str, str]:
 
 
 class OutputParser(Protocol):
-    """Sorts the text of one choice, as it is written."""
+    """Sorts the text of one choice, as it is written.
+
+    pushed: the characters so far, where a mark that is a special token counts as one; said: of these, those that are
+    shown as text; held: the last ones, which are not sorted yet.
+    """
 
     reasoning_tokens: int
+    pushed: int
+    said: int
+
+    @property
+    def held(self) -> int: ...
 
     def push(self, text: str, token: int | None, delta: Delta) -> None:
         """Take the next text, and put what is known of it into `delta`."""
@@ -47,9 +56,14 @@ class PlainReader:
 
     reasoning_tokens = 0
     called = False
+    held = 0
+
+    def __init__(self) -> None:
+        self.pushed = self.said = 0
 
     def push(self, text: str, token: int | None, delta: Delta) -> None:  # noqa: ARG002  (part of the protocol)
         delta.text += text
+        self.pushed = self.said = self.said + len(text)
 
     def finish(self, delta: Delta, cut: bool = False) -> None:
         """Nothing is held back."""
@@ -92,22 +106,29 @@ class CallReader(Protocol):
     @property
     def called(self) -> bool: ...
 
+    @property
+    def held(self) -> int: ...
+
 
 class SortingReader:
     """Text between think tags is reasoning; the rest goes to a reader of tool calls, or is text.
 
     The start tag counts only before any other text, as models write it; the white space around both tags goes.
+    apart false: the reasoning is part of the text, as it was written, tags included; calls in it are none all the same.
     calls: made with the same marks. marks: special tokens that steer the reading, which have no text of their own, and
     the text that they stand for, which is shown where one of them steers nothing.
     """
 
-    def __init__(self, tags: ThinkTags | None, calls: CallReader | None, marks: Mapping[int, str]) -> None:
-        self.reasoning_tokens = 0
+    def __init__(
+        self, tags: ThinkTags | None, calls: CallReader | None, marks: Mapping[int, str], *, apart: bool = True
+    ) -> None:
+        self.reasoning_tokens = self.pushed = self.said = 0
         stands = stand_ins(marks)
         self._tags = None if tags is None else tags.written(stands)
         self._marks = {token: stands[mark] for token, mark in marks.items()}
         self._spelled = str.maketrans({stand: mark for mark, stand in stands.items()})
         self._calls: CallReader = calls or PlainReader()
+        self._apart = apart
         self._state = "said" if tags is None else "thought" if tags.opened else "begins"
         self._held = ""
         self._bare = True  # nothing but white space since the last tag
@@ -116,28 +137,42 @@ class SortingReader:
     def called(self) -> bool:
         return self._calls.called
 
+    @property
+    def held(self) -> int:
+        return len(self._held) + self._calls.held
+
     def push(self, text: str, token: int | None, delta: Delta) -> None:
         if self._state == "thought" and token is not None:
             self.reasoning_tokens += 1
         if token is not None:
             text += self._marks.get(token, "")
+        self.pushed += len(text)
+        before = len(delta.text)
         if self._state == "said" and not self._bare:
             self._calls.push(text, token, delta)
         else:
             self._sort(self._held + text, token, delta)
+        self.said += len(delta.text) - before
         self._spell(delta)
 
     def finish(self, delta: Delta, cut: bool = False) -> None:
-        rest, self._held = self._held, ""
+        rest, self._held, before = self._held, "", len(delta.text)
         if cut and self._tags is not None and self._state != "said":
             mark = self._tags.start if self._state == "begins" else self._tags.end
             rest = rest[: len(rest) - held_back(rest, mark)] if len(rest) > 1 else rest
         if self._state == "thought":
-            delta.reasoning += rest
+            self._reason(rest, delta)
         elif rest:
             self._calls.push(rest, None, delta)
         self._calls.finish(delta, cut)
+        self.said += len(delta.text) - before
         self._spell(delta)
+
+    def _reason(self, thought: str, delta: Delta) -> None:
+        if self._apart:
+            delta.reasoning += thought
+        else:
+            delta.text += thought
 
     def _spell(self, delta: Delta) -> None:
         if self._marks:
@@ -146,11 +181,11 @@ class SortingReader:
     def _sort(self, text: str, token: int | None, delta: Delta) -> None:
         self._held = ""
         if self._state == "begins":
-            text = self._begin(text)
+            text = self._begin(text, delta)
         if self._state == "thought":
             text = self._think(text, delta)
         if self._state == "said":
-            if self._bare and self._tags is not None:
+            if self._bare and self._apart and self._tags is not None:
                 text = text.lstrip()
                 self._bare = not text
             else:
@@ -158,12 +193,15 @@ class SortingReader:
             if text or token is not None:
                 self._calls.push(text, token, delta)
 
-    def _begin(self, text: str) -> str:
+    def _begin(self, text: str, delta: Delta) -> str:
         """Decide whether the text begins with the start tag; returns what follows the tag, or the whole text."""
         assert self._tags is not None, "a text begins with a tag only where there are tags"
         core, start = text.lstrip(), self._tags.start
         if core.startswith(start):
             self._state = "thought"
+            if not self._apart:
+                self._reason(text[: -len(core)] + start, delta)
+                return core[len(start) :]
             return core[len(start) :].lstrip("\n")
         if start.startswith(core):
             self._held = text
@@ -174,15 +212,16 @@ class SortingReader:
     def _think(self, text: str, delta: Delta) -> str:
         """Take the reasoning up to the end tag; returns what follows the tag."""
         assert self._tags is not None, "a model thinks between tags"
-        if self._bare:
+        if self._bare and self._apart:
             text = text.lstrip("\n")
         thought, end, rest = text.partition(self._tags.end)
         if end:
             self._state, self._bare = "said", True
-            delta.reasoning += thought.rstrip()
+            self._reason(thought.rstrip() if self._apart else thought + end, delta)
             return rest
-        keep = len(thought[: len(thought) - held_back(thought, self._tags.end)].rstrip())
-        delta.reasoning += thought[:keep]
+        sure = thought[: len(thought) - held_back(thought, self._tags.end)]
+        keep = len(sure.rstrip() if self._apart else sure)
+        self._reason(thought[:keep], delta)
         self._held = thought[keep:]
         self._bare = self._bare and not thought[:keep]
         return ""

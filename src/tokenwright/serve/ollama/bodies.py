@@ -185,14 +185,14 @@ class Embedded(Body):
 
 
 class OllamaEmbed(Embedded):
-    """POST /api/embed. truncate: only the last tokens of a text that is too long are read."""
+    """POST /api/embed. truncate: only the last tokens of a text that is too long are read. No text has no vector."""
 
     truncate: bool = True
     dimensions: Dimensions = None
-    input: Text | Annotated[list[Text], many(MOST_TEXTS, 1)]
+    input: Text | Annotated[list[Text], many(MOST_TEXTS)]
 
 
 class OllamaEmbeddings(Embedded):
-    """POST /api/embeddings, which /api/embed has replaced."""
+    """POST /api/embeddings, which /api/embed has replaced. An empty prompt only loads the model."""
 
     prompt: Text

@@ -103,7 +103,13 @@ def add(app: FastAPI, service: Service) -> None:
     @app.post("/api/embed", openapi_extra=takes(OllamaEmbed), responses=answers(replies.OllamaVectors), tags=["Ollama"])
     async def embed(request: Request) -> Response:
         body = await body_of(request, OllamaEmbed, any_type=True)
-        found = await _vectors(request, service, body, [body.input] if isinstance(body.input, str) else body.input)
+        inputs = [body.input] if isinstance(body.input, str) else body.input
+        if not body.input:
+            model = await _opened(request, service, body)
+            return JSONResponse(
+                {"model": model, "embeddings": [], "total_duration": 0, "load_duration": 0, "prompt_eval_count": 0}
+            )
+        found = await _vectors(request, service, body, inputs)
         taken = total_duration(timings_of_all([generation for generation, _ in found]))
 
         def reply() -> Line:
@@ -120,6 +126,9 @@ def add(app: FastAPI, service: Service) -> None:
     )
     async def embeddings(request: Request) -> Response:
         body = await body_of(request, OllamaEmbeddings, any_type=True)
+        if not body.prompt:
+            await _opened(request, service, body)
+            return JSONResponse({"embedding": []})
         found = await _vectors(request, service, body, [body.prompt])
         return await vectors(request, found, lambda: {"embedding": found[0][1].tolist()})
 
@@ -159,6 +168,14 @@ def served_model(request: Request, service: Service, name: str) -> str:
 
 
 _TAG = ":latest"
+
+
+async def _opened(request: Request, service: Service, body: Embedded) -> str:
+    """Load the model; returns its name, as the request has it. Raises Missing."""
+    name = body.model or service.names[0]
+    served_model(request, service, name)
+    await service.opened()
+    return name
 
 
 async def _vectors(request: Request, service: Service, body: Embedded, inputs: Sequence[str]) -> Vectors:

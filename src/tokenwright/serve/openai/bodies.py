@@ -204,7 +204,8 @@ class ChatBody(Sampling):
 
     The four ..._budget fields are one: the most tokens of reasoning. continue_final_message: the answer goes on from
     the last message, which is the assistant's; it does so by default too, unless this is false. add_generation_prompt
-    false: nothing of the answer's beginning is in the prompt.
+    false: nothing of the answer's beginning is in the prompt. separate_reasoning false and reasoning_format none: the
+    reasoning stays in the text.
     """
 
     refused: ClassVar = {
@@ -222,7 +223,6 @@ class ChatBody(Sampling):
         "service_tier": "there is one tier",
         "store": "chats are not stored",
         "verbosity": "models here have no such setting",
-        "separate_reasoning": "reasoning is a field of its own",
         "stream_reasoning": "reasoning is streamed as it is written",
         "parse_tool_calls": "calls are always parsed",
     }
@@ -237,6 +237,7 @@ class ChatBody(Sampling):
     reasoning_effort: Effort | None = None
     reasoning: ReasoningOptions | None = None
     reasoning_format: Text | None = None
+    separate_reasoning: bool = True
     include_reasoning: bool | None = None
     thinking: ThinkingSwitch | None = None
     enable_thinking: bool | None = None

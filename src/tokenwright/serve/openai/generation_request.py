@@ -149,7 +149,7 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Generatio
         thinking=thinking.on,
         thinking_budget=thinking.budget,
         variables=thinking.variables,
-        reasoning=body.reasoning_format != "none",
+        reasoning=body.separate_reasoning and body.reasoning_format != "none",
         **prefill_of(body),
         **common,
     )
@@ -204,9 +204,9 @@ def choice_of(choice: ToolMode | Literal["any"] | NamedTool | AllowedChoice | Ch
         case ChoiceObject():
             return choice_of(choice.type)
         case NamedTool():
-            return {"tool_choice": "required", "allowed_tools": [choice.name]}
+            return {"tool_choice": "required", "allowed_tools": [choice.tool]}
         case AllowedChoice(allowed_tools=some):
-            return {"tool_choice": some.mode, "allowed_tools": [tool.name for tool in some.tools]}
+            return {"tool_choice": some.mode, "allowed_tools": [tool.tool for tool in some.tools]}
         case "any":
             return {"tool_choice": "required"}
         case _:

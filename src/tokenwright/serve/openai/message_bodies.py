@@ -261,17 +261,18 @@ class NamedFunction(Body):
 
 
 class NamedTool(Body):
-    """The tool that must be called."""
+    """The tool that must be called. name: as other APIs write it."""
 
-    type: Literal["function", "custom"]
+    type: Literal["function", "custom", "tool"]
+    name: ToolName | None = None
     function: NamedFunction | None = None
     custom: NamedFunction | None = None
 
     @property
-    def name(self) -> str:
+    def tool(self) -> str:
         """The name of the tool; "": it is missing."""
         named = self.function or self.custom
-        return "" if named is None else named.name
+        return self.name or "" if named is None else named.name
 
 
 class AllowedTools(Body):

@@ -16,6 +16,7 @@ from tokenwright.engine import Finished, FinishReason, SamplingParams, Token
 from tokenwright.engine.loop import Delivery, RequestHandle
 from tokenwright.llm.chat.answer_reader import CUT
 from tokenwright.llm.chat.output_parser import OutputParser
+from tokenwright.llm.chat.text_tokens import TextTokens
 from tokenwright.llm.output_processor import OutputProcessor
 from tokenwright.llm.outputs import Completion, Piece
 from tokenwright.serve.service.preprocess import Prepared
@@ -118,6 +119,7 @@ class Generation:
         self._deliveries: deque[Delivery] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._readers: dict[int, OutputParser] = {}
+        self._tokens: dict[int, TextTokens] = {}
         self._finished: dict[int, Finish | Literal["abort"]] = {}  # by the number of the text
         self._pause = ReaderPause(handle, reader_s)
         self._left = False
@@ -283,14 +285,17 @@ class Generation:
 
     def _push(self, piece: Piece, deltas: Deltas) -> None:
         delta = _last(piece.choice, deltas)
-        self._reader(piece.choice).push(piece.text, piece.token_id, delta)
-        if self.keeps_tokens and piece.token_id is not None:
-            delta.tokens.append(piece)
+        reader = self._reader(piece.choice)
+        start = reader.pushed
+        reader.push(piece.text, piece.token_id, delta)
+        if self.keeps_tokens:
+            delta.tokens += self._tokens[piece.choice].push(piece, start)
 
     def _reader(self, choice: int) -> OutputParser:
         reader = self._readers.get(choice)
         if reader is None:
             reader = self._readers[choice] = self._prepared.reader()
+            self._tokens[choice] = TextTokens(reader)
         return reader
 
     def _end_texts(self, deltas: Deltas, all_ended: bool) -> None:
@@ -322,6 +327,8 @@ class Generation:
         delta = _last(choice, deltas)
         reader = self._reader(choice)
         reader.finish(delta, cut=reason in CUT)
+        if self.keeps_tokens:
+            delta.tokens += self._tokens[choice].finish()
         if reason is FinishReason.ABORTED:  # no end of a text: its reader gets an error, or has gone
             self._finished[choice] = "abort"
             return

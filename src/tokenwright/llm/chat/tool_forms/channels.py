@@ -38,7 +38,7 @@ class ChannelReader:
     """An `OutputParser`. names: of the tools that may be called. marks: the special tokens, by their ids."""
 
     def __init__(self, names: Sequence[str], marks: Mapping[int, str], shown: bool = True) -> None:
-        self.reasoning_tokens = 0
+        self.reasoning_tokens = self.pushed = self.said = 0
         self._names = frozenset(names)
         stands = stand_ins(marks)
         self._marks = {token: stands[mark] for token, mark in marks.items()}
@@ -53,11 +53,16 @@ class ChannelReader:
     def called(self) -> bool:
         return self._index >= 0
 
+    @property
+    def held(self) -> int:
+        return len(self._source.text)
+
     def push(self, text: str, token: int | None, delta: Delta) -> None:
         if self._thinking and token is not None:
             self.reasoning_tokens += 1
         text += "" if token is None else self._marks.get(token, "")
         if text:
+            self.pushed += len(text)
             self._source.text += text
             self._delta = delta
             next(self._steps)
@@ -111,6 +116,7 @@ class ChannelReader:
         self._delta.reasoning += text
 
     def _say(self, text: str) -> None:
+        self.said += len(text)
         self._delta.text += text
 
 

@@ -38,6 +38,10 @@ class FormReader:
     def called(self) -> bool:
         return self._index >= 0
 
+    @property
+    def held(self) -> int:
+        return sum(map(len, (self._space, self._source.raw, self._source.text, self._half)))
+
     def push(self, text: str, token: int | None, delta: Delta) -> None:  # noqa: ARG002  (part of the protocol)
         if text:
             text, self._half = self._half + text, ""
@@ -47,7 +51,7 @@ class FormReader:
             self._advance(delta)
 
     def finish(self, delta: Delta, cut: bool = False) -> None:
-        if self._half and not (cut and self._held()):
+        if self._half and not (cut and self._may_be_mark()):
             self._source.text += self._half
             self._advance(delta)
         self._source.ended = True
@@ -62,7 +66,7 @@ class FormReader:
         if self._space and not self._bare:
             self._put(self._space)
 
-    def _held(self) -> bool:
+    def _may_be_mark(self) -> bool:
         """Whether the half of a character at the end may be a mark's: other text is held back, or marks begin so."""
         return bool(self._source.raw or self._source.text) or not self._form.mark[:1].isascii()
 
