@@ -178,6 +178,13 @@ def test_a_damaged_file_is_never_read(tmp_path, caplog, seed):
             one.close()
 
 
+@pytest.mark.parametrize("length", [8, BLOCK])
+def test_a_checksum_sees_words_and_blocks_that_change_places(length):
+    whole = contents(0, 4 * BLOCK + 40)
+    moved = whole[length : 2 * length] + whole[:length] + whole[2 * length :]
+    assert len({page_folder.checksum(b"", one) for one in (whole, moved, whole[:-1] + b"?")}) == 3
+
+
 def test_foreign_files_stay_and_are_told_once(tmp_path, caplog):
     folder = PageFolder(tmp_path, 12 * BLOCK, MODEL)
     folder.write([(key(1), contents(1))])
