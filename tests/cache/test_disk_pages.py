@@ -60,14 +60,17 @@ def test_contents_come_back_to_the_byte_without_those_that_are_missing(disk, con
     for group, parts in enumerate(contents):
         order = draw.sample(range(PAGES), PAGES)
         there = [number for number in order if group != 1 or number not in gone]
-        found = []
-        for good, arrays in disk.read(group, [HASHES[number] for number in order]):
-            numbers = [order[index] for index in good]
-            found += numbers
-            for array, part in zip(arrays, parts, strict=True):
-                assert array.dtype == part.dtype and array.shape == part[:, numbers].shape
-                assert array.tobytes() == part[:, numbers].tobytes()
-        assert found == there
+        written_to = [np.zeros_like(part) for part in parts]
+
+        def write(index, arrays, order=order, written_to=written_to):
+            for array, place in zip(arrays, written_to, strict=True):
+                assert array.dtype == place.dtype and array.shape == place[:, :1].shape
+                place[:, order[index]] = array[:, 0]
+
+        good = disk.read(group, [HASHES[number] for number in order], write)
+        assert [order[index] for index in good] == there
+        for place, part in zip(written_to, parts, strict=True):
+            assert place[:, there].tobytes() == part[:, there].tobytes()
         assert disk.held(group, HASHES) == [number in there for number in range(PAGES)]
         assert disk.wanted(group, HASHES) == [number for number in range(PAGES) if number not in there]
 
@@ -75,7 +78,7 @@ def test_contents_come_back_to_the_byte_without_those_that_are_missing(disk, con
 def test_a_step_reads_for_a_limited_time(disk, contents, monkeypatch):
     written(disk, contents)
     monkeypatch.setattr(disk_pages, "READ_S", 0.0)
-    assert [len(good) for good, _ in disk.read(0, HASHES)] == [16], "one batch, so that it gets on"
+    assert disk.read(0, HASHES, lambda *_: None) in ([0], [0, 1]), "a page of each helper, so that it gets on"
 
 
 def test_the_queue_is_bounded(disk, contents):

@@ -127,7 +127,7 @@ def test_a_smaller_quota_is_kept_from_the_start(tmp_path):
 
 def damaged(draw, data, other):
     """The bytes of a file after something has happened to it; `other`: those of another page's."""
-    match draw.choice(["bit", "bytes", "cut", "longer", "swapped", "empty", "zeros"]):
+    match draw.choice(["bit", "bytes", "cut", "longer", "swapped", "empty", "zeros", "lost", "moved"]):
         case "bit":
             data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         case "bytes":
@@ -144,6 +144,14 @@ def damaged(draw, data, other):
             return b""
         case "zeros":
             return bytes(len(data))
+        case "lost":  # a block of the disk; the only one of a small file
+            at = draw.randrange(taken(len(data)) // BLOCK) * BLOCK
+            data[at : at + BLOCK] = bytes(len(data[at : at + BLOCK]))
+        case "moved":  # two parts of it change places
+            half = len(data) // 2
+            at, length = draw.randrange(half), draw.randint(8, min(512, half // 2))
+            first, second = data[at : at + length], data[at + half - length : at + half]
+            data[at : at + length], data[at + half - length : at + half] = second, first
     return data
 
 
@@ -151,22 +159,30 @@ def damaged(draw, data, other):
 def test_a_damaged_file_is_never_read(tmp_path, caplog, seed):
     draw = random.Random(seed)
     for turn in range(100):
+        size = draw.choice([700, 5 * BLOCK + 40])
         caplog.clear()
         path = tmp_path / str(turn)
         folder = PageFolder(path, 1 << 20, MODEL)
-        folder.write([(key(n), contents(n, 700)) for n in range(3)])
+        folder.write([(key(n), contents(n, size)) for n in range(3)])
         victim, other = (path / folder._name(key(n)) for n in (1, 2))
         victim.write_bytes(damaged(draw, bytearray(victim.read_bytes()), other.read_bytes()))
         again = PageFolder(path, 1 << 20, MODEL)
         for reader in (folder, again):
-            assert [read(reader, key(n), 700) for n in range(3)] == [contents(0, 700), None, contents(2, 700)]
-            assert not reader.held([key(1)])[0] and read(reader, key(1), 700) is None
+            assert [read(reader, key(n), size) for n in range(3)] == [contents(0, size), None, contents(2, size)]
+            assert not reader.held([key(1)])[0] and read(reader, key(1), size) is None
         warnings = [one for one in caplog.records if one.levelno == logging.WARNING]
         assert len(warnings) == 2, "a line in each process's log"
-        assert folder.write([(key(1), contents(1, 700))]) == 1 and read(folder, key(1), 700) == contents(1, 700)
+        assert folder.write([(key(1), contents(1, size))]) == 1 and read(folder, key(1), size) == contents(1, size)
         assert folder.used == total(path)
         for one in (folder, again):
             one.close()
+
+
+@pytest.mark.parametrize("length", [8, BLOCK])
+def test_a_checksum_sees_words_and_blocks_that_change_places(length):
+    whole = contents(0, 4 * BLOCK + 40)
+    moved = whole[length : 2 * length] + whole[:length] + whole[2 * length :]
+    assert len({page_folder.checksum(b"", one) for one in (whole, moved, whole[:-1] + b"?")}) == 3
 
 
 def test_foreign_files_stay_and_are_told_once(tmp_path, caplog):

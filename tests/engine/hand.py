@@ -172,14 +172,17 @@ class ScriptedTier:
         self.looked += 1
         return self.lossless or self.draw.random() < 0.9
 
-    def read(self, group, hashes):
+    def read(self, group, hashes, write):
+        good = []
         for index, one in enumerate(hashes[: self.draw.randint(1, len(hashes))]):
             self.looked += 1
             content = self.pages.get((group, one))
             if not self.lossless and self.draw.random() < 0.1:
                 self.pages.pop((group, one), None)
             elif content is not None:
-                yield [index], [content]
+                write(index, [content])
+                good.append(index)
+        return good
 
     def used(self, group, hashes):
         self.touched.append((group, list(hashes)))

@@ -1,20 +1,20 @@
 """A page tier on a disk (`engine/page_events.py`): an engine's pages in a folder, which a later process reads again.
 
-Helpers read and verify files a batch ahead of the engine thread, which copies them into the KV memory for about a
-step's time at once; `page_writer.py` writes them. A page is worth its bytes if reading them takes less time than
-computing its tokens. Both speeds are measured: the disk's when pages are read, the model's in steps of many tokens. As
-long as one of them is unknown, a page is worth it.
+Helpers read files, verify them and copy them into the KV memory, for about a step's time at once, while the engine
+thread waits; `page_writer.py` writes them. A page is worth its bytes if reading them takes less time than computing its
+tokens. Both speeds are measured: the disk's when pages are read, the model's in steps of many tokens. As long as one of
+them is unknown, a page is worth it.
 """
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tokenwright.arrays import ALIGNMENT, Array, Bytes, aligned_bytes
+from tokenwright.arrays import Array, Bytes, aligned_bytes
 from tokenwright.cache.page_folder import BLOCK, OVERHEAD, PageFolder, page_key, taken
 from tokenwright.cache.page_writer import QUEUE, PageToWrite, PageWriter
 from tokenwright.errors import RequestError
@@ -22,7 +22,6 @@ from tokenwright.errors import RequestError
 READ_S = 0.05  # seconds of reading in one step
 STALE_S = 60.0  # after which a disk that was too slow is measured again
 _HELPERS = 2  # threads that read
-_BATCH = 16  # pages that one of them reads at once
 _LEAST = 64  # tokens of a step whose time counts: smaller ones read the weights for few tokens
 
 
@@ -46,18 +45,11 @@ class PageLayout:
         self.parts = tuple(parts)
         self.nbytes = sum(part.nbytes for part in parts)
 
-    @cached_property
-    def places(self) -> list[Bytes]:
-        """Memory [pages, bytes] for the files of a batch: one for each helper, and one for the engine thread."""
-        size = -(-(OVERHEAD + self.nbytes + 1) // ALIGNMENT) * ALIGNMENT
-        return [aligned_bytes(_BATCH * size).reshape(_BATCH, size) for _ in range(_HELPERS + 1)]
-
     def views(self, contents: Bytes) -> tuple[Array, ...]:
-        """The bytes [n, nbytes] of pages (`PageToWrite.to_bytes`) as arrays [layers, n, ...], without a copy."""
+        """The bytes [nbytes] of a page (`PageToWrite.to_bytes`) as arrays [layers, 1, ...], without a copy."""
         found, start = [], 0
         for one in self.parts:
-            part = contents[:, start : start + one.nbytes].view(one.dtype)
-            found.append(part.reshape(len(contents), one.shape[0], *one.shape[2:]).swapaxes(0, 1))
+            found.append(contents[start : start + one.nbytes].view(one.dtype).reshape(one.shape))
             start += one.nbytes
         return tuple(found)
 
@@ -121,36 +113,37 @@ class DiskPages:
         if tokens >= _LEAST:
             self._model.add(tokens, seconds)
 
-    def read(self, group: int, hashes: Sequence[bytes]) -> Iterator[tuple[list[int], Any]]:
-        layout, began, read = self._layouts[group], time.perf_counter(), 0
-        places = layout.places
-        batches = [range(first, min(first + _BATCH, len(hashes))) for first in range(0, len(hashes), _BATCH)]
-        waiting: deque[Future[list[int]]] = deque()
-        try:
-            for number in range(len(batches)):
-                while len(waiting) < min(_HELPERS, len(batches) - number):
-                    ahead = number + len(waiting)
-                    place = places[ahead % len(places)]
-                    waiting.append(self._helpers.submit(self._read_batch, group, hashes, batches[ahead], place))
-                if good := waiting.popleft().result():
-                    read += len(good)
-                    contents = places[number % len(places)][: len(good), OVERHEAD : OVERHEAD + layout.nbytes]
-                    yield good, layout.views(contents)
-                if time.perf_counter() > began + READ_S:
-                    break
-        finally:
-            wait(waiting)
-            self.read_pages += read
-            if read:
-                self._disk.add(read * layout.nbytes, time.perf_counter() - began)
+    def read(self, group: int, hashes: Sequence[bytes], write: Callable[[int, Any], None]) -> list[int]:
+        began, keys = time.perf_counter(), deque((index, page_key(one, group)) for index, one in enumerate(hashes))
+        helpers = [
+            self._helpers.submit(self._read_some, self._layouts[group], keys, began + READ_S, write)
+            for _ in range(min(_HELPERS, len(hashes)))
+        ]
+        wait(helpers)  # none writes any more, even if another has failed
+        good = sorted(index for one in helpers for index in one.result())
+        self.read_pages += len(good)
+        if good:
+            self._disk.add(len(good) * self._layouts[group].nbytes, time.perf_counter() - began)
+        return good
 
-    def _read_batch(self, group: int, hashes: Sequence[bytes], batch: range, place: Bytes) -> list[int]:
-        """Read the files of some pages into rows of `place`, in a helper; those that are good, in the order of rows."""
+    def _read_some(
+        self, layout: PageLayout, keys: deque[tuple[int, bytes]], stop: float, write: Callable[[int, Any], None]
+    ) -> list[int]:
+        """Read and write the first pages of `keys`, which the helpers share, until `stop`; returns those that are good.
+
+        Page by page, so that a page is in the processor's cache when it is verified and copied.
+        """
+        place = aligned_bytes(OVERHEAD + layout.nbytes + 1)
+        whole, contents = place.data, layout.views(place[OVERHEAD:-1])
         good: list[int] = []
-        for index in batch:
-            whole = memoryview(place[len(good)])[: OVERHEAD + self._layouts[group].nbytes + 1]
-            if self.folder.read(page_key(hashes[index], group), whole):
-                good.append(index)
+        with suppress(IndexError):
+            while True:
+                index, key = keys.popleft()
+                if self.folder.read(key, whole):
+                    write(index, contents)
+                    good.append(index)
+                if time.perf_counter() > stop:
+                    break
         return good
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ that it caches to the tier, and reads pages back when a text asks for them (`Pre
 pages, and which ones it accepts, is its own matter (`cache/disk_pages.py`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,11 +50,11 @@ class PageTier(Protocol):
     def worth_reading(self, tokens: int, nbytes: int) -> bool:
         """Whether reading `nbytes` takes less time than computing `tokens`."""
 
-    def read(self, group: int, hashes: Sequence[bytes]) -> Iterator[tuple[list[int], Any]]:
-        """Read pages, the first ones, until about a step's time has passed, one at least: in batches.
+    def read(self, group: int, hashes: Sequence[bytes], write: Callable[[int, Any], None]) -> list[int]:
+        """Read pages, the first ones, until about a step's time has passed, one at least; returns their indices.
 
-        A batch has the indices of pages and their contents for `Memory.write`, which are valid until the next one. A
-        page that cannot be read is left out and no longer `held`.
+        It calls `write` with the index of each page and its contents for `Memory.write`, from several threads at once.
+        A page that cannot be read is left out and no longer `held`. Raises what `write` raises.
         """
 
     def used(self, group: int, hashes: Sequence[bytes]) -> None:

@@ -31,7 +31,7 @@ class Memory(Protocol):
         """A copy of the contents of pages, outside the KV memory."""
 
     def write(self, group: int, pages: list[int], contents: Any) -> None:
-        """Put contents that `read` returned into other pages, in the same order."""
+        """Put contents that `read` returned into other pages, in the same order; several threads may, each its own."""
 
 
 class NullMemory:

@@ -158,6 +158,9 @@ class PrefixIndex:
                 for page, one in zip(lacking, held, strict=True):
                     row[page] = one
         runs = [_runs(row) for row in there]
+        for pool, row in zip(pools, there, strict=True):
+            if pool.whole and not all(row[:pages]):  # it needs all pages of a prefix
+                pages = row.index(False)
         for page in range(pages, -1, -1):
             at, before = page * size, hashes.before(page)
             lengths = {n for pool in pools for n in pool.tails.get(before, ())} if tails else set[int]()
@@ -252,17 +255,18 @@ class PrefixIndex:
         table = PageTable(self._present(pool, found))
         for page in table.values():
             pool.incref(page)
-        done: list[int] = []
+        places = [pool.allocate() for _ in missing]
+        table.update(zip(missing, places, strict=True))
+
+        def write(index: int, contents: Any) -> None:
+            self.pool.memory.write(number, [places[index]], contents)
+
         try:
-            for good, contents in tier.read(number, [found[page] for page in missing]):
-                pages = [missing[index] for index in good]
-                table.update((page, pool.allocate()) for page in pages)
-                self.pool.memory.write(number, [table[page] for page in pages], contents)
-                done += pages
+            done = [missing[index] for index in tier.read(number, [found[page] for page in missing], write)]
             self._cache(number, table, done, hashes, tokens)
             return len(done) == len(missing)
         finally:
-            pool.clear(table)
+            pool.clear(table)  # those that were not read become free again
 
     def use(self, hashes: PrefixHashes) -> None:
         """Tell the tier, if there is one, that a text with these hashes has been used."""
