@@ -61,7 +61,7 @@ class Served:
         until = time.monotonic() + HANGS
         while not known():
             assert time.monotonic() < until and self.process.poll() is None, self.said
-            time.sleep(0.02)
+            time.sleep(0.05)
 
     def get(self, path):
         return httpx2.get(self.url + path, timeout=HANGS)
