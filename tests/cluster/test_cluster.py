@@ -157,12 +157,17 @@ def streams_with_kills(server, asked, least):
     expected = [stream(server, **body)[:2] for body in asked]
     kills, pauses, done, until = 0, [], threading.Event(), time.monotonic() + max(HANGS, 2 * least)
 
+    def enough():
+        return kills >= least and bool(pauses)
+
     def kill():
         nonlocal kills
         try:
-            while (kills < least or not pauses) and not done.is_set():
+            while not done.is_set():
                 assert time.monotonic() < until, f"{kills} kills met {len(pauses)} texts"
-                server.wait(lambda: server.gauge("tokenwright_replicas") > 1)
+                server.wait(lambda: enough() or server.gauge("tokenwright_replicas") > 1)
+                if enough():
+                    break
                 for pid in server.ready[kills % 2 :][:1]:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
