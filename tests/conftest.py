@@ -7,7 +7,10 @@ examples a property test draws.
 import gc
 from collections.abc import Generator
 from contextlib import nullcontext, suppress
+from functools import cache
 
+import httpx._transports.default
+import httpx2._transports.default
 import pytest
 
 from tests import profiles, tracing
@@ -17,6 +20,11 @@ with suppress(ImportError):  # tests/without_torch.py
     import torch  # noqa: F401  (compute_with sets its threads too, once it is loaded)
 
 profiles.register()
+
+# Each HTTP client, and so each `httpx.get`, reads all certificates of this machine for a TLS context, which takes 50 ms
+# of CPU; tests make thousands of clients, for servers without TLS. They share one context.
+for transports in (httpx._transports.default, httpx2._transports.default):
+    transports.create_ssl_context = cache(transports.create_ssl_context)  # type: ignore[attr-defined]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,7 +4,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,15 @@ TORCH = PACKAGE / "backends" / "torch"  # all of the package that may import tor
 UNPICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "multiprocessing"}
 
 
-def imports(source: str) -> Iterator[tuple[int, str]]:
-    """Every module a source imports, with its line: at the top, in functions and for type checking alike."""
-    for node in ast.walk(ast.parse(source)):
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """A file, parsed once for all tests here."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Every module that imports among the nodes name, with its line."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -53,10 +60,13 @@ def imports(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.module or ""
 
 
-def violations(room: str, source: str, *, with_torch: bool = False) -> list[str]:
-    """What a file of `room` imports and must not. with_torch: whether it is in the torch backend."""
+def violations(room: str, tree: ast.Module, *, with_torch: bool = False) -> list[str]:
+    """What a file of `room` imports and must not: at the top, in functions and for type checking alike.
+
+    with_torch: whether it is in the torch backend.
+    """
     found = []
-    for line, name in imports(source):
+    for line, name in imports(ast.walk(tree)):
         parts = name.split(".")
         if parts[0] == "torch" and not with_torch:
             found.append(f"line {line}: {room} imports torch")
@@ -90,7 +100,7 @@ def test_imports_go_downwards() -> None:
     found = [
         f"{path.relative_to(PACKAGE)}: {violation}"
         for room, path in files()
-        for violation in violations(room, path.read_text(encoding="utf-8"), with_torch=TORCH in path.parents)
+        for violation in violations(room, tree_of(path), with_torch=TORCH in path.parents)
     ]
     assert not found, "\n".join(found)
 
@@ -120,7 +130,7 @@ def test_every_room_has_its_row() -> None:
     ],
 )
 def test_a_planted_violation_is_found(room: str, source: str, told: str) -> None:
-    [violation] = violations(room, source)
+    [violation] = violations(room, ast.parse(source))
     assert told in violation
 
 
@@ -137,13 +147,13 @@ def test_a_planted_violation_is_found(room: str, source: str, told: str) -> None
     ],
 )
 def test_what_is_allowed_is_let_through(room: str, source: str) -> None:
-    assert violations(room, source) == []
+    assert violations(room, ast.parse(source)) == []
 
 
 def test_only_the_torch_backend_imports_torch() -> None:
-    source = "def late():\n    import torch"
-    assert violations("backends", source) == ["line 2: backends imports torch"]
-    assert violations("backends", source, with_torch=True) == []
+    tree = ast.parse("def late():\n    import torch")
+    assert violations("backends", tree) == ["line 2: backends imports torch"]
+    assert violations("backends", tree, with_torch=True) == []
     assert any("import torch" in path.read_text(encoding="utf-8") for path in TORCH.glob("*.py"))
 
 
@@ -153,13 +163,13 @@ THERE = "tokenwright.backends.torch"
 
 def loaded_with(path: Path) -> set[str]:
     """The modules that a file imports when it is loaded."""
-    found = STRUCTURE.runtime_imports(ast.parse(path.read_text(encoding="utf-8")).body)
+    found = STRUCTURE.runtime_imports(tree_of(path).body)
     return {name for node in found for _, name in names_of(node)}
 
 
 def names_of(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[int, str]]:
     """The modules of one import; those of the torch backend by name, also where the folder is imported from."""
-    for line, name in imports(ast.unparse(node)):
+    for line, name in imports([node]):
         yield line, name
         if name == THERE and isinstance(node, ast.ImportFrom):
             yield from ((line, f"{THERE}.{alias.name}") for alias in node.names)
@@ -187,14 +197,14 @@ def test_few_files_open_what_loads_torch() -> None:
 
 def runtime_nodes(path: Path) -> Iterator[ast.Import | ast.ImportFrom]:
     """The imports of a file, in functions as well, but for those for types."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = list(ast.walk(tree_of(path)))
     typed = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in typed:
             yield node
 
@@ -218,7 +228,7 @@ def test_public_names_are_there_and_few() -> None:
 
 @pytest.fixture(scope="module")
 def trees() -> dict[str, ast.Module]:
-    return STRUCTURE.parsed(PACKAGE)  # type: ignore[no-any-return]
+    return {path.relative_to(PACKAGE).as_posix(): tree_of(path) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def test_names_mean_one_thing(trees: dict[str, ast.Module]) -> None:

@@ -1,12 +1,13 @@
 """The kernels' threads: late ones, missing ones, those of a fork; how many are used, and the memory they compute in."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from ctypes import byref
@@ -41,23 +42,49 @@ def neighbours(count: int) -> Iterator[None]:
             one.wait()
 
 
-def in_a_process(code: str) -> str:
-    """What the code prints, run in a Python of its own after the imports that it needs."""
-    first = (
-        "import os, resource\n"
-        "import torch\n"
-        "from tokenwright.backends.device import kernel_threads\n"
-        "from tests.backends.native import KERNELS, noise, packed\n"
-        "kernel_threads.count = 1\n"  # no kernel thread has been started, and no processors were counted
-        "kernels, weight, x = next(iter(KERNELS.values())), packed('int8', 100, 150), noise(20, 150)\n"
-        "library, right = kernels.library, kernels.linear(x, weight)\n"
-        "kernel_threads.count = 8\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", first + code], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout.strip()
+# It has not started a kernel thread nor counted the processors when it forks, and neither have its children then.
+FORKING = """
+import json, os, resource, sys, traceback
+import torch
+from tokenwright.backends.device import kernel_threads
+from tests.backends.native import KERNELS, noise, packed
+kernel_threads.count = 1
+kernels, weight, x = next(iter(KERNELS.values())), packed('int8', 100, 150), noise(20, 150)
+library, right = kernels.library, kernels.linear(x, weight)
+kernel_threads.count = 8
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        try:
+            exec(json.loads(line))
+        except BaseException:
+            print(traceback.format_exc(), flush=True)
+            os._exit(1)
+        sys.stdout.flush()
+        os._exit(0)
+    print(f"ended {os.waitpid(child, 0)[1]}", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def in_a_process() -> Iterator[Callable[[str], str]]:
+    """What code prints in a process of its own. One process imports what all of them need, and forks for each."""
+    command = [sys.executable, "-c", FORKING]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forking:
+        assert forking.stdin is not None and forking.stdout is not None
+        asked, told = forking.stdin, forking.stdout
+
+        def run(code: str) -> str:
+            asked.write(json.dumps(code) + "\n")
+            asked.flush()
+            said = list[str]()
+            while not (line := told.readline()).startswith("ended "):
+                assert line, "the process that forks has ended"
+                said.append(line)
+            assert line == "ended 0\n", "".join(said)
+            return "".join(said).strip()
+
+        yield run
 
 
 # ---- What is computed ----
@@ -86,9 +113,10 @@ def test_threads_that_are_kept_waiting_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("kernels", ["native", "reference"])
-def test_torch_computes_alone_beside_native_kernels(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_computes_alone_beside_native_kernels(kernels: str, in_a_process: Callable[[str], str]) -> None:
     """torch's other threads would hold the cores for which the kernels of the next step wait."""
     code = (
+        f"os.environ['TOKENWRIGHT_KERNELS'] = '{kernels}'\n"
         "import threading\n"
         "from tokenwright import LLM\n"
         "from tokenwright.backends.device import asked_threads, kernel_threads\n"
@@ -102,7 +130,6 @@ def test_torch_computes_alone_beside_native_kernels(kernels: str, monkeypatch: p
         "        other.start()\n"
         "        other.join()\n"
     )
-    monkeypatch.setenv("TOKENWRIGHT_KERNELS", kernels)
     alone = kernels == "native"
     assert in_a_process(code).splitlines() == [
         f"{1 if alone else count} {count} {count} {count} {count}" for count in (3, 2)
@@ -175,7 +202,7 @@ def test_fewer_threads_beside_busy_neighbours() -> None:
     assert sizes.count(2) > 0
 
 
-def test_no_more_threads_than_processors() -> None:
+def test_no_more_threads_than_processors(in_a_process: Callable[[str], str]) -> None:
     code = (
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "library.tw_exact_threads(0)\n"
@@ -186,7 +213,7 @@ def test_no_more_threads_than_processors() -> None:
 
 
 @pytest.mark.parametrize("allowed", [0, 2])
-def test_a_thread_that_cannot_be_started_means_fewer(allowed: int) -> None:
+def test_a_thread_that_cannot_be_started_means_fewer(allowed: int, in_a_process: Callable[[str], str]) -> None:
     """As under `ulimit -u` and in containers with a limit of processes. root knows no such limit: it becomes nobody."""
     code = (
         f"library.tw_exact_threads(1 + {allowed})\n"
@@ -228,7 +255,7 @@ def test_a_forked_process_computes_on_threads_of_its_own() -> None:
     assert exit_code(child, 60) == 0
 
 
-def test_a_fork_in_the_midst_of_a_step_of_another_thread() -> None:
+def test_a_fork_in_the_midst_of_a_step_of_another_thread(in_a_process: Callable[[str], str]) -> None:
     """The child has the pool's lock as it was, taken, and must not wait for it.
 
     In a process of its own: a fork beside the threads of a test runner may hang for reasons that are not ours.

@@ -28,7 +28,7 @@ def test_each_step_is_told_in_words_with_its_own_figures(explored):
     assert "6 layers" in told and f"The work on the {step['start']} before it was saved: that is the KV cache" in told
     assert step["text"].strip() in told
     written = "\n".join(word["text"] for word in explored.tab.evaluate("window.__explorer.words"))
-    assert "KV cache: each cell is one layer’s saved key (K, light)" in written and "computed in this step" in written, (
+    assert "KV cache: each cell is one layer’s saved key" in written and "computed in this step" in written, (
         "the wall is named in the scene"
     )
     assert explored.tab.locator(".headline").inner_text() == "1 of 13 tokens went through the layers, to write the 14th"

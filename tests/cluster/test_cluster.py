@@ -61,7 +61,7 @@ class Served:
         until = time.monotonic() + HANGS
         while not known():
             assert time.monotonic() < until and self.process.poll() is None, self.said
-            time.sleep(0.02)
+            time.sleep(0.05)
 
     def get(self, path):
         return httpx2.get(self.url + path, timeout=HANGS)
@@ -157,12 +157,17 @@ def streams_with_kills(server, asked, least):
     expected = [stream(server, **body)[:2] for body in asked]
     kills, pauses, done = 0, [], threading.Event()
 
+    def enough():
+        return kills >= least and bool(pauses)
+
     def kill():
         nonlocal kills
         try:
-            while (kills < least or not pauses) and not done.is_set():
+            while not done.is_set():
                 assert kills < least + 100, "no kill met a text"
-                server.wait(lambda: server.gauge("tokenwright_replicas") > 1)
+                server.wait(lambda: enough() or server.gauge("tokenwright_replicas") > 1)
+                if enough():
+                    break
                 for pid in server.ready[kills % 2 :][:1]:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)

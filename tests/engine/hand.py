@@ -3,6 +3,7 @@
 Nothing here is taken from the engine but its plain data: what a row reads is found by asking every position.
 """
 
+from functools import cache
 from random import Random
 
 from tokenwright.engine import (
@@ -47,10 +48,11 @@ def is_read_from(window, position, row):
     return is_read(window, position, max(row, position))
 
 
+@cache
 def kept_pages(window, computed, page_size, end=None):
     """The pages of a text that rows behind `computed` tokens read: of these tokens, or of the first `end`."""
     end = computed if end is None else end
-    return {position // page_size for position in range(end) if is_read_from(window, position, computed)}
+    return frozenset(position // page_size for position in range(end) if is_read_from(window, position, computed))
 
 
 def seen(window, text):

@@ -68,7 +68,6 @@ def work(act):
         return trace
 
     before = sys.gettrace()
-    gc.collect()
     gc.disable()  # finalizers of other tests' objects would be counted
     sys.settrace(trace)
     try:

@@ -129,12 +129,17 @@ SAMPLINGS = {
 
 
 @cache
+def checkpoint_of(kind: str) -> tuple[Checkpoint, Any, tempfile.TemporaryDirectory[str]]:
+    """A kind's checkpoint, transformers' model of it, and the folder that holds it as long as it is used."""
+    one, folder = KINDS[kind], tempfile.TemporaryDirectory()
+    path, oracle = make_checkpoint(Path(folder.name) / "model", one.fixture, changes=dict(one.changes))
+    return Checkpoint.open(path), oracle, folder
+
+
+@cache
 def make_subject(kind: str) -> Subject:
-    one = KINDS[kind]
-    with tempfile.TemporaryDirectory() as folder:
-        path, oracle = make_checkpoint(Path(folder) / "model", one.fixture, changes=dict(one.changes))
-        checkpoint = Checkpoint.open(path)
-        weights = tensors_of(checkpoint, torch.float32)
+    checkpoint, oracle, _ = checkpoint_of(kind)
+    weights = tensors_of(checkpoint, torch.float32)
     return Subject(kind, checkpoint.config, checkpoint.graph, weights, "float32", oracle)
 
 
@@ -178,11 +183,7 @@ class Case:
 
     @property
     def specs(self) -> tuple[LayerSpec, ...]:
-        kind, kv = KINDS[self.kind], self.kv
-        if self.subject.config.latent is not None:
-            kv = kv.replace("k=int8,v=int4", "int8")  # a latent has one format
-        specs = layer_specs(self.subject.graph, self.dtype, KVFormat.parse(kv), kind.window, kind.sinks)
-        return tuple(replace(one, window=StateWindow(every=EVERY)) if one.state_bytes else one for one in specs)
+        return specs_of(self.kind, self.kv, self.dtype)
 
     @property
     def states(self) -> StateWindow | None:
@@ -261,17 +262,25 @@ _NAIVE: dict[Any, "Seen"] = {}
 
 
 @cache
+def specs_of(name: str, kv: str, dtype: DType) -> tuple[LayerSpec, ...]:
+    """The specs of a kind's layers, whose states are kept at every EVERY tokens."""
+    kind, subject = KINDS[name], make_subject(name)
+    if subject.config.latent is not None:
+        kv = kv.replace("k=int8,v=int4", "int8")  # a latent has one format
+    specs = layer_specs(subject.graph, dtype, KVFormat.parse(kv), kind.window, kind.sinks)
+    return tuple(replace(one, window=StateWindow(every=EVERY)) if one.state_bytes else one for one in specs)
+
+
+@cache
 def plain_decoder(kind: str) -> Decoder:
     return make_subject(kind).decoder(ReferenceKernels(wide=torch.float64))
 
 
 @cache
 def native_decoder(kind: str, weights: str) -> Decoder:
-    one, kernels = KINDS[kind], find_kernels("native")
+    kernels = find_kernels("native")
     assert kernels is not None, "what is asked for is there, or refused"
-    with tempfile.TemporaryDirectory() as folder:
-        path, _ = make_checkpoint(Path(folder) / "model", one.fixture, changes=dict(one.changes))
-        packed = load_packed(Checkpoint.open(path), WeightFormat.parse(weights), "float32")
+    packed = load_packed(checkpoint_of(kind)[0], WeightFormat.parse(weights), "float32")
     return NativeDecoder(make_subject(kind).graph, kernels, packed)
 
 

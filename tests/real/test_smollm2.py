@@ -86,14 +86,14 @@ def test_texts_with_one_meaning_have_near_embeddings(llm: LLM) -> None:
 @pytest.mark.parametrize("kv", [pytest.param("native", marks=pytest.mark.sweep), "int4"])
 def test_a_chat_goes_on_from_the_disk_with_the_same_bits(tmp_path: Path, kv: str) -> None:
     talk = [{"role": "user", "content": f"{TEXT[:300]}\n\nWhat is this text about?"}]
-    with LLM(MODEL, kv=kv) as plain:
-        expected = plain.chat(talk, **GREEDY)
-    for turn in range(2):
-        with LLM(MODEL, kv=kv, kv_disk=tmp_path) as again:
-            done = again.chat(talk, **GREEDY)
-        assert (done.token_ids, done.logprobs) == (expected.token_ids, expected.logprobs)
-        usage = done.usage
-        assert usage.disk_tokens == (0 if turn == 0 else (usage.prompt_tokens - 1) // 16 * 16)
+    turns = []
+    for _ in range(2):
+        with LLM(MODEL, kv=kv, kv_disk=tmp_path) as llm:
+            turns.append(llm.chat(talk, **GREEDY))
+    computed, restored = turns
+    assert (restored.token_ids, restored.logprobs) == (computed.token_ids, computed.logprobs)
+    usage = restored.usage
+    assert (computed.usage.disk_tokens, usage.disk_tokens) == (0, (usage.prompt_tokens - 1) // 16 * 16)
 
 
 class Address(BaseModel):

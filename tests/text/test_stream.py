@@ -503,7 +503,7 @@ FALLBACK, _ = kinds.of_tokens([*(f"<0x{byte:02X}>" for byte in range(256)), "▁
 def test_a_prompt_may_end_at_any_byte_of_every_string(tokenizer: Tokenizer) -> None:
     """A character that the prompt began is the completion's; nothing else of the prompt is."""
     opening = [256] if tokenizer is FALLBACK else []  # the space that the decoder takes away again
-    for text in STRINGS:
+    for text in some(STRINGS):
         data = list(text.encode())
         for at in range(len(data) + 1):
             known = whole_characters(bytes(data[:at]))
@@ -548,14 +548,15 @@ def test_ten_thousand_stops() -> None:
         stops[part[:-1] + dice.choice(dice.choice(STRINGS)) if dice.random() < 0.9 else part] = None
     automaton, ended = StopStrings([stop for stop in stops if len(stop) > 2]), 0
     many = [stop for stop in stops if len(stop) > 2]
-    for text in STRINGS[:200]:
+    texts = some(STRINGS[:200])
+    for text in texts:
         answers, stream, done = oracle(text, many), TextStream(BYTES, automaton), b""
         for byte in text.encode():
             done += bytes([byte])
             stream.push(byte)
             assert (stream.text, stream.stopped) == answers[whole_characters(done)], text
         ended += stream.stopped is not None
-    assert 20 < ended < 180
+    assert 0.1 < ended / len(texts) < 0.9
 
 
 @pytest.mark.parametrize("include", [False, True])
