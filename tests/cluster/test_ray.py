@@ -22,9 +22,10 @@ pytestmark = pytest.mark.slow
 BIN = Path(sys.executable).parent
 KILLS = 1 if IN_CI else 3  # beside the one of the other test; Ray takes seconds to start another replica
 # Beside other tests Ray's workers would get hardly any time, as they run at a niceness of 15, and Ray would end what
-# takes more than 5 to 15 s to start, and start it anew.
+# takes more than 5 to 15 s to start, and start it anew. At its end it would wait 30 s for its proxy.
 PATIENCE = {
     "RAY_worker_niceness": "0",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": f"{HANGS}",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": f"{HANGS}",
     "RAY_agent_register_timeout_ms": f"{HANGS * 1000:.0f}",

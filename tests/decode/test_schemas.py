@@ -13,7 +13,9 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenwright.decode.grammar import Grammars, Matched
 from tokenwright.decode.grammar_kinds import json_rule
 from tokenwright.decode.schemas import LACKING, enforceable, mistake_in
+from tokenwright.decode.schemas.enforcing import MOST_COMPARED
 from tokenwright.decode.schemas.patterns import disjoint, others, parted, plain
+from tokenwright.decode.schemas.schema_pairs import Pairs
 from tokenwright.engine import Grammar
 
 BYTES = LLTokenizer("byte")
@@ -64,6 +66,19 @@ def test_places_are_named_and_the_rest_compiles(schema: dict[str, Any], places: 
     assert found == places
     assert not compiled(made)
     assert json.dumps(schema) == before, "the client's own is unchanged"
+
+
+def test_alternatives_are_compared_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is compared with each: of a document with hundreds, the later ones are enforced as an anyOf."""
+    compared = []
+    apart = Pairs.apart
+    monkeypatch.setattr(Pairs, "apart", lambda *given, **more: compared.append(1) or apart(*given, **more))
+    kinds = [{"type": "object", "properties": {"kind": {"const": n}}, "required": ["kind"]} for n in range(60)]
+    schema = {"type": "object", "properties": {f"p{n}": {"oneOf": kinds} for n in range(23)}}
+    made, places = enforceable(schema)
+    assert places == [f"properties.p{n}.oneOf" for n in range(MOST_COMPARED // (60 * 59), 23)]
+    assert len(compared) <= 3 * MOST_COMPARED, "and each pair by a property"
+    assert [one["properties"]["kind"]["const"] for one in made["properties"]["p22"]["anyOf"]] == list(range(60))
 
 
 def test_objects_are_closed_where_a_schema_says_nothing() -> None:

@@ -36,6 +36,7 @@ FORMATS = frozenset(
 MOST_VALUES = 8  # of an array's distinct items that are written as alternatives
 MOST_ORDERED = 4  # of those in any order
 MOST_EXCLUDED = 4_000  # characters of what one alternative of a oneOf excludes
+MOST_COMPARED = 10_000  # pairs of alternatives of a document's oneOfs; a pair costs 0.1 ms
 MOST_PARTED = 3  # patterns of names that are made such that no name follows two of them
 MOST_COPIED = 50  # schemas that stand in the place of references to them
 _LOOKS = re.compile(r"\(\?(?:[=!]|<[=!])|(?<!\\)(?:\\\\)*\\[1-9]")  # look-around and references to groups
@@ -70,7 +71,7 @@ class _Maker:
         self._values = Values(self._references)
         self._parts = frozenset(_parts(root, within=False))
         self._copied: list[str] = []
-        self._copies = 0
+        self._copies = self._compared = 0
         self._joined_below = False  # whether all that is made belongs to one of two schemas that are joined
 
     def made(self, schema: Any, place: Place, *, close: bool) -> Any:
@@ -224,7 +225,14 @@ class _Maker:
         return found
 
     def _one_of(self, schemas: list[Any], at: Place, *, close: bool, shared: bool) -> list[Any]:
-        """Alternatives of which a value satisfies one alone. shared: and other keywords."""
+        """Alternatives of which a value satisfies one alone. shared: and other keywords.
+
+        Beyond MOST_COMPARED a value may satisfy several.
+        """
+        self._compared += len(schemas) * (len(schemas) - 1)
+        if self._compared > MOST_COMPARED:
+            self._left_out(at)
+            return [self._member(one, (*at, str(n)), close=close, both=shared) for n, one in enumerate(schemas)]
         lacking, found = not self._rewritten, []
         for n, one in self._alone(schemas):
             place = (*at, str(n))
