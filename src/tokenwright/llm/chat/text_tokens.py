@@ -14,17 +14,17 @@ class TextTokens:
     """
 
     def __init__(self, parser: OutputParser) -> None:
-        self._parser = parser
+        self.parser = parser
         self._known = self._said = 0  # characters that are sorted; of these, those of the text
         self._waiting: list[tuple[Piece, int, int]] = []  # where its characters begin and end
         self._in_text = True  # the last token was the text's
 
     def push(self, piece: Piece, start: int) -> list[Piece]:
         """The parser has taken this piece after `start` characters: the text's tokens that are known since."""
-        end = self._parser.pushed
+        end = self.parser.pushed
         if piece.token_id is not None:
             self._waiting.append((piece, start, end))
-        self._known = end - self._parser.held
+        self._known = end - self.parser.held
         return self._settle(self._known - self._grown(), self._known)
 
     def finish(self) -> list[Piece]:
@@ -35,7 +35,7 @@ class TextTokens:
         return found + [piece for piece, _, _ in self._waiting if self._in_text]
 
     def _grown(self) -> int:
-        grown, self._said = self._parser.said - self._said, self._parser.said
+        grown, self._said = self.parser.said - self._said, self.parser.said
         return grown
 
     def _settle(self, first: int, last: int) -> list[Piece]:

@@ -15,7 +15,6 @@ from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.engine import Finished, FinishReason, SamplingParams, Token
 from tokenwright.engine.loop import Delivery, RequestHandle
 from tokenwright.llm.chat.answer_reader import CUT
-from tokenwright.llm.chat.output_parser import OutputParser
 from tokenwright.llm.chat.text_tokens import TextTokens
 from tokenwright.llm.output_processor import OutputProcessor
 from tokenwright.llm.outputs import Completion, Piece
@@ -118,8 +117,7 @@ class Generation:
         self._clock = GenerationClock(asked)
         self._deliveries: deque[Delivery] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._readers: dict[int, OutputParser] = {}
-        self._tokens: dict[int, TextTokens] = {}
+        self._readers: dict[int, TextTokens] = {}
         self._finished: dict[int, Finish | Literal["abort"]] = {}  # by the number of the text
         self._pause = ReaderPause(handle, reader_s)
         self._left = False
@@ -232,7 +230,7 @@ class Generation:
             completion=self._clock.written,
             cached=counts.prefix_hit,
             disk=min(counts.restored, counts.prefix_hit),
-            reasoning=sum(reader.reasoning_tokens for reader in self._readers.values()),
+            reasoning=sum(reader.parser.reasoning_tokens for reader in self._readers.values()),
             truncated=self._prepared.truncated,
             drafted=drafted,
             accepted=accepted,
@@ -285,17 +283,16 @@ class Generation:
 
     def _push(self, piece: Piece, deltas: Deltas) -> None:
         delta = _last(piece.choice, deltas)
-        reader = self._reader(piece.choice)
-        start = reader.pushed
-        reader.push(piece.text, piece.token_id, delta)
+        tokens = self._reader(piece.choice)
+        start = tokens.parser.pushed
+        tokens.parser.push(piece.text, piece.token_id, delta)
         if self.keeps_tokens:
-            delta.tokens += self._tokens[piece.choice].push(piece, start)
+            delta.tokens += tokens.push(piece, start)
 
-    def _reader(self, choice: int) -> OutputParser:
+    def _reader(self, choice: int) -> TextTokens:
         reader = self._readers.get(choice)
         if reader is None:
-            reader = self._readers[choice] = self._prepared.reader()
-            self._tokens[choice] = TextTokens(reader)
+            reader = self._readers[choice] = TextTokens(self._prepared.reader())
         return reader
 
     def _end_texts(self, deltas: Deltas, all_ended: bool) -> None:
@@ -325,15 +322,15 @@ class Generation:
 
     def _finish(self, choice: int, reason: FinishReason, stopped: str | int | None, deltas: Deltas) -> None:
         delta = _last(choice, deltas)
-        reader = self._reader(choice)
-        reader.finish(delta, cut=reason in CUT)
+        tokens = self._reader(choice)
+        tokens.parser.finish(delta, cut=reason in CUT)
         if self.keeps_tokens:
-            delta.tokens += self._tokens[choice].finish()
+            delta.tokens += tokens.finish()
         if reason is FinishReason.ABORTED:  # no end of a text: its reader gets an error, or has gone
             self._finished[choice] = "abort"
             return
         delta.finish = _FINISH.get(reason, "stop")
-        if delta.finish == "stop" and reader.called:
+        if delta.finish == "stop" and tokens.parser.called:
             delta.finish = "tool_calls"
         self._finished[choice] = delta.finish
         delta.reason, delta.stopped = reason, stopped
