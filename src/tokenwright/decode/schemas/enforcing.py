@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from tokenwright.decode.schemas.mistakes import OF_NAMES, OF_ONE, SEVERAL, named
-from tokenwright.decode.schemas.patterns import listed, parted, plain
+from tokenwright.decode.schemas.patterns import listed, parted, plain, with_written_classes
 from tokenwright.decode.schemas.schema_logic import (
     RESTRICTING,
     References,
@@ -343,7 +343,10 @@ class _Maker:
 
 def _readable(pattern: Any) -> Any:
     """A pattern as a grammar reads it, or None."""
-    return plain(pattern) if isinstance(pattern, str) and _LOOKS.search(pattern) else pattern
+    if not isinstance(pattern, str):
+        return pattern
+    read = plain(pattern) if _LOOKS.search(pattern) else pattern
+    return read if read is None else with_written_classes(read)
 
 
 def _names_listed(schema: Mapping[str, Any]) -> Mapping[str, Any]:

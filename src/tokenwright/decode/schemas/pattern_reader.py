@@ -43,6 +43,11 @@ class PatternReader:
             raise UnreadError
         return tree
 
+    def read_class(self) -> tuple[Sequence[Span], int]:
+        """The class that the text begins with, and where it ends."""
+        self._at = 1
+        return self._class(), self._at
+
     def _next(self, *expected: str) -> str:
         """The text expected that is next, if any; it is taken."""
         found = next((one for one in expected if self._text.startswith(one, self._at)), "")
@@ -132,7 +137,7 @@ class PatternReader:
     def _member(self) -> Sequence[Span]:
         letter = self._text[self._at : self._at + 1]
         self._at += 1
-        if not letter or self._text[self._at - 1 : self._at + 1] in ("&&", "--", "~~", "[:"):
+        if not letter:
             raise UnreadError
         return self._escaped() if letter == "\\" else ((ord(letter), ord(letter) + 1),)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import combinations, pairwise, product
 
-from tokenwright.decode.schemas.pattern_reader import ALL, Node, PatternReader, Span, UnreadError
+from tokenwright.decode.schemas.pattern_reader import ALL, MOST_READ, Node, PatternReader, Span, UnreadError, without
 
 MOST_STATES = 60  # of an automaton
 MOST_WRITTEN = 4_000  # characters of the pattern made
@@ -30,6 +30,40 @@ def plain(pattern: str) -> str | None:
 def others(pattern: str) -> str | None:
     """A pattern of the strings that a pattern does not find; None: there are none, or none is found."""
     return _rewritten(pattern, other=True)
+
+
+def with_written_classes(pattern: str) -> str:
+    """A pattern for llguidance, which reads sets of sets in a class, where ECMA 262 has characters alone."""
+    found, at = "", 0
+    while (start := _BEFORE_CLASS.match(pattern, at)) and start.end() < len(pattern):
+        try:
+            spans, length = PatternReader(pattern[start.end() :][:MOST_READ]).read_class()
+        except UnreadError:
+            break
+        behind = start.end() + length
+        text, writable = pattern[start.end() : behind], _writable(spans)
+        changed = writable != spans or any(sign in text[1:] for sign in ("[", "&&", "--", "~~"))
+        found += start[0] + (_class_of(writable) if changed and writable else text)
+        at = behind
+    return found + pattern[at:]
+
+
+_BEFORE_CLASS = re.compile(r"(?:[^\\\[]|\\.)*", re.DOTALL)
+
+
+def _writable(spans: Sequence[Span]) -> Sequence[Span]:
+    """What JSON can write of a class by an escape of one letter, or as it is.
+
+    For a class that has more of the control characters, llguidance takes a quote and a backslash, too.
+    """
+    if all(any(first <= code < behind for first, behind in spans) for code in (ord('"'), ord("\\"))):
+        return spans
+    parts = ((max(one, first), min(two, behind)) for one, two in _WRITABLE for first, behind in spans)
+    cut = sorted((first, behind) for first, behind in parts if first < behind)
+    return spans if without(without(cut)) == without(without(spans)) else cut
+
+
+_WRITABLE = ((8, 11), (12, 14), (32, ALL))
 
 
 @lru_cache(maxsize=1024)
@@ -271,7 +305,7 @@ _SINGLE = re.compile(r"\[(?:\\.|[^\]\\])*\]|[^\\()\[\]{}|*+?]", re.DOTALL)
 
 def _class_of(spans: Sequence[Span]) -> str:
     joined = list[list[int]]()
-    for first, behind in sorted(spans):
+    for first, behind in sorted(_writable(spans) or spans):
         if joined and joined[-1][1] in (first, 0xD800) and first in (joined[-1][1], 0xE000):
             joined[-1][1] = behind
         else:
