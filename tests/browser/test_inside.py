@@ -6,7 +6,7 @@ import time
 from tests.browser.looks import findings
 
 PROMPT = "Once upon a time, there was a little fox who"
-# The panel tells what the server says now: runs of tabs that were closed may end while it is looked at.
+# The panel tells what the server says now.
 SHOWN = """fetch('%s').then((answer) => answer.json()).then(({ groups: [{ used }] }) =>
   document.querySelector('[data-stat=pool_used]')?.dataset.value === String(used))"""
 WRITE = """id => fetch(`batches/${id}/write`, { method: 'POST', body: '{"tokens": 1}',
@@ -45,6 +45,20 @@ def ended_late(route):
     route.continue_()
 
 
+def last_answer(tab, url):
+    """The next answer that the page gets, and gets again: runs of closed tabs may end while the page is looked at."""
+    answers = []
+
+    def give(route):
+        if not answers:
+            answers.append(route.fetch())
+        route.fulfill(response=answers[0])
+
+    with tab.expect_response(url):
+        tab.route(url, give)
+    return answers[0].json()
+
+
 def check_pages(explored):
     tab = explored.tab
     opened(explored, "Pages")
@@ -63,17 +77,18 @@ def check_pages(explored):
         tab.get_by_role("button", name="End the batch").click()
     tab.unroute("**/batches/*")
     explored.until("document.querySelectorAll('tr[data-whose=batch]').length === 0")
-    explored.until(SHOWN % f"pages?run={run}")
-    [group] = explored.get(f"pages?run={run}")["groups"]
+    [group] = last_answer(tab, "**/pages?*")["groups"]
+    explored.until(f"document.querySelector('[data-stat=pool_used]').dataset.value === '{group['used']}'")
     told(explored, "pool", group, ("used", "shared", "cached", "free", "pages", "page_bytes", "saved_bytes"))
     cells = tab.eval_on_selector_all(
         "[data-page]", "all => all.map(e => [e.dataset.page, e.dataset.refcount, e.dataset.filled].map(Number))"
     )
     assert cells == [[page["page"], page["refcount"], page["filled"]] for page in group["listed"]]
     assert group["used"] >= 2 and group["cached"] > 0  # the page's first run may still have its own
+    tab.unroute("**/pages?*")
     another = explored.post("batches", {"prompts": [f"An old bear slept. {PROMPT}"], "max_tokens": 8})["batch"]
     explored.tab.evaluate(WRITE, another)  # as another tab does while this page rests
-    explored.until(f"document.querySelector('[data-stat=pool_used]').dataset.value > {group['used']}")
+    explored.until(SHOWN % f"pages?run={run}")
     explored.tab.evaluate("id => fetch(`batches/${id}`, { method: 'DELETE' })", another)
     explored.until(SHOWN % f"pages?run={run}")
     clean(explored)

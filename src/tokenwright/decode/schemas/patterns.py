@@ -33,7 +33,7 @@ def others(pattern: str) -> str | None:
 
 
 def with_written_classes(pattern: str) -> str:
-    """A pattern for llguidance, which reads sets of sets in a class, where ECMA 262 has characters alone."""
+    """A pattern for llguidance, which reads sets of sets in a class, where ECMA 262 has only characters."""
     found, at = "", 0
     while (start := _BEFORE_CLASS.match(pattern, at)) and start.end() < len(pattern):
         try:

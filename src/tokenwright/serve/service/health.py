@@ -57,7 +57,7 @@ class EngineHealth:
         handle = await self._submit(Request((0,), SamplingParams(temperature=0.0, max_tokens=1), share=False))
         try:
             async with asyncio.timeout(PROBE_S):
-                while self.token_at == before:
+                while self.token_at <= before:
                     if self.probe_failed:
                         raise EngineError("the engine has failed to make a token; its log says why")
                     await asyncio.sleep(0.005)
