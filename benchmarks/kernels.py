@@ -42,7 +42,7 @@ from tokenwright.bench.bandwidth import best_seconds, beyond_caches
 from tokenwright.bench.limits import TURN, Bound, StepWork, processor
 from tokenwright.cache import Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS
-from tokenwright.engine.window import AttentionWindow
+from tokenwright.engine.layer_group import AttentionWindow
 from tokenwright.formats import WeightFormat
 
 DRAW = np.random.default_rng(0)

@@ -25,8 +25,7 @@ from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.cache import ChunkRows, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS
 from tokenwright.config import Latent
-from tokenwright.engine.page_table import PageTable
-from tokenwright.engine.window import AttentionWindow
+from tokenwright.engine.layer_group import AttentionWindow, PageTable
 
 REFERENCE = ReferenceKernels(wide=torch.float64)
 CPU = torch.device("cpu")

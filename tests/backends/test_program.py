@@ -41,7 +41,7 @@ from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.config import DynamicScaling, Latent, Rope
 from tokenwright.engine import Chunk, LogitsNeeded, Request, Step, flatten
-from tokenwright.engine.page_table import PageTable
+from tokenwright.engine.layer_group import PageTable
 from tokenwright.formats import KVFormat, WeightFormat
 from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import RotaryTable

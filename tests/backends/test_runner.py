@@ -25,7 +25,7 @@ from tokenwright.cache import KVStore, layer_specs
 from tokenwright.checkpoints.families.graph_builder import decoder
 from tokenwright.config import LongScaling
 from tokenwright.engine import Chunk, LogitsNeeded, Step, flatten
-from tokenwright.engine.page_table import PageTable
+from tokenwright.engine.layer_group import PageTable
 from tokenwright.errors import ContextError, RequestError
 
 

@@ -15,8 +15,7 @@ from tokenwright.backends.torch.kernels import Dense, Kernels
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.cache import ChunkRows, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS, Codec
-from tokenwright.engine.page_table import PageTable
-from tokenwright.engine.window import AttentionWindow
+from tokenwright.engine.layer_group import AttentionWindow, PageTable
 from tokenwright.models.rotary import Rotation
 
 KERNELS: Kernels = ReferenceKernels()

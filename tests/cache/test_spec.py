@@ -12,7 +12,7 @@ from tokenwright.cache import Heads, LayerSpec, Part, group_layers, groups_for, 
 from tokenwright.cache.codec import CODECS
 from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.config import Latent, ModelConfig
-from tokenwright.engine.window import AttentionWindow, Group
+from tokenwright.engine.layer_group import AttentionWindow, Group
 from tokenwright.errors import RequestError
 from tokenwright.formats import KVFormat
 

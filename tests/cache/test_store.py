@@ -17,7 +17,7 @@ from tokenwright.backends.torch import kv_codec
 from tokenwright.backends.torch.border import tensor as tensor_of
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.checkpoints.families.registry import parse_config
-from tokenwright.engine.page_table import PageTable
+from tokenwright.engine.layer_group import PageTable
 from tokenwright.errors import CapacityError
 from tokenwright.formats import KVFormat
 

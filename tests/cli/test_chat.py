@@ -19,7 +19,7 @@ from tokenwright.cli.chat.conversation import Conversation, save
 from tokenwright.cli.chat.conversation import load as loaded
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.llm.llm import LLM
-from tokenwright.llm.streams import Stream
+from tokenwright.llm.output_processor import Stream
 
 APPENDS = """\
 {{ bos_token }}{% for m in messages %}{{ m.role ~ ': ' ~ m.content ~ eos_token }}{% endfor %}

@@ -14,7 +14,7 @@ from tests.cli.conftest import Run
 from tests.models.fixtures import make_checkpoint
 from tokenwright.decode import step_costs
 from tokenwright.llm.llm import LLM
-from tokenwright.llm.streams import Stream
+from tokenwright.llm.output_processor import Stream
 
 PROMPT = "the sun and the other"
 GREEDY = ("--temperature", 0)

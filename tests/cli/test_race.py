@@ -14,7 +14,7 @@ from tests.models.fixtures import make_checkpoint
 from tokenwright.cli.reports.race_report import COLOURS, forward_tokens
 from tokenwright.engine import SamplingParams
 from tokenwright.llm.llm import LLM
-from tokenwright.llm.streams import Stream
+from tokenwright.llm.output_processor import Stream
 
 Race = Callable[..., Any]
 

@@ -22,10 +22,10 @@ from tokenwright.engine import (
     Sequence,
     SwapSpace,
 )
-from tokenwright.engine.groups import group_for
+from tokenwright.engine.layer_group import StateWindow
 from tokenwright.engine.prefix_index import PrefixHashes
+from tokenwright.engine.request import group_for
 from tokenwright.engine.scripted import ScriptedModel
-from tokenwright.engine.window import StateWindow
 
 
 class Planted(Exception):

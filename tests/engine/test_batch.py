@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.engine.hand import sequence_of
 from tokenwright.engine import Batch, Chunk, LogitsNeeded, Step, flatten, one_chunk
-from tokenwright.engine.page_table import PageTable
+from tokenwright.engine.layer_group import PageTable
 
 PAGES = st.dictionaries(st.integers(0, 40), st.integers(0, 2**31 - 1), max_size=8)
 

@@ -4,8 +4,8 @@ import pytest
 
 from tests.engine.hand import FULL, Guesses, build, drain, heard, kept_pages, mixed, naive, request, run, seen
 from tokenwright.engine import AttentionWindow, Chunk, FinishReason, Group, LogitsNeeded, NoStopChecker, Token
-from tokenwright.engine.drafts import most_drafts
 from tokenwright.engine.scripted import ScriptedModel
+from tokenwright.engine.step import most_drafts
 
 
 class Right(Guesses):

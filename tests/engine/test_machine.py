@@ -33,8 +33,8 @@ from tokenwright.engine import (
     SwapSpace,
     Token,
 )
+from tokenwright.engine.layer_group import StateWindow
 from tokenwright.engine.scheduler import MAX_PREEMPTIONS
-from tokenwright.engine.window import StateWindow
 from tokenwright.errors import CapacityError, ContextError
 
 CONTEXT = 40

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.engine.hand import is_read_from, kept_pages
 from tests.profiles import examples
 from tokenwright.engine import AttentionWindow, Group, PagePool, PrefixIndex, SwapSpace
+from tokenwright.engine.layer_group import PageTables
 from tokenwright.engine.page_pool import NullMemory
-from tokenwright.engine.page_table import PageTables
 from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.engine.swap import SwappedPages
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.engine.hand import build, request
 from tokenwright.engine import AttentionWindow, Group, Pick
-from tokenwright.engine.page_table import PageTable
+from tokenwright.engine.layer_group import PageTable
 
 PAGES = st.integers(0, 12)
 TURNS = st.lists(st.tuples(st.sampled_from(["set", "set", "set", "pop", "popitem", "copy"]), PAGES, PAGES), max_size=40)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.engine.hand import is_read, is_read_from
 from tokenwright.engine import AttentionWindow
-from tokenwright.engine.window import StateWindow
+from tokenwright.engine.layer_group import StateWindow
 
 LONGEST = 40
 attention_windows = st.builds(

@@ -48,7 +48,7 @@ from tokenwright.engine import (
     SwapSpace,
 )
 from tokenwright.engine import Sequence as Text
-from tokenwright.engine.window import AttentionWindow, StateWindow
+from tokenwright.engine.layer_group import AttentionWindow, StateWindow
 from tokenwright.formats import DType, KVFormat, WeightFormat
 
 TOLERANCE = 1e-5

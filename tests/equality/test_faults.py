@@ -30,10 +30,9 @@ from tokenwright.decode import sampler
 from tokenwright.engine import Batch, Output, Scheduler, Step
 from tokenwright.engine import Sequence as Text
 from tokenwright.engine.kv_manager import KVManager
+from tokenwright.engine.layer_group import AttentionWindow, PageTables
 from tokenwright.engine.page_pool import GroupPool, PagePool
-from tokenwright.engine.page_table import PageTables
 from tokenwright.engine.prefix_index import PrefixHashes, PrefixIndex
-from tokenwright.engine.window import AttentionWindow
 from tokenwright.errors import EngineError
 
 assert ways.LATE  # imported for what it registers

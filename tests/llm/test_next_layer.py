@@ -19,7 +19,7 @@ from tokenwright.cache import KVStore
 from tokenwright.decode.draft_model import DraftModel
 from tokenwright.decode.step_costs import StepCosts
 from tokenwright.engine import one_chunk
-from tokenwright.engine.page_table import PageTable
+from tokenwright.engine.layer_group import PageTable
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.llm.drafts.layer_drafts import NextLayer
 from tokenwright.llm.model import LoadedModel

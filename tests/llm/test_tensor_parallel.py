@@ -22,7 +22,7 @@ from tokenwright.backends.native.rank_messages import packed, unpacked
 from tokenwright.backends.native.ranks import Compute
 from tokenwright.backends.split import RankPlace, RowCut
 from tokenwright.engine import one_chunk
-from tokenwright.engine.page_table import PageTable
+from tokenwright.engine.layer_group import PageTable
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.llm.ranks.tensor_parallel import Workers
 

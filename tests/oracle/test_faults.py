@@ -28,7 +28,7 @@ from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.config import Learned, ModelConfig, Rope
 from tokenwright.config import NoScaling as Unscaled
 from tokenwright.engine import Batch
-from tokenwright.engine.window import AttentionWindow
+from tokenwright.engine.layer_group import AttentionWindow
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Graph, Parallel
 from tokenwright.models.latent import LatentAttention

@@ -15,7 +15,7 @@ from tokenwright.backends.torch import observe as observe_module
 from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.border import tensor
 from tokenwright.engine import FinishReason
-from tokenwright.engine.page_table import PageTable
+from tokenwright.engine.layer_group import PageTable
 from tokenwright.llm import run as run_module
 from tokenwright.llm.run_trace import model_card
 from tokenwright.models.taps import DIMS, Site

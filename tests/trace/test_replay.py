@@ -24,7 +24,7 @@ from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.backends.torch.tensor_batch import Batcher
 from tokenwright.cache import KVStore, LayerSpec
 from tokenwright.engine import one_chunk
-from tokenwright.engine.page_table import PageTable
+from tokenwright.engine.layer_group import PageTable
 from tokenwright.models.taps import Site, ignore
 from tokenwright.trace.replay import AttentionReplay, ReplayedText
 

@@ -14,7 +14,7 @@ from tokenwright.arrays import Array, Floats
 from tokenwright.backends.observation import Observed, Watched
 from tokenwright.cache import ChunkRows, KVStore, KVView, LayerSpec
 from tokenwright.engine import Batch
-from tokenwright.engine.window import AttentionWindow
+from tokenwright.engine.layer_group import AttentionWindow
 from tokenwright.models.op import Scoring
 from tokenwright.models.taps import Tap, ignore
 

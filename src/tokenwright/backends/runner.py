@@ -20,7 +20,7 @@ from tokenwright.backends.protocol import Passes
 from tokenwright.cache import KVStore, LayerSpec, StoreMemory
 from tokenwright.config import DynamicScaling, Rope, angle_length
 from tokenwright.engine import Batch, Output, Step, flatten, one_chunk
-from tokenwright.engine.page_table import PageTable
+from tokenwright.engine.layer_group import PageTable
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.formats import DType
 from tokenwright.models.graph import Graph

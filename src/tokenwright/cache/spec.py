@@ -14,7 +14,7 @@ from typing import Protocol
 from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.checks import check_whole
 from tokenwright.config import Heads, Latent, LayerKV, Learned, RecurrentState, Rope, angle_length
-from tokenwright.engine.window import AttentionWindow, Group, StateWindow
+from tokenwright.engine.layer_group import AttentionWindow, Group, StateWindow
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType, KVFormat
 

@@ -25,8 +25,7 @@ from tokenwright.arrays import Array, zeros
 from tokenwright.cache.codec import Codec
 from tokenwright.cache.spec import LayerGroup, LayerSpec, group_layers, stored
 from tokenwright.config import Heads, RecurrentState
-from tokenwright.engine.page_table import Pages
-from tokenwright.engine.window import AttentionWindow, StateWindow
+from tokenwright.engine.layer_group import AttentionWindow, Pages, StateWindow
 from tokenwright.errors import CapacityError
 
 

@@ -21,13 +21,13 @@ from tokenwright.engine import Request
 from tokenwright.engine.loop import Listener, RequestHandle
 from tokenwright.errors import RequestError
 from tokenwright.formats import KVFormat
+from tokenwright.llm.async_streams import AsyncStreams
 from tokenwright.llm.drafts.sources import draft_specs
 from tokenwright.llm.engine import LLMEngine, Occupancy, context_of, specs_of
 from tokenwright.llm.engine_view import EngineView
 from tokenwright.llm.input_processor import InputProcessor
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.model import LoadedModel
-from tokenwright.llm.streams import AsyncStreams
 from tokenwright.sampling_params import check_unicode
 
 UNPAUSED = "replicas write their texts without pauses; serve one replica to step through a run"

@@ -2,8 +2,7 @@
 
 from tokenwright.engine.batch import Batch, flatten, one_chunk
 from tokenwright.engine.core import Engine, Runner, Sampler
-from tokenwright.engine.drafts import Proposer
-from tokenwright.engine.groups import SequenceGroup
+from tokenwright.engine.layer_group import AttentionWindow, Group
 from tokenwright.engine.page_pool import Memory, PagePool
 from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import (
@@ -11,6 +10,7 @@ from tokenwright.engine.request import (
     NoStopChecker,
     Request,
     Sequence,
+    SequenceGroup,
     State,
     StopChecker,
     TokenConstraints,
@@ -32,13 +32,13 @@ from tokenwright.engine.step import (
     Pick,
     PromptLogprobs,
     PromptLogprobsAdded,
+    Proposer,
     Result,
     Step,
     Token,
     TopLogprob,
 )
 from tokenwright.engine.swap import SwapSpace
-from tokenwright.engine.window import AttentionWindow, Group
 from tokenwright.sampling_params import Grammar, SamplingParams
 
 __all__ = [

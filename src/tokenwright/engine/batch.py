@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenwright.engine.page_table import Pages, PageTable
+from tokenwright.engine.layer_group import Pages, PageTable
 from tokenwright.engine.step import ALL, HIDDEN, LAST, Step
 
 

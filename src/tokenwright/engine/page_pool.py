@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from tokenwright.engine.layer_group import AttentionWindow, Group, PageTable, PageTables, StateWindow
 from tokenwright.engine.page_events import PageListener
-from tokenwright.engine.page_table import PageTable, PageTables
-from tokenwright.engine.window import AttentionWindow, Group, StateWindow
 
 
 class Memory(Protocol):

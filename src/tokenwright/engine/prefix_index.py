@@ -16,9 +16,9 @@ from secrets import token_bytes
 from struct import pack
 from typing import Any
 
+from tokenwright.engine.layer_group import PageTable, PageTables
 from tokenwright.engine.page_events import CachedPage, PageTier
 from tokenwright.engine.page_pool import GroupPool, PagePool
-from tokenwright.engine.page_table import PageTable, PageTables
 
 _SECRET = token_bytes(32)
 

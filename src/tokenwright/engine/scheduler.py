@@ -12,7 +12,7 @@ computed in this very step, it waits for that. A paused sequence computes nothin
 needs them: paused ones are preempted before all others.
 
 Several picks with one parent fork it: the branches go on from the same pages, which are copied on write. It
-admits, pauses, preempts and ends groups (groups.py): one sequence, or the beams of a search, which end without a pick.
+admits, pauses, preempts and ends groups: one sequence, or the beams of a search, which end without a pick.
 """
 
 from collections import deque
@@ -20,12 +20,10 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListLike
 from itertools import count
 
-from tokenwright.engine.drafts import Proposer, with_drafts
-from tokenwright.engine.groups import SequenceGroup, group_for, pages_of
 from tokenwright.engine.kv_manager import KVManager
 from tokenwright.engine.page_pool import PagePool
 from tokenwright.engine.prefix_index import PrefixIndex
-from tokenwright.engine.request import FinishReason, Request, Sequence, State
+from tokenwright.engine.request import FinishReason, Request, Sequence, SequenceGroup, State, group_for, pages_of
 from tokenwright.engine.step import (
     Chunk,
     Dropped,
@@ -38,12 +36,14 @@ from tokenwright.engine.step import (
     HiddenStates,
     Pick,
     PromptLogprobs,
+    Proposer,
     Result,
     Step,
     Token,
     chunk_of,
     finished,
     reported,
+    with_drafts,
 )
 from tokenwright.engine.swap import SwapSpace
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence as ListLike
 from typing import Any
 
 from tokenwright.engine.core import Engine
+from tokenwright.engine.layer_group import Group, StateWindow
 from tokenwright.engine.page_pool import PagePool
 from tokenwright.engine.request import Request
 from tokenwright.engine.scheduler import Scheduler
 from tokenwright.engine.step import Chunk, HiddenStates, LogitsNeeded, Output, Pick, PromptLogprobs, Result, Step
-from tokenwright.engine.window import Group, StateWindow
 from tokenwright.sampling_params import SamplingParams
 
 Script = Callable[[ListLike[int]], int]  # the text so far -> the next token

@@ -1,16 +1,18 @@
 """Data that the scheduler, the runner and the sampler exchange: plain values, none of which outlives its step.
 
-A step names chunks; the runner answers with an Output; the sampler turns it into results; the scheduler commits
-them and answers with events. Classes with an instance for every token of every stream are not frozen, though nobody
-changes them: making a frozen one takes five times as long.
+A step names chunks, some with draft tokens of a Proposer; the runner answers with an Output; the sampler turns it into
+results; the scheduler commits them and answers with events. Classes with an instance for every token of every stream
+are not frozen, though nobody changes them: making a frozen one takes five times as long.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from tokenwright.engine.page_table import PageTable
+from tokenwright.engine.layer_group import PageTable
+from tokenwright.engine.page_pool import PagePool
 from tokenwright.engine.request import FinishReason, Request, Sequence, StopChecker
 
 T = TypeVar("T")
@@ -34,7 +36,7 @@ NONE, LAST, ALL, HIDDEN = (
 class Chunk:
     """The tokens at positions [start, stop) of a sequence, to be computed now. Valid until the step is committed.
 
-    drafts: the last of these tokens, if they are guesses that the sequence does not have yet (`drafts.py`).
+    drafts: the last of these tokens, if they are guesses that the sequence does not have yet (`with_drafts`).
     """
 
     sequence: Sequence
@@ -294,3 +296,72 @@ class Failed:
 
 
 Event = Forked | Token | PromptLogprobsAdded | HiddenAdded | Dropped | Finished | Failed
+
+
+class Proposer(Protocol):
+    """Guesses how texts go on. Called in the engine's thread."""
+
+    def propose(self, sequences: ListLike[Sequence], most: ListLike[int], step: Step) -> ListLike[ListLike[int]]:
+        """The drafts of each sequence, at most as many as `most` says; none where the rows would not pay.
+
+        step: what is computed anyway, the rows of `sequences` among it. Equal calls have equal answers.
+        """
+
+    def end(self, sequence: Sequence) -> None:
+        """A sequence has ended, well or not; it may be one that was never asked about."""
+
+
+def with_drafts(step: Step, proposer: Proposer, pool: PagePool, budget: int) -> Step:
+    """Speculation: the step with drafts in its chunks, at most `budget` rows more; commit keeps those that were chosen.
+
+        text      [ ........... t ]             t is pending: a plain chunk computes only its row
+        chunk                 [ t a b c ]       with drafts a, b, c
+        chosen                  a b x           by the sampler at these rows, one by one, to the first that differs
+        computed  [ ........... t a b ]         x is pending; what c left in the cache lies behind, where no row reads
+
+    A row depends only on its own text, and a draw on the row, the seed, the position and the choice. So each row's
+    choice is the one that decoding token by token makes: drafts change how many tokens a step writes, and nothing else.
+
+    The pages of drafts come from those available: no sequence is preempted for a draft.
+    """
+    open_to_drafts = [(place, most) for place, chunk in enumerate(step.chunks) if (most := most_drafts(chunk)) > 0]
+    if not open_to_drafts or budget <= 0:
+        return step
+    asked = [step.chunks[place].sequence for place, _ in open_to_drafts]
+    proposed = proposer.propose(asked, [min(most, budget) for _, most in open_to_drafts], step)
+    chunks = list(step.chunks)
+    for place, drafts in _granted(step, open_to_drafts, proposed, pool, budget):
+        plain = chunks[place]
+        chunks[place] = Chunk(plain.sequence, plain.start, plain.stop + len(drafts), ALL, drafts)
+    return Step(tuple(chunks))
+
+
+def _granted(
+    step: Step,
+    open_to_drafts: ListLike[tuple[int, int]],
+    proposed: ListLike[ListLike[int]],
+    pool: PagePool,
+    budget: int,
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The places of chunks, with the drafts for which there are rows and pages."""
+    for (place, most), drafts in zip(open_to_drafts, proposed, strict=True):
+        granted = tuple(drafts[: min(most, budget)])
+        chunk = step.chunks[place]
+        stop = chunk.stop + len(granted)
+        if granted and pool.reserve(chunk.sequence.tables, chunk.start, stop, stop):
+            budget -= len(granted)
+            yield place, granted
+
+
+def most_drafts(chunk: Chunk) -> int:
+    """The most drafts that a chunk may have: 0 unless it decodes one text with the cache, token by token.
+
+    The token after the last draft must still be wanted: below the limit of the text, and where it will be paused.
+    """
+    sequence = chunk.sequence
+    group, length = sequence.group, len(sequence.tokens)
+    decodes = chunk.logits_needed is LAST and chunk.stop == length == chunk.start + 1
+    if not (decodes and group.cache and sequence.request.speculate and group.width == len(sequence.choices) == 1):
+        return 0
+    stop = group.limit if group.pause_at is None else min(group.limit, group.pause_at)
+    return stop - length - 1

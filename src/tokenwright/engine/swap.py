@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from tokenwright.engine.layer_group import PageTables
 from tokenwright.engine.page_pool import PagePool
-from tokenwright.engine.page_table import PageTables
 
 
 @dataclass(frozen=True, slots=True)

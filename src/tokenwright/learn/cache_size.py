@@ -5,7 +5,7 @@ from bisect import bisect_left
 from tokenwright.cache import LayerSpec
 from tokenwright.cache.codec import CODECS
 from tokenwright.config import Heads
-from tokenwright.engine.window import AttentionWindow
+from tokenwright.engine.layer_group import AttentionWindow
 from tokenwright.learn.challenge import Challenge, ChallengeAnswer, Figures, choice, whole, within
 from tokenwright.learn.work import CheckWork
 from tokenwright.llm.llm import LLM

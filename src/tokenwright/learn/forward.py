@@ -15,7 +15,7 @@ from tokenwright.backends.kv_sizing import memory_of
 from tokenwright.backends.runner import passes_over
 from tokenwright.cache import ChunkRows, KVStore, layer_specs
 from tokenwright.engine import one_chunk
-from tokenwright.engine.page_table import PageTable
+from tokenwright.engine.layer_group import PageTable
 from tokenwright.learn.work import PAGE, CheckWork
 from tokenwright.models.taps import Site, Tap, ignore
 

@@ -26,6 +26,7 @@ from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler
 from tokenwright.engine.loop import CLOSED, EngineLoop, Inbox, Listener, RequestHandle
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType
+from tokenwright.llm.async_streams import AsyncStreams
 from tokenwright.llm.cache_file import StepClock, load_pages, open_disk, save_pages
 from tokenwright.llm.drafts.sources import Draft, drafted, open_draft
 from tokenwright.llm.input_processor import InputProcessor, Prompt
@@ -34,7 +35,6 @@ from tokenwright.llm.output_processor import OutputProcessor, Report
 from tokenwright.llm.outputs import Completion
 from tokenwright.llm.ranks.tensor_parallel import refuse_files, refuse_undivided
 from tokenwright.llm.relevance import Relevance
-from tokenwright.llm.streams import AsyncStreams
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph
 from tokenwright.units import binary

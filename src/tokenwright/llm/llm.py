@@ -24,9 +24,8 @@ from tokenwright.llm.chat.chat_view import ChatView
 from tokenwright.llm.engine import LLMEngine, specs_of
 from tokenwright.llm.input_processor import Prompt, RequestOptions
 from tokenwright.llm.model import LoadedModel
-from tokenwright.llm.output_processor import completions_of, progress_bar
+from tokenwright.llm.output_processor import Stream, completions_of, progress_bar
 from tokenwright.llm.outputs import Completion, Piece
-from tokenwright.llm.streams import Stream
 from tokenwright.units import read_bytes
 
 if TYPE_CHECKING:

@@ -1,10 +1,12 @@
-"""Assembles a request's texts, pieces and completion from the events of the engine."""
+"""Assembles a request's texts, pieces and completion from the events of the engine; streams its pieces."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import cast
+from types import TracebackType
+from typing import Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +26,7 @@ from tokenwright.engine import (
     Token,
     TopLogprob,
 )
-from tokenwright.engine.loop import Delivery, RequestHandle
+from tokenwright.engine.loop import Delivery, Inbox, RequestHandle
 from tokenwright.errors import EngineError, GrammarError, ReplicaError
 from tokenwright.llm.chat.answer_reader import AnswerReader
 from tokenwright.llm.outputs import Completion, Piece, TreeToken, Usage
@@ -271,6 +273,52 @@ class OutputProcessor:
             accepted_tokens=sequence.counts.accepted,
             disk_tokens=min(sequence.counts.restored, sequence.counts.reused),
         )
+
+
+class Stream:
+    """An iterator over the pieces of a request. Closing or garbage-collecting it early frees the request's pages.
+
+    `completion`: the text read so far; final once the iteration has ended. owner: an object to keep alive as long as
+    the stream.
+    """
+
+    def __init__(self, handle: RequestHandle, inbox: Inbox, transcript: OutputProcessor, owner: object = None) -> None:
+        self._handle = handle
+        self._inbox = inbox
+        self._transcript = transcript
+        self._pieces: deque[Piece] = deque()
+        self._owner = owner
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self
+
+    def __next__(self) -> Piece:
+        """The next piece; blocks until there is one. Raises EngineError if the request failed."""
+        while not self._pieces:
+            if self._transcript.ended:
+                self._transcript.check()
+                raise StopIteration
+            for delivery in self._inbox.get():
+                self._pieces.extend(self._transcript.add(delivery, split=True))
+        return self._pieces.popleft()
+
+    @property
+    def completion(self) -> Completion:
+        return self._transcript.completion()
+
+    def close(self) -> None:
+        """Cancel the request; its text ends with the last piece that was read."""
+        self._handle.cancel()
+        self._transcript.abort()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self._handle.cancel()
 
 
 def completions_of(written: Iterable[OutputProcessor]) -> list[Completion]:

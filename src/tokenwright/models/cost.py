@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tokenwright.cache import LayerSpec, Part
-from tokenwright.engine.window import AttentionWindow
+from tokenwright.engine.layer_group import AttentionWindow
 from tokenwright.models.graph import Graph
 
 

@@ -23,7 +23,7 @@ from tokenwright.bench.bandwidth import Bandwidth
 from tokenwright.cache import LayerSpec, group_layers, groups_for
 from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.config import EngineConfig, Learned
-from tokenwright.engine.window import AttentionWindow, Group, StateWindow
+from tokenwright.engine.layer_group import AttentionWindow, Group, StateWindow
 from tokenwright.formats import DType, KVFormat, WeightFormat
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph

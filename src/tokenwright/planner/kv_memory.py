@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tokenwright.cache import LayerSpec
-from tokenwright.engine.window import AttentionWindow
+from tokenwright.engine.layer_group import AttentionWindow
 
 _FAR = 1 << 48  # tokens: longer than any text, whatever the options
 

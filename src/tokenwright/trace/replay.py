@@ -20,7 +20,7 @@ from tokenwright.cache import ChunkRows, KVStore, LayerSpec
 from tokenwright.config import ModelConfig
 from tokenwright.decode.logits_processors import softmax
 from tokenwright.engine import one_chunk
-from tokenwright.engine.page_table import PageTable
+from tokenwright.engine.layer_group import PageTable
 from tokenwright.models.taps import Site, Tap, ignore
 
 PAGE_SIZE = 64  # tokens, of the stores made here

@@ -11,7 +11,7 @@ from tokenwright.backends.torch.kernels import Turns, Values
 from tokenwright.cache import ChunkRows, KVStore
 from tokenwright.config import Rope
 from tokenwright.engine import Batch
-from tokenwright.engine.window import AttentionWindow
+from tokenwright.engine.layer_group import AttentionWindow
 from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import RotaryTable, Rotation
 

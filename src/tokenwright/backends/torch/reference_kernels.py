@@ -20,7 +20,7 @@ from tokenwright.backends.torch.border import TensorRotation, array, tensor
 from tokenwright.backends.torch.kernels import Dense, Linear
 from tokenwright.backends.torch.recurrence import recur
 from tokenwright.cache import ChunkRows, KVPart, KVView, Side, StateView
-from tokenwright.engine.window import AttentionWindow
+from tokenwright.engine.layer_group import AttentionWindow
 from tokenwright.models.experts import Routing
 from tokenwright.models.recurrent import Recurrence
 

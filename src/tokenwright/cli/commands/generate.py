@@ -25,8 +25,8 @@ from tokenwright.errors import RequestError
 if TYPE_CHECKING:
     from tokenwright.engine.step import TopLogprob
     from tokenwright.llm.llm import LLM
+    from tokenwright.llm.output_processor import Stream
     from tokenwright.llm.outputs import Completion, Piece
-    from tokenwright.llm.streams import Stream
     from tokenwright.sampling_params import SamplingParams
 
 Tree = Annotated[bool, typer.Option("--tree", help="Draw what the beams have tried.", rich_help_panel=SEVERAL)]

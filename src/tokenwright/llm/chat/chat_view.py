@@ -17,9 +17,8 @@ from tokenwright.llm.chat.chat_options import AskedOptions, form_of
 from tokenwright.llm.chat.chat_request import ChatRequest
 from tokenwright.llm.engine_view import EngineView
 from tokenwright.llm.input_processor import RequestOptions
-from tokenwright.llm.output_processor import completions_of
+from tokenwright.llm.output_processor import Stream, completions_of
 from tokenwright.llm.outputs import Completion, Piece
-from tokenwright.llm.streams import Stream
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.text import Message, Rendered
 from tokenwright.text.messages import check_messages

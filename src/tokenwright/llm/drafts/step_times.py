@@ -21,7 +21,7 @@ from tokenwright.backends.runner import backend_over
 from tokenwright.cache import KVStore, LayerSpec
 from tokenwright.checkpoints.files.atomic_write import draft_file
 from tokenwright.engine import one_chunk
-from tokenwright.engine.page_table import PageTable
+from tokenwright.engine.layer_group import PageTable
 from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 from tokenwright.regular_file import read_regular

@@ -1,65 +1,19 @@
-"""Streams of the pieces of a request: blocking, and for asyncio."""
+"""Streams of the pieces of requests for asyncio."""
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary
 
-from tokenwright.engine.loop import AsyncListener, Delivery, Inbox, RequestHandle
+from tokenwright.engine.loop import AsyncListener, Delivery, RequestHandle
 from tokenwright.llm.output_processor import OutputProcessor
-from tokenwright.llm.outputs import Completion, Piece
+from tokenwright.llm.outputs import Piece
 
 T = TypeVar("T")
-
-
-class Stream:
-    """An iterator over the pieces of a request. Closing or garbage-collecting it early frees the request's pages.
-
-    `completion`: the text read so far; final once the iteration has ended. owner: an object to keep alive as long as
-    the stream.
-    """
-
-    def __init__(self, handle: RequestHandle, inbox: Inbox, transcript: OutputProcessor, owner: object = None) -> None:
-        self._handle = handle
-        self._inbox = inbox
-        self._transcript = transcript
-        self._pieces: deque[Piece] = deque()
-        self._owner = owner
-
-    def __iter__(self) -> Iterator[Piece]:
-        return self
-
-    def __next__(self) -> Piece:
-        """The next piece; blocks until there is one. Raises EngineError if the request failed."""
-        while not self._pieces:
-            if self._transcript.ended:
-                self._transcript.check()
-                raise StopIteration
-            for delivery in self._inbox.get():
-                self._pieces.extend(self._transcript.add(delivery, split=True))
-        return self._pieces.popleft()
-
-    @property
-    def completion(self) -> Completion:
-        return self._transcript.completion()
-
-    def close(self) -> None:
-        """Cancel the request; its text ends with the last piece that was read."""
-        self._handle.cancel()
-        self._transcript.abort()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self._handle.cancel()
 
 
 class AsyncStream:
