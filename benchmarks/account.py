@@ -31,8 +31,9 @@ from tokenwright import LLM
 from tokenwright.arrays import address, empty
 from tokenwright.backends.device import kernel_threads, threads_of
 from tokenwright.backends.native import structs
-from tokenwright.backends.native.native_kernels import ChunkArray, NativeKernels, kv_layer, matrix
+from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.native.program import NativeDecoder
+from tokenwright.backends.native.struct_builders import ChunkArray, kv_layer, matrix
 from tokenwright.bench.limits import Bound, StepWork, processor
 from tokenwright.bench.shapes import default_root, ready
 from tokenwright.errors import RequestError

@@ -36,7 +36,8 @@ from benchmarks.quality import COLOURS, canvas, save, table
 from tokenwright.arrays import DTYPES, Floats, address, empty
 from tokenwright.backends.device import CPU, kernel_threads, threads_of
 from tokenwright.backends.native import structs
-from tokenwright.backends.native.native_kernels import ChunkArray, NativeKernels, find_kernels, kv_layer, matrix
+from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels
+from tokenwright.backends.native.struct_builders import ChunkArray, kv_layer, matrix
 from tokenwright.backends.packed import LANES, Packed, packed_sizes
 from tokenwright.bench.bandwidth import best_seconds, beyond_caches
 from tokenwright.bench.limits import TURN, Bound, StepWork, processor

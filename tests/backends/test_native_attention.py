@@ -18,7 +18,7 @@ from tests.backends.native import KERNELS, each_isa, noise, threads
 from tests.profiles import examples
 from tests.tensors import address, kv_memory
 from tokenwright.backends.native import structs
-from tokenwright.backends.native.native_kernels import ChunkArray, kv_layer
+from tokenwright.backends.native.struct_builders import ChunkArray, kv_layer
 from tokenwright.backends.protocol import Scored as Scoring
 from tokenwright.backends.torch import kv_codec
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels

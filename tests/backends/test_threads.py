@@ -18,7 +18,8 @@ import torch
 
 from tests.backends.native import KERNELS, WEIGHTS, needs_native, noise, packed, threads
 from tokenwright.backends.device import kernel_threads, threads_of
-from tokenwright.backends.native.native_kernels import NativeKernels, matrix
+from tokenwright.backends.native.native_kernels import NativeKernels
+from tokenwright.backends.native.struct_builders import matrix
 from tokenwright.errors import CapacityError
 
 NATIVE = Path(__file__).parents[2] / "src" / "tokenwright" / "backends" / "native" / "cpp"

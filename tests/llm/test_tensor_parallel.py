@@ -16,15 +16,16 @@ import pytest
 
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
-from tokenwright.backends import split
+from tokenwright.backends import layout
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.native.rank_messages import packed, unpacked
 from tokenwright.backends.native.ranks import Compute
-from tokenwright.backends.split import RankPlace, RowCut
+from tokenwright.backends.packed import LANES
 from tokenwright.engine import one_chunk
 from tokenwright.engine.layer_group import PageTable
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.llm.ranks.tensor_parallel import Workers
+from tokenwright.models.split import RankPlace, RowCut
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create") or find_kernels() is None, reason="needs Linux and the native kernels"
@@ -101,7 +102,7 @@ def test_a_rank_with_the_rows_of_another_gives_other_bits(monkeypatch: pytest.Mo
     def wrong(weights: Any, cuts: Any) -> Any:
         name = next(name for name, cut in cuts.items() if cut.whole and name != "embed")
         own = cuts[name]
-        return split.cut_weights(weights, {**cuts, name: replace(own, rows=own.rows - own.first)})
+        return layout.cut_weights(weights, {**cuts, name: replace(own, rows=own.rows - own.first)})
 
     monkeypatch.setattr("tokenwright.llm.ranks.tensor_parallel.cut_weights", wrong)
     with opened("stories", 2) as llm:
@@ -115,7 +116,7 @@ def test_all_heads_are_computed(ranks: int) -> None:
         for ratio in (1, 2, 3, 7):
             every = set()
             for rank in range(ranks):
-                heads, own = RankPlace(rank, ranks).heads(kv_heads * ratio, kv_heads)
+                heads, own = RankPlace(rank, ranks, LANES).heads(kv_heads * ratio, kv_heads)
                 assert len(heads)
                 assert {head // ratio for head in heads} == set(own)
                 assert len(heads) % len(own) == 0
@@ -127,7 +128,7 @@ def test_all_heads_are_computed(ranks: int) -> None:
 @pytest.mark.parametrize("unit", [0, 1, 16])
 def test_shares_are_the_whole(total: int, unit: int) -> None:
     for ranks in (2, 4, 8):
-        shares = [RankPlace(rank, ranks).share(total, unit) for rank in range(ranks)]
+        shares = [RankPlace(rank, ranks, LANES).share(total, unit) for rank in range(ranks)]
         assert [row for share in shares for row in share] == list(range(total))
         sizes = [len(share) for share in shares]
         assert max(sizes) - min(sizes) <= 2 * max(1, unit or 16)

@@ -9,12 +9,14 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tokenwright.arrays import Array, empty
 from tokenwright.backends.packed import Packed, packed_sizes
 from tokenwright.formats import DTYPE_BYTES, WEIGHT_GROUPS, WeightFormat
 from tokenwright.models.graph import Graph
 from tokenwright.models.op import XIELU, Shape
+from tokenwright.models.split import Cuts
 
 Weights = dict[str, Array | Packed]
 
@@ -128,3 +130,12 @@ def unpacked(graph: Graph, weights: Weights) -> dict[str, Array]:
         assert not isinstance(dense, Packed), "norms and positions are dense"
         found[name] = dense
     return {name: found[name] for name in graph.shapes}
+
+
+def cut_weights(weights: Weights, cuts: Cuts) -> Weights:
+    """A rank's weights. Tensors that are not cut are shared with `weights`."""
+    return {name: _rows(one, cuts[name].rows) if name in cuts else one for name, one in weights.items()}
+
+
+def _rows(one: Array | Packed, rows: NDArray[np.int64]) -> Array | Packed:
+    return one.cut(rows) if isinstance(one, Packed) else np.ascontiguousarray(one[rows])

@@ -11,7 +11,7 @@ Every block op reads the residual stream through its norm, if it has one, and ad
 factor, and through a norm after the op, where the model has them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 from tokenwright.config import Heads, LayerKV, Learned, RecurrentState, Rope, angle_length
 from tokenwright.models.experts import Experts
 from tokenwright.models.layer_inputs import InputGate, LayerInputs
-from tokenwright.models.op import XIELU, Activation, Matrix, Norm, Op, Scoring, Shape
+from tokenwright.models.op import XIELU, Activation, Matrix, Norm, Op, Scoring, Shape, norm_shapes, union
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Embed(Op):
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        learned: dict[str, Shape] = _shapes(self.norm)
+        learned: dict[str, Shape] = norm_shapes(self.norm)
         if self.positions is not None:
             learned["positions.weight"] = (self.positions, self.table.inner)
         return self.table.shapes | learned | (self.inputs.shapes if self.inputs else {})
@@ -107,8 +107,8 @@ class Attention(Op):
     @property
     def shapes(self) -> dict[str, Shape]:
         learned: dict[str, Shape] = {} if self.sink_logits is None else {f"{self.sink_logits}.weight": (self.heads,)}
-        norms = _shapes(self.q_norm, self.k_norm, self.v_norm, self.post_norm)
-        return _shapes(self.norm) | self.qkv.shapes | self.out.shapes | norms | learned
+        norms = norm_shapes(self.q_norm, self.k_norm, self.v_norm, self.post_norm)
+        return norm_shapes(self.norm) | self.qkv.shapes | self.out.shapes | norms | learned
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -164,7 +164,7 @@ class MLP(Op):
         facts: dict[str, Shape] = {f"{self.learned}.{one}.weight": (1,) for one in XIELU if self.learned}
         facts |= {f"{self.stream}.weight": (1,)} if self.stream else {}
         facts |= self.inputs.shapes if self.inputs else {}
-        return _shapes(self.norm) | self.up.shapes | self.down.shapes | _shapes(self.post_norm) | facts
+        return norm_shapes(self.norm) | self.up.shapes | self.down.shapes | norm_shapes(self.post_norm) | facts
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -312,7 +312,7 @@ class Graph:
     @cached_property
     def shapes(self) -> dict[str, Shape]:
         """The shapes of all tensors of the model under our names; a shared tensor appears once."""
-        return _union(op.shapes for op in self.ops)
+        return union(op.shapes for op in self.ops)
 
     @cached_property
     def matrices(self) -> dict[str, Matrix]:
@@ -392,15 +392,4 @@ class Graph:
 
     def read(self, rows: int) -> dict[str, Shape]:
         """The shapes of the tensors, or slices of them, that a step of `rows` rows reads; without embedding tables."""
-        return _union(op.read(rows) for op in self.ops)
-
-
-def _shapes(*norms: Norm | None) -> dict[str, Shape]:
-    return _union(norm.shapes for norm in norms if norm is not None)
-
-
-def _union(each: Iterable[dict[str, Shape]]) -> dict[str, Shape]:
-    found: dict[str, Shape] = {}
-    for shapes in each:
-        found |= shapes
-    return found
+        return union(op.read(rows) for op in self.ops)

@@ -5,7 +5,7 @@ The ops themselves are in `graph.py`, and in files of their own where they are l
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -70,6 +70,19 @@ class Norm:
         if self.kind == "rms" or not self.bias:
             return weight
         return weight | {f"{self.name}.bias": (self.size,)}
+
+
+def norm_shapes(*norms: Norm | None) -> dict[str, Shape]:
+    """The tensors of the norms that are there, by name."""
+    return union(norm.shapes for norm in norms if norm is not None)
+
+
+def union(each: Iterable[dict[str, Shape]]) -> dict[str, Shape]:
+    """The tensors of all, by name; a shared one once."""
+    found: dict[str, Shape] = {}
+    for shapes in each:
+        found |= shapes
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from tokenwright.backends.adapters import Beside
 from tokenwright.backends.device import torch_is_there
 from tokenwright.backends.layout import Weights, xielu_of
 from tokenwright.backends.native import structs
-from tokenwright.backends.native.native_kernels import NativeKernels, matrix, recurrence_of, routing_of, turned
+from tokenwright.backends.native.native_kernels import NativeKernels
+from tokenwright.backends.native.struct_builders import matrix, recurrence_of, routing_of, turned
 from tokenwright.backends.packed import Packed
-from tokenwright.backends.split import Cuts
 from tokenwright.config import Rope
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Mixed, Parallel
@@ -28,6 +28,7 @@ from tokenwright.models.next_input import NextInput
 from tokenwright.models.op import Matrix, Norm, Op
 from tokenwright.models.recurrent import MOST_NORMS, Inner, Recurrence, Recurrent
 from tokenwright.models.residual_streams import Correct, Laurel, Merge, Predict, Spread, StreamRouter
+from tokenwright.models.split import Cuts
 
 
 class NativeModel:

@@ -9,7 +9,7 @@ import logging
 import platform
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import byref, c_double, c_int64, c_void_p
+from ctypes import byref, c_double, c_int64
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,25 @@ from tokenwright.arrays import Array, Floats, address, empty, place_of
 from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native import structs
+from tokenwright.backends.native.struct_builders import (
+    ChunkArray,
+    kv_layer,
+    kv_tensors,
+    matrix,
+    recurrence_of,
+    routing_of,
+    slots_by_position,
+    state_layer,
+    states_by_position,
+    turned,
+)
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.protocol import Scored
-from tokenwright.cache import ChunkRows, KVPart, KVView, Side, StateView
+from tokenwright.cache import ChunkRows, KVView, StateView
 from tokenwright.environment import ISAS, Environment
 from tokenwright.errors import CapacityError, RequestError
 from tokenwright.models.experts import Routing
-from tokenwright.models.recurrent import GATES, PHASES, RULES, Recurrence
+from tokenwright.models.recurrent import Recurrence
 from tokenwright.models.rotary import Rotation
 
 if TYPE_CHECKING:
@@ -145,7 +157,7 @@ class NativeKernels:
         heads = structs.CHeads(0, k.shape[1], k.shape[2], v.shape[2], 0, 0)
         for part in view.parts:  # every part gets each row; its slot is a scratch slot if the part does not store it
             layer = structs.CKVLayer(
-                1, (structs.CPart * 2)(structs.CPart(0, -1, 0, part.bytes_per_token, *_kv_tensors(part))), 0, 0, None
+                1, (structs.CPart * 2)(structs.CPart(0, -1, 0, part.bytes_per_token, *kv_tensors(part))), 0, 0, None
             )
             array = ChunkArray([(range(len(k)), 0, (slots[part.group].astype(np.int32),))])
             self.library.tw_store_kv(
@@ -165,7 +177,7 @@ class NativeKernels:
         out = empty((*q.shape[:2], layout.value_size))
         width, out_width = q.shape[1] * q.shape[2], q.shape[1] * layout.value_size
         layer = kv_layer(view)
-        array = ChunkArray([(chunk.rows, chunk.start, _by_position(chunk)) for chunk in chunks])
+        array = ChunkArray([(chunk.rows, chunk.start, slots_by_position(chunk)) for chunk in chunks])
         learned = None if scoring.sink_logits is None else np.ascontiguousarray(scoring.sink_logits, np.float32)
         slopes = np.array(scoring.slopes, np.float32) if scoring.slopes else None
         sizes = (layout.kv_heads, layout.key_size, layout.value_size)
@@ -194,7 +206,7 @@ class NativeKernels:
         kept = turned(of, tensors)
         norm = structs.CNorm() if of.norm is None else structs.CNorm(address(kept["norm.weight"]), None, of.norm.eps)
         struct = recurrence_of(of, {name: address(one) for name, one in kept.items()}, norm)
-        array = ChunkArray([(chunk.rows, chunk.start, _states_by_position(chunk)) for chunk in chunks])
+        array = ChunkArray([(chunk.rows, chunk.start, states_by_position(chunk)) for chunk in chunks])
         read = (byref(state_layer(view)), byref(struct), len(chunks), array.address, 1)
         ends = (rows.shape[1], address(rows), address(mixed), kernel_threads.count)
         self.compute(self.library.tw_recur, *read, *ends)
@@ -253,119 +265,6 @@ def only_packed(weight: "Linear") -> Packed:
     if not isinstance(weight, Packed):
         raise RequestError("native kernels compute with packed weights; load them with load_packed")
     return weight
-
-
-class ChunkArray:
-    """The `structs.CChunkRows` for kernels that Python calls one by one: page size 1, so that page tables hold slots.
-
-    chunks: for each its rows, the position of the first row, and for each group the slots [positions] in int32.
-    """
-
-    def __init__(self, chunks: Sequence[tuple[range, int, tuple[NDArray[np.int32], ...]]]) -> None:
-        self._tables = [table for _, _, tables in chunks for table in tables]  # keeps the tables alive for the pointers
-        self._pointers = [(c_void_p * len(tables))(*map(address, tables)) for _, _, tables in chunks]
-        found = [
-            structs.CChunkRows(rows.start, len(rows), start, None, ctypes.addressof(pointers))
-            for (rows, start, _), pointers in zip(chunks, self._pointers, strict=True)
-        ]
-        self._chunks = (structs.CChunkRows * len(chunks))(*found)
-        self.address = ctypes.addressof(self._chunks)
-
-
-def _by_position(chunk: ChunkRows) -> tuple[NDArray[np.int32], ...]:
-    """For each group the slots [positions] in int32; -1 at positions that the chunk does not read."""
-    tables = []
-    for slots, positions in zip(chunk.slots, chunk.positions, strict=True):
-        table = np.full(int(positions[-1]) + 1 if len(positions) else 0, -1, np.int32)
-        table[positions] = slots
-        tables.append(table)
-    return tuple(tables)
-
-
-def _states_by_position(chunk: ChunkRows) -> tuple[NDArray[np.int32], ...]:
-    """As `_by_position` for groups of states: the page of the state behind each token."""
-    tables = []
-    for pages, ends in zip(chunk.slots, chunk.positions, strict=True):
-        table = np.full(chunk.stop, -1, np.int32)
-        some = slice(0 if chunk.start else 1, None)
-        table[ends[some] - 1] = pages[some]
-        tables.append(table)
-    return tuple(tables)
-
-
-def matrix(packed: Packed) -> structs.CMatrix:
-    """The struct of a packed weight."""
-    places = (address(packed.codes), address(packed.scales), address(packed.bias))
-    scaling = (packed.super, packed.minima)
-    return structs.CMatrix(packed.out, packed.inner, structs.FORMATS[packed.format], packed.group, *places, *scaling)
-
-
-def routing_of(routing: Routing, correction: int | None = None) -> structs.CRouting:
-    """The struct of a router's choice. correction: the address of the biases of ranks."""
-    groups = (routing.groups, routing.chosen_groups, routing.group_best)
-    scores = structs.SCORES[routing.scores]
-    facts = (scores, routing.renormalise, routing.shared_gate, *groups, routing.factor, correction)
-    return structs.CRouting(routing.experts, routing.chosen, *facts)
-
-
-def turned(of: Recurrence, tensors: Mapping[str, Floats]) -> dict[str, Floats]:
-    """A recurrence's tensors as the kernels read them: taps [taps, channels], and of a scan -exp(A) [K, V]."""
-    found = {name: np.ascontiguousarray(one.T if name == "conv.weight" else one) for name, one in tensors.items()}
-    if of.rule == "scan":
-        found["a_log.weight"] = np.ascontiguousarray(-np.exp(found["a_log.weight"], dtype=np.float32).T)
-    return found
-
-
-def recurrence_of(of: Recurrence, places: Mapping[str, int | None], norm: structs.CNorm) -> structs.CRecurrence:
-    """The struct of a recurrence. places: the addresses of its tensors, by their names without that of the layer."""
-    at, weights = of.places, 0 if of.norm is None else of.norm.size
-    shared = of.norm is not None and of.norm.parts == 1 and weights == of.value_size
-    return structs.CRecurrence(
-        RULES.index(of.rule),
-        PHASES.index(of.phase),
-        *(of.channels, of.taps, of.activated),
-        *(at.conv, at.query, at.key, at.value, at.before, at.gate, at.beta, at.decay),
-        *(of.heads, of.key_heads, of.key_size, of.value_size),
-        *(of.heads if shared else 1 if of.norm is None else of.norm.parts, not shared, of.gate_first),
-        *(places.get(name) for name in ("conv.weight", "conv.bias", "a_log.weight", "dt.weight", "skip.weight")),
-        *(of.least_step, of.most_step, of.beta_factor, of.in_turn),
-        *(of.key_decays, GATES.index(of.gated_by), norm),
-    )
-
-
-def state_layer(view: StateView) -> structs.CKVLayer:
-    """The struct of one layer's states."""
-    memory = structs.CKVTensor(structs.FORMATS["float32"], address(view.memory), None)
-    part = structs.CPart(0, -1, view.group, view.memory.shape[1] * view.memory.itemsize, memory, memory)
-    return structs.CKVLayer(0, (structs.CPart * 2)(part), 0, 0, None)
-
-
-def kv_layer(view: KVView, sink_rotation: int | None = None) -> structs.CKVLayer:
-    """The struct of one layer's KV memory. sink_rotation: the address of the rotation of queries beyond the window."""
-    parts = [
-        structs.CPart(
-            part.window.start,
-            -1 if part.window.stop is None else part.window.stop,
-            part.group,
-            part.bytes_per_token,
-            *_kv_tensors(part),
-        )
-        for part in view.parts
-    ]
-    window = view.spec.window
-    return structs.CKVLayer(len(parts), (structs.CPart * 2)(*parts), window.size or 0, window.sinks, sink_rotation)
-
-
-def _kv_tensors(part: KVPart) -> tuple[structs.CKVTensor, structs.CKVTensor]:
-    """K and V; of a latent twice the rows that are both."""
-    k = kv_tensor(part.k)
-    return k, k if part.v.size < part.k.size else kv_tensor(part.v)
-
-
-def kv_tensor(side: Side) -> structs.CKVTensor:
-    """The struct of K or V of one layer's part."""
-    codes, *scales = side.memory
-    return structs.CKVTensor(structs.FORMATS[side.codec.name], address(codes), address(scales[0]) if scales else None)
 
 
 def arithmetic(isa: str) -> str:

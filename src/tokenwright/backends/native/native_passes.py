@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from tokenwright.arrays import Array, Floats, address, empty
 from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.native import structs
-from tokenwright.backends.native.native_kernels import ChunkArray, NativeKernels, kv_tensor
+from tokenwright.backends.native.native_kernels import NativeKernels
+from tokenwright.backends.native.struct_builders import ChunkArray, kv_tensor
 from tokenwright.backends.protocol import Scored, distances
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.backends.torch.op_batch import OpBatcher

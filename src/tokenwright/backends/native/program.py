@@ -23,15 +23,16 @@ from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.layout import Weights, nbytes
 from tokenwright.backends.native import structs
 from tokenwright.backends.native.compile import NativeModel
-from tokenwright.backends.native.native_kernels import NativeKernels, Workspace, kv_layer, state_layer
+from tokenwright.backends.native.native_kernels import NativeKernels, Workspace
+from tokenwright.backends.native.struct_builders import kv_layer, state_layer
 from tokenwright.backends.observation import CANDIDATES, Observed, Watched
-from tokenwright.backends.split import Cuts
 from tokenwright.cache import KVStore
 from tokenwright.config import Rope, angle_length
 from tokenwright.engine import AttentionWindow, Batch
 from tokenwright.errors import CapacityError, WorkerError
 from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import RotaryTable, Rotation
+from tokenwright.models.split import Cuts
 from tokenwright.models.taps import Tap, ignore
 
 if TYPE_CHECKING:

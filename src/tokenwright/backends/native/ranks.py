@@ -32,11 +32,12 @@ from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.native.rank_messages import packed, register
 from tokenwright.backends.observation import Observed, Watched
-from tokenwright.backends.split import Cuts, cut_graph
+from tokenwright.backends.packed import LANES
 from tokenwright.cache import KVStore, LayerSpec
 from tokenwright.engine import Batch
 from tokenwright.errors import CapacityError, RequestError, WorkerError
 from tokenwright.models.graph import Graph
+from tokenwright.models.split import Cuts, RankPlace, cut_graph
 from tokenwright.models.taps import Tap, ignore
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def _part(
     graph: Graph, kernels: NativeKernels, weights: Weights, gathering: Gathering
 ) -> tuple[Graph, NativeKernels, Weights, Beside, Cuts, structs.CRanks]:
     struct = gathering.struct
-    own, cuts = cut_graph(graph, struct.rank, struct.count)
+    own, cuts = cut_graph(graph, RankPlace(struct.rank, struct.count, LANES))
     return own, kernels, weights, NO_ADAPTERS, cuts, struct
 
 

@@ -23,17 +23,9 @@ def _places(*names: str) -> tuple[tuple[str, type[c_void_p]], ...]:
 
 class CMatrix(Structure):
     _fields_ = (
-        ("out", c_int64),
-        ("inner", c_int64),
-        ("format", c_int64),
-        ("group", c_int64),
-        ("codes", c_void_p),
-        ("scales", c_void_p),
-        ("bias", c_void_p),
-        ("super", c_int64),
-        ("minima", c_int64),
-        ("first", c_int64),
-        ("whole", c_int64),
+        *_whole("out", "inner", "format", "group"),
+        *_places("codes", "scales", "bias"),
+        *_whole("super", "minima", "first", "whole"),
     )
 
 
@@ -368,31 +360,18 @@ class CWatchedRow(Structure):
 class CObserved(Structure):
     _fields_ = (
         ("ends", c_void_p),
-        ("looking", c_int64),
-        ("watched", c_int64),
-        ("candidates", c_int64),
+        *_whole("looking", "watched", "candidates"),
         ("row", c_void_p),
-        ("layer_flop", c_int64),
-        ("head_flop", c_int64),
-        ("weight_bytes", c_int64),
-        ("attention_flop", c_void_p),
-        ("kv_read", c_void_p),
-        ("kv_written", c_void_p),
+        *_whole("layer_flop", "head_flop", "weight_bytes"),
+        *_places("attention_flop", "kv_read", "kv_written"),
     )
 
 
 class CQueries(Structure):
     _fields_ = (
-        ("first", c_int64),
-        ("last", c_int64),
-        ("head", c_int64),
-        ("head_last", c_int64),
-        ("q", c_void_p),
-        ("sink_q", c_void_p),
-        ("out", c_void_p),
-        ("stride", c_int64),
-        ("sink_stride", c_int64),
-        ("out_stride", c_int64),
+        *_whole("first", "last", "head", "head_last"),
+        *_places("q", "sink_q", "out"),
+        *_whole("stride", "sink_stride", "out_stride"),
     )
 
 

@@ -15,18 +15,19 @@ from socket import socket, socketpair
 from weakref import WeakMethod, finalize
 
 from tokenwright.backends.device import cores
-from tokenwright.backends.layout import Weights, nbytes
+from tokenwright.backends.layout import Weights, cut_weights, nbytes
 from tokenwright.backends.native.compile import compiles
 from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.native.rank_messages import packed, register, send
 from tokenwright.backends.native.ranks import PAGES, Gathering, SplitDecoder, Team
-from tokenwright.backends.split import cut_graph, cut_weights
+from tokenwright.backends.packed import LANES
 from tokenwright.cache import LayerSpec
 from tokenwright.cache.spec import group_layers
 from tokenwright.checkpoints.packing.shared_weights import load_shared, new_shared_file
 from tokenwright.config import EngineConfig
 from tokenwright.errors import RequestError
 from tokenwright.models.graph import Graph
+from tokenwright.models.split import RankPlace, cut_graph
 
 DEGREES = (1, 2, 4, 8)
 PATIENT = 5  # seconds that a process has to end by itself
@@ -170,7 +171,7 @@ def split_decoder(graph: Graph, kernels: NativeKernels, load: Callable[[], Weigh
     weights, files = load(), [new_shared_file() for _ in range(ranks)]
     sizes, parts = [], []
     for rank, file in enumerate(files):
-        _, cuts = cut_graph(graph, rank, ranks)
+        _, cuts = cut_graph(graph, RankPlace(rank, ranks, LANES))
         parts.append(load_shared(file, partial(cut_weights, weights, cuts)))
         sizes.append(nbytes(parts[-1]))
         del parts[1:]

@@ -1,4 +1,4 @@
-"""Cut a model for ranks: processes that compute it together.
+"""Cut a model for ranks, processes that compute it together: which rows of each matrix a rank has. No tensors here.
 
 Each matrix is cut between its outputs, never between its inputs: so no sum is divided, and every output has the bits
 that one process computes. Where the next op needs the outputs of all ranks, they gather them (native/cpp/ops/ranks.h):
@@ -18,13 +18,10 @@ each rank computes all of attention, and of recurrent layers all but the project
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import singledispatch
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenwright.backends.layout import Weights
-from tokenwright.backends.packed import LANES, Packed
 from tokenwright.errors import RequestError
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Graph, Mixed, Parallel
@@ -51,14 +48,15 @@ Cuts = Mapping[str, RowCut]  # by the names of weights
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """A rank, and the number of all."""
+    """A rank, and the number of all. lanes: outputs of a matrix that its kernels compute at once."""
 
     rank: int
     count: int
+    lanes: int
 
     def share(self, total: int, unit: int = 0) -> range:
         """This rank's part of `total` things, in whole units; none given: blocks of outputs, if there are enough."""
-        unit = unit or (LANES if total >= LANES * self.count else 1)
+        unit = unit or (self.lanes if total >= self.lanes * self.count else 1)
         units = -(-total // unit)
         start, stop = (units * at // self.count * unit for at in (self.rank, self.rank + 1))
         return range(min(start, total), min(stop, total))
@@ -78,9 +76,8 @@ class RankPlace:
         return range(group * ratio + first, group * ratio + last), range(group, group + 1)
 
 
-def cut_graph(graph: Graph, rank: int, ranks: int) -> tuple[Graph, Cuts]:
+def cut_graph(graph: Graph, place: RankPlace) -> tuple[Graph, Cuts]:
     """A rank's graph, whose attention has the rank's heads while matrices are named as they were; and its cuts."""
-    place = RankPlace(rank, ranks)
     cuts = {one.name: _gathered(one, place) for one in (graph.embed.table, graph.head.matrix)}
     blocks = []
     for op in graph.blocks:
@@ -88,15 +85,6 @@ def cut_graph(graph: Graph, rank: int, ranks: int) -> tuple[Graph, Cuts]:
         blocks.append(own)
         cuts |= found
     return replace(graph, blocks=tuple(blocks)), cuts
-
-
-def cut_weights(weights: Weights, cuts: Cuts) -> Weights:
-    """A rank's weights. Tensors that are not cut are shared with `weights`."""
-    return {name: _rows(one, cuts[name].rows) if name in cuts else one for name, one in weights.items()}
-
-
-def _rows(one: Any, rows: NDArray[np.int64]) -> Any:
-    return one.cut(rows) if isinstance(one, Packed) else np.ascontiguousarray(one[rows])
 
 
 def _gathered(matrix: Matrix, place: RankPlace) -> RowCut:
@@ -178,7 +166,7 @@ def _parallel(op: Parallel, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:
 @_cut.register
 def _experts(op: Experts, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:
     inner, width = op.down.inner, op.down.out // op.experts
-    own, outputs = place.share(inner, LANES), place.share(width, LANES)
+    own, outputs = place.share(inner, place.lanes), place.share(width, place.lanes)
     each = 2 * inner if op.gated else inner
 
     def runs() -> Iterable[range]:
