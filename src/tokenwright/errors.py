@@ -16,19 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "CacheFileError",
-    "CapacityError",
-    "CheckpointError",
-    "ContextError",
-    "EngineError",
-    "GrammarError",
-    "ReplicaError",
-    "RequestError",
-    "TokenwrightError",
-    "WorkerError",
-]
-
 
 class TokenwrightError(Exception):
     """Base of every error that Tokenwright raises on purpose.

@@ -271,10 +271,11 @@ def test_any_other_error_is_one_of_the_engine(error, said):
 
 
 def test_every_error_has_a_name_on_the_wire():
-    for name in errors.__all__:
-        made = getattr(errors, name)
+    kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.TokenwrightError)]
+    assert len(kinds) > 5
+    for made in kinds:
         error = made(9, 4) if made is errors.ContextError else made("x")
-        assert read(framed([failed(error)]))[0].texts[0].events[0].kind == name
+        assert read(framed([failed(error)]))[0].texts[0].events[0].kind == made.__name__
 
 
 @pytest.mark.parametrize("event", [Dropped(3), Forked(4, 3, None)])

@@ -17,7 +17,7 @@ from tokenwright.cluster.replica_pages import ReplicaPages
 from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, TextWays, total
 from tokenwright.cluster.router import RoutedReplica, Router, StoredPages
 from tokenwright.engine import Event, Failed, Finished, FinishReason
-from tokenwright.engine.loop import Delivery, Listener
+from tokenwright.engine.loop import Delivery, Listener, deliver_each
 from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.engine.step import finished
 from tokenwright.errors import ReplicaError
@@ -247,13 +247,7 @@ class Dispatcher:
         for handle, events in by_handle.items():
             if events:
                 by_listener.setdefault(handle.listener, []).append(Delivery(handle, events, now, handle.ended))
-        for listener, deliveries in by_listener.items():
-            try:
-                listener.deliver(deliveries)
-            except Exception:
-                log.exception("a listener failed; its requests are cancelled")
-                for delivery in deliveries:
-                    delivery.handle.cancel()
+        deliver_each(by_listener)
 
 
 def _aborted(text: TextInFlight) -> Event:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter
@@ -243,7 +243,7 @@ def _failure(sequence: int, error: Exception) -> TextFailure:
         case errors.ContextError():
             return TextFailure(sequence, "ContextError", (error.tokens, error.context))
         case errors.TokenwrightError():
-            kind: Any = next(one.__name__ for one in type(error).__mro__ if one.__name__ in errors.__all__)
+            kind: Any = next(one.__name__ for one in type(error).__mro__ if one.__name__ in get_args(ErrorKind))
             fields = () if isinstance(error, errors.EngineError) else error.fields
             return TextFailure(sequence, kind, (utf8_text(str(error)), *fields))
     return TextFailure(sequence, "EngineError", (utf8_text(f"{type(error).__name__}: {error}"),))

@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as ListLike
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -62,6 +62,17 @@ class Listener(Protocol):
     """Receives the deliveries of its requests, in the engine thread, once per step: it must not block."""
 
     def deliver(self, deliveries: list[Delivery]) -> None: ...
+
+
+def deliver_each(by_listener: Mapping[Listener, list[Delivery]]) -> None:
+    """Hand every listener its deliveries."""
+    for listener, deliveries in by_listener.items():
+        try:
+            listener.deliver(deliveries)
+        except Exception:
+            log.exception("a listener failed; its requests are cancelled")
+            for delivery in deliveries:
+                delivery.handle.cancel()
 
 
 class Inbox:
@@ -368,13 +379,7 @@ class EngineLoop:
         for handle, its in by_handle.items():
             handle.ended = not handle.live
             by_listener.setdefault(handle.listener, []).append(Delivery(handle, its, now, handle.ended))
-        for listener, deliveries in by_listener.items():
-            try:
-                listener.deliver(deliveries)
-            except Exception:
-                log.exception("a listener failed; its requests are cancelled")
-                for delivery in deliveries:
-                    delivery.handle.cancel()
+        deliver_each(by_listener)
 
     def _refuse_all(self, why: EngineError) -> None:
         """End all requests, and refuse the messages that were not read."""

@@ -81,12 +81,7 @@ class CountedKernels:
         self.kernels.store(view, slots, k, v)
 
     def attention(
-        self,
-        q: Values,
-        view: KVView,
-        chunks: Sequence[ChunkRows],
-        scoring: Scored,
-        sink_q: Values | None = None,
+        self, q: Values, view: KVView, chunks: Sequence[ChunkRows], scoring: Scored, sink_q: Values | None = None
     ) -> Values:
         for index, chunk in enumerate(chunks):
             read = [(part.bytes_per_token, len(chunk.slots[part.group])) for part in view.parts]

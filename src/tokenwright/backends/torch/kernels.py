@@ -119,12 +119,7 @@ class Kernels(Protocol):
         """
 
     def attention(
-        self,
-        q: Values,
-        view: KVView,
-        chunks: Sequence[ChunkRows],
-        scoring: Scored,
-        sink_q: Values | None = None,
+        self, q: Values, view: KVView, chunks: Sequence[ChunkRows], scoring: Scored, sink_q: Values | None = None
     ) -> Values:
         """[T, H, D] -> [T, H, value size]: each row attends to the positions up to its own, within the window.
 

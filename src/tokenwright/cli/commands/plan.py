@@ -32,15 +32,7 @@ Context = Annotated[
     Option(help="Tokens of each sequence: 8192, 8k (k = 1024); else the model's own.", rich_help_panel=PLANNED),
 ]
 Batch = Annotated[int, Option(help="Sequences at once.", rich_help_panel=PLANNED)]
-Kv = Annotated[
-    str,
-    Option(
-        "--kv",
-        help="How K and V are kept: native, float32, bfloat16, float16, fp8, int8, int4; or k=int8,v=int4; "
-        "first=64 after it keeps the first tokens native, native=0+-1 these layers.",
-        rich_help_panel=PLANNED,
-    ),
-]
+Kv = Annotated[str, Option("--kv", help=opt.HOW_KV, rich_help_panel=PLANNED)]
 Weights = Annotated[
     str,
     Option(

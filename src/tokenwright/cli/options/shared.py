@@ -177,15 +177,11 @@ Weights = Annotated[
         rich_help_panel=ENGINE,
     ),
 ]
-Kv = Annotated[
-    str,
-    Option(
-        "--kv",
-        help="How K and V are kept: native, float32, bfloat16, float16, fp8, int8, int4; or k=int8,v=int4; "
-        "first=64 after it keeps the first tokens native, native=0+-1 these layers.",
-        rich_help_panel=ENGINE,
-    ),
-]
+HOW_KV = (
+    "How K and V are kept: native, float32, bfloat16, float16, fp8, int8, int4; or k=int8,v=int4; "
+    "first=64 after it keeps the first tokens native, native=0+-1 these layers."
+)
+Kv = Annotated[str, Option("--kv", help=HOW_KV, rich_help_panel=ENGINE)]
 Window = Annotated[
     int | None,
     Option(help="Attention window in tokens, for all layers; pages behind it are freed.", rich_help_panel=ENGINE),
