@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
     "GPT2LMHeadModel": gguf.MODEL_ARCH.GPT2,
     "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
+    "GraniteMoeHybridForCausalLM": gguf.MODEL_ARCH.GRANITE_HYBRID,
 }
 QUANTISED = {
     "q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
@@ -31,6 +32,18 @@ QUANTISED = {
     "q5_k_m": llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_K_M,
     "q6_k": llama_cpp.LLAMA_FTYPE_MOSTLY_Q6_K,
 }
+MAMBA = {  # of Granite 4 H, behind the layer's name
+    "mamba.in_proj.weight": "ssm_in.weight",
+    "mamba.conv1d.weight": "ssm_conv1d.weight",
+    "mamba.conv1d.bias": "ssm_conv1d.bias",
+    "mamba.A_log.weight": "ssm_a",
+    "mamba.D.weight": "ssm_d",
+    "mamba.dt_bias.weight": "ssm_dt.bias",
+    "mamba.norm.weight": "ssm_norm.weight",
+    "mamba.out_proj.weight": "ssm_out.weight",
+    "shared_mlp.output_linear.weight": "ffn_down.weight",
+}
+LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+\.weight)")
 TRANSPOSED = re.compile(r"(c_attn|c_proj|c_fc)\.weight$")  # GPT-2 stores [in, out]
 
@@ -68,6 +81,39 @@ def paired(rows: numpy.ndarray, heads: int) -> numpy.ndarray:
     return split.swapaxes(1, 2).reshape(rows.shape)
 
 
+def hybrid(tensors: dict[str, numpy.ndarray], config: dict[str, Any]) -> dict[str, numpy.ndarray]:
+    """The tensors of Granite 4 H by llama.cpp's names where it has its own form of them; vectors in float32."""
+    found: dict[str, numpy.ndarray] = {}
+    for name, bits in tensors.items():
+        layer = LAYER.fullmatch(name)
+        if layer is not None and layer[2] == "shared_mlp.input_linear.weight":
+            gate, up = numpy.split(bits, 2)
+            found |= {f"blk.{layer[1]}.ffn_gate.weight": gate, f"blk.{layer[1]}.ffn_up.weight": up}
+        elif layer is not None and (target := MAMBA.get(layer[2])) is not None:
+            found[f"blk.{layer[1]}.{target}"] = state_form(target, bits, config)
+        else:
+            found[name] = bits
+    return found
+
+
+def state_form(target: str, bits: numpy.ndarray, config: dict[str, Any]) -> numpy.ndarray:
+    """A tensor of a Mamba layer as llama.cpp keeps it: what is no matrix of a linear in float32."""
+    if target in ("ssm_in.weight", "ssm_out.weight", "ffn_down.weight"):
+        return bits
+    values = widened(bits)
+    if target == "ssm_a":
+        return -numpy.exp(values)[:, None]  # [heads, 1]
+    if target == "ssm_norm.weight":
+        return values.reshape(config["mamba_n_groups"], -1)
+    return {"ssm_d": values[..., None], "ssm_conv1d.weight": values.squeeze(1) if values.ndim > 2 else values}.get(
+        target, values
+    )
+
+
+def widened(bits: numpy.ndarray) -> numpy.ndarray:
+    return (bits.astype(numpy.uint32) << 16).view(numpy.float32)
+
+
 def frequency_factors(config: dict[str, Any]) -> numpy.ndarray:
     """The factors by which Llama 3's scaling divides the rotary frequencies, [head size / 2]."""
     scaling, size = config["rope_scaling"], config["head_dim"]
@@ -87,19 +133,36 @@ def add_facts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_embedding_length(width)
     writer.add_feed_forward_length(config.get("intermediate_size", 4 * width))
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config.get("num_key_value_heads", heads))
+    attends = [kind == "attention" for kind in config.get("layer_types", ())]
+    kv_heads = config.get("num_key_value_heads", heads)
+    writer.add_head_count_kv([kv_heads * one for one in attends] if attends else kv_heads)
     if "n_embd" in config:
         writer.add_layer_norm_eps(1e-5)
     else:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-        writer.add_rope_freq_base(config["rope_theta"])
+        writer.add_rope_freq_base(config.get("rope_theta", 10000.0))
         writer.add_rope_dimension_count(config.get("head_dim", width // heads))
         writer.add_key_length(config.get("head_dim", width // heads))
         writer.add_value_length(config.get("head_dim", width // heads))
+    if "mamba_d_state" in config:
+        add_state_facts(writer, config)
     if "num_experts" in config:
         writer.add_expert_count(config["num_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+
+
+def add_state_facts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_attention_scale(config["attention_multiplier"])
+    writer.add_embedding_scale(config["embedding_multiplier"])
+    writer.add_residual_scale(config["residual_multiplier"])
+    writer.add_logit_scale(config["logits_scaling"])
+    writer.add_rope_scaling_finetuned(config["position_embedding_type"] == "rope")
+    writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+    writer.add_ssm_state_size(config["mamba_d_state"])
+    writer.add_ssm_group_count(config["mamba_n_groups"])
+    writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
+    writer.add_ssm_time_step_rank(config["mamba_n_heads"])
 
 
 def layers(config: dict[str, Any]) -> int:
@@ -126,8 +189,18 @@ def add_tensors(writer: gguf.GGUFWriter, model: Path, config: dict[str, Any], ar
     names = gguf.get_tensor_name_map(arch, layers(config))
     if config.get("rope_scaling"):
         writer.add_tensor("rope_freqs.weight", frequency_factors(config))
-    for name, bits in stacked(read_tensors(model / "model.safetensors")).items():
-        target = names.get_name(name.replace("model.lm_head", "lm_head"), try_suffixes=(".weight", ".bias"))
+    tensors = stacked(read_tensors(model / "model.safetensors"))
+    if "mamba_d_state" in config:
+        tensors = hybrid(tensors, config)
+    for name, bits in tensors.items():
+        if bits.dtype == numpy.float32:
+            writer.add_tensor(name, bits)
+            continue
+        target = (
+            name
+            if name.startswith("blk.")
+            else names.get_name(name.replace("model.lm_head", "lm_head"), try_suffixes=(".weight", ".bias"))
+        )
         if target is None:
             raise SystemExit(f"llama.cpp has no name for {name}")
         if TRANSPOSED.search(name):
@@ -135,7 +208,7 @@ def add_tensors(writer: gguf.GGUFWriter, model: Path, config: dict[str, Any], ar
         if arch == gguf.MODEL_ARCH.LLAMA and (which := re.search(r"\.([qk])_proj\.weight$", name)):
             bits = paired(bits, config["num_attention_heads" if which[1] == "q" else "num_key_value_heads"])
         if bits.ndim == 1:
-            writer.add_tensor(target, (bits.astype(numpy.uint32) << 16).view(numpy.float32))
+            writer.add_tensor(target, widened(bits))
         else:
             raw = numpy.ascontiguousarray(bits).view(numpy.uint8)
             writer.add_tensor(target, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
