@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from io import StringIO
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tokenwright.checks import MAX_TOKENS, check_bool, check_whole, escaped_byte, hinting_fields, shown
 from tokenwright.errors import RequestError
@@ -78,12 +78,17 @@ def _biases(value: object) -> tuple[tuple[int, float], ...]:
     return tuple(sorted((token, float(bias)) for token, bias in pairs))
 
 
+Whitespace = Literal["spaced", "compact", "any"]
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """A grammar that the whole text must match; use one of its constructors. Raises RequestError.
 
     special: the special tokens that a Lark grammar may name, as <[id]>; it allows no others. looser: what the server
-    follows instead where this one cannot be used.
+    follows instead where this one cannot be used. whitespace: between the tokens of JSON: "spaced", one space behind
+    colons and commas, which models write most naturally and which leaves them no choice; "compact", none; "any": a
+    space or a newline with its indentation anywhere.
 
     >>> Grammar.choice(["yes", "no"])
     Grammar(kind='choice', text='["yes", "no"]')
@@ -93,10 +98,13 @@ class Grammar:
     text: str
     special: frozenset[int] = field(default=frozenset(), repr=False)
     looser: "Grammar | None" = field(default=None, repr=False)
+    whitespace: Whitespace = field(default="spaced", repr=False)
 
     def __post_init__(self) -> None:
         if self.kind not in ("json_schema", "regex", "lark", "choice"):
             raise RequestError(f"a grammar is json_schema, regex, lark or choice, not {shown(self.kind)}")
+        if self.whitespace not in (known := get_args(Whitespace)):
+            raise RequestError(f"whitespace is {shown(self.whitespace)}; use {', '.join(known)}", "whitespace")
         text: object = self.text
         if not isinstance(text, str) or not text:
             raise RequestError(f"the {self.kind} must be text that is not empty, not {shown(self.text)}")
@@ -104,12 +112,12 @@ class Grammar:
             raise RequestError(f"the {self.kind} has {len(self.text):,} characters; {MOST_GRAMMAR:,} are allowed")
 
     @classmethod
-    def json_schema(cls, schema: Any) -> "Grammar":
+    def json_schema(cls, schema: Any, whitespace: Whitespace = "spaced") -> "Grammar":
         """JSON that matches a schema, given as an object, as JSON text, or as a Pydantic model. Raises RequestError."""
         if is_pydantic(schema):
             schema = schema.model_json_schema()
         if isinstance(schema, str):
-            return cls("json_schema", schema)
+            return cls("json_schema", schema, whitespace=whitespace)
         written = StringIO()
         try:
             for part in json.JSONEncoder().iterencode(schema):
@@ -118,7 +126,7 @@ class Grammar:
                 written.write(part)
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the JSON schema cannot be written as JSON: {error}") from None
-        return cls("json_schema", written.getvalue())
+        return cls("json_schema", written.getvalue(), whitespace=whitespace)
 
     @classmethod
     def regex(cls, pattern: str) -> "Grammar":

@@ -23,6 +23,7 @@ from tokenwright.decode import grammar, grammar_worker
 from tokenwright.decode.grammar import Grammars, Matched
 from tokenwright.engine import Grammar
 from tokenwright.errors import EngineError, GrammarError, RequestError
+from tokenwright.sampling_params import Whitespace
 from tokenwright.text import Tokenizer
 
 ENDS = ("<end>", "<stop>")
@@ -188,9 +189,16 @@ def spelled(tokenizer: Tokenizer, text: bytes, rng: random.Random) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("indent", [None, 2])
+WRITTEN: dict[Whitespace, tuple[dict[str, Any], ...]] = {  # the forms of json.dumps that each allows
+    "spaced": ({},),
+    "compact": ({"separators": (",", ":")},),
+    "any": ({}, {"separators": (",", ":")}, {"indent": 2}),
+}
+
+
+@pytest.mark.parametrize(("whitespace", "form"), [(one, form) for one in WRITTEN for form in WRITTEN[one]])
 @pytest.mark.parametrize("kind", ["byte level", "unstripped"])
-def test_every_instance_of_a_schema_can_be_written(kind: str, indent: int | None) -> None:
+def test_every_instance_of_a_schema_can_be_written(kind: str, whitespace: Whitespace, form: dict[str, Any]) -> None:
     """Whatever JSON follows the schema, in the order of its properties: no token of it is forbidden."""
     tokenizer, grammars, ends = MADE[kind]
     rng = random.Random(6)
@@ -198,8 +206,8 @@ def test_every_instance_of_a_schema_can_be_written(kind: str, indent: int | None
         schema = schemas.whole(schemas.schema(rng))
         value = schemas.instance(rng, schema)
         jsonschema.validate(value, schema)
-        text = json.dumps(value, ensure_ascii=False, indent=indent)
-        constraint = grammars.compile(Grammar.json_schema(schema))
+        text = json.dumps(value, ensure_ascii=False, **form)
+        constraint = grammars.compile(Grammar.json_schema(schema, whitespace))
         for token in spelled(tokenizer, text.encode(), rng):
             assert token in allowed(constraint, tokenizer.vocab_size + SURPLUS), (schema, text)
             constraint.advance(token)
@@ -223,6 +231,8 @@ def test_whatever_is_written_follows_the_schema(kind: str) -> None:
             text += b"" if token in ends else tokenizer.token_bytes(token) or b""
             if complete:
                 jsonschema.validate(json.loads(text), schema)
+                outside = re.sub(rb'"(?:[^"\\]|\\.)*"', b"", text)
+                assert not re.search(rb"\s", re.sub(rb"[:,] ", b"", outside)), "a space behind colons and commas"
                 ended += 1
                 break
     assert ended >= 57
@@ -255,7 +265,7 @@ def test_the_end_is_refused_where_the_text_may_not_end() -> None:
 
 def test_blanks_do_not_go_on_for_ever() -> None:
     tokenizer, grammars, _ = BYTE_LEVEL
-    constraint = grammars.compile(Grammar.json_schema({"type": "array", "items": {"type": "null"}}))
+    constraint = grammars.compile(Grammar.json_schema({"type": "array", "items": {"type": "null"}}, "any"))
     [bracket], [newline], [blank] = (spelled(tokenizer, text, random.Random(0)) for text in (b"[", b"\n", b" "))
     written = 0
     constraint.advance(bracket)

@@ -292,7 +292,7 @@ def test_calls_behind_a_special_token_are_held_to_their_schemas(
     assert [accepts(grammars, grammar, text) for text in bad] == [False] * len(bad)
 
 
-FORM = schema_rule('{"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}')
+FORM = schema_rule(Grammar("json_schema", '{"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}'))
 
 
 @pytest.mark.parametrize(

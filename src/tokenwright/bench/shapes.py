@@ -55,6 +55,25 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "type": "yarn"}, "routed_scaling_factor": 1.0, "topk_method": "greedy", "v_head_dim": 128,
         "vocab_size": 8192,
     },
+    "granite350m": {  # Granite 4.0 H 350M: Mamba-2 in all layers but four
+        "architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": False, "attention_multiplier": 0.015625,
+        "embedding_multiplier": 12.0, "hidden_size": 768, "intermediate_size": 2048,
+        "layer_types": ["attention" if at in (10, 13, 17, 27) else "mamba" for at in range(32)], "logits_scaling": 3.0,
+        "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 32, "mamba_d_state": 128, "mamba_expand": 2,
+        "mamba_n_groups": 1, "mamba_n_heads": 48, "mamba_proj_bias": False, "max_position_embeddings": 32768,
+        "num_attention_heads": 12, "num_hidden_layers": 32, "num_key_value_heads": 4, "num_local_experts": 0,
+        "position_embedding_type": "nope", "residual_multiplier": 0.246, "rms_norm_eps": 1e-05,
+        "shared_intermediate_size": 2048, "tie_word_embeddings": True, "vocab_size": 100352,
+    },
+    "qwen35": {  # Qwen3.5 0.8B, its text part: gated delta rules in three of four layers
+        "architectures": ["Qwen3_5ForCausalLM"], "attention_bias": False, "attn_output_gate": True,
+        "full_attention_interval": 4, "head_dim": 256, "hidden_size": 1024, "intermediate_size": 3584,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16, "linear_value_head_dim": 128, "max_position_embeddings": 262144,
+        "num_attention_heads": 8, "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+        "rope_parameters": {"mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000, "rope_type": "default"}, "tie_word_embeddings": True, "vocab_size": 248320,
+    },
 }  # fmt: skip
 
 
@@ -103,6 +122,8 @@ def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Repo
     family, _, graph = parse_config(config)
     sources = {source.name: (ours, source) for ours, source in family.sources(graph).items()}
     shapes = {name: source.stored(graph.shapes[ours]) for name, (ours, source) in sources.items()}
+    if family.stacks is not None:  # whose two first dimensions are joined as they are read
+        shapes |= {name: (one[0], 1, *one[1:]) for name, one in shapes.items() if family.stacks.fullmatch(name)}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():

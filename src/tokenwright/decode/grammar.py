@@ -67,7 +67,7 @@ class Grammars:
             grammar.text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"character {error.start} of {what} is half of a surrogate pair; remove it") from None
-        source = SOURCES[grammar.kind](grammar.text)
+        source = SOURCES[grammar.kind](grammar)
         tokenizer, workers = self._ready()
         complaint = workers.complaint(source)
         if complaint:

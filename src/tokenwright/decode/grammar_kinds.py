@@ -5,12 +5,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tokenwright.errors import RequestError
+from tokenwright.sampling_params import Grammar, Whitespace
 
-# Between JSON tokens: a space, or a newline with indentation. Without a newline the bundled model ends fewer JSON
-# texts within 300 tokens (163 of 180, and 177 with it).
-_WHITESPACE = r"\x20|\n\x20{0,16}"
 # Without \\u: other names than those of a schema would be its own ones, spelt with it.
-_OPTIONS = {"whitespace_pattern": _WHITESPACE, "json_allowed_escapes": 'nrbtf\\"'}
+_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
+_SPACES: Mapping[Whitespace, Mapping[str, Any]] = {
+    "spaced": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
+    "any": {"whitespace_pattern": r"\x20|\n\x20{0,16}"},  # a space, or a newline with indentation
+}
 _UNFORCED = '\n%llguidance {"no_forcing": true}\n'  # allow every tokenisation of the text, not only the canonical one
 
 
@@ -19,29 +22,29 @@ def _lark(text: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": text + _UNFORCED}]})
 
 
-def _schema(text: str) -> str:
-    return _lark(f"start: {schema_rule(text)}")
+def _schema(grammar: Grammar) -> str:
+    return _lark(f"start: {schema_rule(grammar)}")
 
 
-def schema_rule(text: str) -> str:
-    """JSON that matches a schema, which is given as JSON, as an expression in a rule. Raises RequestError."""
+def schema_rule(grammar: Grammar) -> str:
+    """JSON that matches a grammar's schema, as an expression in a rule. Raises RequestError."""
     try:
-        schema = json.loads(text, parse_constant=_refuse_constant)
+        schema = json.loads(grammar.text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the JSON schema is not JSON: {error}") from None
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
         raise RequestError('a JSON schema is an object, such as {"type": "object"}; false allows no text')
-    return json_rule(schema)
+    return json_rule(schema, grammar.whitespace)
 
 
-def json_rule(schema: Mapping[str, Any]) -> str:
+def json_rule(schema: Mapping[str, Any], whitespace: Whitespace = "spaced") -> str:
     """JSON that matches a schema, as an expression in a rule of a Lark grammar. Raises RequestError."""
     if "x-guidance" in schema:
         raise RequestError("x-guidance in a JSON schema is not supported; leave it out")
     try:
-        return "%json " + json.dumps({**schema, "x-guidance": _OPTIONS})
+        return "%json " + json.dumps({**schema, "x-guidance": {**_ESCAPES, **_SPACES[whitespace]}})
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"the JSON schema cannot be written as JSON: {error}") from None
 
@@ -50,16 +53,16 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _regex(text: str) -> str:
+def _regex(grammar: Grammar) -> str:
     from llguidance import LLMatcher  # only grammars need it
 
-    [made] = json.loads(LLMatcher.grammar_from_regex(text))["grammars"]
+    [made] = json.loads(LLMatcher.grammar_from_regex(grammar.text))["grammars"]
     return _lark(made["lark_grammar"])
 
 
-def _choice(text: str) -> str:
+def _choice(grammar: Grammar) -> str:
     try:
-        texts = json.loads(text)
+        texts = json.loads(grammar.text)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the choice is not a JSON list of texts: {error}") from None
     if not isinstance(texts, list) or not texts or not all(isinstance(item, str) and item for item in texts):
@@ -68,4 +71,9 @@ def _choice(text: str) -> str:
 
 
 NAMES = {"json_schema": "JSON schema", "regex": "regex", "lark": "Lark grammar", "choice": "choice"}
-SOURCES: dict[str, Callable[[str], str]] = {"json_schema": _schema, "regex": _regex, "lark": _lark, "choice": _choice}
+SOURCES: dict[str, Callable[[Grammar], str]] = {
+    "json_schema": _schema,
+    "regex": _regex,
+    "lark": lambda grammar: _lark(grammar.text),
+    "choice": _choice,
+}

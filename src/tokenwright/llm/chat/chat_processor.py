@@ -192,4 +192,4 @@ def _answer_rule(grammar: Grammar) -> str:
     """The rule of an answer beside tools. Raises RequestError for a grammar that is no JSON schema."""
     if grammar.kind != "json_schema":
         raise RequestError(f"tools and a grammar of the kind {grammar.kind} cannot be combined; give a JSON schema")
-    return schema_rule(grammar.text)
+    return schema_rule(grammar)

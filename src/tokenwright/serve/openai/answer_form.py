@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
 
 from tokenwright.decode.gbnf import is_gbnf, lark_of
 from tokenwright.errors import RequestError
-from tokenwright.sampling_params import MOST_GRAMMAR, Grammar
+from tokenwright.sampling_params import MOST_GRAMMAR, Grammar, Whitespace
 from tokenwright.serve.http.api import RefusedRequest
 from tokenwright.serve.http.replying import schema_grammar
 from tokenwright.serve.openai.bodies import Sampling
 from tokenwright.serve.openai.message_bodies import GrammarFormat, ObjectFormat, RegexFormat, SchemaFormat
+from tokenwright.serve.service.preprocess import ANY_OBJECT
 from tokenwright.serve.service.types import Problem
 
 Form = Grammar | None  # None: any JSON object
@@ -32,7 +34,14 @@ def form_of(request: Request, body: Sampling) -> dict[str, Any]:
     if not found:
         return {}
     [(_, form)] = found
-    return {"json_object": True} if form is None else {"grammar": form}
+    if body.whitespace is None:
+        return {"json_object": True} if form is None else {"grammar": form}
+    return {"grammar": _spaced(form or ANY_OBJECT, body.whitespace)}
+
+
+def _spaced(form: Grammar, whitespace: Whitespace) -> Grammar:
+    looser = form.looser and _spaced(form.looser, whitespace)
+    return replace(form, whitespace=whitespace, looser=looser)
 
 
 def _forms(request: Request, body: Sampling) -> Iterator[tuple[str, Form]]:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.sampling_params import MOST_CHOICES, MOST_LOGPROBS
+from tokenwright.sampling_params import MOST_CHOICES, MOST_LOGPROBS, Whitespace
 from tokenwright.serve.http.fields import (
     MOST_ITEMS,
     MOST_PARTS,
@@ -100,7 +100,8 @@ class Sampling(Samplers):
     """Fields that completions and chats have in common; those after `stop`, and the `Samplers`, are extensions.
 
     The form of the answer has many names: response_format is OpenAI's, json_schema and grammar are llama.cpp's,
-    structured_outputs and guided_... are vLLM's, regex and ebnf SGLang's. n_predict is llama.cpp's max_tokens.
+    structured_outputs and guided_... are vLLM's, regex and ebnf SGLang's. whitespace: between the tokens of JSON (see
+    Grammar). n_predict is llama.cpp's max_tokens.
     timings_per_token is llama.cpp's return_timings.
     """
 
@@ -162,6 +163,7 @@ class Sampling(Samplers):
     grammar: Text | None = None
     guided_grammar: Text | None = None
     ebnf: Text | None = None
+    whitespace: Whitespace | None = None
 
     @property
     def timed(self) -> bool:

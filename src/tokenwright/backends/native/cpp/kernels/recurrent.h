@@ -106,6 +106,7 @@ TW_INLINE void step_columns(const HeadStep& s, int64_t at, int64_t n) {
 static void step_head(const HeadStep& s) {
   int64_t at = 0;
   for (; at + 64 <= s.columns; at += 64) step_columns<4, true>(s, at, 16);
+  for (; at + 32 <= s.columns; at += 32) step_columns<2, true>(s, at, 16);  // one alone would wait for its own sums
   for (; at + 16 <= s.columns; at += 16) step_columns<1, true>(s, at, 16);
   if (at < s.columns) step_columns<1, false>(s, at, s.columns - at);
 }
