@@ -7,13 +7,20 @@
 
 A row depends on its own text alone, and a draw on the row, the seed, the position and the choice. So each row's choice
 is the one that decoding token by token makes: drafts change how many tokens a step writes, and nothing else.
+
+A recurrent layer's state does not go back to the last draft that was kept. The chunk rewrites a copy of it, and where a
+draft is rejected the text goes on from the state that the chunk began with: the next chunk computes the tokens that it
+has written once more, with x, and has no drafts.
+
+    computed  [ ........... ]               or up to the end of a page behind t, which has a state of its own
+    chunk                   [ t a b x ]
 """
 
 from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
 from typing import Protocol
 
-from tokenwright.engine.page_pool import PagePool
+from tokenwright.engine.kv_manager import KVManager
 from tokenwright.engine.request import Sequence
 from tokenwright.engine.step import ALL, LAST, Chunk, Step
 
@@ -31,7 +38,7 @@ class Proposer(Protocol):
         """A sequence has ended, well or not; it may be one that was never asked about."""
 
 
-def with_drafts(step: Step, proposer: Proposer, pool: PagePool, budget: int) -> Step:
+def with_drafts(step: Step, proposer: Proposer, kv: KVManager, budget: int) -> Step:
     """The step with drafts in its chunks, at most `budget` rows more.
 
     Their pages come from those available: no sequence is preempted for a draft.
@@ -42,7 +49,7 @@ def with_drafts(step: Step, proposer: Proposer, pool: PagePool, budget: int) -> 
     asked = [step.chunks[place].sequence for place, _ in open_to_drafts]
     proposed = proposer.propose(asked, [min(most, budget) for _, most in open_to_drafts], step)
     chunks = list(step.chunks)
-    for place, drafts in _granted(step, open_to_drafts, proposed, pool, budget):
+    for place, drafts in _granted(step, open_to_drafts, proposed, kv, budget):
         plain = chunks[place]
         chunks[place] = Chunk(plain.sequence, plain.start, plain.stop + len(drafts), ALL, drafts)
     return Step(tuple(chunks))
@@ -52,7 +59,7 @@ def _granted(
     step: Step,
     open_to_drafts: ListLike[tuple[int, int]],
     proposed: ListLike[ListLike[int]],
-    pool: PagePool,
+    kv: KVManager,
     budget: int,
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
     """The places of chunks, with the drafts for which there are rows and pages."""
@@ -60,7 +67,7 @@ def _granted(
         granted = tuple(drafts[: min(most, budget)])
         chunk = step.chunks[place]
         stop = chunk.stop + len(granted)
-        if granted and pool.reserve(chunk.sequence.tables, chunk.start, stop, stop):
+        if granted and kv.reserve_drafts(chunk.sequence, chunk.start, stop):
             budget -= len(granted)
             yield place, granted
 
