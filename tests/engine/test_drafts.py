@@ -95,7 +95,7 @@ class Half(Right):
 @pytest.mark.parametrize(("page_size", "written", "again"), [(1, [1, *[3] * 6], 0), (64, [1, *[3, 1] * 4, 3], 4 * 3)])
 def test_a_state_goes_back_to_the_end_of_a_page_or_to_where_the_chunk_began(page_size, written, again):
     """From there what holds is computed once more, with the next token and without drafts."""
-    engine, model = build(100, Group(30, StateWindow(), page_bytes=1), page_size=page_size, proposer=Half())
+    engine, _ = build(100, Group(30, StateWindow(), page_bytes=1), page_size=page_size, proposer=Half())
     one = request(*range(5), most=sum(written))
     sequence = engine.submit(one)
     steps = steps_of(engine)
