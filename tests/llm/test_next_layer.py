@@ -73,14 +73,18 @@ def shifted(states: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("kind", "device"),
-    [*((kind, "native") for kind in KINDS), ("glm4.5", "reference"), ("qwen3.5-moe", "native"), ("apart", "native")],
+    [
+        *((kind, "native") for kind in (*KINDS, "mimo", "qwen3.5-moe", "apart")),
+        ("glm4.5", "reference"),
+    ],
 )
 def test_the_logits_are_those_of_the_published_layer(
     made: dict[str, MadeNext], kind: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device == "reference":
         monkeypatch.setenv("TOKENWRIGHT_KERNELS", "reference")
-    one = made.get(kind) or make_next_layer(tmp_path / "made", "qwen3.5-moe", apart=kind == "apart")
+    other = "qwen3.5-moe" if kind == "apart" else kind
+    one = made.get(kind) or make_next_layer(tmp_path / "made", other, apart=kind == "apart")
     loaded = LoadedModel(one.path)
     tokens = loaded.tokenizer.encode(STORY)[:60]
     with LLM(loaded, speculate="mtp") as llm:
@@ -105,7 +109,7 @@ def test_texts_with_the_layers_drafts_are_those_without(models: dict[str, Loaded
         assert not proposer.model._states and not proposer.model._filled, "texts that have ended take no memory"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "mimo"])
 def test_a_layer_that_copies_the_model_is_always_right(kind: str, tmp_path: Path) -> None:
     path = make_next_layer(tmp_path / "copies", kind, copies=True).path
     params = SamplingParams(**GREEDY, max_tokens=60, logprobs=2)

@@ -30,12 +30,21 @@ class Form:
     at: str = f"model.layers.{LAYERS}"  # before the names of the other layers
     parts: str = f"model.layers.{LAYERS}"  # before the names above
     plus: float = 0.0
-    changes: Mapping[str, Any] = field(default_factory=dict)  # of config.json
+    hidden_first: bool = False  # the projection reads the state before the embedding
+    changes: dict[str, Any] = field(default_factory=dict)  # of config.json
 
 
 ROUTED = Form("eh_proj", "enorm", "hnorm", "shared_head.norm", changes={"num_nextn_predict_layers": 1})
 QWEN = Form("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "mtp.layers.0", "mtp", 1.0)
+MIMO = Form(
+    *("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"),
+    at="model.mtp_layers.0",
+    parts="model.mtp_layers.0",
+    hidden_first=True,
+    changes=ROUTED.changes | {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "attention_bias": True},
+)
 FORMS = {
+    "mimo": MIMO,
     "deepseek3": ROUTED,
     "glm4.5": ROUTED,
     "qwen3-next": replace(QWEN, changes={"full_attention_interval": 2}),
@@ -69,7 +78,7 @@ class MadeNext:
         before = torch.cat((torch.zeros_like(states[:1]), states[:-1]))
         embedded = self.model.model.embed_tokens(torch.tensor(tokens))
         halves = [self._normed(embedded, self.form.token_norm), self._normed(before, self.form.hidden_norm)]
-        x = torch.cat(halves, -1) @ self.extra[self.form.project].T
+        x = torch.cat(halves[::-1] if self.form.hidden_first else halves, -1) @ self.extra[self.form.project].T
         x = self._through(self.model.model.layers[LAYERS], x[None])[0]
         return self._normed(x, self.form.norm) @ self.model.lm_head.weight.T
 
@@ -93,8 +102,9 @@ def make_next_layer(folder: Path, kind: str, *, copies: bool = False, apart: boo
     layer's experts lie one by one.
     """
     form = FORMS[kind]
-    types = {key: one for key, one in form.changes.items() if key != "num_nextn_predict_layers"}
-    path, model = make_checkpoint(folder, kind, changes={**types, "num_hidden_layers": LAYERS + 1})
+    types = {key: one for key, one in form.changes.items() if key in ("layer_types", "full_attention_interval")}
+    made = "qwen2" if kind == "mimo" else kind  # its layers are Qwen2's
+    path, model = make_checkpoint(folder, made, changes={**types, "num_hidden_layers": LAYERS + 1})
     file, width = path / "model.safetensors", model.config.hidden_size
     tensors = {name: one for name, one in load_file(file).items() if not name.startswith(f"model.layers.{LAYERS + 1}.")}
     extra = _extra(form, width, tensors) if copies else _random_extra(form, width)
@@ -129,7 +139,8 @@ def _extra(form: Form, width: int, tensors: Mapping[str, torch.Tensor]) -> dict[
     """Those of a layer that passes the token on, to the model's own norm."""
     extra = {name: torch.ones(width) - form.plus for name in (form.token_norm, form.hidden_norm)}
     extra |= {form.norm: tensors["model.norm.weight"].clone()}
-    return extra | {form.project: torch.cat((torch.eye(width), torch.zeros(width, width)), 1)}
+    halves = (torch.eye(width), torch.zeros(width, width))
+    return extra | {form.project: torch.cat(halves[::-1] if form.hidden_first else halves, 1)}
 
 
 def _apart(tensors: Mapping[str, torch.Tensor], at: str) -> dict[str, torch.Tensor]:
