@@ -3,7 +3,7 @@
 import pytest
 
 from tests.engine.hand import sequence_of
-from tokenwright.decode.speculate import MOST_DRAFTS, SuffixProposer
+from tokenwright.decode.speculate import MARGIN, MOST_DRAFTS, SuffixProposer
 from tokenwright.decode.step_costs import StepCosts, costs_of
 from tokenwright.engine import Chunk, LogitsNeeded, NoStopChecker, Request, SamplingParams, Step
 
@@ -175,3 +175,32 @@ def test_rows_cost_what_was_measured_for_the_kernels_and_the_weights():
 def test_rows_of_experts_read_more_weights():
     dense, experts = (costs_of("amx", "int8", read, 0.0).of(8) for read in (lambda rows: 7.0, lambda rows: 2.0 + rows))
     assert experts == dense * 10 / 3
+
+
+@pytest.mark.parametrize("row", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("states", [0.0, 1e-9, 0.1, 0.5])
+def test_what_a_state_computes_once_more_is_counted(row, states):
+    """The number of drafts is that of the best rate, over every way in which drafts hold and fail."""
+    costs = StepCosts({1: 1.0, 2: 1.0 + row}, states=states)
+    for chance in (0.2, 0.4, 0.6, 0.8, 0.9, 0.99):
+        proposer, one = SuffixProposer(costs), text(*CYCLE)
+        asked(proposer, one)
+        followed = proposer._followed[one.id]
+        followed.made = [1.0 for _ in followed.made]
+        followed.held = [chance for _ in followed.held]
+        rates = {count: rate(costs, chance, count) * (1 if count else MARGIN) for count in range(MOST_DRAFTS + 1)}
+        [drafts] = asked(proposer, one)
+        assert rates[len(drafts)] == pytest.approx(max(rates.values()))
+
+
+def rate(costs, chance, count):
+    """Tokens by cost of a text that gets so many drafts whenever it may, as the engine computes it."""
+    tokens = cost = 0.0
+    for held in range(count + 1):
+        likely = chance**held * (1.0 if held == count else 1 - chance)
+        tokens += likely * (held + 1)
+        cost += likely * (costs.of(1 + count) + (costs.states if count else 0.0))
+        if held < count and costs.states:
+            tokens += likely
+            cost += likely * costs.of(held + 2)
+    return tokens / cost

@@ -4,6 +4,7 @@ import pytest
 
 from tests.engine.hand import FULL, Guesses, build, drain, heard, kept_pages, mixed, naive, request, run, seen
 from tokenwright.engine import AttentionWindow, Chunk, FinishReason, Group, LogitsNeeded, NoStopChecker, Token
+from tokenwright.engine.layer_group import StateWindow
 from tokenwright.engine.scripted import ScriptedModel
 from tokenwright.engine.step import most_drafts
 
@@ -81,6 +82,35 @@ def test_drafts_that_fail_give_pages_back_where_a_text_is_kept_in_two_parts():
         if engine.scheduler.sequences:
             for window, table in zip(windows, sequence.tables, strict=True):
                 assert set(table) <= kept_pages(window, sequence.computed, 3)
+
+
+class Half(Right):
+    """Two drafts hold, and two do not."""
+
+    def _drafts(self, sequence, most):
+        right = super()._drafts(sequence, most)
+        return [*right[:2], *((token + 1) % 97 for token in right[2:])]
+
+
+@pytest.mark.parametrize(("page_size", "written", "again"), [(1, [1, *[3] * 6], 0), (64, [1, *[3, 1] * 4, 3], 4 * 3)])
+def test_a_state_goes_back_to_the_end_of_a_page_or_to_where_the_chunk_began(page_size, written, again):
+    """From there what holds is computed once more, with the next token and without drafts."""
+    engine, _ = build(100, Group(30, StateWindow(), page_bytes=1), page_size=page_size, proposer=Half())
+    one = request(*range(5), most=sum(written))
+    sequence = engine.submit(one)
+    steps = steps_of(engine)
+    assert [sum(isinstance(event, Token) for event in events) for events in steps] == written
+    assert sequence.tokens == naive(one)
+    counts = sequence.counts
+    assert counts.forwarded == len(sequence.tokens) - 1 + counts.drafted - counts.accepted + again
+    assert engine.pool.available == engine.pool.pages
+
+
+def test_no_state_of_a_text_is_taken_for_a_draft():
+    """With one page, the text's own, there are no drafts; and it is written to the end."""
+    engine, _ = build(40, Group(1, StateWindow(), page_bytes=1), page_size=64, proposer=Right())
+    [sequence] = run(engine, one := request(*range(5), most=9))
+    assert sequence.tokens == naive(one) and sequence.counts.drafted == 0
 
 
 def test_accepted_tokens_are_cached_for_others_and_rejected_ones_are_not():

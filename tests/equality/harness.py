@@ -312,12 +312,12 @@ def compare(case: Case, way: str, seen: Seen, oracle: Seen) -> None:
 
 
 class Drafts:
-    """A proposer that knows the texts, by their prompts: its drafts hold for a while and then fail, or hold."""
+    """A proposer that knows the texts: its drafts hold for a while and then fail, or hold."""
 
     MOST = 5
 
     def __init__(self, *texts: Sequence[int]) -> None:
-        self.texts = {tuple(text[:-NEW]): text for text in texts}
+        self.texts = sorted((list(text) for text in texts), key=len)
 
     def propose(
         self,
@@ -332,7 +332,8 @@ class Drafts:
     def _drafts(self, sequence: Text, most: int) -> list[int]:
         known = len(sequence.tokens)
         draw = Random(f"{sequence.id} {known}")
-        right = list(self.texts[sequence.request.prompt][known : known + draw.randint(0, min(most, self.MOST))])
+        text = next((text for text in self.texts if text[:known] == sequence.tokens), [])
+        right = text[known : known + draw.randint(0, min(most, self.MOST))]
         held = draw.randint(0, len(right))
         return [token if place < held else (token + 1) % 300 + 5 for place, token in enumerate(right)]
 

@@ -303,6 +303,11 @@ class LeftBehind:
         return output
 
 
+def kept_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text goes on from the state that a rejected draft has left."""
+    monkeypatch.setattr(KVManager, "_fall_back", lambda self, sequence, start, stop: stop)
+
+
 def own_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows of drafts draw with numbers of their own."""
     verified, choose, rows = sampler._verified, sampler.choose, [0]
@@ -395,6 +400,7 @@ FAULTS = {
     "let go too early": Fault("pages of 1, 16 and 64", "hybrid", patch=trimmed_too_early, on=REFERENCE),
     "used up but still named": Fault("held and resumed", patch=sealed_are_blank),
     "a rejected draft's K is left behind": Fault("with drafts that hold and fail", bench={"around": LeftBehind}),
+    "a rejected draft's state is kept": Fault("with drafts that hold and fail", "delta rules", patch=kept_ahead),
     "drafts have draws of their own": Fault("with drafts that hold and fail", sampling="seeded", patch=own_draws),
     "a draft is believed": Fault("with drafts that hold and fail", patch=believed),
     "found but not held": Fault("a prefix found, at every cut", patch=held_by_nobody),

@@ -24,8 +24,9 @@ from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.llm.drafts.layer_drafts import NextLayer
 from tokenwright.llm.model import LoadedModel
 
-KINDS = ("deepseek3", "glm4.5")  # latent attention, and plain; both with experts
-WEIGHTS = {"deepseek3": "native", "glm4.5": "int8"}
+# Latent attention, and plain, both with experts; layers with states, with experts and without.
+KINDS = ("deepseek3", "glm4.5", "qwen3-next", "qwen3.5")
+WEIGHTS = {"deepseek3": "native", "glm4.5": "int8", "qwen3-next": "int8", "qwen3.5": "bfloat16"}
 PAGES, PAGE = 40, 16
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
@@ -70,27 +71,35 @@ def shifted(states: Any) -> Any:
     return np.concatenate((np.zeros_like(states[:1]), states[:-1]))
 
 
-@pytest.mark.parametrize(("kind", "device"), [("deepseek3", "native"), ("glm4.5", "native"), ("glm4.5", "reference")])
+@pytest.mark.parametrize(
+    ("kind", "device"),
+    [
+        *((kind, "native") for kind in (*KINDS, "mimo", "qwen3.5-moe", "apart")),
+        ("glm4.5", "reference"),
+    ],
+)
 def test_the_logits_are_those_of_the_published_layer(
-    made: dict[str, MadeNext], kind: str, device: str, monkeypatch: pytest.MonkeyPatch
+    made: dict[str, MadeNext], kind: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device == "reference":
         monkeypatch.setenv("TOKENWRIGHT_KERNELS", "reference")
-    loaded = LoadedModel(made[kind].path)
+    other = "qwen3.5-moe" if kind == "apart" else kind
+    one = made.get(kind) or make_next_layer(tmp_path / "made", other, apart=kind == "apart")
+    loaded = LoadedModel(one.path)
     tokens = loaded.tokenizer.encode(STORY)[:60]
     with LLM(loaded, speculate="mtp") as llm:
         proposer: Any = llm.llm_engine.inspect(lambda engine: engine.scheduler.proposer)
         layer = proposer.model._layer
-        states = made[kind].states(tokens).numpy()
+        states = one.states(tokens).numpy()
         logits, _ = Rows(layer.decoder, layer.store.specs)(tokens, before=shifted(states))
-    expected = made[kind].logits(tokens)
+    expected = one.logits(tokens)
     assert expected.std() > 1 and (torch.tensor(np.array(logits)) - expected).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("number", range(share(2 * 10)))
+@pytest.mark.parametrize("number", range(share(4 * 10)))
 def test_texts_with_the_layers_drafts_are_those_without(models: dict[str, LoadedModel], number: int) -> None:
     draw = random.Random(number)
-    kind = KINDS[number % 2]
+    kind = KINDS[number % len(KINDS)]
     asked, options, cut = schedule(draw, models[kind], grammars=False, window=kind == "glm4.5")
     with LLM(models[kind], speculate="off", **options) as llm:
         without = written(llm, asked, cut)
@@ -100,7 +109,7 @@ def test_texts_with_the_layers_drafts_are_those_without(models: dict[str, Loaded
         assert not proposer.model._states and not proposer.model._filled, "texts that have ended take no memory"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "mimo"])
 def test_a_layer_that_copies_the_model_is_always_right(kind: str, tmp_path: Path) -> None:
     path = make_next_layer(tmp_path / "copies", kind, copies=True).path
     params = SamplingParams(**GREEDY, max_tokens=60, logprobs=2)
@@ -184,9 +193,9 @@ def replayed(decoder: Any, specs: Any, states: Any, known: list[int], drafts: li
     return logits[-1]
 
 
-@pytest.mark.parametrize("number", range(share(4)))
+@pytest.mark.parametrize("number", range(len(KINDS)))
 def test_rows_read_the_text_and_its_states(models: dict[str, LoadedModel], number: int) -> None:
-    guessed, wrong = wrong_rows(models[KINDS[number % 2]], number)
+    guessed, wrong = wrong_rows(models[KINDS[number % len(KINDS)]], number)
     assert guessed > 20 and wrong == 0
 
 
@@ -220,7 +229,7 @@ def test_a_model_without_such_a_layer_is_refused(models: dict[str, LoadedModel],
         LLM("stories", speculate="mtp")
     with pytest.raises(RequestError, match="leave draft or mtp out"):
         LLM("stories", speculate="mtp", draft="stories")
-    with pytest.raises(RequestError, match="keeps a state of each text, which cannot go back"):
+    with pytest.raises(RequestError, match=r"\(MTP\), and next has none; give suffix"):
         LLM(make_checkpoint(tmp_path / "next", "qwen3-next").path, speculate="mtp")
     with pytest.raises(CheckpointError, match=r"further tokens \(MTP\) cannot be read: .* missing"):
         LLM(make_checkpoint(tmp_path / "half", "deepseek3").path, speculate="mtp")

@@ -158,6 +158,7 @@ class KVStore:
                 "have; grant it less (kv_memory) or free some memory"
             ) from error
         self._views = tuple(self._viewed(layer, spec) for layer, spec in enumerate(specs))
+        self._used = frozenset(range(len(self.groups)))  # groups of its layers
 
     def _allocated(self, group: LayerGroup, pages: int) -> tuple[tuple[Any, ...], ...]:
         """The memory of K and V; of a latent that of the rows that are both."""
@@ -192,6 +193,8 @@ class KVStore:
         """The same memory for a model with the layers [first, stop); it has all groups and pages."""
         other = copy(self)
         other.specs, other._views = self.specs[first:stop], self._views[first:stop]
+        used = ((view,) if isinstance(view, StateView) else view.parts for view in other._views)
+        other._used = frozenset(one.group for each in used for one in each)
         return other
 
     @property
@@ -246,6 +249,10 @@ class KVStore:
         """
         slots, positions = [], []
         for number, (group, pages) in enumerate(zip(self.groups, tables, strict=True)):
+            if number not in self._used:  # another model's, which may have no page for these rows
+                slots.append(_joined([]))
+                positions.append(_joined([]))
+                continue
             if isinstance(group.window, StateWindow):
                 found, ends = self._found_states(number, pages, start, start + len(rows))
                 slots.append(found)

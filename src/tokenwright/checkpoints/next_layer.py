@@ -6,9 +6,10 @@ DeepSeek V3, GLM-4.5 and others publish one. Files may repeat the embedding and 
 taken.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from tokenwright.checkpoints.families.family import Family, NextNames, TensorSource, named
+from tokenwright.checkpoints.families.family import Family, NextNames, TensorSource
 from tokenwright.checkpoints.families.graph_builder import next_graph
 from tokenwright.checkpoints.families.registry import family_of
 from tokenwright.checkpoints.folder import Checkpoint, check_fit
@@ -36,7 +37,8 @@ def next_layer_of(checkpoint: Checkpoint, *, ends: bool) -> Checkpoint:
             "speculate",
         )
     graph = next_graph(checkpoint.config, checkpoint.graph, names.hidden_first)
-    sources = _sources(family, names, graph, layers)
+    apart = any(".experts.0." in name for name in checkpoint.following)
+    sources = _sources(family, names, graph, layers, names.apart if apart else {})
     own = {ours: source for ours, source in sources.items() if ours not in checkpoint.sources}
     stored = {one.name: checkpoint.following[one.name] for one in own.values() if one.name in checkpoint.following}
     joined = {one.dtype for one in stored.values() if isinstance(one, Compound)}
@@ -51,13 +53,15 @@ def next_layer_of(checkpoint: Checkpoint, *, ends: bool) -> Checkpoint:
     return replace(checkpoint, graph=graph, sources=kept, stored=stored, as_stored=forms, adapters=())
 
 
-def _sources(family: Family, names: NextNames, graph: Graph, layers: int) -> dict[str, TensorSource]:
+def _sources(
+    family: Family, names: NextNames, graph: Graph, layers: int, experts: Mapping[str, TensorSource]
+) -> dict[str, TensorSource]:
     """The source of every tensor of the layer's graph."""
-    parts = {part: getattr(names, part) for part in ("project", "token_norm", "hidden_norm", "norm")}
-    parts = {"project": names.project, "token_norm": names.token_norm, "hidden_norm": names.hidden_norm}
-    parts |= {"norm": names.norm}
-    more = named({f"layers.{{i}}.next.{ours}": f"layers.{{i}}.{theirs}" for ours, theirs in parts.items()})
-    found = replace(family, names=family.names | more).sources(graph)
+    norms = {"token_norm": names.token_norm, "hidden_norm": names.hidden_norm, "norm": names.norm}
+    more = {"project": TensorSource(f"layers.{{i}}.{names.project}")}
+    more |= {ours: TensorSource(f"layers.{{i}}.{theirs}", plus=names.plus) for ours, theirs in norms.items()}
+    own = {f"layers.{{i}}.next.{ours}": source for ours, source in more.items()}
+    found = replace(family, names={**family.names, **own, **experts}).sources(graph)
     usual, at = f"layers.{layers}.", f"{names.at.format(i=layers)}."
     return {
         ours: replace(one, name=at + one.name.removeprefix(usual)) if one.name.startswith(usual) else one

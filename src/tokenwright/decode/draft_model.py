@@ -168,6 +168,16 @@ class _Drafting:
     chance: float
     kinds: list[int] = field(default_factory=list)
 
+    @property
+    def next(self) -> float:
+        """The chance that one more will hold, together with all so far."""
+        return self.chance * self.followed.of_model
+
+    @property
+    def fails(self) -> float:
+        """The tokens that would be computed once more if it is the first to fail, times the chance of that."""
+        return (len(self.kinds) + 1) * (self.chance - self.next)
+
     def add(self, confidence: float | None) -> bool:
         """Take in one more guess. Whether it can go on."""
         if confidence is None:
@@ -211,7 +221,7 @@ class DraftProposer(SuffixProposer):
             expected = followed.of_model * followed.trust(True)
             if guess is not None and followed.chances(guess)[0] >= expected:
                 continue
-            trial = expected * worth <= self._price(rows, 1)
+            trial = expected * worth <= self._price(rows, 1, 1 - expected)
             if trial and length - followed.tried < RETRY:
                 continue
             if room := self.model.reserve(sequence, min(limit, TRIAL if trial else MOST_DRAFTS)):
@@ -221,17 +231,22 @@ class DraftProposer(SuffixProposer):
         while going:
             found = self.model.extend([one.text for one in going])
             rows += len(going)
-            price = self._price(rows, len(going))
+            texts = len(going)
             going = [
                 one
                 for one, confidence in zip(going, found, strict=True)
-                if one.add(confidence) and (one.trial or one.chance * one.followed.of_model * worth > price)
+                if one.add(confidence) and (one.trial or one.next * worth > self._price(rows, texts, one.fails))
             ]
         for one in drafted:
             if one.kinds:
                 sequence = one.text.sequence
                 guesses[one.place] = Guess(len(sequence.tokens), one.text.tokens, one.kinds)
 
-    def _price(self, rows: int, texts: int) -> float:
-        """What one more draft of each of `texts` texts costs for each, in a step of so many rows."""
-        return self.costs.of(rows + 1) - self.costs.of(rows) + self.own.of(texts) / texts
+    def _price(self, rows: int, texts: int, fails: float) -> float:
+        """What one more draft of each of `texts` texts costs for each, in a step of so many rows.
+
+        fails: the expected number of tokens that are computed once more, where states go back, if it is the first to
+        fail.
+        """
+        row = self.costs.of(rows + 1) - self.costs.of(rows)
+        return row + (fails * row if self.costs.states else 0.0) + self.own.of(texts) / texts

@@ -107,6 +107,31 @@ class Followed:
         return sum(first) >= sum(other) if settled.tokens[0] == repeated.tokens[0] else first[0] >= other[0]
 
 
+class Again:
+    """The steps that compute accepted drafts once more, where a state goes back: what they cost and write.
+
+    c(m) is the chance that the first m of the n drafts of a text hold. With the chance 1 - c(n) one fails, and the next
+    step computes m + 1 tokens again: the sum of (m + 1) (c(m) - c(m + 1)) over m < n. It has no drafts of this text, so
+    it counts as a plain step by the text's share of all texts.
+    """
+
+    def __init__(self, costs: StepCosts, rows: int, texts: float) -> None:
+        self.tokens = 0.0
+        self._costs, self._rows, self._texts = costs, rows, texts
+        self._copied = self._more = 0.0
+
+    def add(self, number: int, fails: float) -> None:
+        """Take in the draft `number`, from 1 on, of a text. fails: the chance that it is the first to fail."""
+        self.tokens += fails
+        self._copied += self._costs.states * (number == 1)
+        self._more += number * fails
+
+    @property
+    def cost(self) -> float:
+        plain = self._costs.of(self._rows)
+        return self._copied + self._costs.of(self._rows + self._more) - plain + self.tokens / self._texts * plain
+
+
 def _forced(sequence: Sequence) -> ListLike[int]:
     try:
         return sequence.stop_checker.forced()
@@ -202,10 +227,14 @@ class SuffixProposer:
         rows, tokens = step.size, float(sum(chunk.picks for chunk in step.chunks))
         read = sum(chunk.stop * (chunk.stop - chunk.start) for chunk in step.chunks) * costs.context
         best, taken = MARGIN * tokens / (costs.of(rows) + read), 0
-        for more, (chance, place, _) in enumerate(offers, 1):
+        again, held = Again(costs, rows, max(1.0, tokens)), [1.0] * len(guesses)
+        for more, (chance, place, number) in enumerate(offers, 1):
             tokens -= chance
             read += len(sequences[place].tokens) * costs.context
-            if (worth := tokens / (costs.of(rows + more) + read)) > best:
+            if costs.states:
+                again.add(number, held[place] + chance)  # the chance of an offer is negative
+                held[place] = -chance
+            if (worth := (tokens + again.tokens) / (costs.of(rows + more) + read + again.cost)) > best:
                 best, taken = worth, more
         for _, place, _ in offers[:taken]:
             counts[place] += 1

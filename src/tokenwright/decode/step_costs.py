@@ -35,18 +35,21 @@ class StepCosts:
     """points: the cost of steps of some numbers of rows, of 1 and at least one more; others lie on lines between them.
 
     context: what one token of context adds to the cost of each row that reads it.
+    states: the cost of copying a text's states, as each text with drafts does in each step; 0: there are none. With
+    states, a rejected draft has the tokens before it computed once more (`with_drafts`).
     """
 
     points: Mapping[int, float]
     context: float = 0.0
+    states: float = 0.0
 
     @cached_property
     def _lines(self) -> tuple[list[int], list[float]]:
         rows = sorted(self.points)
         return rows, [self.points[count] for count in rows]
 
-    def of(self, rows: int) -> float:
-        """The cost of a step of `rows` rows, at least 1, without what they read of the cache."""
+    def of(self, rows: float) -> float:
+        """The cost of a step of `rows` rows, at least 1, on average; without what they read of the cache."""
         counts, costs = self._lines
         right = min(max(1, bisect_right(counts, rows)), len(counts) - 1)
         low, high = counts[right - 1], counts[right]
@@ -54,24 +57,27 @@ class StepCosts:
 
     def times(self, factor: float) -> "StepCosts":
         """The costs in other units."""
-        return StepCosts({rows: cost * factor for rows, cost in self.points.items()}, self.context * factor)
+        points = {rows: cost * factor for rows, cost in self.points.items()}
+        return StepCosts(points, self.context * factor, self.states * factor)
 
 
-def costs_of(kernels: str, weights: str, read: Callable[[int], float], context: float) -> StepCosts:
+def costs_of(
+    kernels: str, weights: str, read: Callable[[int], float], context: float, states: float = 0.0
+) -> StepCosts:
     """The costs of a model's steps where none were measured.
 
     kernels: the instruction set. weights: the name of their format.
     read: the numbers of the weights that a step of a number of rows reads; more rows read more where there are experts.
-    context: bytes of K and V of a token, in bytes of the weights.
+    context, states: bytes of K and V of a token, and of the states of a text, in bytes of the weights.
     """
     wide = LIKE.get(kernels, kernels)
     name = weights if (wide, weights) in COSTS else "int8"
     table = zip(ROWS, COSTS.get((wide, name), COSTS["", ""]), strict=True)
-    return StepCosts({rows: cost * read(rows) / read(1) for rows, cost in table}, FAR * context)
+    return StepCosts({rows: cost * read(rows) / read(1) for rows, cost in table}, FAR * context, FAR * states)
 
 
-def measured(times: Mapping[int, float], context: float) -> StepCosts:
-    """The costs of steps whose times were measured; of more rows never less. context: as `costs_of` has it."""
+def measured(times: Mapping[int, float], context: float, states: float = 0.0) -> StepCosts:
+    """The costs of steps whose times were measured; of more rows never less. context, states: as in `costs_of`."""
     rows = sorted(times)
     rising = accumulate((times[count] / times[1] for count in rows), max)
-    return StepCosts(dict(zip(rows, rising, strict=True)), FAR * context)
+    return StepCosts(dict(zip(rows, rising, strict=True)), FAR * context, FAR * states)

@@ -5,6 +5,7 @@ It puts the page pool, the prefix index and the swap space, none of which knows 
 
 from collections.abc import Iterable
 
+from tokenwright.engine.layer_group import PageTable, PageTables
 from tokenwright.engine.page_pool import PagePool
 from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import Sequence
@@ -13,12 +14,16 @@ from tokenwright.engine.swap import SwapSpace
 
 
 class KVManager:
-    """Gives sequences their pages and takes them back; keeps their `computed`, `reused` and `swapped` in step."""
+    """Gives sequences their pages and takes them back; keeps their `computed`, `reused` and `swapped` in step.
+
+    kept_states: by sequence, the states that a chunk with drafts began with, until it is committed.
+    """
 
     def __init__(self, pool: PagePool, prefixes: PrefixIndex | None = None, swap: SwapSpace | None = None) -> None:
         self.pool = pool
         self.prefixes = prefixes or PrefixIndex(pool)
         self.swap = swap or SwapSpace(pool)
+        self.kept_states: dict[int, PageTables] = {}
 
     def cached_prefix(self, sequence: Sequence) -> int:
         """How many of a sequence's first tokens need not be computed, because their pages are cached."""
@@ -66,13 +71,63 @@ class KVManager:
         if sequence.cache and sequence.request.share:  # `shares`
             self.prefixes.cache_pages(sequence.tables, sequence.prefix_hashes, sequence.tokens, start, stop)
 
+    def reserve_drafts(self, sequence: Sequence, start: int, stop: int) -> bool:
+        """Reserve pages for a chunk with drafts, which writes to copies of the states that it begins with."""
+        if self.pool.states:
+            self.kept_states[sequence.id] = self._states(sequence.tables, start)
+        if self.pool.reserve(sequence.tables, start, stop, stop):
+            return True
+        self._forget_states(sequence)
+        return False
+
+    def _states(self, tables: PageTables, tokens: int) -> PageTables:
+        """Tables of the states behind the first `tokens`: a sequence that goes on rewrites copies of these."""
+        pool, states = self.pool, self.pool.tables()
+        for number in pool.states:
+            for [page] in pool.groups[number].window.pages(tokens, tokens, pool.page_size):
+                states[number][page] = tables[number][page]
+                pool.group_pools[number].incref(tables[number][page])
+            tables[number].reserved = 0
+        return states
+
+    def _fall_back(self, sequence: Sequence, start: int, stop: int) -> int:
+        """Go back to the last states that are not behind token `stop`, and return the number of tokens before them.
+
+        A chunk from `start` on has left some at the ends of full pages; else they are those that it began with.
+        """
+        pool, tables = self.pool, sequence.tables
+        full = stop // pool.page_size
+        if full * pool.page_size > start and all(full - 1 in tables[number] for number in pool.states):
+            return full * pool.page_size
+        for number in pool.states:
+            pool.group_pools[number].clear(tables[number])
+            tables[number] = self.kept_states[sequence.id][number]
+            self.kept_states[sequence.id][number] = PageTable()
+        return start
+
+    def forget_states(self) -> None:
+        """Release the states kept for a step that was never committed: it has rewritten none."""
+        while self.kept_states:
+            self.pool.release(self.kept_states.popitem()[1])
+
+    def _forget_states(self, sequence: Sequence) -> None:
+        if (kept := self.kept_states.pop(sequence.id, None)) is not None:
+            self.pool.release(kept)
+
     def roll_back(self, sequence: Sequence, known: int) -> None:
-        """Keep of the drafts computed from `known` on those that were written, but for a text's last token."""
-        counts = sequence.counts
+        """Keep of the drafts computed from `known` on those that were written, but for a text's last token.
+
+        Where some are not kept, states go back to an earlier place, from which the text is computed again.
+        """
+        counts, start = sequence.counts, known - 1
         counts.drafted += sequence.computed - known
-        stop = sequence.computed = min(sequence.computed, len(sequence.tokens) - 1)
+        stop = min(sequence.computed, len(sequence.tokens) - 1)
         counts.accepted += stop - known
-        self.cache_pages(sequence, known, stop)
+        if stop < sequence.computed and sequence.id in self.kept_states:
+            stop = self._fall_back(sequence, start, stop)
+        self._forget_states(sequence)
+        sequence.computed = stop
+        self.cache_pages(sequence, start, stop)
         self.pool.trim(sequence.tables, stop)
         self.pool.cut(sequence.tables, stop)
 
@@ -123,6 +178,7 @@ class KVManager:
     def free(self, sequence: Sequence) -> None:
         """Release all pages of a sequence, swapped ones too."""
         self.pool.release(sequence.tables)
+        self._forget_states(sequence)
         if sequence.swapped is not None:
             self.swap.discard(sequence.swapped)
             sequence.swapped = None
@@ -130,7 +186,7 @@ class KVManager:
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Prove that pages and swapped bytes are what all `sequences` have, and that each has what it reads."""
         everyone = list(sequences)
-        self.pool.check([sequence.tables for sequence in everyone])
+        self.pool.check([*(sequence.tables for sequence in everyone), *self.kept_states.values()])
         swapped = sum(sequence.swapped.nbytes for sequence in everyone if sequence.swapped)
         assert swapped == self.swap.used, "what is swapped out belongs to a sequence"
         for sequence in everyone:

@@ -11,6 +11,7 @@ page before a sequence writes to one that others read, too.
     free + cached + in use = all pages; free + cached = available
 """
 
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -219,6 +220,10 @@ class PagePool:
         """Whether the whole pool has the pages of each group that several sequences need side by side."""
         totals = [sum(column) for column in zip(*needs, strict=True)]
         return all(total <= group.pages for total, group in zip(totals, self.groups, strict=True))
+
+    def longest(self, most: int, chunk: int) -> int:
+        """The most tokens, up to `most`, of one text that the whole pool holds, computed at most `chunk` at once."""
+        return bisect_left(range(1, most), True, key=lambda tokens: not self.fits([self.max_pages(tokens, chunk)])) + 1
 
     def reserve(self, tables: PageTables, start: int, stop: int, ahead: int) -> bool:
         """Allocate what computing [start, stop) reads and writes; in groups without a window, up to `ahead` >= stop.

@@ -68,7 +68,6 @@ class Scheduler:
         proposer: Proposer | None = None,
     ) -> None:
         assert token_budget > 0 and max_sequences > 0, "a step computes something"
-        assert proposer is None or not pool.states, "a state does not go back to where a draft was rejected"
         self.pool = pool
         self.kv = KVManager(pool, prefixes, swap)
         self.ids = count()  # of sequences
@@ -102,15 +101,6 @@ class Scheduler:
     def fits(self, sequence: Sequence) -> bool:
         """Whether the whole pool holds its request, without any other."""
         return self.pool.fits([self.max_pages(sequence)])
-
-    def longest(self, most: int) -> int:
-        """The most tokens, up to `most`, of one text that the whole pool holds."""
-        least = 1
-        while least < most:
-            middle = (least + most + 1) // 2
-            fits = self.fits(self.new(Request((0,)), middle))
-            least, most = (middle, most) if fits else (least, middle - 1)
-        return least
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence, which must fit the empty pool."""
@@ -156,10 +146,11 @@ class Scheduler:
 
         Groups may be admitted and preempted here, and beams catch up: a second call may choose more than the first.
         """
+        self.kv.forget_states()
         step = self._without_drafts()
         if self.proposer is None or not step.chunks:
             return step
-        return with_drafts(step, self.proposer, self.pool, self.token_budget - step.size)
+        return with_drafts(step, self.proposer, self.kv.reserve_drafts, self.token_budget - step.size)
 
     def _without_drafts(self) -> Step:
         chunks: list[Chunk] = []
@@ -212,12 +203,11 @@ class Scheduler:
             sequence, start, stop = chunk.sequence, chunk.start, chunk.stop
             sequence.computed = stop
             sequence.counts.forwarded += stop - start
-            drafted = stop > len(sequence.tokens)
-            if drafted:  # `_write` accepts the drafts or not
-                stop = len(sequence.tokens)
+            if stop > len(sequence.tokens):  # `_write` accepts the drafts or not
+                continue
             if start // size != stop // size and sequence.id not in faulty:  # it has filled a page
                 self.kv.cache_pages(sequence, start, stop)
-            if self.pool.windowed and not drafted:
+            if self.pool.windowed:
                 self.pool.trim(sequence.tables, stop)
         events: list[Event] = []
         answers: dict[int, list[Result]] = {}

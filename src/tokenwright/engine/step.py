@@ -5,14 +5,13 @@ results; the scheduler commits them and answers with events. Classes with an ins
 are not frozen, though nobody changes them: making a frozen one takes five times as long.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
 from tokenwright.engine.layer_group import PageTable
-from tokenwright.engine.page_pool import PagePool
 from tokenwright.engine.request import FinishReason, Request, Sequence, StopChecker
 
 T = TypeVar("T")
@@ -311,7 +310,10 @@ class Proposer(Protocol):
         """A sequence has ended, well or not; it may be one that was never asked about."""
 
 
-def with_drafts(step: Step, proposer: Proposer, pool: PagePool, budget: int) -> Step:
+Reserve = Callable[[Sequence, int, int], bool]  # pages for the tokens [start, stop) of a chunk with drafts
+
+
+def with_drafts(step: Step, proposer: Proposer, reserve: Reserve, budget: int) -> Step:
     """Speculation: the step with drafts in its chunks, at most `budget` rows more; commit keeps those that were chosen.
 
         text      [ ........... t ]             t is pending: a plain chunk computes only its row
@@ -322,6 +324,13 @@ def with_drafts(step: Step, proposer: Proposer, pool: PagePool, budget: int) -> 
     A row depends only on its own text, and a draw on the row, the seed, the position and the choice. So each row's
     choice is the one that decoding token by token makes: drafts change how many tokens a step writes, and nothing else.
 
+    A recurrent layer's state does not go back to the last draft that was kept. The chunk rewrites a copy of it, and
+    where a draft is rejected the text goes on from the state that the chunk began with: the next chunk computes the
+    tokens that it has written once more, with x, and has no drafts.
+
+        computed  [ ........... ]               or up to the end of a page behind t, which has a state of its own
+        chunk                   [ t a b x ]
+
     The pages of drafts come from those available: no sequence is preempted for a draft.
     """
     open_to_drafts = [(place, most) for place, chunk in enumerate(step.chunks) if (most := most_drafts(chunk)) > 0]
@@ -330,7 +339,7 @@ def with_drafts(step: Step, proposer: Proposer, pool: PagePool, budget: int) -> 
     asked = [step.chunks[place].sequence for place, _ in open_to_drafts]
     proposed = proposer.propose(asked, [min(most, budget) for _, most in open_to_drafts], step)
     chunks = list(step.chunks)
-    for place, drafts in _granted(step, open_to_drafts, proposed, pool, budget):
+    for place, drafts in _granted(step, open_to_drafts, proposed, reserve, budget):
         plain = chunks[place]
         chunks[place] = Chunk(plain.sequence, plain.start, plain.stop + len(drafts), ALL, drafts)
     return Step(tuple(chunks))
@@ -340,7 +349,7 @@ def _granted(
     step: Step,
     open_to_drafts: ListLike[tuple[int, int]],
     proposed: ListLike[ListLike[int]],
-    pool: PagePool,
+    reserve: Reserve,
     budget: int,
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
     """The places of chunks, with the drafts for which there are rows and pages."""
@@ -348,7 +357,7 @@ def _granted(
         granted = tuple(drafts[: min(most, budget)])
         chunk = step.chunks[place]
         stop = chunk.stop + len(granted)
-        if granted and pool.reserve(chunk.sequence.tables, chunk.start, stop, stop):
+        if granted and reserve(chunk.sequence, chunk.start, stop):
             budget -= len(granted)
             yield place, granted
 

@@ -339,7 +339,7 @@ class LLMEngine:
 
     def longest(self) -> int:
         """The most tokens of one text, prompt included: the context, or what the KV cache holds if that is less."""
-        return self.loop.engine.scheduler.longest(self.context)
+        return self.loop.engine.pool.longest(self.context, self.loop.engine.scheduler.token_budget)
 
     def close(self) -> None:
         """Free the memory. Unfinished requests fail; the engine cannot be used afterwards."""

@@ -107,7 +107,8 @@ class NextNames:
     """Where files have the layer that predicts one token further (MTP). {i}: the number of the layers before it.
 
     at: before the names of its tensors: the names here, and for the rest the names that other layers have.
-    hidden_first: the projection reads the hidden state before the embedding.
+    hidden_first: the projection reads the hidden state before the embedding. plus: added to the norms named here.
+    apart: the names of its experts in files that have them one by one, where other layers have them in one tensor.
     """
 
     project: str
@@ -116,6 +117,8 @@ class NextNames:
     norm: str
     at: str = "layers.{i}"
     hidden_first: bool = False
+    plus: float = 0.0
+    apart: Mapping[str, TensorSource] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +179,8 @@ class Family:
     def sources(self, graph: Graph, *, plain: bool = False) -> dict[str, TensorSource]:
         """The checkpoint's source for every tensor of `graph.shapes`. plain: in a folder without quantised weights."""
         found, rows, names = {}, _rows_of_parts(graph), {**self.names, **(self.plain if plain else {})}
-        experts = {str(op.layer): op.experts for one in graph.blocks for op in one.parts if isinstance(op, Experts)}
+        mixed = (op for one in graph.blocks for op in one.parts if isinstance(op, Experts))
+        experts = {_LAYER.findall(op.router.name)[0]: op.experts for op in mixed}
         for name in graph.shapes:
             base, kind = name.rsplit(".", 1)
             source = names[_LAYER.sub(r"layers.{i}.", _EXPERT.sub(r".experts.{e}.", base))]

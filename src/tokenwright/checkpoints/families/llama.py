@@ -6,7 +6,7 @@
 import re
 from dataclasses import replace
 
-from tokenwright.checkpoints.families.family import Family, TensorSource, named
+from tokenwright.checkpoints.families.family import Family, NextNames, TensorSource, named
 from tokenwright.checkpoints.families.llama_config import parse_llama
 from tokenwright.checkpoints.families.mixtures import (
     BIAS_RENAMES,
@@ -67,6 +67,14 @@ LLAMA = Family(
         }
     ),
     inert=re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
+)
+
+MIMO = replace(
+    LLAMA,
+    architectures={"MiMoForCausalLM": "mimo"},
+    following=NextNames(
+        *("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"), at="mtp_layers.0", hidden_first=True
+    ),
 )
 
 _FUSED_UP = {

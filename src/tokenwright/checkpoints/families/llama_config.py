@@ -69,6 +69,7 @@ class LlamaLike:
     mlp_width: int | None = None  # default of intermediate_size
     gated: bool = True  # whether the MLP has gates
     biased: bool = False  # default of attention_bias and mlp_bias
+    follows: bool = False  # whether files have a layer that predicts further tokens (MTP)
     sinks: bool = False  # a learned logit of each head, and a base of the rotation for each layer (Granite SWA)
 
 
@@ -95,6 +96,7 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
     "MistralForCausalLM": _MISTRAL,
     "Mistral3ForConditionalGeneration": _MISTRAL,
     "Qwen2ForCausalLM": _QWEN2,
+    "MiMoForCausalLM": replace(_QWEN2, follows=True),
     "Qwen2VLForConditionalGeneration": _QWEN2,
     "Qwen2_5_VLForConditionalGeneration": _QWEN2,
     "Qwen3ForCausalLM": _QWEN3,
@@ -286,7 +288,7 @@ def _mixture(keys: JsonKeys, like: LlamaLike, layers: int) -> Mixture | None:
 
 def _next_layers(keys: JsonKeys, like: LlamaLike) -> int:
     """Layers after the last that predict further tokens (MTP)."""
-    if not isinstance(like.mixture, Routed):
+    if not (like.follows or isinstance(like.mixture, Routed)):
         return 0
     return keys.whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS)
 

@@ -86,7 +86,8 @@ class NextLayer(DraftModel):
         for chunk, rows in zip(chunks, output.rows, strict=True):
             if chunk.logits_needed is LogitsNeeded.LAST:
                 self._keep(chunk.sequence, chunk.stop - 1, states[rows.start : rows.stop])
-            self._forget(chunk.sequence, min(chunk.stop, len(chunk.sequence.tokens)) - 1)
+            again = chunk.sequence.computed - 1  # the first row that may be computed once more reads this state
+            self._forget(chunk.sequence, min(chunk.stop - 1, len(chunk.sequence.tokens) - 1, again))
         return output
 
     def _keep(self, sequence: Sequence, start: int, rows: Floats) -> None:

@@ -47,12 +47,6 @@ def open_next_layer(loaded: LoadedModel, options: EngineConfig) -> tuple[Checkpo
 
 
 def _checkpoint(loaded: LoadedModel, *, ends: bool) -> Checkpoint:
-    if loaded.graph.recurrent:
-        raise RequestError(
-            f"{loaded.name} keeps a state of each text, which cannot go back to where a draft was rejected; give "
-            "speculate off",
-            "speculate",
-        )
     return next_layer_of(loaded.checkpoint, ends=ends)
 
 

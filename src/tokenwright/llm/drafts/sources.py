@@ -92,10 +92,10 @@ def _checkpoint(loaded: LoadedModel, options: EngineConfig) -> Checkpoint | None
             "same; give a smaller model of the same family",
             "draft",
         )
-    if checkpoint.graph.recurrent or loaded.graph.recurrent:
-        which = options.draft if checkpoint.graph.recurrent else loaded.name
+    if checkpoint.graph.recurrent:
         raise RequestError(
-            f"{which} keeps a state of each text, which cannot go back to where a draft was rejected; leave draft out",
+            f"{options.draft} keeps a state of each text, which cannot go back token by token where drafts fail; give "
+            "a draft model without recurrent layers",
             "draft",
         )
     return checkpoint
@@ -118,8 +118,7 @@ def drafted(
 ) -> tuple[Any, Proposer | None]:
     """The engine's runner, and its proposer if it speculates. store: of the layers of both models."""
     own = ModelRunner(loaded.decoder, store if draft is None else store.of_layers(0, len(specs)))
-    # What is recorded shows one token a step; and a state does not go back to where a draft was rejected.
-    if options.speculate == "off" or loaded.traced or pool.states:
+    if options.speculate == "off" or loaded.traced:  # what is recorded shows one token a step
         return own, None
     costs, seconds = _costs(loaded.decoder, loaded.graph, specs, str(loaded.weights), loaded.weights.name)
     if draft is None:
@@ -155,17 +154,17 @@ def _costs(
     if measurable and (always or decoder.weight_bytes >= SMALLEST):
         times = step_times(decoder, specs, form, asked_threads(native=True))
         if times is not None:
-            return measured(times, _context(decoder, specs)), times[1]
+            return measured(times, *_kept(decoder, specs)), times[1]
     return _counted(decoder, graph, specs, name), None
 
 
 def _counted(decoder: Any, graph: Graph, specs: Sequence[LayerSpec], name: str) -> StepCosts:
     """The costs of steps by a table, for weights in the format `name`."""
     kernels = decoder.kernels.isa if isinstance(decoder, NativeDecoder) else ""
-    return costs_of(kernels, name, lambda rows: sum(map(prod, graph.read(rows).values())), _context(decoder, specs))
+    return costs_of(kernels, name, lambda rows: sum(map(prod, graph.read(rows).values())), *_kept(decoder, specs))
 
 
-def _context(decoder: Any, specs: Sequence[LayerSpec]) -> float:
-    """Bytes of K and V of a token, in bytes of the weights."""
-    bytes_of_token: int = sum(spec.nbytes(1) for spec in specs)
-    return bytes_of_token / float(decoder.weight_bytes)
+def _kept(decoder: Any, specs: Sequence[LayerSpec]) -> tuple[float, float]:
+    """Bytes of K and V of a token, and of the states of a text, in bytes of the weights."""
+    weights, states = float(decoder.weight_bytes), sum(spec.state_bytes for spec in specs)
+    return (sum(spec.nbytes(1) for spec in specs) - states) / weights, states / weights

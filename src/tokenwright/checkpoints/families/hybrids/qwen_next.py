@@ -13,6 +13,7 @@ from typing import Any
 from tokenwright.checkpoints.families.family import (
     MOST_MLP,
     MOST_VOCAB,
+    NextNames,
     Order,
     TensorSource,
     activation,
@@ -258,13 +259,19 @@ _DELTA = {
     "layers.{i}.delta.out": "layers.{i}.linear_attn.out_proj",
 }
 
+# The layer that predicts one token further has attention. Its tensors beside the usual ones lie outside `mtp.layers.0`.
+_NEXT_PARTS = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+_NEXT_NAMES = NextNames(*_NEXT_PARTS, at="mtp.layers.0", plus=1.0)
+_NEXT_RENAME = re.compile(rf"mtp\.((?:{'|'.join(_NEXT_PARTS)})\.weight)"), r"mtp.layers.0.\1"
+
 QWEN_DENSE = replace(
     LLAMA,
     architectures={"Qwen3_5ForCausalLM": "qwen3_5_text", "Qwen3_5ForConditionalGeneration": "qwen3_5"},
     parse=_parse,
     names={**_one_more(LLAMA.names), **_GATED, **named({**QWEN_NAMES, **_DELTA})},
-    renames=((re.compile(r"(layers\.\d+\.linear_attn\.(?:A_log|dt_bias))"), r"\1.weight"),),
+    renames=((re.compile(r"(layers\.\d+\.linear_attn\.(?:A_log|dt_bias))"), r"\1.weight"), _NEXT_RENAME),
     stacks=re.compile(r"layers\.\d+\.linear_attn\.conv1d\.weight"),  # [channels, 1, taps]
+    following=_NEXT_NAMES,
 )
 _GROUPED = {"qkv": "qkvz", "z": "qkvz", "b": "ba", "a": "ba"}
 QWEN_NEXT = replace(
@@ -276,6 +283,7 @@ QWEN_NEXT = replace(
 )
 
 _EXPERTS = "layers.{i}.mlp.experts"
+_APART = tuple(f"{_EXPERTS}.{{e}}.{one}" for one in ("gate", "up", "down"))
 # The files of Qwen3.5 have the experts of a layer in one tensor, [experts, 2 m, width] and [experts, width, m].
 QWEN_MIXED = replace(
     QWEN_DENSE,
@@ -288,9 +296,10 @@ QWEN_MIXED = replace(
     },
     renames=(
         *QWEN_DENSE.renames,
-        (re.compile(r"(layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj)"), r"\1.weight"),
+        (re.compile(r"((?:mtp\.)?layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj)"), r"\1.weight"),
     ),
-    stacks=re.compile(r"layers\.\d+\.(?:linear_attn\.conv1d|mlp\.experts\.(?:gate_up|down)_proj)\.weight"),
+    stacks=re.compile(r"(?:mtp\.)?layers\.\d+\.(?:linear_attn\.conv1d|mlp\.experts\.(?:gate_up|down)_proj)\.weight"),
+    following=replace(_NEXT_NAMES, apart={one: QWEN_DENSE.names[one] for one in _APART}),
 )
 
 _OLMO_DELTA = {
