@@ -29,6 +29,7 @@ SANE: dict[str, dict[str, Any]] = {
 }
 STREAMED = (CHAT, COMPLETE, RESPOND, MESSAGE, OLLAMA, GENERATE)
 FUNCTION = {"name": "weather", "parameters": SCHEMA}
+NULLS = {"type": "object", "properties": None, "required": None, "anyOf": None, "$defs": None, "title": None}
 CACHED = {"type": "ephemeral", "scope": "global", "ttl": "1h"}
 CALL = {"id": "c" * 5000, "type": "function", "index": 0, "function": {"name": "weather", "arguments": '{"hot": tr'}}
 SEARCH = {"type": "web_search", "external_web_access": False}
@@ -85,6 +86,11 @@ TAKEN: list[tuple[str, dict[str, Any], str]] = [
         (path, {"options": {"num_predict": 2, "top_p": 0, "typical_p": 0, "repeat_penalty": 0, "stop": ""}}, "")
         for path in (OLLAMA, GENERATE)
     ),
+    *(
+        (path, {"tools": [{"type": "function", "function": {"name": "a", "parameters": NULLS}}]}, "")
+        for path in (CHAT, OLLAMA)
+    ),
+    (MESSAGE, {"tools": [{"name": "a", "input_schema": NULLS}]}, ""),
     (MESSAGE, {"seed": -1}, ""),
     (MESSAGE, {"tools": [{"name": "a", "input_schema": SCHEMA}] * 2}, ""),
     (OLLAMA, {"tools": [{"type": "function", "function": FUNCTION}] * 2}, ""),
