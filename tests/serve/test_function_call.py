@@ -9,6 +9,8 @@ import pytest
 from openai import OpenAI
 
 from tests.serve.talking import SCHEMA, Talker, valid
+from tokenwright.serve.openai.bodies import ChatBody
+from tokenwright.serve.openai.generation_request import messages_of
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 WEATHER: Any = {"name": "weather", "description": "Of a place.", "parameters": SCHEMA}
@@ -80,6 +82,15 @@ def test_older_messages_and_those_without_ids_are_the_same_conversation(talker: 
     unasked = conversation({"content": "Hi"}, {"role": "tool", "content": "rain"})
     with pytest.raises(openai.BadRequestError, match=r"messages\.2\.tool_call_id"):
         ask(client, unasked)
+
+
+def test_results_without_ids_answer_the_calls_in_order_and_functions_by_name() -> None:
+    each: Any = [{"type": "function", "function": {"name": name}} for name in ("weather", "clock", "weather")]
+    results: Any = [{"role": "function", "name": "clock", "content": "0"}]
+    results += [{"role": "tool", "content": text} for text in "12"]
+    body = ChatBody.model_validate({"messages": [*HELLO, {"role": "assistant", "tool_calls": each}, *results]})
+    found = [(one["tool_call_id"], one["name"], one["content"]) for one in messages_of(body.messages)[2:]]
+    assert found == [("call_1_1", "clock", "0"), ("call_1_0", "weather", "1"), ("call_1_2", "weather", "2")]
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
