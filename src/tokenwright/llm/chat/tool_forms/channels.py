@@ -35,7 +35,10 @@ def uses_channels(source: str, special: Mapping[str, int]) -> bool:
 
 
 class ChannelReader:
-    """An `OutputParser`. names: of the tools that may be called. marks: the special tokens, by their ids."""
+    """An `OutputParser`. names: of the tools that may be called. marks: the special tokens, by their ids.
+
+    A mark that steers nothing is shown as it is spelled.
+    """
 
     def __init__(self, names: Sequence[str], marks: Mapping[int, str], shown: bool = True) -> None:
         self.reasoning_tokens = self.pushed = self.said = 0
@@ -43,6 +46,7 @@ class ChannelReader:
         stands = stand_ins(marks)
         self._marks = {token: stands[mark] for token, mark in marks.items()}
         self._stand = {mark: stands.get(mark, mark) for mark in MARKS}
+        self._spelled = str.maketrans({stand: mark for mark, stand in stands.items()})
         self._shown = shown  # reasoning apart from the text
         self._source, self._delta = TextSource(), Delta(0)
         self._thinking = False
@@ -106,18 +110,18 @@ class ChannelReader:
         self._thinking = False
 
     def _argue(self, text: str) -> None:
-        calls = self._delta.tool_calls
+        calls, text = self._delta.tool_calls, text.translate(self._spelled)
         if calls and calls[-1].index == self._index:
             calls[-1].arguments += text
         else:
             calls.append(ToolCallDelta(self._index, arguments=text))
 
     def _think(self, text: str) -> None:
-        self._delta.reasoning += text
+        self._delta.reasoning += text.translate(self._spelled)
 
     def _say(self, text: str) -> None:
         self.said += len(text)
-        self._delta.text += text
+        self._delta.text += text.translate(self._spelled)
 
 
 def channel_grammar(
@@ -126,8 +130,12 @@ def channel_grammar(
     special: Mapping[str, int],
     ends: Sequence[int],
     answer: str | None,
+    *,
+    begun: bool = False,
 ) -> Grammar:
     """The grammar of messages: any analysis and commentary, then the answer or a call. answer: the rule of an answer.
+
+    begun: the prompt ends inside the answer; a call follows it.
 
     Raises RequestError for a schema that cannot be written as JSON.
     """
@@ -136,9 +144,12 @@ def channel_grammar(
     tail = f"{lark.literal(END)} {lark.literal(f'{START}assistant')}"
     lark.add("before", f"{lark.literal(CHANNEL)} {kinds} {lark.literal(MESSAGE)} {lark.text()} {tail}")
     calls = [lark.fresh("call", _call(tool, lark)) for tool in tools]
-    final = (
-        f"{lark.literal(LAST)} {lark.text() if answer is None else lark.add('answer', answer)} {_closed(lark, RETURN)}"
-    )
+    text = f"{lark.text() if answer is None else lark.add('answer', answer)} {_closed(lark, RETURN)}"
+    if begun:
+        called = f"{lark.text()} {tail} before? ({' | '.join(calls)})"
+        either = [*([] if choice == "required" else [text]), *(calls and [called] if choice != "none" else [])]
+        return Grammar.lark(lark.written(" | ".join(either)), special=lark.special)
+    final = f"{lark.literal(LAST)} {text}"
     last = [*([] if choice == "required" else [final]), *(calls if choice != "none" else [])]
     before = "before?" if choice == "required" else "before*"  # else a model could put the call off for ever
     return Grammar.lark(lark.written(f"{before} ({' | '.join(last)})"), special=lark.special)
