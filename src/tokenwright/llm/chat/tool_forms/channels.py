@@ -45,13 +45,12 @@ class ChannelReader:
         self._names = frozenset(names)
         stands = stand_ins(marks)
         self._marks = {token: stands[mark] for token, mark in marks.items()}
-        self._stand = {mark: stands.get(mark, mark) for mark in MARKS}
         self._spelled = str.maketrans({stand: mark for mark, stand in stands.items()})
         self._shown = shown  # reasoning apart from the text
         self._source, self._delta = TextSource(), Delta(0)
         self._thinking = False
         self._index = -1
-        self._steps = self._read()
+        self._steps = self._read({mark: stands.get(mark, mark) for mark in MARKS})
 
     @property
     def called(self) -> bool:
@@ -78,17 +77,17 @@ class ChannelReader:
         except Cut:  # inside a message, or inside a head, which is no text
             return
 
-    def _read(self) -> Steps[None]:
-        starts = tuple(self._stand[mark] for mark in (START, CHANNEL, MESSAGE))
-        ends = tuple(self._stand[mark] for mark in (END, CALL, RETURN))
+    def _read(self, stand: Mapping[str, str]) -> Steps[None]:
+        starts = tuple(stand[mark] for mark in (START, CHANNEL, MESSAGE))
+        ends = tuple(stand[mark] for mark in (END, CALL, RETURN))
         while True:
             if (yield from self._source.begins(*starts)) is None and self._source.text:
                 yield from self._body("final", "", (*ends, starts[0], starts[1]))
                 continue
             head: list[str] = []
-            yield from self._source.until(self._stand[MESSAGE], give=head.append)
+            yield from self._source.until(stand[MESSAGE], give=head.append)
             written = "".join(head)
-            channel = written.partition(self._stand[CHANNEL])[2].strip()
+            channel = written.partition(stand[CHANNEL])[2].strip()
             name = _TO.search(written)
             kind = re.match(r"\w*", channel)
             yield from self._body("" if kind is None else kind[0], "" if name is None else name[1], (*ends, starts[0]))
@@ -101,11 +100,10 @@ class ChannelReader:
             self._index += 1
             self._delta.tool_calls.append(ToolCallDelta(self._index, f"call_{new_hex(12)}", name))
         give = self._argue if calls else self._think if self._thinking and self._shown else self._say
-        start = self._stand[START]
         while not self._source.text and not self._source.ended:
             yield
         found = yield from self._source.until(*ends, give=give, keep=True)
-        if found not in (start, self._stand[CHANNEL]):
+        if found.translate(self._spelled) not in (START, CHANNEL):
             self._source.take(len(found))
         self._thinking = False
 
