@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -35,16 +35,21 @@ class Server:
     """A running server, once its model is loaded. address: host and port. Use it in a `with`.
 
     llm, settings: options of `LLM` and of `Settings`, without host and port. threads: None for as many as the command
-    takes. Raises RuntimeError if it does not start.
+    takes. command: another server's, which says its address as ours does. Raises RuntimeError if it does not start.
     """
 
     def __init__(
-        self, model: str | Path, llm: Mapping[str, Any], settings: Mapping[str, Any], threads: int | None = None
+        self,
+        model: str | Path,
+        llm: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        threads: int | None = None,
+        command: Sequence[str] = (),
     ) -> None:
         raise_files_limit()
         self.settings = dict(settings)
         asked = {"model": str(model), "llm": dict(llm), "settings": dict(settings), "threads": threads}
-        command = [sys.executable, __file__, "serve", json.dumps(asked)]
+        command = command or [sys.executable, __file__, "serve", json.dumps(asked)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None, "a pipe was asked for"
         self.said: list[str] = []

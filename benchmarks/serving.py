@@ -4,6 +4,7 @@
     python benchmarks/serving.py load [--model qwen05] [--peers llama.cpp vllm] [--clients 1 8 32] [--kinds short ...]
     python benchmarks/serving.py load [--model qwen05] [NAME=HOST:PORT ...]
     python benchmarks/serving.py threads [--model qwen05] [--pairs 8] [--clients 1 8] [--threads 1 2]
+    python benchmarks/serving.py token OLD_PYTHON NEW_PYTHON [--model qwen05] [--pairs 30] [--tokens 64]
 
 pairs: the same texts through `tokenwright serve` as concurrent streams, and through `LLM.generate` in a process of its
 own, in turn, from the first request to the last token; the output gives the ratio of each pair (its median with the
@@ -17,6 +18,10 @@ addresses are given: any server with OpenAI's /v1/completions, with its model un
 
 threads: two servers with so many threads each, in turn: the tokens per second of clients that stream short texts, with
 the ratio of each pair, and the times of /health meanwhile.
+
+token: one client's stream from the servers of two installations in turn, by their interpreters: the milliseconds of a
+token, from the first event to the last, and how many events a text has. Steps that the event loop finds together, and
+tokens of one step that were drafted, share an event, so gaps between events say nothing about two servers; tokens do.
 
 Models of published shapes with random weights are written under --root; qwen05 runs with int8 weights.
 """
@@ -255,6 +260,45 @@ def threads(arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+async def token_times(address: Address, asked: Mapping[str, Any]) -> tuple[float, float]:
+    """The milliseconds of a token after the first event, and the number of events."""
+    reply = await ask(address, "/v1/completions", {**asked, "stream_options": {"include_usage": True}})
+    events = reply.events() if reply.status == 200 else []
+    if not events or not events[-1].get("usage"):
+        raise SystemExit(f"the server answered {reply.status}: {reply.body[-300:]!r}")
+    texts = sum(bool(event["choices"]) for event in events)
+    tokens = events[-1]["usage"]["completion_tokens"]
+    return 1000 * (reply.times[-1] - reply.times[0]) / (tokens - 1), texts
+
+
+def token(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure the servers of two installations in turn; print the times of a token, and the ratio."""
+    model, found = path_of(arguments.model, arguments.root), dict[str, Any]()
+    options = ["serve", model, "--port", "0", "--served-model-name", NAME]
+    with ExitStack() as stack:
+        both = [
+            stack.enter_context(Server(model, {}, {}, command=[python, "-m", "tokenwright", *options]))
+            for python in (arguments.old, arguments.new)
+        ]
+        times: tuple[list[float], ...] = ([], [])
+        events: tuple[list[float], ...] = ([], [])
+        for turn in range(-1, arguments.pairs):  # the first warms up
+            for at in (0, 1) if turn % 2 else (1, 0):
+                [asked] = bodies(1, arguments.tokens, turn)
+                measured = asyncio.run(token_times(both[at].address, asked))
+                if turn >= 0:
+                    times[at].append(measured[0])
+                    events[at].append(measured[1])
+        print(f"{arguments.model}, {arguments.tokens} tokens, {arguments.pairs} pairs; {about()}")
+        for name, one, its in zip(("old", "new"), times, events, strict=True):
+            shown = "{:.3f} ({:.3f} to {:.3f}) ms a token".format(*interval(one))
+            print(f"{name}: {shown}; {interval(its)[0]:g} events a text")
+            found[name] = {"times": one, "events": its}
+        ratios = [new / old for old, new in zip(*times, strict=True)]
+        print("new / old: {:.3f} ({:.3f} to {:.3f})".format(*interval(ratios)))
+    return found
+
+
 def parsed(one: str) -> tuple[str, Address]:
     name, _, where = one.rpartition("=")
     host, _, port = where.rpartition(":")
@@ -294,6 +338,10 @@ def parse() -> argparse.Namespace:
     of_threads.add_argument("--pairs", type=int, default=8)
     of_threads.add_argument("--clients", nargs="+", type=int, default=[1, 8])
     of_threads.add_argument("--threads", nargs=2, type=int, default=[1, 2])
+    of_token = commands.add_parser("token", parents=[both])
+    of_token.add_argument("old", metavar="OLD_PYTHON")
+    of_token.add_argument("new", metavar="NEW_PYTHON")
+    of_token.add_argument("--pairs", type=int, default=30)
     arguments = parser.parse_args()
     if min(arguments.tokens, *(vars(arguments).get(name, 1) for name in ("pairs", "streams", "each"))) < 1:
         parser.error("give numbers above 0")
@@ -306,7 +354,7 @@ def main() -> None:
         return
     arguments = parse()
     os.environ.setdefault("TOKENWRIGHT_CACHE", str((arguments.root / "cache").absolute()))
-    found = {"pairs": pairs, "load": load, "threads": threads}[arguments.command](arguments)
+    found = {"pairs": pairs, "load": load, "threads": threads, "token": token}[arguments.command](arguments)
     out = arguments.out or Path(f"build/benchmarks/serving-{arguments.command}-{arguments.model}.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({"about": about(), "figures": found}, default=str) + "\n", encoding="utf-8")

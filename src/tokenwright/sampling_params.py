@@ -183,7 +183,8 @@ class SamplingParams:
     logprobs: number of top logprobs of each token, besides its own logprob. prompt_logprobs: the same for the tokens
         of the prompt.
 
-    n: texts to generate. best_of: texts to generate, of which the n with the highest mean log-probability are returned.
+    n: texts to generate; greedy ones are equal. best_of: texts to generate, of which the n with the highest mean
+        log-probability are returned.
     beams: beam search of this width, which returns the n best; it draws nothing. length_penalty: a beam's score is its
         log-probability divided by its length to this power. early_stopping: True ends when `beams` texts have ended,
         False when a better one is unlikely, "never" when a better one is impossible. beam_groups,
@@ -277,16 +278,11 @@ class SamplingParams:
                 f"best_of is {self.best_of}, less than n, which is {self.n}; raise best_of, or lower n", "best_of", "n"
             )
         if self.beams == 1:
-            self._check_samples()
+            self._check_no_beams()
         else:
             self._check_beams()
 
-    def _check_samples(self) -> None:
-        if self.choices > 1 and self.greedy:
-            raise RequestError(
-                "n and best_of above 1 need a temperature above 0: greedy texts are all the same",
-                *("n", "best_of", "temperature"),
-            )
+    def _check_no_beams(self) -> None:
         for name, default in (
             ("length_penalty", 1.0),
             ("early_stopping", False),

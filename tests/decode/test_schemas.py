@@ -345,10 +345,30 @@ def allowed(state: Matched, token: int, left: int | None = None) -> bool:
         ({"properties": {"a": {"pattern": "("}}}, "properties.a.pattern"),
         ({"$ref": "http://127.0.0.1/schema"}, "$ref"),
         ({"title": "half of a pair: \ud800"}, "its text"),
+        ({"type": {"a": 1}}, "type"),
+        ({"items": {"type": [[]]}}, "items.type"),
+        ({"properties": ["a"]}, "properties"),
+        ({"properties": {"a": {"properties": 7}}}, "properties.a.properties"),
+        ({"properties": {"a": {}}, "required": [{}]}, "required"),
+        ({"anyOf": 0}, "anyOf"),
+        ({"not": {"format": []}}, "not.format"),
     ],
 )
 def test_where_a_schema_is_wrong_in_itself(schema: Any, place: str) -> None:
     assert mistake_in(schema) == place
+    for rewritten in (False, True):
+        assert mistake_in(enforceable(schema, rewritten=rewritten)[0]) == place
+
+
+@pytest.mark.parametrize("keyword", ["required", "properties", "anyOf", "enum", "$ref", "type", "minLength", "format"])
+def test_a_keyword_that_is_null_is_none(keyword: str) -> None:
+    """Clients in Go write each field, with null for an empty list."""
+    inner = {"type": "object", "properties": {"a": {"const": None}, keyword: {"type": "integer"}}}
+    schema: dict[str, Any] = {**inner, "required": ["a", keyword]} | {"minLength": None, "anyOf": None, "enum": None}
+    schema["properties"][keyword] |= {keyword: None} if keyword != "type" else {}
+    start = GRAMMARS.compile(Grammar.json_schema(enforceable(schema)[0]), steered=True)
+    assert written(start, json.dumps({"a": None, keyword: 3}))
+    assert enforceable({"type": "object", "properties": []})[0] == {"type": "object"}
 
 
 def test_a_name_that_is_spelt_otherwise_is_the_same_name() -> None:

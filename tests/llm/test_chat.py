@@ -143,7 +143,7 @@ def test_the_server_renders_the_same(llm: LLM) -> None:
     [
         ({"tools": "weather"}, "tools must be a list"),
         ({"tools": [{"type": "function"}]}, "a tool is"),
-        ({"tools": [WEATHER, WEATHER]}, "two functions of the same name"),
+        ({"tools": [WEATHER, WEATHER | {"function": {"name": "weather"}}]}, "same name, 'weather'"),
         ({"tool_choice": "required"}, "there are no tools"),
         ({"tools": [WEATHER], "tool_choice": "climate"}, "'climate', which is not among the tools"),
         ({"tool_choice": 3}, "tool_choice is auto, none"),

@@ -29,6 +29,7 @@ SANE: dict[str, dict[str, Any]] = {
 }
 STREAMED = (CHAT, COMPLETE, RESPOND, MESSAGE, OLLAMA, GENERATE)
 FUNCTION = {"name": "weather", "parameters": SCHEMA}
+NULLS = {"type": "object", "properties": None, "required": None, "anyOf": None, "$defs": None, "title": None}
 CACHED = {"type": "ephemeral", "scope": "global", "ttl": "1h"}
 CALL = {"id": "c" * 5000, "type": "function", "index": 0, "function": {"name": "weather", "arguments": '{"hot": tr'}}
 SEARCH = {"type": "web_search", "external_web_access": False}
@@ -73,6 +74,26 @@ TAKEN: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"top_logprobs": 0, "stream_options": {}, "guided_choice": [], "grammar": "", "best_of": 1}, ""),
     (CHAT, {"dry_allowed": 0, "tfs": 1.0, "samplers_of": [], "mirostat_x": -1, "logit_bias": []}, ""),
     (CHAT, {"reasoning_effort": "auto", "tools": None, "n": 1}, ""),
+    (CHAT, {"messages": [{"role": "system", "content": None}, {"role": "user", "content": None}]}, ""),
+    (CHAT, answered_before(function_call={"name": "weather"}), ""),
+    (CHAT, {"tool_choice": None, "functions": [], "function_call": "auto", "tools": []}, ""),
+    *(
+        (path, {"stream_options": {"include_usage": True}, "top_p": 0, "stop": "", "n": 2}, "")
+        for path in (CHAT, COMPLETE)
+    ),
+    *((path, {"top_p": 0}, "") for path in (RESPOND, MESSAGE)),
+    *(
+        (path, {"options": {"num_predict": 2, "top_p": 0, "typical_p": 0, "repeat_penalty": 0, "stop": ""}}, "")
+        for path in (OLLAMA, GENERATE)
+    ),
+    *(
+        (path, {"tools": [{"type": "function", "function": {"name": "a", "parameters": NULLS}}]}, "")
+        for path in (CHAT, OLLAMA)
+    ),
+    (MESSAGE, {"tools": [{"name": "a", "input_schema": NULLS}]}, ""),
+    (MESSAGE, {"seed": -1}, ""),
+    (MESSAGE, {"tools": [{"name": "a", "input_schema": SCHEMA}] * 2}, ""),
+    (OLLAMA, {"tools": [{"type": "function", "function": FUNCTION}] * 2}, ""),
     (COMPLETE, {"logprobs": False, "suffix": "", "stop": []}, ""),
     (CHAT, {"tools": [], "functions": None, "logit_bias": {}, "stop": None, "modalities": ["text"]}, ""),
     (
@@ -80,6 +101,7 @@ TAKEN: list[tuple[str, dict[str, Any], str]] = [
         {"tools": [{"type": "function", "function": FUNCTION | {"strict": None, "novel": 1}}]},
         "tools.function.novel",
     ),
+    (RESPOND, {"tools": [{"type": "function", **FUNCTION}] * 2, "tool_choice": None}, ""),
     (RESPOND, {"store": False, "truncation": "auto", "client_metadata": {"a": "b"}, "service_tier": "flex"}, ""),
     (RESPOND, {"include": ["reasoning.encrypted_content"], "reasoning": {"effort": "low", "summary": "auto"}}, ""),
     (RESPOND, {"text": {"verbosity": "low"}, "stream_options": {"include_obfuscation": True}}, ""),
@@ -96,6 +118,8 @@ TAKEN: list[tuple[str, dict[str, Any], str]] = [
                 {"type": "custom_tool_call_output", "call_id": "c", "output": "done"},
                 {"type": "function_call", "call_id": "d", "name": "weather", "arguments": "[1"},
                 {"type": "function_call_output", "call_id": "d", "output": part("cold", "input_text")},
+                {"type": "function_call", "call_id": "e", "name": "weather", "arguments": ""},
+                {"type": "function_call_output", "call_id": "e", "output": part("cold", "output_text")},
             ]
         },
         "",
@@ -125,7 +149,7 @@ TAKEN: list[tuple[str, dict[str, Any], str]] = [
     (GENERATE, {"keep_alive": -1, "context": [], "suffix": "", "images": []}, ""),
     (EMBED, {"options": {"num_ctx": 512, "temperature": 0.0}, "keep_alive": 0, "truncate": True, "stream": False}, ""),
     (EMBED, {"input": "a" * 20_000}, ""),
-    (EMBEDDINGS, {"user": "x", "dimensions": None}, ""),
+    (EMBEDDINGS, {"user": "x", "dimensions": None, "truncate_prompt_tokens": -1}, ""),
 ]
 
 
@@ -197,6 +221,24 @@ def test_the_line_of_an_agents_bill_is_not_part_of_the_prompt(talker: Talker, pa
     bare = tokens("")
     assert [tokens(f"x-anthropic-billing-header: cc_version=2; cch={n};\n") for n in ("a", "b")] == [bare, bare]
     assert tokens("x-anthropic-other: a\n") > bare
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPOND, MESSAGE, OLLAMA, "/completion"])
+def test_a_nucleus_of_0_is_greedy_and_a_seed_is_heeded(talker: Talker, path: str) -> None:
+    def text(**more: Any) -> str:
+        body = SANE.get(path, {"prompt": "Hello", "n_predict": 4}) | {"stream": False, "model": "tiny"}
+        given = more | {"temperature": 1}
+        body |= {"options": body["options"] | given} if path == OLLAMA else given
+        found = httpx.post(talker.url + path, json=body, timeout=HANGS_S).json()
+        message = found.get("output") or found.get("content") or found.get("message") or found["choices"][0]["message"]
+        message = message[0] if isinstance(message, list) else message
+        message = message["content"] if path in (CHAT, OLLAMA, RESPOND) else message
+        return json.dumps(message[0]["text"] if path == RESPOND else message)
+
+    assert len({text(top_p=0, seed=seed) for seed in range(3)}) == 1
+    if path != RESPOND:  # which has no seeds
+        assert text(seed=5) == text(seed=5)
+        assert len({text(seed=seed) for seed in range(3)}) > 1
 
 
 FORMS: list[dict[str, Any]] = [

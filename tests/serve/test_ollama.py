@@ -291,7 +291,7 @@ def test_what_is_loaded(talker: Talker, client: ollama.Client) -> None:
     [
         ({"options": {"temprature": 1}}, "options.temprature: this API has no such field"),
         ({"options": {"temperature": True}}, "options.temperature"),
-        ({"options": {"top_p": 0}}, "top_p"),
+        ({"options": {"top_p": 1.5}}, "top_p"),
         ({"options": {"seed": -2}}, "options.seed"),
         ({"options": {"num_predict": -3}}, "options.num_predict"),
         ({"tools": [{"type": "web_search"}]}, "tools: all are hosted ones"),

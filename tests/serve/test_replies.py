@@ -8,7 +8,7 @@ import pytest
 from tests.serve.talking import SCHEMA, Talker
 from tokenwright.serve.anthropic import reply_schema as anthropic_replies
 from tokenwright.serve.http.api import STATUSES
-from tokenwright.serve.http.reply_schema import Health, Ready, Reply
+from tokenwright.serve.http.reply_schema import Health, Ready, Reply, Version
 from tokenwright.serve.ollama import reply_schema as ollama_replies
 from tokenwright.serve.openai import reply_schema as replies
 from tokenwright.serve.openai.bodies import Problems
@@ -87,7 +87,9 @@ GOT: list[tuple[str, type[Reply]]] = [
     ("/lora-adapters", replies.LoraAdapters),
     ("/health", Health),
     ("/v1/health", Health),
+    ("/ping", Health),
     ("/ready", Ready),
+    ("/version", Version),
 ]
 
 
@@ -139,7 +141,9 @@ def test_the_document_declares_every_reply(talker: Talker) -> None:
                     declared.add(schema["title"])
             for status in STATUSES:
                 error = operation["responses"][str(status)]
-                assert path.startswith(("/health", "/ready", "/metrics")) or "$ref" in str(error), (path, status)
+                assert path.startswith(("/health", "/ping", "/ready", "/metrics", "/version")) or "$ref" in str(
+                    error
+                ), (path, status)
     elsewhere = {"DeletedResponse", "CancelledResponse", "ResponseItems"}  # checked by test_stored_responses.py
     elsewhere |= {"Infilled", "InfilledList", "TeiReranked"}  # by test_infill.py and test_relevance.py
     assert declared - elsewhere == {reply.__name__ for _, _, reply in ASKED} | {reply.__name__ for _, reply in GOT}

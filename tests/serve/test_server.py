@@ -83,7 +83,7 @@ def test_every_route_but_health_demands_a_key(locked: Live) -> None:
     with httpx2.Client() as client:
         for method, path, headers in tried:
             answer = client.request(method, locked.url + path, headers=headers)
-            open_to_all = path in ("/health", "/v1/health", "/ready")
+            open_to_all = path in ("/health", "/v1/health", "/ping", "/ready", "/version")
             assert (answer.status_code == 401) is not open_to_all, (method, path, headers)
             assert open_to_all or answer.headers["www-authenticate"].startswith("Bearer")
 
@@ -413,7 +413,6 @@ def test_the_second_signal_ends_at_once(model: Path) -> None:
     [
         ({"n": 10**9}, "n"),
         ({"n": True}, "n"),
-        ({"n": 2, "temperature": 0}, "n"),
         ({"max_tokens": -2}, "max_tokens"),
         ({"max_tokens": 2**63}, "max_tokens"),
         ({"temperature": 1e300}, "temperature"),
@@ -429,12 +428,11 @@ def test_the_second_signal_ends_at_once(model: Path) -> None:
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
         ({"priority": 100}, "priority"),
-        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"functions": [{"name": "f g"}]}, "functions"),
         ({"web_search_options": {"search_context_size": "low"}}, "web_search_options"),
         ({"chat_template": "x"}, "chat_template"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         ({"modalities": ["audio"]}, "modalities"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"temprature": 1}, "temprature"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"messages": []}, "messages"),

@@ -57,7 +57,11 @@ def test_what_cannot_be_done_is_refused_in_the_shape_of_openais_api(
 
 
 @pytest.mark.parametrize(
-    "path", ["/health", "/ready", "/metrics", "/v1/models", "/v1/models/tiny", "/api/tags", "/api/version", "/api/ps"]
+    "path",
+    [
+        *("/health", "/ping", "/ready", "/version", "/metrics", "/v1/models", "/v1/models/tiny"),
+        *("/api/tags", "/api/version", "/api/ps"),
+    ],
 )
 def test_head_is_answered_as_get_without_its_body(talker: Talker, path: str) -> None:
     whole, head = httpx.get(talker.url + path), httpx.head(talker.url + path)

@@ -128,3 +128,17 @@ def test_no_part_of_a_stream_cuts_a_character(talker: Talker) -> None:
                 text += read.read(size).decode()  # raises UnicodeDecodeError for half of a character
                 read.readline()
     assert "é" in text
+
+
+@pytest.mark.parametrize(
+    "path", ["//v1/chat/completions", "/v1//chat/completions", "/v1/chat/completions/", "//chat/completions"]
+)
+def test_a_slash_too_many_does_no_harm(talker: Talker, path: str) -> None:
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+    asked = httpx.Request("POST", talker.url, json=body)
+    asked.url = asked.url.copy_with(raw_path=path.encode())
+    with httpx.Client(timeout=HANGS_S) as client:
+        assert client.send(asked).json()["object"] == "chat.completion"
+        assert client.get(f"{talker.url}/v1/models/").json()["object"] == "list"
+        assert client.get(f"{talker.url}/v1/models//a//b/").json()["error"]["message"].startswith("the model '/a//b/'")
+        assert client.get(f"{talker.url}/v1").json()["error"]["type"] == "not_found_error"

@@ -1,4 +1,4 @@
-"""/health, /ready and /metrics: for those who run the server."""
+"""/health (also /ping), /ready, /version and /metrics: for those who run the server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 import tokenwright
 from tokenwright.errors import EngineError
 from tokenwright.serve.http.api import answers
-from tokenwright.serve.http.reply_schema import Health, Ready
+from tokenwright.serve.http.reply_schema import Health, Ready, Version
 from tokenwright.serve.service.metrics import CONTENT_TYPE, Metrics
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import NotReady
@@ -23,9 +23,22 @@ def _states(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     return yes | {503: {"description": "It is not.", "content": yes[200]["content"]}}
 
 
+def add_version(app: FastAPI) -> None:
+    """Add the route that says which version of the program this is."""
+
+    @app.get("/version", responses=answers(Version), tags=["Operations"], response_model=None)
+    async def version() -> JSONResponse:
+        """The version of the program."""
+        return JSONResponse({"version": tokenwright.__version__})
+
+
 def add(app: FastAPI, service: Service, metrics: Metrics) -> None:
     """Add the routes."""
 
+    add_version(app)
+
+    @app.post("/ping", responses=_states(Health), tags=["Operations"], response_model=None)
+    @app.get("/ping", responses=_states(Health), tags=["Operations"], response_model=None)
     @app.get("/v1/health", responses=_states(Health), tags=["Operations"], response_model=None)
     @app.get("/health", responses=_states(Health), tags=["Operations"], response_model=None)
     async def health() -> JSONResponse:

@@ -21,6 +21,7 @@ from tokenwright.serve.http.reply_schema import Health, Ready
 from tokenwright.serve.http.reply_text import Json, dumps
 from tokenwright.serve.ollama import reply_schema as replies
 from tokenwright.serve.ollama.card import NEVER, entry, loaded
+from tokenwright.serve.operations import add_version
 from tokenwright.serve.service.metrics import CONTENT_TYPE, Metrics
 from tokenwright.serve.service.residents import ResidentModel
 from tokenwright.serve.service.types import Problem
@@ -63,6 +64,10 @@ def add(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
 
 
 def _add_states(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
+    add_version(app)
+
+    @app.post("/ping", responses=answers(Health), tags=["Operations"], response_model=None)
+    @app.get("/ping", responses=answers(Health), tags=["Operations"], response_model=None)
     @app.get("/v1/health", responses=answers(Health), tags=["Operations"], response_model=None)
     @app.get("/health", responses=answers(Health), tags=["Operations"], response_model=None)
     async def health() -> JSONResponse:

@@ -14,7 +14,7 @@ from itertools import combinations, permutations
 from typing import Any
 from urllib.parse import unquote
 
-from tokenwright.decode.schemas.mistakes import OF_NAMES, OF_ONE, SEVERAL, named
+from tokenwright.decode.schemas.mistakes import OF_NAMES, OF_ONE, SEVERAL, named, readable, without_nulls
 from tokenwright.decode.schemas.patterns import listed, parted, plain, with_written_classes
 from tokenwright.decode.schemas.schema_logic import (
     RESTRICTING,
@@ -47,10 +47,13 @@ _ELSEWHERE = frozenset(("additionalProperties", "patternProperties", "allOf", "$
 def enforceable(schema: Mapping[str, Any], *, rewritten: bool = True) -> tuple[Schema, list[str]]:
     """The schema without what no grammar enforces, and the places of that, such as "properties.tags.uniqueItems".
 
-    rewritten: alternatives say what keywords cannot.
+    rewritten: alternatives say what keywords cannot. One that is wrong in itself may be returned as it is.
     """
-    maker = _Maker(schema, rewritten=rewritten)
-    return maker.made(schema, (), close=True), maker.places
+    said: Schema = without_nulls(schema)
+    if not readable(said):
+        return said, []
+    maker = _Maker(said, rewritten=rewritten)
+    return maker.made(said, (), close=True), maker.places
 
 
 Place = tuple[str, ...]  # names that lead to a part of a schema

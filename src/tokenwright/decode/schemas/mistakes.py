@@ -11,21 +11,29 @@ OF_NAMES = ("$defs", "definitions", "patternProperties", "properties")  # whose 
 OF_ONE = ("additionalItems", "additionalProperties", "items")
 SEVERAL = ("allOf", "anyOf", "oneOf")
 _TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
+_LISTS = (*SEVERAL, "enum", "prefixItems")
+_SCHEMAS = (*OF_ONE, "not", "if", "then", "else", "contains", "propertyNames")
+_OBJECTS = (*OF_NAMES, "dependencies", "dependentRequired", "dependentSchemas")
+_VALUES = frozenset(("const", "default", "enum", "example", "examples"))  # whose values are no schemas
 _BOUNDED = tuple((f"min{name}", f"max{name}") for name in ("Items", "Length", "Properties", "imum"))
+_PLAIN = ("required", "type", "format", "pattern", "$ref", "multipleOf", "exclusiveMinimum", "exclusiveMaximum")
+_KEYWORDS = frozenset((*_LISTS, *_SCHEMAS, *_OBJECTS, *_PLAIN, *(name for pair in _BOUNDED for name in pair)))
 
 
 def mistake_in(schema: Any) -> str:
     """Where a schema is wrong in itself, whatever a grammar can enforce, such as "properties.a.type"; "": nowhere.
 
-    It names a type that JSON has not, or another document; a pattern is no regular expression; a bound excludes
-    another; or a text in it is no Unicode.
+    A keyword has a value of another type; it names a type that JSON has not, or another document; a pattern is no
+    regular expression; a bound excludes another; or a text in it is no Unicode.
     """
     waiting = [("", schema)]
     while waiting:
         place, one = waiting.pop()
         if not isinstance(one, Mapping):
             continue
-        kinds = one.get("type", [])
+        if wrong := _misshapen(one):
+            return f"{place}{wrong}"
+        kinds = one.get("type") or []
         if any(kind not in _TYPES for kind in (kinds if isinstance(kinds, list) else [kinds])):
             return f"{place}type"
         for least, most in _BOUNDED:
@@ -33,13 +41,69 @@ def mistake_in(schema: Any) -> str:
                 return f"{place}{most}"
         if not _is_text(one.get("$ref", "#"), "#") or not _is_text(one.get("pattern", "")):
             return f"{place}{'pattern' if _is_text(one.get('$ref', '#'), '#') else '$ref'}"
-        singles = (*OF_ONE, "not", "if", "then", "else", "contains", "propertyNames")
-        waiting += [(f"{place}{name}.", one.get(name)) for name in singles]
-        for name in OF_NAMES:
-            waiting += [(f"{place}{name}.{key}.", of) for key, of in named(one.get(name))]
-        for name in (*SEVERAL, "prefixItems"):
-            waiting += [(f"{place}{name}.{n}.", of) for n, of in enumerate(_listed(one.get(name)))]
+        waiting += _inner(one, place)
     return "" if _is_unicode(schema) else "its text"
+
+
+def readable(schema: Any) -> bool:
+    """Whether all keywords have values of their types, so that the schema can be read."""
+    waiting = [("", schema)]
+    while waiting:
+        place, one = waiting.pop()
+        if isinstance(one, Mapping):
+            if _misshapen(one):
+                return False
+            waiting += _inner(one, place)
+    return True
+
+
+def without_nulls(schema: Any) -> Any:
+    """The schema without keywords that are null: clients that write all fields write it for those that they lack.
+
+    An empty list in the place of an object is PHP's.
+    """
+    if isinstance(schema, list):
+        return [without_nulls(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {}
+    for name, one in schema.items():
+        if (one is None and name in _KEYWORDS) or (one == [] and name in _OBJECTS):
+            continue
+        if name in _OBJECTS and isinstance(one, Mapping):
+            found[name] = {key: without_nulls(of) for key, of in one.items()}
+        else:
+            found[name] = one if name in _VALUES else without_nulls(one)
+    return found
+
+
+def _inner(schema: Mapping[str, Any], place: str) -> list[tuple[str, Any]]:
+    """The schemas in a schema, with their places."""
+    found = [(f"{place}{name}.", schema.get(name)) for name in _SCHEMAS]
+    for name in OF_NAMES:
+        found += [(f"{place}{name}.{key}.", of) for key, of in named(schema.get(name))]
+    for name in (*SEVERAL, "prefixItems"):
+        found += [(f"{place}{name}.{n}.", of) for n, of in enumerate(_listed(schema.get(name)))]
+    return found
+
+
+def _misshapen(schema: Mapping[str, Any]) -> str:
+    """A keyword whose value is of another type than it has; "": none."""
+    shapes: list[tuple[tuple[str, ...], type | tuple[type, ...]]] = [
+        (_LISTS, list),
+        (_OBJECTS, Mapping),
+        (_SCHEMAS, (Mapping, bool, list)),
+        (("format",), str),
+        (("type",), (str, list)),
+    ]
+    for names, kinds in shapes:
+        for name in names:
+            if schema.get(name) is not None and not isinstance(schema[name], kinds):
+                return name
+    texts = (
+        name for name in ("type", "required") if not all(isinstance(one, str) for one in _listed(schema.get(name)))
+    )
+    return next(texts, "")
 
 
 def named(value: Any) -> list[tuple[Any, Any]]:

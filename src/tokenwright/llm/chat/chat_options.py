@@ -13,7 +13,7 @@ from typing import Any
 from tokenwright.checks import check_bool, shown
 from tokenwright.decode.schemas import enforceable
 from tokenwright.errors import RequestError
-from tokenwright.llm.chat.chat_request import ChatRequest, Tool, check_chat
+from tokenwright.llm.chat.chat_request import ChatRequest, Tool, check_chat, distinct
 from tokenwright.llm.chat.tools import whole_escapes
 from tokenwright.llm.outputs import ToolCall
 from tokenwright.sampling_params import Grammar, is_pydantic
@@ -77,7 +77,7 @@ def tools_of(given: Any) -> tuple[Tool, ...]:
         return ()
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
         raise RequestError(f"tools must be a list of tools, not {type(given).__name__}", "tools")
-    return tuple(map(_tool, given))
+    return tuple(distinct(list(map(_tool, given))))
 
 
 def _tool(given: Any) -> Tool:

@@ -19,7 +19,17 @@ from tokenwright.llm.chat.output_parser import NewReader, PlainReader, SortingRe
 from tokenwright.llm.chat.template_messages import TemplateMessages
 from tokenwright.llm.chat.template_order import FILLERS, TemplateOrder
 from tokenwright.llm.chat.thinking import ThoughtGate, TokenMasks, closing, switches_of, variables_of
-from tokenwright.llm.chat.tool_forms.channels import CHANNEL, CHANNELS, LAST, MARKS, ChannelReader, uses_channels
+from tokenwright.llm.chat.tool_forms.channels import (
+    CHANNEL,
+    CHANNELS,
+    END,
+    LAST,
+    MARKS,
+    MESSAGE,
+    START,
+    ChannelReader,
+    uses_channels,
+)
 from tokenwright.llm.chat.tool_forms.probing import probed
 from tokenwright.llm.chat.tools import ModelTools, callable_tools
 from tokenwright.text import ChatTemplate, Rendered
@@ -111,7 +121,13 @@ class ChatProcessor:
         ids, text = [*start.ids], start.text
         tags, encode = self.think_tags or ThinkTags(), self._tokenizer.encode
         thought = str(last.get("reasoning_content") or "") if self.thinks else ""
-        if thought or text.rstrip().endswith(tags.start):
+        if self._channels:
+            analysis = f"{CHANNEL}analysis{MESSAGE}"
+            before = [analysis, thought, f"{END}{START}assistant"] if thought else []
+            for at, part in enumerate([*before, LAST]):
+                ids += encode(part, add_special=False, parse_special=at != 1 or not thought)
+                text += part
+        elif thought or text.rstrip().endswith(tags.start):
             opening = "" if text.rstrip().endswith(tags.start) else f"{tags.start}\n"
             ids += encode(opening, add_special=False) if opening else []
             ids += encode(thought, add_special=False, parse_special=False) if thought else []
@@ -133,6 +149,8 @@ class ChatProcessor:
 
     def tags(self, wanted: ChatRequest, prompt: str, params: SamplingParams) -> ThinkTags | None:
         """The tags of the answer's thoughts; None: it has none."""
+        if self._channels and wanted.continue_last:
+            return None
         if self._channels and wanted.messages is not None and params.grammar is None:
             return ThinkTags(CHANNEL, LAST, opened=True)  # for stop strings alone
         if self.think_tags is None or wanted.messages is None:

@@ -68,11 +68,22 @@ class ChatRequest:
         return bool(self.tools) and self.tool_choice != "none"
 
 
+def distinct(tools: Sequence[Tool]) -> list[Tool]:
+    """The tools without repetitions: clients put a tool twice into a list that they collect from several places."""
+    found: dict[str, list[Tool]] = {}
+    for tool in tools:
+        its = found.setdefault(tool.name, [])
+        if tool not in its:
+            its.append(tool)
+    return [tool for its in found.values() for tool in its]
+
+
 def check_chat(wanted: ChatRequest) -> None:
     """Raises RequestError for tools that contradict each other, and for an answer that cannot be continued."""
     names = [tool.name for tool in wanted.tools]
     if len(set(names)) < len(names):
-        raise RequestError("tools has two functions of the same name")
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        raise RequestError(f"tools has two functions of the same name, {twice!r}; rename one of them")
     if missing := [name for name in wanted.allowed_tools or () if name not in names]:
         raise RequestError(f"tool_choice names {missing[0]!r}, which is not among the tools")
     if wanted.continue_last and (not wanted.messages or wanted.messages[-1].get("role") != "assistant"):

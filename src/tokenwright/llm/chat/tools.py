@@ -81,7 +81,8 @@ class ModelTools:
         """The grammar of an answer; `answer`: the rule of one that is no call. Raises RequestError."""
         tools = [replace(tool, parameters=enforced(tool)) for tool in callable_tools(wanted)]
         if channels:
-            return channel_grammar(tools, wanted.tool_choice, self.special, self.ends, answer)
+            begun = wanted.continue_last
+            return channel_grammar(tools, wanted.tool_choice, self.special, self.ends, answer, begun=begun)
         parallel, opened = wanted.parallel_tool_calls, self.opened(prompt)
         return self.form.grammar(tools, wanted.tool_choice, parallel, self.marks, answer, ends=self.ends, opened=opened)
 

@@ -13,12 +13,15 @@ from tokenwright.serve.http.fields import (
     CallId,
     Effort,
     ModelName,
+    Nucleus,
     Object,
     Refused,
+    Seed,
     Share,
     Stops,
     Text,
     ToolName,
+    absent,
     many,
     others,
 )
@@ -341,11 +344,12 @@ class CountTokens(AnthropicPrompted):
 
 
 class Messages(AnthropicPrompted):
-    """POST /v1/messages. max_tokens 0 fills the prefix cache and writes nothing."""
+    """POST /v1/messages. max_tokens 0 fills the prefix cache and writes nothing. seed is an extension."""
 
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)]
     stream: bool = False
     temperature: Share | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
-    top_p: Share | None = None
+    top_p: Nucleus | None = None
+    seed: Annotated[Seed | None, absent(-1)] = None
     stop_sequences: Stops = []

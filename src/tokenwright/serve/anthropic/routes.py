@@ -46,7 +46,7 @@ from tokenwright.serve.http.replying import (
     check_model,
     event,
     events_of,
-    note_unenforced,
+    offered,
     said,
     schema_grammar,
     started,
@@ -166,6 +166,7 @@ def overrides_of(request: Request, body: Messages) -> dict[str, Any]:
     """The sampling parameters of a request."""
     found: dict[str, Any] = {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p")}
     found["top_k"] = 0 if body.top_k == -1 else body.top_k
+    found["seed"] = None if body.seed is None else body.seed % 2**64
     if body.stop_sequences:
         found["stop"] = body.stop_sequences
     form = (body.output_config and body.output_config.format) or body.output_format
@@ -215,8 +216,7 @@ def tools_of(request: Request, body: AnthropicPrompted) -> list[Tool]:
                 place = f"tools.{at}.{'name' if tool.name is None else 'input_schema'}"
                 raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
             found.append(Tool(tool.name, tool.description, tool.input_schema, tool.strict))
-    note_unenforced(request, found)
-    return found
+    return offered(request, found)
 
 
 def choice_of(choice: object) -> dict[str, Any]:

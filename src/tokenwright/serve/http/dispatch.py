@@ -45,17 +45,34 @@ class Direct:
 
 
 class ShortPaths:
-    """Takes OpenAI's paths without /v1, as llama.cpp's server does: clients are often given an address without it."""
+    """Takes OpenAI's paths without /v1, as llama.cpp's server does: clients are often given an address without it.
+
+    A slash too many, of an address that ends with one, does no harm either.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _SHORT.fullmatch(scope["path"]):
-            scope = {**scope, "path": f"/v1{scope['path']}"}
+        if scope["type"] == "http":
+            scope = {**scope, "path": _meant(scope["path"])}
         await self._app(scope, receive, send)
 
 
+def _meant(path: str) -> str:
+    """The path of a route. Of a model's name, which may have slashes too, nothing is changed."""
+    start = _START.match(path)
+    assert start is not None, "a path begins with a slash"
+    root, rest = start[1] or "", path[start.end() :]
+    rest = rest if rest.startswith("models/") and rest != "models/" else rest.rstrip("/")
+    if not root and _SHORT.fullmatch(f"/{rest}"):
+        root = "v1"
+    if not root:
+        return path
+    return f"/{root}/{rest}" if rest else f"/{root}"
+
+
+_START = re.compile(r"/*(?:(v1|api)(?:/+|$))?")
 _SHORT = re.compile(r"/(chat/completions(/input_tokens)?|completions|embeddings|(responses|models)(/.*)?)")
 
 

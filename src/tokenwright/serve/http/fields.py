@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from tokenwright.checks import MAX_TOKENS, shown
@@ -26,6 +26,7 @@ MOST_STOPS = 64
 MOST_STOP = 1_000  # characters of one stop string
 MOST_NAME = 256  # characters of a name
 MOST_NAMES = 4096  # of an object whose names are the client's
+LEAST_NUCLEUS = 1e-9  # the probability of the likeliest token is more
 MOST_UNKNOWN = 256  # names of unknown fields in one body
 
 
@@ -80,6 +81,12 @@ Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Dimensions = Annotated[Tokens | None, absent(0, -1)]  # of an embedding
 MostTokens = Annotated[Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None, absent(-1)]  # -1: as many as fit
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+# 0 keeps the likeliest token alone, as in other servers.
+Nucleus = Annotated[float, Field(ge=0.0, le=1.0), AfterValidator(lambda share: share or LEAST_NUCLEUS)]
+# Of these 0 is off in other servers.
+Positive = Annotated[Annotated[float, Field(gt=0.0, le=1.0)] | None, absent(0, 0.0)]
+Repetition = Annotated[Annotated[float, Field(gt=0.0, le=100.0)] | None, absent(0, 0.0)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], names(16), Field(max_length=16)
 ]

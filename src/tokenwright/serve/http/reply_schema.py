@@ -76,6 +76,12 @@ class Health(Reply):
     models: list[ModelState] = absent()
 
 
+class Version(Reply):
+    """The reply of /version."""
+
+    version: str
+
+
 class Ready(Reply):
     """The reply of /ready."""
 

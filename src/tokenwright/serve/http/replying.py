@@ -26,6 +26,7 @@ from tokenwright.serve.service.types import (
     Problem,
     Tool,
     ToolCall,
+    distinct,
     no_model,
     problem_of,
 )
@@ -49,9 +50,11 @@ def check_model(request: Request, service: Service, name: str, *, exact: bool = 
     return name
 
 
-def note_unenforced(request: Request, tools: Sequence[Tool]) -> None:
-    """Name the keywords of the tools' schemas that the answer need not follow."""
-    about(request).ignored += unenforced(tools)
+def offered(request: Request, tools: Sequence[Tool]) -> list[Tool]:
+    """The tools without repetitions; the reply names the keywords of their schemas that the answer need not follow."""
+    found = distinct(tools)
+    about(request).ignored += unenforced(found)
+    return found
 
 
 def schema_grammar(request: Request, schema: Mapping[str, Any], strict: bool, where: str) -> Grammar:

@@ -1,6 +1,7 @@
 """Streams of an answer over HTTP: one chunk for each step, and pings while nothing is written.
 
-Lines are whole: a character is never cut. Where a client reads slower than the engine writes, `send` waits for it, the
+Steps that came while the event loop waited for a processor share a chunk, and so do drafted tokens of one step. Lines
+are whole: a character is never cut. Where a client reads slower than the engine writes, `send` waits for it, the
 generation keeps a bounded number of steps, and the engine pauses the request. A client that has gone has its request
 cancelled; `connection.py` closes those that read nothing for long.
 """

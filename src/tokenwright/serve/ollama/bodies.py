@@ -13,8 +13,11 @@ from tokenwright.serve.http.fields import (
     Dimensions,
     GivenName,
     ModelName,
+    Nucleus,
     Object,
+    Positive,
     Refused,
+    Repetition,
     Share,
     Stops,
     StopText,
@@ -60,14 +63,14 @@ class Options(Samplers):
     seed: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
     top_k: Window | None = None
-    top_p: Share | None = None
+    top_p: Nucleus | None = None
     min_p: Share | None = None
-    typical_p: Share | None = None
+    typical_p: Positive = None
     repeat_last_n: Window | None = None
-    repeat_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    repeat_penalty: Repetition = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    stop: StopText | Stops | None = None
+    stop: Annotated[StopText | Stops | None, absent("")] = None
 
 
 class Show(Body):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from itertools import product
 from typing import Any
 
 from fastapi import Request
@@ -12,6 +10,8 @@ from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.serve.http.api import about
 from tokenwright.serve.http.hosted import leave_out
+from tokenwright.serve.http.open_calls import OpenCalls
+from tokenwright.serve.http.replying import offered
 from tokenwright.serve.ollama.bodies import Chat, Generate, OllamaMessage
 from tokenwright.serve.service.types import Gap, Tool
 
@@ -39,7 +39,7 @@ def chat_messages(body: Chat) -> list[dict[str, Any]]:
     the call, the template gets the result without it.
     """
     found: list[dict[str, Any]] = []
-    calls = _OpenCalls()
+    calls = OpenCalls()
     for at, message in enumerate(body.messages):
         one: dict[str, Any] = {"role": message.role, "content": message.content}
         one |= {"name": message.name} if message.name and message.role != "tool" else {}
@@ -66,31 +66,7 @@ def chat_messages(body: Chat) -> list[dict[str, Any]]:
     return found
 
 
-class _OpenCalls:
-    """The calls of a conversation that have no result yet. However many there are, none is searched for."""
-
-    def __init__(self) -> None:
-        self._open: dict[int, tuple[str, str]] = {}  # (id, name), by the number of the call
-        self._numbers: dict[tuple[str | None, str | None], deque[int]] = {}  # by what a result may say; some are closed
-        self._count = 0
-
-    def add(self, identity: str, name: str) -> None:
-        """A call is open from now on."""
-        self._count += 1
-        self._open[self._count] = (identity, name)
-        for given in product((identity, None), (name, None)):
-            self._numbers.setdefault(given, deque()).append(self._count)
-
-    def answer(self, identity: str | None, name: str | None) -> tuple[str, str] | None:
-        """The id and the name of the first open call that has these, as far as they are given; it is closed then."""
-        numbers = self._numbers.get((identity, name), deque())
-        while numbers:
-            if (call := self._open.pop(numbers.popleft(), None)) is not None:
-                return call
-        return None
-
-
-def _answered(message: OllamaMessage, calls: _OpenCalls, at: int) -> dict[str, str]:
+def _answered(message: OllamaMessage, calls: OpenCalls, at: int) -> dict[str, str]:
     """The id and name of the call that a result answers, which is then no longer open, or its own."""
     call = calls.answer(message.tool_call_id, message.tool_name)
     if call is None:
@@ -114,4 +90,4 @@ def tools_of(request: Request, body: Chat) -> list[Tool]:
             if tool.function is None:
                 raise RequestError(f"tools.{at}.function: this field is required")
             found.append(Tool(tool.function.name, tool.function.description, tool.function.parameters))
-    return found
+    return offered(request, found)

@@ -24,7 +24,6 @@ from tokenwright.serve.http.replying import (
     arguments_of,
     check_model,
     events_of,
-    note_unenforced,
     said,
     schema_grammar,
     started,
@@ -192,7 +191,6 @@ async def _reply(request: Request, service: Service, body: Chat | Generate, prom
     if not (body.messages if isinstance(body, Chat) else body.prompt or body.suffix):
         await service.opened()
         return Response(dumps(lines.loaded()), media_type="application/json")
-    note_unenforced(request, prompt.get("tools", ()))
     effort = body.think if isinstance(body.think, str) else None
     thinking = Thinking.of(None if body.think is None else body.think is not False, None, effort)
     wanted = GenerationRequest(

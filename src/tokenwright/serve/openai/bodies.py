@@ -19,8 +19,12 @@ from tokenwright.serve.http.fields import (
     Effort,
     ModelName,
     MostTokens,
+    Nucleus,
     Object,
+    Positive,
     Refused,
+    Repetition,
+    Seed,
     Share,
     Stops,
     StopText,
@@ -37,7 +41,9 @@ from tokenwright.serve.openai.message_bodies import (
     AnyMessage,
     Choice,
     Format,
+    Function,
     FunctionTool,
+    NamedFunction,
     Prediction,
     Variables,
 )
@@ -50,10 +56,6 @@ Ids = Annotated[list[Id], many(MAX_TOKENS >> 8, 1)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 IdText = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[dict[IdText, Annotated[float, Field(ge=-100, le=100)]], names(4096), Field(max_length=4096)]
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
-# Of these 0 is off in other servers.
-Positive = Annotated[Annotated[float, Field(gt=0.0, le=1.0)] | None, absent(0, 0.0)]
-Repetition = Annotated[Annotated[float, Field(gt=0.0, le=100.0)] | None, absent(0, 0.0)]
 Seconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
 Choices = Annotated[list[Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]], many(MOST_PARTS, 1)]
 
@@ -131,7 +133,7 @@ class Sampling(Samplers):
     max_tokens: MostTokens = None
     n_predict: MostTokens = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
-    top_p: Positive = None
+    top_p: Nucleus | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     logit_bias: Annotated[Bias | None, absent([])] = None
@@ -207,15 +209,14 @@ class ChatBody(Sampling):
     The four ..._budget fields are one: the most tokens of reasoning. continue_final_message: the answer goes on from
     the last message, which is the assistant's; it does so by default too, unless this is false. add_generation_prompt
     false: nothing of the answer's beginning is in the prompt. separate_reasoning false and reasoning_format none: the
-    reasoning stays in the text.
+    reasoning stays in the text. functions and function_call: the older form of tools and tool_choice, which is answered
+    in its own form, by one call.
     """
 
     refused: ClassVar = {
         "audio": Refused("there is text alone"),
         "best_of": Refused("use n", (1,)),
         "modalities": Refused("there is text alone", (["text"],)),
-        "function_call": Refused("use tool_choice", ("none", "auto")),
-        "functions": Refused("use tools"),
         "web_search_options": Refused("the server opens no connections"),
         "chat_template": Refused("the model's own template is used"),
     }
@@ -235,6 +236,8 @@ class ChatBody(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[Annotated[FunctionTool, others("function", "custom")]], many(MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required", "any"] | Choice | None = None
+    functions: Annotated[list[Function], many(MOST_TOOLS)] | None = None
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: Effort | None = None
     reasoning: ReasoningOptions | None = None
@@ -253,6 +256,11 @@ class ChatBody(Sampling):
     prediction: Prediction | None = None
 
     @property
+    def by_function_call(self) -> bool:
+        """Whether a call is answered in the older form."""
+        return bool(self.functions)
+
+    @property
     def hides_reasoning(self) -> bool:
         """Whether the reply leaves the reasoning out."""
         return self.include_reasoning is False or (self.reasoning is not None and self.reasoning.exclude)
@@ -267,7 +275,7 @@ class EmbeddingBody(Body):
     dimensions: Dimensions = None
     input: Prompts
     encoding_format: Literal["float", "base64"] = "float"
-    truncate_prompt_tokens: Tokens | None = None
+    truncate_prompt_tokens: Annotated[Tokens | None, absent(-1)] = None
     return_timings: bool = False
 
 

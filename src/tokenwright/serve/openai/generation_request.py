@@ -10,8 +10,9 @@ from fastapi import Request
 from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.serve.http.api import RefusedRequest, about
 from tokenwright.serve.http.hosted import leave_out
+from tokenwright.serve.http.open_calls import OpenCalls
 from tokenwright.serve.http.reasoning_options import Thinking
-from tokenwright.serve.http.replying import check_model, note_unenforced
+from tokenwright.serve.http.replying import check_model, offered
 from tokenwright.serve.http.samplers import samplers_of
 from tokenwright.serve.openai.answer_form import form_of
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
@@ -22,7 +23,9 @@ from tokenwright.serve.openai.message_bodies import (
     AssistantMessage,
     CalledTool,
     ChoiceObject,
+    FunctionMessage,
     FunctionTool,
+    NamedFunction,
     NamedTool,
     RefusalPart,
     TextPart,
@@ -34,6 +37,7 @@ from tokenwright.serve.service.types import Gap, GenerationRequest, Problem, Too
 Json = dict[str, Any]
 DEFAULT_TOKENS = 16  # of a completion; a chat goes on to its end
 TYPES = ("function", "custom")  # of tools
+ChoiceField = ToolMode | Literal["any"] | NamedTool | AllowedChoice | ChoiceObject | None
 
 
 def sampling_of(body: Sampling) -> Json:
@@ -54,10 +58,6 @@ def sampling_of(body: Sampling) -> Json:
 def checked(service: Service, request: Request, body: Sampling) -> Json:
     """The fields of `GenerationRequest` that completions and chats have in common. Raises Missing, Refusal."""
     body.model = check_model(request, service, body.model)
-    if body.stream_options is not None and body.stream_options.include_usage and not body.stream:
-        raise RefusedRequest(
-            Problem(400, "invalid", "stream_options belongs to a stream; set stream", "stream_options")
-        )
     known_of = about(request)
     return {
         "caller": known_of.caller,
@@ -74,10 +74,11 @@ def checked(service: Service, request: Request, body: Sampling) -> Json:
 def messages_of(messages: Sequence[AnyMessage]) -> list[Json]:
     """The messages as templates read them. Raises RefusedRequest for a result without its call."""
     names: dict[str, str] = {}  # of the functions, by the id of their call
-    return [_message(at, message, names) for at, message in enumerate(messages)]
+    calls = OpenCalls()
+    return [_message(at, message, names, calls) for at, message in enumerate(messages)]
 
 
-def _message(at: int, message: AnyMessage, names: dict[str, str]) -> Json:
+def _message(at: int, message: AnyMessage, names: dict[str, str], calls: OpenCalls) -> Json:
     found: Json = {"role": message.role, "content": _text(message.content)}
     if message.name:
         found["name"] = message.name
@@ -86,16 +87,30 @@ def _message(at: int, message: AnyMessage, names: dict[str, str]) -> Json:
             found["content"] = message.refusal or ""
         if (thought := message.thought) is not None:
             found["reasoning_content"] = thought
-        if message.tool_calls:
-            found["tool_calls"] = [_call(at, n, call) for n, call in enumerate(message.tool_calls)]
-            names.update({call["id"]: call["function"]["name"] for call in found["tool_calls"]})
+        if message.calls:
+            found["tool_calls"] = [_call(at, n, call) for n, call in enumerate(message.calls)]
+            for call in found["tool_calls"]:
+                names[call["id"]] = call["function"]["name"]
+                calls.add(call["id"], call["function"]["name"])
     elif isinstance(message, ToolMessage):
-        if message.tool_call_id not in names:
-            place = f"messages.{at}.tool_call_id"
-            why = f"{place}: no message before it has a call with the id {message.tool_call_id[:100]!r}"
-            raise RefusedRequest(Problem(400, "invalid", why, place))
-        found |= {"tool_call_id": message.tool_call_id, "name": names[message.tool_call_id]}
+        found |= _answered(at, message.tool_call_id, names, calls)
+    elif isinstance(message, FunctionMessage):
+        identity, name = calls.answer(None, message.name) or (f"call_{at}", message.name)
+        found |= {"role": "tool", "tool_call_id": identity, "name": name}
     return found
+
+
+def _answered(at: int, identity: str | None, names: dict[str, str], calls: OpenCalls) -> Json:
+    """The call that a tool's message answers. Raises RefusedRequest where there is none."""
+    place = f"messages.{at}.tool_call_id"
+    call = calls.answer(identity, None)
+    if call is None and identity is None:
+        raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
+    if call is None and identity not in names:
+        why = f"{place}: no message before it has a call with the id {str(identity)[:100]!r}"
+        raise RefusedRequest(Problem(400, "invalid", why, place))
+    identity, name = call or (identity, names[str(identity)])
+    return {"tool_call_id": identity, "name": name}
 
 
 def _text(content: object) -> object:
@@ -125,7 +140,8 @@ def _call(at: int, n: int, call: CalledTool) -> Json:
     else:
         place = f"messages.{at}.tool_calls.{n}.{call.type}"
         raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
-    return {"id": call.id, "type": "function", "function": {"name": name, "arguments": read_arguments(arguments)}}
+    function = {"name": name, "arguments": read_arguments(arguments)}
+    return {"id": call.id or f"call_{at}_{n}", "type": "function", "function": function}
 
 
 def chat_wanted(service: Service, request: Request, body: ChatBody) -> GenerationRequest:
@@ -141,9 +157,9 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Generatio
     return GenerationRequest(
         messages=messages_of(body.messages),
         overrides=overrides | {name: one for name, one in form.items() if name == "grammar"},
-        tools=tools_of(request, body.tools or ()),
-        **choice_of(body.tool_choice),
-        parallel_tool_calls=body.parallel_tool_calls,
+        tools=tools_of(request, given_tools(body)),
+        **choice_of(given_choice(body)),
+        parallel_tool_calls=body.parallel_tool_calls and not body.by_function_call,
         json_object=form.get("json_object", False),
         prediction=predicted(body),
         thinking=thinking.on,
@@ -161,7 +177,7 @@ def prefill_of(body: ChatBody) -> Json:
     Raises RefusedRequest where it cannot.
     """
     last, asked = body.messages[-1], body.continue_final_message
-    own = isinstance(last, AssistantMessage) and not last.tool_calls
+    own = isinstance(last, AssistantMessage) and not last.calls
     if asked and body.add_generation_prompt:
         why = "add_generation_prompt begins a message, and continue_final_message goes on from one; leave one out"
         raise RefusedRequest(Problem(400, "invalid", why, "add_generation_prompt"))
@@ -172,12 +188,25 @@ def prefill_of(body: ChatBody) -> Json:
     return {"continue_last": goes_on, "generation_prompt": goes_on or body.add_generation_prompt is not False}
 
 
+def given_tools(body: ChatBody) -> Sequence[FunctionTool]:
+    """The tools of a chat, from whichever field has them. Raises RefusedRequest if both have some."""
+    if body.tools and body.functions:
+        why = "functions is the older form of tools; leave one of them out"
+        raise RefusedRequest(Problem(400, "invalid", why, "functions"))
+    return body.tools or [FunctionTool(function=one) for one in body.functions or ()]
+
+
+def given_choice(body: ChatBody) -> ChoiceField:
+    """The choice of a tool, from whichever field has it."""
+    if isinstance(body.function_call, NamedFunction):
+        return NamedTool(type="function", function=body.function_call)
+    return (body.function_call if body.by_function_call else None) or body.tool_choice
+
+
 def tools_of(request: Request, tools: Sequence[FunctionTool]) -> list[Tool]:
     """The tools that the model may call. Raises RefusedRequest for one without its function, and as `leave_out`."""
     leave_out(about(request), [tool.type for tool in tools], TYPES)
-    found = [_tool(request, at, tool) for at, tool in enumerate(tools) if tool.type in TYPES]
-    note_unenforced(request, found)
-    return found
+    return offered(request, [_tool(request, at, tool) for at, tool in enumerate(tools) if tool.type in TYPES])
 
 
 def _tool(request: Request, at: int, tool: FunctionTool) -> Tool:
@@ -198,7 +227,7 @@ def customs_of(body: ChatBody) -> frozenset[str]:
     return frozenset(tool.custom.name for tool in body.tools or () if tool.type == "custom" and tool.custom)
 
 
-def choice_of(choice: ToolMode | Literal["any"] | NamedTool | AllowedChoice | ChoiceObject | None) -> Json:
+def choice_of(choice: ChoiceField) -> Json:
     """The fields of a GenerationRequest that say whether a tool must be called, and which may be."""
     match choice:
         case ChoiceObject():

@@ -10,7 +10,19 @@ from pydantic import Field
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import MOST_LOGPROBS
-from tokenwright.serve.http.fields import ModelName, Refused, Share, Stops, StopText, absent, many, names
+from tokenwright.serve.http.fields import (
+    ModelName,
+    Nucleus,
+    Positive,
+    Refused,
+    Repetition,
+    Share,
+    Stops,
+    StopText,
+    absent,
+    many,
+    names,
+)
 from tokenwright.serve.http.samplers import Samplers, samplers_of
 from tokenwright.serve.openai.prompt_forms import MOST_BATCH, Id
 from tokenwright.text import Tokenizer
@@ -47,15 +59,15 @@ class LlamaBody(Samplers):
     max_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
-    top_p: Share | None = None
+    top_p: Nucleus | None = None
     min_p: Share | None = None
-    typical_p: Share | None = None
+    typical_p: Positive = None
     seed: Annotated[int, Field(ge=-1, lt=2**64)] | None = None
-    repeat_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    repeat_penalty: Repetition = None
     repeat_last_n: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
-    stop: StopText | Stops | None = None
+    stop: Annotated[StopText | Stops | None, absent("")] = None
     ignore_eos: bool | None = None
     logit_bias: Biases | None = None
     n_probs: Annotated[Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None, absent(0)] = None

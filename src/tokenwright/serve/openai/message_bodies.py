@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tokenwright.serve.http.fields import (
     MOST_PARTS,
@@ -16,6 +16,7 @@ from tokenwright.serve.http.fields import (
     Refused,
     Text,
     ToolName,
+    absent,
     many,
     names,
 )
@@ -23,6 +24,7 @@ from tokenwright.serve.http.fields import (
 CACHED = "every prefix is cached, marked or not"
 _OTHER = "it was made for the program of the client"
 _NOT_TEXT = Refused("models here read text")
+GivenId = Annotated[CallId | None, absent("")]  # of a call
 
 
 class TextPart(Body):
@@ -84,7 +86,7 @@ class CalledFunction(Body):
     harmless: ClassVar = {"parsed_arguments": "it repeats arguments"}
 
     name: ToolName
-    arguments: Text | Object
+    arguments: Text | Object = ""
 
 
 class CalledCustom(Body):
@@ -104,7 +106,7 @@ class CalledTool(Body):
         "extra_content": _OTHER,
     }
 
-    id: CallId
+    id: GivenId = None
     type: Literal["function", "custom"] = "function"
     function: CalledFunction | None = None
     custom: CalledCustom | None = None
@@ -124,14 +126,24 @@ class AnyRole(Body):
     name: Text | None = None
 
 
-class SystemMessage(AnyRole):
+class SpokenMessage(AnyRole):
+    """A message that is text. null is an empty one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spoken(cls, data: object) -> object:
+        empty = isinstance(data, dict) and data.get("content", "") is None
+        return {**data, "content": ""} if isinstance(data, dict) and empty else data
+
+
+class SystemMessage(SpokenMessage):
     """Instructions for the model."""
 
     role: Literal["system", "developer"]
     content: Text | Parts
 
 
-class UserMessage(AnyRole):
+class UserMessage(SpokenMessage):
     """The text of the user."""
 
     role: Literal["user"]
@@ -153,10 +165,7 @@ class ReasoningDetail(Body):
 class AssistantMessage(AnyRole):
     """An earlier answer of the model; its content may be missing beside tool calls. Its reasoning has several names."""
 
-    refused: ClassVar = {
-        "audio": Refused("there is text alone"),
-        "function_call": Refused("use tool_calls"),
-    }
+    refused: ClassVar = {"audio": Refused("there is text alone")}
     harmless: ClassVar = {
         "annotations": "they point into the text",
         "parsed": "it repeats the content",
@@ -172,6 +181,13 @@ class AssistantMessage(AnyRole):
     reasoning: Text | None = None
     reasoning_details: Annotated[list[ReasoningDetail], many(MOST_PARTS)] | None = None
     tool_calls: Annotated[list[CalledTool], many(MOST_TOOLS)] | None = None
+    function_call: CalledFunction | None = None
+
+    @property
+    def calls(self) -> list[CalledTool]:
+        """Its calls, from whichever field has them."""
+        older = [] if self.function_call is None else [CalledTool(function=self.function_call)]
+        return self.tool_calls or older
 
     @property
     def thought(self) -> str | None:
@@ -183,15 +199,23 @@ class AssistantMessage(AnyRole):
 
 
 class ToolMessage(AnyRole):
-    """The answer of a tool."""
+    """The answer of a tool: without an id, to the first call that has none."""
 
     role: Literal["tool"]
     content: Text | Parts = ""
-    tool_call_id: CallId
+    tool_call_id: GivenId = None
+
+
+class FunctionMessage(AnyRole):
+    """The answer of a function that was called by function_call."""
+
+    role: Literal["function"]
+    content: Text | Parts = ""
+    name: ToolName
 
 
 AnyMessage = Annotated[
-    SystemMessage | UserMessage | AssistantMessage | ToolMessage,
+    SystemMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage,
     Field(discriminator="role"),
 ]
 
@@ -245,13 +269,25 @@ class CustomTool(Body):
 
 
 class FunctionTool(Body):
-    """A tool: a function, or a custom tool. One of another type runs on servers, and is left out."""
+    """A tool: a function, or a custom tool. One of another type runs on servers, and is left out.
+
+    Its fields may stand in the tool itself, as in OpenAI's Responses API.
+    """
 
     harmless: ClassVar = {"cache_control": CACHED, "defer_loading": "all tools are in the prompt"}
 
     type: Text = "function"
     function: Function | None = None
     custom: CustomTool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _folded(cls, data: object) -> object:
+        if not isinstance(data, dict) or "name" not in data or data.get("function") or data.get("custom"):
+            return data
+        kind = data.get("type") or "function"
+        inner = {name: value for name, value in data.items() if name not in ("type", "function", "custom")}
+        return {"type": kind, kind: inner} if kind in ("function", "custom") else data
 
 
 class NamedFunction(Body):

@@ -180,14 +180,18 @@ def _finite(logprob: float | None) -> float | None:
     return None if logprob is None else max(logprob, LEAST)
 
 
-def message_of(answer: Answer, customs: Collection[str] = ()) -> Json:
-    """The message of a chat choice. customs: the names of the custom tools."""
+def message_of(answer: Answer, customs: Collection[str] = (), *, older: bool = False) -> Json:
+    """The message of a chat choice. customs: the names of the custom tools. older: its call is a function_call."""
     text = answer.text
     message: Json = {"role": "assistant", "content": text, "refusal": None}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.tool_calls:
         message["content"] = text or None
+    if answer.tool_calls and older:
+        call = answer.tool_calls[0]
+        message["function_call"] = {"name": call.name, "arguments": call.arguments}
+    elif answer.tool_calls:
         message["tool_calls"] = [
             _called(call.id, call.name, call.arguments, call.name in customs) for call in answer.tool_calls
         ]
@@ -204,13 +208,15 @@ class Chunks:
     """The chunks of a stream as lines, made by putting strings together: this is done for every token.
 
     usage: every chunk says that it has none, because one at the end has it. customs: the names of the custom tools.
+    older: calls are function_call.
     """
 
-    def __init__(self, names: Names, usage: bool, customs: Collection[str] = ()) -> None:
+    def __init__(self, names: Names, usage: bool, customs: Collection[str] = (), *, older: bool = False) -> None:
         kind = names.kind if names.kind == "text_completion" else f"{names.kind}.chunk"
         self._head = "data: " + dumps(names.head | {"object": kind})[:-1] + ',"choices":['
         self._tail = ',"usage":null}\n\n' if usage else "}\n\n"
         self._customs = customs
+        self._older = older
         self._calls: dict[int, CustomCalls] = {}  # by choice, where there are custom tools
 
     def line(self, choice: str) -> str:
@@ -233,14 +239,16 @@ class Chunks:
             parts.append(f'"reasoning_content":{dumps(delta.reasoning)}')
         if delta.text:
             parts.append(f'"content":{dumps(delta.text)}')
-        if calls := self._fragments(delta):
+        if self._older:
+            parts += [f'"function_call":{dumps(_older(call))}' for call in delta.tool_calls if call.index == 0]
+        elif calls := self._fragments(delta):
             parts.append(f'"tool_calls":{dumps(calls)}')
         lines += [self.chat_choice(delta.choice, f"{{{part}}}") for part in parts[:-1]]
         if parts or delta.tokens:
             logprobs = dumps(tokens.chat(delta.tokens)) if delta.tokens else "null"
             lines.append(self.chat_choice(delta.choice, f"{{{''.join(parts[-1:])}}}", logprobs))
         if delta.finish is not None:
-            lines.append(self.chat_choice(delta.choice, "{}", finish=f'"{delta.finish}"'))
+            lines.append(self.chat_choice(delta.choice, "{}", finish=f'"{finish_of(delta, older=self._older)}"'))
         return "".join(lines)
 
     def _fragments(self, delta: Delta) -> list[Json]:
@@ -272,6 +280,14 @@ def _fragment(call: ToolCallDelta, *, custom: bool) -> Json:
     return found if call.id is None else found | {"id": call.id, "type": "function"}
 
 
-def finish_of(answer: Answer) -> str:
-    """The finish reason of a whole text; one that was cancelled has no client left that could read it."""
-    return answer.finish or "stop"
+def _older(call: ToolCallDelta) -> Json:
+    name: Json = {} if call.name is None else {"name": call.name}
+    return name | {"arguments": call.arguments}
+
+
+def finish_of(answer: Answer | Delta, *, older: bool = False) -> str:
+    """The finish reason of a text; one that was cancelled has no client left that could read it.
+
+    older: a call is a function_call.
+    """
+    return "function_call" if older and answer.finish == "tool_calls" else answer.finish or "stop"

@@ -117,13 +117,14 @@ class ChatMessage(Reply):
     refusal: None
     reasoning_content: str = absent()
     tool_calls: list[AnswerCall] = absent()
+    function_call: AnswerFunction = absent()
 
 
 class ChatChoice(Reply):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class ChatCompletion(Reply):

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 API = Api(
     (
-        "/v1/",
+        "/v1",
         "/tokenize",
         "/detokenize",
         "/apply-template",
@@ -112,9 +112,9 @@ class OpenAI:
             return [
                 {
                     "index": answer.choice,
-                    "message": message_of(answer, customs),
+                    "message": message_of(answer, customs, older=body.by_function_call),
                     "logprobs": tokens.chat(answer.tokens) if body.logprobs else None,
-                    "finish_reason": finish_of(answer),
+                    "finish_reason": finish_of(answer, older=body.by_function_call),
                 }
                 for answer in answers
             ]
@@ -177,7 +177,8 @@ class OpenAI:
         self, request: Request, body: ChatBody, generation: Generation, names: Names
     ) -> AsyncIterator[bytes]:
         usage = body.stream_options is not None and body.stream_options.include_usage
-        chunks, tokens, begun = Chunks(names, usage, customs_of(body)), self._tokens(), set[int]()
+        chunks = Chunks(names, usage, customs_of(body), older=body.by_function_call)
+        tokens, begun = self._tokens(), set[int]()
         try:
             async for deltas in generation:
                 lines = []

@@ -28,6 +28,7 @@ from tokenwright.llm.chat.answer import ToolCallDelta as ToolCallDelta
 from tokenwright.llm.chat.chat_request import ChatRequest
 from tokenwright.llm.chat.chat_request import Tool as Tool
 from tokenwright.llm.chat.chat_request import ToolMode as ToolMode
+from tokenwright.llm.chat.chat_request import distinct as distinct
 from tokenwright.llm.outputs import ToolCall as ToolCall
 
 MOST_NAME = 256  # characters of a name that are compared

@@ -35,7 +35,7 @@ MOST_HEADER_BYTES = 32 * 2**10  # of all headers
 MOST_HELD = 64  # bodies of the largest size: what all requests together may hold
 AT_ONCE = 2  # requests that begin to be worked on in one turn of the event loop
 BODY_S = 30.0  # seconds to send a body
-OPEN = frozenset(("/health", "/v1/health", "/ready"))
+OPEN = frozenset(("/health", "/v1/health", "/ping", "/ready", "/version"))
 # Headers that pages of other origins may read.
 EXPOSED = b"Retry-After, Server-Timing, X-Request-Id, Request-Id, X-Tokenwright-Ignored"
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")

@@ -35,19 +35,22 @@ def uses_channels(source: str, special: Mapping[str, int]) -> bool:
 
 
 class ChannelReader:
-    """An `OutputParser`. names: of the tools that may be called. marks: the special tokens, by their ids."""
+    """An `OutputParser`. names: of the tools that may be called. marks: the special tokens, by their ids.
+
+    A mark that steers nothing is shown as it is spelled.
+    """
 
     def __init__(self, names: Sequence[str], marks: Mapping[int, str], shown: bool = True) -> None:
         self.reasoning_tokens = self.pushed = self.said = 0
         self._names = frozenset(names)
         stands = stand_ins(marks)
         self._marks = {token: stands[mark] for token, mark in marks.items()}
-        self._stand = {mark: stands.get(mark, mark) for mark in MARKS}
+        self._spelled = str.maketrans({stand: mark for mark, stand in stands.items()})
         self._shown = shown  # reasoning apart from the text
         self._source, self._delta = TextSource(), Delta(0)
         self._thinking = False
         self._index = -1
-        self._steps = self._read()
+        self._steps = self._read({mark: stands.get(mark, mark) for mark in MARKS})
 
     @property
     def called(self) -> bool:
@@ -74,17 +77,17 @@ class ChannelReader:
         except Cut:  # inside a message, or inside a head, which is no text
             return
 
-    def _read(self) -> Steps[None]:
-        starts = tuple(self._stand[mark] for mark in (START, CHANNEL, MESSAGE))
-        ends = tuple(self._stand[mark] for mark in (END, CALL, RETURN))
+    def _read(self, stand: Mapping[str, str]) -> Steps[None]:
+        starts = tuple(stand[mark] for mark in (START, CHANNEL, MESSAGE))
+        ends = tuple(stand[mark] for mark in (END, CALL, RETURN))
         while True:
             if (yield from self._source.begins(*starts)) is None and self._source.text:
                 yield from self._body("final", "", (*ends, starts[0], starts[1]))
                 continue
             head: list[str] = []
-            yield from self._source.until(self._stand[MESSAGE], give=head.append)
+            yield from self._source.until(stand[MESSAGE], give=head.append)
             written = "".join(head)
-            channel = written.partition(self._stand[CHANNEL])[2].strip()
+            channel = written.partition(stand[CHANNEL])[2].strip()
             name = _TO.search(written)
             kind = re.match(r"\w*", channel)
             yield from self._body("" if kind is None else kind[0], "" if name is None else name[1], (*ends, starts[0]))
@@ -97,27 +100,26 @@ class ChannelReader:
             self._index += 1
             self._delta.tool_calls.append(ToolCallDelta(self._index, f"call_{new_hex(12)}", name))
         give = self._argue if calls else self._think if self._thinking and self._shown else self._say
-        start = self._stand[START]
         while not self._source.text and not self._source.ended:
             yield
         found = yield from self._source.until(*ends, give=give, keep=True)
-        if found not in (start, self._stand[CHANNEL]):
+        if found.translate(self._spelled) not in (START, CHANNEL):
             self._source.take(len(found))
         self._thinking = False
 
     def _argue(self, text: str) -> None:
-        calls = self._delta.tool_calls
+        calls, text = self._delta.tool_calls, text.translate(self._spelled)
         if calls and calls[-1].index == self._index:
             calls[-1].arguments += text
         else:
             calls.append(ToolCallDelta(self._index, arguments=text))
 
     def _think(self, text: str) -> None:
-        self._delta.reasoning += text
+        self._delta.reasoning += text.translate(self._spelled)
 
     def _say(self, text: str) -> None:
         self.said += len(text)
-        self._delta.text += text
+        self._delta.text += text.translate(self._spelled)
 
 
 def channel_grammar(
@@ -126,8 +128,12 @@ def channel_grammar(
     special: Mapping[str, int],
     ends: Sequence[int],
     answer: str | None,
+    *,
+    begun: bool = False,
 ) -> Grammar:
     """The grammar of messages: any analysis and commentary, then the answer or a call. answer: the rule of an answer.
+
+    begun: the prompt ends inside the answer; a call follows it.
 
     Raises RequestError for a schema that cannot be written as JSON.
     """
@@ -136,9 +142,12 @@ def channel_grammar(
     tail = f"{lark.literal(END)} {lark.literal(f'{START}assistant')}"
     lark.add("before", f"{lark.literal(CHANNEL)} {kinds} {lark.literal(MESSAGE)} {lark.text()} {tail}")
     calls = [lark.fresh("call", _call(tool, lark)) for tool in tools]
-    final = (
-        f"{lark.literal(LAST)} {lark.text() if answer is None else lark.add('answer', answer)} {_closed(lark, RETURN)}"
-    )
+    text = f"{lark.text() if answer is None else lark.add('answer', answer)} {_closed(lark, RETURN)}"
+    if begun:
+        called = f"{lark.text()} {tail} before? ({' | '.join(calls)})"
+        either = [*([] if choice == "required" else [text]), *(calls and [called] if choice != "none" else [])]
+        return Grammar.lark(lark.written(" | ".join(either)), special=lark.special)
+    final = f"{lark.literal(LAST)} {text}"
     last = [*([] if choice == "required" else [final]), *(calls if choice != "none" else [])]
     before = "before?" if choice == "required" else "before*"  # else a model could put the call off for ever
     return Grammar.lark(lark.written(f"{before} ({' | '.join(last)})"), special=lark.special)

@@ -15,9 +15,9 @@ from tokenwright.serve.http.fields import (
     Effort,
     Metadata,
     ModelName,
+    Nucleus,
     Object,
     Refused,
-    Share,
     Text,
     ToolName,
     absent,
@@ -68,7 +68,7 @@ class OutputText(Body):
 
 
 Part = Annotated[InputText | OutputText | RefusalPart, Field(discriminator="type")]
-InputParts = Annotated[list[InputText], many(MOST_PARTS)]
+InputParts = Annotated[list[Annotated[InputText | OutputText, Field(discriminator="type")]], many(MOST_PARTS)]
 
 
 class ResponseMessage(Body):
@@ -312,5 +312,5 @@ class Create(ResponsePrompted):
     stream_options: ResponseStreamOptions | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
-    top_p: Share | None = None
+    top_p: Nucleus | None = None
     user: Text | None = None

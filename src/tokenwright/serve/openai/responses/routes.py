@@ -32,7 +32,7 @@ from tokenwright.serve.http.replying import (
     check_model,
     event,
     events_of,
-    note_unenforced,
+    offered,
     said,
     schema_grammar,
     started,
@@ -137,7 +137,7 @@ class Responses:
             raise RefusedRequest(Problem(400, "invalid", "input: this field is required", "input"))
         items = [*earlier, *self.stored.resolved(key, own)]
         tools = tools_of(body.tools, about(request))
-        note_unenforced(request, tools.tools)
+        tools.tools = offered(request, tools.tools)
         asked = Asked(items, kept + [_kept(item) for item in items[len(earlier) :]], tools)
         asked.prompt = prompt_of(body, conversation(items, body.instructions, about(request)), tools)
         return asked
