@@ -73,6 +73,15 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
+class LowRankPart:
+    """Adds up(down(row)) to the outputs of another matrix over the same row, from output `at` on."""
+
+    at: int
+    down: Matrix
+    up: Matrix
+
+
+@dataclass(frozen=True, slots=True)
 class Scoring:
     """How attention scores follow from q k: scale q k, then cap tanh(score / cap) if there is a soft cap."""
 

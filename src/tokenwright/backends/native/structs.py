@@ -118,6 +118,10 @@ class CLowRank(Structure):
     _fields_ = (("down", CMatrix), ("up", CMatrix))
 
 
+class CLowRankPart(Structure):
+    _fields_ = (("at", c_int64), ("down", CMatrix), ("up", CMatrix))
+
+
 class CAttentionOp(Structure):
     _fields_ = (
         ("layer", c_int64),
@@ -138,6 +142,8 @@ class CAttentionOp(Structure):
         ("out_updates", c_void_p),
         ("out_gate", c_int64),
         ("clip", c_double),
+        ("low_ranks", c_int64),
+        ("low_rank", c_void_p),
     )
 
 
@@ -168,6 +174,8 @@ class CMLPOp(Structure):
         ("inputs", CInputGate),
         ("sparse", c_int64),
         ("deviations", c_double),
+        ("low_ranks", c_int64),
+        ("low_rank", c_void_p),
     )
 
 
@@ -298,10 +306,20 @@ class CMergeOp(Structure):
     _fields_ = (("streams", c_int64), ("matrix", c_void_p))
 
 
+class CSharedOp(Structure):
+    _fields_ = (
+        ("attention", CAttentionOp),
+        ("mlp", CMLPOp),
+        ("out", CMatrix),
+        ("table", CMatrix),
+        ("scale", c_double),
+    )
+
+
 # An op's kind is its index here.
 OPS = (
     *(CEmbedOp, CAttentionOp, CMLPOp, CHeadOp, CParallelOp, CExpertsOp, CLatentOp, CRecurrentOp, CNextInputOp),
-    *(CMixedOp, CSpreadOp, CPredictOp, CLaurelOp, CCorrectOp, CMergeOp),
+    *(CMixedOp, CSpreadOp, CPredictOp, CLaurelOp, CCorrectOp, CMergeOp, CSharedOp),
 )
 
 
@@ -398,6 +416,6 @@ class CQueries(Structure):
 
 STRUCTS = (
     *(CMatrix, CNorm, CKVTensor, CPart, CKVLayer, CChunkRows, CHeads),
-    *(*OPS, COp, CModel, CBatch, CQueries, CRouting, CLowRank, CAdaptedRows, CWatchedRow, CObserved, CRecurrence),
-    *(CInnerMatrix, CRanks),
+    *(*OPS, COp, CModel, CBatch, CQueries, CRouting, CLowRank, CLowRankPart, CAdaptedRows, CWatchedRow),
+    *(CObserved, CRecurrence, CInnerMatrix, CRanks),
 )
