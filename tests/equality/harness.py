@@ -111,6 +111,7 @@ KINDS = {
     "states by key": Kind("kimi-linear", keeps=STATES),
     "layers of one op": Kind("nemotron-h", keeps=STATES),
     "selective scans": Kind("jamba", keeps=STATES),
+    "a shared block": Kind("zamba2", keeps=STATES),
     "distances": Kind("bloom"),
     "distances + sinks": Kind("mpt", **SINKED),
     "latent + sinks": Kind("deepseek3", **SINKED),

@@ -301,6 +301,39 @@ def kimi_linear(random: Random) -> Config:
     )
 
 
+def zamba2(random: Random) -> Config:
+    """A block or two that layers share, which transformers ties only where the head is tied too."""
+    heads, width, shared = random.choice([2, 4]), random.choice([32, 64]), random.choice([1, 2])
+    types = ["hybrid"] * (shared + random.randint(0, 2)) + ["linear_attention"] * random.randint(0, 2)
+    random.shuffle(types)
+    mamba_heads, attended = random.choice([2, 4, 8]), random.random() < 0.5
+    return {
+        "model_type": "zamba2",
+        "vocab_size": VOCAB,
+        "hidden_size": width,
+        "intermediate_size": random.choice([64, 96]),
+        "num_hidden_layers": len(types),
+        "layers_block_type": types,
+        "num_mem_blocks": shared,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads if attended else random.choice([1, heads]),
+        "use_shared_attention_adapter": attended,
+        "adapter_rank": random.choice([8, 16]),
+        "use_mem_rope": random.random() < 0.5,
+        "add_bias_linear": random.random() < 0.5,
+        "n_mamba_heads": mamba_heads,
+        "mamba_ngroups": random.choice([1, 2]),
+        "mamba_d_state": random.choice([8, 16, 24]),
+        "mamba_d_conv": random.randint(2, 5),
+        "max_position_embeddings": 512,
+        "time_step_min": 1e-12,  # below which transformers limits steps in a prompt alone
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "tie_word_embeddings": True,
+    }
+
+
 def bloom(random: Random) -> Config:
     heads = random.choice([1, 3, 4, 6, 8])
     return {
@@ -388,7 +421,7 @@ def gemma3n(random: Random) -> Config:
 
 MAKERS: tuple[Callable[[Random], Config], ...] = (
     *(lfm2, lfm2_moe, qwen3_next, qwen3_5, olmo_hybrid, granite, bamba, falcon_h1, mamba2, nemotron_h),
-    *(bloom, mpt, jamba, mamba, falcon_mamba, kimi_linear, gemma4, gemma3n),
+    *(bloom, mpt, jamba, mamba, falcon_mamba, kimi_linear, gemma4, gemma3n, zamba2),
 )
 
 

@@ -10,8 +10,9 @@ from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.config import Heads, Rope
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import KVFormat
+from tokenwright.models.combined import Mixed
 from tokenwright.models.cost import CostModel
-from tokenwright.models.graph import MLP, Attention, Graph, Mixed
+from tokenwright.models.graph import MLP, Attention, Graph
 
 
 def graph_of(**changes: Any) -> Graph:

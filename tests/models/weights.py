@@ -38,7 +38,7 @@ def make_model(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
     return model.eval()
 
 
-_OUT = ("o_proj", "out_proj", "w2", "down_proj", "c_proj", "attention.dense", "dense_4h_to_h")
+_OUT = ("o_proj", "out_proj", "w2", "down_proj", "c_proj", "attention.dense", "dense_4h_to_h", ".linear.")
 
 
 def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
@@ -57,7 +57,7 @@ def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Ten
     elif "kv_a_proj" in name or "kv_b_proj" in name:
         _scale_latent(name, weight, config)
     elif any(part in name for part in ("q_proj", "k_proj", "q_b_proj")):
-        weight = 1.8 * weight
+        weight = (1.5 if config["model_type"] == "zamba2" else 1.8) * weight  # whose scores have a larger factor
     elif "mlp.experts." in name and config["model_type"] == "gpt_oss":  # [E, in, out], in numbers that MXFP4 has
         weight = noise / noise.shape[1] ** 0.5 * (0.4 if "down_proj" in name else 1)
         weight = mxfp4(weight.transpose(1, 2))[0].transpose(1, 2)
@@ -105,9 +105,10 @@ def stored_tensors(
     model: PreTrainedModel, config: dict[str, Any], spelling: str, quantised: bool = True
 ) -> dict[str, torch.Tensor]:
     """The tensors under the names, and with the buffers, that the original files have."""
-    tensors = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    if model.config.tie_word_embeddings:
-        tensors.pop("lm_head.weight", None)
+    whole: dict[int, tuple[str, torch.Tensor]] = {}  # a tensor with several names is there once, by the first
+    for name, value in model.state_dict().items():
+        whole.setdefault(value.data_ptr(), (name, value.detach().clone()))
+    tensors = dict(whole.values())
     kind = config["model_type"]
     if kind == "kimi_linear":
         return {name: one.clone() for name, one in revert_weight_conversion(model, tensors).items()}

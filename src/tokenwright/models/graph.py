@@ -11,16 +11,26 @@ Every block op reads the residual stream through its norm, if it has one, and ad
 factor, and through a norm after the op, where the model has them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import ClassVar, Literal
 
 from tokenwright.config import Heads, LayerKV, Learned, RecurrentState, Rope, angle_length
-from tokenwright.models.experts import Experts
 from tokenwright.models.layer_inputs import InputGate, LayerInputs
-from tokenwright.models.op import XIELU, Activation, Matrix, Norm, Op, Scoring, Shape, norm_shapes, union
+from tokenwright.models.op import (
+    XIELU,
+    Activation,
+    LowRankPart,
+    Matrix,
+    Norm,
+    Op,
+    Scoring,
+    Shape,
+    norm_shapes,
+    union,
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,8 @@ class Attention(Op):
     sink's key the query is at most as far as the window would let it be. v_norm: over each head of v. values: of its
     own projection, or of k's, whose result v then is before k's norm; `qkv` has no third part then. source: a layer
     before with the same window, whose K and V this one reads; then `qkv` has no heads but q's. clip: the greatest
-    magnitude of q, k and v, to which larger ones are set behind their norms and before the rotation.
+    magnitude of q, k and v, to which larger ones are set behind their norms and before the rotation. low_ranks:
+    what is added to the results of `qkv`.
     """
 
     layer: int
@@ -96,6 +107,7 @@ class Attention(Op):
     values: Literal["own", "keys"] = "own"
     source: int | None = None
     clip: float | None = None
+    low_ranks: tuple[LowRankPart, ...] = ()
     adaptable: ClassVar[bool] = True
 
     @property
@@ -108,11 +120,13 @@ class Attention(Op):
     def shapes(self) -> dict[str, Shape]:
         learned: dict[str, Shape] = {} if self.sink_logits is None else {f"{self.sink_logits}.weight": (self.heads,)}
         norms = norm_shapes(self.q_norm, self.k_norm, self.v_norm, self.post_norm)
-        return norm_shapes(self.norm) | self.qkv.shapes | self.out.shapes | norms | learned
+        return (
+            norm_shapes(self.norm) | self.qkv.shapes | self.out.shapes | norms | learned | _low_shapes(self.low_ranks)
+        )
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        return self.qkv, self.out
+        return self.qkv, self.out, *(each for one in self.low_ranks for each in (one.down, one.up))
 
     @property
     def products(self) -> Mapping[str, int]:
@@ -141,7 +155,8 @@ class MLP(Op):
     The activation xIELU (arXiv 2411.13010) has two curvatures that each MLP has learned, and a slope at 0:
     `{learned}.alpha_p`, `.alpha_n` and `.beta`. inputs: how the layer adds inputs of its own afterwards. stream: the
     name of a learned factor, by which all of x is multiplied last. deviations: before the activation, a row's
-    gates lose their mean plus this number of standard deviations, and those below 0 become 0.
+    gates lose their mean plus this number of standard deviations, and those below 0 become 0. low_ranks: what is
+    added to the results of `up`.
     """
 
     layer: int
@@ -157,107 +172,25 @@ class MLP(Op):
     inputs: InputGate | None = None
     stream: str | None = None
     deviations: float | None = None
+    low_ranks: tuple[LowRankPart, ...] = ()
     adaptable: ClassVar[bool] = True
 
     @property
     def shapes(self) -> dict[str, Shape]:
         facts: dict[str, Shape] = {f"{self.learned}.{one}.weight": (1,) for one in XIELU if self.learned}
         facts |= {f"{self.stream}.weight": (1,)} if self.stream else {}
-        facts |= self.inputs.shapes if self.inputs else {}
+        facts |= (self.inputs.shapes if self.inputs else {}) | _low_shapes(self.low_ranks)
         return norm_shapes(self.norm) | self.up.shapes | self.down.shapes | norm_shapes(self.post_norm) | facts
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        return self.up, self.down, *(self.inputs.matrices if self.inputs else ())
+        low = (each for one in self.low_ranks for each in (one.down, one.up))
+        return self.up, self.down, *(self.inputs.matrices if self.inputs else ()), *low
 
     @property
     def products(self) -> Mapping[str, int]:
         hidden = self.up.out * self.up.inner
         return {"hidden": hidden, "mlp_output": self.multiplied - hidden}
-
-
-@dataclass(frozen=True)
-class Parallel(Op):
-    """x + attention(x) + mlp(x): both read the same x, through norms of their own or through one (of one name)."""
-
-    attention: Attention
-    mlp: MLP
-    adaptable: ClassVar[bool] = True
-
-    @property
-    def parts(self) -> tuple[Op, ...]:
-        return self.attention, self.mlp
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        return self.attention.shapes | self.mlp.shapes
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return self.attention.matrices + self.mlp.matrices
-
-    @property
-    def kv(self) -> LayerKV:
-        return self.attention.kv
-
-    @property
-    def halves(self) -> tuple[int, ...]:
-        return 0, 1
-
-    @property
-    def pair_flops(self) -> int:
-        return self.attention.pair_flops
-
-    @property
-    def rope(self) -> Rope | None:
-        return self.attention.rope
-
-
-@dataclass(frozen=True)
-class Mixed(Op):
-    """x + post_norm(mlp(x) + experts(x)): both read the same x, each through norms of its own before and behind it.
-
-    inputs, stream: as in MLP.
-    """
-
-    mlp: MLP
-    experts: Experts
-    post_norm: Norm
-    inputs: InputGate | None = None
-    stream: str | None = None
-
-    @property
-    def layer(self) -> int:
-        return self.mlp.layer
-
-    @property
-    def parts(self) -> tuple[Op, ...]:
-        return self.mlp, self.experts
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        return self.mlp.shapes | self.experts.shapes | self._own
-
-    @property
-    def _own(self) -> dict[str, Shape]:
-        learned: dict[str, Shape] = {f"{self.stream}.weight": (1,)} if self.stream else {}
-        return self.post_norm.shapes | learned | (self.inputs.shapes if self.inputs else {})
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return self.mlp.matrices + self.experts.matrices + (self.inputs.matrices if self.inputs else ())
-
-    @property
-    def multiplied(self) -> int:
-        own = sum(one.out * one.inner for one in (self.inputs.matrices if self.inputs else ()))
-        return self.mlp.multiplied + self.experts.multiplied + own
-
-    @property
-    def idle(self) -> int:
-        return self.experts.idle
-
-    def read(self, rows: int) -> dict[str, Shape]:
-        return self.mlp.shapes | self.experts.read(rows) | self._own
 
 
 @dataclass(frozen=True)
@@ -393,3 +326,7 @@ class Graph:
     def read(self, rows: int) -> dict[str, Shape]:
         """The shapes of the tensors, or slices of them, that a step of `rows` rows reads; without embedding tables."""
         return union(op.read(rows) for op in self.ops)
+
+
+def _low_shapes(each: Iterable[LowRankPart]) -> dict[str, Shape]:
+    return union(one.down.shapes | one.up.shapes for one in each)

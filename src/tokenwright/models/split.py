@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwright.errors import RequestError
+from tokenwright.models.combined import Mixed, Parallel
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import MLP, Attention, Graph, Mixed, Parallel
+from tokenwright.models.graph import MLP, Attention, Graph
 from tokenwright.models.latent import LatentAttention
 from tokenwright.models.op import Matrix, Op
 from tokenwright.models.recurrent import Recurrent

@@ -110,6 +110,10 @@ class CLowRank(Structure):
     _fields_ = (("down", CMatrix), ("up", CMatrix))
 
 
+class CLowRankPart(Structure):
+    _fields_ = (("at", c_int64), ("down", CMatrix), ("up", CMatrix))
+
+
 class CAttentionOp(Structure):
     _fields_ = (
         ("layer", c_int64),
@@ -130,6 +134,8 @@ class CAttentionOp(Structure):
         ("out_updates", c_void_p),
         ("out_gate", c_int64),
         ("clip", c_double),
+        ("low_ranks", c_int64),
+        ("low_rank", c_void_p),
     )
 
 
@@ -160,6 +166,8 @@ class CMLPOp(Structure):
         ("inputs", CInputGate),
         ("sparse", c_int64),
         ("deviations", c_double),
+        ("low_ranks", c_int64),
+        ("low_rank", c_void_p),
     )
 
 
@@ -290,10 +298,20 @@ class CMergeOp(Structure):
     _fields_ = (("streams", c_int64), ("matrix", c_void_p))
 
 
+class CSharedOp(Structure):
+    _fields_ = (
+        ("attention", CAttentionOp),
+        ("mlp", CMLPOp),
+        ("out", CMatrix),
+        ("table", CMatrix),
+        ("scale", c_double),
+    )
+
+
 # An op's kind is its index here.
 OPS = (
     *(CEmbedOp, CAttentionOp, CMLPOp, CHeadOp, CParallelOp, CExpertsOp, CLatentOp, CRecurrentOp, CNextInputOp),
-    *(CMixedOp, CSpreadOp, CPredictOp, CLaurelOp, CCorrectOp, CMergeOp),
+    *(CMixedOp, CSpreadOp, CPredictOp, CLaurelOp, CCorrectOp, CMergeOp, CSharedOp),
 )
 
 
@@ -377,6 +395,6 @@ class CQueries(Structure):
 
 STRUCTS = (
     *(CMatrix, CNorm, CKVTensor, CPart, CKVLayer, CChunkRows, CHeads),
-    *(*OPS, COp, CModel, CBatch, CQueries, CRouting, CLowRank, CAdaptedRows, CWatchedRow, CObserved, CRecurrence),
-    *(CInnerMatrix, CRanks),
+    *(*OPS, COp, CModel, CBatch, CQueries, CRouting, CLowRank, CLowRankPart, CAdaptedRows, CWatchedRow),
+    *(CObserved, CRecurrence, CInnerMatrix, CRanks),
 )

@@ -9,13 +9,13 @@ from tokenwright.backends.layout import nbytes
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.torch.embedding import TorchEmbed
 from tokenwright.backends.torch.kernels import Dense, Kernels, Values, in_fp32
-from tokenwright.backends.torch.op_batch import OpBatch
+from tokenwright.backends.torch.op_batch import ForwardState, OpBatch
 from tokenwright.backends.torch.op_parts import Weights
 from tokenwright.backends.torch.ops import (
-    ForwardState,
     TorchAttention,
     TorchHead,
     TorchParallel,
+    TorchShared,
     running,
     using,
 )
@@ -54,7 +54,7 @@ class Decoder:
     @property
     def scorings(self) -> dict[int, Scored]:
         """How the attention scores of each layer with attention follow from q k."""
-        each = [op.attention if isinstance(op, TorchParallel) else op for op in self.blocks]
+        each = [op.attention if isinstance(op, TorchParallel | TorchShared) else op for op in self.blocks]
         return {op.layer: op.scoring for op in each if isinstance(op, TorchAttention)}
 
     def again(self) -> Self:

@@ -14,7 +14,7 @@ from tokenwright.models.residual_streams import Correct, Laurel, Merge, Predict,
 from tokenwright.models.taps import Site
 
 if TYPE_CHECKING:
-    from tokenwright.backends.torch.ops import ForwardState
+    from tokenwright.backends.torch.op_batch import ForwardState
 
 Multiply = Callable[[Values, Linear, str], Values]  # by a matrix and the adapters' updates of its name
 

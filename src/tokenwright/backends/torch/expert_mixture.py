@@ -8,7 +8,7 @@ from tokenwright.models.experts import Experts
 from tokenwright.models.taps import Site
 
 if TYPE_CHECKING:
-    from tokenwright.backends.torch.ops import ForwardState
+    from tokenwright.backends.torch.op_batch import ForwardState
 
 
 class TorchExperts:

@@ -1,19 +1,21 @@
 """A batch as the op-by-op decoder takes it, beside the weights and the cache: in arrays, or in tensors of torch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokenwright.arrays import Array
-from tokenwright.backends.torch.kernels import Turns, Values
+from tokenwright.backends.adapters import Beside
+from tokenwright.backends.torch.kernels import Kernels, Linear, Turns, Values
 from tokenwright.cache import ChunkRows, KVStore
 from tokenwright.config import Rope
 from tokenwright.engine import Batch
 from tokenwright.engine.layer_group import AttentionWindow
 from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import RotaryTable, Rotation
+from tokenwright.models.taps import Tap
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +89,32 @@ def _on_sinks(window: AttentionWindow, positions: Sequence[NDArray[np.int64]]) -
     """The positions of the queries on sink keys: they count the sinks and a full window, not expired tokens."""
     assert window.size is not None, "sinks lie before a window"
     return [where.clip(max=window.sinks + window.size - 1) for where in positions]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardState:
+    """The state of a step: the batch, the KV store and the tap; and the model's adapters.
+
+    before: the residual stream before the last op that keeps it. inputs: what the embedding has made for the layers.
+    streams: the residual streams, where there are several.
+    """
+
+    batch: OpBatch
+    store: KVStore
+    tap: Tap
+    adapters: Beside = field(default_factory=dict)
+    before: list[Values] = field(default_factory=list)
+    inputs: list[Values] = field(default_factory=list)
+    streams: list[Values] = field(default_factory=list)
+
+    def linear(self, kernels: Kernels, x: Values, weight: Linear, name: str) -> Values:
+        """[T, in] -> [T, out] by the matrix `name`; to the rows of an adapter it adds what that adapter does.
+
+        An adapter's rows are computed together, by kernels whose result for a row depends only on that row.
+        """
+        y = kernels.linear(x, weight)
+        for adapter, rows in self.batch.adapted.items():
+            update = self.adapters.get(name, {}).get(adapter)
+            if update is not None:
+                y[rows] += kernels.linear(kernels.linear(x[rows], update.down), update.up)
+        return y

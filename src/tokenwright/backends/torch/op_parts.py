@@ -6,7 +6,8 @@ from typing import Any
 
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.torch.kernels import Dense, Kernels, Linear, Values, library_of
-from tokenwright.models.op import Matrix, Norm
+from tokenwright.backends.torch.op_batch import ForwardState
+from tokenwright.models.op import LowRankPart, Matrix, Norm
 
 Function = Callable[[Values], Values]
 Weights = dict[str, Any]  # tensors, arrays or packed weights, by our names
@@ -15,11 +16,12 @@ Weights = dict[str, Any]  # tensors, arrays or packed weights, by our names
 def linear(weights: Weights, matrix: Matrix) -> Linear:
     """A matrix of the graph: packed under its own name, or dense, concatenated from its parts.
 
-    Removes concatenated parts from `weights`, so that memory holds a second copy of one matrix at a time.
+    Removes concatenated parts from `weights`, so that memory holds a second copy of one matrix at a time; the whole one
+    then has its own name there, for other ops that share it.
     """
-    packed = weights.get(matrix.name)
-    if isinstance(packed, Packed):
-        return packed
+    whole = weights.get(matrix.name)
+    if isinstance(whole, Packed | Dense):
+        return whole
     names = [name for name, _ in matrix.parts]
     parts = [dense(weights, f"{name}.weight") for name in names]
     biases = [dense(weights, f"{name}.bias") for name in names] if matrix.bias else []
@@ -28,7 +30,8 @@ def linear(weights: Weights, matrix: Matrix) -> Linear:
     for name in matrix.shapes:
         del weights[name]
     concat = library_of(parts[0]).concat
-    return Dense(concat(parts), concat(biases) if biases else None)
+    weights[matrix.name] = found = Dense(concat(parts), concat(biases) if biases else None)
+    return found
 
 
 def dense(weights: Weights, name: str) -> Values:
@@ -118,6 +121,24 @@ def sparse(function: Function, deviations: float | None, kernels: Kernels) -> Fu
         return library_of(x).concat((kernels.sparse(gates, deviations), values), 1)
 
     return gates_first
+
+
+class Projection:
+    """A matrix with its adapters' updates, and with what low ranks add to its results."""
+
+    def __init__(self, matrix: Matrix, low_ranks: Sequence[LowRankPart], kernels: Kernels, weights: Weights) -> None:
+        self.kernels = kernels
+        self.name = matrix.name
+        self.weight = linear(weights, matrix)
+        self.low_ranks = [(one.at, linear(weights, one.down), linear(weights, one.up)) for one in low_ranks]
+
+    def __call__(self, rows: Values, state: ForwardState) -> Values:
+        """[T, in] -> [T, out]."""
+        results = state.linear(self.kernels, rows, self.weight, self.name)
+        for at, down, up in self.low_ranks:
+            more = self.kernels.linear(self.kernels.linear(rows, down), up)
+            results[:, at : at + more.shape[1]] += more
+        return results
 
 
 def _same(x: Values, *_: object) -> Values:

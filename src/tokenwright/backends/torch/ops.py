@@ -6,11 +6,9 @@ few branches. The changing state (the batch, the cache) is an argument.
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from tokenwright.backends import Scored
-from tokenwright.backends.adapters import Beside
 from tokenwright.backends.layout import xielu_of
 from tokenwright.backends.torch.embedding import (
     LayerEnd,
@@ -25,8 +23,9 @@ from tokenwright.backends.torch.embedding import (
 )
 from tokenwright.backends.torch.expert_mixture import TorchExperts
 from tokenwright.backends.torch.kernels import Kernels, Linear, Values, in_fp32, library_of
-from tokenwright.backends.torch.op_batch import OpBatch
+from tokenwright.backends.torch.op_batch import ForwardState
 from tokenwright.backends.torch.op_parts import (
+    Projection,
     Weights,
     after,
     by_row,
@@ -40,47 +39,19 @@ from tokenwright.backends.torch.op_parts import (
     scaled,
     sparse,
 )
-from tokenwright.cache import KVStore, KVView
+from tokenwright.cache import KVView
 from tokenwright.config import Rope
+from tokenwright.models.combined import Mixed, Parallel, SharedBlock
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import MLP, Attention, Head, Mixed, Parallel
+from tokenwright.models.graph import MLP, Attention, Head
 from tokenwright.models.latent import LatentAttention
 from tokenwright.models.next_input import NextInput
 from tokenwright.models.op import Op
 from tokenwright.models.recurrent import Recurrence, Recurrent
 from tokenwright.models.residual_streams import Correct, Laurel, Merge, Predict, Spread
-from tokenwright.models.taps import Site, Tap
+from tokenwright.models.taps import Site
 
 AnyOp = TypeVar("AnyOp")
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardState:
-    """The state of a step: the batch, the KV store and the tap; and the model's adapters.
-
-    before: the residual stream before the last op that keeps it. inputs: what the embedding has made for the layers.
-    streams: the residual streams, where there are several.
-    """
-
-    batch: OpBatch
-    store: KVStore
-    tap: Tap
-    adapters: Beside = field(default_factory=dict)
-    before: list[Values] = field(default_factory=list)
-    inputs: list[Values] = field(default_factory=list)
-    streams: list[Values] = field(default_factory=list)
-
-    def linear(self, kernels: Kernels, x: Values, weight: Linear, name: str) -> Values:
-        """[T, in] -> [T, out] by the matrix `name`; to the rows of an adapter it adds what that adapter does.
-
-        An adapter's rows are computed together, by kernels whose result for a row depends only on that row.
-        """
-        y = kernels.linear(x, weight)
-        for adapter, rows in self.batch.adapted.items():
-            update = self.adapters.get(name, {}).get(adapter)
-            if update is not None:
-                y[rows] += kernels.linear(kernels.linear(x[rows], update.down), update.up)
-        return y
 
 
 class RunningOp(Protocol):
@@ -97,12 +68,12 @@ class TorchAttention:
         self.op: Attention | LatentAttention = op
         self.kernels = kernels
         self.layer = op.layer
-        self.names: tuple[str, ...] = (op.qkv.name, op.out.name)
+        self.out_name = op.out.name
         self.heads = [*op.projected, *([op.heads] if op.out_gate else [])]
         learned = None if op.sink_logits is None else dense(weights, f"{op.sink_logits}.weight")
         self.scoring = Scored(op.scoring.scale, op.scoring.cap, learned, op.slopes)
         self.norm = norm(op.norm, kernels, weights)
-        self.qkv = linear(weights, op.qkv)
+        self.qkv = Projection(op.qkv, op.low_ranks, kernels, weights)
         self.out = linear(weights, op.out)
         self.q_norm, k_norm = (over_heads(one, op.head_size, kernels, weights) for one in (op.q_norm, op.k_norm))
         v_norm = norm(op.v_norm, kernels, weights)
@@ -122,8 +93,9 @@ class TorchAttention:
         batch, tap, view = state.batch, state.tap, state.store.view(self.layer)
         normed = self.norm(x)
         tap(Site.ATTENTION_INPUT, self.layer, normed)
-        projected = state.linear(self.kernels, normed, self.qkv, self.names[0])
-        projected = projected.reshape(len(x), sum(self.heads), -1)  # [T, H + 2 G, D], and [T, H, D] of the gate
+        projected = self.qkv(normed, state).reshape(
+            len(x), sum(self.heads), -1
+        )  # [T, H + 2 G, D], and [T, H, D] of the gate
         q, k, v, *gates = parted(projected, self.heads, 1)  # [T, H, D], [T, G, D], [T, G, D]
         assert isinstance(self.op, Attention), "latent attention has another form"
         plain = q if self.op.norms_last else self.q_norm(q)
@@ -139,7 +111,7 @@ class TorchAttention:
         tap(Site.MIXED, self.layer, mixed)
         if gates:
             mixed = self.kernels.weighted(mixed, gates[0])
-        return self.after(state.linear(self.kernels, by_row(mixed), self.out, self.names[1]))  # [T, width]
+        return self.after(state.linear(self.kernels, by_row(mixed), self.out, self.out_name))  # [T, width]
 
     def _store(self, k: Values, v: Values, view: KVView, state: ForwardState, norms_last: bool) -> None:
         """Norm K and V [T, G, D], rotate K, and store both."""
@@ -275,10 +247,10 @@ class TorchMLP:
     def __init__(self, op: MLP, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
         self.layer = op.layer
-        self.names = (op.up.name, op.down.name)
+        self.down_name = op.down.name
         self.activation = op.activation
         self.norm = norm(op.norm, kernels, weights)
-        self.up = linear(weights, op.up)
+        self.up = Projection(op.up, op.low_ranks, kernels, weights)
         self.down = linear(weights, op.down)
         self.gated = op.gated
         self.learned = None if op.learned is None else xielu_of(op.learned, weights)
@@ -296,14 +268,14 @@ class TorchMLP:
         """[T, width] -> [T, width]: what the op adds to the residual stream."""
         normed = self.norm(x)
         state.tap(Site.MLP_INPUT, self.layer, normed)
-        projected = self.factors(state.linear(self.kernels, normed, self.up, self.names[0]))
+        projected = self.factors(self.up(normed, state))
         if self.learned is None:
             activate = self.kernels.gated if self.gated else self.kernels.activate
             hidden = activate(projected, self.activation)  # [T, m]
         else:
             hidden = self.kernels.xielu(projected, self.learned)
         state.tap(Site.MLP_HIDDEN, self.layer, hidden)
-        return self.after(state.linear(self.kernels, hidden, self.down, self.names[1]))
+        return self.after(state.linear(self.kernels, hidden, self.down, self.down_name))
 
 
 class TorchParallel:
@@ -334,6 +306,26 @@ class TorchMixed:
         return x
 
 
+class TorchShared:
+    """A block that several layers share; the recurrence behind it reads what it makes."""
+
+    def __init__(self, op: SharedBlock, kernels: Kernels, weights: Weights) -> None:
+        self.kernels = kernels
+        self.layer = op.layer
+        self.attention = TorchAttention(op.attention, kernels, weights)
+        self.mlp = TorchMLP(op.mlp, kernels, weights)
+        self.out, self.table = linear(weights, op.out), linear(weights, op.table)
+        self.scale = scaled(op.scale)
+
+    def __call__(self, x: Values, state: ForwardState) -> Values:
+        embedded = self.scale(self.kernels.rows(self.table, state.batch.tokens))
+        joined = library_of(x).concat((x, embedded), 1)  # [T, 2 width]
+        made = self.mlp.added(self.attention.added(joined, state), state)  # [T, width]
+        state.before[:] = [x + self.kernels.linear(made, self.out)]
+        state.tap(Site.ATTENTION, self.layer, x)
+        return x
+
+
 class TorchHead:
     """Computes logits [n, vocabulary] in fp32 of rows [n, width] of the residual stream."""
 
@@ -356,6 +348,7 @@ OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
     Experts: TorchExperts,
     Parallel: TorchParallel,
     Mixed: TorchMixed,
+    SharedBlock: TorchShared,
     Recurrent: TorchRecurrent,
     NextInput: TorchNextInput,
     Spread: TorchSpread,
@@ -364,6 +357,10 @@ OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
     Correct: TorchCorrect,
     Merge: TorchMerge,
 }
+
+
+# Parts of ops that call kernels themselves.
+_HOLDING = (TorchAttention, TorchMLP, TorchExperts, LayerEnd, Projection, TorchInputGate, TorchLayerInputs)
 
 
 def running(op: Op, kernels: Kernels, weights: Weights) -> RunningOp:
@@ -377,6 +374,6 @@ def using(op: AnyOp, before: Kernels, kernels: Kernels) -> AnyOp:
     for name, value in vars(op).items():
         if value is before:
             setattr(other, name, kernels)
-        elif isinstance(value, TorchAttention | TorchMLP | TorchExperts | LayerEnd | TorchInputGate | TorchLayerInputs):
+        elif isinstance(value, _HOLDING):
             setattr(other, name, using(value, before, kernels))
     return other

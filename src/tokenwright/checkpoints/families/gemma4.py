@@ -35,8 +35,9 @@ from tokenwright.checkpoints.families.positions import read_layer_types, read_ro
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import LinearScaling, Mixture, ModelConfig, NoScaling, Rope, Scales
+from tokenwright.models.combined import Mixed
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import MLP, Attention, Graph, Mixed
+from tokenwright.models.graph import MLP, Attention, Graph
 from tokenwright.models.op import Norm, Op
 
 _ROPES = {

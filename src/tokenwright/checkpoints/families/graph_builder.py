@@ -5,8 +5,9 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tokenwright.config import Alibi, LatentHeads, Learned, Mixture, ModelConfig, Rope
+from tokenwright.models.combined import Parallel, SharedBlock
 from tokenwright.models.experts import Experts, Routing
-from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, Parallel
+from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head
 from tokenwright.models.latent import LatentAttention
 from tokenwright.models.next_input import NextInput
 from tokenwright.models.op import Matrix, Norm, Op, Scoring
@@ -68,6 +69,24 @@ def side_by_side(config: ModelConfig, layer: int, mixer: Recurrent, scales: tupl
     assert isinstance(attention, Attention) and isinstance(mlp, MLP), "such layers have both"
     mixer = replace(mixer, beside=True)
     return replace(attention, kept=True, residual_scale=scales[0]), mixer, replace(mlp, residual_scale=scales[1])
+
+
+def shared_block(config: ModelConfig, first: int, out: str, place: int) -> SharedBlock:
+    """The block of attention and an MLP that has the weights of layer `first`; attention reads two rows side by side.
+
+    out: the name of the matrix behind it. place: the number of its cache.
+    """
+    (attention, mlp), width = block(config, first), config.width
+    assert isinstance(attention, Attention) and isinstance(mlp, MLP), "a block has both"
+    attention = replace(
+        attention,
+        layer=place,
+        norm=Norm(f"layers.{first}.shared_norm", config.norm, 2 * width, config.norm_eps),
+        qkv=replace(attention.qkv, inner=2 * width),
+    )
+    table = Matrix.single("embed", config.vocab_size, width)
+    out_matrix = Matrix.single(out, width, width)
+    return SharedBlock(attention, replace(mlp, layer=place), out_matrix, table, config.scales.embedding)
 
 
 def numbered(blocks: Sequence[Op]) -> list[Op]:

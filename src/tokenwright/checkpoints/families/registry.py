@@ -24,6 +24,7 @@ from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, GRANITE_HYBRID
 from tokenwright.checkpoints.families.hybrids.nemotron import NEMOTRON
 from tokenwright.checkpoints.families.hybrids.qwen_next import OLMO_HYBRID, QWEN_DENSE, QWEN_MIXED, QWEN_NEXT
 from tokenwright.checkpoints.families.hybrids.selective import JAMBA, MAMBA
+from tokenwright.checkpoints.families.hybrids.zamba import ZAMBA2
 from tokenwright.checkpoints.families.llama import (
     AFMOE,
     APERTUS,
@@ -62,7 +63,7 @@ FAMILIES = (
     BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, HUNYUAN, HELIUM, APERTUS, HUNYUAN_MOE,
     HYPERCLOVAX, NEMOTRON_PLAIN, GRANITE_MOE, GEMMA, VAULT_GEMMA, OLMO_HYBRID,
     FALCON_H1, FLEX_OLMO, GRANITE_SWA, GRANITE_MOE_SWA, AFMOE, BLOOM, MPT, JAMBA, MAMBA,
-    KIMI_LINEAR, GEMMA4, GEMMA3N, MIMO,
+    KIMI_LINEAR, GEMMA4, GEMMA3N, MIMO, ZAMBA2,
 )  # fmt: skip
 
 # Keys that a family may read; where it does not, a config may only have them at a value that changes nothing: those

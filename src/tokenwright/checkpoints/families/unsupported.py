@@ -52,7 +52,7 @@ _ARCHITECTURES: tuple[tuple[str, str], ...] = (
     ("Cohere2Moe", "experts beside attention that read the same input"),
     ("Fuyu|Persimmon", "LayerNorm with biases of each head of q and k"),
     ("ModernBertDecoder", "a norm of the embeddings, and an MLP before the head"),
-    ("Zamba", "attention whose weights several layers share"),
+    ("Zamba(?!2)", "Mamba-1 layers of several heads"),
     (
         r"(?!ModernBertDecoder)(?i:\w*bert|electra|roformer|xmod|xlm|xlnet|data2vec|ernie(?!4))",
         "an encoder's attention to later tokens",

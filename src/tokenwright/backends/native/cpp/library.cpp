@@ -111,14 +111,15 @@ int64_t with_workspace(Workspace* shared, Run run) {
 
 // Writes the sizes of the structs that Python mirrors, so that it can refuse a library built from other sources.
 TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
-  const int64_t ours[] = {
-      sizeof(Matrix),      sizeof(Norm),       sizeof(KVTensor),    sizeof(Part),        sizeof(KVLayer),
-      sizeof(ChunkRows),   sizeof(Heads),      sizeof(EmbedOp),     sizeof(AttentionOp), sizeof(MLPOp),
-      sizeof(HeadOp),      sizeof(ParallelOp), sizeof(ExpertsOp),   sizeof(LatentOp),    sizeof(RecurrentOp),
-      sizeof(NextInputOp), sizeof(MixedOp),    sizeof(SpreadOp),    sizeof(PredictOp),   sizeof(LaurelOp),
-      sizeof(CorrectOp),   sizeof(MergeOp),    sizeof(Op),          sizeof(Model),       sizeof(Batch),
-      sizeof(Queries),     sizeof(Routing),    sizeof(LowRank),     sizeof(AdaptedRows), sizeof(WatchedRow),
-      sizeof(Observed),    sizeof(Recurrence), sizeof(InnerMatrix), sizeof(Ranks)};
+  const int64_t ours[] = {sizeof(Matrix),      sizeof(Norm),        sizeof(KVTensor),    sizeof(Part),
+                          sizeof(KVLayer),     sizeof(ChunkRows),   sizeof(Heads),       sizeof(EmbedOp),
+                          sizeof(AttentionOp), sizeof(MLPOp),       sizeof(HeadOp),      sizeof(ParallelOp),
+                          sizeof(ExpertsOp),   sizeof(LatentOp),    sizeof(RecurrentOp), sizeof(NextInputOp),
+                          sizeof(MixedOp),     sizeof(SpreadOp),    sizeof(PredictOp),   sizeof(LaurelOp),
+                          sizeof(CorrectOp),   sizeof(MergeOp),     sizeof(SharedOp),    sizeof(Op),
+                          sizeof(Model),       sizeof(Batch),       sizeof(Queries),     sizeof(Routing),
+                          sizeof(LowRank),     sizeof(LowRankPart), sizeof(AdaptedRows), sizeof(WatchedRow),
+                          sizeof(Observed),    sizeof(Recurrence),  sizeof(InnerMatrix), sizeof(Ranks)};
   const int64_t known = sizeof(ours) / sizeof(ours[0]);
   for (int64_t i = 0; i < count && i < known; i++) sizes[i] = ours[i];
   return known;

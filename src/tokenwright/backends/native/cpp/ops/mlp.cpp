@@ -14,8 +14,15 @@ namespace tw {
 
 namespace {
 
-// Runs an MLP that reads x [rows][width] and adds to the residual stream; or leaves what it has made in `added`.
-void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& op, bool adds = true) {
+// Adds what a layer makes of its inputs to the residual stream.
+void add_inputs(Pass& p, Team& team, int64_t thread, const InputGate& op) {
+  make_inputs_added(p, team, thread, p.x, op);
+  each_row(team, p.batch.rows, [&](int64_t row) { add_row(p, op.after, row); });
+}
+
+}  // namespace
+
+void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& op, bool adds) {
   const int64_t rows = p.batch.rows, inner = op.gated ? op.up.out / 2 : op.up.out;  // of this rank
   const std::optional<Gather> gather = gather_of(p, inner, op.down);
   const QuantisedRows quantised = normed_rows(p, team, thread, x, op.norm, op.up);
@@ -33,7 +40,8 @@ void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& o
   const auto activated = [&](int64_t row) {
     return gather ? gather->rows + row * op.down.in : activate_to(row, p.act + thread * inner);
   };
-  if (!gather && !p.batch.adapted && !op.xielu && !op.factors && !op.sparse && p.k.fuses(op.up, quantised, between)) {
+  if (!gather && !p.batch.adapted && !op.xielu && !op.factors && !op.sparse && !op.low_ranks &&
+      p.k.fuses(op.up, quantised, between)) {
     team.share(inner / ACTIVATED, 2, [&](int64_t first, int64_t end) {
       p.k.up_rows(op.up, quantised, first, end, between);
       for (int64_t half = 0; half <= op.gated; half++)
@@ -43,6 +51,7 @@ void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& o
     linears_of(p, team, op.up, quantised, p.up, nullptr, op.up.out);
     update(p, team, op.up_updates, p.up, op.up.out,
            [&](int64_t row) { return normed_row(p, thread, x, op.norm, row); });
+    add_low_ranks(p, team, thread, x, op.norm, op.low_ranks, op.low_rank, p.up, op.up.out);
     multiply_rows(p, team, op.factors, p.up, op.up.out);
     if (op.sparse) each_row(team, rows, [&](int64_t row) { sparsify(inner, op.deviations, p.up + row * op.up.out); });
     if (gather) {
@@ -56,14 +65,6 @@ void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& o
   else
     make_added(p, team, op.down, last, op.down_updates, activated);
 }
-
-// Adds what a layer makes of its inputs to the residual stream.
-void add_inputs(Pass& p, Team& team, int64_t thread, const InputGate& op) {
-  make_inputs_added(p, team, thread, p.x, op);
-  each_row(team, p.batch.rows, [&](int64_t row) { add_row(p, op.after, row); });
-}
-
-}  // namespace
 
 void make_inputs_added(Pass& p, Team& team, int64_t thread, const float* x, const InputGate& op) {
   const int64_t rows = p.batch.rows, size = op.gate.out;
@@ -100,11 +101,12 @@ void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, con
   if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, outputs_of(op.down));
   reserve_updates(r, batch, op.up_updates);
   reserve_updates(r, batch, op.down_updates);
+  reserve_low_ranks(needs, r, batch, op.low_ranks, op.low_rank);
   if (op.inputs.gate.out) reserve_inputs(needs, r, batch, op.inputs);
 }
 
 void run(Pass& p, Team& team, int64_t thread, const MLPOp& op) {
-  run_mlp(p, team, thread, p.x, op);
+  run_mlp(p, team, thread, p.x, op, true);
   if (op.inputs.gate.out) add_inputs(p, team, thread, op.inputs);
 }
 
@@ -118,7 +120,7 @@ void run(Pass& p, Team& team, int64_t thread, const ParallelOp& op) {
   keep_rows(p, team);
   run(p, team, thread, op.attention);
   if (p.observer) p.observer->end(1 + 2 * op.attention.layer);
-  run_mlp(p, team, thread, p.before, op.mlp);
+  run_mlp(p, team, thread, p.before, op.mlp, true);
 }
 
 void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, const MixedOp& op) {

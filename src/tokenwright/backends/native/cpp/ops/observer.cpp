@@ -44,6 +44,7 @@ const Heads* heads_in(const Other&, int64_t) {
 const Heads* heads_in(const AttentionOp& op, int64_t layer) { return op.layer == layer ? &op.heads : nullptr; }
 const Heads* heads_in(const LatentOp& op, int64_t layer) { return op.layer == layer ? &op.heads : nullptr; }
 const Heads* heads_in(const ParallelOp& op, int64_t layer) { return heads_in(op.attention, layer); }
+const Heads* heads_in(const SharedOp& op, int64_t layer) { return heads_in(op.attention, layer); }
 
 // The attention heads of a layer.
 const Heads* heads_of_layer(const Model& model, int64_t layer) {
@@ -130,6 +131,7 @@ void count_cache(const AttentionOp& op, const Batch& batch) {
 }
 void count_cache(const LatentOp& op, const Batch& batch) { count_layer(op.layer, op.heads, batch); }
 void count_cache(const ParallelOp& op, const Batch& batch) { count_cache(op.attention, batch); }
+void count_cache(const SharedOp& op, const Batch& batch) { count_cache(op.attention, batch); }
 void count_cache(const RecurrentOp& op, const Batch& batch) {
   const int64_t bytes = batch.kv[op.layer].part[0].bytes;
   for (int64_t i = 0; i < batch.chunks; i++) {

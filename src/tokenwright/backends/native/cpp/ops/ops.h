@@ -28,6 +28,7 @@ void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const PredictOp&)
 void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const LaurelOp&);
 void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const CorrectOp&);
 void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const MergeOp&);
+void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const SharedOp&);
 
 // Runs an op: each thread of the team calls it, with its own number.
 void run(Pass&, Team&, int64_t thread, const EmbedOp&);
@@ -45,6 +46,12 @@ void run(Pass&, Team&, int64_t thread, const PredictOp&);
 void run(Pass&, Team&, int64_t thread, const LaurelOp&);
 void run(Pass&, Team&, int64_t thread, const CorrectOp&);
 void run(Pass&, Team&, int64_t thread, const MergeOp&);
+void run(Pass&, Team&, int64_t thread, const SharedOp&);
+
+// An op that reads x [rows][width of its matrix] and adds to the residual stream; or leaves what it has made in
+// `added`.
+void run_attention(Pass&, Team&, int64_t thread, const float* x, const AttentionOp&, bool adds);
+void run_mlp(Pass&, Team&, int64_t thread, const float* x, const MLPOp&, bool adds);
 
 // What a layer makes of its inputs and of rows x [rows][width], in `added`, without what is behind it.
 void reserve_inputs(Needs&, Workspace&, const Batch&, const InputGate&);

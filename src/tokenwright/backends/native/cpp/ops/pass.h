@@ -12,7 +12,7 @@ namespace tw {
 // The largest workspace need of any op of a model, in numbers per row of the step or per thread.
 struct Needs {
   int64_t before = 0, inputs = 0, streams = 0, qkv = 0, sink = 0, mixed = 0, up = 0, added = 0;  // per row
-  int64_t act = 0, scratch = 0;                                                                  // per thread
+  int64_t normed = 0, act = 0, scratch = 0;                                                      // per thread
   int64_t partial = 0, gathered = 0;                                                             // in total
 };
 
@@ -50,6 +50,7 @@ void visit(const Op& op, F f) {
     case LAUREL: return f(*(const LaurelOp*)op.op);
     case CORRECT: return f(*(const CorrectOp*)op.op);
     case MERGE: return f(*(const MergeOp*)op.op);
+    case SHARED: return f(*(const SharedOp*)op.op);
   }
 }
 

@@ -81,8 +81,7 @@ void reserve_updates(Workspace& r, const Batch& batch, const LowRank* updates) {
   }
 }
 
-const float* normed_row(const Pass& p, int64_t thread, const float* all, const Norm& norm, int64_t row) {
-  const int64_t width = p.model.width;
+const float* normed_row(const Pass& p, int64_t thread, const float* all, const Norm& norm, int64_t row, int64_t width) {
   const float* x = all + row * width;
   float* normed = p.normed + thread * width;
   if (!norm.weight) return x;
@@ -93,8 +92,27 @@ const float* normed_row(const Pass& p, int64_t thread, const float* all, const N
 QuantisedRows normed_rows(Pass& p, Team& team, int64_t thread, const float* all, const Norm& norm, const Matrix& m) {
   const QuantisedRows quantised = p.r.rows.of(p.k, m, p.batch.rows);
   each_row(team, p.batch.rows,
-           [&](int64_t row) { p.k.quantise_row(m, normed_row(p, thread, all, norm, row), row, quantised); });
+           [&](int64_t row) { p.k.quantise_row(m, normed_row(p, thread, all, norm, row, m.in), row, quantised); });
   return quantised;
+}
+
+void add_low_ranks(Pass& p, Team& team, int64_t thread, const float* all, const Norm& norm, int64_t count,
+                   const LowRankPart* parts, float* y, int64_t stride) {
+  for (const LowRankPart* one = parts; one < parts + count; one++) {
+    const int64_t rank = one->down.out;
+    linears_of(p, team, one->down, normed_rows(p, team, thread, all, norm, one->down), p.mixed, nullptr, rank);
+    const QuantisedRows low = p.r.rows.of(p.k, one->up, p.batch.rows);
+    each_row(team, p.batch.rows, [&](int64_t row) { p.k.quantise_row(one->up, p.mixed + row * rank, row, low); });
+    linears_of(p, team, one->up, low, y + one->at, y + one->at, stride);
+  }
+}
+
+void reserve_low_ranks(Needs& needs, Workspace& r, const Batch& batch, int64_t count, const LowRankPart* parts) {
+  for (const LowRankPart* one = parts; one < parts + count; one++) {
+    r.rows.reserve(one->down, batch.rows);
+    r.rows.reserve(one->up, batch.rows);
+    needs.mixed = std::max(needs.mixed, one->down.out);
+  }
 }
 
 }  // namespace tw

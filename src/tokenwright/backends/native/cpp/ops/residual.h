@@ -120,9 +120,19 @@ void add_linear(Pass& p, Team& team, const Matrix& m, const QuantisedRows& rows,
 }
 
 // norm(x) of a row of `all` [rows][width], in memory of the thread; without a norm the row itself.
-const float* normed_row(const Pass& p, int64_t thread, const float* all, const Norm& norm, int64_t row);
+const float* normed_row(const Pass& p, int64_t thread, const float* all, const Norm& norm, int64_t row, int64_t width);
 
-// Quantises norm(x) of all rows x [rows][width] for a linear.
+// The same of rows as wide as the residual stream.
+inline const float* normed_row(const Pass& p, int64_t thread, const float* all, const Norm& norm, int64_t row) {
+  return normed_row(p, thread, all, norm, row, p.model.width);
+}
+
+// Quantises norm(x) of all rows x [rows][inputs of the linear] for a linear.
 QuantisedRows normed_rows(Pass& p, Team& team, int64_t thread, const float* all, const Norm& norm, const Matrix& m);
+
+// y [rows][stride] += what low ranks make of norm(x) of all rows x.
+void add_low_ranks(Pass& p, Team& team, int64_t thread, const float* all, const Norm& norm, int64_t count,
+                   const LowRankPart* parts, float* y, int64_t stride);
+void reserve_low_ranks(Needs& needs, Workspace& r, const Batch& batch, int64_t count, const LowRankPart* parts);
 
 }  // namespace tw

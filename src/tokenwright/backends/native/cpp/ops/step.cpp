@@ -1,5 +1,6 @@
 #include "ops/step.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <new>
@@ -62,7 +63,7 @@ void forward(const Kernels& k, Workspace& r, const Model& model, const Batch& ba
             batch,
             r,
             r.x.of<float>(rows * model.width),
-            r.normed.of<float>(threads * model.width),
+            r.normed.of<float>(threads * std::max(model.width, needs.normed)),
             r.before.of<float>(rows * needs.before),
             r.inputs.of<float>(rows * needs.inputs),
             r.streams.of<float>(rows * needs.streams),

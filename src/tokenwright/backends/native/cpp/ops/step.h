@@ -24,7 +24,8 @@ enum OpKind : int64_t {
   PREDICT = 11,
   LAUREL = 12,
   CORRECT = 13,
-  MERGE = 14
+  MERGE = 14,
+  SHARED = 15
 };
 
 // What the embedding makes for the layers: factor * (norm(project_scale * project(x)) + scale * the table's row of each
@@ -61,6 +62,12 @@ struct LowRank {
   Matrix down, up;
 };
 
+// Adds up(down(row)) to the results of another matrix over the same row, from number `at` on.
+struct LowRankPart {
+  int64_t at;
+  Matrix down, up;
+};
+
 // Norms of q and k: over each head with the same weights, over all heads together, over each head with its own weights.
 enum HeadNorms : int64_t { EACH_HEAD = 0, ALL_HEADS = 1, OWN_WEIGHTS = 2 };
 
@@ -88,6 +95,8 @@ struct AttentionOp {
   int64_t
       out_gate;  // whether `qkv` ends with a gate for each number of q's heads, whose sigmoid weights what they read
   double clip;   // the greatest magnitude of q, k and v behind their norms; 0: any
+  int64_t low_ranks;
+  const LowRankPart* low_rank;  // [low_ranks], of `qkv`
 };
 
 // x += after(out(values of heads)), by latent attention: the cache has one row for all heads, the latent and then the
@@ -181,6 +190,8 @@ struct MLPOp {
   InputGate inputs;
   int64_t sparse;  // whether a gate becomes max(gate - mean - deviations * standard deviation, 0) of its row
   double deviations;
+  int64_t low_ranks;
+  const LowRankPart* low_rank;  // [low_ranks], of `up`
 };
 
 // The logits of the batch's logits rows: matrix(scale * norm(x)), softly capped if cap > 0: cap tanh(logit / cap); and
@@ -280,6 +291,15 @@ struct CorrectOp {
 struct MergeOp {
   int64_t streams;
   const Matrix* matrix;  // of all streams but the first
+};
+
+// before = x + out(mlp(attention([x; scale * the table's row of the token]))), where both have no residual stream; x
+// itself stays. Attention reads rows of twice the width.
+struct SharedOp {
+  AttentionOp attention;
+  MLPOp mlp;
+  Matrix out, table;
+  double scale;
 };
 
 struct Op {

@@ -1,0 +1,150 @@
+"""Ops of a model that are made of attention, an MLP or experts: side by side, or in a block that layers share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tokenwright.config import LayerKV, Rope
+from tokenwright.models.experts import Experts
+from tokenwright.models.graph import MLP, Attention
+from tokenwright.models.layer_inputs import InputGate
+from tokenwright.models.op import Matrix, Norm, Op, Shape
+
+
+@dataclass(frozen=True)
+class Parallel(Op):
+    """x + attention(x) + mlp(x): both read the same x, through norms of their own or through one (of one name)."""
+
+    attention: Attention
+    mlp: MLP
+    adaptable: ClassVar[bool] = True
+
+    @property
+    def parts(self) -> tuple[Op, ...]:
+        return self.attention, self.mlp
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return self.attention.shapes | self.mlp.shapes
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.attention.matrices + self.mlp.matrices
+
+    @property
+    def kv(self) -> LayerKV:
+        return self.attention.kv
+
+    @property
+    def halves(self) -> tuple[int, ...]:
+        return 0, 1
+
+    @property
+    def pair_flops(self) -> int:
+        return self.attention.pair_flops
+
+    @property
+    def rope(self) -> Rope | None:
+        return self.attention.rope
+
+
+@dataclass(frozen=True)
+class Mixed(Op):
+    """x + post_norm(mlp(x) + experts(x)): both read the same x, each through norms of its own before and behind it.
+
+    inputs, stream: as in MLP.
+    """
+
+    mlp: MLP
+    experts: Experts
+    post_norm: Norm
+    inputs: InputGate | None = None
+    stream: str | None = None
+
+    @property
+    def layer(self) -> int:
+        return self.mlp.layer
+
+    @property
+    def parts(self) -> tuple[Op, ...]:
+        return self.mlp, self.experts
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return self.mlp.shapes | self.experts.shapes | self._own
+
+    @property
+    def _own(self) -> dict[str, Shape]:
+        learned: dict[str, Shape] = {f"{self.stream}.weight": (1,)} if self.stream else {}
+        return self.post_norm.shapes | learned | (self.inputs.shapes if self.inputs else {})
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.mlp.matrices + self.experts.matrices + (self.inputs.matrices if self.inputs else ())
+
+    @property
+    def multiplied(self) -> int:
+        own = sum(one.out * one.inner for one in (self.inputs.matrices if self.inputs else ()))
+        return self.mlp.multiplied + self.experts.multiplied + own
+
+    @property
+    def idle(self) -> int:
+        return self.experts.idle
+
+    def read(self, rows: int) -> dict[str, Shape]:
+        return self.mlp.shapes | self.experts.read(rows) | self._own
+
+
+@dataclass(frozen=True)
+class SharedBlock(Op):
+    """before = x + out(mlp(attention([x; scale table[token]]))), which the next op, a recurrence, reads; x stays.
+
+    Several layers share the weights of attention and MLP, which have no residual stream: each replaces what it reads.
+    Each layer adds low-rank products of its own to their first matrices (Zamba2, arXiv 2411.15242).
+    """
+
+    attention: Attention  # its norm and `qkv` read twice the width
+    mlp: MLP
+    out: Matrix  # [width, width], of this layer
+    table: Matrix  # the embedding
+    scale: float = 1.0
+
+    @property
+    def layer(self) -> int:
+        return self.attention.layer
+
+    @property
+    def parts(self) -> tuple[Op, ...]:
+        return self.attention, self.mlp
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return self.read(1) | self.table.shapes
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return *self.attention.matrices, *self.mlp.matrices, self.out, self.table
+
+    @property
+    def multiplied(self) -> int:
+        return self.attention.multiplied + self.mlp.multiplied + self.out.out * self.out.inner
+
+    @property
+    def products(self) -> Mapping[str, int]:
+        return {"output": self.multiplied}
+
+    def read(self, rows: int) -> dict[str, Shape]:
+        """Without the table, of which a step reads a few rows."""
+        return self.attention.read(rows) | self.mlp.read(rows) | self.out.shapes
+
+    @property
+    def kv(self) -> LayerKV:
+        return self.attention.kv
+
+    @property
+    def pair_flops(self) -> int:
+        return self.attention.pair_flops
+
+    @property
+    def rope(self) -> Rope | None:
+        return self.attention.rope
