@@ -68,6 +68,7 @@ def work(act):
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 counts none where no frame asks before tracing begins
     gc.disable()  # finalizers of other tests' objects would be counted
     sys.settrace(trace)
     try:

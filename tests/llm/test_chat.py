@@ -123,7 +123,7 @@ def test_the_same_in_an_event_loop(llm: LLM) -> None:
 def test_an_answer_has_a_form(llm: LLM, form: Any) -> None:
     done = llm.chat(ASKED, response_format=form, max_tokens=100, seed=2)
     read = Animal.model_validate_json(done.content)
-    assert done.parsed == (read if form is Animal else read.model_dump())
+    assert done.parsed == (read if form is Animal else json.loads(done.content))
     assert llm.chat(ASKED, response_format=form, max_tokens=1, seed=2).parsed is None, "it was cut"
 
 
