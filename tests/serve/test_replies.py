@@ -20,6 +20,7 @@ OLLAMA = {"stream": False, "options": {"num_predict": 4}}
 FUNCTION = {"name": "weather", "parameters": SCHEMA}
 TOOL = {"type": "function", "function": FUNCTION}
 CALLED = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 400}
+OLDER = {"functions": [FUNCTION], "function_call": {"name": "weather"}, "max_tokens": 400}
 THINK = {"enable_thinking": True}
 USES = {"tools": [{"name": "weather", "input_schema": SCHEMA}], "tool_choice": {"type": "any"}, "max_tokens": 400}
 ASKED: list[tuple[str, dict[str, Any], type[Reply]]] = [
@@ -32,6 +33,7 @@ ASKED: list[tuple[str, dict[str, Any], type[Reply]]] = [
     ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2}, replies.ChatCompletion),
     ("/v1/chat/completions", CHAT | {"chat_template_kwargs": THINK, "return_timings": True}, replies.ChatCompletion),
     ("/v1/chat/completions", CHAT | CALLED, replies.ChatCompletion),
+    ("/v1/chat/completions", CHAT | OLDER, replies.ChatCompletion),
     ("/v1/embeddings", {"input": ["a", "b" * 99], "truncate_prompt_tokens": 9}, replies.EmbeddingList),
     ("/v1/embeddings", {"input": "a", "encoding_format": "base64"}, replies.EmbeddingList),
     (
