@@ -138,6 +138,18 @@ def test_a_file_of_each_family_is_the_folder_that_it_was_written_from(kind: str,
             assert torch.equal(tensors[name], tensor), name
 
 
+def test_keys_and_values_of_a_latent_in_one_matrix(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", "kimi-linear", changes=FAMILIES["kimi-linear"]).path
+    apart = Checkpoint.open(write_gguf(tmp_path / "apart.gguf", path))
+    config = json.loads((path / "config.json").read_text())
+    write_json(path / "config.json", config | {"_whole_kv_b": True})
+    whole = Checkpoint.open(write_gguf(tmp_path / "whole.gguf", path))
+    assert any(name.endswith("attn_kv_b.weight") for name in read_gguf(tmp_path / "whole.gguf").tensors)
+    assert whole.graph == apart.graph
+    tensors = tensors_of(apart)
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in tensors_of(whole).items())
+
+
 @pytest.mark.parametrize(
     ("key", "value"), [("key_length_swa", 0), ("shared_kv_layers", "two"), ("sliding_window_pattern", "x")]
 )

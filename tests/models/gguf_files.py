@@ -192,6 +192,8 @@ def _of_kimi(name: str, tensor: Tensor, config: Mapping[str, Any]) -> list[tuple
         return [(f"blk.{layer}.exp_probs_b.bias", tensor)]
     if name.endswith("kv_b_proj.weight"):
         both = tensor.unflatten(0, (config["num_attention_heads"], -1))
+        if config.get("_whole_kv_b"):
+            return [(f"blk.{layer}.attn_kv_b.weight", tensor)]
         k, v = both.split([config["qk_nope_head_dim"], config["v_head_dim"]], 1)
         return [(f"blk.{layer}.attn_k_b.weight", k.transpose(1, 2)), (f"blk.{layer}.attn_v_b.weight", v)]
     return []

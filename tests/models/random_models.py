@@ -368,6 +368,30 @@ def mpt(random: Random) -> Config:
     }
 
 
+def dbrx(random: Random) -> Config:
+    heads, clip = random.choice([2, 4, 6]), random.choice([1.0, 8.0])  # transformers needs one
+    attention = {"kv_n_heads": random.choice([one for one in (1, 2, heads) if heads % one == 0]), "clip_qkv": clip}
+    attention["rope_theta"] = 10000.0  # transformers reads no other
+    return {
+        "model_type": "dbrx",
+        "vocab_size": VOCAB,
+        "d_model": heads * random.choice([8, 16, 32]),
+        "n_heads": heads,
+        "n_layers": random.randint(1, 4),
+        "max_seq_len": 512,
+        "attn_config": attention,
+        "ffn_config": {
+            "ffn_hidden_size": random.choice([32, 48]),
+            "moe_num_experts": random.choice([4, 6]),
+            "moe_top_k": random.randint(1, 3),
+            "moe_normalize_expert_weights": random.choice([None, 1.0]),
+        },
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+
+
 def gemma4(random: Random) -> Config:
     """Layers of both kinds, the last of which may read K and V of others; inputs of each layer or none."""
     base = _base(random)
@@ -421,7 +445,7 @@ def gemma3n(random: Random) -> Config:
 
 MAKERS: tuple[Callable[[Random], Config], ...] = (
     *(lfm2, lfm2_moe, qwen3_next, qwen3_5, olmo_hybrid, granite, bamba, falcon_h1, mamba2, nemotron_h),
-    *(bloom, mpt, jamba, mamba, falcon_mamba, kimi_linear, gemma4, gemma3n, zamba2),
+    *(bloom, mpt, jamba, mamba, falcon_mamba, kimi_linear, gemma4, gemma3n, zamba2, dbrx),
 )
 
 

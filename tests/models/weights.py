@@ -45,7 +45,7 @@ def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Ten
     """Unit noise turned into a weight: the gain depends on the tensor's part in the block."""
     if name.endswith("bias"):
         return 0.2 * noise
-    if noise.dim() == 1 or "_norm" in name:
+    if noise.dim() == 1 or "_norm" in name.replace("norm_attn_norm", ""):
         return _shaped_norm(name, noise, config)
     if any(part in name for part in ("embed_tokens", "wte", "lm_head", "embed_in", "embed_out", "word_embeddings")):
         return 0.16 * noise

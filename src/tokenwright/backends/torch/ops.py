@@ -93,9 +93,7 @@ class TorchAttention:
         batch, tap, view = state.batch, state.tap, state.store.view(self.layer)
         normed = self.norm(x)
         tap(Site.ATTENTION_INPUT, self.layer, normed)
-        projected = self.qkv(normed, state).reshape(
-            len(x), sum(self.heads), -1
-        )  # [T, H + 2 G, D], and [T, H, D] of the gate
+        projected = self.qkv(normed, state).reshape(len(x), sum(self.heads), -1)  # [T, H + 2 G (+ H), D]
         q, k, v, *gates = parted(projected, self.heads, 1)  # [T, H, D], [T, G, D], [T, G, D]
         assert isinstance(self.op, Attention), "latent attention has another form"
         plain = q if self.op.norms_last else self.q_norm(q)

@@ -1,6 +1,7 @@
-"""BLOOM and MPT: scores with a bias for the distance (ALiBi), LayerNorm, heads tied to the embedding.
+"""BLOOM and MPT: scores with a bias for the distance (ALiBi), LayerNorm, heads tied to the embedding; and DBRX.
 
-Absent keys take transformers' defaults (configuration_bloom.py, ..._mpt.py).
+DBRX is MPT's successor by names and norms: it turns q and k, and has experts. Absent keys take transformers' defaults
+(configuration_bloom.py, ..._mpt.py, ..._dbrx.py); but the rotary base is the one beside DBRX's attention.
 """
 
 import re
@@ -13,6 +14,7 @@ from tokenwright.checkpoints.families.family import (
     MOST_WIDTH,
     Family,
     TensorSource,
+    activation,
     check_repeats,
     dtype,
     named,
@@ -20,9 +22,10 @@ from tokenwright.checkpoints.families.family import (
     size_of_head,
 )
 from tokenwright.checkpoints.families.graph_builder import decoder
+from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, TRAINING, expert_width
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import Alibi, ModelConfig, Scales
+from tokenwright.config import Alibi, Mixture, ModelConfig, Rope, Scales
 from tokenwright.models.graph import Graph
 
 _CONTEXT = 2048
@@ -31,7 +34,7 @@ _UNUSED = {
     "bloom": ("bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi", "skip_bias_add", "skip_bias_add_qkv"),
     "mpt": ("emb_pdrop", "embedding_fraction", "init_config", "init_device", "tokenizer_name", "verbose", "use_cache"),
 }
-# Of MPT's attention: of training, or what transformers writes into every object.
+# Of objects in a config: of training, or what transformers writes into every object.
 _INERT = (
     *("attn_impl", "attn_pdrop", "attn_uses_sequence_id", "chunk_size_feed_forward", "dtype", "id2label", "label2id"),
     *("_name_or_path", "model_type", "return_dict", "torch_dtype", "transformers_version"),
@@ -126,10 +129,7 @@ def _parse_mpt(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
 
 def _attention(keys: JsonKeys) -> tuple[float | None, float, float | None]:
     """MPT's factor of q k, if it is not the usual one, ALiBi's greatest exponent, and where q, k and v are clipped."""
-    given = keys.raw("attn_config") or {}
-    if not isinstance(given, dict):
-        raise keys.error(f"attn_config must be an object, not a {type(given).__name__}")
-    part = JsonKeys(given, f"{keys.where}: attn_config")
+    part = _object(keys, "attn_config")
     part.only("alibi", True, why="learned positions in this architecture")
     part.only("attn_type", "multihead_attention", why="one KV head in a fused projection")
     clip = read_clip(part)
@@ -139,6 +139,66 @@ def _attention(keys: JsonKeys) -> tuple[float | None, float, float | None]:
     most = part.number("alibi_bias_max", 8.0)
     part.finish(_INERT, "correct config.json, or remove the key")
     return scale, most, clip
+
+
+def _object(keys: JsonKeys, name: str) -> JsonKeys:
+    given = keys.raw(name) or {}
+    if not isinstance(given, dict):
+        raise keys.error(f"{name} must be an object, not a {type(given).__name__}")
+    return JsonKeys(given, f"{keys.where}: {name}")
+
+
+def _parse_dbrx(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
+    width = keys.whole("d_model", 2048, most=MOST_WIDTH)
+    layers, heads = keys.whole("n_layers", 24, most=MOST_LAYERS), keys.whole("n_heads", 16, most=1 << 16)
+    context = keys.whole("max_seq_len", 2048, most=MAX_TOKENS)
+    check_repeats(keys, context)
+    for key in ("emb_pdrop", *TRAINING):
+        keys.raw(key)
+    attention, experts = _object(keys, "attn_config"), _object(keys, "ffn_config")
+    kv_heads = attention.whole("kv_n_heads", 1, most=heads)
+    if heads % kv_heads:
+        raise attention.error(f"{heads} query heads cannot share {kv_heads} KV heads evenly; correct config.json")
+    keys.only("num_key_value_heads", kv_heads, why="another number of KV heads than that of attn_config")
+    theta = attention.number("rope_theta", _base(keys), above=1.0)
+    clip = read_clip(attention)
+    attention.finish(_INERT, "correct config.json, or remove the key")
+    config = replace(
+        _config(keys, architecture, width, layers, heads, context),
+        kv_heads=kv_heads,
+        positions=Rope(theta),
+        rotary=(True,) * layers,
+        norm_bias=False,
+        gated=True,
+        tied_head=keys.flag("tie_word_embeddings", False),
+        qkv_clip=clip,
+    )
+    config = _with_experts(experts, config)
+    return config, decoder(config)
+
+
+def _base(keys: JsonKeys) -> float:
+    """The rotary base of the model, where its attention has none."""
+    part = _object(keys, "rope_parameters")
+    part.only("rope_type", "default", why="scaled rotary positions in this architecture")
+    return part.number("rope_theta", 10000.0, above=1.0)
+
+
+def _with_experts(keys: JsonKeys, config: ModelConfig) -> ModelConfig:
+    function = _object(keys, "ffn_act_fn")
+    count, width = (
+        keys.whole("moe_num_experts", 4, most=MOST_EXPERTS),
+        expert_width(keys, "ffn_hidden_size", 3584, model=config.width),
+    )
+    chosen = keys.whole("moe_top_k", 1, most=count)
+    keys.only("moe_normalize_expert_weights", 1.0, why="weights of experts with another norm than their sum")
+    keys.only("hidden_size", config.width, why="experts of another width than the model's")
+    for key in ("moe_jitter_eps", "moe_loss_weight", "uniform_expert_assignment"):  # of training
+        keys.raw(key)
+    keys.finish(_INERT, "correct config.json, or remove the key")
+    summed = not keys.is_null("moe_normalize_expert_weights")
+    mixture = Mixture(count, chosen, width, (True,) * config.layers, renormalise=summed)
+    return replace(config, mlp_width=width, mixture=mixture, activation=activation(function, "name", "silu"))
 
 
 def _in_turn(index: int) -> TensorSource:
@@ -188,4 +248,31 @@ MPT = Family(
         }
     ),
     inert=re.compile(r"blocks\.\d+\.attn\.attn_bias"),
+)
+
+_EXPERTS = "blocks.{i}.ffn.experts.mlp"
+DBRX = Family(
+    architectures={"DbrxForCausalLM": "dbrx"},
+    parse=_parse_dbrx,
+    prefix="transformer.",
+    names=named(
+        {
+            "embed": "wte",
+            "norm": "norm_f",
+            "head": "lm_head",
+            "layers.{i}.attention_norm": "blocks.{i}.norm_attn_norm.norm_1",
+            **{
+                f"layers.{{i}}.attention.{one}": TensorSource("blocks.{i}.norm_attn_norm.attn.Wqkv", fused=True)
+                for one in "qkv"
+            },
+            "layers.{i}.attention.o": "blocks.{i}.norm_attn_norm.attn.out_proj",
+            "layers.{i}.mlp_norm": "blocks.{i}.norm_attn_norm.norm_2",
+            "layers.{i}.mlp.router": "blocks.{i}.ffn.router.layer",
+            "layers.{i}.mlp.experts.{e}.gate": TensorSource(f"{_EXPERTS}.w1", stacked=True),
+            "layers.{i}.mlp.experts.{e}.up": TensorSource(f"{_EXPERTS}.v1", stacked=True),
+            "layers.{i}.mlp.experts.{e}.down": TensorSource(f"{_EXPERTS}.w2", transpose=True, stacked=True),
+        }
+    ),
+    inert=re.compile(r"blocks\.\d+\.norm_attn_norm\.attn\.rotary_emb\.inv_freq"),
+    renames=((re.compile(r"(blocks\.\d+\.ffn\.experts\.mlp\.[wv][12])"), r"\1.weight"),),
 )

@@ -255,12 +255,15 @@ def check_same(keys: JsonKeys, key: str, other: str, value: int) -> None:
         raise keys.error(f"{other} and {key} differ; keep the one that is right")
 
 
-def expert_width(keys: JsonKeys, key: str, default: int, gated: bool = True) -> int:
-    """The width of an expert's MLP. Each expert must be whole blocks of the packed matrix of all experts."""
-    width = keys.whole(key, default, most=1 << 24)
-    if (1 + gated) * width % LANES or keys.whole("hidden_size") % LANES:
+def expert_width(keys: JsonKeys, key: str, default: int, gated: bool = True, model: int | None = None) -> int:
+    """The width of an expert's MLP. Each expert must be whole blocks of the packed matrix of all experts.
+
+    model: the model's width, where hidden_size may be absent.
+    """
+    width, model = keys.whole(key, default, most=1 << 24), keys.whole("hidden_size", model)
+    if (1 + gated) * width % LANES or model % LANES:
         raise keys.error(
-            f"experts of {key} {width:,} at hidden_size {keys.raw('hidden_size'):,} cannot be packed: Tokenwright "
+            f"experts of {key} {width:,} at hidden_size {model:,} cannot be packed: Tokenwright "
             f"needs multiples of {LANES // (1 + gated)} and {LANES}"
         )
     return width

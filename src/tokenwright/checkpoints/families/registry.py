@@ -9,7 +9,7 @@ reads nor knows to be inert. No tensors here.
 from collections.abc import Mapping
 from typing import Any
 
-from tokenwright.checkpoints.families.alibi import BLOOM, MPT
+from tokenwright.checkpoints.families.alibi import BLOOM, DBRX, MPT
 from tokenwright.checkpoints.families.cohere import COHERE
 from tokenwright.checkpoints.families.deepseek import DEEPSEEK
 from tokenwright.checkpoints.families.family import Family, Parsed, TensorSource
@@ -63,7 +63,7 @@ FAMILIES = (
     BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, HUNYUAN, HELIUM, APERTUS, HUNYUAN_MOE,
     HYPERCLOVAX, NEMOTRON_PLAIN, GRANITE_MOE, GEMMA, VAULT_GEMMA, OLMO_HYBRID,
     FALCON_H1, FLEX_OLMO, GRANITE_SWA, GRANITE_MOE_SWA, AFMOE, BLOOM, MPT, JAMBA, MAMBA,
-    KIMI_LINEAR, GEMMA4, GEMMA3N, MIMO, ZAMBA2,
+    KIMI_LINEAR, GEMMA4, GEMMA3N, MIMO, ZAMBA2, DBRX,
 )  # fmt: skip
 
 # Keys that a family may read; where it does not, a config may only have them at a value that changes nothing: those

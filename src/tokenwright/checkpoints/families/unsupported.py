@@ -41,7 +41,6 @@ _ARCHITECTURES: tuple[tuple[str, str], ...] = (
     ("Gemma4(?:Unified)?Assistant", "keys and values of the model that it drafts for"),
     ("DiffLlama", "differential attention"),
     ("MiniMax(?:Text01)?For|BailingHybrid", "linear attention with a decay (Lightning)"),
-    ("Dbrx", "the tensor names of DBRX"),
     ("BitNet", "norms before the last linears of attention and MLP"),
     ("JetMoe", "experts of attention"),
     ("Reformer|BigBird", "sparse attention"),

@@ -119,7 +119,7 @@ class Layout:
             _FAMILY,
             names={**_NAMES, **self.names},
             neighbours=self.neighbours,
-            orders=None if self.turned else _as_ours,
+            orders=None if self.turned else self.orders or _as_ours,
             own_orders=self.orders,
         )
         return family.sources(graph)

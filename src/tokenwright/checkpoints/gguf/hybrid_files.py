@@ -1,7 +1,9 @@
 """GGUF files of models with layers that keep a state."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from tokenwright.checkpoints.families.deepseek import kv_order
 from tokenwright.checkpoints.families.family import Order, TensorSource, named
 from tokenwright.checkpoints.families.hybrids.qwen_next import delta_order
 from tokenwright.checkpoints.files.safetensors import Stored
@@ -291,3 +293,7 @@ HYBRIDS: Mapping[str, Layout] = {
         share="partial_rotary_factor",
     ),
 }
+_WHOLE = {f"layers.{{i}}.attention.{half}": "blk.{i}.attn_kv_b" for half in ("k_up", "v_up")}
+_KIMI_FILES = HYBRIDS["kimi-linear"]
+# Files of converters that leave the matrix from the latent to keys and values whole.
+KIMI_WHOLE = replace(_KIMI_FILES, names={**_KIMI_FILES.names, **named(_WHOLE)}, orders=kv_order)

@@ -25,7 +25,7 @@ from tokenwright.checkpoints.gguf.file_layout import (
     Layout,
     qwen2_experts,
 )
-from tokenwright.checkpoints.gguf.hybrid_files import HYBRIDS
+from tokenwright.checkpoints.gguf.hybrid_files import HYBRIDS, KIMI_WHOLE
 from tokenwright.models.residual_streams import MOST_STREAMS
 
 
@@ -341,4 +341,6 @@ def layout_of(kind: str, tensors: Collection[str]) -> Layout | None:
     """The layout of an architecture's file with these tensors; None if Tokenwright reads no such files."""
     if kind == "llama" and "blk.0.ffn_gate_inp.weight" in tensors:
         return _MIXTRAL if "blk.0.ffn_gate_exps.weight" in tensors else replace(_MIXTRAL, names=EACH_EXPERT)
+    if kind == "kimi-linear" and any(name.endswith(".attn_kv_b.weight") for name in tensors):
+        return KIMI_WHOLE
     return LAYOUTS.get(kind)
