@@ -35,8 +35,8 @@ class StepCosts:
     """points: the cost of steps of some numbers of rows, of 1 and at least one more; others lie on lines between them.
 
     context: what one token of context adds to the cost of each row that reads it.
-    states: the cost of copying a text's states, as each text with drafts does in each step; 0 where there are none. With
-    states, a rejected draft has the tokens before it computed once more (`engine/drafts.py`).
+    states: the cost of copying a text's states, as each text with drafts does in each step; 0 where there are none.
+    With states, a rejected draft has the tokens before it computed once more (`engine/drafts.py`).
     """
 
     points: Mapping[int, float]
