@@ -4,11 +4,9 @@ import { count, figures, plural } from "./format";
 import type { DraftsCard, DraftStep } from "./schema/drafting";
 
 /** The result in a sentence. */
-export function result({ steps, tokens, drafted, kept, free }: DraftsCard): string {
+export function result({ steps, tokens, drafted, kept }: DraftsCard): string {
   if (drafted === 0)
-    return free
-      ? `Nothing was drafted: these ${plural(tokens, "token")} repeat nothing that stood before.`
-      : `No draft was worth its row: this text takes ${plural(steps, "step")} with drafts and without.`;
+    return `Nothing was drafted: this text takes ${plural(steps, "step")} with drafts and without.`;
   const saved = steps < tokens ? `${plural(steps, "step")} instead of ${count(tokens)}` : `as many steps, ${count(steps)}`;
   return `With drafts this text takes ${saved}: ${count(kept)} of ${plural(drafted, "drafted token")} ${kept === 1 ? "was" : "were"} kept.`;
 }
@@ -17,8 +15,8 @@ export function result({ steps, tokens, drafted, kept, free }: DraftsCard): stri
 export function verdict({ cost, plain_cost, drafted, free, second_row }: DraftsCard): string {
   if (drafted === 0)
     return free
-      ? "A draft is what followed the last three tokens where they stood before. The prompt Repeat has many."
-      : `By this model’s table a step of two rows costs ${figures(second_row)} steps of one. See what was left out:`;
+      ? "A draft is what followed the last three tokens where they stood before. A text that repeats itself has some."
+      : `A draft must be likely enough to pay for its row: a step of two rows costs ${figures(second_row)} of one. See all:`;
   const gain = figures(plain_cost / cost);
   return `By this model’s table of step costs that is ${cost < plain_cost ? `${gain} times as fast` : cost > plain_cost ? `no gain: ${gain} times as fast` : "as fast as without"}.`;
 }

@@ -7,6 +7,7 @@ import { call } from "../api";
 import { beside, phase, result, verdict } from "../ghosts";
 import { numbered, plural } from "../format";
 import * as player from "../player";
+import { marked } from "../text";
 import { frame, joined, live, run, site } from "../store";
 import { DRAFTS_CARD, type DraftStep, type DraftsCard } from "../schema/drafting";
 import type { TokenCard } from "../schema";
@@ -48,8 +49,8 @@ export default function Drafts() {
   return (
     <>
       <Lead result={card ? result(card) : ""}>
-        A draft guesses the next tokens from what followed the same words before; one step then checks them all. The engine
-        has gone over the text of this run once more, with its drafts.
+        A draft guesses tokens from what followed the same words before; one step then checks them all. This run wrote one
+        token a step; the engine’s scheduler has gone over its text again with drafts, without the model.
       </Lead>
       {stateful ? (
         <p class="panel-note">Layers of this model keep a state, which cannot go back to where a draft was rejected; so it has no drafts.</p>
@@ -81,7 +82,7 @@ function Shown({ card }: { card: DraftsCard }) {
           <Step key={one.position} step={one} n={n} phase={phase(one, position)} />
         ))}
       </ol>
-      <p class="panel-legend">
+      <p class="panel-legend draft-legend">
         <ins>kept</ins> <del>rejected</del> <span class="draft-ghost">still ahead</span> <b>the shown step</b>
       </p>
       <dl class="panel-figures">
@@ -128,4 +129,4 @@ function Step({ step: { drafts, kept, written, open }, n, phase }: { step: Draft
   );
 }
 
-const look = ({ text }: TokenCard): string => text.replaceAll("\n", "⏎");
+const look = ({ text }: TokenCard): string => (text.trim() === "" ? marked(text) : text.replaceAll("\n", "⏎"));
