@@ -63,7 +63,7 @@ KEYS = """(keys) => keys.forEach(([key, shiftKey]) =>
   document.body.dispatchEvent(new KeyboardEvent('keydown', { key, shiftKey, bubbles: true })))"""
 GROUPS = {
     "Look inside": ("Next token", "Block", "Heads", "Sampler", "Branches", "Beams"),
-    "Experiments": ("Race", "Lab", "Pages", "Calculator"),
+    "Experiments": ("Race", "Lab", "Drafts", "Pages", "Calculator"),
 }
 
 

@@ -115,6 +115,13 @@ def test_race_beams_batch_and_lesson_are_recorded_and_nothing_else_is_offered(vi
     best = json.loads((folder / "beams.json").read_text())["best_sum"]
     visited.until("document.querySelector('[data-stat=beams_best_sum]') !== null")
     assert float(visited.stats()["beams_best_sum"][0]) == best
+    visited.drawer("Drafts")
+    visited.until("document.querySelector('[data-stat=drafts_steps]') !== null")
+    for card in json.loads((folder / "drafts.json").read_text())["story"]:
+        visited.until(f"document.querySelector('[data-stat=drafts_cost]').dataset.value === '{card['cost']}'")
+        for name in ("steps", "tokens", "drafted", "kept"):
+            assert visited.stats()[f"drafts_{name}"][0] == str(card[name]), name
+        visited.tab.get_by_label("draft as if each row cost nothing").check()
     visited.drawer("Pages")
     looks = json.loads((folder / "batch.json").read_text())["looks"]
     taken = next(n for n, look in enumerate(looks) if any(one["preemptions"] for one in look["sequences"]))

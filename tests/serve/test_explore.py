@@ -692,6 +692,7 @@ ROUTES = [
     ("GET", "/runs/x/matrix"),
     ("GET", "/runs/x/lens"),
     ("POST", "/runs/x/lab"),
+    ("GET", "/runs/x/drafts"),
     ("POST", "/calculate"),
     ("POST", "/beams"),
     ("GET", "/learn"),

@@ -1,9 +1,11 @@
 """The panels' routes: the page pool and its batches, a token's way through a layer, all heads, and what they cost."""
 
 import base64
+import json
 import math
 import threading
 import time
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from tests.engines import assert_at_rest, settled
 from tests.serve.conftest import begin, served, watching
 from tokenwright import LLM
 from tokenwright.backends.torch.border import tensor
+from tokenwright.llm.drafts.run_drafts import drafts_of, step_costs
 from tokenwright.serve.explorer import lab as lab_routes
 from tokenwright.serve.explorer import pages
 from tokenwright.trace import heads_view
@@ -432,3 +435,25 @@ def test_a_search_is_the_engines(server):
 def test_a_search_is_bounded(server, wrong):
     client, _ = server
     assert client.post("/beams", json={"prompt": "ab"} | wrong).status_code == 400
+
+
+# Drafts
+
+
+def test_drafts_are_those_of_the_runs_text_so_far(server):
+    client, explorer = server
+    run = paused(client, steps=40, prompt=PROMPT, max_tokens=50, temperature=0, ignore_eos=True)
+    of = explorer.player(run).run
+    costs = step_costs(explorer.llm.llm_engine)
+    assert costs.of(8) < 8, "a table of costs"
+    for free in (False, True):
+        answer = client.get(f"/runs/{run}/drafts", params={"free": free})
+        assert answer.status_code == 200, answer.text
+        assert answer.json() == json.loads(json.dumps(asdict(drafts_of(of, costs, free=free))))
+    card = answer.json()
+    assert card["drafted"] > 0 and card["free"]
+    assert sum(len(step["written"]) for step in card["each"]) == 40
+    early = begin(client, prompt=PROMPT)["run"]
+    refused = client.get(f"/runs/{early}/drafts")
+    assert refused.status_code == 400 and "no token yet" in refused.json()["error"]["message"]
+    assert client.get("/runs/none/drafts").status_code == 404

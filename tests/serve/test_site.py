@@ -44,7 +44,7 @@ def test_every_recorded_count_is_the_engines(
     monkeypatch.setattr(site, "RACED", 6)
     folder, told = tmp_path / "site", list[str]()
     site.write_site(explorer, page, folder, told.append)
-    assert told == ["Story", "Fact", "Code", "race", "beams", "batch"]
+    assert told == ["Story", "Fact", "Code", "race", "beams", "drafts", "batch"]
     counted = [name for name, wire in NUMBERS.items() if wire.source is not Source.MEASURED]
     for wanted in site.RUNS:
         values = json.loads((folder / "runs" / f"{wanted.identity}.json").read_text())
@@ -64,6 +64,13 @@ def test_every_recorded_count_is_the_engines(
     assert steps[-1]["sums"]["equal"] == len(steps) == 6
     beams = json.loads((folder / "beams.json").read_text())
     assert beams["best_sum"] >= beams["greedy_sum"]
+
+    drafts = json.loads((folder / "drafts.json").read_text())
+    for wanted in site.RUNS:
+        trace = json.loads((folder / "runs" / f"{wanted.identity}.json").read_text())
+        for card, free in zip(drafts[wanted.identity], (False, True), strict=True):
+            ids = [token["id"] for step in card["each"] for token in step["written"]]
+            assert ids == [step["token"] for step in trace["steps"]] and card["free"] == free
 
     check_batch(explorer, json.loads((folder / "batch.json").read_text()))
 

@@ -78,6 +78,14 @@ export const PANELS: readonly Panel[] = [
     load: () => import("./Lab"),
   },
   {
+    id: "drafts",
+    group: "Experiments",
+    name: "Drafts",
+    title: "The same text in fewer steps: guesses that are kept, or fall",
+    recorded: true,
+    load: () => import("./Drafts"),
+  },
+  {
     id: "pages",
     group: "Experiments",
     name: "Pages",

@@ -140,6 +140,11 @@ def drafted(
     return model, DraftProposer(costs, model, its.times(share))
 
 
+def costs_of_steps(loaded: LoadedModel, specs: Sequence[LayerSpec]) -> StepCosts:
+    """The costs by which an engine over a model weighs drafts. They may be measured: call it in the engine's thread."""
+    return _costs(loaded.decoder, loaded.graph, specs, str(loaded.weights), loaded.weights.name)[0]
+
+
 def _layer_costs(loaded: LoadedModel, draft: Draft) -> StepCosts:
     """The costs of a next layer's steps, in costs of a step of one row of the model: by what they read."""
     its, every = (sum(map(prod, graph.read(1).values())) for graph in (draft.decoder.graph, loaded.graph))

@@ -1,13 +1,14 @@
 """The page's view into the model: a token's way through a layer, all heads, a head's matrix, and the lens.
 
-Everything is replayed read-only on the engine. Long work is done in parts, each in another thread; it ends when the
-client goes away.
+The drafts of a run's text are beside them. Everything is replayed read-only on the engine. Long work is done in parts,
+each in another thread; it ends when the client goes away.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
+from functools import cache
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from fastapi import FastAPI, Request
@@ -16,10 +17,12 @@ from tokenwright.errors import RequestError
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer
 from tokenwright.serve.http.api import unless_gone
 from tokenwright.trace.messages.block import BlockView
+from tokenwright.trace.messages.drafting import DraftsCard
 from tokenwright.trace.messages.heads import AtlasCard, LensCard, MatrixCard
 from tokenwright.trace.messages.way import WayView
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
+    from tokenwright.decode.step_costs import StepCosts
     from tokenwright.llm.run import Run
 
 T = TypeVar("T")
@@ -49,7 +52,7 @@ _END: object = object()
 
 
 def add(app: FastAPI, explorer: Explorer) -> None:
-    """Add the routes of the panels Block and Heads, and of the way into a cell."""
+    """Add the routes of the panels Block, Heads and Drafts, and of the way into a cell."""
 
     def watched(identity: str) -> Run:
         player = explorer.player(identity)
@@ -108,3 +111,15 @@ def add(app: FastAPI, explorer: Explorer) -> None:
         run.check(layer, head)
         stop = run.last_position(step) + 1
         return await unless_gone(request, in_parts(heads_view.matrix(run.look, stop, step, layer, head)))
+
+    @cache
+    def costs() -> StepCosts:
+        from tokenwright.llm.drafts.run_drafts import step_costs  # with NumPy
+
+        return step_costs(explorer.llm.llm_engine)
+
+    @app.get("/runs/{identity}/drafts", **HIDDEN)
+    def drafts(identity: str, free: bool = False) -> DraftsCard:
+        from tokenwright.llm.drafts.run_drafts import drafts_of  # with NumPy
+
+        return drafts_of(watched(identity), costs(), free=free)

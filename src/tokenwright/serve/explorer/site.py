@@ -3,6 +3,7 @@
 index.html, assets/    the page; the element of id "site" tells it what is recorded
 runs/ID.json           a trace with both ways of the switch
 race.json, beams.json  what the engine answered to the panels of these names
+drafts.json            the same for each run, by the costs of steps and as if a row cost nothing
 batch.json             the page pool after each step of a batch that it is too small for
 """
 
@@ -79,7 +80,7 @@ def write_site(
         for wanted in RUNS:
             told(wanted.name)
             _write(folder / "runs" / f"{wanted.identity}.json", recorded(explorer, wanted))
-        for name, answer in (("race", recorded_race), ("beams", recorded_beams), ("batch", recorded_batch)):
+        for name, answer in PARTS:
             told(name)
             _write(folder / f"{name}.json", answer(explorer))
         index = _index((page / "index.html").read_text(encoding="utf-8"), url)
@@ -147,6 +148,27 @@ def recorded_batch(explorer: Explorer) -> dict[str, Any]:
             return looks
 
         return {"prompts": BATCH, "looks": [asdict(card) for card in llm.inspect(play)]}
+
+
+def recorded_drafts(explorer: Explorer) -> dict[str, Any]:
+    """By run: its text with drafts that pay, and with all of them."""
+    from tokenwright.llm.drafts.run_drafts import drafts_of, step_costs
+
+    costs, found = step_costs(explorer.llm.llm_engine), {}
+    for wanted in RUNS:
+        with explorer.llm.run(wanted.prompt, max_tokens=wanted.tokens, seed=SEED) as run:
+            while not run.ended:
+                run.step()
+            found[wanted.identity] = [asdict(drafts_of(run, costs, free=free)) for free in (False, True)]
+    return found
+
+
+PARTS: tuple[tuple[str, Callable[[Explorer], Mapping[str, Any]]], ...] = (
+    ("race", recorded_race),
+    ("beams", recorded_beams),
+    ("drafts", recorded_drafts),
+    ("batch", recorded_batch),
+)
 
 
 def _index(page: str, url: str | None) -> str:
