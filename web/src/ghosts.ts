@@ -16,7 +16,7 @@ export function verdict({ cost, plain_cost, drafted, free, second_row }: DraftsC
   if (drafted === 0)
     return free
       ? "A draft is what followed the last three tokens where they stood before. A text that repeats itself has some."
-      : `A draft must be likely enough to pay for its row: a step of two rows costs ${figures(second_row)} of one. See all:`;
+      : `A draft must be likely enough to pay for its row: a step of two rows costs ${figures(second_row)} of one. See every guess:`;
   const gain = figures(plain_cost / cost);
   return `By this model’s table of step costs that is ${cost < plain_cost ? `${gain} times as fast` : cost > plain_cost ? `no gain: ${gain} times as fast` : "as fast as without"}.`;
 }
