@@ -511,6 +511,13 @@ PLAIN: dict[str, Config] = {
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE | {"shared_intermediate_size": 64},
     "hunyuan_v1_moe": {"num_experts": 6, "moe_topk": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "hy_v3": {
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "moe_intermediate_size": 48,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "router_scaling_factor": 1.5,
+    },
     "apertus1p5_text": {"rope_parameters": _LLAMA3},
     "flex_olmo": {"num_experts": 6, "num_experts_per_tok": 2},
     "granite_swa": _SCALED | _SLIDING | {"attention_multiplier": 0.3, "layer_rope_theta": [1e4, 5e5, 0]},

@@ -104,11 +104,17 @@ def _parse_bloom(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]
     return config, decoder(config)
 
 
-def _parse_mpt(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
+def _mosaic(keys: JsonKeys, architecture: str) -> ModelConfig:
+    """What MPT and DBRX have."""
     width = keys.whole("d_model", 2048, most=MOST_WIDTH)
     layers, heads = keys.whole("n_layers", 24, most=MOST_LAYERS), keys.whole("n_heads", 16, most=1 << 16)
     context = keys.whole("max_seq_len", _CONTEXT, most=MAX_TOKENS)
     check_repeats(keys, context)
+    return replace(_config(keys, architecture, width, layers, heads, context), norm_bias=False)
+
+
+def _parse_mpt(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
+    plain = _mosaic(keys, architecture)
     keys.only("no_bias", True, why="biases in this architecture")
     keys.only("expansion_ratio", 4, why="an MLP of another width in this architecture")
     norms = ("layernorm", "low_precision_layernorm")
@@ -117,10 +123,9 @@ def _parse_mpt(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         keys.raw(key)
     scale, most, clip = _attention(keys)
     config = replace(
-        _config(keys, architecture, width, layers, heads, context),
-        positions=Alibi(slopes(heads, most)),
+        plain,
+        positions=Alibi(slopes(plain.heads, most)),
         activation="gelu",
-        norm_bias=False,
         scales=Scales(attention=scale),
         qkv_clip=clip,
     )
@@ -149,26 +154,22 @@ def _object(keys: JsonKeys, name: str) -> JsonKeys:
 
 
 def _parse_dbrx(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
-    width = keys.whole("d_model", 2048, most=MOST_WIDTH)
-    layers, heads = keys.whole("n_layers", 24, most=MOST_LAYERS), keys.whole("n_heads", 16, most=1 << 16)
-    context = keys.whole("max_seq_len", 2048, most=MAX_TOKENS)
-    check_repeats(keys, context)
+    plain = _mosaic(keys, architecture)
     for key in ("emb_pdrop", *TRAINING):
         keys.raw(key)
     attention, experts = _object(keys, "attn_config"), _object(keys, "ffn_config")
-    kv_heads = attention.whole("kv_n_heads", 1, most=heads)
-    if heads % kv_heads:
-        raise attention.error(f"{heads} query heads cannot share {kv_heads} KV heads evenly; correct config.json")
+    kv_heads = attention.whole("kv_n_heads", 1, most=plain.heads)
+    if plain.heads % kv_heads:
+        raise attention.error(f"{plain.heads} query heads cannot share {kv_heads} KV heads evenly; correct config.json")
     keys.only("num_key_value_heads", kv_heads, why="another number of KV heads than that of attn_config")
     theta = attention.number("rope_theta", _base(keys), above=1.0)
     clip = read_clip(attention)
     attention.finish(_INERT, "correct config.json, or remove the key")
     config = replace(
-        _config(keys, architecture, width, layers, heads, context),
+        plain,
         kv_heads=kv_heads,
         positions=Rope(theta),
-        rotary=(True,) * layers,
-        norm_bias=False,
+        rotary=(True,) * plain.layers,
         gated=True,
         tied_head=keys.flag("tie_word_embeddings", False),
         qkv_clip=clip,

@@ -99,6 +99,21 @@ HUNYUAN_MOE = replace(
     names=HUNYUAN.names | named(HUNYUAN_NAMES),
 )
 
+AFMOE_ROUTER = {
+    "layers.{i}.mlp.router": TensorSource("layers.{i}.mlp.router.gate"),
+    "layers.{i}.mlp.correction": TensorSource("layers.{i}.mlp.expert_bias", wide=True),
+}
+EXPERT_BIAS = (re.compile(r"(layers\.\d+\.mlp\.expert_bias)"), r"\1.weight")
+HUNYUAN3 = replace(
+    LLAMA,
+    architectures={"HYV3ForCausalLM": "hy_v3"},
+    names=LLAMA.names
+    | ROUTED_NAMES
+    | {name: one for name, one in named(HUNYUAN_NAMES).items() if ".shared." in name}
+    | AFMOE_ROUTER,
+    renames=(EXPERT_BIAS,),
+)
+
 APERTUS = replace(
     LLAMA,
     architectures={"ApertusForCausalLM": "apertus", "Apertus1p5TextForCausalLM": "apertus1p5_text"},
@@ -125,11 +140,10 @@ AFMOE = replace(
             "layers.{i}.attention_post_norm": "layers.{i}.post_attention_layernorm",
             "layers.{i}.mlp_norm": "layers.{i}.pre_mlp_layernorm",
             "layers.{i}.mlp_post_norm": "layers.{i}.post_mlp_layernorm",
-            "layers.{i}.mlp.router": "layers.{i}.mlp.router.gate",
         }
     )
-    | {"layers.{i}.mlp.correction": TensorSource("layers.{i}.mlp.expert_bias", wide=True)},
-    renames=((re.compile(r"(layers\.\d+\.mlp\.expert_bias)"), r"\1.weight"),),
+    | AFMOE_ROUTER,
+    renames=(EXPERT_BIAS,),
 )
 
 HELIUM = replace(LLAMA, architectures={"HeliumForCausalLM": "helium"}, neighbours=True)

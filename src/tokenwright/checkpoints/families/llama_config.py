@@ -141,6 +141,21 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
     "OlmoeForCausalLM": LlamaLike(biases="config", qk_norm="whole", eps=1e-5, mixture="olmoe"),
     "ArceeForCausalLM": LlamaLike(biases="config", mlp_bias=True, eps=1e-5, act="relu2", gated=False),
     "HunYuanDenseV1ForCausalLM": LlamaLike(biases="config", qk_norm="head", qk_norm_last=True, eps=1e-5, alpha=True),
+    "HYV3ForCausalLM": LlamaLike(
+        biases="config",
+        qk_norm="head",
+        head_size=128,
+        theta=11158840.0,
+        eps=1e-5,
+        mixture=Routed(
+            *("sigmoid", ("noaux_tc",), 1, 2.826),
+            renormalise=True,
+            experts="num_experts",
+            shared="num_shared_experts",
+            shared_count=1,
+            factor_key="router_scaling_factor",
+        ),
+    ),
     "ApertusForCausalLM": _APERTUS,
     "HunYuanMoEV1ForCausalLM": LlamaLike(
         biases="config", qk_norm="head", qk_norm_last=True, eps=1e-5, alpha=True, mixture="hunyuan"

@@ -37,6 +37,7 @@ from tokenwright.checkpoints.families.llama import (
     GRANITE_SWA,
     HELIUM,
     HUNYUAN,
+    HUNYUAN3,
     HUNYUAN_MOE,
     HYPERCLOVAX,
     LLAMA,
@@ -63,7 +64,7 @@ FAMILIES = (
     BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, HUNYUAN, HELIUM, APERTUS, HUNYUAN_MOE,
     HYPERCLOVAX, NEMOTRON_PLAIN, GRANITE_MOE, GEMMA, VAULT_GEMMA, OLMO_HYBRID,
     FALCON_H1, FLEX_OLMO, GRANITE_SWA, GRANITE_MOE_SWA, AFMOE, BLOOM, MPT, JAMBA, MAMBA,
-    KIMI_LINEAR, GEMMA4, GEMMA3N, MIMO, ZAMBA2, DBRX,
+    KIMI_LINEAR, GEMMA4, GEMMA3N, MIMO, ZAMBA2, DBRX, HUNYUAN3,
 )  # fmt: skip
 
 # Keys that a family may read; where it does not, a config may only have them at a value that changes nothing: those
@@ -121,7 +122,7 @@ _INERT = frozenset(
         "mm_tokens_per_image", "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size",
         "vision_feature_layer", "video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id",
         "boi_token_id", "eoi_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index", "audio_token_id",
-        "vision_soft_tokens_per_image", "audio_soft_tokens_per_image",
+        "vision_soft_tokens_per_image", "audio_soft_tokens_per_image", "enable_moe_fp32_combine",
     )
 )  # fmt: skip
 _BESIDE = ("text_config", "vision_config", "audio_config")

@@ -46,6 +46,7 @@ class Routed:
     shared: str = "n_shared_experts"
     shared_count: int | None = None  # the default of their number
     gated: bool = True
+    factor_key: str = "routed_scaling_factor"
 
 
 def read_routed(keys: JsonKeys, like: Routed, layers: int) -> Mixture | None:
@@ -60,7 +61,7 @@ def read_routed(keys: JsonKeys, like: Routed, layers: int) -> Mixture | None:
     groups = keys.whole("n_group", like.groups[0], most=MOST_GROUPS)
     top = keys.whole("topk_group", min(like.groups[1], groups), most=groups)
     normalised = keys.flag("norm_topk_prob", like.renormalise)
-    factor = keys.number("routed_scaling_factor", like.factor)
+    factor = keys.number(like.factor_key, like.factor)
     if keys.raw(like.experts) is None or not any(mixed):
         for key in (like.experts, like.shared, "num_experts_per_tok", "moe_intermediate_size"):
             keys.raw(key)
