@@ -35,8 +35,9 @@ def test_linear_layers_side_by_side_are_one(bias: bool) -> None:
     assert (joined.bias is None) is not bias
     torch.testing.assert_close(KERNELS.linear(x, joined), torch.cat(parts, -1))
     given = {**weights}
-    linear(given, matrix)  # type: ignore[arg-type]
-    assert not given, "what was joined is given up, so that memory does not hold it twice"
+    whole: Linear = linear(given, matrix)  # type: ignore[arg-type]
+    assert given == {"qk": whole}, "what was joined is given up, so that memory does not hold it twice"
+    assert linear(given, matrix) is whole, "ops may share a matrix"  # type: ignore[arg-type]
 
 
 def test_a_single_linear_layer_is_not_copied() -> None:

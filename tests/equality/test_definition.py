@@ -147,7 +147,7 @@ def experts(x: torch.Tensor, at: str, config: ModelConfig, product: Product) -> 
 
 
 # Kinds with recurrent layers, whose definition is tests/backends/test_recurrent.py's.
-STATES = ("short", "delta", "state", "selective", "layers of one op")
+STATES = ("short", "delta", "state", "selective", "layers of one op", "a shared block")
 # Layers of several sizes, or streams: without a codec those are the oracle's to compare.
 UNLIKE = ("shared keys", "values from", "residual streams")
 ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_tanh": lambda x: gelu(x, approximate="tanh")}
