@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 Shape = Annotated[
     str | None,
     Option(
-        help="A model with random weights instead: tiny, gpt2, qwen05, llama1b or deepseek2. It is made once and "
-        "kept in the cache folder.",
+        help="A model with random weights instead: tiny, gpt2, qwen05, llama1b, deepseek2, granite350m or "
+        "qwen35. It is made once and kept in the cache folder.",
         rich_help_panel=opt.MODEL,
     ),
 ]
