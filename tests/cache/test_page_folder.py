@@ -267,9 +267,10 @@ def test_a_folder_that_cannot_be_read_is_refused_and_left(tmp_path, monkeypatch)
     PageFolder(tmp_path, 1 << 20, MODEL).close()
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
-        with monkeypatch.context() as disk, pytest.raises(RequestError, match=os.strerror(errno.EIO)):
+        with monkeypatch.context() as disk:
             disk.setattr(page_folder.os, "scandir", fails)
-            PageFolder(tmp_path, 1 << 20, MODEL)
+            with pytest.raises(RequestError, match=os.strerror(errno.EIO)):
+                PageFolder(tmp_path, 1 << 20, MODEL)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 

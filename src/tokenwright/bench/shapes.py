@@ -1,6 +1,6 @@
 """Checkpoints of published shapes with random weights: what speed and memory need, and nothing to download.
 
-    python -m tokenwright.bench.shapes [tiny gpt2 qwen05 llama1b deepseek2 granite350m qwen35] [--root ~/.cache/tokenwright/benchmarks]
+    python -m tokenwright.bench.shapes [tiny qwen05 granite350m ...] [--root ~/.cache/tokenwright/benchmarks]
 
 Each is a folder ROOT/SHAPE as on the Hugging Face hub: config.json, weights in bfloat16, a tokenizer. The weights are
 those of one seed wherever they are made. They keep the scale of what flows through them, and the logits spread as a
