@@ -219,7 +219,7 @@ def deadline_after(steps, now):
 
 def test_a_real_deadline_ends_texts_and_searches(llm):
     for params in ({"temperature": 0}, {"beams": 3, "n": 3}):
-        done = one(llm, max_tokens=900, max_seconds=0.3, ignore_eos=True, **params)
+        done = one(llm, max_tokens=900, max_seconds=0.05, ignore_eos=True, **params)
         assert done.finish_reason == "time"
         assert all(text.finish_reason == "time" for text in done.choices)
     late = one(llm, max_tokens=5, max_seconds=0.0)
