@@ -34,8 +34,8 @@ MENDED: dict[str, dict[str, int]] = {
 
 # Causal models of transformers that no family reads, and of which it is not said what they need.
 UNMAPPED = {
-    "aria_text", "cohere_compass_text", "emu3", "flint", "git", "got_ocr2", "gpt_neox_japanese",
-    "kolibri1", "lara_mini", "mellum", "moss_transcribe_diarize", "nanochat", "phi4_multimodal",
+    "aria_text", "cohere_compass_text", "emu3", "git", "got_ocr2", "gpt_neox_japanese",
+    "kolibri1", "lara_mini", "moss_transcribe_diarize", "nanochat", "phi4_multimodal",
 }  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def test_causal_models_of_transformers_run_or_lack_an_operation(tmp_path: Path) 
     assert {
         kind for kind, why in said.items() if not re.search("it needs .+, which Tokenwright lacks", why)
     } == UNMAPPED
-    assert len(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - 1 - len(said) >= 92
+    assert len(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - 1 - len(said) >= 95
 
 
 @pytest.mark.parametrize("value", [None, False, 0, 0.0, "", [], {}])

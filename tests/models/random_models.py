@@ -443,9 +443,45 @@ def gemma3n(random: Random) -> Config:
     }
 
 
+def _windows(random: Random) -> Config:
+    """Layers of both kinds in any order, and at least one with a window."""
+    return _layers(random, "sliding_attention", "full_attention") | {"sliding_window": random.choice([8, 24])}
+
+
+def mellum(random: Random) -> Config:
+    found = _base(random) | _windows(random) | _experts(random)
+    full: Config = {"rope_type": "default", "rope_theta": 500000.0}
+    yarn: Config = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    kinds = [random.choice(["dense", "sparse", "sparse"]) for _ in found["layer_types"]]
+    return found | {
+        "model_type": "mellum",
+        "attention_bias": random.random() < 0.5,
+        "num_experts": random.choice([4, 6]),
+        "mlp_layer_types": random.choice([None, kinds]),
+        "norm_topk_prob": random.random() < 0.7,
+        "rope_parameters": {
+            "full_attention": random.choice([full, full | yarn]),
+            "sliding_attention": {"rope_type": "default", "rope_theta": random.choice([1e4, 5e5])},
+        },
+    }
+
+
+def flint(random: Random) -> Config:
+    found = _base(random) | _windows(random) | _experts(random) | _rope(random)
+    return found | {
+        "model_type": "flint",
+        "attention_bias": random.random() < 0.5,
+        "mlp_only_layers": random.choice([[], [0]]),
+        "norm_topk_prob": random.random() < 0.7,
+        "num_experts": random.choice([4, 6]),
+        "shared_expert_intermediate_size": random.choice([32, 64]),
+    }
+
+
 MAKERS: tuple[Callable[[Random], Config], ...] = (
     *(lfm2, lfm2_moe, qwen3_next, qwen3_5, olmo_hybrid, granite, bamba, falcon_h1, mamba2, nemotron_h),
     *(bloom, mpt, jamba, mamba, falcon_mamba, kimi_linear, gemma4, gemma3n, zamba2, dbrx),
+    *(mellum, flint),
 )
 
 

@@ -258,8 +258,16 @@ QWEN_MOE = replace(
         "Qwen2MoeForCausalLM": "qwen2_moe",
         "Qwen3MoeForCausalLM": "qwen3_moe",
         "OlmoeForCausalLM": "olmoe",
+        "MellumForCausalLM": "mellum",
     },
     names=LLAMA.names | named(QWEN_NAMES),
+)
+
+FLINT = replace(
+    QWEN_MOE,
+    architectures={"FlintForCausalLM": "flint"},
+    names=QWEN_MOE.names | SINKS,
+    renames=((re.compile(r"(layers\.\d+\.self_attn)\.(?:sinks|softmax_offset)"), r"\1.sinks.weight"),),
 )
 
 GPT_OSS = replace(

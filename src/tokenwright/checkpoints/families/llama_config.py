@@ -55,7 +55,8 @@ class LlamaLike:
     slides: Slides = "none"
     # layers without rotary positions (NoPE): those of no_rope_layers, or those with full attention among windows
     nope: Literal["listed", "full"] | None = None
-    local: bool = False  # whether layers with a window have the rotation without its scaling
+    # the default base of layers with a window, which have the rotation without its scaling; 0: that of the others
+    local: float | None = None
     tied: bool = False  # default of tie_word_embeddings
     theta: float = 10000.0
     head_size: int | None = None  # default of head_dim; None: width / heads
@@ -70,7 +71,7 @@ class LlamaLike:
     gated: bool = True  # whether the MLP has gates
     biased: bool = False  # default of attention_bias and mlp_bias
     follows: bool = False  # whether files have a layer that predicts further tokens (MTP)
-    sinks: bool = False  # a learned logit of each head, and a base of the rotation for each layer (Granite SWA)
+    sinks: bool = False  # a learned logit of each head; with positions everywhere, a base for each layer (Granite SWA)
 
 
 # Keys of Hunyuan's files that concern its models with experts or pictures, or repeat others; and their beginnings.
@@ -104,6 +105,18 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
     "MixtralForCausalLM": LlamaLike(slides="given", theta=1000000.0, mixture="mixtral", eps=1e-5),
     "Qwen2MoeForCausalLM": LlamaLike(biases="qkv", slides="even", mixture="qwen2"),
     "Qwen3MoeForCausalLM": LlamaLike(biases="config", qk_norm="head", slides="flagged", mixture="qwen3"),
+    "MellumForCausalLM": LlamaLike(
+        biases="config",
+        qk_norm="head",
+        head_size=128,
+        slides="listed",
+        theta=500000.0,
+        local=10000.0,
+        mixture="mellum",
+    ),
+    "FlintForCausalLM": LlamaLike(
+        biases="config", qk_norm="head", head_size=128, slides="flint", nope="full", sinks=True, mixture="flint"
+    ),
     "GptOssForCausalLM": LlamaLike(
         biases="config", slides="alternate", theta=150000.0, head_size=64, eps=1e-5, mixture="gpt-oss", oss=True
     ),
@@ -122,7 +135,7 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
         eps=1e-5,
         theta=500000.0,
         slides="pattern",
-        local=True,
+        local=0,
     ),
     "Exaone4ForCausalLM": LlamaLike(
         qk_norm="head", pre_norm=False, post_norm=True, eps=1e-5, slides="pattern", nope="full"
@@ -217,17 +230,17 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     context = keys.whole("max_position_embeddings", most=MAX_TOKENS)
     if like.alpha:
         _skip_pictures(keys, like)
-    if like.local:
-        rope, reach, local = read_both_ropes(keys, like.theta, None, head_size, context)
+    if like.local is not None:
+        rope, reach, local = read_both_ropes(keys, like.theta, like.local or None, head_size, context)
     else:
         partial, local = _partial(keys, like, head_size), None
         rope, reach = read_rope(keys, like.theta, head_size, context, partial, like.alpha)
     check_repeats(keys, context, reach)
     rotary = read_rotary(keys, layers) if like.nope == "listed" else (True,) * layers
     windows = read_windows(keys, like.slides, rotary)
-    if like.nope == "full" and (any(windows) or like.slides == "every"):
+    if like.nope == "full" and (any(windows) or like.slides in ("every", "flint")):
         rotary = tuple(window is not None for window in windows)
-    if like.sinks:
+    if like.sinks and like.nope is None:
         rope, local, rotary = read_bases(keys, rope, windows)
     qkv_bias, out_bias, mlp_bias = _biases(keys, like)
     config = ModelConfig(

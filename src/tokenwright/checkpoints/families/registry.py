@@ -31,6 +31,7 @@ from tokenwright.checkpoints.families.llama import (
     ERNIE,
     ERNIE_MOE,
     FLEX_OLMO,
+    FLINT,
     GLM,
     GLM4,
     GPT_OSS,
@@ -64,7 +65,7 @@ FAMILIES = (
     BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, HUNYUAN, HELIUM, APERTUS, HUNYUAN_MOE,
     HYPERCLOVAX, NEMOTRON_PLAIN, GRANITE_MOE, GEMMA, VAULT_GEMMA, OLMO_HYBRID,
     FALCON_H1, FLEX_OLMO, GRANITE_SWA, GRANITE_MOE_SWA, AFMOE, BLOOM, MPT, JAMBA, MAMBA,
-    KIMI_LINEAR, GEMMA4, GEMMA3N, MIMO, ZAMBA2, DBRX, HUNYUAN3,
+    KIMI_LINEAR, GEMMA4, GEMMA3N, MIMO, ZAMBA2, DBRX, HUNYUAN3, FLINT,
 )  # fmt: skip
 
 # Keys that a family may read; where it does not, a config may only have them at a value that changes nothing: those
