@@ -66,6 +66,7 @@ class LlamaLike:
     oss: bool = False  # gpt-oss: biases everywhere, learned logits of the heads, a clamped activation
     plain: bool = False  # StarCoder 2: LayerNorm
     bare: bool = False  # OLMo: LayerNorm without weights
+    weightless: bool = False  # NanoChat: RMSNorm without weights, also behind the embedding, and capped logits
     act: str = "silu"  # default of hidden_act
     mlp_width: int | None = None  # default of intermediate_size
     gated: bool = True  # whether the MLP has gates
@@ -90,6 +91,9 @@ _EXAONE_MOE = LlamaLike(
     mixture=replace(_GLM_MOE, factor=2.5, experts="num_experts", shared="num_shared_experts"),
 )
 _APERTUS = LlamaLike(biases="config", mlp_bias=True, qk_norm="head", eps=1e-5, act="xielu", gated=False)
+_ARIA = LlamaLike(biases="config", mixture="aria")
+_EMU3 = LlamaLike(biases="config", mlp_bias=True, theta=1000000.0, eps=1e-5)
+_PHI3 = LlamaLike(slides="given", eps=1e-5, partial=1.0)
 _QWEN2 = LlamaLike(biases="qkv", slides="upper")
 _QWEN3 = LlamaLike(biases="config", qk_norm="head", slides="upper", head_size=128)
 _LLAMA_LIKE: Mapping[str, LlamaLike] = {
@@ -114,6 +118,15 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
         local=10000.0,
         mixture="mellum",
     ),
+    "AriaTextForCausalLM": _ARIA,
+    "AriaForConditionalGeneration": _ARIA,
+    "Emu3ForCausalLM": _EMU3,
+    "Emu3ForConditionalGeneration": _EMU3,
+    "GotOcr2ForConditionalGeneration": replace(_QWEN2, tied=True),
+    "MossTranscribeDiarizeForConditionalGeneration": replace(_QWEN3, tied=True),
+    "NanoChatForCausalLM": LlamaLike(
+        biases="config", qk_norm="head", qk_norm_last=True, act="relu2", gated=False, weightless=True
+    ),
     "FlintForCausalLM": LlamaLike(
         biases="config", qk_norm="head", head_size=128, slides="flint", nope="full", sinks=True, mixture="flint"
     ),
@@ -124,7 +137,8 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
         biases="config", mlp_bias=True, slides="nope", nope="listed", tied=True, theta=2000000.0
     ),
     "GraniteForCausalLM": LlamaLike(biases="config", mlp_bias=True, scaled="granite"),
-    "Phi3ForCausalLM": LlamaLike(slides="given", eps=1e-5, partial=1.0),
+    "Phi3ForCausalLM": _PHI3,
+    "Phi4MultimodalForCausalLM": _PHI3,
     "OlmoForCausalLM": LlamaLike(biases="config", bare=True),
     "Olmo2ForCausalLM": LlamaLike(biases="config", qk_norm="whole", pre_norm=False, post_norm=True, eps=1e-5),
     "Olmo3ForCausalLM": LlamaLike(
@@ -258,7 +272,9 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         norm="layer" if like.plain or like.bare else "rms",
         norm_eps=_eps(keys, like),
         norm_bias=not like.bare,
-        norm_weights=not like.bare,
+        norm_weights=not (like.bare or like.weightless),
+        embed_norm=like.weightless,
+        logit_cap=_cap(keys) if like.weightless else None,
         activation=_activation(keys, like),
         gated=like.gated,
         qkv_bias=qkv_bias,
@@ -383,6 +399,11 @@ def _eps(keys: JsonKeys, like: LlamaLike) -> float:
     for unused in ("layer_norm_epsilon", "rms_norm_eps"):
         keys.raw(unused)
     return keys.number("norm_epsilon", keys.number("norm_eps", keys.number("layer_norm_eps", 1e-5)))
+
+
+def _cap(keys: JsonKeys) -> float | None:
+    """The soft cap of logits."""
+    return None if keys.is_null("final_logit_softcapping") else keys.number("final_logit_softcapping", 15.0)
 
 
 def _optional(keys: JsonKeys, key: str, offered: bool, why: str, default: bool) -> bool:

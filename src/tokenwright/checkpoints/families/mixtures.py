@@ -29,6 +29,7 @@ Kind = Literal[
     "granite",
     "hunyuan",
     "afmoe",
+    "aria",
 ]
 
 MOST_EXPERTS = 1 << 16
@@ -101,6 +102,7 @@ def read_mixture(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
         "granite": _granite,
         "hunyuan": _hunyuan,
         "afmoe": _afmoe,
+        "aria": _aria,
     }
     return readers[kind](keys, layers) if kind in readers else _qwen(keys, kind, layers)
 
@@ -156,6 +158,15 @@ def _hunyuan(keys: JsonKeys, layers: int) -> Mixture:
         raise keys.error("layers have other numbers or sizes of experts than others, which Tokenwright lacks")
     number = JsonKeys({"moe_topk": next(iter(chosen), 1)}, keys.where).whole("moe_topk", most=experts)
     return Mixture(experts, number, width, (True,) * layers, shared_width=width)
+
+
+def _aria(keys: JsonKeys, layers: int) -> Mixture:
+    experts = keys.whole("moe_num_experts", 8, most=MOST_EXPERTS)
+    chosen = keys.whole("moe_topk", 2, most=experts)
+    keys.only("hidden_act", "silu", why="another activation of shared experts than of others")
+    width = expert_width(keys, "intermediate_size", 4096)
+    shared = keys.whole("moe_num_shared_experts", 2, least=0)
+    return Mixture(experts, chosen, width, (True,) * layers, shared_width=width * shared)
 
 
 def _olmoe(keys: JsonKeys, layers: int) -> Mixture:
