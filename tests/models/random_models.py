@@ -553,10 +553,27 @@ def nanochat(random: Random) -> Config:
     return _base(random) | _rope(random) | {"model_type": "nanochat", **more, **biases}
 
 
+def lara_mini(random: Random) -> Config:
+    """Layers of three types in any order, and at least one with a state."""
+    layers = _layers(random, "linear_attention", random.choice(["full_attention", "sliding_attention"]))
+    layers["layer_types"].append("sliding_attention")
+    found = _base(random) | layers | _delta(random) | _rope(random) | _experts(random)
+    return found | {
+        "model_type": "lara_mini",
+        "num_hidden_layers": len(layers["layer_types"]),
+        "attention_bias": random.random() < 0.5,
+        "num_experts": random.choice([4, 6]),
+        "norm_topk_prob": random.random() < 0.5,
+        "shared_expert_intermediate_size": random.choice([32, 64]),
+        "sliding_window": random.choice([8, 24]),
+    }
+
+
 MAKERS: tuple[Callable[[Random], Config], ...] = (
     *(lfm2, lfm2_moe, qwen3_next, qwen3_5, olmo_hybrid, granite, bamba, falcon_h1, mamba2, nemotron_h),
     *(bloom, mpt, jamba, mamba, falcon_mamba, kimi_linear, gemma4, gemma3n, zamba2, dbrx),
     *(mellum, flint, emu3, got_ocr2, moss_transcribe_diarize, phi4_multimodal, cohere_compass, aria, nanochat),
+    lara_mini,
 )
 
 

@@ -22,6 +22,7 @@ Kind = Literal[
     "qwen3.5",
     "mellum",
     "flint",
+    "lara",
     "gpt-oss",
     "minimax",
     "ernie",
@@ -243,6 +244,7 @@ _QWEN_DEFAULTS: Mapping[str, _Defaults] = {
     "qwen3-next": _Defaults(512, 10, 512, 512, True),
     "qwen3.5": _Defaults(256, 8, 512, 512, True),
     "mellum": _Defaults(64, 8, 896, 0, True),
+    "lara": _Defaults(128, 4, 512, 512, True),
     "flint": _Defaults(256, 6, 512, 1024, True),
 }
 
@@ -271,7 +273,7 @@ def _qwen(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
     found = Mixture(experts, chosen, width, mixed, renormalise=renormalise, shared_width=shared)
     if kind == "flint":
         return replace(found, scores="sigmoid")
-    return replace(found, shared_gate=shared > 0)
+    return replace(found, shared_gate=shared > 0 and kind != "lara")
 
 
 def check_same(keys: JsonKeys, key: str, other: str, value: int) -> None:
