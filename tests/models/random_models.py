@@ -443,9 +443,137 @@ def gemma3n(random: Random) -> Config:
     }
 
 
+def _windows(random: Random) -> Config:
+    """Layers of both kinds in any order, and at least one with a window."""
+    return _layers(random, "sliding_attention", "full_attention") | {"sliding_window": random.choice([8, 24])}
+
+
+def mellum(random: Random) -> Config:
+    found = _base(random) | _windows(random) | _experts(random)
+    full: Config = {"rope_type": "default", "rope_theta": 500000.0}
+    yarn: Config = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    kinds = [random.choice(["dense", "sparse", "sparse"]) for _ in found["layer_types"]]
+    return found | {
+        "model_type": "mellum",
+        "attention_bias": random.random() < 0.5,
+        "num_experts": random.choice([4, 6]),
+        "mlp_layer_types": random.choice([None, kinds]),
+        "norm_topk_prob": random.random() < 0.7,
+        "rope_parameters": {
+            "full_attention": random.choice([full, full | yarn]),
+            "sliding_attention": {"rope_type": "default", "rope_theta": random.choice([1e4, 5e5])},
+        },
+    }
+
+
+def flint(random: Random) -> Config:
+    found = _base(random) | _windows(random) | _experts(random) | _rope(random)
+    return found | {
+        "model_type": "flint",
+        "attention_bias": random.random() < 0.5,
+        "mlp_only_layers": random.choice([[], [0]]),
+        "norm_topk_prob": random.random() < 0.7,
+        "num_experts": random.choice([4, 6]),
+        "shared_expert_intermediate_size": random.choice([32, 64]),
+    }
+
+
+def emu3(random: Random) -> Config:
+    return {"model_type": "emu3", "text_config": _base(random) | _rope(random) | {"num_hidden_layers": 2}}
+
+
+def got_ocr2(random: Random) -> Config:
+    text = _base(random) | _rope(random) | {"model_type": "qwen2", "num_hidden_layers": 2}
+    vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 32, "image_size": 64}
+    tied = {"tie_word_embeddings": text["tie_word_embeddings"]}
+    return {"model_type": "got_ocr2", "text_config": text, "vision_config": vision, **tied}
+
+
+def moss_transcribe_diarize(random: Random) -> Config:
+    text = _base(random) | _rope(random) | {"model_type": "qwen3", "num_hidden_layers": 2}
+    audio = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    tied = {"tie_word_embeddings": text["tie_word_embeddings"]}
+    return {"model_type": "moss_transcribe_diarize", "text_config": text, "audio_config": audio, **tied}
+
+
+def phi4_multimodal(random: Random) -> Config:
+    small = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32}
+    audio = {"num_blocks": 1, "ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32, "nemo_conv_channels": 32}
+    return (
+        _base(random)
+        | _rope(random, random.choice([0.5, 0.75, 1.0]))
+        | {
+            "model_type": "phi4_multimodal",
+            "num_hidden_layers": random.randint(1, 3),
+            "vision_config": small | {"num_hidden_layers": 2, "image_size": 28, "crop_size": 28},
+            "audio_config": small | audio,
+        }
+    )
+
+
+def cohere_compass(random: Random) -> Config:
+    """Each kind of layers has a rotation of its own, or none."""
+    ropes = [{"rope_type": "default", "rope_theta": base} for base in (1e4, 5e5)]
+    return (
+        _base(random)
+        | _windows(random)
+        | {
+            "model_type": "cohere_compass_text",
+            "attention_bias": random.random() < 0.5,
+            "logit_scale": random.choice([None, 0.5]),
+            "rope_parameters": {
+                "full_attention": random.choice([*ropes, None]),
+                "sliding_attention": random.choice(ropes),
+            },
+        }
+    )
+
+
+def aria(random: Random) -> Config:
+    base = _base(random)
+    del base["head_dim"]
+    return (
+        base
+        | _rope(random)
+        | {
+            "model_type": "aria_text",
+            "hidden_size": 16 * base["num_attention_heads"],
+            "num_hidden_layers": random.randint(1, 3),
+            "attention_bias": random.random() < 0.5,
+            "moe_num_experts": random.choice([4, 6]),
+            "moe_num_shared_experts": random.choice([1, 2]),
+            "moe_topk": random.randint(1, 3),
+        }
+    )
+
+
+def nanochat(random: Random) -> Config:
+    more = {"num_hidden_layers": random.randint(1, 4), "final_logit_softcapping": random.choice([10.0, 15.0])}
+    biases = {"attention_bias": random.random() < 0.5, "rms_norm_eps": random.choice([1e-6, 1e-3])}
+    return _base(random) | _rope(random) | {"model_type": "nanochat", **more, **biases}
+
+
+def lara_mini(random: Random) -> Config:
+    """Layers of three types in any order, and at least one with a state."""
+    layers = _layers(random, "linear_attention", random.choice(["full_attention", "sliding_attention"]))
+    layers["layer_types"].append("sliding_attention")
+    found = _base(random) | layers | _delta(random) | _rope(random) | _experts(random)
+    return found | {
+        "model_type": "lara_mini",
+        "num_hidden_layers": len(layers["layer_types"]),
+        "attention_bias": random.random() < 0.5,
+        "num_experts": random.choice([4, 6]),
+        "norm_topk_prob": random.random() < 0.5,
+        "shared_expert_intermediate_size": random.choice([32, 64]),
+        "sliding_window": random.choice([8, 24]),
+    }
+
+
 MAKERS: tuple[Callable[[Random], Config], ...] = (
     *(lfm2, lfm2_moe, qwen3_next, qwen3_5, olmo_hybrid, granite, bamba, falcon_h1, mamba2, nemotron_h),
     *(bloom, mpt, jamba, mamba, falcon_mamba, kimi_linear, gemma4, gemma3n, zamba2, dbrx),
+    *(mellum, flint, emu3, got_ocr2, moss_transcribe_diarize, phi4_multimodal, cohere_compass, aria, nanochat),
+    lara_mini,
 )
 
 

@@ -1,7 +1,7 @@
 """Cohere's Command-R, Aya and Command-A: attention and MLP side by side over one LayerNorm without bias, scaled logits.
 
 Command-R+ has a LayerNorm of each head of q and k. The second architecture (Command-R7B, Command-A) has windows in most
-layers, and the others have no rotary positions.
+layers, and the others have no rotary positions. In the third (North) each kind of layers has a rotation or none.
 """
 
 import re
@@ -10,7 +10,7 @@ from dataclasses import replace
 from tokenwright.checkpoints.families.family import activation, dtype, heads_of, size_of_head, sizes
 from tokenwright.checkpoints.families.graph_builder import decoder
 from tokenwright.checkpoints.families.llama import LLAMA
-from tokenwright.checkpoints.families.positions import read_layer_types, read_rope
+from tokenwright.checkpoints.families.positions import read_both_ropes, read_layer_types, read_rope
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import ModelConfig, Scales
@@ -24,8 +24,14 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     head_size = keys.whole("head_dim", size_of_head(keys, width, heads), most=1 << 16)
     second = architecture == "Cohere2ForCausalLM"
     context = keys.whole("max_position_embeddings", 8192, most=MAX_TOKENS)
-    rope, reach = read_rope(keys, 10000.0 if second else 500000.0, head_size, context)
-    windows = _windows(keys, layers) if second else (None,) * layers
+    third = architecture.startswith("CohereCompass")
+    if third:
+        rope, reach, local = read_both_ropes(keys, 10000.0, None, head_size, context)
+        windows, rotary = _kinds(keys, layers)
+    else:
+        rope, reach = read_rope(keys, 10000.0 if second else 500000.0, head_size, context)
+        local, windows = None, _windows(keys, layers) if second else (None,) * layers
+        rotary = tuple(not second or window is not None for window in windows)
     biases = keys.flag("attention_bias", False)
     config = ModelConfig(
         family="cohere",
@@ -37,7 +43,8 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         context=keys.whole("model_max_length", reach, most=MAX_TOKENS),  # Command-R: 131,072 beside 8,192
         positions=rope,
         windows=windows,
-        rotary=tuple(not second or window is not None for window in windows),
+        rotary=rotary,
+        local=local,
         norm="layer",
         norm_eps=keys.number("layer_norm_eps", 1e-5),
         norm_bias=False,
@@ -47,7 +54,7 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         out_bias=biases,
         qk_norm="own" if keys.flag("use_qk_norm", False) else None,
         parallel="one norm",
-        scales=Scales(logits=keys.number("logit_scale", 0.0625)),
+        scales=Scales(logits=keys.number("logit_scale", 1.0 if third else 0.0625)),
         tied_head=keys.flag("tie_word_embeddings", True),
         dtype=dtype(keys),
     )
@@ -70,10 +77,29 @@ def _windows(keys: JsonKeys, layers: int) -> tuple[int | None, ...]:
     return tuple(window if slides else None for slides in sliding)
 
 
+def _kinds(keys: JsonKeys, layers: int) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
+    """The windows of the third architecture, and which layers have a rotation: not those of a kind with null."""
+    keys.raw("pooling")  # of embedding models
+    window = keys.whole("sliding_window", 4096, most=MAX_TOKENS)
+    types, ropes = keys.raw("layer_types"), keys.raw("rope_parameters") or {}
+    sliding = [False] * layers if types is None else read_layer_types(keys, types, layers)
+    turned = [ropes.get(f"{kind}_attention", ropes) is not None for kind in ("full", "sliding")]
+    return tuple(window if slides else None for slides in sliding), tuple(turned[slides] for slides in sliding)
+
+
 COHERE = replace(
     LLAMA,
     architectures={"CohereForCausalLM": "cohere", "Cohere2ForCausalLM": "cohere2"},
     parse=_parse,
     neighbours=True,
     stacks=re.compile(r"layers\.\d+\.self_attn\.[qk]_norm\.weight"),  # [heads, head_dim]
+)
+
+COMPASS = replace(
+    COHERE,
+    architectures={
+        "CohereCompassForCausalLM": "cohere_compass_text",
+        "CohereCompassForConditionalGeneration": "cohere_compass",
+    },
+    neighbours=False,
 )

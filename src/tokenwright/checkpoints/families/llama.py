@@ -6,7 +6,7 @@
 import re
 from dataclasses import replace
 
-from tokenwright.checkpoints.families.family import Family, NextNames, TensorSource, named
+from tokenwright.checkpoints.families.family import Family, NextNames, Order, TensorSource, named
 from tokenwright.checkpoints.families.llama_config import parse_llama
 from tokenwright.checkpoints.families.mixtures import (
     BIAS_RENAMES,
@@ -22,6 +22,7 @@ from tokenwright.checkpoints.families.mixtures import (
     QWEN_NAMES,
 )
 from tokenwright.checkpoints.families.routed import ROUTED_NAMES, ROUTED_NEXT, ROUTED_RENAMES
+from tokenwright.models.graph import Graph
 from tokenwright.models.op import XIELU
 
 LLAMA = Family(
@@ -45,6 +46,10 @@ LLAMA = Family(
         "StableLmForCausalLM": "stablelm",
         "Jais2ForCausalLM": "jais2",
         "OlmoForCausalLM": "olmo",
+        "Emu3ForCausalLM": "emu3",
+        "Emu3ForConditionalGeneration": "emu3",
+        "GotOcr2ForConditionalGeneration": "got_ocr2",
+        "MossTranscribeDiarizeForConditionalGeneration": "moss_transcribe_diarize",
     },
     parse=parse_llama,
     prefix="model.",
@@ -166,7 +171,7 @@ NEMOTRON_PLAIN = replace(
 
 PHI3 = replace(
     LLAMA,
-    architectures={"Phi3ForCausalLM": "phi3"},
+    architectures={"Phi3ForCausalLM": "phi3", "Phi4MultimodalForCausalLM": "phi4_multimodal"},
     names=LLAMA.names
     | {
         f"layers.{{i}}.attention.{one}": TensorSource("layers.{i}.self_attn.qkv_proj", fused=True)
@@ -258,8 +263,52 @@ QWEN_MOE = replace(
         "Qwen2MoeForCausalLM": "qwen2_moe",
         "Qwen3MoeForCausalLM": "qwen3_moe",
         "OlmoeForCausalLM": "olmoe",
+        "MellumForCausalLM": "mellum",
     },
     names=LLAMA.names | named(QWEN_NAMES),
+)
+
+_FC1 = "layers.{i}.mlp.experts.fc1"
+# Its files have the experts of a layer in one tensor, of each [in, out], the gates before the values.
+ARIA = replace(
+    LLAMA,
+    architectures={"AriaTextForCausalLM": "aria_text", "AriaForConditionalGeneration": "aria"},
+    names=LLAMA.names
+    | ROUTED_NAMES
+    | {
+        "layers.{i}.mlp.router": TensorSource("layers.{i}.mlp.router"),
+        "layers.{i}.mlp.experts.{e}.gate": TensorSource(_FC1, transpose=True, stacked=True, turn=(0, 2), halves=True),
+        "layers.{i}.mlp.experts.{e}.up": TensorSource(_FC1, transpose=True, stacked=True, turn=(1, 2), halves=True),
+        "layers.{i}.mlp.experts.{e}.down": TensorSource("layers.{i}.mlp.experts.fc2", transpose=True, stacked=True),
+    },
+    renames=(
+        (re.compile(r"(layers\.\d+\.mlp\.experts)\.gate_up_proj"), r"\1.fc1.weight"),
+        (re.compile(r"(layers\.\d+\.mlp\.experts)\.down_proj"), r"\1.fc2.weight"),
+    ),
+    stacks=re.compile(r"layers\.\d+\.mlp\.experts\.fc[12]\.weight"),
+)
+
+
+def _turned_back(base: str, graph: Graph) -> Order | None:
+    """The order of rows of q and k in files that turn heads the other way: the second half of a head is our first."""
+    if not base.endswith((".q", ".k")):
+        return None
+    size = graph.rotary_size
+    return Order(size, (*range(size // 2, size), *range(size // 2)))
+
+
+NANOCHAT = replace(
+    LLAMA,
+    architectures={"NanoChatForCausalLM": "nanochat"},
+    names=LLAMA.names | named({"layers.{i}.mlp.up": "layers.{i}.mlp.fc1", "layers.{i}.mlp.down": "layers.{i}.mlp.fc2"}),
+    own_orders=_turned_back,
+)
+
+FLINT = replace(
+    QWEN_MOE,
+    architectures={"FlintForCausalLM": "flint"},
+    names=QWEN_MOE.names | SINKS,
+    renames=((re.compile(r"(layers\.\d+\.self_attn)\.(?:sinks|softmax_offset)"), r"\1.sinks.weight"),),
 )
 
 GPT_OSS = replace(

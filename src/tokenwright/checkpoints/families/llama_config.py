@@ -55,7 +55,8 @@ class LlamaLike:
     slides: Slides = "none"
     # layers without rotary positions (NoPE): those of no_rope_layers, or those with full attention among windows
     nope: Literal["listed", "full"] | None = None
-    local: bool = False  # whether layers with a window have the rotation without its scaling
+    # the default base of layers with a window, which have the rotation without its scaling; 0: that of the others
+    local: float | None = None
     tied: bool = False  # default of tie_word_embeddings
     theta: float = 10000.0
     head_size: int | None = None  # default of head_dim; None: width / heads
@@ -65,12 +66,13 @@ class LlamaLike:
     oss: bool = False  # gpt-oss: biases everywhere, learned logits of the heads, a clamped activation
     plain: bool = False  # StarCoder 2: LayerNorm
     bare: bool = False  # OLMo: LayerNorm without weights
+    weightless: bool = False  # NanoChat: RMSNorm without weights, also behind the embedding, and capped logits
     act: str = "silu"  # default of hidden_act
     mlp_width: int | None = None  # default of intermediate_size
     gated: bool = True  # whether the MLP has gates
     biased: bool = False  # default of attention_bias and mlp_bias
     follows: bool = False  # whether files have a layer that predicts further tokens (MTP)
-    sinks: bool = False  # a learned logit of each head, and a base of the rotation for each layer (Granite SWA)
+    sinks: bool = False  # a learned logit of each head; with positions everywhere, a base for each layer (Granite SWA)
 
 
 # Keys of Hunyuan's files that concern its models with experts or pictures, or repeat others; and their beginnings.
@@ -89,6 +91,9 @@ _EXAONE_MOE = LlamaLike(
     mixture=replace(_GLM_MOE, factor=2.5, experts="num_experts", shared="num_shared_experts"),
 )
 _APERTUS = LlamaLike(biases="config", mlp_bias=True, qk_norm="head", eps=1e-5, act="xielu", gated=False)
+_ARIA = LlamaLike(biases="config", mixture="aria")
+_EMU3 = LlamaLike(biases="config", mlp_bias=True, theta=1000000.0, eps=1e-5)
+_PHI3 = LlamaLike(slides="given", eps=1e-5, partial=1.0)
 _QWEN2 = LlamaLike(biases="qkv", slides="upper")
 _QWEN3 = LlamaLike(biases="config", qk_norm="head", slides="upper", head_size=128)
 _LLAMA_LIKE: Mapping[str, LlamaLike] = {
@@ -104,6 +109,27 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
     "MixtralForCausalLM": LlamaLike(slides="given", theta=1000000.0, mixture="mixtral", eps=1e-5),
     "Qwen2MoeForCausalLM": LlamaLike(biases="qkv", slides="even", mixture="qwen2"),
     "Qwen3MoeForCausalLM": LlamaLike(biases="config", qk_norm="head", slides="flagged", mixture="qwen3"),
+    "MellumForCausalLM": LlamaLike(
+        biases="config",
+        qk_norm="head",
+        head_size=128,
+        slides="listed",
+        theta=500000.0,
+        local=10000.0,
+        mixture="mellum",
+    ),
+    "AriaTextForCausalLM": _ARIA,
+    "AriaForConditionalGeneration": _ARIA,
+    "Emu3ForCausalLM": _EMU3,
+    "Emu3ForConditionalGeneration": _EMU3,
+    "GotOcr2ForConditionalGeneration": replace(_QWEN2, tied=True),
+    "MossTranscribeDiarizeForConditionalGeneration": replace(_QWEN3, tied=True),
+    "NanoChatForCausalLM": LlamaLike(
+        biases="config", qk_norm="head", qk_norm_last=True, act="relu2", gated=False, weightless=True
+    ),
+    "FlintForCausalLM": LlamaLike(
+        biases="config", qk_norm="head", head_size=128, slides="flint", nope="full", sinks=True, mixture="flint"
+    ),
     "GptOssForCausalLM": LlamaLike(
         biases="config", slides="alternate", theta=150000.0, head_size=64, eps=1e-5, mixture="gpt-oss", oss=True
     ),
@@ -111,7 +137,8 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
         biases="config", mlp_bias=True, slides="nope", nope="listed", tied=True, theta=2000000.0
     ),
     "GraniteForCausalLM": LlamaLike(biases="config", mlp_bias=True, scaled="granite"),
-    "Phi3ForCausalLM": LlamaLike(slides="given", eps=1e-5, partial=1.0),
+    "Phi3ForCausalLM": _PHI3,
+    "Phi4MultimodalForCausalLM": _PHI3,
     "OlmoForCausalLM": LlamaLike(biases="config", bare=True),
     "Olmo2ForCausalLM": LlamaLike(biases="config", qk_norm="whole", pre_norm=False, post_norm=True, eps=1e-5),
     "Olmo3ForCausalLM": LlamaLike(
@@ -122,7 +149,7 @@ _LLAMA_LIKE: Mapping[str, LlamaLike] = {
         eps=1e-5,
         theta=500000.0,
         slides="pattern",
-        local=True,
+        local=0,
     ),
     "Exaone4ForCausalLM": LlamaLike(
         qk_norm="head", pre_norm=False, post_norm=True, eps=1e-5, slides="pattern", nope="full"
@@ -217,17 +244,17 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     context = keys.whole("max_position_embeddings", most=MAX_TOKENS)
     if like.alpha:
         _skip_pictures(keys, like)
-    if like.local:
-        rope, reach, local = read_both_ropes(keys, like.theta, None, head_size, context)
+    if like.local is not None:
+        rope, reach, local = read_both_ropes(keys, like.theta, like.local or None, head_size, context)
     else:
         partial, local = _partial(keys, like, head_size), None
         rope, reach = read_rope(keys, like.theta, head_size, context, partial, like.alpha)
     check_repeats(keys, context, reach)
     rotary = read_rotary(keys, layers) if like.nope == "listed" else (True,) * layers
     windows = read_windows(keys, like.slides, rotary)
-    if like.nope == "full" and (any(windows) or like.slides == "every"):
+    if like.nope == "full" and (any(windows) or like.slides in ("every", "flint")):
         rotary = tuple(window is not None for window in windows)
-    if like.sinks:
+    if like.sinks and like.nope is None:
         rope, local, rotary = read_bases(keys, rope, windows)
     qkv_bias, out_bias, mlp_bias = _biases(keys, like)
     config = ModelConfig(
@@ -245,7 +272,9 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         norm="layer" if like.plain or like.bare else "rms",
         norm_eps=_eps(keys, like),
         norm_bias=not like.bare,
-        norm_weights=not like.bare,
+        norm_weights=not (like.bare or like.weightless),
+        embed_norm=like.weightless,
+        logit_cap=_cap(keys) if like.weightless else None,
         activation=_activation(keys, like),
         gated=like.gated,
         qkv_bias=qkv_bias,
@@ -370,6 +399,11 @@ def _eps(keys: JsonKeys, like: LlamaLike) -> float:
     for unused in ("layer_norm_epsilon", "rms_norm_eps"):
         keys.raw(unused)
     return keys.number("norm_epsilon", keys.number("norm_eps", keys.number("layer_norm_eps", 1e-5)))
+
+
+def _cap(keys: JsonKeys) -> float | None:
+    """The soft cap of logits."""
+    return None if keys.is_null("final_logit_softcapping") else keys.number("final_logit_softcapping", 15.0)
 
 
 def _optional(keys: JsonKeys, key: str, offered: bool, why: str, default: bool) -> bool:

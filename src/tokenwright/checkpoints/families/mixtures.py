@@ -6,6 +6,7 @@ Absent keys take transformers' defaults (configuration_mixtral.py, ..._qwen2_moe
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from tokenwright.backends.packed import LANES
@@ -19,6 +20,9 @@ Kind = Literal[
     "qwen3",
     "qwen3-next",
     "qwen3.5",
+    "mellum",
+    "flint",
+    "lara",
     "gpt-oss",
     "minimax",
     "ernie",
@@ -26,6 +30,7 @@ Kind = Literal[
     "granite",
     "hunyuan",
     "afmoe",
+    "aria",
 ]
 
 MOST_EXPERTS = 1 << 16
@@ -98,6 +103,7 @@ def read_mixture(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
         "granite": _granite,
         "hunyuan": _hunyuan,
         "afmoe": _afmoe,
+        "aria": _aria,
     }
     return readers[kind](keys, layers) if kind in readers else _qwen(keys, kind, layers)
 
@@ -153,6 +159,15 @@ def _hunyuan(keys: JsonKeys, layers: int) -> Mixture:
         raise keys.error("layers have other numbers or sizes of experts than others, which Tokenwright lacks")
     number = JsonKeys({"moe_topk": next(iter(chosen), 1)}, keys.where).whole("moe_topk", most=experts)
     return Mixture(experts, number, width, (True,) * layers, shared_width=width)
+
+
+def _aria(keys: JsonKeys, layers: int) -> Mixture:
+    experts = keys.whole("moe_num_experts", 8, most=MOST_EXPERTS)
+    chosen = keys.whole("moe_topk", 2, most=experts)
+    keys.only("hidden_act", "silu", why="another activation of shared experts than of others")
+    width = expert_width(keys, "intermediate_size", 4096)
+    shared = keys.whole("moe_num_shared_experts", 2, least=0)
+    return Mixture(experts, chosen, width, (True,) * layers, shared_width=width * shared)
 
 
 def _olmoe(keys: JsonKeys, layers: int) -> Mixture:
@@ -228,6 +243,9 @@ _QWEN_DEFAULTS: Mapping[str, _Defaults] = {
     "qwen3": _Defaults(128, 8, 768, 0, False),
     "qwen3-next": _Defaults(512, 10, 512, 512, True),
     "qwen3.5": _Defaults(256, 8, 512, 512, True),
+    "mellum": _Defaults(64, 8, 896, 0, True),
+    "lara": _Defaults(128, 4, 512, 512, True),
+    "flint": _Defaults(256, 6, 512, 1024, True),
 }
 
 
@@ -238,7 +256,13 @@ def _qwen(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
     check_same(keys, "num_local_experts", "num_experts", experts)
     chosen = keys.whole("num_experts_per_tok", defaults.chosen, most=experts or MOST_EXPERTS)
     step, without = keys.whole("decoder_sparse_step", 1), listed_layers(keys, "mlp_only_layers", layers)
+    if kind == "flint" and keys.raw("mlp_only_layers") is None:
+        without = frozenset((0, 1))
     mixed = tuple(experts > 0 and (i + 1) % step == 0 and i not in without for i in range(layers))
+    if kind == "mellum":
+        mixed = typed_layers(keys, layers) or mixed
+        for key in ("num_mtp_layers", "num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types"):
+            keys.raw(key)
     width = expert_width(keys, "moe_intermediate_size", defaults.width)
     shared = keys.whole("shared_expert_intermediate_size", defaults.shared, most=1 << 24) if defaults.shared else 0
     renormalise = keys.flag("norm_topk_prob", defaults.renormalise)
@@ -246,7 +270,10 @@ def _qwen(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
         keys.only("norm_topk_prob", True, why="experts whose weights are not divided by their sum")
     if not any(mixed):
         return None
-    return Mixture(experts, chosen, width, mixed, renormalise=renormalise, shared_width=shared, shared_gate=shared > 0)
+    found = Mixture(experts, chosen, width, mixed, renormalise=renormalise, shared_width=shared)
+    if kind == "flint":
+        return replace(found, scores="sigmoid")
+    return replace(found, shared_gate=shared > 0 and kind != "lara")
 
 
 def check_same(keys: JsonKeys, key: str, other: str, value: int) -> None:
@@ -267,6 +294,16 @@ def expert_width(keys: JsonKeys, key: str, default: int, gated: bool = True, mod
             f"needs multiples of {LANES // (1 + gated)} and {LANES}"
         )
     return width
+
+
+def typed_layers(keys: JsonKeys, layers: int) -> tuple[bool, ...] | None:
+    """Whether mlp_layer_types gives experts to each layer; None without it."""
+    types = keys.raw("mlp_layer_types")
+    if types is None:
+        return None
+    if not isinstance(types, list) or len(types) != layers or not all(one in ("dense", "sparse") for one in types):
+        raise keys.error(f"mlp_layer_types must list {layers} times dense or sparse, one for each layer")
+    return tuple(one == "sparse" for one in types)
 
 
 def listed_layers(keys: JsonKeys, key: str, layers: int) -> frozenset[int]:

@@ -38,8 +38,23 @@ _SAME_TYPE: Mapping[str, str] = {"su": "longrope", "mrope": "default"}
 
 # Which layers have an attention window; given: all, if the config has sliding_window; flagged: all, and even: those of
 # even number below max_window_layers, if it has use_sliding_window; alternate: those of even number; pattern: all but
-# every fourth, or as sliding_window_pattern says, if the config has sliding_window; typed: all, or as layer_types says.
-Slides = Literal["none", "all", "given", "flagged", "upper", "even", "alternate", "nope", "pattern", "typed", "every"]
+# every fourth, or as sliding_window_pattern says, if the config has sliding_window; typed: all, listed: none, or as
+# layer_types says; flint: all but the first two, every fourth and the last.
+Slides = Literal[
+    "none",
+    "all",
+    "given",
+    "flagged",
+    "upper",
+    "even",
+    "alternate",
+    "nope",
+    "pattern",
+    "typed",
+    "every",
+    "flint",
+    "listed",
+]
 
 
 def read_rope(
@@ -319,7 +334,7 @@ def read_windows(keys: JsonKeys, slides: Slides, rotary: tuple[bool, ...]) -> tu
     layers = len(rotary)
     window = _window(keys, slides)
     border = keys.whole("max_window_layers", 28, least=0)
-    first = {"none": layers, "upper": border}.get(slides, 0)
+    first = {"none": layers, "listed": layers, "upper": border}.get(slides, 0)
     sliding = [i >= first and not (slides == "nope" and rotary[i]) for i in range(layers)]
     types = keys.raw("layer_types")
     if slides == "pattern" and types is None and window is not None:
@@ -331,6 +346,8 @@ def read_windows(keys: JsonKeys, slides: Slides, rotary: tuple[bool, ...]) -> tu
     if slides == "every":
         every = keys.whole("global_attn_every_n_layers", 4)
         sliding = [(i + 1) % every != 0 for i in range(layers)]
+    if slides == "flint":
+        sliding = [i > 1 and i % 4 != 1 and i != layers - 1 for i in range(layers)]
     if types is not None:
         listed = read_layer_types(keys, types, layers)
         if any(listed) and window is None:
@@ -379,10 +396,14 @@ def _window(keys: JsonKeys, slides: Slides) -> int | None:
         keys.only("sliding_window", why="a sliding window in this architecture")
         keys.only("use_sliding_window", False, why="a sliding window in this architecture")
         return None
-    if slides in ("all", "given", "alternate", "pattern", "typed", "every"):
+    if slides in ("all", "given", "alternate", "pattern", "typed", "every", "flint", "listed"):
         keys.only("use_sliding_window", True, why="this architecture without its window")
     elif not keys.flag("use_sliding_window", False):
         return None
     if given is None and (keys.is_null("sliding_window") or slides in ("given", "nope")):
         return None
-    return keys.whole("sliding_window", {"alternate": 128, "every": 1024}.get(slides, 4096), most=MAX_TOKENS)
+    return keys.whole(
+        "sliding_window",
+        {"alternate": 128, "every": 1024, "listed": 1024, "flint": 513}.get(slides, 4096),
+        most=MAX_TOKENS,
+    )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenwright.checkpoints.families.alibi import BLOOM, DBRX, MPT
-from tokenwright.checkpoints.families.cohere import COHERE
+from tokenwright.checkpoints.families.cohere import COHERE, COMPASS
 from tokenwright.checkpoints.families.deepseek import DEEPSEEK
 from tokenwright.checkpoints.families.family import Family, Parsed, TensorSource
 from tokenwright.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
@@ -22,15 +22,17 @@ from tokenwright.checkpoints.families.hybrids.kimi import KIMI_LINEAR
 from tokenwright.checkpoints.families.hybrids.lfm2 import LFM2, LFM2_MOE
 from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, GRANITE_HYBRID, GRANITE_MOE, GRANITE_MOE_SWA, MAMBA2
 from tokenwright.checkpoints.families.hybrids.nemotron import NEMOTRON
-from tokenwright.checkpoints.families.hybrids.qwen_next import OLMO_HYBRID, QWEN_DENSE, QWEN_MIXED, QWEN_NEXT
+from tokenwright.checkpoints.families.hybrids.qwen_next import LARA_MINI, OLMO_HYBRID, QWEN_DENSE, QWEN_MIXED, QWEN_NEXT
 from tokenwright.checkpoints.families.hybrids.selective import JAMBA, MAMBA
 from tokenwright.checkpoints.families.hybrids.zamba import ZAMBA2
 from tokenwright.checkpoints.families.llama import (
     AFMOE,
     APERTUS,
+    ARIA,
     ERNIE,
     ERNIE_MOE,
     FLEX_OLMO,
+    FLINT,
     GLM,
     GLM4,
     GPT_OSS,
@@ -44,6 +46,7 @@ from tokenwright.checkpoints.families.llama import (
     MIMO,
     MINIMAX,
     MIXTRAL,
+    NANOCHAT,
     NEMOTRON_PLAIN,
     OLMO2,
     PHI3,
@@ -64,7 +67,7 @@ FAMILIES = (
     BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, HUNYUAN, HELIUM, APERTUS, HUNYUAN_MOE,
     HYPERCLOVAX, NEMOTRON_PLAIN, GRANITE_MOE, GEMMA, VAULT_GEMMA, OLMO_HYBRID,
     FALCON_H1, FLEX_OLMO, GRANITE_SWA, GRANITE_MOE_SWA, AFMOE, BLOOM, MPT, JAMBA, MAMBA,
-    KIMI_LINEAR, GEMMA4, GEMMA3N, MIMO, ZAMBA2, DBRX, HUNYUAN3,
+    KIMI_LINEAR, GEMMA4, GEMMA3N, MIMO, ZAMBA2, DBRX, HUNYUAN3, FLINT, COMPASS, ARIA, NANOCHAT, LARA_MINI,
 )  # fmt: skip
 
 # Keys that a family may read; where it does not, a config may only have them at a value that changes nothing: those
@@ -123,9 +126,11 @@ _INERT = frozenset(
         "vision_feature_layer", "video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id",
         "boi_token_id", "eoi_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index", "audio_token_id",
         "vision_soft_tokens_per_image", "audio_soft_tokens_per_image", "enable_moe_fp32_combine",
+        "vocabulary_map", "image_seq_length", "projector_patch_to_query_dict", "projector_bias",
+        "max_value_projector_patch_to_query_dict", "audio_merge_size", "audio_chunk_size",
     )
 )  # fmt: skip
-_BESIDE = ("text_config", "vision_config", "audio_config")
+_BESIDE = ("text_config", "vision_config", "audio_config", "vq_config")
 _ADVICE = (
     "Tokenwright cannot tell whether that changes the arithmetic. If it does not, remove it from "
     "config.json; if it does, the model needs a newer Tokenwright"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tokenwright.checkpoints.families.family import NextNames, TensorSource, named
-from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, check_same, expert_width
+from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, check_same, expert_width, typed_layers
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Mixture
 
@@ -92,12 +92,7 @@ def read_routed(keys: JsonKeys, like: Routed, layers: int) -> Mixture | None:
 def _layers(keys: JsonKeys, like: Routed, layers: int) -> tuple[bool, ...]:
     """Whether each layer has experts: by mlp_layer_types, or all behind the dense ones."""
     dense, step = keys.whole("first_k_dense_replace", like.dense, least=0), keys.whole("moe_layer_freq", 1)
-    types = keys.raw("mlp_layer_types")
-    if types is None:
-        return tuple(i >= dense and i % step == 0 for i in range(layers))
-    if not isinstance(types, list) or len(types) != layers or not all(one in ("dense", "sparse") for one in types):
-        raise keys.error(f"mlp_layer_types must list {layers} times dense or sparse, one for each layer")
-    return tuple(one == "sparse" for one in types)
+    return typed_layers(keys, layers) or tuple(i >= dense and i % step == 0 for i in range(layers))
 
 
 def _offered(keys: JsonKeys, experts: int, groups: int, top: int) -> int:

@@ -1,8 +1,8 @@
-"""Qwen3-Next, Qwen3.5 and Olmo-Hybrid: gated delta rules in most layers, attention in the others.
+"""Qwen3-Next, Qwen3.5, Lara Mini and Olmo-Hybrid: gated delta rules in most layers, attention in the others.
 
 Qwen's norms multiply by 1 + weight, but for the one behind a delta rule. Qwen3.5 beside an image encoder is read as its
 text model alone. Absent keys take transformers' defaults (configuration_qwen3_next.py, ..._qwen3_5.py,
-..._qwen3_5_moe.py, ..._olmo_hybrid.py).
+..._qwen3_5_moe.py, ..._lara_mini.py, ..._olmo_hybrid.py).
 """
 
 import re
@@ -25,6 +25,7 @@ from tokenwright.checkpoints.families.llama import LLAMA
 from tokenwright.checkpoints.families.mixtures import QWEN_NAMES, read_mixture
 from tokenwright.checkpoints.families.positions import read_attended, read_states
 from tokenwright.checkpoints.files.json_keys import JsonKeys
+from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import ModelConfig
 from tokenwright.models.graph import Graph
 from tokenwright.models.op import Matrix, Norm, Op
@@ -36,6 +37,7 @@ _OLMO_UNUSED = (
     *("fla_hybrid_attention_indices", "linear_a_log_min", "linear_a_log_max"),
     *("linear_dt_min", "linear_dt_max", "linear_dt_init_floor"),
 )
+_LARA_TYPES = ("linear_attention", "sliding_attention", "linear_attention", "full_attention", "sliding_attention")
 _UNUSED = ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
 
 
@@ -125,6 +127,39 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     return config, decoder(
         config, {i: _delta(config, i, sizes, parts, in_turn) for i, full in enumerate(_full(keys, layers)) if not full}
     )
+
+
+def _parse_lara(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
+    """Layers of three types: delta rules, attention with a window, and attention without positions."""
+    attended = read_attended(
+        keys, context=131072, layers=34, width=1024, heads=16, kv_heads=4, head_size=128, theta=10000.0
+    )
+    layers, window = attended["layers"], keys.whole("sliding_window", 512, most=MAX_TOKENS)
+    types = keys.raw("layer_types") or [_LARA_TYPES[i % len(_LARA_TYPES)] for i in range(layers)]
+    states = read_states(keys, types, layers, ("linear_attention",), ("sliding_attention", "full_attention"))
+    windows = tuple(window if one == "sliding_attention" else None for one in types)
+    biases = keys.flag("attention_bias", False)
+    config = ModelConfig(
+        family="qwen-next",
+        architecture=architecture,
+        **(attended | {"windows": windows, "rotary": tuple(one is not None for one in windows)}),
+        mlp_width=keys.whole("intermediate_size", 5632, most=MOST_MLP),  # its layers have experts alone
+        vocab_size=keys.whole("vocab_size", 151936, most=MOST_VOCAB),
+        norm="rms",
+        norm_eps=keys.number("rms_norm_eps", 1e-6),
+        activation=activation(keys, "hidden_act", "silu"),
+        gated=True,
+        qkv_bias=biases,
+        out_bias=biases,
+        qk_norm="head",
+        mixture=read_mixture(keys, "lara", layers),
+        tied_head=keys.flag("tie_word_embeddings", True),
+        dtype=dtype(keys),
+    )
+    keys.only("hidden_act", "silu", "swish", why="another activation behind a convolution")
+    sizes = _delta_heads(keys, DeltaHeads(8, 16, 128, 128, 4))
+    parts = {"qkv": 2 * sizes.keys + sizes.values, "z": sizes.values, "b": sizes.heads, "a": sizes.heads}
+    return config, decoder(config, {i: _delta(config, i, sizes, parts) for i, state in enumerate(states) if state})
 
 
 def _parse_olmo(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
@@ -300,6 +335,24 @@ QWEN_MIXED = replace(
     ),
     stacks=re.compile(r"(?:mtp\.)?layers\.\d+\.(?:linear_attn\.conv1d|mlp\.experts\.(?:gate_up|down)_proj)\.weight"),
     following=replace(_NEXT_NAMES, apart={one: QWEN_DENSE.names[one] for one in _APART}),
+)
+
+# Its files have q, k, v, the gate, b and a of a layer in one tensor.
+LARA_MINI = replace(
+    QWEN_MIXED,
+    architectures={"LaraMiniForCausalLM": "lara_mini"},
+    parse=_parse_lara,
+    names={
+        **LLAMA.names,
+        **named({**QWEN_NAMES, **_DELTA}),
+        **{name: QWEN_MIXED.names[name] for name in _APART},
+        **{
+            f"layers.{{i}}.delta.{one}": TensorSource("layers.{i}.linear_attn.in_proj", fused=True)
+            for one in ("qkv", "z", "b", "a")
+        },
+        "layers.{i}.delta.norm": TensorSource("layers.{i}.linear_attn.out_norm"),
+    },
+    following=None,
 )
 
 _OLMO_DELTA = {
