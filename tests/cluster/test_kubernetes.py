@@ -12,7 +12,8 @@ from tokenwright.serve import operations
 from tokenwright.serve.service import metrics
 from tokenwright.serve.settings import Settings
 
-FILE = Path(__file__).parents[2] / "docs" / "kubernetes.yaml"
+DOCS = Path(__file__).parents[2] / "docs"
+FILE = DOCS / "kubernetes.yaml"
 API = {  # kind: its version and the fields of its spec, of the published APIs
     "Deployment": ("apps/v1", {"replicas", "selector", "strategy", "template"}),
     "Service": ("v1", {"selector", "ports"}),
@@ -101,3 +102,30 @@ def test_it_scales_by_metrics_that_the_server_has(manifests):
     for one in manifests["HorizontalPodAutoscaler"]["spec"]["metrics"]:
         name = one["pods"]["metric"]["name"].removeprefix("tokenwright_")
         assert f'_gauge("{name}"' in source
+
+
+@pytest.fixture(scope="module")
+def ray_service():
+    return yaml.safe_load((DOCS / "ray.yaml").read_text(encoding="utf-8"))
+
+
+def test_the_service_of_ray_has_the_fields_of_its_api(ray_service):
+    assert (ray_service["apiVersion"], ray_service["kind"]) == ("ray.io/v1", "RayService")
+    assert ray_service["spec"].keys() == {"serveConfigV2", "rayClusterConfig"}
+    cluster = ray_service["spec"]["rayClusterConfig"]
+    assert cluster.keys() == {"rayVersion", "enableInTreeAutoscaling", "headGroupSpec", "workerGroupSpecs"}
+    assert cluster["headGroupSpec"].keys() == {"rayStartParams", "template"}
+    [workers] = cluster["workerGroupSpecs"]
+    assert workers.keys() == {*cluster["headGroupSpec"], "groupName", "replicas", "minReplicas", "maxReplicas"}
+
+
+def test_each_worker_of_ray_has_a_replica_and_the_time_to_drain(ray_service):
+    [application] = yaml.safe_load(ray_service["spec"]["serveConfigV2"])["applications"]
+    [workers] = ray_service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    args, pod = application["args"], workers["template"]["spec"]
+    assert (workers["minReplicas"], workers["maxReplicas"]) == (args["min_replicas"], args["max_replicas"])
+    assert workers["replicas"] == args["min_replicas"]
+    [container] = pod["containers"]
+    free = int(container["resources"]["requests"]["cpu"]) - args["threads"]
+    assert 1 <= free < args["threads"], "one replica fits, and an ingress beside it"
+    assert pod["terminationGracePeriodSeconds"] >= args["drain_timeout"] + 5

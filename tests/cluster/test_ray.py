@@ -11,10 +11,12 @@ from pathlib import Path
 
 import httpx2
 import pytest
+import yaml
 
 from tests.cluster.test_cluster import HANGS, Served, bodies, served, stream, streams_with_kills
 from tests.profiles import IN_CI
 from tokenwright import LLM
+from tokenwright.errors import RequestError
 
 pytest.importorskip("ray.serve")
 pytestmark = pytest.mark.slow
@@ -138,3 +140,19 @@ def test_kills_of_replicas_on_ray_change_no_text(cluster):
     while server.replicas:
         assert time.monotonic() < until, "the application is deleted with its server"
         time.sleep(0.1)
+
+
+def test_the_cluster_file_is_what_serve_reads():
+    from ray.serve.schema import ServeDeploySchema
+
+    from tokenwright.serve.cluster import app
+
+    file = Path(__file__).parents[2] / "docs" / "ray.yaml"
+    read = ServeDeploySchema(
+        **yaml.safe_load(yaml.safe_load(file.read_text(encoding="utf-8"))["spec"]["serveConfigV2"])
+    )
+    [one] = read.applications
+    assert one.import_path == f"{app.__module__}:{app.__name__}"
+    assert app(one.args) is not None
+    with pytest.raises(RequestError, match=r"no argument max_replica$"):
+        app({**one.args, "max_replica": "8"})
