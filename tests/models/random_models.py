@@ -560,6 +560,7 @@ def lara_mini(random: Random) -> Config:
     found = _base(random) | layers | _delta(random) | _rope(random) | _experts(random)
     return found | {
         "model_type": "lara_mini",
+        "linear_key_head_dim": random.choice([16, 32]),  # with shorter ones fp32 rounds these deep mixtures too far
         "num_hidden_layers": len(layers["layer_types"]),
         "attention_bias": random.random() < 0.5,
         "num_experts": random.choice([4, 6]),

@@ -41,20 +41,9 @@ _SAME_TYPE: Mapping[str, str] = {"su": "longrope", "mrope": "default"}
 # every fourth, or as sliding_window_pattern says, if the config has sliding_window; typed: all, listed: none, or as
 # layer_types says; flint: all but the first two, every fourth and the last.
 Slides = Literal[
-    "none",
-    "all",
-    "given",
-    "flagged",
-    "upper",
-    "even",
-    "alternate",
-    "nope",
-    "pattern",
-    "typed",
-    "every",
-    "flint",
-    "listed",
-]
+    "none", "all", "given", "flagged", "upper", "even", "alternate", "nope", "pattern", "typed", "every",
+    "flint", "listed"
+]  # fmt: skip
 
 
 def read_rope(
@@ -396,7 +385,7 @@ def _window(keys: JsonKeys, slides: Slides) -> int | None:
         keys.only("sliding_window", why="a sliding window in this architecture")
         keys.only("use_sliding_window", False, why="a sliding window in this architecture")
         return None
-    if slides in ("all", "given", "alternate", "pattern", "typed", "every", "flint", "listed"):
+    if slides not in ("flagged", "upper", "even", "nope"):
         keys.only("use_sliding_window", True, why="this architecture without its window")
     elif not keys.flag("use_sliding_window", False):
         return None

@@ -16,7 +16,7 @@ from tokenwright.checkpoints.families.family import Family, Parsed, TensorSource
 from tokenwright.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
 from tokenwright.checkpoints.families.gemma3n import GEMMA3N
 from tokenwright.checkpoints.families.gemma4 import GEMMA4
-from tokenwright.checkpoints.families.gpt2 import GPT2
+from tokenwright.checkpoints.families.gpt2 import GPT2, NEOX
 from tokenwright.checkpoints.families.hybrids.falcon_h1 import FALCON_H1
 from tokenwright.checkpoints.families.hybrids.kimi import KIMI_LINEAR
 from tokenwright.checkpoints.families.hybrids.lfm2 import LFM2, LFM2_MOE
@@ -54,7 +54,6 @@ from tokenwright.checkpoints.families.llama import (
     ROUTED,
     STARCODER2,
 )
-from tokenwright.checkpoints.families.neox import NEOX
 from tokenwright.checkpoints.families.unsupported import what_it_lacks
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.errors import CheckpointError
