@@ -146,11 +146,11 @@ class Scheduler:
 
         Groups may be admitted and preempted here, and beams catch up: a second call may choose more than the first.
         """
-        self.kv.forget_states()
-        step = self._without_drafts()
-        if self.proposer is None or not step.chunks:
-            return step
-        return with_drafts(step, self.proposer, self.kv.reserve_drafts, self.token_budget - step.size)
+        if self.kv.kept_states:  # of a step that failed
+            self.kv.forget_states()
+        step, proposer = self._without_drafts(), self.proposer
+        budget = self.token_budget - step.size
+        return step if proposer is None else with_drafts(step, proposer, self.kv.reserve_drafts, budget)
 
     def _without_drafts(self) -> Step:
         chunks: list[Chunk] = []
