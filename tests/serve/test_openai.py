@@ -279,7 +279,7 @@ def test_raw_answers_have_the_id_that_the_client_gave(client: OpenAI) -> None:
         messages=HELLO,
         max_tokens=2,
         extra_headers={"X-Request-Id": "mine-1"},
-        extra_body={"return_timings": True},
+        extra_body={"return_timings": True, "ignore_eos": True},
     )
     assert raw.headers["x-request-id"] == "mine-1"
     assert raw.headers["server-timing"].startswith("queue;dur=")
