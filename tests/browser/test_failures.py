@@ -136,6 +136,7 @@ def test_a_link_that_could_not_be_copied_is_given_to_copy_by_hand(explored):
     explored.tab.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")  # as over plain http
     explored.share("Copy link")
     field = explored.tab.get_by_label("Link, to copy by hand")
+    explored.until("document.activeElement?.selectionEnd > 0")  # it is chosen a moment after it is shown
     chosen = field.evaluate("e => e.value.slice(e.selectionStart, e.selectionEnd)")
     assert "seed=1" in chosen and chosen.startswith(explored.address)
     explored.press("Escape")

@@ -249,12 +249,15 @@ class LlamaToken(LlamaLogprob):
 
 
 class Infilled(Reply):
-    """The reply of /infill and /completion, and in a stream the last event; earlier ones have only the first fields."""
+    """The reply of /infill and /completion, and in a stream the last event; earlier ones have only the first fields.
 
-    index: int
-    content: str
-    tokens: list[int]
-    stop: bool
+    `response_fields` may leave out any of them.
+    """
+
+    index: int = absent()
+    content: str = absent()
+    tokens: list[int] = absent()
+    stop: bool = absent()
     completion_probabilities: list[LlamaToken] = absent()
     model: str = absent()
     tokens_evaluated: int = absent()
