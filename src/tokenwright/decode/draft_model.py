@@ -243,7 +243,7 @@ class DraftProposer(SuffixProposer):
                 guesses[one.place] = Guess(len(sequence.tokens), one.text.tokens, one.kinds)
 
     def _price(self, rows: int, texts: int, fails: float) -> float:
-        """What one more draft of each of `texts` texts costs for each, in a step of so many rows.
+        """The cost, for each of `texts` texts, of one more draft of each, in a step of a number of rows.
 
         fails: the expected number of tokens that are computed once more, where states go back, if it is the first to
         fail.

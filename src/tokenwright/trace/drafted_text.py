@@ -63,7 +63,7 @@ def drafted_steps(
 
 
 def _chosen(drafts: tuple[int, ...], following: Sequence[int]) -> tuple[tuple[int, ...], bool]:
-    """What a step chooses: up to the first token that is not the draft. False: more of the text would decide it."""
+    """The choice of a step, up to the first token that is not the draft. False: more of the text would decide it."""
     for count, (token, draft) in enumerate(zip(following, (*drafts, None), strict=False), 1):
         if token != draft:
             return tuple(following[:count]), True

@@ -105,7 +105,7 @@ def _parse_bloom(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]
 
 
 def _mosaic(keys: JsonKeys, architecture: str) -> ModelConfig:
-    """What MPT and DBRX have."""
+    """The facts that configs of MPT and DBRX name alike."""
     width = keys.whole("d_model", 2048, most=MOST_WIDTH)
     layers, heads = keys.whole("n_layers", 24, most=MOST_LAYERS), keys.whole("n_heads", 16, most=1 << 16)
     context = keys.whole("max_seq_len", _CONTEXT, most=MAX_TOKENS)

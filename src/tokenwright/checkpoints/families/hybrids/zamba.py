@@ -145,7 +145,7 @@ def _shared(config: ModelConfig, layer: int, place: int, shares: _Shares) -> Sha
 
 
 def _low_ranks(at: str, inner: int, rank: int, parts: Sequence[tuple[str, int, int]]) -> tuple[LowRankPart, ...]:
-    """What a layer adds to parts of a matrix: their names, first outputs and numbers of outputs."""
+    """The low-rank products that a layer adds to parts of a matrix, by name, first output and number of outputs."""
     return tuple(
         LowRankPart(
             first,
