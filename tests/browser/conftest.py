@@ -41,7 +41,7 @@ WEBGL = (
     "--ignore-gpu-blocklist",
     "--disable-gpu-compositing",
 )
-HANGS = 600_000  # ms
+HANGS = 300_000  # ms
 SIZE = {"width": 1280, "height": 800}
 # Three of the browser's pictures in which the page drew none and expects none: a new size of the window has been told.
 STILL = """(still = [__explorer.pending || still[1] !== __explorer.frames ? 0 : still[0] + 1,
@@ -326,6 +326,7 @@ def exploring(request, server, motion):
     context.new_cdp_session(tab).send("Storage.clearDataForOrigin", stored)
     explored = Explored(tab, server.address)
     yield explored
+    print(tab.url, tab.evaluate("window.__explorer?.state"))  # pytest shows it where the test has failed
     tab.close()
     assert explored.errors == []
 

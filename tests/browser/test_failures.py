@@ -123,6 +123,7 @@ def test_an_embedded_page_tells_of_a_failure_and_keeps_its_keys(explored, failin
     assert not [url for url in asked if "/heads" in url], "it has no grid of heads"
     failing.gone("**/runs")
     explored.press("End")
+    explored.until("window.__explorer.state.step === 4")
     explored.press("Space")
     explored.tab.get_by_text("The engine does not answer.").wait_for()
     failing.mended("**/runs")
