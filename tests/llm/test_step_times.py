@@ -28,7 +28,8 @@ def loaded() -> LoadedModel:
 def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TOKENWRIGHT_CACHE", str(tmp_path))
     monkeypatch.setattr(sources, "SMALLEST", 1)
-    monkeypatch.setattr(step_times, "APART", 1e9)  # tests share the machine
+    for limit in ("APART", "FASTER"):
+        monkeypatch.setattr(step_times, limit, 1e9)  # tests share the machine
     return tmp_path / "steps"
 
 
@@ -85,6 +86,9 @@ def test_the_least_of_several_times_is_kept(loaded: LoadedModel) -> None:
         assert measure(loaded.decoder, llm.specs, 1, clock.__next__) == pytest.approx(dict.fromkeys(ROWS, 0.001))
         busy = ticking(*(0.001 * 1.2**at for at in range(readings)))
         assert measure(loaded.decoder, llm.specs, 1, busy.__next__) is None
+        turn = 2 * len(ROWS) + 1  # readings; the second begins the step of one row
+        first = ticking(*(0.0012 if at % turn == 1 else 0.001 for at in range(readings)))
+        assert measure(loaded.decoder, llm.specs, 1, first.__next__) is None, "one row is slower than two"
         slow = iter([next(clock) for clock in [ticking(*[LONGEST] * 1000)] for _ in range(1 + 2 * (2 * len(ROWS) + 1))])
         assert measure(loaded.decoder, llm.specs, 1, slow.__next__) == dict.fromkeys(ROWS, LONGEST)
         assert next(slow, None) is None, "of slow steps two rounds are measured"

@@ -1,8 +1,8 @@
 """How long a model's steps take by their rows: measured once for a model on a machine, and kept in the cache folder.
 
 Drafts are weighed against these times (`decode/step_costs.py`). Each step is timed several times, in turn with those of
-other numbers of rows, and the least counts. Where the two least differ, a busy machine has disturbed the measurement:
-nothing is kept, and the next engine measures again.
+other numbers of rows, and the least counts. Where the two least differ, or more rows are faster than fewer, a busy
+machine has disturbed the measurement: nothing is kept, and the next engine measures again.
 """
 
 import json
@@ -12,6 +12,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 
@@ -32,6 +33,7 @@ SMALLEST = 1 << 26  # bytes of weights; the steps of smaller models are too shor
 ROWS = (1, 2, 4, 8, 16, 32)
 ROUNDS = 5
 APART = 1.1  # the second of the least times over the least, at most
+FASTER = 1.05  # the time of a number of rows over that of more rows, at most
 LONGEST = 1.5  # seconds in which rounds begin
 PAGE_SIZE = 32
 
@@ -93,6 +95,8 @@ def measure(
             if clock() - began > LONGEST and turn:
                 break
     least = {rows: sorted(each)[:2] for rows, each in times.items()}
-    if any(second > APART * first for first, second in least.values()):
+    firsts = [first for first, _ in least.values()]
+    apart = any(second > APART * first for first, second in least.values())
+    if apart or any(before > FASTER * after for before, after in pairwise(firsts)):
         return None
-    return {rows: first for rows, (first, _) in least.items()}
+    return dict(zip(ROWS, firsts, strict=True))
