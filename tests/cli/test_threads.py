@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tokenwright.backends.device import compute_with, kernel_threads
+from tokenwright.backends.device import QUICK, compute_with, kernel_threads
 from tokenwright.backends.native import native_kernels
-from tokenwright.cli.options.shared import QUICK, loader
+from tokenwright.cli.options.shared import loader
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,21 @@
 """What the processes of replicas are given to open."""
 
 import fcntl
+import gc
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tokenwright.backends.device import compute_with, kernel_threads
 from tokenwright.checkpoints.packing.shared_weights import new_shared_file
 from tokenwright.cluster.processes import Processes, divided
-from tokenwright.cluster.replica_messages import LENGTH, ReplicaOptions, framed, unframed
+from tokenwright.cluster.replica import _opened
+from tokenwright.cluster.replica_messages import LENGTH, ReplicaOpened, ReplicaOptions, framed, unframed
 from tokenwright.errors import RequestError
 from tokenwright.formats import WeightFormat
 
@@ -52,6 +56,22 @@ def test_options_are_sent_as_plain_values(divide):
 def test_names_that_are_not_utf_8_are_refused(divide, model, loading, name):
     with pytest.raises(RequestError, match=f"{name} is not UTF-8"):
         divide(model, loading, {"kv_memory": 100})
+
+
+@pytest.mark.parametrize(("asked", "found"), [(None, 2), (3, 3)])
+def test_a_replica_of_a_quick_model_leaves_a_core_to_the_router(monkeypatch, asked, found):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    launcher = divided("stories", 1, {}, {"kv_memory": 1 << 20}, asked, b"")
+    before, frozen, sent = kernel_threads.count, gc.get_freeze_count(), []
+    try:
+        with _opened(launcher._options[0], SimpleNamespace(put=sent.append))._llm:
+            assert isinstance(sent[-1], ReplicaOpened)
+            assert kernel_threads.count == found
+            assert gc.get_freeze_count() > frozen
+    finally:
+        compute_with(before)
+        gc.unfreeze()
+        launcher.close()
 
 
 def test_a_replica_that_opens_its_model_ends_with_its_router():

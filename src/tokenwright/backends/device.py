@@ -20,6 +20,8 @@ from tokenwright.formats import DType
 if TYPE_CHECKING:
     from tokenwright.backends.torch.border import TorchDevice
 
+QUICK = 64 * 2**20  # bytes of weights, which are read in some 3 ms
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -156,6 +158,12 @@ def leave_a_core() -> None:
     kernels beside only an event loop lose less by that than by a thread fewer.
     """
     compute_with(max(1, kernel_threads.count - 1))
+
+
+def leave_a_core_if_quick(kernels: str, weight_bytes: int) -> None:
+    """`leave_a_core` where native kernels read the weights in less time than a server needs for a step's tokens."""
+    if kernels != "reference" and weight_bytes < QUICK:
+        leave_a_core()
 
 
 def asked_threads(native: bool) -> int:

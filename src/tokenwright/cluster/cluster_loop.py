@@ -28,6 +28,11 @@ from tokenwright.engine.mailbox import Action
 from tokenwright.errors import EngineError
 from tokenwright.trace.messages.rooms import ReplicaRoom, ReplicasCard, TextRoute, WayPart
 
+try:  # where it is installed, as for the server: a message takes half the time
+    from uvloop import new_event_loop
+except ImportError:
+    from asyncio import new_event_loop
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -49,7 +54,7 @@ class ClusterLoop(EngineLoop):
         self._closed = False
         self._why: EngineError | None = None  # nothing is taken any more
         self._opening = True
-        self._asyncio = asyncio.new_event_loop()
+        self._asyncio = new_event_loop()
         self._supervisor = Supervisor(launcher, self.dispatcher, secret, drain_s, self._hear)
         self._main = self._asyncio.create_task(self._supervisor.run())
         self._thread = threading.Thread(target=self._run, name="tokenwright router", daemon=True)

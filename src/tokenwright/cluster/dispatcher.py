@@ -14,7 +14,7 @@ from typing import Protocol
 
 from tokenwright.cluster.replica_messages import Begin, Cancel, Pause, Report, Resume, TextNews
 from tokenwright.cluster.replica_pages import ReplicaPages
-from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, TextWays, total
+from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, TextWays
 from tokenwright.cluster.router import RoutedReplica, Router, StoredPages
 from tokenwright.engine import Event, Failed, Finished, FinishReason
 from tokenwright.engine.loop import Delivery, Listener, deliver_each
@@ -110,15 +110,11 @@ class Dispatcher:
         member.available, member.cached = report.available, report.cached
         taken = []
         for news in report.texts:
-            if self._has(member, news.number):  # one before it in this report may have ended its whole request
-                handle, text = self._texts[news.number]
-                taken.append((handle, self._take(member, handle, text, news)))
+            found = self._texts.get(news.number)  # none: cancelled, or one before it here has ended its whole request
+            if found is not None and found[1].at is member.routed:  # else it has moved from a replica that only hung
+                taken.append((found[0], self._take(member, *found, news)))
         self._deliver(taken)
         member.routed.others = max(0, report.sequences - len(member.routed.texts))
-
-    def _has(self, member: Member, number: int) -> bool:
-        """Whether a replica still has a text: it may have been cancelled, or moved from a replica that only hung."""
-        return number in self._texts and self._texts[number][1].at is member.routed
 
     def cancel(self, handle: RoutedHandle) -> None:
         """End a request; its client has gone, or has been told why."""
@@ -176,11 +172,12 @@ class Dispatcher:
 
     def _take(self, member: Member, handle: RoutedHandle, text: TextInFlight, news: TextNews) -> list[Event]:
         """A step's events of a text, as its client is to have them."""
+        before = len(text.written)
         taken = [event for event in map(text.take, news.events) if event is not None]
-        events = handle.show(text) + taken
+        events = taken if text.shown else handle.show(text) + taken
         self._count(handle, text, news)
-        if written := total(taken):
-            self.router.wrote(member.routed, text.number, written)
+        if written := len(text.written) - before:
+            self.router.wrote(member.routed, news.number, written)
         if news.ended:
             self.router.ended(member.routed, text.number, len(text.written))
             self._forget(handle, text)
@@ -242,7 +239,7 @@ class Dispatcher:
         """Hand every listener the events of its requests."""
         now, by_handle = self._clock(), dict[RoutedHandle, list[Event]]()
         for handle, events in each:
-            by_handle.setdefault(handle, []).extend(events)
+            by_handle[handle] = [*by_handle[handle], *events] if handle in by_handle else events
         by_listener: dict[Listener, list[Delivery]] = {}
         for handle, events in by_handle.items():
             if events:

@@ -77,7 +77,7 @@ def divided(
     check_unicode("model", model)
     own, read = plain(engine) | {"kv_memory": max(1, memory // replicas)}, plain(loading)
     shared = new_shared_file()
-    options = ReplicaOptions(model, read | {"shared": shared}, own, 1, frozenset(), secret)
+    options = ReplicaOptions(model, read | {"shared": shared}, own, 1, frozenset(), secret, spare=threads is None)
     each = shares(replicas, sorted(os.sched_getaffinity(0)), threads)
     return Processes([replace(options, cores=one.cores, threads=one.threads) for one in each], shared)
 

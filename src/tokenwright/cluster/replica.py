@@ -8,6 +8,7 @@ the socket is closed: a router that is killed leaves no replica behind.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -275,7 +276,7 @@ def messages_of(connection: socket.socket) -> Iterator[Any]:
 
 def _opened(options: ReplicaOptions, outbox: Outbox) -> Worker | None:
     """The model, opened; None, with the reason sent, if it cannot be."""
-    from tokenwright.backends.device import compute_with
+    from tokenwright.backends.device import compute_with, leave_a_core_if_quick
 
     loading: dict[str, Any] = dict(options.loading)
     engine: dict[str, Any] = dict(options.engine)
@@ -283,6 +284,8 @@ def _opened(options: ReplicaOptions, outbox: Outbox) -> Worker | None:
         compute_with(options.threads)
         loaded = LoadedModel(options.model, report=lambda done, total: outbox.put(Progress(done, total)), **loading)
         llm = LLM(loaded, **engine)
+        if options.spare:
+            leave_a_core_if_quick(llm.kernels, llm.weight_bytes)
     except TokenwrightError as error:
         outbox.put(ReplicaUnopened(utf8_text(str(error))))
         return None
@@ -294,6 +297,8 @@ def _opened(options: ReplicaOptions, outbox: Outbox) -> Worker | None:
 
     llm.inspect(listen)
     worker = Worker(llm, pages, outbox.put)
+    gc.collect()
+    gc.freeze()  # to visit a model's objects takes 30 ms and more, again and again, in which no text goes on
     outbox.put(ReplicaOpened(worker.shape))
     return worker
 

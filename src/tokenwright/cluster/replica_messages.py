@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from tokenwright import errors
 from tokenwright.engine import (
@@ -37,6 +37,7 @@ OptionValue = None | bool | int | str | tuple[str, ...] | dict[str, str]
 class ReplicaOptions:
     """The model that a replica opens, and how. cores: it computes on these; empty: on all. threads: that compute.
 
+    spare: with one thread fewer for a quick model, as a server without replicas.
     loading: options of LoadedModel, `shared` among them; engine: of LLM over it. secret: of its page hashes, the
     router's.
     """
@@ -47,6 +48,7 @@ class ReplicaOptions:
     threads: int
     cores: frozenset[int]
     secret: bytes
+    spare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,10 @@ class TextFailure:
     arguments: tuple[int | str, ...]
 
 
-TextEvent = Token | Finished | PromptLogprobsAdded | HiddenRows | TextFailure  # no two have the same required fields
+# The first that fits is taken, without trying the others: no two have the same required fields, and most are tokens.
+TextEvent = Annotated[
+    Token | Finished | PromptLogprobsAdded | HiddenRows | TextFailure, Field(union_mode="left_to_right")
+]
 
 
 @dataclass(frozen=True, slots=True)

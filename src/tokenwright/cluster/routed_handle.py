@@ -57,11 +57,11 @@ class TextInFlight:
 
     def take(self, sent: TextEvent) -> Event | None:
         """A replica's event as one of this text; None: the client has had it from another replica."""
+        if type(sent) is Token:  # nearly all are
+            self.written.append(sent.token)
+            sent.sequence = self.sequence.id
+            return sent
         match event := unpacked_event(sent):
-            case Token():
-                self.written.append(event.token)
-                event.sequence = self.number
-                return event
             case PromptLogprobsAdded(logprobs=logprobs):
                 self.logprobs += len(logprobs)
             case HiddenAdded(start=start, rows=rows):
@@ -127,11 +127,6 @@ class RoutedHandle(RequestHandle):
         """Until the deadline that it names; None: it names none."""
         most = self.request.params.max_seconds
         return None if most is None else self.submitted + most - now
-
-
-def total(events: list[Event]) -> int:
-    """How many tokens events have."""
-    return sum(type(event) is Token for event in events)
 
 
 @dataclass(slots=True)

@@ -337,9 +337,6 @@ def opened(
         yield llm
 
 
-QUICK = 64 * 2**20  # bytes of weights, which are read in some 3 ms
-
-
 def loader(
     model: str, *, threads: int | None = None, browser: bool = False, **options: Any
 ) -> Callable[[Callable[[int, int], None]], LLM]:
@@ -350,7 +347,7 @@ def loader(
     """
 
     def load(report: Callable[[int, int], None]) -> LLM:
-        from tokenwright.backends.device import compute_with, leave_a_core
+        from tokenwright.backends.device import compute_with, leave_a_core, leave_a_core_if_quick
         from tokenwright.backends.native.native_kernels import find_kernels
         from tokenwright.llm.llm import LLM
 
@@ -361,8 +358,8 @@ def loader(
         elif browser or find_kernels() is None:
             leave_a_core()
         llm = LLM(model, report=report, **options)
-        if threads is None and not browser and llm.kernels != "reference" and llm.weight_bytes < QUICK:
-            leave_a_core()
+        if threads is None and not browser:
+            leave_a_core_if_quick(llm.kernels, llm.weight_bytes)
         return llm
 
     return load
