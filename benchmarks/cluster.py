@@ -101,12 +101,16 @@ def ideal(arrivals: Sequence[Arrival]) -> float:
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a step: always, for each token of a prompt, each sequence that writes, each cached token read."""
+    """Seconds of a step: always, for each token of a prompt, and for each sequence that writes.
+
+    key, prompt_key: for each cached token that is read by a sequence that writes, and by a token of a prompt.
+    """
 
     base: float
     token: float
     sequence: float
     key: float = 0.0
+    prompt_key: float = 0.0
 
 
 class Timed:
@@ -138,22 +142,28 @@ class ModelledReplica:
         self.texts: dict[int, Ask] = {}
         self._scale = scale
 
-    def begin(self, costs: Costs) -> float | None:
-        """Begin a step; returns the seconds that it takes, or None where there is nothing to compute."""
-        self.step = self.engine.scheduler.schedule()
-        if not self.step.chunks:
-            self.step = None
-            return None
+    def begin(self) -> bool:
+        """Begin a step; False where there is nothing to compute."""
+        step = self.engine.scheduler.schedule()
+        self.step = step if step.chunks else None
+        return self.step is not None
+
+    def seconds(self, costs: Costs) -> float:
+        """How long the step takes that has begun."""
+        assert self.step is not None, "a step has begun"
         prompts = writing = 0
-        keys = 0.0
+        keys = prompt_keys = 0.0
         for chunk in self.step.chunks:
-            keys += (chunk.stop - chunk.start) * (chunk.start + chunk.stop + 1) / 2
+            read = (chunk.stop - chunk.start) * (chunk.start + chunk.stop + 1) / 2
             if chunk.start < len(chunk.request.prompt):
                 prompts += chunk.stop - chunk.start
+                prompt_keys += read
             else:
                 writing += 1
+                keys += read
         steps = self._scale if writing else 1
-        spent = prompts * costs.token + writing * costs.sequence + self._scale * keys * costs.key
+        spent = prompts * costs.token + writing * costs.sequence
+        spent += self._scale * (keys * costs.key + prompt_keys * costs.prompt_key)
         return steps * costs.base + self._scale * spent
 
     def end(self) -> list[Token | Finished]:
@@ -169,14 +179,19 @@ class ModelledReplica:
 
 @dataclass
 class Ask:
-    """A request and what became of it."""
+    """A request and what became of it. most: tokens that the router expects of it at most."""
 
     arrival: Arrival
     tokens: tuple[int, ...]
     sequence: Text | None = None
-    first: float | None = None
+    times: list[float] = field(default_factory=list)  # of its tokens
     ended: float = 0.0
     written: int = 0
+    most: int = MOST
+
+    @property
+    def first(self) -> float | None:
+        return self.times[0] if self.times else None
 
 
 Choose = Callable[["Simulation", Ask], ModelledReplica]
@@ -236,8 +251,8 @@ class Simulation:
                 self.seconds, place = heapq.heappop(ends)
                 self._end_step(self.replicas[place])
             replica = self.replicas[place]
-            if replica.step is None and (length := replica.begin(self.costs)) is not None:
-                heapq.heappush(ends, (self.seconds + length, place))
+            if replica.step is None and replica.begin():
+                heapq.heappush(ends, (self.seconds + replica.seconds(self.costs), place))
 
     def _take(self, ask: Ask) -> int:
         replica = self.choose(self, ask)
@@ -248,14 +263,14 @@ class Simulation:
         replica.texts[number] = ask
         hashes = routed.pages.hashes(b"")
         cached = routed.pages.cached(hashes, ask.tokens)
-        self.router.assign(routed, number, hashes, len(ask.tokens), cached, MOST)
+        self.router.assign(routed, number, hashes, len(ask.tokens), cached, ask.most)
         return self.replicas.index(replica)
 
     def _end_step(self, replica: ModelledReplica) -> None:
         for event in replica.end():
             ask = replica.texts[event.sequence]
             if isinstance(event, Token):
-                ask.first = self.seconds if ask.first is None else ask.first
+                ask.times.append(self.seconds)
                 ask.written += 1
                 self.router.wrote(replica.routed, event.sequence, 1)
             else:

@@ -28,11 +28,6 @@ from tokenwright.engine.mailbox import Action
 from tokenwright.errors import EngineError
 from tokenwright.trace.messages.rooms import ReplicaRoom, ReplicasCard, TextRoute, WayPart
 
-try:  # where it is installed, as for the server: a message takes half the time
-    from uvloop import new_event_loop
-except ImportError:
-    from asyncio import new_event_loop
-
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -54,7 +49,7 @@ class ClusterLoop(EngineLoop):
         self._closed = False
         self._why: EngineError | None = None  # nothing is taken any more
         self._opening = True
-        self._asyncio = new_event_loop()
+        self._asyncio = _new_event_loop()
         self._supervisor = Supervisor(launcher, self.dispatcher, secret, drain_s, self._hear)
         self._main = self._asyncio.create_task(self._supervisor.run())
         self._thread = threading.Thread(target=self._run, name="tokenwright router", daemon=True)
@@ -206,6 +201,15 @@ class ClusterLoop(EngineLoop):
         self._asyncio.close()
         self._refuse()
         self._supervisor.launcher.close()
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it is installed, as for the server: a message takes half the time."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 def _room(seat: Seat, pages: int) -> ReplicaRoom:
