@@ -99,7 +99,7 @@ def run(test):
 OPENED = [Progress(1, 2), ReplicaOpened(SHAPE)]
 
 
-def test_replicas_join_and_a_dead_one_is_replaced():
+def test_replicas_join_and_a_dead_one_is_replaced(caplog):
     async def test():
         launcher, news = FakeLauncher(2, OPENED), []
         async with supervised(launcher, news) as (_, dispatcher):
@@ -108,6 +108,8 @@ def test_replicas_join_and_a_dead_one_is_replaced():
             launcher.links[0].kill()
             await until(lambda: len(launcher.links) == 3 and len(dispatcher.members) == 2)
             assert launcher.links[0].closed and not launcher.links[1].killed
+            died, joined = caplog.messages
+            assert f"{launcher.links[0].name} has died" in died and f"{launcher.links[2].name} takes texts" in joined
 
     run(test)
 

@@ -100,7 +100,8 @@ class Dispatcher:
             else:
                 self._place(handle, text)
         if numbers:
-            log.warning("a replica is gone; %d of its texts go on elsewhere", len(numbers))
+            told = "its text goes" if len(numbers) == 1 else f"its {len(numbers)} texts go"
+            log.warning("replica %s is gone; %s on elsewhere", member.routed.name, told)
 
     def report(self, member: Member, report: Report) -> None:
         """Take what a replica's step has changed."""

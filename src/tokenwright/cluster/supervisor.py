@@ -177,6 +177,8 @@ class Supervisor:
                 assert seat.link is not None, "it has said so"
                 count = sum(group.pages for group in shape.groups)
                 seat.member = self._dispatcher.join(seat.link, pages, count, number, seat.link.name)
+                if seat.opened:
+                    log.warning("replica %s takes texts in its place", seat.link.name)
                 seat.opened += 1
             case Progress():
                 self._tell(message)
