@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from itertools import cycle
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from tests.decode import schemas
 from tests.decode.test_grammar import MADE, SURPLUS, allowed
 from tokenwright.decode import closing
-from tokenwright.decode.grammar import Matched
+from tokenwright.decode.closers import Ahead, TextPlace
+from tokenwright.decode.grammar import Grammars, Matched
 from tokenwright.engine import Grammar
 
 ENDLESS: dict[str, dict[str, Any]] = {
@@ -122,13 +124,15 @@ class Plain(closing.Steering):
         for steps in range(most + 1):
             if matcher.is_accepting():
                 return steps
-            self._work += 1
+            self._work = min(self._work + 1, closing.MOST_WORK + 1)
             if steps == most or self._work > closing.MOST_WORK:
                 return None
-            ahead = closing._Ahead(matcher, closing._Place())
+            ahead = Ahead(matcher, TextPlace())
             if not ahead.bits() or matcher.is_error():
                 return None
-            token = self._closers.next(way, ahead, self._special)
+            token = next(self._closers.cut(matcher.deep_copy().compute_ff_bytes()), None)
+            if token is None:
+                token = self._closers.next(way, ahead, self._special)
             free = token == self._closers.quote and self._closers.free(ahead)
             if token < 0 or (free and quoted):
                 return None
@@ -140,6 +144,7 @@ class Plain(closing.Steering):
 NAMED = 0  # a special token that a grammar names
 GRAMMARS = {name: Grammar.json_schema(schema) for name, schema in ENDLESS.items()} | {
     "ways that end nowhere": Grammar.lark(r'start: ("(" start ")" | "[" /[ab]+/ "]" | "x")+ "!"'),
+    "quotes that are letters": Grammar.regex("a|x[^!]*!"),
     "special tokens": Grammar.lark(f'start: "a"* <[{NAMED}]> "b" "[" "a"* "]"', special={NAMED}),
 }
 
@@ -166,6 +171,55 @@ def test_what_walks_have_found_changes_no_mask(name: str, kind: str) -> None:
                 break
             assert aside.advance(int(rng.choice(np.flatnonzero(bits(mask))))) in (False, True)
             plain.advanced(state.matcher, None)
+
+
+WORDS = (b'{"', b"first", b"last", b"_name", b'": "', b", ", b'"}', b'"s', b'"l', b"Lily")
+
+
+def words(schema: dict[str, Any]) -> Matched:
+    """A steered constraint over a vocabulary of bytes and words."""
+    pieces = [bytes([byte]) for byte in range(256)] + [*WORDS, b""]
+    grammars = Grammars(lambda token, first: pieces[token], len(pieces), [len(pieces) - 1])
+    return grammars.compile(Grammar.json_schema(schema), steered=True)
+
+
+class Counted:
+    """A matcher whose calls are counted, with those of its copies."""
+
+    def __init__(self, matcher: Any, calls: Counter[str]) -> None:
+        self._matcher, self._calls = matcher, calls
+
+    def __getattr__(self, name: str) -> Any:
+        self._calls[name] += 1
+        if name == "deep_copy":
+            return lambda: Counted(self._matcher.deep_copy(), self._calls)
+        return getattr(self._matcher, name)
+
+
+def test_a_way_takes_what_is_forced_in_long_tokens_and_few_calls() -> None:
+    names = ["first_name", "last_name"]
+    properties = {name: {"type": "string", "maxLength": 40} for name in names}
+    constraint = words({"type": "object", "properties": properties, "required": names, "additionalProperties": False})
+    steering, calls = constraint._steering, Counter[str]()
+    assert steering is not None
+    assert steering.steps_to_end(constraint._state.matcher) == len(
+        ['{"', "first", "_name", '": "', '"', ", ", '"l', "a", "s", "t", "_name", '": "', '"', "}"]
+    )
+    text = [256, 257, 259, 260, *[265] * 6, ord('"')]
+    for place, token in enumerate(text):
+        steering.mask(Counted(constraint._state.matcher, calls), constraint._state.allowed(), 26 - place)
+        constraint.advance(token)
+    assert calls.total() < 60 * len(text), calls
+
+
+def test_a_token_that_opens_a_string_stands_only_for_those_in_free_text() -> None:
+    constraint = words({"enum": ["s", "l" + 20 * "o"]})
+    opened = set(np.flatnonzero(bits(constraint.mask(4))).tolist())
+    assert opened == {ord('"'), 256 + WORDS.index(b'"s')}
+    free = words({"type": "array", "items": {"type": "string"}})
+    free.advance(ord("["))
+    for left, fit in ((4, True), (2, False)):
+        assert bits(free.mask(left))[256 + WORDS.index(b'"s')] == fit
 
 
 def test_a_text_with_many_tokens_left_is_left_alone() -> None:

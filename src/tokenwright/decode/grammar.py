@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwright.decode import grammar_worker
-from tokenwright.decode.closing import Closers, Steering
+from tokenwright.decode.closers import Closers
+from tokenwright.decode.closing import Steering
 from tokenwright.decode.grammar_kinds import NAMES, SOURCES
 from tokenwright.decode.grammar_trials import LIMITS, SIMPLER, GrammarWorkers, shortened
 from tokenwright.engine import Grammar
