@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.engine.hand import is_read_from, kept_pages
 from tests.profiles import examples
 from tokenwright.engine import AttentionWindow, Group, PagePool, PrefixIndex, SwapSpace
-from tokenwright.engine.layer_group import PageTables
+from tokenwright.engine.layer_group import PageTables, StateWindow
 from tokenwright.engine.page_pool import NullMemory
 from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.engine.swap import SwappedPages
@@ -517,6 +517,16 @@ def test_pages_are_reserved_up_to_their_end_until_others_may_have_them(what):
     assert tables[0].reserved == 8 and pool.writable(tables, 0)
     TAKEN_BACK[what](pool, tables)
     assert tables[0].reserved == 0
+
+
+def test_a_long_chunk_reserves_states_for_no_shorter_one():
+    """It writes its last state alone; one that ends before that, as when drafts are dropped, asks for its own."""
+    pool = PagePool([Group(9, StateWindow(every=8))], 1)
+    tables = pool.tables()
+    for stop in (5, 1, 2):
+        assert pool.reserve(tables, stop - 1 if stop < 5 else 0, stop, stop)
+        assert stop - 1 in tables[0] and pool.writable(tables, stop - 1)
+    assert set(tables[0]) == {0, 1, 4}
 
 
 def test_a_text_that_falls_back_writes_to_copies_of_what_it_has_cached():

@@ -248,7 +248,7 @@ class PagePool:
             if spare < 0:
                 return False
             work.append((number, missing, shared + cached[:spare], cached[spare:]))
-        last = -(-stop // self.page_size)
+        written = range(start // self.page_size, -(-stop // self.page_size))
         for number, missing, copied, evicted in work:
             pool, table = self.group_pools[number], tables[number]
             for page in evicted:  # no page is left for a copy
@@ -256,7 +256,8 @@ class PagePool:
             table.update((page, pool.allocate()) for page in missing)
             for page in copied:
                 self._copy(number, table, page)
-            table.reserved = last * self.page_size if last - 1 in table else 0
+            complete = all(page in table for page in written)  # of states, a long chunk writes only some
+            table.reserved = written.stop * self.page_size if complete else 0
         return True
 
     def _to_reserve(
@@ -372,9 +373,7 @@ class PagePool:
         return all(
             pool.writable(table, page)
             for pool, table in zip(self.group_pools, tables, strict=True)
-            for span in pool.group.window.pages(computed, table.reserved, self.page_size)
-            for page in span
-            if page >= computed // self.page_size
+            for page in range(computed // self.page_size, -(-table.reserved // self.page_size))
         )
 
     def check(self, tables: Iterable[PageTables]) -> None:
