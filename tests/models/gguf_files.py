@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.models.gguf_more import MORE, PAIRED, file_kind, joined, mamba2_facts, more_facts, more_tensors
+
 Kind = gguf.GGMLQuantizationType
 ARCHITECTURES = {
     "gpt2": gguf.MODEL_ARCH.GPT2,
@@ -52,6 +54,7 @@ ARCHITECTURES = {
     "jamba": gguf.MODEL_ARCH.JAMBA,
     "mamba": gguf.MODEL_ARCH.MAMBA,
     "falcon_mamba": gguf.MODEL_ARCH.MAMBA,
+    **MORE,
 }
 # Other names of sizes.
 _SIZES = {
@@ -59,7 +62,8 @@ _SIZES = {
     "num_hidden_layers": ("n_layer", "n_layers"),
     "max_position_embeddings": ("n_positions", "seq_length", "max_seq_len"),
 }  # fmt: skip
-_PAIRED = ("llama", "mixtral", "granite", "smollm3")  # q and k lie in pairs that turn; in others' files as published
+_PAIRED = ("llama", "mixtral", "granite", "smollm3", *PAIRED)  # q and k lie in pairs that turn; in others' files as published
+_FEED_FORWARD = ("mixtral", "lfm2_moe", "kimi_linear", "minimax_m2")  # the package's name for their experts
 # A key of a config.json, and the writer's method for it.
 _KEYS = {
     "conv_L_cache": "shortconv_l_cache", "norm_eps": "layer_norm_rms_eps",
@@ -100,14 +104,16 @@ def write_gguf(
     """
     config = json.loads((folder / "config.json").read_text())
     config |= {ours: config[key] for ours, others in _SIZES.items() for key in others if key in config}
-    architecture = ARCHITECTURES[config["model_type"]]
+    if "rope_theta" in (rope := config.get("rope_parameters") or {}):  # as transformers spells them today
+        config |= {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+    architecture = ARCHITECTURES[file_kind(config)]
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture], split_max_tensors=split)
     _facts(writer, config)
     _tokenizer(writer, folder)
     for key, value in (metadata or {}).items():
         kind_of = gguf.GGUFValueType.STRING if isinstance(value, str) else gguf.GGUFValueType.UINT32
         writer.kv_data[0][key] = gguf.GGUFValue(value, kind_of)  # also over what is there
-    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"] + 1)
     for name, factors in _rotary_factors(config).items():
         writer.add_tensor(name, numpy.asarray(factors, dtype=numpy.float32))
     for name, tensor in _as_written(load_file(folder / "model.safetensors"), config):
@@ -128,9 +134,9 @@ def write_gguf(
 def _as_written(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """The tensors under names that the package maps, with what llama.cpp's files change: experts stacked, and more."""
     stacks: dict[str, dict[int, Tensor]] = {}
-    for name, tensor in _of_hybrid(tensors, config):
+    for name, tensor in _changed(tensors, config):
         if expert := re.fullmatch(r"(.+)\.(?:mlp|block_sparse_moe|feed_forward)\.experts\.(\d+)\.(\w+)\.weight", name):
-            part = "feed_forward" if config["model_type"] in ("mixtral", "lfm2_moe", "kimi_linear") else "mlp"
+            part = "feed_forward" if config["model_type"] in _FEED_FORWARD else "mlp"
             at = expert[1].removeprefix("model.") if part == "feed_forward" else expert[1]
             stacks.setdefault(f"{at}.{part}.experts.{expert[3]}.weight", {})[int(expert[2])] = tensor
         elif stream := re.fullmatch(r"(model\.altup_(?:unembed_)?projections)\.(\d+)\.weight", name):
@@ -150,6 +156,13 @@ def _as_written(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ite
             yield f"{name}.weight" if name.endswith("sinks") else name, tensor.squeeze(0)
     for name, each in stacks.items():
         yield name, torch.stack([each[i] for i in range(len(each))])
+
+
+def _changed(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors with the changes of one architecture."""
+    for name, tensor in joined(tensors, config).items():
+        found = more_tensors(name, tensor, config)
+        yield from _of_hybrid({name: tensor}, config) if found is None else found
 
 
 def _of_hybrid(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
@@ -283,7 +296,7 @@ def _add(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: Kind) -> None
 
 def _ordered(tensor: Tensor, name: str, config: Mapping[str, Any]) -> Tensor:
     """q and k with neighbouring rows of a head in a pair, as files of llama have them."""
-    if config["model_type"] not in _PAIRED or not any(part in name for part in ("q_proj", "k_proj")):
+    if file_kind(config) not in _PAIRED or not any(part in name for part in ("q_proj", "k_proj")):
         return tensor
     heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
     return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
@@ -309,10 +322,13 @@ def _rotary_factors(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     heads, kind = config.get("num_attention_heads", 0), config["model_type"]
+    if kind == "mamba2":
+        mamba2_facts(writer, config)
+        return
     if not heads:
         _mamba_facts(writer, config)
         return
-    size = config.get("head_dim", config["hidden_size"] // heads)
+    size = config.get("head_dim") or config["hidden_size"] // heads
     share = config.get("partial_rotary_factor", config.get("rotary_pct", 1.0))
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -324,7 +340,8 @@ def _facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_value_length(size)
     writer.add_rope_freq_base(config.get("rope_theta", config.get("rotary_emb_base", 10000.0)))
     writer.add_rope_dimension_count(int(size * share))
-    for method, value in {method: config[key] for key, method in _KEYS.items() if config.get(key) is not None}.items():
+    known = {method: config[key] for key, method in _KEYS.items() if config.get(key) not in (None, "auto")}
+    for method, value in known.items():
         getattr(writer, f"add_{method}")(value)
     if kind == "gpt_oss":
         writer.add_expert_feed_forward_length(config["intermediate_size"])
@@ -343,6 +360,7 @@ def _facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     if kind == "gemma4_text":
         _gemma4_facts(writer, config)
     _hybrid_facts(writer, config)
+    more_facts(writer, config)
     _scaling(writer, config, config.get("rope_scaling") or {})
 
 
@@ -442,7 +460,7 @@ def _hybrid_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     if kind == "granitemoehybrid":
         writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
         writer.add_rope_scaling_finetuned(config["position_embedding_type"] == "rope")
-    if kind in ("qwen3_next", "qwen3_5_text"):
+    if kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
         writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
     if kind == "qwen3_5_text":
         writer.add_rope_dimension_sections([2, 1, 1, 0])

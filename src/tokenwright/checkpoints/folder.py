@@ -29,6 +29,7 @@ from tokenwright.checkpoints.files.json_keys import read_json, shown
 from tokenwright.checkpoints.files.local import local_folder, weight_files
 from tokenwright.checkpoints.files.pooling import PoolingConfig, read_pooling
 from tokenwright.checkpoints.files.safetensors import Stored, read_header
+from tokenwright.checkpoints.fit import HEAD, check_fit, few
 from tokenwright.checkpoints.gguf.header import BLOCKS
 from tokenwright.checkpoints.lora import Adapter, read_adapter
 from tokenwright.checkpoints.memory_form import Held, as_stored, held, without
@@ -51,7 +52,7 @@ log = logging.getLogger(__name__)
 Report = Callable[[int, int], None]  # bytes read so far, total bytes
 _Tensors = dict[str, Stored]
 
-HEAD = "lm_head.weight"  # in both families
+_MTP = "MTP layers"
 _COMPARED = 1 << 24  # bytes read at a time to compare a tied head with the embeddings
 
 
@@ -71,6 +72,7 @@ class Checkpoint:
     texts: TokenizerFiles | None = None  # the tokenizer in a GGUF file
     adapters: tuple[Adapter, ...] = ()  # merged as the weights are read
     following: Mapping[str, Stored] = field(default_factory=dict)  # of layers that predict further tokens (MTP)
+    layout: Family | None = None  # the names in a GGUF file
     skipped: Mapping[str, int] = field(default_factory=dict)  # parts beside the text model: their tensors' number
     pooling: PoolingConfig = field(default_factory=PoolingConfig)  # how it embeds texts
 
@@ -131,7 +133,10 @@ class Checkpoint:
         forms = as_stored(model.graph, model.sources, model.stored)
         stamps = {one: stamp(one) for one in (file, *others)}
         found = (config, model.graph, generation, model.sources, model.stored, stamps, None, forms, texts)
-        return cls(file, *found, pooling=PoolingConfig(model.pooling or "mean"))
+        skipped = {_MTP: len(model.following)} if model.following else {}
+        _tell_skipped(file, skipped, reads=model.layout.following is not None)
+        more = {"following": model.following, "layout": model.layout, "skipped": skipped}
+        return cls(file, *found, **more, pooling=PoolingConfig(model.pooling or "mean"))
 
     def adapter(self, folder: str | Path) -> Adapter:
         """Read a LoRA adapter of this model. Raises CheckpointError for a folder that holds none."""
@@ -277,7 +282,7 @@ def _within(generation: GenerationDefaults, vocab_size: int, where: str) -> Gene
 
     def within(key: str, ids: Sequence[int]) -> tuple[int, ...]:
         if beyond := [str(token) for token in ids if token >= vocab_size]:
-            log.warning("%s: %s has %s, beyond the model's %d ids; left out", where, key, _few(beyond), vocab_size)
+            log.warning("%s: %s has %s, beyond the model's %d ids; left out", where, key, few(beyond), vocab_size)
         return tuple(token for token in ids if token < vocab_size)
 
     eos_ids = within("eos_token_id", generation.eos_ids)
@@ -295,7 +300,7 @@ def _read_headers(folder: Path, family: Family, config: ModelConfig) -> tuple[_T
     for file in weight_files(folder):
         for name, one in read_header(file).items():
             bare = family.bare(name)
-            beside = tower_of(name) or ("MTP layers" if next_layer(bare, config) else None)
+            beside = tower_of(name) or (_MTP if next_layer(bare, config) else None)
             if beside is not None:
                 skipped[beside] = skipped.get(beside, 0) + 1
                 if tower_of(name) is None:
@@ -309,57 +314,16 @@ def _read_headers(folder: Path, family: Family, config: ModelConfig) -> tuple[_T
                     "remove the file that does not belong to the model"
                 )
             found[bare] = replace(one, shape=family.shape_of(bare, one.shape))
-    if skipped:
-        parts = ", ".join(f"{tower} ({count} tensors)" for tower, count in skipped.items())
-        beside = ", and drafts with MTP layers (speculate mtp)" if following and family.following else ""
-        log.warning("%s: skipped %s: Tokenwright runs the text model alone%s", folder, parts, beside)
+    _tell_skipped(folder, skipped, reads=family.following is not None)
     return found, following, skipped
 
 
-def check_fit(
-    folder: Path,
-    graph: Graph,
-    sources: Mapping[str, TensorSource],
-    stored: Mapping[str, Stored],
-    facts: str = "config.json",
-    dtypes: Sequence[str] = tuple(DTYPES),
-) -> None:
-    """Raises CheckpointError unless the graph has exactly these tensors, with its shapes and a known dtype.
-
-    facts: where the shapes are from. dtypes: all that can be read; only matrices are made of blocks.
-    """
-    expected = {source.name: source.stored(graph.shapes[ours]) for ours, source in sources.items()}
-    missing = [name for name in expected if name not in stored]
-    if graph.tied_head:
-        expected.setdefault(HEAD, (graph.vocab_size, graph.width))
-    both = [(name, stored[name], shape) for name, shape in expected.items() if name in stored]
-    found = {
-        "missing": missing,
-        "not of this model": [shown(name) for name in stored if name not in expected],
-        "of another shape": [
-            f"{name} is {list(one.shape)}, but {list(shape)} by {facts}"
-            for name, one, shape in both
-            if one.shape != shape
-        ],
-        "neither F32, F16 nor BF16": [
-            f"{name} is {one.dtype}"
-            for name, one, shape in both
-            if one.dtype not in (dtypes if len(shape) > 1 else DTYPES)
-        ],
-    }
-    complaints = [f"{len(names)} {what} ({_few(names)})" for what, names in found.items() if names]
-    if HEAD in missing:
-        complaints.append('the head is absent, though "tie_word_embeddings" is false')
-    if complaints:
-        remedy = "Use the config.json that belongs to these weights" if facts == "config.json" else "Download it again"
-        raise CheckpointError(
-            f"the tensors in {folder} do not fit {graph.architecture} as {facts} describes it: "
-            f"{'; '.join(complaints)}. {remedy}"
-        )
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+def _tell_skipped(where: Path, skipped: Mapping[str, int], *, reads: bool) -> None:
+    """Warn of parts beside the text model. reads: whether its MTP layers can be drafted with."""
+    if skipped:
+        parts = ", ".join(f"{tower} ({count} tensors)" for tower, count in skipped.items())
+        beside = f", and drafts with {_MTP} (speculate mtp)" if _MTP in skipped and reads else ""
+        log.warning("%s: skipped %s: Tokenwright runs the text model alone%s", where, parts, beside)
 
 
 def _dtype_of(stored: Iterable[Stored]) -> DType:

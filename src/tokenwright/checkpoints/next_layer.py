@@ -2,8 +2,8 @@
 
     embedding -> NextInput -> the layer -> the layer's norm, and the model's head
 
-DeepSeek V3, GLM-4.5 and others publish one. Files may repeat the embedding and the head beside it: the model's are
-taken.
+DeepSeek V3, GLM-4.5 and others publish one, in folders and GGUF files. Files may repeat the embedding and the head
+beside it: the model's are taken.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,9 @@ from dataclasses import replace
 from tokenwright.checkpoints.families.family import Family, NextNames, TensorSource
 from tokenwright.checkpoints.families.graph_builder import next_graph
 from tokenwright.checkpoints.families.registry import family_of
-from tokenwright.checkpoints.folder import Checkpoint, check_fit
+from tokenwright.checkpoints.fit import check_fit
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.gguf.header import BLOCKS
 from tokenwright.checkpoints.memory_form import as_stored
 from tokenwright.checkpoints.quantised.compound import Compound
 from tokenwright.checkpoints.tensor_reader import DTYPES
@@ -26,7 +28,7 @@ def next_layer_of(checkpoint: Checkpoint, *, ends: bool) -> Checkpoint:
     ends: whether its `sources` have the embedding and the head too; else the caller has them.
     Raises RequestError for a checkpoint without such a layer, CheckpointError for a layer that does not fit.
     """
-    family = family_of(checkpoint.config.architecture)
+    family = checkpoint.layout or family_of(checkpoint.config.architecture)
     names, layers = family.following, checkpoint.config.layers
     at = "" if names is None else f"{names.at.format(i=layers)}."
     if names is None or not any(name.startswith(at) for name in checkpoint.following):
@@ -43,7 +45,7 @@ def next_layer_of(checkpoint: Checkpoint, *, ends: bool) -> Checkpoint:
     stored = {one.name: checkpoint.following[one.name] for one in own.values() if one.name in checkpoint.following}
     joined = {one.dtype for one in stored.values() if isinstance(one, Compound)}
     try:
-        check_fit(checkpoint.path, graph, own, stored, dtypes=(*DTYPES, *joined))
+        check_fit(checkpoint.path, graph, own, stored, dtypes=(*DTYPES, *BLOCKS, *joined))
     except CheckpointError as error:
         raise CheckpointError(f"the layer that predicts further tokens (MTP) cannot be read: {error}") from error
     every = {**checkpoint.stored, **stored}
@@ -58,8 +60,8 @@ def _sources(
 ) -> dict[str, TensorSource]:
     """The source of every tensor of the layer's graph."""
     norms = {"token_norm": names.token_norm, "hidden_norm": names.hidden_norm, "norm": names.norm}
-    more = {"project": TensorSource(f"layers.{{i}}.{names.project}")}
-    more |= {ours: TensorSource(f"layers.{{i}}.{theirs}", plus=names.plus) for ours, theirs in norms.items()}
+    more = {"project": TensorSource(f"{names.at}.{names.project}")}
+    more |= {ours: TensorSource(f"{names.at}.{theirs}", plus=names.plus) for ours, theirs in norms.items()}
     own = {f"layers.{{i}}.next.{ours}": source for ours, source in more.items()}
     found = replace(family, names={**family.names, **own, **experts}).sources(graph)
     usual, at = f"layers.{layers}.", f"{names.at.format(i=layers)}."

@@ -116,14 +116,19 @@ def _score_scale(keys: JsonKeys, rope: Rope, latent: LatentHeads) -> float:
 
 
 def _orders(base: str, graph: Graph) -> Order | None:
-    """The order of a tensor's rows: those that turn, in q and beside the latent, and the two halves of kv_b."""
+    """The order of a tensor's rows: those that turn, and the two halves of kv_b."""
+    return turned_order(base, graph) or kv_order(base, graph)
+
+
+def turned_order(base: str, graph: Graph) -> Order | None:
+    """The order of the rows that turn, in q and beside the latent."""
     attention = next(op for op in graph.blocks if isinstance(op, LatentAttention))
     match base.rsplit(".", 1)[-1]:
         case "q" | "q_b":
             return _turned(attention.nope_size, attention.rope_size)
         case "kv_a":
             return _turned(attention.rank, attention.rope_size)
-    return kv_order(base, graph)
+    return None
 
 
 def kv_order(base: str, graph: Graph) -> Order | None:

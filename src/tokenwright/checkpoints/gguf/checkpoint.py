@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy
 
-from tokenwright.checkpoints.families.registry import TensorSource, parse_config
+from tokenwright.checkpoints.families.family import Family, TensorSource
+from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults, parse_generation
 from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
 from tokenwright.checkpoints.files.pooling import Pooling
@@ -42,6 +43,7 @@ _WHOLE: Mapping[str, str] = {
     "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
 }
+_NEXT = "nextn_predict_layers"  # those behind the model's last one, for drafts; `block_count` has them
 _NEUTRAL: Mapping[str, tuple[tuple[object, ...], str]] = {
     "expert_count": ((0,), "experts"),
     "expert_used_count": ((0,), "experts"),
@@ -52,6 +54,8 @@ _NEUTRAL: Mapping[str, tuple[tuple[object, ...], str]] = {
     "logit_scale": ((1.0,), "a scale of the logits"),
     "expert_gating_func": ((1,), "another score of experts"),
     "expert_weights_scale": ((0.0, 1.0), "a scale of the experts' weights"),
+    "expert_group_count": ((0, 1), "experts in groups"),
+    "expert_group_used_count": ((0, 1), "experts in groups"),
 }
 _INERT = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type")
 _POOLINGS: Mapping[int, Pooling] = {1: "mean", 2: "first", 3: "last"}
@@ -73,23 +77,33 @@ class GgufModel:
     sources: Mapping[str, TensorSource]
     stored: Mapping[str, Stored]
     pooling: Pooling | None  # of its embeddings
+    layout: Family  # the names of its tensors
+    following: Mapping[str, Stored]  # of layers that predict further tokens (MTP)
 
 
 def read_model(header: Header, where: str, factors: Callable[[Stored], list[float]]) -> GgufModel:
     """The model of a header. `factors` reads an F32 tensor. Raises CheckpointError for what Tokenwright lacks."""
     layout = _layout(header, where)
     _, config, graph = parse_config(_settings(header, layout, where, factors), where)
-    stored = {
+    every = {
         name_of(name): replace(one, shape=shape_of(name_of(name), one.shape))
         for name, one in header.tensors.items()
         if not _INERT_TENSORS.fullmatch(name)
-        and _block(name) < config.layers - (config.kv_shared if _KV.fullmatch(name) else 0)
     }
+    prefix = f"{header.metadata['general.architecture']}."
+    layers = header.metadata[f"{prefix}block_count"] - header.metadata.get(f"{prefix}{_NEXT}", 0)
+    stored = {
+        name: one
+        for name, one in every.items()
+        if _block(name) < layers - (config.kv_shared if _KV.fullmatch(name) else 0)
+    }
+    following = {name: one for name, one in every.items() if _block(name) >= layers}
     about = {f"{at}_token_id": header.metadata.get(f"tokenizer.ggml.{at}_token_id") for at in ("bos",)}
     ends = [header.metadata[key] for end in _ENDS if (key := f"tokenizer.ggml.{end}") in header.metadata]
     generation = parse_generation(_suggested(header.metadata) | {"eos_token_id": ends}, about, where)
-    pooling = _POOLINGS.get(header.metadata.get(f"{header.metadata['general.architecture']}.pooling_type", 0))
-    return GgufModel(config, graph, generation, layout.sources(graph), stored, pooling)
+    pooling = _POOLINGS.get(header.metadata.get(f"{prefix}pooling_type", 0))
+    family = layout.family
+    return GgufModel(config, graph, generation, family.sources(graph), stored, pooling, family, following)
 
 
 def _layout(header: Header, where: str) -> Layout:
@@ -113,6 +127,7 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
     heads, width = keys.whole("attention.head_count", least=0) or 1, keys.whole("embedding_length")
     size = keys.whole("attention.key_length", width // heads)
     turns = keys.whole("rope.dimension_count", size)
+    following = keys.whole(_NEXT, 0, least=0, most=keys.whole("block_count") - 1)
     listed = keys.raw("attention.head_count_kv")
     shared = heads if layout.by_layer and isinstance(listed, list) else _kv_heads(keys, heads)
     if not layout.latent and (
@@ -128,14 +143,15 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
         "intermediate_size": _width(keys, layout),
         "architectures": [layout.model],
         "num_key_value_heads": shared,
-        "_kv_heads": listed,
+        "_kv_heads": listed[: len(listed) - following] if isinstance(listed, list) else listed,
         "head_dim": size,
         layout.epsilon[1]: _shortest(keys.number(layout.epsilon[0])),
         layout.theta: _shortest(keys.number("rope.freq_base", 10000.0, above=1.0)),
-        "rope_scaling": _scaling(keys, header, factors),
+        "rope_scaling": _scaling(keys, header, layout, factors),
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
     }
+    found["num_hidden_layers"] -= following
     if layout.share is not None:
         found[layout.share] = math.nextafter(turns / size, 1)  # so that the product with the size is not below `turns`
     if layout.bias is not None:
@@ -157,9 +173,10 @@ def _width(keys: JsonKeys, layout: Layout) -> int:
     key, widths = "feed_forward_length", keys.raw("feed_forward_length")
     if not layout.by_layer or not isinstance(widths, list):
         return keys.whole(key, keys.raw("expert_feed_forward_length"), least=0)
-    if len(widths) != keys.whole("block_count") or not all(type(one) is int and one > 0 for one in widths):
+    given = [one for one in widths if one] or [0]  # layers without an MLP have 0
+    if len(widths) != keys.whole("block_count") or not all(type(one) is int and one > 0 for one in given):
         raise keys.error(f"{key} must list a width for each layer")
-    return int(widths[0])
+    return int(given[0])
 
 
 def _block(name: str) -> int:
@@ -191,7 +208,9 @@ def _shortest(value: float) -> float:
     return float(str(numpy.float32(value)))
 
 
-def _scaling(keys: JsonKeys, header: Header, factors: Callable[[Stored], list[float]]) -> dict[str, Any] | None:
+def _scaling(
+    keys: JsonKeys, header: Header, layout: Layout, factors: Callable[[Stored], list[float]]
+) -> dict[str, Any] | None:
     """The rope_scaling of a config.json, or None."""
     kind = keys.text("rope.scaling.type", "none")
     if all(name in header.tensors for name in _LONG_FACTORS.values()):
@@ -199,7 +218,9 @@ def _scaling(keys: JsonKeys, header: Header, factors: Callable[[Stored], list[fl
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
     original = keys.whole("rope.scaling.original_context_length", keys.whole("context_length"))
     keys.only("rope.scaling.attn_factor", 1.0, why="another attention factor")
-    keys.only("rope.scaling.yarn_log_multiplier", 0.0, why="another attention factor")
+    logged = keys.number("rope.scaling.yarn_log_multiplier", 0.0, least=0.0)
+    if layout.log_factor is None:
+        keys.only("rope.scaling.yarn_log_multiplier", 0.0, why="another attention factor")
     keys.only("rope.scaling.yarn_ext_factor", 1.0, why="another mix of frequencies")
     if kind not in ("none", "linear", "yarn"):
         raise keys.error(f"rope.scaling.type is {shown(kind)}; Tokenwright reads none, linear and yarn")
@@ -220,6 +241,9 @@ def _scaling(keys: JsonKeys, header: Header, factors: Callable[[Stored], list[fl
     given = {
         ours: _shortest(value) if isinstance(value, float) else value for ours, value in values if value is not None
     }
+    if layout.log_factor is not None:  # attention has a factor, the rotation none
+        whole = round(logged * layout.log_factor, 6)
+        given |= {"mscale": whole, "mscale_all_dim": whole} if whole else {"attention_factor": 1.0}
     return {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original, **given}
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from tokenwright.checkpoints.families.family import Family, Order, TensorSource, named
+from tokenwright.checkpoints.families.family import Family, NextNames, Order, TensorSource, named
 from tokenwright.checkpoints.families.llama import LLAMA
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.models.graph import Graph
@@ -15,6 +15,8 @@ RMS = "attention.layer_norm_rms_epsilon"
 LAYER = "attention.layer_norm_epsilon"
 WINDOW = {"attention.sliding_window": "sliding_window"}
 PATTERN = {"attention.sliding_window_pattern": "sliding_window_pattern"}
+CLAMP = {"attention.clamp_kqv": "clip_qkv"}
+SECTIONS = {"rope.dimension_sections": "_sections"}  # the three positions of a picture's part are one in a text
 EXPERTS_USED = {"expert_used_count": "num_experts_per_tok"}
 QWEN_EXPERTS = {
     "expert_count": "num_experts",
@@ -61,18 +63,26 @@ _NAMES = named(
 )
 FUSED_QKV = {f"layers.{{i}}.attention.{part}": TensorSource("blk.{i}.attn_qkv", fused=True) for part in ("q", "k", "v")}
 FUSED_UP = {f"layers.{{i}}.mlp.{part}": TensorSource("blk.{i}.ffn_up", fused=True) for part in ("gate", "up")}
+_BOTH = "blk.{i}.ffn_gate_up_exps"  # gates of an expert before its values
+FUSED_EXPERTS = {
+    f"layers.{{i}}.mlp.experts.{{e}}.{part}": TensorSource(_BOTH, stacked=True, turn=(at, 2), halves=True)
+    for at, part in enumerate(("gate", "up"))
+}
 EACH_EXPERT = named(
     {f"layers.{{i}}.mlp.experts.{{e}}.{part}": f"blk.{{i}}.ffn_{part}.{{e}}" for part in ("gate", "up", "down")}
 )
+CORRECTION = {"layers.{i}.mlp.correction": TensorSource("blk.{i}.exp_probs_b", wide=True)}
+NEXT = NextNames("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm", at="blk.{i}")
+_EXPERTS = r"ffn_(?:gate|up|down|gate_up)_exps\.(?:weight|bias)"
 _STACKS = re.compile(
-    r"blk\.\d+\.(?:ffn_(?:gate|up|down|gate_up)_exps\.(?:weight|bias)|(?:attn_[qk]_norm|ssm_(?:a|d|norm))\.weight)"
+    rf"blk\.\d+\.(?:{_EXPERTS}|(?:attn_[qk]_norm|ssm_(?:a|d|norm)|exp_probs_b)\.weight)"
     r"|blk\.\d+\.attn_[kv]_b\.weight|altup_(?:unembd_)?proj\.weight"
 )
 _FAMILY = Family({}, LLAMA.parse, "", {}, re.compile(r"(?!)"), stacks=_STACKS)  # of names alone
 _ROW = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")  # a vector in the file, a matrix of one row in a graph
 
 
-_BARE = re.compile(r"(blk\.\d+\.(?:ssm_[ad]|exp_probs_b))(?:\.bias)?$")  # names without `.weight`
+_BARE = re.compile(r"(blk\.\d+\.(?:ssm_[ad]|exp_probs_b|ffn_norm))(?:\.bias)?$")  # names without `.weight`
 _SCALES = re.compile(r"(blk\.\d+\.ffn_(?:gate_inp|down_exps))\.scale")  # beside the matrices of those names
 _STEPS = re.compile(r"(blk\.\d+\.ssm_dt)(?:\.bias)?$")  # biases of steps, beside a matrix of that name in Mamba-1
 _FILTERS = re.compile(r"blk\.\d+\.ssm_conv1d_[qkv]\.weight")  # [1, channels, 1, taps], or without the first
@@ -95,8 +105,9 @@ class Layout:
     of norms, the rotary base, and the share of a head's dimensions that turn (None: all do). orders: of the rows of
     other tensors than q and k. bias: the key that says whether there are biases (None: the architecture decides).
     by_layer: whether KV heads and the widths of MLPs may differ between layers; `more` gets the lists. turned: whether
-    the order of q's and k's rows follows from the dimensions that turn; else it is ours. latent: attention is
-    latent, and its sizes have keys of their own.
+    the order of q's and k's rows follows from the dimensions that turn; else it is ours, or that of `orders`. latent:
+    attention is latent, and its sizes have keys of their own. log_factor: what YaRN's log multiplier, times this, is
+    of mscale_all_dim (None: such a key is refused). following: the names of a layer that predicts further tokens (MTP).
     """
 
     model: str
@@ -112,17 +123,20 @@ class Layout:
     by_layer: bool = False
     turned: bool = True
     latent: bool = False
+    log_factor: float | None = None
+    following: NextNames | None = None
 
-    def sources(self, graph: Graph) -> dict[str, TensorSource]:
-        """Where a file stores the tensors of `graph.shapes`."""
-        family = replace(
+    @property
+    def family(self) -> Family:
+        """The table of the names in a file."""
+        return replace(
             _FAMILY,
             names={**_NAMES, **self.names},
             neighbours=self.neighbours,
             orders=None if self.turned else self.orders or _as_ours,
             own_orders=self.orders,
+            following=self.following,
         )
-        return family.sources(graph)
 
 
 def _as_ours(name: str, graph: Graph) -> Order | None:  # noqa: ARG001
@@ -153,3 +167,7 @@ def qwen2_experts(found: Found, tensors: Mapping[str, Stored]) -> Found:
         if f"blk.0.ffn_gate_{name}.weight" in tensors
     }
     return {**widths, **found}
+
+
+def qwen3_experts(found: Found, _: Mapping[str, Stored]) -> Found:
+    return {"norm_topk_prob": True, **found}

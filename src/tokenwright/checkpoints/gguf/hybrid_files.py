@@ -3,19 +3,22 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tokenwright.checkpoints.families.deepseek import kv_order
 from tokenwright.checkpoints.families.family import Order, TensorSource, named
 from tokenwright.checkpoints.families.hybrids.qwen_next import delta_order
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.file_layout import (
+    CORRECTION,
     EXPERTS_USED,
     GRANITE_KEYS,
+    NEXT,
     QWEN_EXPERTS,
     RMS,
+    SECTIONS,
     Found,
     Layout,
     qwen2_experts,
 )
+from tokenwright.checkpoints.gguf.routed_files import LATENT_KEYS, LATENT_NAMES, SCORES
 from tokenwright.models.graph import Graph
 
 
@@ -49,11 +52,10 @@ def _granite_hybrid(found: Found, tensors: Mapping[str, Stored]) -> Found:
 
 
 def _delta(found: Found, tensors: Mapping[str, Stored]) -> Found:
-    """Every so many layers one has attention. Those that predict further tokens stand behind the others."""
+    """Every so many layers one has attention."""
     values = found.pop("_inner") // found["linear_num_value_heads"]
-    layers = found["num_hidden_layers"] - found.pop("_next", 0)
     widths = qwen2_experts(found, tensors) if "num_experts" in found else found
-    return {**widths, "linear_value_head_dim": values, "num_hidden_layers": layers}
+    return {**widths, "linear_value_head_dim": values}
 
 
 def _delta_in_turn(found: Found, tensors: Mapping[str, Stored]) -> Found:
@@ -68,6 +70,47 @@ def _mamba(found: Found, tensors: Mapping[str, Stored]) -> Found:
         "architectures": ["FalconMambaForCausalLM" if found.get("_norms") else "MambaForCausalLM"],
         "intermediate_size": found["_inner"],
         "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+    }
+
+
+def _mamba2(found: Found, tensors: Mapping[str, Stored]) -> Found:
+    inner, heads = found["_inner"], found["num_heads"]
+    same = ("hidden_size", "num_hidden_layers", "vocab_size", "tie_word_embeddings", "layer_norm_epsilon", *_MAMBA2)
+    return {key: found[key] for key in (*same, "architectures")} | {
+        "expand": inner // found["hidden_size"],
+        "head_dim": inner // heads,
+        "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+    }
+
+
+def _nemotron(found: Found, tensors: Mapping[str, Stored]) -> Found:
+    """Each layer is one op: attention has KV heads, Mamba-2 a recurrence, the others an MLP or experts."""
+    layers = found["num_hidden_layers"]
+    mixed = [f"blk.{i}.ffn_gate_inp.weight" in tensors for i in range(layers)]
+    states = [f"blk.{i}.ssm_in.weight" in tensors for i in range(layers)]
+    dense = [f"blk.{i}.ffn_up.weight" in tensors for i in range(layers)]
+    kinds = zip(mixed, states, dense, strict=True)
+    letters = ("E" if one else "M" if other else "-" if third else "*" for one, other, third in kinds)
+    inner = found["_inner"]
+    return {key: one for key, one in found.items() if not key.startswith("rope_")} | {
+        "hybrid_override_pattern": "".join(letters),
+        "mamba_head_dim": inner // found["mamba_num_heads"],
+        "mlp_bias": any(name.endswith("ffn_up.bias") for name in tensors),
+        "num_key_value_heads": max(found["_kv_heads"]),
+        "use_bias": any(name.endswith("ssm_in.bias") for name in tensors),
+        "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+    }
+
+
+def _falcon_h1(found: Found, tensors: Mapping[str, Stored]) -> Found:
+    """Files have the weights times the constant factors of a folder."""
+    inner = found["_inner"]
+    return found | {
+        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+        "mamba_d_head": inner // found["mamba_n_heads"],
+        "mamba_d_ssm": inner,
+        "mamba_norm_before_gate": False,
+        "mamba_rms_norm": any(name.endswith("ssm_norm.weight") for name in tensors),
     }
 
 
@@ -101,7 +144,7 @@ def _kimi(found: Found, tensors: Mapping[str, Stored]) -> Found:
     }
     return {"q_lora_rank": None, **found} | {
         "linear_attn_config": rules,
-        "moe_router_activation_func": {1: "softmax", 2: "sigmoid"}[found.get("_scores", 2)],
+        "moe_router_activation_func": SCORES[found.get("_scores", 2)],
         "qk_nope_head_dim": found["_key"] - rope,
         "qk_rope_head_dim": rope,
     }
@@ -125,6 +168,21 @@ _SCANS = named(
     | {f"layers.{{i}}.mamba.{one}_norm": f"blk.{{i}}.ssm_{one}_norm" for one in ("dt", "b", "c")}
 )
 _MAMBA = ("conv_kernel", "state_size", "time_step_rank")
+_MAMBA2 = ("conv_kernel", "state_size", "n_groups", "num_heads")
+_SSD_KEYS = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.group_count": "mamba_n_groups",
+    "ssm.inner_size": "_inner",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.time_step_rank": "mamba_n_heads",
+}
+_NEMOTRON_KEYS = {
+    "ssm.conv_kernel": "conv_kernel",
+    "ssm.group_count": "n_groups",
+    "ssm.inner_size": "_inner",
+    "ssm.state_size": "ssm_state_size",
+    "ssm.time_step_rank": "mamba_num_heads",
+}
 _DECAYS = {
     f"layers.{{i}}.{kind}.a_log": TensorSource("blk.{i}.ssm_a", log=True, wide=True) for kind in ("mamba", "delta")
 }
@@ -145,8 +203,7 @@ _DELTA_KEYS = {
     "ssm.time_step_rank": "linear_num_value_heads",
     "ssm.inner_size": "_inner",
     "full_attention_interval": "full_attention_interval",
-    "nextn_predict_layers": "_next",
-    "rope.dimension_sections": "_sections",  # the three positions of a picture's part are one in a text
+    **SECTIONS,
 }
 _DELTA_EXPERTS = {
     key: ours for key, ours in QWEN_EXPERTS.items() if key != "expert_weights_norm"
@@ -159,10 +216,7 @@ _KIMI = {
     "delta.dt": "ssm_dt_bias",
     "delta.norm": "ssm_norm",
     "delta.out": "attn_output",
-    **{f"attention.{one}": f"attn_{one}" for one in ("q_a", "q_b", "q_a_norm", "kv_a_norm")},
-    "attention.kv_a": "attn_kv_a_mqa",
-    "attention.k_up": "attn_k_b",
-    "attention.v_up": "attn_v_b",
+    **LATENT_NAMES,
 }
 _CONVOLUTIONS = named(
     {f"layers.{{i}}.conv.{ours}": f"blk.{{i}}.shortconv.{theirs}" for ours, theirs in
@@ -176,6 +230,16 @@ def _ba_order(base: str, graph: Graph) -> Order | None:
     return delta_order(base, graph) if base.endswith((".b", ".a")) else None
 
 
+_NEMOTRON = Layout(
+    "NemotronHForCausalLM",
+    names=named(_SSM)
+    | _DECAYS
+    | named({f"layers.{{i}}.{one}_norm": "blk.{i}.attn_norm" for one in ("attention", "mlp")}),
+    keys=_NEMOTRON_KEYS,
+    more=_nemotron,
+    epsilon=(RMS, "layer_norm_epsilon"),
+    by_layer=True,
+)
 HYBRIDS: Mapping[str, Layout] = {
     "lfm2": Layout(
         "Lfm2ForCausalLM",
@@ -209,11 +273,7 @@ HYBRIDS: Mapping[str, Layout] = {
             "expert_count": "num_local_experts",
             "expert_shared_feed_forward_length": "shared_intermediate_size",
             "rope.scaling.finetuned": "position_embedding_type",
-            "ssm.conv_kernel": "mamba_d_conv",
-            "ssm.group_count": "mamba_n_groups",
-            "ssm.inner_size": "_inner",
-            "ssm.state_size": "mamba_d_state",
-            "ssm.time_step_rank": "mamba_n_heads",
+            **_SSD_KEYS,
             **EXPERTS_USED,
         },
         more=_granite_hybrid,
@@ -223,14 +283,10 @@ HYBRIDS: Mapping[str, Layout] = {
         names={
             **named({f"layers.{{i}}.{ours}": f"blk.{{i}}.{theirs}" for ours, theirs in _KIMI.items()}),
             **_DECAYS,
-            "layers.{i}.mlp.correction": TensorSource("blk.{i}.exp_probs_b", wide=True),
+            **CORRECTION,
         },
         keys={
-            "attention.key_length_mla": "_key",
-            "attention.kv_lora_rank": "kv_lora_rank",
-            "attention.q_lora_rank": "q_lora_rank",
-            "attention.value_length": "_unused",  # of no layer, as head_dim of the folder
-            "attention.value_length_mla": "v_head_dim",
+            **LATENT_KEYS,
             "expert_count": "num_experts",
             "expert_feed_forward_length": "moe_intermediate_size",
             "expert_gating_func": "_scores",
@@ -256,6 +312,40 @@ HYBRIDS: Mapping[str, Layout] = {
         epsilon=(RMS, "layer_norm_epsilon"),
         bias=None,
     ),
+    "mamba2": Layout(
+        "Mamba2ForCausalLM",
+        names=named(_SSM) | _DECAYS,
+        keys={
+            "ssm.conv_kernel": "conv_kernel",
+            "ssm.group_count": "n_groups",
+            "ssm.inner_size": "_inner",
+            "ssm.state_size": "state_size",
+            "ssm.time_step_rank": "num_heads",
+        },
+        more=_mamba2,
+        epsilon=(RMS, "layer_norm_epsilon"),
+        bias=None,
+    ),
+    "nemotron_h": _NEMOTRON,
+    "nemotron_h_moe": replace(
+        _NEMOTRON,
+        names=_NEMOTRON.names | CORRECTION,
+        keys={
+            **_NEMOTRON_KEYS,
+            **EXPERTS_USED,
+            "expert_count": "n_routed_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_gating_func": "_scores",
+            "expert_group_count": "n_group",
+            "expert_group_used_count": "topk_group",
+            "expert_shared_count": "n_shared_experts",
+            "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+            "expert_weights_norm": "norm_topk_prob",
+            "expert_weights_scale": "routed_scaling_factor",
+            "moe_latent_size": "moe_latent_size",
+        },
+    ),
+    "falcon-h1": Layout("FalconH1ForCausalLM", names=named(_SSM) | _DECAYS, keys=_SSD_KEYS, more=_falcon_h1),
     "jamba": Layout(
         "JambaForCausalLM",
         names=_SCANS | _DECAYS,
@@ -277,6 +367,7 @@ HYBRIDS: Mapping[str, Layout] = {
         more=_delta,
         share="partial_rotary_factor",
         orders=_ba_order,
+        following=NEXT,
     ),
     "qwen35": Layout(
         "Qwen3_5ForCausalLM",
@@ -284,6 +375,7 @@ HYBRIDS: Mapping[str, Layout] = {
         keys=_DELTA_KEYS,
         more=_delta_in_turn,
         share="partial_rotary_factor",
+        following=NEXT,
     ),
     "qwen35moe": Layout(
         "Qwen3_5MoeForCausalLM",
@@ -291,9 +383,6 @@ HYBRIDS: Mapping[str, Layout] = {
         keys=_DELTA_KEYS | _DELTA_EXPERTS,
         more=_delta_in_turn,
         share="partial_rotary_factor",
+        following=NEXT,
     ),
 }
-_WHOLE = {f"layers.{{i}}.attention.{half}": "blk.{i}.attn_kv_b" for half in ("k_up", "v_up")}
-_KIMI_FILES = HYBRIDS["kimi-linear"]
-# Files of converters that leave the matrix from the latent to keys and values whole.
-KIMI_WHOLE = replace(_KIMI_FILES, names={**_KIMI_FILES.names, **named(_WHOLE)}, orders=kv_order)

@@ -14,6 +14,7 @@ from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.file_layout import (
     EACH_EXPERT,
     EXPERTS_USED,
+    FUSED_EXPERTS,
     FUSED_QKV,
     FUSED_UP,
     GRANITE_KEYS,
@@ -24,8 +25,11 @@ from tokenwright.checkpoints.gguf.file_layout import (
     Found,
     Layout,
     qwen2_experts,
+    qwen3_experts,
 )
-from tokenwright.checkpoints.gguf.hybrid_files import HYBRIDS, KIMI_WHOLE
+from tokenwright.checkpoints.gguf.hybrid_files import HYBRIDS
+from tokenwright.checkpoints.gguf.plain_files import PLAIN_FILES
+from tokenwright.checkpoints.gguf.routed_files import ROUTED_FILES, whole_kv
 from tokenwright.models.residual_streams import MOST_STREAMS
 
 
@@ -94,10 +98,6 @@ def _phi3(found: Found, _: Mapping[str, Stored]) -> Found:
 def _gpt_oss(found: Found, _: Mapping[str, Stored]) -> Found:
     scaling = found["rope_scaling"]
     return {**found, "rope_scaling": scaling and {**scaling, "truncate": False}}
-
-
-def _qwen3_experts(found: Found, _: Mapping[str, Stored]) -> Found:
-    return {"norm_topk_prob": True, **found}
 
 
 def _cohere(found: Found, tensors: Mapping[str, Stored]) -> Found:
@@ -190,12 +190,13 @@ _GEMMA4 = {
     "experts_post_norm": "post_ffw_norm_2",
     "router_norm": "ffn_gate_inp_scale",
 }
-_BOTH = "blk.{i}.ffn_gate_up_exps"  # gates of an expert before its values
 
 LAYOUTS: Mapping[str, Layout] = {
     **HYBRIDS,
+    **PLAIN_FILES,
+    **ROUTED_FILES,
     "llama": Layout("LlamaForCausalLM", neighbours=True),
-    "gpt2": Layout("GPT2LMHeadModel", names=FUSED_QKV, more=_gpt2, epsilon=(LAYER, "layer_norm_epsilon"), bias=None),
+    "gpt2": Layout("GPT2LMHeadModel", more=_gpt2, epsilon=(LAYER, "layer_norm_epsilon"), bias=None),
     "qwen2": Layout("Qwen2ForCausalLM", bias=None),
     "qwen3": Layout("Qwen3ForCausalLM"),
     "qwen2moe": Layout(
@@ -204,7 +205,7 @@ LAYOUTS: Mapping[str, Layout] = {
         more=qwen2_experts,
         bias=None,
     ),
-    "qwen3moe": Layout("Qwen3MoeForCausalLM", keys=QWEN_EXPERTS, more=_qwen3_experts),
+    "qwen3moe": Layout("Qwen3MoeForCausalLM", keys=QWEN_EXPERTS, more=qwen3_experts),
     "gpt-oss": Layout(
         "GptOssForCausalLM",
         names=named({"layers.{i}.mlp_norm": "blk.{i}.post_attention_norm"}),
@@ -259,8 +260,6 @@ LAYOUTS: Mapping[str, Layout] = {
             **named({f"layers.{{i}}.{ours}": f"blk.{{i}}.{theirs}" for ours, theirs in _GEMMA4.items()}),
             "layers.{i}.stream": TensorSource("blk.{i}.layer_output_scale", wide=True),
             "layers.{i}.mlp.weight_scales": TensorSource("blk.{i}.ffn_down_exps_scale", wide=True),
-            "layers.{i}.mlp.experts.{e}.gate": TensorSource(_BOTH, stacked=True, turn=(0, 2), halves=True),
-            "layers.{i}.mlp.experts.{e}.up": TensorSource(_BOTH, stacked=True, turn=(1, 2), halves=True),
         },
         keys={
             **_INPUT_KEYS,
@@ -277,7 +276,7 @@ LAYOUTS: Mapping[str, Layout] = {
     ),
     "phi3": Layout(
         "Phi3ForCausalLM",
-        names=FUSED_QKV | FUSED_UP,
+        names=FUSED_UP,
         keys=WINDOW,
         more=_phi3,
         share="partial_rotary_factor",
@@ -298,7 +297,6 @@ LAYOUTS: Mapping[str, Layout] = {
     "glm4": Layout("Glm4ForCausalLM", names=FUSED_UP, neighbours=True, share="partial_rotary_factor"),
     "gptneox": Layout(
         "GPTNeoXForCausalLM",
-        names=FUSED_QKV,
         keys={"use_parallel_residual": "use_parallel_residual"},
         more=_neox,
         epsilon=(LAYER, "layer_norm_eps"),
@@ -307,14 +305,13 @@ LAYOUTS: Mapping[str, Layout] = {
     ),
     "bloom": Layout(
         "BloomForCausalLM",
-        names=FUSED_QKV | named({"embed_norm": "token_embd_norm"}),
+        names=named({"embed_norm": "token_embd_norm"}),
         more=_bloom,
         epsilon=(LAYER, "layer_norm_epsilon"),
         bias=None,
     ),
     "mpt": Layout(
         "MPTForCausalLM",
-        names=FUSED_QKV,
         keys={"attention.max_alibi_bias": "_most", "attention.clamp_kqv": "_clip"},
         more=_mpt,
         epsilon=(LAYER, "layer_norm_epsilon"),
@@ -341,6 +338,12 @@ def layout_of(kind: str, tensors: Collection[str]) -> Layout | None:
     """The layout of an architecture's file with these tensors; None if Tokenwright reads no such files."""
     if kind == "llama" and "blk.0.ffn_gate_inp.weight" in tensors:
         return _MIXTRAL if "blk.0.ffn_gate_exps.weight" in tensors else replace(_MIXTRAL, names=EACH_EXPERT)
-    if kind == "kimi-linear" and any(name.endswith(".attn_kv_b.weight") for name in tensors):
-        return KIMI_WHOLE
-    return LAYOUTS.get(kind)
+    layout = LAYOUTS.get(kind)
+    if layout is None:
+        return None
+    if any(".ffn_gate_up_exps." in name for name in tensors):
+        layout = replace(layout, names={**layout.names, **FUSED_EXPERTS})
+    if "blk.0.attn_qkv.weight" in tensors and kind not in HYBRIDS:
+        layout = replace(layout, names={**layout.names, **FUSED_QKV})
+    whole = layout.latent and any(name.endswith(".attn_kv_b.weight") for name in tensors)
+    return whole_kv(layout) if whole else layout

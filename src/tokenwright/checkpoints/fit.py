@@ -1,0 +1,59 @@
+"""Whether the tensors of a checkpoint are those of its graph."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tokenwright.checkpoints.families.family import TensorSource
+from tokenwright.checkpoints.files.json_keys import shown
+from tokenwright.checkpoints.files.safetensors import Stored
+from tokenwright.checkpoints.tensor_reader import DTYPES
+from tokenwright.errors import CheckpointError
+from tokenwright.models.graph import Graph
+
+HEAD = "lm_head.weight"  # in folders of every family
+
+
+def check_fit(
+    folder: Path,
+    graph: Graph,
+    sources: Mapping[str, TensorSource],
+    stored: Mapping[str, Stored],
+    facts: str = "config.json",
+    dtypes: Sequence[str] = tuple(DTYPES),
+) -> None:
+    """Raises CheckpointError unless the graph has exactly these tensors, with its shapes and a known dtype.
+
+    facts: where the shapes are from. dtypes: all that can be read; only matrices are made of blocks.
+    """
+    expected = {source.name: source.stored(graph.shapes[ours]) for ours, source in sources.items()}
+    missing = [name for name in expected if name not in stored]
+    if graph.tied_head:
+        expected.setdefault(HEAD, (graph.vocab_size, graph.width))
+    both = [(name, stored[name], shape) for name, shape in expected.items() if name in stored]
+    found = {
+        "missing": missing,
+        "not of this model": [shown(name) for name in stored if name not in expected],
+        "of another shape": [
+            f"{name} is {list(one.shape)}, but {list(shape)} by {facts}"
+            for name, one, shape in both
+            if one.shape != shape
+        ],
+        "neither F32, F16 nor BF16": [
+            f"{name} is {one.dtype}"
+            for name, one, shape in both
+            if one.dtype not in (dtypes if len(shape) > 1 else DTYPES)
+        ],
+    }
+    complaints = [f"{len(names)} {what} ({few(names)})" for what, names in found.items() if names]
+    if HEAD in missing:
+        complaints.append('the head is absent, though "tie_word_embeddings" is false')
+    if complaints:
+        remedy = "Use the config.json that belongs to these weights" if facts == "config.json" else "Download it again"
+        raise CheckpointError(
+            f"the tensors in {folder} do not fit {graph.architecture} as {facts} describes it: "
+            f"{'; '.join(complaints)}. {remedy}"
+        )
+
+
+def few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -1,0 +1,130 @@
+"""GGUF files of models whose tensors have Llama's names, or nearly."""
+
+from collections.abc import Mapping
+
+from tokenwright.checkpoints.families.family import named
+from tokenwright.checkpoints.files.safetensors import Stored
+from tokenwright.checkpoints.gguf.file_layout import (
+    CLAMP,
+    EXPERTS_USED,
+    FUSED_UP,
+    GRANITE_KEYS,
+    LAYER,
+    QWEN_EXPERTS,
+    SECTIONS,
+    Found,
+    Layout,
+    qwen3_experts,
+)
+
+
+def _gemma(found: Found, _: Mapping[str, Stored]) -> Found:
+    """Every published Gemma is bfloat16, so its embeddings are scaled by the root of the width in that dtype."""
+    return {**found, "torch_dtype": "bfloat16"}
+
+
+def _mistral(found: Found, _: Mapping[str, Stored]) -> Found:
+    """Ministral 3 scales queries beyond the original context; llama.cpp has no windows for either."""
+    model, scaling = "MistralForCausalLM", found["rope_scaling"]
+    if "_beta" in found:
+        model, scaling = "Ministral3ForCausalLM", {**scaling, "llama_4_scaling_beta": found["_beta"]}
+    return {**found, "architectures": [model], "rope_scaling": scaling, "sliding_window": None}
+
+
+def _minicpm(found: Found, _: Mapping[str, Stored]) -> Found:
+    """Its factors as folders have them; the first files have none, and the factors of MiniCPM 2B."""
+    depth = found["num_hidden_layers"] ** 0.5
+    return {"scale_emb": 12.0, **found} | {
+        "dim_model_base": round(found["hidden_size"] / found["_logits"]) if "_logits" in found else 256,
+        "scale_depth": round(found["_residual"] * depth, 5) if "_residual" in found else 1.4,
+    }
+
+
+def _granite(found: Found, _: Mapping[str, Stored]) -> Found:
+    shared = "shared_intermediate_size" in found
+    return {**found, "architectures": ["GraniteMoeSharedForCausalLM"]} if shared else found
+
+
+_DBRX_KEYS = {
+    "d_model": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "n_layers": "num_hidden_layers",
+    "max_seq_len": "max_position_embeddings",
+}
+
+
+def _dbrx(found: Found, _: Mapping[str, Stored]) -> Found:
+    """It has names of its own for its sizes. The epsilon of its norms is built in."""
+    same = ("architectures", "vocab_size", "tie_word_embeddings")
+    experts = {
+        "moe_num_experts": "_experts",
+        "moe_top_k": "num_experts_per_tok",
+        "ffn_hidden_size": "intermediate_size",
+    }
+    attention = {"kv_n_heads": "num_key_value_heads", "rope_theta": "rope_theta", "clip_qkv": "clip_qkv"}
+    parts = {"ffn_config": experts, "attn_config": attention}
+    plain = {key: found[key] for key in same} | {ours: found[key] for ours, key in _DBRX_KEYS.items()}
+    return plain | {part: {ours: found[key] for ours, key in keys.items()} for part, keys in parts.items()}
+
+
+_LLAMA = Layout("LlamaForCausalLM", neighbours=True)
+PLAIN_FILES: Mapping[str, Layout] = {
+    "internlm2": _LLAMA,
+    "xverse": _LLAMA,
+    "exaone": Layout("LlamaForCausalLM"),
+    "arcee": Layout("ArceeForCausalLM", neighbours=True),
+    "mistral3": Layout(
+        "MistralForCausalLM",
+        neighbours=True,
+        keys={"attention.temperature_scale": "_beta"},
+        more=_mistral,
+        bias=None,
+        log_factor=1.0,
+    ),
+    "minicpm": Layout(
+        "MiniCPMForCausalLM",
+        neighbours=True,
+        keys={"embedding_scale": "scale_emb", "logit_scale": "_logits", "residual_scale": "_residual"},
+        more=_minicpm,
+    ),
+    "qwen2vl": Layout("Qwen2ForCausalLM", keys=SECTIONS, bias=None),
+    "qwen3vl": Layout("Qwen3ForCausalLM", keys={**SECTIONS, "n_deepstack_layers": "_pictures"}),
+    "qwen3vlmoe": Layout(
+        "Qwen3MoeForCausalLM",
+        keys={**QWEN_EXPERTS, **SECTIONS, "n_deepstack_layers": "_pictures"},
+        more=qwen3_experts,
+    ),
+    "gemma": Layout("GemmaForCausalLM", more=_gemma),
+    "seed_oss": Layout("SeedOssForCausalLM", names=named({"layers.{i}.mlp_norm": "blk.{i}.post_attention_norm"})),
+    "chatglm": Layout("GlmForCausalLM", names=FUSED_UP, neighbours=True, share="partial_rotary_factor"),
+    "olmo": Layout("OlmoForCausalLM", neighbours=True, keys=CLAMP, epsilon=(LAYER, "_eps")),
+    "olmoe": Layout("OlmoeForCausalLM", keys={**QWEN_EXPERTS, **CLAMP}),
+    "granitemoe": Layout(
+        "GraniteMoeForCausalLM",
+        neighbours=True,
+        keys={
+            **GRANITE_KEYS,
+            **EXPERTS_USED,
+            "expert_count": "num_local_experts",
+            "expert_shared_feed_forward_length": "shared_intermediate_size",
+        },
+        more=_granite,
+    ),
+    "dbrx": Layout(
+        "DbrxForCausalLM",
+        names=named({"layers.{i}.mlp_norm": "blk.{i}.attn_output_norm"}),
+        keys={"expert_count": "_experts", **EXPERTS_USED, **CLAMP},
+        more=_dbrx,
+        epsilon=(LAYER, "_eps"),
+        bias=None,
+    ),
+    "stablelm": Layout(
+        "StableLmForCausalLM",
+        keys={"use_parallel_residual": "use_parallel_residual"},
+        epsilon=(LAYER, "layer_norm_eps"),
+        share="partial_rotary_factor",
+        bias="use_qkv_bias",
+    ),
+    "nemotron": Layout("NemotronForCausalLM", epsilon=(LAYER, "norm_eps"), share="partial_rotary_factor"),
+    "jais2": Layout("Jais2ForCausalLM", epsilon=(LAYER, "layer_norm_eps")),
+}

@@ -1,0 +1,219 @@
+"""GGUF files of models with experts as DeepSeek has them, beside latent attention and beside plain one."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tokenwright.checkpoints.families.deepseek import kv_order, turned_order
+from tokenwright.checkpoints.families.family import Order, named
+from tokenwright.checkpoints.files.safetensors import Stored
+from tokenwright.checkpoints.gguf.file_layout import (
+    CORRECTION,
+    EXPERTS_USED,
+    NEXT,
+    PATTERN,
+    SECTIONS,
+    WINDOW,
+    Found,
+    Layout,
+)
+from tokenwright.models.graph import Graph
+
+SCORES = {1: "softmax", 2: "sigmoid"}
+_WIDTH, _SHARED, _COUNT = "expert_feed_forward_length", "expert_shared_count", "expert_count"
+_KEYS: Mapping[str, str] = {
+    "expert_gating_func": "_scores",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "expert_shared_feed_forward_length": "_shared",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_weights_scale": "routed_scaling_factor",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "nextn_predict_layers": "num_nextn_predict_layers",
+    _WIDTH: "moe_intermediate_size",
+    **EXPERTS_USED,
+}
+_OURS = {_COUNT: "n_routed_experts", _SHARED: "n_shared_experts"}
+_POST = named({"layers.{i}.mlp_norm": "blk.{i}.post_attention_norm"})  # before the MLP
+LATENT_NAMES: Mapping[str, str] = {
+    **{f"attention.{one}": f"attn_{one}" for one in ("q_a", "q_b", "q_a_norm", "kv_a_norm")},
+    "attention.kv_a": "attn_kv_a_mqa",
+    "attention.k_up": "attn_k_b",
+    "attention.v_up": "attn_v_b",
+}
+LATENT_KEYS = {
+    "attention.key_length_mla": "_key",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.value_length": "_value",
+    "attention.value_length_mla": "v_head_dim",
+}
+_WHOLE = named({f"layers.{{i}}.attention.{half}": "blk.{i}.attn_kv_b" for half in ("k_up", "v_up")})
+# The layers and experts of published models whose first files lack the groups of experts: V3 with R1, and V2.
+_GROUPS = {(61, 256): (8, 4), (60, 160): (8, 3)}
+
+
+def whole_kv(layout: Layout) -> Layout:
+    """The layout of files that leave the matrix from the latent to keys and values whole."""
+    first = layout.orders
+
+    def orders(base: str, graph: Graph) -> Order | None:
+        return kv_order(base, graph) or (first(base, graph) if first is not None else None)
+
+    return replace(layout, names={**layout.names, **_WHOLE}, orders=orders)
+
+
+def _scored(found: Found, default: str = "sigmoid") -> str:
+    return SCORES[found["_scores"]] if found.get("_scores") else default
+
+
+def _deepseek(found: Found, tensors: Mapping[str, Stored]) -> Found:
+    """The scores of the first files are V2's; a sum of the sizes of a head of K is the key's."""
+    biased = any(".exp_probs_b" in name for name in tensors)
+    scores, rope = _scored(found, "sigmoid" if biased else "softmax"), found["_turns"]
+    layers, experts = found["num_hidden_layers"], found.get("n_routed_experts")
+    groups = {"n_group": 1, "topk_group": 1}
+    if "n_group" not in found and (layers, experts) in _GROUPS:
+        groups = dict(zip(groups, _GROUPS[layers, experts], strict=True))
+    limited = {**groups, **found}["n_group"] > 1
+    methods = {"sigmoid": "noaux_tc", "softmax": "group_limited_greedy" if limited else "greedy"}
+    usual = {"norm_topk_prob": False, "q_lora_rank": None, "routed_scaling_factor": 1.0, "v_head_dim": found["_value"]}
+    return usual | groups | {key: one for key, one in found.items() if key != "head_dim"} | {
+        "architectures": ["DeepseekV3ForCausalLM" if scores == "sigmoid" else "DeepseekV2ForCausalLM"],
+        "num_key_value_heads": found["num_attention_heads"],
+        "qk_nope_head_dim": found.get("_key", found["head_dim"]) - rope,
+        "qk_rope_head_dim": rope,
+        "scoring_func": scores,
+        "topk_method": methods[scores],
+    }  # fmt: skip
+
+
+def _routed(found: Found, _: Mapping[str, Stored]) -> Found:
+    return {**found, "scoring_func": _scored(found)}
+
+
+def _glm(found: Found, tensors: Mapping[str, Stored]) -> Found:
+    return {**found, "scoring_func": _scored(found), "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors}
+
+
+def _exaone(found: Found, tensors: Mapping[str, Stored]) -> Found:
+    """The kinds of layers may have those behind the last one."""
+    layers = found["num_hidden_layers"]
+    types = found.get("layer_types", ["full_attention"] * layers)[:layers]
+    return {"sliding_window": None, **_routed(found, tensors), "layer_types": types}
+
+
+def _afmoe(found: Found, _: Mapping[str, Stored]) -> Found:
+    """Windows in three of four layers, and scaled embeddings, are built in."""
+    return {**found, "mup_enabled": True, "score_func": _scored(found)}
+
+
+def _minimax(found: Found, _: Mapping[str, Stored]) -> Found:
+    return {**found, "intermediate_size": found["_width"], "scoring_func": _scored(found)}
+
+
+def _ernie(found: Found, _: Mapping[str, Stored]) -> Found:
+    return {"moe_num_experts": 0, **found}
+
+
+def _hunyuan(found: Found, _: Mapping[str, Stored]) -> Found:
+    return {**found, "moe_intermediate_size": found["_width"]}
+
+
+_ROUTED = Layout("Dots1ForCausalLM", names=CORRECTION, keys=_KEYS | _OURS, more=_routed, following=NEXT)
+ROUTED_FILES: Mapping[str, Layout] = {
+    "deepseek2": Layout(
+        "DeepseekV3ForCausalLM",
+        names=named({f"layers.{{i}}.{ours}": f"blk.{{i}}.{theirs}" for ours, theirs in LATENT_NAMES.items()})
+        | CORRECTION,
+        keys=_KEYS | _OURS | LATENT_KEYS | {"rope.dimension_count": "_turns"},
+        more=_deepseek,
+        bias=None,
+        orders=turned_order,
+        turned=False,
+        latent=True,
+        log_factor=10.0,
+        following=NEXT,
+    ),
+    "glm4moe": replace(
+        _ROUTED,
+        model="Glm4MoeForCausalLM",
+        more=_glm,
+        names=_POST | CORRECTION,
+        keys=_KEYS | _OURS | SECTIONS,
+        share="partial_rotary_factor",
+    ),
+    "bailingmoe2": replace(
+        _ROUTED,
+        model="Glm4MoeForCausalLM",
+        more=_glm,
+        share="partial_rotary_factor",
+        following=replace(NEXT, norm="layer_output_norm"),
+    ),
+    "dots1": _ROUTED,
+    "exaone-moe": replace(
+        _ROUTED,
+        model="ExaoneMoeForCausalLM",
+        more=_exaone,
+        keys=_KEYS | WINDOW | PATTERN | {_COUNT: "num_experts", _SHARED: "num_shared_experts"},
+        bias=None,
+    ),
+    "afmoe": Layout(
+        "AfmoeForCausalLM",
+        names=named({"layers.{i}.attention.out_gate": "blk.{i}.attn_gate"}) | CORRECTION,
+        keys={
+            **WINDOW,
+            **EXPERTS_USED,
+            _COUNT: "num_experts",
+            _SHARED: "num_shared_experts",
+            _WIDTH: "moe_intermediate_size",
+            "expert_gating_func": "_scores",
+            "expert_group_count": "n_group",
+            "expert_group_used_count": "topk_group",
+            "expert_weights_norm": "route_norm",
+            "expert_weights_scale": "route_scale",
+            "leading_dense_block_count": "num_dense_layers",
+        },
+        more=_afmoe,
+    ),
+    "minimax-m2": Layout(
+        "MiniMaxM2ForCausalLM",
+        names=CORRECTION,
+        keys={
+            **EXPERTS_USED,
+            _COUNT: "num_local_experts",
+            _WIDTH: "_width",
+            "expert_gating_func": "_scores",
+            "rope.dimension_count": "rotary_dim",
+        },
+        more=_minimax,
+        share="_share",
+        bias=None,
+    ),
+    "ernie4_5-moe": Layout(
+        "Ernie4_5_MoeForCausalLM",
+        names=CORRECTION,
+        neighbours=True,
+        keys={
+            _COUNT: "moe_num_experts",
+            _SHARED: "moe_num_shared_experts",
+            _WIDTH: "moe_intermediate_size",
+            "expert_shared_feed_forward_length": "_shared",  # the converter's, which no model has
+            "expert_used_count": "moe_k",
+            "interleave_moe_layer_step": "moe_layer_interval",
+            "leading_dense_block_count": "moe_layer_start_index",
+        },
+        more=_ernie,
+        bias="use_bias",
+    ),
+    "hunyuan-moe": Layout(
+        "HunYuanMoEV1ForCausalLM",
+        keys={
+            _COUNT: "num_experts",
+            _SHARED: "num_shared_expert",
+            _WIDTH: "_width",
+            "expert_shared_feed_forward_length": "_shared",
+            "expert_used_count": "moe_topk",
+        },
+        more=_hunyuan,
+    ),
+}
