@@ -1,5 +1,6 @@
 """Drafts of a model's own layer for further tokens (MTP): its logits, what its rows read, and texts equal by ==."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import torch
 
 from tests.engines import held
 from tests.llm.test_speculation import FREE, STORY, has_failed, schedule, told, written
-from tests.models.fixtures import make_checkpoint
+from tests.models.fixtures import make_checkpoint, write_json
+from tests.models.gguf_files import Kind, write_gguf
 from tests.models.next_layers import MadeNext, make_next_layer
 from tests.profiles import share
 from tokenwright import LLM, SamplingParams
@@ -121,6 +123,26 @@ def test_a_layer_that_copies_the_model_is_always_right(kind: str, tmp_path: Path
         [done] = llm.generate([STORY], params)
     assert told(done) == told(without)
     assert done.usage.accepted_tokens == done.usage.drafted_tokens > 40
+
+
+@pytest.mark.parametrize(("kind", "form"), [("glm4.5", Kind.F32), ("deepseek3", Kind.Q8_0), ("qwen3.5", Kind.BF16)])
+def test_a_gguf_file_drafts_as_its_folder(kind: str, form: Kind, tmp_path: Path) -> None:
+    path = make_next_layer(tmp_path / "copies", kind, copies=True).path
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    write_json(path / "config.json", config | {"_next": 1})
+    file = write_gguf(tmp_path / "model.gguf", path, form)
+    params = SamplingParams(**GREEDY, max_tokens=60, logprobs=2)
+    found = {}
+    for name, one in (("folder", path), ("file", file)):
+        llm, proposer = opened(LoadedModel(one))
+        proposer.earlier.capacity, proposer._repeated = 0, lambda *_: None  # no drafts from repeated text
+        with llm:
+            [found[name]] = llm.generate([STORY], params)
+    with LLM(file, speculate="off") as llm:
+        [without] = llm.generate([STORY], params)
+    assert told(found["file"]) == told(without)
+    assert found["file"].usage.accepted_tokens == found["file"].usage.drafted_tokens > 40
+    assert form is not Kind.F32 or told(found["file"]) == told(found["folder"])
 
 
 def wrong_rows(loaded: LoadedModel, number: int) -> tuple[int, int]:

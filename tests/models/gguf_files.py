@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.models.gguf_more import MORE, PAIRED, file_kind, joined, mamba2_facts, more_facts, more_tensors
+from tests.models.gguf_more import MORE, PAIRED, file_kind, joined, mamba2_facts, more_facts, more_tensors, xielu_facts
 
 Kind = gguf.GGMLQuantizationType
 ARCHITECTURES = {
@@ -62,7 +62,13 @@ _SIZES = {
     "num_hidden_layers": ("n_layer", "n_layers"),
     "max_position_embeddings": ("n_positions", "seq_length", "max_seq_len"),
 }  # fmt: skip
-_PAIRED = ("llama", "mixtral", "granite", "smollm3", *PAIRED)  # q and k lie in pairs that turn; in others' files as published
+_PAIRED = (
+    "llama",
+    "mixtral",
+    "granite",
+    "smollm3",
+    *PAIRED,
+)  # q and k lie in pairs that turn; in others' files as published
 _FEED_FORWARD = ("mixtral", "lfm2_moe", "kimi_linear", "minimax_m2")  # the package's name for their experts
 # A key of a config.json, and the writer's method for it.
 _KEYS = {
@@ -106,6 +112,8 @@ def write_gguf(
     config |= {ours: config[key] for ours, others in _SIZES.items() for key in others if key in config}
     if "rope_theta" in (rope := config.get("rope_parameters") or {}):  # as transformers spells them today
         config |= {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+        config |= {"rope_scaling": rope} if rope["rope_type"] != "default" else {}
+    config.setdefault("num_hidden_layers", len(config.get("layers_block_type", ())))
     architecture = ARCHITECTURES[file_kind(config)]
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture], split_max_tensors=split)
     _facts(writer, config)
@@ -113,10 +121,12 @@ def write_gguf(
     for key, value in (metadata or {}).items():
         kind_of = gguf.GGUFValueType.STRING if isinstance(value, str) else gguf.GGUFValueType.UINT32
         writer.kv_data[0][key] = gguf.GGUFValue(value, kind_of)  # also over what is there
+    tensors = load_file(folder / "model.safetensors")
+    xielu_facts(writer, tensors)
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"] + 1)
     for name, factors in _rotary_factors(config).items():
         writer.add_tensor(name, numpy.asarray(factors, dtype=numpy.float32))
-    for name, tensor in _as_written(load_file(folder / "model.safetensors"), config):
+    for name, tensor in _as_written(tensors, config):
         target = name if name.startswith("blk.") else names.get_name(name, try_suffixes=(".weight", ".bias"))
         if target is not None and blocks is not None and tensor.ndim > 1:
             type_ = next(type_ for part, type_ in blocks.items() if part in target)

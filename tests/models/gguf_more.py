@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
 import gguf
@@ -20,7 +21,7 @@ MORE = {
     "mistral3": A.MISTRAL3, "minicpm": A.MINICPM, "qwen2vl": A.QWEN2VL, "qwen3vl": A.QWEN3VL,
     "qwen3vlmoe": A.QWEN3VLMOE, "gemma": A.GEMMA, "seed_oss": A.SEED_OSS, "glm": A.CHATGLM, "olmo": A.OLMO,
     "olmoe": A.OLMOE, "granitemoe": A.GRANITE_MOE, "granitemoeshared": A.GRANITE_MOE, "dbrx": A.DBRX,
-    "stablelm": A.STABLELM, "nemotron": A.NEMOTRON, "jais2": A.JAIS2, "mamba2": A.MAMBA2,
+    "stablelm": A.STABLELM, "nemotron": A.NEMOTRON, "jais2": A.JAIS2, "apertus": A.APERTUS, "mamba2": A.MAMBA2,
     "nemotron_h": A.NEMOTRON_H, "nemotron_h_moe": A.NEMOTRON_H_MOE, "falcon_h1": A.FALCON_H1,
     "qwen3_5_moe_text": A.QWEN35MOE,
 }  # fmt: skip
@@ -39,7 +40,7 @@ _KEYS = {
     "norm_topk_prob": "expert_weights_norm", "route_norm": "expert_weights_norm",
     "first_k_dense_replace": "leading_dense_block_count", "num_dense_layers": "leading_dense_block_count",
     "moe_layer_start_index": "leading_dense_block_count", "moe_layer_interval": "interleave_moe_layer_step",
-    "num_nextn_predict_layers": "nextn_predict_layers", "sliding_window": "sliding_window",
+    "sliding_window": "sliding_window",
     "q_lora_rank": "q_lora_rank", "kv_lora_rank": "kv_lora_rank", "v_head_dim": "value_length_mla",
     "scale_emb": "embedding_scale", "norm_eps": "layer_norm_eps", "clip_qkv": "clamp_kqv",
     "ssm_state_size": "ssm_state_size", "num_heads": "ssm_time_step_rank", "mamba_num_heads": "ssm_time_step_rank",
@@ -53,9 +54,20 @@ def file_kind(config: Mapping[str, Any]) -> str:
     return str(config.get("_arch", config["model_type"]))
 
 
+def xielu_facts(writer: gguf.GGUFWriter, tensors: Mapping[str, Tensor]) -> None:
+    """The numbers of Apertus' activation, layer by layer."""
+    for part in ("alpha_p", "alpha_n", "beta", "eps"):
+        each = [float(one.float()) for name, one in sorted(tensors.items()) if name.endswith(f"act_fn.{part}")]
+        if each:
+            getattr(writer, f"add_xielu_{part}")(each)
+
+
 def more_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     """The facts beside those of most architectures."""
-    kind = file_kind(config)
+    kind, following = file_kind(config), config.get("_next", 0)
+    if following:
+        _replace(writer, "block_count", writer.add_block_count, config["num_hidden_layers"] + following)
+        writer.add_nextn_predict_layers(following)
     if kind not in MORE:
         return
     for key, method in _KEYS.items():
@@ -63,44 +75,50 @@ def more_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
             getattr(writer, f"add_{method}")(config[key])
     if kind in _SCORED:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if (following := config.get("num_nextn_predict_layers", config.get("_next", 0))) and config.get("_next") != 0:
-        _replace(writer, "block_count", writer.add_block_count, config["num_hidden_layers"] + following)
-        writer.add_nextn_predict_layers(following)
-    elif kind in MORE:
-        writer.kv_data[0].pop(f"{writer.arch}.nextn_predict_layers", None)
     if kind in LATENT:
         _latent_facts(writer, config)
-    if kind == "dbrx":
-        _dbrx_facts(writer, config)
-    if kind in ("nemotron_h", "nemotron_h_moe"):
-        _nemotron_facts(writer, config)
-    if kind == "nemotron":
-        writer.kv_data[0].pop("nemotron.attention.layer_norm_rms_epsilon")
-    if kind in ("minimax_m2", "hunyuan_v1_moe"):
-        writer.add_expert_feed_forward_length(config["intermediate_size"])
-    if kind == "minimax_m2":
-        _replace(writer, "rope.dimension_count", writer.add_rope_dimension_count, config["rotary_dim"])
-    if kind == "exaone_moe":
-        writer.add_sliding_window_pattern([one == "sliding_attention" for one in config["layer_types"]] + [False])
-    if kind in ("ministral3", "mistral3") and "llama_4_scaling_beta" in (config.get("rope_scaling") or {}):
-        writer.add_rope_scaling_yarn_log_mul(config["rope_scaling"]["mscale_all_dim"])
-        writer.add_attn_temperature_scale(config["rope_scaling"]["llama_4_scaling_beta"])
-    if kind == "minicpm":
-        writer.add_residual_scale(config["scale_depth"] / config["num_hidden_layers"] ** 0.5)
-        writer.add_logit_scale(config["hidden_size"] / config["dim_model_base"])
     if kind in ("qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen3_5_moe_text"):
         writer.add_rope_dimension_sections([2, 1, 1, 0])
     if kind in ("qwen3vl", "qwen3vlmoe"):
         writer.add_num_deepstack_layers(3)
-    if kind == "ernie4_5_moe":  # which no model has
-        writer.add_expert_shared_feed_forward_length(config["intermediate_size"] // config["num_key_value_heads"])
-    if kind in ("olmo", "dbrx"):
-        writer.add_layer_norm_eps(1e-5)
-    if kind == "jais2":
+    if kind in ("minimax_m2", "hunyuan_v1_moe"):
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if kind in ("olmo", "dbrx", "jais2"):
         writer.add_layer_norm_eps(config.get("layer_norm_eps", 1e-5))
-    if kind == "falcon_h1":
-        writer.kv_data[0].pop("falcon-h1.embedding_scale")  # its factors are in the weights
-        writer.add_ssm_inner_size(config["mamba_d_ssm"])
+    if kind in _OWN:
+        _OWN[kind](writer, config)
+
+
+def _minimax_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    _replace(writer, "rope.dimension_count", writer.add_rope_dimension_count, config["rotary_dim"])
+
+
+def _exaone_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    writer.add_sliding_window_pattern([one == "sliding_attention" for one in config["layer_types"]] + [False])
+
+
+def _ministral_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    writer.add_rope_scaling_yarn_log_mul(config["rope_scaling"]["mscale_all_dim"])
+    writer.add_attn_temperature_scale(config["rope_scaling"]["llama_4_scaling_beta"])
+
+
+def _minicpm_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    writer.add_residual_scale(config["scale_depth"] / config["num_hidden_layers"] ** 0.5)
+    writer.add_logit_scale(config["hidden_size"] / config["dim_model_base"])
+
+
+def _ernie_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    """A width of shared experts that no model has."""
+    writer.add_expert_shared_feed_forward_length(config["intermediate_size"] // config["num_key_value_heads"])
+
+
+def _falcon_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    writer.kv_data[0].pop("falcon-h1.embedding_scale")  # its factors are in the weights
+    writer.add_ssm_inner_size(config["mamba_d_ssm"])
+
+
+def _minitron_facts(writer: gguf.GGUFWriter, _: Mapping[str, Any]) -> None:
+    writer.kv_data[0].pop("nemotron.attention.layer_norm_rms_epsilon")
 
 
 def _replace(writer: gguf.GGUFWriter, key: str, add: Any, value: Any) -> None:
@@ -155,17 +173,23 @@ def mamba2_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
 
 def _nemotron_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     """Nemotron-H's lists by layer."""
-    letters = config["hybrid_override_pattern"]
+    listed = config.get("layers_block_type") or [*config["hybrid_override_pattern"]]
+    letters = [{"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}.get(one, one) for one in listed]
     width = config.get("moe_intermediate_size") if "E" in letters else config["intermediate_size"]
     heads = [config["num_key_value_heads"] * (one == "*") for one in letters]
     _replace(writer, "attention.head_count_kv", writer.add_head_count_kv, heads)
     widths = [width if one in "-E" else 0 for one in letters]
     _replace(writer, "feed_forward_length", writer.add_feed_forward_length, widths)
     writer.kv_data[0].pop(f"{writer.arch}.attention.layer_norm_epsilon", None)
-    _replace(
-        writer, "attention.layer_norm_rms_epsilon", writer.add_layer_norm_rms_eps, config["layer_norm_epsilon"]
-    )
+    _replace(writer, "attention.layer_norm_rms_epsilon", writer.add_layer_norm_rms_eps, config["layer_norm_epsilon"])
     writer.add_ssm_inner_size(config["mamba_num_heads"] * config["mamba_head_dim"])
+
+
+_OWN = {
+    "dbrx": _dbrx_facts, "ernie4_5_moe": _ernie_facts, "exaone_moe": _exaone_facts, "falcon_h1": _falcon_facts,
+    "minicpm": _minicpm_facts, "minimax_m2": _minimax_facts, "ministral3": _ministral_facts,
+    "nemotron": _minitron_facts, "nemotron_h": _nemotron_facts, "nemotron_h_moe": _nemotron_facts,
+}  # fmt: skip
 
 
 def more_tensors(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]] | None:
@@ -176,6 +200,8 @@ def more_tensors(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Iterat
     layer = next((part for part in name.split(".") if part.isdecimal()), "")
     if kind in LATENT and name.endswith("kv_b_proj.weight"):
         return iter(_halves(layer, tensor, config))
+    if kind == "apertus" and ".act_fn." in name:
+        return iter([])  # numbers of the metadata
     if name.endswith("e_score_correction_bias"):
         return iter([(f"blk.{layer}.exp_probs_b.bias", tensor)])
     if kind in _PLUS and name.endswith("norm.weight") and "linear_attn" not in name:
@@ -197,14 +223,34 @@ def more_tensors(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Iterat
 
 
 def joined(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """The tensors with q, k and v in one, where an architecture's files have that."""
-    if file_kind(config) != "bailingmoe2":
-        return tensors
-    found, at = dict(tensors), "model.layers.{i}.self_attn.{part}_proj.weight"
-    for i in range(config["num_hidden_layers"] + bool(config.get("_next"))):
-        parts = [found.pop(at.format(i=i, part=part)) for part in "qkv"]
-        found[f"blk.{i}.attn_qkv.weight"] = torch.cat(parts)
+    """The tensors of a folder, those of a layer behind the last as of a layer; q, k and v in one where files are so."""
+    last = config["num_hidden_layers"]
+    found = {_of_next(name, last): tensor for name, tensor in tensors.items()}
+    if file_kind(config) != "bailingmoe2" and "_fused" not in config:
+        return found
+    for i, kind in product(range(last + config.get("_next", 0)), ("weight", "bias")):
+        names = [f"model.layers.{i}.self_attn.{part}_proj.{kind}" for part in "qkv"]
+        if names[0] in found:
+            found[f"blk.{i}.attn_qkv.{kind}"] = torch.cat([found.pop(name) for name in names])
+    if (norm := f"blk.{last}.nextn.shared_head_norm.weight") in found:
+        found[f"blk.{last}.layer_output_norm.weight"] = found.pop(norm)
     return found
+
+
+_NEXT = {
+    "eh_proj": "eh_proj", "fc": "eh_proj", "enorm": "enorm", "pre_fc_norm_embedding": "enorm", "hnorm": "hnorm",
+    "pre_fc_norm_hidden": "hnorm", "norm": "shared_head_norm", "shared_head.norm": "shared_head_norm",
+    "embed_tokens": "embed_tokens", "shared_head.head": "shared_head_head",
+}  # fmt: skip
+
+
+def _of_next(name: str, last: int) -> str:
+    """The name of a tensor of the layer that predicts further tokens, by the number of the layers before it."""
+    bare = name.removeprefix("mtp.").removeprefix(f"model.layers.{last}.")
+    if bare == name:
+        return name
+    part = _NEXT.get(bare.removesuffix(".weight"))
+    return f"blk.{last}.nextn.{part}.weight" if part else f"model.layers.{last}.{bare.removeprefix('layers.0.')}"
 
 
 def _halves(layer: str, tensor: Tensor, config: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
@@ -224,6 +270,8 @@ def _dbrx_experts(layer: str, name: str, tensor: Tensor, config: Mapping[str, An
 
 def _states(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     at = name.replace("model.layers.", "backbone.layers.") if ".mixer." in name else name
+    if ".mixer.experts." in name:
+        return iter([(name.replace("backbone.", "model.").replace(".mixer.", ".mlp."), tensor)])
     if name.endswith((".A_log", ".D")):
         return iter([(at, (-tensor.exp() if name.endswith("A_log") else tensor)[:, None])])
     if name.endswith("mixer.norm.weight"):

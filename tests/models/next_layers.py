@@ -95,16 +95,18 @@ class MadeNext:
         return found[0] if isinstance(found, tuple) else found
 
 
-def make_next_layer(folder: Path, kind: str, *, copies: bool = False, apart: bool = False) -> MadeNext:
+def make_next_layer(
+    folder: Path, kind: str, *, copies: bool = False, apart: bool = False, changes: dict[str, Any] | None = None
+) -> MadeNext:
     """Write the folder of a model whose files have a next layer, in the form of its kind.
 
     copies: the model's next token depends on its last one alone, and the layer predicts it from that. apart: the
-    layer's experts lie one by one.
+    layer's experts lie one by one. changes: of config.json, before the model is made.
     """
     form = FORMS[kind]
     types = {key: one for key, one in form.changes.items() if key in ("layer_types", "full_attention_interval")}
     made = "qwen2" if kind == "mimo" else kind  # its layers are Qwen2's
-    path, model = make_checkpoint(folder, made, changes={**types, "num_hidden_layers": LAYERS + 1})
+    path, model = make_checkpoint(folder, made, changes={**types, **(changes or {}), "num_hidden_layers": LAYERS + 1})
     file, width = path / "model.safetensors", model.config.hidden_size
     tensors = {name: one for name, one in load_file(file).items() if not name.startswith(f"model.layers.{LAYERS + 1}.")}
     extra = _extra(form, width, tensors) if copies else _random_extra(form, width)

@@ -52,6 +52,7 @@ def next_layer_of(checkpoint: Checkpoint, *, ends: bool) -> Checkpoint:
     forms = as_stored(graph, sources, every) if checkpoint.as_stored else {}
     kept = sources if ends else own
     stored = {source.name: every[source.name] for source in kept.values()}
+    forms = {part: form for part, form in forms.items() if f"{part}.weight" in kept}
     return replace(checkpoint, graph=graph, sources=kept, stored=stored, as_stored=forms, adapters=())
 
 

@@ -22,6 +22,7 @@ from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.file_layout import Layout, name_of, shape_of
 from tokenwright.checkpoints.gguf.header import Header
 from tokenwright.checkpoints.gguf.tensor_names import LAYOUTS, layout_of
+from tokenwright.checkpoints.gguf.unsupported import need_of
 from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.models.graph import Graph
@@ -89,7 +90,7 @@ def read_model(header: Header, where: str, factors: Callable[[Stored], list[floa
         name_of(name): replace(one, shape=shape_of(name_of(name), one.shape))
         for name, one in header.tensors.items()
         if not _INERT_TENSORS.fullmatch(name)
-    }
+    } | _of_lists(header, layout)
     prefix = f"{header.metadata['general.architecture']}."
     layers = header.metadata[f"{prefix}block_count"] - header.metadata.get(f"{prefix}{_NEXT}", 0)
     stored = {
@@ -106,12 +107,24 @@ def read_model(header: Header, where: str, factors: Callable[[Stored], list[floa
     return GgufModel(config, graph, generation, family.sources(graph), stored, pooling, family, following)
 
 
+def _of_lists(header: Header, layout: Layout) -> dict[str, Stored]:
+    """The tensors of one number that lists in the metadata stand for."""
+    return {
+        f"{name.format(i=i)}.weight": replace(one, shape=(1,), start=one.start + 4 * i, nbytes=4)
+        for key, name in layout.listed.items()
+        if (one := header.listed.get(key)) is not None
+        for i in range(one.shape[0])
+    }
+
+
 def _layout(header: Header, where: str) -> Layout:
     every = JsonKeys(header.metadata, where)
     kind = every.text("general.architecture")
     layout = layout_of(kind, header.tensors)
     if layout is None:
-        raise every.error(f"the architecture {shown(kind)} is none that Tokenwright reads: {', '.join(LAYOUTS)}")
+        need = need_of(kind)
+        why = f"needs {need}, which Tokenwright lacks" if need else "is none that Tokenwright knows"
+        raise every.error(f"the architecture {shown(kind)} {why}. It reads {', '.join(sorted(LAYOUTS))}")
     if "token_embd.weight" not in header.tensors:
         raise every.error("it has no token_embd.weight: a vocabulary or an adapter, not a model")
     return layout

@@ -82,7 +82,7 @@ _FAMILY = Family({}, LLAMA.parse, "", {}, re.compile(r"(?!)"), stacks=_STACKS)  
 _ROW = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")  # a vector in the file, a matrix of one row in a graph
 
 
-_BARE = re.compile(r"(blk\.\d+\.(?:ssm_[ad]|exp_probs_b|ffn_norm))(?:\.bias)?$")  # names without `.weight`
+_BARE = re.compile(r"(blk\.\d+\.(?:ssm_[ad]|exp_probs_b|ffn_norm(?!\.)))(?:\.bias)?$")  # names without `.weight`
 _SCALES = re.compile(r"(blk\.\d+\.ffn_(?:gate_inp|down_exps))\.scale")  # beside the matrices of those names
 _STEPS = re.compile(r"(blk\.\d+\.ssm_dt)(?:\.bias)?$")  # biases of steps, beside a matrix of that name in Mamba-1
 _FILTERS = re.compile(r"blk\.\d+\.ssm_conv1d_[qkv]\.weight")  # [1, channels, 1, taps], or without the first
@@ -108,6 +108,7 @@ class Layout:
     the order of q's and k's rows follows from the dimensions that turn; else it is ours, or that of `orders`. latent:
     attention is latent, and its sizes have keys of their own. log_factor: what YaRN's log multiplier, times this, is
     of mscale_all_dim (None: such a key is refused). following: the names of a layer that predicts further tokens (MTP).
+    listed: lists in the metadata of a number for each layer, and the names of the tensors that these stand for.
     """
 
     model: str
@@ -125,6 +126,7 @@ class Layout:
     latent: bool = False
     log_factor: float | None = None
     following: NextNames | None = None
+    listed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def family(self) -> Family:

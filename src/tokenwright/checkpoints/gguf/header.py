@@ -9,7 +9,7 @@ that passes, the tensors' bytes cover the data in order: no overlap, no gap but 
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -60,6 +60,7 @@ class Header:
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Stored]  # shapes as ours: [out, in]
     data: int  # bytes from the beginning of the file
+    listed: Mapping[str, Stored] = field(default_factory=dict)  # the lists of float32 in the metadata
 
 
 class _DamagedHeader(Exception):
@@ -121,15 +122,19 @@ def _read(stream: BinaryIO, size: int, file: Path) -> Header:
     _check_kind(reader.take(min(size, 8), "the beginning"), file)
     tensors, keys = reader.count(0, "tensors"), reader.count(13, "keys")
     metadata: dict[str, Any] = {}
+    listed: dict[str, Stored] = {}
     for _ in range(keys):
         key = reader.text("a key", _LONGEST_KEY)
         if key in metadata:
             raise _DamagedHeader(f"the key {shown(key)} occurs twice")
-        metadata[key] = _value(reader, reader.number("I", "a type"), key)
+        kind, start = reader.number("I", "a type"), reader.at + 12  # of a list's items: behind their type and number
+        value = metadata[key] = _value(reader, kind, key)
+        if isinstance(value, list) and value and isinstance(value[0], float) and reader.at - start == 4 * len(value):
+            listed[key] = Stored(file, "F32", (len(value),), start, 4 * len(value))
     alignment = _alignment(metadata)
     described = _tensors(reader, tensors, file)
     data = -(-reader.at // alignment) * alignment
-    return Header(metadata, _placed(described, data, alignment, size), data)
+    return Header(metadata, _placed(described, data, alignment, size), data, listed)
 
 
 def _check_kind(first: bytes, file: Path) -> None:

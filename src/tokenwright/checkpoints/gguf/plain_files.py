@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tokenwright.checkpoints.families.family import named
+from tokenwright.checkpoints.families.family import TensorSource, named
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.file_layout import (
     CLAMP,
@@ -16,6 +16,7 @@ from tokenwright.checkpoints.gguf.file_layout import (
     Layout,
     qwen3_experts,
 )
+from tokenwright.models.op import XIELU
 
 
 def _gemma(found: Found, _: Mapping[str, Stored]) -> Found:
@@ -126,5 +127,10 @@ PLAIN_FILES: Mapping[str, Layout] = {
         bias="use_qkv_bias",
     ),
     "nemotron": Layout("NemotronForCausalLM", epsilon=(LAYER, "norm_eps"), share="partial_rotary_factor"),
+    "apertus": Layout(
+        "ApertusForCausalLM",
+        names={f"layers.{{i}}.mlp.act.{one}": TensorSource(f"blk.{{i}}.xielu_{one}", wide=True) for one in XIELU},
+        listed={f"xielu.{one}": f"blk.{{i}}.xielu_{one}" for one in XIELU},
+    ),
     "jais2": Layout("Jais2ForCausalLM", epsilon=(LAYER, "layer_norm_eps")),
 }

@@ -3,6 +3,7 @@
 The first file has the metadata; each has its number (`split.no`, from 0), their count and the count of all tensors.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,7 +58,7 @@ def _joined(files: tuple[Path, ...], headers: list[Header]) -> Whole:
             tensors[name] = one
     if len(tensors) != total:
         raise _unfit(files[0], f"its split.tensors.count is {total:,}, and the files have {len(tensors):,} tensors")
-    return Whole(files, Header(first.metadata, tensors, first.data))
+    return Whole(files, replace(first, tensors=tensors))
 
 
 def _number(header: Header, key: str, file: Path, default: int | None = None) -> int:
