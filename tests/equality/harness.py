@@ -12,7 +12,7 @@ fp32.
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -20,7 +20,10 @@ from typing import Any
 
 import torch
 
-from tests.models.fixtures import make_checkpoint
+from tests.equality.kinds import ALL_KINDS
+from tests.models.fixtures import make_checkpoint, write_tokenizer
+from tests.models.random_models import PLAIN, plain_model
+from tests.models.weights import make_model
 from tests.oracle.harness import CPU, DEVICE, Recorder, Subject, prompt_of
 from tests.tensors import tensors_of
 from tokenwright.backends.kv_sizing import memory_of
@@ -55,67 +58,9 @@ TOLERANCE = 1e-5
 PROMPT, NEW = 40, 12
 CONTEXT = 512
 
-WINDOW, SINKS = 20, 3
 EVERY = 24  # tokens between the kept states, so that short texts find some
 
 
-# What a kind keeps of a text: all of it, a window, layers with and without a window, or states. Ways differ by this.
-ALL_OF_IT, WINDOWED, BOTH, STATES = "all", "window", "both", "states"
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A model and its reach. `fixture` and `changes` make the checkpoint; window and sinks are the engine's."""
-
-    fixture: str
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    window: int | None = None
-    sinks: int = 0
-    keeps: str = ALL_OF_IT
-
-
-TWO = {"num_hidden_layers": 2}  # where all layers are of one kind: the least that can be mistaken for one another
-CUT = {"sliding_window": WINDOW}
-# Heads of two sizes, keys and values of one projection, experts beside the MLP.
-FULLER: dict[str, Any] = CUT | {
-    "attention_k_eq_v": True, "enable_moe_block": True, "hidden_size_per_layer_input": 0, "moe_intermediate_size": 32,
-    "num_experts": 6, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0, "top_k_experts": 2,
-}  # fmt: skip
-SINKED: dict[str, Any] = {"window": WINDOW, "sinks": SINKS, "keeps": WINDOWED}
-
-KINDS = {
-    "MHA": Kind("llama2", TWO),
-    "GQA": Kind("qwen2", TWO),
-    "MQA": Kind("tinyllama", TWO),
-    "window": Kind("mistral", TWO | CUT, keeps=WINDOWED),
-    "window + sinks": Kind("qwen2", TWO, **SINKED),
-    "hybrid": Kind("qwen2-window", CUT, keeps=BOTH),
-    "scales": Kind("granite", TWO),
-    "norms after": Kind("olmo2", TWO),
-    "experts": Kind("qwen3-moe", TWO),
-    "shared expert": Kind("qwen2-moe", TWO),
-    "learned logits": Kind("gpt-oss", CUT | {"rope_scaling": {"rope_type": "default"}}, keeps=BOTH),
-    "LayerNorm": Kind("starcoder2", TWO | CUT, keeps=WINDOWED),
-    "soft caps": Kind("gemma2", CUT, keeps=BOTH),
-    "two rotations + sinks": Kind("gemma3", **SINKED),
-    "shared keys and values": Kind("gemma4", CUT, keeps=BOTH),
-    "values from keys": Kind("gemma4", FULLER, keeps=BOTH),
-    "residual streams": Kind("gemma3n", CUT, keeps=BOTH),
-    "side by side": Kind("neox", TWO),
-    "latent": Kind("deepseek2"),
-    "short convolutions": Kind("lfm2", keeps=STATES),
-    "delta rules": Kind("qwen3-next", keeps=STATES),
-    "state spaces": Kind("granite4", keeps=STATES),
-    "states alone": Kind("mamba2", keeps=STATES),
-    "state spaces beside": Kind("falcon-h1", keeps=STATES),
-    "states by key": Kind("kimi-linear", keeps=STATES),
-    "layers of one op": Kind("nemotron-h", keeps=STATES),
-    "selective scans": Kind("jamba", keeps=STATES),
-    "a shared block": Kind("zamba2", keeps=STATES),
-    "distances": Kind("bloom"),
-    "distances + sinks": Kind("mpt", **SINKED),
-    "latent + sinks": Kind("deepseek3", **SINKED),
-}
 FORMATS = ("native", "int8", "int4", "fp8")
 MIXED = "k=int8,v=int4,first=10,native=-1"  # all that a format can ask for at once
 WEIGHTS = ("float32", "bfloat16", "int8", "int4")  # of the native kernels
@@ -132,8 +77,14 @@ SAMPLINGS = {
 @cache
 def checkpoint_of(kind: str) -> tuple[Checkpoint, Any, tempfile.TemporaryDirectory[str]]:
     """A kind's checkpoint, transformers' model of it, and the folder that holds it as long as it is used."""
-    one, folder = KINDS[kind], tempfile.TemporaryDirectory()
-    path, oracle = make_checkpoint(Path(folder.name) / "model", one.fixture, changes=dict(one.changes))
+    one, folder = ALL_KINDS[kind], tempfile.TemporaryDirectory()
+    path = Path(folder.name) / "model"
+    if isinstance(one.fixture, str) and one.fixture not in PLAIN:
+        oracle = make_checkpoint(path, one.fixture, changes=dict(one.changes)).model
+        return Checkpoint.open(path), oracle, folder
+    oracle = make_model(plain_model(one.fixture) if isinstance(one.fixture, str) else one.fixture(Random(3)))
+    oracle.save_pretrained(path)
+    write_tokenizer(path)
     return Checkpoint.open(path), oracle, folder
 
 
@@ -265,7 +216,7 @@ _NAIVE: dict[Any, "Seen"] = {}
 @cache
 def specs_of(name: str, kv: str, dtype: DType) -> tuple[LayerSpec, ...]:
     """The specs of a kind's layers, whose states are kept at every EVERY tokens."""
-    kind, subject = KINDS[name], make_subject(name)
+    kind, subject = ALL_KINDS[name], make_subject(name)
     if subject.config.latent is not None:
         kv = kv.replace("k=int8,v=int4", "int8")  # a latent has one format
     specs = layer_specs(subject.graph, dtype, KVFormat.parse(kv), kind.window, kind.sinks)

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.nn.functional import gelu, silu
 
-from tests.equality.harness import FORMATS, KINDS, MIXED, PROMPT, Case
+from tests.equality.harness import FORMATS, MIXED, PROMPT, Case
+from tests.equality.kinds import KINDS
 from tests.profiles import some
 from tests.tensors import decode, encode
 from tokenwright.cache.codec import CODECS

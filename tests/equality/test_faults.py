@@ -16,7 +16,8 @@ import torch
 
 from tests.backends.native import needs_native
 from tests.equality import ways
-from tests.equality.harness import KINDS, PROMPT, WAYS, Bench, Case, Seen
+from tests.equality.harness import PROMPT, WAYS, Bench, Case, Seen
+from tests.equality.kinds import KINDS
 from tests.equality.test_matrix import BY_TURNS, NATIVE_PAIRS
 from tests.oracle.test_faults import moved_by_one
 from tokenwright.backends import Logits

@@ -14,7 +14,8 @@ import pytest
 
 from tests.backends.native import needs_native, threads
 from tests.equality import ways
-from tests.equality.harness import FORMATS, KINDS, MIXED, SAMPLINGS, WAYS, WEIGHTS, Case, alone, compare
+from tests.equality.harness import FORMATS, MIXED, SAMPLINGS, WAYS, WEIGHTS, Case, alone, compare
+from tests.equality.kinds import KINDS, NEWEST
 from tests.pairwise import pairwise
 from tests.profiles import some
 
@@ -30,6 +31,11 @@ BY_TURNS = [
 ]
 REFERENCE = some(BY_TURNS, 9)  # 9 has no divisor in common with 5 formats, 14 ways and 4 samplings: all are there
 
+BY_TURNS_OF_THE_NEWEST = [
+    (kind, kv, NAMED[n % len(NAMED)], SAMPLED[n % len(SAMPLED)], WEIGHTS[(n + n // 5) % len(WEIGHTS)])
+    for n, (kind, kv) in enumerate(product(NEWEST, ALL))
+]
+
 
 @pytest.mark.parametrize(("kind", "kv", "way", "sampling"), REFERENCE)
 def test_the_text_is_the_naive_ones(kind: str, kv: str, way: str, sampling: str, tmp_path: Path) -> None:
@@ -37,7 +43,7 @@ def test_the_text_is_the_naive_ones(kind: str, kv: str, way: str, sampling: str,
 
 
 @needs_native
-@pytest.mark.parametrize(("kind", "kv", "way", "sampling", "weights"), NATIVE_PAIRS)
+@pytest.mark.parametrize(("kind", "kv", "way", "sampling", "weights"), [*NATIVE_PAIRS, *BY_TURNS_OF_THE_NEWEST])
 def test_with_native_kernels_to_the_bit(
     kind: str, kv: str, way: str, sampling: str, weights: str, tmp_path: Path
 ) -> None:
@@ -80,6 +86,11 @@ def test_threads_change_nothing(kv: str, weights: str) -> None:
     for count in (2, 3):
         with threads(count):
             compare(case, "two and three threads", alone(case, case.bench(budget=7)), oracle)
+
+
+def test_the_newest_kinds_meet_every_format_and_together_every_way() -> None:
+    kinds, formats, ways_, _, weights = (set(column) for column in zip(*BY_TURNS_OF_THE_NEWEST, strict=True))
+    assert (kinds, formats, ways_, weights) == (set(NEWEST), set(ALL), set(WAYS), set(WEIGHTS))
 
 
 def test_every_two_of_the_names_meet() -> None:
