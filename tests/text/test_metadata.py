@@ -110,6 +110,11 @@ def test_wrong_values_are_refused_by_name(changes: dict[str, Any], words: str) -
         ("tekken", "HTTPServer's 12/\n", ["HTTPServer", "'s", "Ġ", "1", "2", "/Ċ"]),
         ("kimi-k2", "x世's 12345/\n/", ["x", "ä¸ĸ", "'s", "Ġ", "123", "45", "/Ċ", "/"]),
         ("gpt-4o", "HelloWorld'LL 1234", ["Hello", "World'LL", "Ġ", "123", "4"]),
+        ("deepseek-v3", "IT'S 1234世界x", ["IT", "'S", "Ġ", "123", "4", "ä¸ĸçķĮ", "x"]),
+        ("qwen35", "e\u0301a 12", ["eÌģa", "Ġ", "1", "2"]),
+        ("bailingmoe2", "a\n \n", ["a", "ĊĠĊ"]),
+        ("seed-coder", "a!!\n\nb", ["a", "!!", "ĊĊ", "b"]),
+        ("falcon-h1", "IT'S 1234", ["IT", "'S", "Ġ", "123", "4"]),
     ],
 )
 def test_pre_tokenizers_cut_as_their_patterns_say(name: str, text: str, parts: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Whether the tensors of a checkpoint are those of its graph."""
+"""Check that a checkpoint has the tensors of its graph, and no others."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -135,8 +135,8 @@ class Checkpoint:
         found = (config, model.graph, generation, model.sources, model.stored, stamps, None, forms, texts)
         skipped = {_MTP: len(model.following)} if model.following else {}
         _tell_skipped(file, skipped, reads=model.layout.following is not None)
-        more = {"following": model.following, "layout": model.layout, "skipped": skipped}
-        return cls(file, *found, **more, pooling=PoolingConfig(model.pooling or "mean"))
+        beside = (model.following, model.layout, skipped, PoolingConfig(model.pooling or "mean"))
+        return cls(file, *found, (), *beside)
 
     def adapter(self, folder: str | Path) -> Adapter:
         """Read a LoRA adapter of this model. Raises CheckpointError for a folder that holds none."""

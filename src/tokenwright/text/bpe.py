@@ -31,22 +31,34 @@ _HAN_APART = r"\p{Han}+|" + (_CASED % (_SUFFIX, _SUFFIX, "{1,3}")).replace(r"\p{
     r"\n/]", r"\n]"
 )
 
+# Words with marks on their letters, the first one also with ASCII punctuation before it; numbers come first.
+_PUNCTUATED = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
+    r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_MARKED = (_CL100K % "").replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r" ?[^\s\p{L}", r" ?[^\s\p{L}\p{M}")
+
 # The pre-tokenizers by name: patterns that split the text one after the other.
 SPLITS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt-2", "mpt", "phi-2", "olmo", "exaone4"), (_GPT2,)),
     "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]"),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "exaone"), (r"\p{N}", _GPT2)),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), (_CL100K % "{1,3}",)),
+    **dict.fromkeys(("falcon-h1", "lfm2", "midm-2.0"), (_CL100K % "{1,3}",)),
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (_CL100K % "{1,3}",)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (_CL100K % "",)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan", "solar-open"), (_CL100K % "",)),
+    "qwen35": (_MARKED,),
     "tekken": (_CASED % ("", "", ""),),
-    **dict.fromkeys(("gpt-4o", "llama4"), (_CASED % (_SUFFIX, _SUFFIX, "{1,3}"),)),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), (_CASED % (_SUFFIX, _SUFFIX, "{1,3}"),)),
     "kimi-k2": (_HAN_APART,),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), (r"\p{N}{1,3}", r"[\u4e00-\u9fa5\u3040-\u30ff]+", _PUNCTUATED)),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2"), ((_CL100K % "").replace(r"\s*[\r\n]+|", r"\s*[\r\n]|"),)),
+    "seed-coder": ((_CL100K % "").replace(r"\p{N}]+[\r\n]*", r"\p{N}\r\n]+"),),
 }
 # Whole words of the vocabulary are not merged, and texts begin with BOS unless the file says otherwise.
-WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")
+WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken", "falcon-h1", "lfm2", "midm-2.0")
 # Text is composed (NFC) first, as these models' tokenizer.json has it.
-_COMPOSED = ("qwen2", "deepseek-r1-qwen", "command-r")
+_COMPOSED = ("qwen2", "qwen35", "deepseek-r1-qwen", "command-r")
 
 
 def sentencepiece(

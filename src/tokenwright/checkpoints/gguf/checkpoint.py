@@ -21,8 +21,8 @@ from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.file_layout import Layout, name_of, shape_of
 from tokenwright.checkpoints.gguf.header import Header
+from tokenwright.checkpoints.gguf.needs import need_of
 from tokenwright.checkpoints.gguf.tensor_names import LAYOUTS, layout_of
-from tokenwright.checkpoints.gguf.unsupported import need_of
 from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.models.graph import Graph
@@ -153,6 +153,7 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
     if ROPE_FACTORS in tensors and tensors[ROPE_FACTORS].shape[0] != size // 2:
         raise CheckpointError(f"{where}: {ROPE_FACTORS} has not {size // 2} factors; {fetch_again(Path(where))}")
     found = {ours: keys.whole(theirs, least=0) for ours, theirs in _WHOLE.items()} | {
+        "num_hidden_layers": keys.whole("block_count") - following,
         "intermediate_size": _width(keys, layout),
         "architectures": [layout.model],
         "num_key_value_heads": shared,
@@ -164,7 +165,6 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
     }
-    found["num_hidden_layers"] -= following
     if layout.share is not None:
         found[layout.share] = math.nextafter(turns / size, 1)  # so that the product with the size is not below `turns`
     if layout.bias is not None:

@@ -329,7 +329,7 @@ HYBRIDS: Mapping[str, Layout] = {
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": replace(
         _NEMOTRON,
-        names=_NEMOTRON.names | CORRECTION,
+        names={**_NEMOTRON.names, **CORRECTION},
         keys={
             **_NEMOTRON_KEYS,
             **EXPERTS_USED,

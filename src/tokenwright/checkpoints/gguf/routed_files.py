@@ -20,7 +20,7 @@ from tokenwright.models.graph import Graph
 
 SCORES = {1: "softmax", 2: "sigmoid"}
 _WIDTH, _SHARED, _COUNT = "expert_feed_forward_length", "expert_shared_count", "expert_count"
-_KEYS: Mapping[str, str] = {
+_KEYS: dict[str, str] = {
     "expert_gating_func": "_scores",
     "expert_group_count": "n_group",
     "expert_group_used_count": "topk_group",
@@ -70,7 +70,7 @@ def _deepseek(found: Found, tensors: Mapping[str, Stored]) -> Found:
     """The scores of the first files are V2's; a sum of the sizes of a head of K is the key's."""
     biased = any(".exp_probs_b" in name for name in tensors)
     scores, rope = _scored(found, "sigmoid" if biased else "softmax"), found["_turns"]
-    layers, experts = found["num_hidden_layers"], found.get("n_routed_experts")
+    layers, experts = found["num_hidden_layers"], found.get("n_routed_experts", 0)
     groups = {"n_group": 1, "topk_group": 1}
     if "n_group" not in found and (layers, experts) in _GROUPS:
         groups = dict(zip(groups, _GROUPS[layers, experts], strict=True))

@@ -56,7 +56,7 @@ class Contents:
             )
         self.checkpoint, self.form, self.kind = checkpoint, form, _KINDS[config.architecture]
         self.paired = config.head_size if LAYOUTS[self.kind].neighbours else 0
-        sources = LAYOUTS[self.kind].sources(checkpoint.graph)
+        sources = LAYOUTS[self.kind].family.sources(checkpoint.graph)
         self.names = {name: source.name for name, source in sources.items()}
         self.turned = {name for name, source in sources.items() if source.order is not None}  # rows of q and k
         self.types = {name: self._type(name) for name in checkpoint.graph.shapes}

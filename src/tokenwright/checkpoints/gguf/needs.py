@@ -1,4 +1,4 @@
-"""What architectures of GGUF files need that Tokenwright lacks, by the architecture's name."""
+"""The operations that architectures of GGUF files need and Tokenwright lacks, by the architecture's name."""
 
 from collections.abc import Mapping
 
@@ -33,5 +33,5 @@ _NEEDS: Mapping[str, str] = {
 
 
 def need_of(kind: str) -> str | None:
-    """What an architecture needs; None for one that is not known."""
+    """The operation that an architecture needs; None for an unknown architecture."""
     return _NEEDS.get(kind)
