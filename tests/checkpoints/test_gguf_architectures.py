@@ -32,11 +32,13 @@ MIXED = ["linear_attention", "moe", "full_attention", "linear_attention", "moe"]
 MINICPM = {"architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4}
 MINICPM |= {"dim_model_base": 32}
 BASE = {"original_max_position_embeddings": 8192, "rope_theta": 1.2e7}
+UNSCALED = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "attention_factor": 1.0}
 # A kind of the fixtures, or an architecture of `PLAIN`, and changes to its config: what the metadata cannot tell.
 # `_arch`: the file's architecture, where it is that of another model with the same arithmetic.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek2": ("deepseek2", {}),
     "deepseek2-first": ("deepseek2", {"_whole_kv_b": True, "_first": True}),
+    "deepseek2-unscaled": ("deepseek2", {"rope_scaling": UNSCALED}),
     "deepseek2-groups": ("deepseek2-groups", {}),
     "deepseek3": ("deepseek3", {}),
     "deepseek3-first": ("deepseek3", {"_first": True, "_whole_kv_b": True, "n_group": 1, "topk_group": 1}),

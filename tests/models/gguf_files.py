@@ -486,7 +486,7 @@ def _scaling(writer: gguf.GGUFWriter, config: Mapping[str, Any], scaling: Mappin
         if "beta_fast" in scaling:
             writer.add_rope_scaling_yarn_beta_fast(scaling["beta_fast"])
             writer.add_rope_scaling_yarn_beta_slow(scaling["beta_slow"])
-        if "attention_factor" in scaling:
+        if "attention_factor" in scaling and config["model_type"] != "deepseek_v2":  # whose files have none
             writer.add_rope_scaling_yarn_attn_factor(scaling["attention_factor"])
     if kind == "longrope":
         original = config["original_max_position_embeddings"]
