@@ -6,9 +6,11 @@ import random
 import numpy as np
 import pytest
 
-from tokenwright.arrays import BFLOAT16, FLOAT8_E4M3
+from tokenwright.arrays import BFLOAT16, FLOAT8_E4M3, aligned_bytes, place_of
+from tokenwright.backends.native.library import page_unpacker
 from tokenwright.cache import disk_pages
 from tokenwright.cache.disk_pages import DiskPages
+from tokenwright.cache.page_folder import sums_of
 from tokenwright.cache.page_writer import QUEUE
 
 PAGES = 50
@@ -33,10 +35,30 @@ def contents():
     return [group_of(shapes, PAGES) for shapes in SHAPES]
 
 
-@pytest.fixture
-def disk(tmp_path, contents):
+class Memory:
+    """Zeros in place of contents, and some pages more; a page is written by NumPy or the library."""
+
+    def __init__(self, contents):
+        self.groups = [
+            [np.zeros((len(part), 3 * PAGES, *part.shape[2:]), part.dtype) for part in parts] for parts in contents
+        ]
+
+    def arrays(self, group):
+        return self.groups[group]
+
+    def write(self, group, pages, contents):
+        for whole, content in zip(self.groups[group], contents, strict=True):
+            assert content.dtype == whole.dtype and content.shape == whole[:, pages].shape
+            whole[:, pages] = content
+
+
+@pytest.fixture(params=["by NumPy", "by the library"])
+def disk(tmp_path, contents, request):
+    unpack = page_unpacker() if request.param == "by the library" else None
+    if unpack is None and request.param == "by the library":
+        pytest.skip("this installation has none")
     like = [[part[:, :1] for part in parts] for parts in contents]
-    found = DiskPages(tmp_path, 1 << 30, bytes(32), like, 4)
+    found = DiskPages(tmp_path, 1 << 30, bytes(32), like, 4, unpack)
     yield found
     found.close()
 
@@ -60,17 +82,14 @@ def test_contents_come_back_to_the_byte_without_those_that_are_missing(disk, con
     for group, parts in enumerate(contents):
         order = draw.sample(range(PAGES), PAGES)
         there = [number for number in order if group != 1 or number not in gone]
-        written_to = [np.zeros_like(part) for part in parts]
-
-        def write(index, arrays, order=order, written_to=written_to):
-            for array, place in zip(arrays, written_to, strict=True):
-                assert array.dtype == place.dtype and array.shape == place[:, :1].shape
-                place[:, order[index]] = array[:, 0]
-
-        good = disk.read(group, [HASHES[number] for number in order], write)
+        memory, pages = Memory(contents), draw.sample(range(3 * PAGES), PAGES)
+        good = disk.read(group, [HASHES[number] for number in order], memory, pages)
         assert [order[index] for index in good] == there
-        for place, part in zip(written_to, parts, strict=True):
-            assert place[:, there].tobytes() == part[:, there].tobytes()
+        pages = [pages[index] for index in good]
+        for place, part in zip(memory.groups[group], parts, strict=True):
+            assert place[:, pages].tobytes() == part[:, there].tobytes()
+            place[:, pages] = part.dtype.type(0)
+            assert not place.view(np.uint8).any(), "no other page was written to"
         assert disk.held(group, HASHES) == [number in there for number in range(PAGES)]
         assert disk.wanted(group, HASHES) == [number for number in range(PAGES) if number not in there]
 
@@ -78,7 +97,35 @@ def test_contents_come_back_to_the_byte_without_those_that_are_missing(disk, con
 def test_a_step_reads_for_a_limited_time(disk, contents, monkeypatch):
     written(disk, contents)
     monkeypatch.setattr(disk_pages, "READ_S", 0.0)
-    assert disk.read(0, HASHES, lambda *_: None) in ([0], [0, 1]), "a page of each helper, so that it gets on"
+    found = disk.read(0, HASHES, Memory(contents), range(PAGES))
+    assert found in ([0], [0, 1]), "a page of each helper, so that it gets on"
+
+
+@pytest.mark.parametrize("length", [0, 8, 4095, 4096, 4097, 3 * 4096, 9 * 4096 + 40])
+def test_the_library_sums_and_copies_as_numpy_does(length):
+    """Pieces of many lengths, longer than a row of words and shorter, on the borders of cache lines and elsewhere."""
+    if (unpack := page_unpacker()) is None:
+        pytest.skip("this installation has none")
+    draw = random.Random(length)
+    contents = aligned_bytes(length + 64)[: length + 64]
+    contents[:] = np.frombuffer(draw.randbytes(length + 64), np.uint8)
+    for first in (0, 1):
+        source, parts, left = contents[first : first + length], [], length
+        while left:
+            nbytes = min(draw.choice([7, 64, 256, 320, 4096, 9024]), left)
+            parts.append((draw.randint(1, min(9, left // nbytes)), nbytes + draw.choice([0, 64]), nbytes))
+            left -= parts[-1][0] * nbytes
+        memory = aligned_bytes(2 * length + 64 * 9 * len(parts))
+        memory[:] = 0
+        places, wanted, start, at = [], memory.copy(), 0, 0
+        for pieces, apart, nbytes in parts:
+            places.append((place_of(memory) + start, pieces, apart, nbytes))
+            for _ in range(pieces):
+                wanted[start : start + nbytes] = source[at : at + nbytes]
+                start, at = start + apart, at + nbytes
+        sums = unpack(source.data, np.array(places, np.int64).reshape(-1, 4))
+        assert sums.tobytes() == sums_of(source.data).tobytes()
+        assert memory.tobytes() == wanted.tobytes()
 
 
 def test_the_queue_is_bounded(disk, contents):

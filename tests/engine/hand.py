@@ -174,7 +174,7 @@ class ScriptedTier:
         self.looked += 1
         return self.lossless or self.draw.random() < 0.9
 
-    def read(self, group, hashes, write):
+    def read(self, group, hashes, memory, pages):
         good = []
         for index, one in enumerate(hashes[: self.draw.randint(1, len(hashes))]):
             self.looked += 1
@@ -182,7 +182,7 @@ class ScriptedTier:
             if not self.lossless and self.draw.random() < 0.1:
                 self.pages.pop((group, one), None)
             elif content is not None:
-                write(index, [content])
+                memory.write(group, [pages[index]], [content])
                 good.append(index)
         return good
 

@@ -63,8 +63,8 @@ def test_others_go_on_while_pages_are_read():
     run(build(60, tier=tier)[0], request(*text(41), most=1))
 
     class OnePage(ScriptedTier):
-        def read(self, group, hashes, write):
-            return super().read(group, hashes[:1], write)
+        def read(self, group, hashes, memory, pages):
+            return super().read(group, hashes[:1], memory, pages)
 
     slow = OnePage(0, lossless=True)
     slow.pages = tier.pages
@@ -101,10 +101,10 @@ def test_the_text_is_computed_from_the_first_page_that_is_lost(lost):
 
     real = tier.read
 
-    def read(group, found, write):
+    def read(group, found, memory, pages):
         if gone in [(group, one) for one in found]:
             tier.pages.pop(gone, None)
-        return real(group, found, write)
+        return real(group, found, memory, pages)
 
     tier.read = read
     (again,) = run(engine, request(*text(41), most=3))

@@ -1,7 +1,7 @@
 """A page tier on a disk (`engine/page_events.py`): an engine's pages in a folder, which a later process reads again.
 
-Helpers read files, verify them and copy them into the KV memory, for about a step's time at once, while the engine
-thread waits; `page_writer.py` writes them. A page is worth its bytes if reading them takes less time than computing its
+Helpers read files and copy them into the KV memory while they verify them, for about a step's time at once; the engine
+thread waits. `page_writer.py` writes them. A page is worth its bytes if reading them takes less time than computing its
 tokens. Both speeds are measured: the disk's when pages are read, the model's in steps of many tokens. As long as one of
 them is unknown, a page is worth it.
 """
@@ -14,7 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tokenwright.arrays import Array, Bytes, aligned_bytes
+import numpy as np
+
+from tokenwright.arrays import Array, Bytes, aligned_bytes, place_of
 from tokenwright.cache.page_folder import BLOCK, OVERHEAD, PageFolder, page_key, taken
 from tokenwright.cache.page_writer import QUEUE, PageToWrite, PageWriter
 from tokenwright.errors import RequestError
@@ -54,15 +56,31 @@ class PageLayout:
         return tuple(found)
 
 
+# Copies the contents of a page to the places [parts, 4] and returns their sums (`page_folder.sums_of`). A place is the
+# address of a part's first layer, how many layers there are, the bytes from one to the next, and the bytes of each.
+Unpack = Callable[[memoryview, Array], Array]
+# Reads the page of an index and a key into the memory for a file; returns whether it is good.
+ReadPage = Callable[[int, bytes, Bytes], bool]
+
+
 class DiskPages:
     """The pages of one engine in a folder.
 
     model: sha256 of everything but the tokens that pages depend on. like: the contents of one page of each group, as
-    `KVStore.read` returns them; page_size: its tokens. read_pages: pages read since it was opened. Raises RequestError
-    for a folder or quota that cannot be used.
+    `KVStore.read` returns them; page_size: its tokens. unpack: of a KV memory of NumPy arrays; None: it is written to
+    by `Memory.write`. read_pages: pages read since it was opened. Raises RequestError for a folder or quota that cannot
+    be used.
     """
 
-    def __init__(self, folder: Path, quota: int, model: bytes, like: Sequence[Sequence[Array]], page_size: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        quota: int,
+        model: bytes,
+        like: Sequence[Sequence[Array]],
+        page_size: int,
+        unpack: Unpack | None = None,
+    ) -> None:
         self._layouts = [PageLayout(parts) for parts in like]
         least = 2 * BLOCK + sum(taken(OVERHEAD + one.nbytes) for one in self._layouts)
         if quota < least:
@@ -73,6 +91,7 @@ class DiskPages:
         self.writer = PageWriter(self.folder)
         self.read_pages = 0
         self._helpers = ThreadPoolExecutor(_HELPERS, "tokenwright KV disk")
+        self._unpack = unpack
         self._page = page_size, sum(one.nbytes for one in self._layouts)
         self._disk, self._model = MeasuredSpeed(), MeasuredSpeed()
 
@@ -113,40 +132,62 @@ class DiskPages:
         if tokens >= _LEAST:
             self._model.add(tokens, seconds)
 
-    def read(self, group: int, hashes: Sequence[bytes], write: Callable[[int, Any], None]) -> list[int]:
+    def read(self, group: int, hashes: Sequence[bytes], memory: Any, pages: Sequence[int]) -> list[int]:
         began, keys = time.perf_counter(), deque((index, page_key(one, group)) for index, one in enumerate(hashes))
+        reads = self._copying(group, memory, pages) if self._unpack is None else self._unpacking(group, memory, pages)
+        nbytes = self._layouts[group].nbytes
         helpers = [
-            self._helpers.submit(self._read_some, self._layouts[group], keys, began + READ_S, write)
+            self._helpers.submit(_read_some, reads, nbytes, keys, began + READ_S)
             for _ in range(min(_HELPERS, len(hashes)))
         ]
         wait(helpers)  # none writes any more, even if another has failed
         good = sorted(index for one in helpers for index in one.result())
         self.read_pages += len(good)
         if good:
-            self._disk.add(len(good) * self._layouts[group].nbytes, time.perf_counter() - began)
+            self._disk.add(len(good) * nbytes, time.perf_counter() - began)
         return good
 
-    def _read_some(
-        self, layout: PageLayout, keys: deque[tuple[int, bytes]], stop: float, write: Callable[[int, Any], None]
-    ) -> list[int]:
-        """Read and write the first pages of `keys`, which the helpers share, until `stop`; returns those that are good.
+    def _copying(self, group: int, memory: Any, pages: Sequence[int]) -> ReadPage:
+        """Read a page and, if it is good, write it to the KV memory."""
 
-        Page by page, so that a page is in the processor's cache when it is verified and copied.
-        """
-        place = aligned_bytes(OVERHEAD + layout.nbytes + 1)
-        whole, contents = place.data, layout.views(place[OVERHEAD:-1])
-        good: list[int] = []
-        with suppress(IndexError):
-            while True:
-                index, key = keys.popleft()
-                if self.folder.read(key, whole):
-                    write(index, contents)
-                    good.append(index)
-                if time.perf_counter() > stop:
-                    break
-        return good
+        def read(index: int, key: bytes, place: Bytes) -> bool:
+            if good := self.folder.read(key, place.data):
+                memory.write(group, [pages[index]], self._layouts[group].views(place[OVERHEAD:-1]))
+            return good
+
+        return read
+
+    def _unpacking(self, group: int, memory: Any, pages: Sequence[int]) -> ReadPage:
+        """Read a page, and copy it to the KV memory in the pass that computes its checksum."""
+        unpack, arrays = self._unpack, list(memory.arrays(group))  # [layers, pages + 1, ...] each
+        assert unpack is not None
+        first = [(place_of(one), len(one), one.strides[0], one.strides[1]) for one in arrays]
+        places = np.array([first] * len(pages), np.int64)  # [pages, parts, 4]
+        places[:, :, 0] += np.outer(pages, places[0, :, 3])  # a page's bytes in a layer are those to the next page
+
+        def read(index: int, key: bytes, place: Bytes) -> bool:
+            return self.folder.read(key, place.data, lambda contents: unpack(contents, places[index]))
+
+        return read
 
     def close(self) -> None:
         """Write what waits, and end the threads."""
         self._helpers.shutdown()
         self.writer.close()
+
+
+def _read_some(read: ReadPage, nbytes: int, keys: deque[tuple[int, bytes]], stop: float) -> list[int]:
+    """Read the first pages of `keys`, which the helpers share, until `stop`; returns those that are good.
+
+    Page by page, so that a page is in the processor's cache when it is verified and copied.
+    """
+    place = aligned_bytes(OVERHEAD + nbytes + 1)
+    good: list[int] = []
+    with suppress(IndexError):
+        while True:
+            index, key = keys.popleft()
+            if read(index, key, place):
+                good.append(index)
+            if time.perf_counter() > stop:
+                break
+    return good

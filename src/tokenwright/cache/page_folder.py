@@ -22,13 +22,15 @@ import secrets
 import stat
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
+from tokenwright.arrays import Array
 from tokenwright.errors import RequestError
 
 BLOCK = 4096  # bytes: what a file takes is a multiple of it
@@ -42,7 +44,7 @@ _MODEL = re.compile(r"[0-9a-f]{32}")
 _DRAFT = ".draft"
 _SECRET = 32  # bytes
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_ROW = 4096  # bytes of a row of words in a checksum
+ROW = 4096  # bytes of a row of words in a checksum
 
 log = logging.getLogger(__name__)
 
@@ -87,19 +89,21 @@ def page_key(page_hash: bytes, group: int) -> bytes:
     return _KEY.pack(page_hash, group)
 
 
-def checksum(header: bytes | memoryview, contents: bytes | memoryview) -> int:
-    """A CRC-32 of a header, of the sums of the contents' words, and of the bytes behind the last whole row.
+def sums_of(contents: bytes | memoryview) -> Array:
+    """The sums [512 + n] of a page's words by column and then by row, as unsigned 64-bit words that wrap around.
 
-    The contents are rows [n, 512] of 64-bit words, which are added up by column and by row: two passes over a page in
-    the processor's cache, in a quarter of the time of a CRC over it. Damage within one row or one column changes a sum
-    for certain; damage in several is missed only if it leaves the sums of all rows and all columns as they were.
+    The contents are rows [n, 512] of such words: two passes over a page in the processor's cache, in a quarter of the
+    time of a CRC over it. Damage within one row or one column changes a sum for certain; damage in several is missed
+    only if it leaves the sums of all rows and all columns as they were.
     """
-    count = len(contents) // _ROW
-    words = np.frombuffer(contents, "<u8", count * (_ROW // 8)).reshape(count, _ROW // 8)
-    found = crc32(header)
-    for axis in (0, 1):
-        found = crc32(np.add.reduce(words, axis).data, found)
-    return crc32(contents[count * _ROW :], found)
+    count = len(contents) // ROW
+    words = np.frombuffer(contents, "<u8", count * (ROW // 8)).reshape(count, ROW // 8)
+    return np.concatenate([np.add.reduce(words, axis) for axis in (0, 1)])
+
+
+def checksum(header: bytes | memoryview, contents: bytes | memoryview, sums: Callable[[Any], Array] = sums_of) -> int:
+    """A CRC-32 of a header, of the sums of the contents' words, and of the bytes behind the last whole row."""
+    return crc32(contents[len(contents) // ROW * ROW :], crc32(sums(contents).data, crc32(header)))
 
 
 class PageFolder:
@@ -162,10 +166,11 @@ class PageFolder:
     def _exists(self, name: str) -> bool:
         return name not in self._skipped and (self.folder / name).exists()
 
-    def read(self, key: bytes, whole: memoryview) -> bool:
+    def read(self, key: bytes, whole: memoryview, sums: Callable[[memoryview], Array] = sums_of) -> bool:
         """Read a page's file into `whole`; False: it is gone or damaged, which the log tells. Several threads may.
 
         `whole` has a byte more than the file, to notice one that is too long; the contents begin at OVERHEAD.
+        sums: computes `sums_of`; it may copy the contents in the same pass.
         """
         try:
             place = os.open(f"{self.folder}/{self._name(key)}", _READ)
@@ -183,7 +188,7 @@ class PageFolder:
         if length != len(whole) - 1 or header != _HEADER.pack(_MAGIC, self.model, key):
             self._skip(key, "it is not this page of this model")
             return False
-        if checksum(header, contents) != _SUM.unpack(whole[_HEADER.size : OVERHEAD])[0]:
+        if checksum(header, contents, sums) != _SUM.unpack(whole[_HEADER.size : OVERHEAD])[0]:
             self._skip(key, "it is damaged")
             return False
         return True

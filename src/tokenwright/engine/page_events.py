@@ -9,7 +9,7 @@ that it caches to the tier, and reads pages back when a text asks for them (`Pre
 pages, and which ones it accepts, is its own matter (`cache/disk_pages.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,11 +50,11 @@ class PageTier(Protocol):
     def worth_reading(self, tokens: int, nbytes: int) -> bool:
         """Whether reading `nbytes` takes less time than computing `tokens`."""
 
-    def read(self, group: int, hashes: Sequence[bytes], write: Callable[[int, Any], None]) -> list[int]:
-        """Read pages, the first ones, until about a step's time has passed, one at least; returns their indices.
+    def read(self, group: int, hashes: Sequence[bytes], memory: Any, pages: Sequence[int]) -> list[int]:
+        """Read the first ones into `pages` of the KV memory, for about a step's time, one at least.
 
-        It calls `write` with the index of each page and its contents for `Memory.write`, from several threads at once.
-        A page that cannot be read is left out and no longer `held`. Raises what `write` raises.
+        Returns the indices of those that are good. It writes from several threads at once. A page that cannot be read
+        is left out and no longer `held`; what it has written there is not to be used. Raises what `Memory.write` does.
         """
 
     def used(self, group: int, hashes: Sequence[bytes]) -> None:

@@ -94,7 +94,7 @@ class GroupPool:
         self.refcounts[page] -= 1
         if self.refcounts[page]:
             return
-        del self.refcounts[page]
+        self.refcounts.pop(page)  # `del` of a Counter is Python
         if page in self.hashes:
             self.cached[page] = None
         else:
@@ -143,8 +143,8 @@ class GroupPool:
 
     def clear(self, table: PageTable) -> None:
         """Empty a table, the last page first: the end of a text is evicted before its beginning."""
-        while table:
-            self.decref(table.popitem()[1])
+        for page in table.drain():
+            self.decref(page)
 
     def check(self, tables: Iterable[PageTable]) -> None:
         """Prove that every page is free, cached, or in use exactly as often as it stands in `tables`."""

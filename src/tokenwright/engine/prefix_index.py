@@ -258,11 +258,9 @@ class PrefixIndex:
         places = [pool.allocate() for _ in missing]
         table.update(zip(missing, places, strict=True))
 
-        def write(index: int, contents: Any) -> None:
-            self.pool.memory.write(number, [places[index]], contents)
-
         try:
-            done = [missing[index] for index in tier.read(number, [found[page] for page in missing], write)]
+            good = tier.read(number, [found[page] for page in missing], self.pool.memory, places)
+            done = [missing[index] for index in good]
             self._cache(number, table, done, hashes, tokens)
             return len(done) == len(missing)
         finally:

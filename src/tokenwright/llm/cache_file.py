@@ -13,7 +13,7 @@ from threading import Thread
 from typing import Any
 
 from tokenwright.arrays import populate
-from tokenwright.backends.native.library import find
+from tokenwright.backends.native.library import find, page_unpacker
 from tokenwright.cache import HOST, KVStore
 from tokenwright.cache.disk_pages import DiskPages
 from tokenwright.cache.snapshot import Snapshot, load, save
@@ -82,8 +82,10 @@ def open_disk(folder: str, options: EngineConfig, store: KVStore, about: Mapping
     """
     like = [store.read(group, [0]) for group in range(len(store.groups))]
     model = sha256(json.dumps(dict(about) | _program(about["kernels"]), sort_keys=True).encode()).digest()
-    disk = DiskPages(Path(folder).expanduser(), options.kv_disk_size, model, like, options.page_size)
-    if store.memory is HOST:
+    host = store.memory is HOST
+    unpack = page_unpacker() if host else None
+    disk = DiskPages(Path(folder).expanduser(), options.kv_disk_size, model, like, options.page_size, unpack)
+    if host:
         Thread(target=_populate, args=(store, len(disk.folder.pages)), daemon=True).start()
     return disk
 

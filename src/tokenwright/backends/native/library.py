@@ -8,7 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from tokenwright.arrays import Array, place_of
 from tokenwright.backends.native.structs import STRUCTS
+from tokenwright.cache.disk_pages import Unpack
+from tokenwright.cache.page_folder import ROW
 from tokenwright.errors import RequestError
 
 NAME = "_native.so"
@@ -41,6 +46,7 @@ _FUNCTIONS = {
     "tw_route": ("", "pnppp"),
     "tw_summarise": ("n", "kwnnpppn"),
     "tw_pack": ("n", "kpnpnnnn"),
+    "tw_unpack_page": ("", "pnnpp"),
     "tw_read": ("n", "kpnnn"),
     "tw_multiply": ("n", "knnn"),
 }
@@ -71,3 +77,18 @@ def load(file: Path) -> ctypes.CDLL:
     if known != len(STRUCTS) or list(sizes) != [ctypes.sizeof(struct) for struct in STRUCTS]:
         raise foreign
     return library
+
+
+def page_unpacker() -> Unpack | None:
+    """Copies and sums the contents of a page in one pass; None without a library."""
+    if (file := find()) is None:
+        return None
+    library = load(file)
+
+    def unpack(contents: memoryview, places: Array) -> Array:
+        data = np.frombuffer(contents, np.uint8)
+        sums: Array = np.empty((ROW + len(data) // ROW * 8) // 8, np.uint64)
+        library.tw_unpack_page(place_of(data), len(data), len(places), place_of(places), place_of(sums))
+        return sums
+
+    return unpack

@@ -6,6 +6,7 @@
 #include "kernels.h"
 #include "ops/attention.h"
 #include "ops/ops.h"
+#include "ops/page_file.h"
 #include "ops/ranks.h"
 #include "ops/step.h"
 #include "threads/pool.h"
@@ -261,6 +262,12 @@ TW_EXPORT void tw_route(const Routing* r, int64_t rows, float* logits, int64_t* 
 TW_EXPORT int64_t tw_summarise(const Kernels* k, Workspace* workspace, int64_t n, int64_t vocab, const float* logits,
                                int64_t* best, double* log_total, int64_t threads) {
   return with_workspace(workspace, [&](Workspace& w) { summarise(*k, w, n, vocab, logits, best, log_total, threads); });
+}
+
+// places: [places][4], as PagePlace. sums: of columns [512], and of the contents' whole rows.
+TW_EXPORT void tw_unpack_page(const char* contents, int64_t bytes, int64_t places, const PagePlace* place,
+                              uint64_t* sums) {
+  unpack_page(contents, bytes, places, place, sums);
 }
 
 // Reads every byte once, by all threads, with a prefetch `ahead` bytes before each line. Returns the sum of the words.
