@@ -1,6 +1,7 @@
 """The same GGUF files in llama.cpp and in Tokenwright: speed, in turn in one run, and the tokens that both choose.
 
     python benchmarks/gguf_peers.py --python PEER_VENV/bin/python FILE.gguf ... [--rounds 5] [--threads 2] [--texts 4]
+    python benchmarks/gguf_peers.py --python PEER_VENV/bin/python FILE.gguf ... --turns 30 [--length 16000]
 
 PEER_VENV has llama-cpp-python (`peers_setup.py llama.cpp` makes one; `adapters/to_gguf.py` writes random models in
 llama.cpp's own types). Both engines keep a file loaded, each in a process of its own, and have a turn in each round
@@ -10,13 +11,21 @@ output gives the medians, and the ratio of both turns of a round: median, lowest
 Then both read the same random texts. A position qualifies if llama.cpp's most probable token is at least MARGIN nats
 before the next one. The output gives the share of positions that qualify, and that of them at which our most
 probable token is llama.cpp's. Run nothing else meanwhile; `--rounds 0` compares the tokens alone.
+
+--turns: instead of all that, a conversation over the servers of both, which ends at --length tokens. Each turn asks for
+one token after all earlier words and as many new ones, so that what llama.cpp holds is the beginning of the next
+prompt: a hybrid's state cannot be cut. The last turn is then asked with other words at its end. The output has the time
+to the first token, and the tokens that we have computed beyond the new ones, beside the tokens between kept states.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import json
 import os
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -24,7 +33,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from http_client import Address, ask
+from peer_servers import PeerServer, llama_cpp
 from peers import OURS, Contender, Process
+from served import Server
+from traffic import NAME, WORDS
 
 from tokenwright.bench.limits import processor
 from tokenwright.bench.measures import MEASURES, Measure, prompts
@@ -34,6 +47,7 @@ HERE = Path(__file__).parent
 MARGIN = 0.1  # nats
 LENGTH = 256  # tokens of a text that both read
 NAMES = ("decode", "prefill")
+SHORT = [word for word in WORDS if word != "mat"]  # each a token of the tokenizer in `bench/shapes.py`
 REST_S = 0.5  # between two turns: the other engine's threads may still spin
 
 
@@ -107,6 +121,68 @@ def compare(file: Path, python: str, rounds: int, threads: int, texts: int, logs
         )
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a server did with a prompt. cached: tokens of the prompt that it had; 0 where it does not tell."""
+
+    seconds: float
+    tokens: int
+    cached: int
+
+
+def first_token(address: Address, prompt: str) -> Asked:
+    """Ask for one token of a stream."""
+    more = {"max_tokens": 1, "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True}}
+    reply = asyncio.run(ask(address, "/v1/completions", {"model": NAME, "prompt": prompt, **more}))
+    if reply.status != 200 or not reply.times:
+        raise SystemExit(f"the server answered {reply.status}: {reply.body[-300:]!r}")
+    usage = next((event["usage"] for event in reply.events() if event.get("usage")), {})
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    return Asked(reply.times[0], usage.get("prompt_tokens", 0), cached)
+
+
+def state_interval(file: Path) -> int:
+    """The tokens between two states that stay cached; 0 for a model without states."""
+    said = subprocess.run(
+        [sys.executable, "-m", "tokenwright", "plan", file, "--json"], check=True, capture_output=True
+    ).stdout
+    states = json.loads(said)["states"]
+    return states["every"] if states else 0
+
+
+def converse(file: Path, python: str, turns: int, length: int, logs: Path) -> None:
+    """Hold the conversation with both servers in turn, and print a line for each turn."""
+    draws, words = random.Random(0), list[str]()
+    log, every = logs / f"{file.stem}-server.log", state_interval(file)
+    context, pages = length + length // 8, length // 8  # tokens; pages of 16 tokens
+    with (
+        Server(file, {"pages": pages}, {"served_model_name": [NAME]}) as ours,
+        PeerServer(
+            "llama.cpp", lambda port: llama_cpp(Path(python).parent, file.absolute(), NAME, port, context), log
+        ) as theirs,
+    ):
+        print(f"\n{file.name}, {turns} turns to {length:,} tokens; a state stays after every {every:,}", flush=True)
+        known = 0
+        for turn in range(1, turns + 2):
+            if turn <= turns:
+                words += draws.choices(SHORT, k=turn * length // turns - len(words))
+            else:
+                words[-length // turns :] = draws.choices(SHORT, k=length // turns)
+            prompt = " ".join(words)
+            addresses = [ours.address, theirs.address]
+            found = {one: first_token(one, prompt) for one in addresses[:: 1 if turn % 2 else -1]}
+            mine, other = (found[one] for one in addresses)
+            fresh = mine.tokens - known if turn <= turns else length // turns
+            beyond = mine.tokens - mine.cached - fresh
+            print(
+                f"{f'turn {turn}' if turn <= turns else 'again':>8}: {mine.tokens:6,} tokens, {fresh:,} new, "
+                f"{beyond:,} more computed; {mine.seconds:7.2f} s, llama.cpp {other.seconds:7.2f}; "
+                f"{other.seconds / mine.seconds:.2f} times",
+                flush=True,
+            )
+            known = mine.tokens
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
@@ -114,6 +190,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--texts", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=0, help="of a conversation; 0: none")
+    parser.add_argument("--length", type=int, default=16000, help="tokens at the end of the conversation")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
     arguments = parser.parse_args()
     cpus = sorted(os.sched_getaffinity(0))
@@ -127,7 +205,10 @@ def main() -> None:
         f"{processor()}, {arguments.threads} threads, {arguments.rounds} rounds, load {os.getloadavg()[0]:.2f} before"
     )
     for file in arguments.files:
-        compare(file, arguments.python, arguments.rounds, arguments.threads, arguments.texts, arguments.out)
+        if arguments.turns:
+            converse(file, arguments.python, arguments.turns, arguments.length, arguments.out)
+        else:
+            compare(file, arguments.python, arguments.rounds, arguments.threads, arguments.texts, arguments.out)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Other programs' servers of OpenAI's API, started from the environments of `peers_setup.py`, for `serving.py`.
+"""Other programs' servers of OpenAI's API, started from the environments of `peers_setup.py`.
 
 Each serves the model of a shape with its own defaults, but for llama.cpp's threads: it takes half of the cores by
-default, and gets all here; and a stream may not be cut off by the next request. Its server answers one request at a
-time. The output of a server is in ROOT/peers/PEER/server.log.
+default, and gets all here; a stream may not be cut off by the next request, and the head computes only the rows that
+are sampled. Its server answers one request at a time. The output of a server is in ROOT/peers/PEER/server.log.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Kind:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def llama_cpp(bin_: Path, model: Path, name: str, port: int) -> Sequence[str]:
+def llama_cpp(bin_: Path, model: Path, name: str, port: int, context: int = CONTEXT) -> Sequence[str]:
     cores = str(len(os.sched_getaffinity(0)))
     where = ("--host", "127.0.0.1", "--port", str(port), "--model", str(model), "--model_alias", name)
     threads = ("--n_threads", cores, "--n_threads_batch", cores)
-    more = ("--n_ctx", str(CONTEXT), "--interrupt_requests", "False")
+    more = ("--n_ctx", str(context), "--interrupt_requests", "False", "--logits_all", "False")
     return (str(bin_ / "python"), "-m", "llama_cpp.server", *where, *threads, *more)
 
 
@@ -57,24 +57,22 @@ SERVERS: Mapping[str, Kind] = {
 class PeerServer:
     """A peer's server, once it answers. address: host and port. Use it in a `with`.
 
-    Raises SystemExit, with the reason, for a peer that is not set up or does not start.
+    command: from its port. variables: of its environment, beside ours. Raises SystemExit, with the reason, if it does
+    not start.
     """
 
-    def __init__(self, peer: str, shape: str, served: str, root: Path) -> None:
-        kind, state = SERVERS[peer], State.read(root, peer)
-        if (why := state.why_not(shape, kind.form)) is not None:
-            raise SystemExit(f"{peer}: {why}")
+    def __init__(
+        self, peer: str, command: Callable[[int], Sequence[str]], log: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = int(free.getsockname()[1])
         self.address: Address = ("127.0.0.1", port)
-        log = state.folder / "server.log"
-        command = kind.command(state.python().parent, state.model(shape, kind.form), served, port)
         with log.open("w", encoding="utf-8") as out:
             self.process = subprocess.Popen(
-                command,
+                command(port),
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **kind.variables},
+                env={**os.environ, **(variables or {})},
                 start_new_session=True,
             )
         try:
@@ -82,6 +80,16 @@ class PeerServer:
         except BaseException:
             self._end()
             raise
+
+    @classmethod
+    def of_shape(cls, peer: str, shape: str, served: str, root: Path) -> PeerServer:
+        """It serves the model of a shape. Raises SystemExit for a peer that is not set up."""
+        kind, state = SERVERS[peer], State.read(root, peer)
+        if (why := state.why_not(shape, kind.form)) is not None:
+            raise SystemExit(f"{peer}: {why}")
+        model, bin_ = state.model(shape, kind.form), state.python().parent
+        log = state.folder / "server.log"
+        return cls(peer, lambda port: kind.command(bin_, model, served, port), log, kind.variables)
 
     def _wait(self, peer: str, log: Path) -> None:
         until = time.monotonic() + STARTS_S

@@ -212,7 +212,7 @@ def load(arguments: argparse.Namespace) -> dict[str, Any]:
             options = {"served_model_name": [arguments.served]}
             servers["tokenwright"] = stack.enter_context(Server(model, OPTIONS[arguments.model], options)).address
         for peer in arguments.peers:
-            beside = PeerServer(peer, arguments.model, arguments.served, arguments.root)
+            beside = PeerServer.of_shape(peer, arguments.model, arguments.served, arguments.root)
             servers[peer] = stack.enter_context(beside).address
         print(f"{arguments.model}; {about()}")
         print("| prompts | clients | server | requests/s | tokens/s | TTFT p50, ms | p99, ms | failures |")
