@@ -11,7 +11,7 @@ from tokenwright.cache import ChunkRows, StateView
 from tokenwright.models.op import Norm
 from tokenwright.models.recurrent import Places, Recurrence
 
-ROWS, KEYS, HEADS, TAPS = 13, 24, 4, 4
+ROWS, KEYS, HEADS, TAPS = 71, 24, 4, 4
 
 
 def delta(values: int) -> Recurrence:

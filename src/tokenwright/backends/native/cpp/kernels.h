@@ -66,14 +66,25 @@ struct Convolution {
 
 enum Gate : int64_t { SILU_GATE = 0, SIGMOID_GATE = 1 };
 
-// One token of some columns of one head, whose state is [keys][stride]: state = decay state + key x write, where
+// Rows of some columns of one head, whose state is [keys][columns]: state = decay state + key x write, where
 // write = strength value, or strength (value - (decay state)^T key) if it corrects; mixed = state^T query + skip value.
-struct HeadStep {
-  int64_t keys, stride, columns, corrects;
-  int64_t decays;  // 1: each row of the state has a decay of its own; 0: all have one
+struct HeadRows {
+  int64_t rows, keys, columns, corrects;
+  int64_t stride, mixed_stride, decay_stride;  // floats from one row's to the next row's
+  int64_t decays;                              // 1: each row of the state has a decay of its own; 0: all have one
   const float *query, *key, *value, *decay;
-  float strength, skip;
+  const float* strength;  // [rows]
+  float skip;
   float *state, *mixed;
+};
+
+// How much of a state numbers x [count] keep, in their place: e^(-e^a_log step) with step = softplus(x + bias).
+// steps: [count], where they go within their limits; null: there are none.
+struct Keeping {
+  int64_t count, biases;  // 1: each has a bias of its own; 0: all have one
+  float a_log, least, most;
+  const float* bias;
+  float *x, *steps;
 };
 
 // One token of some columns of a selective scan, whose state is [keys][stride]: with step = softplus(step + bias) of
@@ -133,7 +144,8 @@ struct Kernels {
   // Convolves `rows` rows of x in place, `stride` floats from one to the next. history: [taps - 1][channels], the
   // inputs before them, and then their last ones.
   void (*convolve)(const Convolution&, int64_t rows, int64_t stride, float* x, float* history);
-  void (*step_head)(const HeadStep&);
+  void (*step_head)(const HeadRows&);
+  void (*keep)(const Keeping&);
   void (*scan)(const ScanStep&);
   // x = a vector of length `scale`; x = x silu(gate), or x sigmoid(gate); both in place.
   void (*unit)(int64_t size, float scale, float* x);

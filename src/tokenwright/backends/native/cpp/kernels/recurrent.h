@@ -1,4 +1,4 @@
-// Kernels of recurrent layers: the short convolution, one step of a head's state, and the gate behind it.
+// Kernels of recurrent layers: the short convolution, the steps of a head's state, and the gate behind it.
 //
 // A row follows from the one before it, in prefill as in decode. Sums over the inputs of a state run in order, one
 // accumulator for each output, so that the division of columns among threads changes no bit.
@@ -73,42 +73,122 @@ static void convolve(const Convolution& c, int64_t rows, int64_t stride, float* 
     activate(SILU, c.last - c.first, x + row * stride + c.first, x + row * stride + c.first);
 }
 
-// N vectors of columns of one state, or N - 1 and some lanes of the last.
+// Columns [at, at + 16 N) of one state, or fewer: the last vector has n lanes. Pointers are locals of the loops over
+// keys: a store through memcpy may change whatever lies in memory.
 template <int N, bool WHOLE>
-TW_INLINE void step_columns(const HeadStep& s, int64_t at, int64_t n) {
-  const auto get = [&](const float* x, int j) { return WHOLE || j + 1 < N ? load(x + 16 * j) : load(x + 16 * j, n); };
-  const auto put = [&](float* x, int j, F v) { WHOLE || j + 1 < N ? store(x + 16 * j, v) : store(x + 16 * j, v, n); };
-  float* const state = s.state + at;
-  const float* const value = s.value + at;
-  F write[N] = {};
-  if (s.corrects)
-    for (int64_t k = 0; k < s.keys; k++) {
-      const F key = all(s.key[k]), decay = all(s.decay[k * s.decays]);
+struct StateColumns {
+  const HeadRows& s;
+  int64_t at, n;
+
+  F get(const float* x, int j) const { return WHOLE || j + 1 < N ? load(x + 16 * j) : load(x + 16 * j, n); }
+  void put(float* x, int j, F v) const { WHOLE || j + 1 < N ? store(x + 16 * j, v) : store(x + 16 * j, v, n); }
+
+  // What a row writes, from what the state has of its key.
+  void subtract(int64_t row, F (&write)[N]) const {
+    const F strength = all(s.strength[row]);
 #pragma GCC unroll 4
-      for (int j = 0; j < N; j++) write[j] = fma(get(state + k * s.stride, j) * decay, key, write[j]);
-    }
-#pragma GCC unroll 4
-  for (int j = 0; j < N; j++) write[j] = (get(value, j) - write[j]) * all(s.strength);
-  F mixed[N] = {};
-  for (int64_t k = 0; k < s.keys; k++) {
-    const F key = all(s.key[k]), query = all(s.query[k]), decay = all(s.decay[k * s.decays]);
-#pragma GCC unroll 4
-    for (int j = 0; j < N; j++) {
-      const F now = fma(key, write[j], get(state + k * s.stride, j) * decay);
-      put(state + k * s.stride, j, now);
-      mixed[j] = fma(query, now, mixed[j]);
-    }
+    for (int j = 0; j < N; j++) write[j] = (get(s.value + row * s.stride + at, j) - write[j]) * strength;
   }
+
+  void finish(int64_t row, const F (&mixed)[N]) const {
+    const F skip = all(s.skip);
 #pragma GCC unroll 4
-  for (int j = 0; j < N; j++) put(s.mixed + at, j, fma(get(value, j), all(s.skip), mixed[j]));
+    for (int j = 0; j < N; j++)
+      put(s.mixed + row * s.mixed_stride + at, j, fma(get(s.value + row * s.stride + at, j), skip, mixed[j]));
+  }
+
+  // One row that does not correct.
+  void add(int64_t row) const {
+    F write[N] = {}, mixed[N] = {};
+    subtract(row, write);
+    const int64_t keys = s.keys, columns = s.columns, own = s.decays;
+    const float *key = s.key + row * s.stride, *query = s.query + row * s.stride,
+                *decay = s.decay + row * s.decay_stride;
+    float* state = s.state + at;
+    for (int64_t k = 0; k < keys; k++, key++, query++, decay += own, state += columns) {
+      const F by = all(*key), asks = all(*query), keeps = all(*decay);
+      F now[N];
+#pragma GCC unroll 4
+      for (int j = 0; j < N; j++) {
+        now[j] = fma(by, write[j], get(state, j) * keeps);
+        mixed[j] = fma(asks, now[j], mixed[j]);
+      }
+#pragma GCC unroll 4
+      for (int j = 0; j < N; j++) put(state, j, now[j]);
+    }
+    finish(row, mixed);
+  }
+
+  // One row that corrects: `write` is what the decayed state has of its key, and then of the next row's. The state has
+  // decayed for the row, unless it is the first; and decays for the next one, unless it is the last.
+  template <bool FIRST, bool LAST>
+  void correct(int64_t row, F (&write)[N]) const {
+    subtract(row, write);
+    const int64_t keys = s.keys, columns = s.columns, own = s.decays;
+    const int64_t next = LAST ? 0 : s.stride, next_decay = LAST ? 0 : s.decay_stride;
+    const float *key = s.key + row * s.stride, *query = s.query + row * s.stride,
+                *decay = s.decay + row * s.decay_stride;
+    float* state = s.state + at;
+    F mixed[N] = {}, found[N] = {};
+    for (int64_t k = 0; k < keys; k++, key++, query++, decay += own, state += columns) {
+      const F by = all(*key), asks = all(*query), keeps = all(*decay);
+      const F next_key = all(key[next]), next_keeps = all(decay[next_decay]);
+      F now[N];
+#pragma GCC unroll 4
+      for (int j = 0; j < N; j++) {
+        now[j] = get(state, j);
+        now[j] = fma(by, write[j], FIRST ? now[j] * keeps : now[j]);
+        mixed[j] = fma(asks, now[j], mixed[j]);
+        if (LAST) continue;
+        now[j] = now[j] * next_keeps;
+        found[j] = fma(now[j], next_key, found[j]);
+      }
+#pragma GCC unroll 4
+      for (int j = 0; j < N; j++) put(state, j, now[j]);
+    }
+    finish(row, mixed);
+#pragma GCC unroll 4
+    for (int j = 0; j < N; j++) write[j] = found[j];
+  }
+
+  void correct_all() const {
+    F write[N] = {};
+    const float* state = s.state + at;
+    for (int64_t k = 0; k < s.keys; k++, state += s.columns) {
+      const F key = all(s.key[k]), keeps = all(s.decay[k * s.decays]);
+#pragma GCC unroll 4
+      for (int j = 0; j < N; j++) write[j] = fma(get(state, j) * keeps, key, write[j]);
+    }
+    if (s.rows == 1) return correct<true, true>(0, write);
+    correct<true, false>(0, write);
+    for (int64_t row = 1; row + 1 < s.rows; row++) correct<false, false>(row, write);
+    correct<false, true>(s.rows - 1, write);
+  }
+
+  void run() const {
+    if (s.corrects) return correct_all();
+    for (int64_t row = 0; row < s.rows; row++) add(row);
+  }
+};
+
+static void step_head(const HeadRows& s) {
+  int64_t at = 0;
+  for (; at + 32 <= s.columns; at += 32) StateColumns<2, true>{s, at, 16}.run();  // one would wait for its own sums
+  for (; at + 16 <= s.columns; at += 16) StateColumns<1, true>{s, at, 16}.run();
+  if (at < s.columns) StateColumns<1, false>{s, at, s.columns - at}.run();
 }
 
-static void step_head(const HeadStep& s) {
-  int64_t at = 0;
-  for (; at + 64 <= s.columns; at += 64) step_columns<4, true>(s, at, 16);
-  for (; at + 32 <= s.columns; at += 32) step_columns<2, true>(s, at, 16);  // one alone would wait for its own sums
-  for (; at + 16 <= s.columns; at += 16) step_columns<1, true>(s, at, 16);
-  if (at < s.columns) step_columns<1, false>(s, at, s.columns - at);
+static void keep(const Keeping& by) {
+  const F rate = exponential(smaller(all(89.0f), all(by.a_log)));
+  for (int64_t i = 0; i < by.count; i += 16) {
+    const int64_t n = by.count - i < 16 ? by.count - i : 16;
+    F step = softplus(load(by.x + i, n) + (by.biases ? load(by.bias + i, n) : all(*by.bias)));
+    if (by.steps) {
+      step = smaller(all(by.most), larger(all(by.least), step));  // NaN stays
+      store(by.steps + i, step, n);
+    }
+    store(by.x + i, exponential(all(0.0f) - rate * step), n);
+  }
 }
 
 template <bool WHOLE>

@@ -22,12 +22,12 @@ namespace tw {
 namespace {
 
 // A head's matrix, of those that lie one after another, and its quantised rows.
-struct HeadRows {
+struct HeadMatrix {
   Matrix matrix;
   QuantisedRows rows;
 };
 
-HeadRows head_of(Pass& p, const Matrix& all, int64_t heads, int64_t head) {
+HeadMatrix head_of(Pass& p, const Matrix& all, int64_t heads, int64_t head) {
   const Matrix one = matrix_in(all, head, heads);
   return {one, p.r.latent.heads.of(p.k, one, p.batch.rows, head * whole_tiles(p.batch.rows))};
 }
@@ -39,7 +39,7 @@ void linears_of_heads(Pass& p, Team& team, const Matrix& all, int64_t heads, flo
   const Pieces pieces(matrix_in(all, 0, heads), p.batch.rows, threads);
   const int64_t each = pieces.count();
   team.each(heads * each, [&](int64_t i) {
-    const HeadRows head = head_of(p, all, heads, i / each);
+    const HeadMatrix head = head_of(p, all, heads, i / each);
     const Out out{y + i / each * stride, nullptr, row_stride};
     linear_piece(p.k, head.matrix, head.rows, pieces, i % each, out);
   });
@@ -141,7 +141,7 @@ struct LatentRows {
       const bool early = chunk.start + row - chunk.row < kv.sinks + kv.window - 1;
       turn(early ? own : kv.sink_rotation, x + op.still, p.sink + at);
     }
-    const HeadRows to = head_of(p, op.k_up, op.heads.heads, head);
+    const HeadMatrix to = head_of(p, op.k_up, op.heads.heads, head);
     p.k.quantise_row(to.matrix, x, row, to.rows);
   }
 
@@ -208,7 +208,7 @@ void run(Pass& p, Team& team, int64_t thread, const LatentOp& op) {
   attend_latent(p, team, kv, h, all, thread);
 
   each_row(team, rows * heads, [&](int64_t i) {
-    const HeadRows to = head_of(p, op.v_up, heads, i % heads);
+    const HeadMatrix to = head_of(p, op.v_up, heads, i % heads);
     p.k.quantise_row(to.matrix, p.mixed + i * h.values, i / heads, to.rows);
   });
   const std::optional<Gather> gather = gather_of(p, op.v_up.out, op.out);

@@ -19,6 +19,7 @@ namespace {
 
 constexpr int64_t CHANNELS = 128;  // of the convolution, per work item
 constexpr int64_t COLUMNS = 64;    // of a head's state, per work item: its slab stays in the first cache
+constexpr int64_t TOGETHER = 64;   // rows that a head's columns go through at once
 
 int64_t history_of(const Recurrence& r) { return (r.taps - 1) * r.channels; }
 int64_t columns_of(const Recurrence& r) { return r.value_size % COLUMNS ? r.value_size : COLUMNS; }
@@ -69,8 +70,6 @@ class ChunkStates {
   int64_t page_size_, last_;
 };
 
-float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
-
 // Queries and keys of one row, brought to their lengths.
 void unit_row(const Kernels& k, const Recurrence& r, float* row) {
   for (int64_t i = 0; i < r.key_heads; i++) {
@@ -79,37 +78,43 @@ void unit_row(const Kernels& k, const Recurrence& r, float* row) {
   }
 }
 
-// How much a row keeps of one head's state, if that is one number, and the factor of what it writes.
+// Of rows of one head, how much each keeps of the state, if that is one number, and the factor of what it writes.
 struct Factors {
-  float decay = 0, strength = 0;
-  Factors(const Recurrence& r, int64_t head, const float* row) {
-    if (r.rule == DELTA) strength = (float)r.beta_factor / (1.0f + expf(-row[r.beta + head]));
+  float decays[TOGETHER], strengths[TOGETHER];
+
+  void of(const Kernels& k, const Recurrence& r, int64_t head, int64_t rows, int64_t stride, const float* row) {
+    const bool corrects = r.rule == DELTA;
+    if (corrects) {
+      float beta[TOGETHER];
+      for (int64_t i = 0; i < rows; i++) beta[i] = row[i * stride + r.beta + head], strengths[i] = (float)r.beta_factor;
+      k.gate_by(SIGMOID_GATE, rows, beta, strengths);
+    }
     if (r.decays) return;
-    const float step = softplus(row[r.decay + head] + r.dt[head]);
-    const float limited = std::min(std::max(step, (float)r.least_step), (float)r.most_step);
-    if (r.rule != DELTA) strength = limited;
-    decay = expf(-expf(r.a_log[head]) * (r.rule == DELTA ? step : limited));
+    for (int64_t i = 0; i < rows; i++) decays[i] = row[i * stride + r.decay + head];
+    k.keep(Keeping{rows, 0, r.a_log[head], (float)r.least_step, (float)r.most_step, r.dt + head, decays,
+                   corrects ? nullptr : strengths});
   }
 };
 
 // How much a row keeps for each number of one head's key, in place of the numbers that tell it.
-void decay_keys(const Recurrence& r, int64_t head, float* row) {
-  const float rate = -expf(r.a_log[head]), *bias = r.dt + head * r.key_size;
-  float* decay = row + r.decay + head * r.key_size;
-  for (int64_t i = 0; i < r.key_size; i++) decay[i] = expf(rate * softplus(decay[i] + bias[i]));
+void decay_keys(const Kernels& k, const Recurrence& r, int64_t head, float* row) {
+  k.keep(Keeping{r.key_size, 1, r.a_log[head], 0, 0, r.dt + head * r.key_size, row + r.decay + head * r.key_size,
+                 nullptr});
 }
 
 // Columns [at, at + columns) of all heads' values, which belong to one head.
 void step_rows(const Kernels& k, const Recurrence& r, int64_t at, int64_t columns, int64_t rows, int64_t stride,
                const float* projected, float* mixed, float* state) {
-  const int64_t head = at / r.value_size;
+  const int64_t head = at / r.value_size, width = width_of(r);
   const int64_t shared = (r.in_turn ? head % r.key_heads : head / (r.heads / r.key_heads)) * r.key_size;
-  for (int64_t row = 0; row < rows; row++, projected += stride, mixed += width_of(r)) {
-    const Factors by(r, head, projected);
-    const float* decay = r.decays ? projected + r.decay + head * r.key_size : &by.decay;
-    k.step_head(HeadStep{r.key_size, columns, columns, r.rule == DELTA, r.decays, projected + r.query + shared,
-                         projected + r.key + shared, projected + r.value + at, decay, by.strength,
-                         r.skip ? r.skip[head] : 0.0f, state, mixed + at});
+  Factors by;
+  for (int64_t row = 0; row < rows; row += TOGETHER, projected += TOGETHER * stride, mixed += TOGETHER * width) {
+    const int64_t count = std::min(TOGETHER, rows - row);
+    by.of(k, r, head, count, stride, projected);
+    const float* decay = r.decays ? projected + r.decay + head * r.key_size : by.decays;
+    k.step_head(HeadRows{count, r.key_size, columns, r.rule == DELTA, stride, width, r.decays ? stride : 1, r.decays,
+                         projected + r.query + shared, projected + r.key + shared, projected + r.value + at, decay,
+                         by.strengths, r.skip ? r.skip[head] : 0.0f, state, mixed + at});
   }
 }
 
@@ -169,7 +174,7 @@ void recur_all(const Kernels& k, Team& team, const KVLayer& kv, const Recurrence
   }
   if (r.decays)
     team.each(rows * r.heads,
-              [&](int64_t unit) { decay_keys(r, unit % r.heads, projected + unit / r.heads * stride); });
+              [&](int64_t unit) { decay_keys(k, r, unit % r.heads, projected + unit / r.heads * stride); });
   if (r.rule == DELTA) each_row(team, rows, [&](int64_t row) { unit_row(k, r, projected + row * stride); });
   const int64_t columns = columns_of(r), slabs_of_state = width / columns;
   team.each(chunks * slabs_of_state, [&](int64_t unit) {
