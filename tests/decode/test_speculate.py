@@ -172,6 +172,11 @@ def test_rows_cost_what_was_measured_for_the_kernels_and_the_weights():
     )
 
 
+def test_rows_of_a_model_in_the_caches_cost_their_arithmetic():
+    costs = [costs_of(kernels, "bfloat16", lambda rows: 7.0, 0.0, small=True).of(8) for kernels in ("avx512", "avx2")]
+    assert costs == [1.75, costs_of("avx2", "bfloat16", lambda rows: 7.0, 0.0).of(8)]
+
+
 def test_rows_of_experts_read_more_weights():
     dense, experts = (costs_of("amx", "int8", read, 0.0).of(8) for read in (lambda rows: 7.0, lambda rows: 2.0 + rows))
     assert experts == dense * 10 / 3

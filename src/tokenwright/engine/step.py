@@ -338,6 +338,8 @@ def with_drafts(step: Step, proposer: Proposer, reserve: Reserve, budget: int) -
         return step
     asked = [step.chunks[place].sequence for place, _ in open_to_drafts]
     proposed = proposer.propose(asked, [min(most, budget) for _, most in open_to_drafts], step)
+    if not any(proposed):
+        return step
     chunks = list(step.chunks)
     for place, drafts in _granted(step, open_to_drafts, proposed, reserve, budget):
         plain = chunks[place]

@@ -32,6 +32,7 @@ from tokenwright.llm.model import LoadedModel, make_decoder
 from tokenwright.models.graph import Graph
 
 LEAST = 0.2  # of a step of the model's: what a draft model's takes at least, where they were not measured
+LEAST_SMALL = 0.9  # the same where the steps of both are mostly the engine's own work; measured on stories
 OWN_WORK = 0.0003  # seconds: what the engine does for each token that a draft model guesses, beside its step
 
 
@@ -133,7 +134,8 @@ def drafted(
     its, its_seconds = _costs(
         decoder, draft.checkpoint.graph, draft.specs, draft.form, form.name, always=seconds is not None
     )
-    share = max(LEAST, decoder.weight_bytes / loaded.decoder.weight_bytes)
+    least = LEAST_SMALL if loaded.decoder.weight_bytes < SMALLEST else LEAST
+    share = max(least, decoder.weight_bytes / loaded.decoder.weight_bytes)
     if seconds is not None and its_seconds is not None:
         share = (its_seconds + OWN_WORK) / seconds
     model = DraftModel(own, runner, pool, draft.context)
@@ -166,7 +168,12 @@ def _costs(
 def _counted(decoder: Any, graph: Graph, specs: Sequence[LayerSpec], name: str) -> StepCosts:
     """The costs of steps by a table, for weights in the format `name`."""
     kernels = decoder.kernels.isa if isinstance(decoder, NativeDecoder) else ""
-    return costs_of(kernels, name, lambda rows: sum(map(prod, graph.read(rows).values())), *_kept(decoder, specs))
+    small = decoder.weight_bytes < SMALLEST
+
+    def read(rows: int) -> float:
+        return sum(map(prod, graph.read(rows).values()))
+
+    return costs_of(kernels, name, read, *_kept(decoder, specs), small=small)
 
 
 def _kept(decoder: Any, specs: Sequence[LayerSpec]) -> tuple[float, float]:
