@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain, repeat
 from pathlib import Path
 from statistics import mean, quantiles
 
@@ -117,7 +118,7 @@ class Timed:
     """A runner and sampler that compute nothing; each text writes a token of its own."""
 
     def forward(self, step: Step) -> Output[None]:
-        return Output(rows=tuple(range(0) for _ in step.chunks), logits=None)
+        return Output(rows=(range(0),) * len(step.chunks), logits=None)
 
     def pick(self, _: Output[None], step: Step) -> list[Pick]:
         return [
@@ -285,7 +286,7 @@ def asks_of(arrivals: Sequence[Arrival], scale: int) -> list[Ask]:
     found = []
     for one in arrivals:
         length = max(1, one.prompt // scale)
-        tokens = tuple(block for block in one.hashes for _ in range(size))[:length]
+        tokens = tuple(chain.from_iterable(repeat(block, size) for block in one.hashes))[:length]
         found.append(Ask(one, tokens, written=max(1, one.written // scale)))
     return found
 
