@@ -12,14 +12,14 @@ namespace tw {
 namespace {
 
 typedef uint64_t Words __attribute__((vector_size(16)));
-constexpr int64_t COLUMNS = SUMMED / sizeof(Words), TOGETHER = 4;
+constexpr int64_t ROW_WORDS = SUMMED / sizeof(Words), WORDS_AT_ONCE = 4;
 
 // Adds a row to the sums of the columns, and returns its own sum.
 uint64_t sum_row(const char* row, uint64_t* columns) {
-  Words total[TOGETHER] = {};
-  for (int64_t i = 0; i < COLUMNS; i += TOGETHER) {
+  Words total[WORDS_AT_ONCE] = {};
+  for (int64_t i = 0; i < ROW_WORDS; i += WORDS_AT_ONCE) {
 #pragma GCC unroll 4
-    for (int64_t k = 0; k < TOGETHER; k++) {
+    for (int64_t k = 0; k < WORDS_AT_ONCE; k++) {
       Words x, sum;
       memcpy(&x, row + (i + k) * sizeof(Words), sizeof x);
       memcpy(&sum, columns + (i + k) * 2, sizeof sum);
