@@ -13,6 +13,7 @@ import pytest
 from tests.cli.conftest import Run
 from tests.models.fixtures import make_checkpoint
 from tokenwright.decode import step_costs
+from tokenwright.llm.drafts import sources
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.output_processor import Stream
 
@@ -93,6 +94,7 @@ def test_json(generate: Run) -> None:
 
 def test_drafts_change_the_figures_alone(generate: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_costs, "LIKE", {**step_costs.LIKE, "avx2": "wide"})  # a draft model so large pays there
+    monkeypatch.setattr(sources, "LEAST_SMALL", 0.2)  # and for a model so small
     asked = ("-n", 200, *GREEDY, "--regex", "(the cat sat on the mat ){3}")
     on, off = (generate(*asked, "--speculate", name, "--json") for name in ("suffix", "off"))
     assert json.loads(on.stdout)["text"] == json.loads(off.stdout)["text"]
