@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -121,13 +122,19 @@ class Explored:
     def __init__(self, tab, address):
         self.tab, self.address = tab, address
         self.errors = []
+        self.unknown = []  # runs that the server did not know, such as one that the page was just freeing
         self.known = {}  # steps by run, so that each is asked for once
         tab.set_default_timeout(HANGS)
         tab.on("pageerror", lambda error: self.errors.append(str(error)))
         tab.on("console", self.note)
 
     def note(self, message):
-        if message.type == "error":
+        if message.type != "error":
+            return
+        found = re.search(r"/runs/(\w+)/", message.location.get("url", ""))
+        if found and "404" in message.text:
+            self.unknown.append(found[1])
+        else:
             self.errors.append(message.text)
 
     def open(self, where=""):
@@ -326,9 +333,11 @@ def exploring(request, server, motion):
     context.new_cdp_session(tab).send("Storage.clearDataForOrigin", stored)
     explored = Explored(tab, server.address)
     yield explored
-    print(tab.url, tab.evaluate("window.__explorer?.state"))  # pytest shows it where the test has failed
+    state = tab.evaluate("window.__explorer?.state") or {}
+    print(tab.url, state)  # pytest shows it where the test has failed
     tab.close()
     assert explored.errors == []
+    assert state.get("run") not in explored.unknown
 
 
 @pytest.fixture
