@@ -52,7 +52,7 @@ def _granite_hybrid(found: Found, tensors: Mapping[str, Stored]) -> Found:
 
 
 def _delta(found: Found, tensors: Mapping[str, Stored]) -> Found:
-    """Every so many layers one has attention."""
+    """One layer in every few has attention."""
     values = found.pop("_inner") // found["linear_num_value_heads"]
     widths = qwen2_experts(found, tensors) if "num_experts" in found else found
     return {**widths, "linear_value_head_dim": values}
