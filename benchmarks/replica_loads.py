@@ -13,6 +13,7 @@ from queue import SimpleQueue
 
 from tokenwright.cluster.cluster_llm import ClusterLLM
 from tokenwright.cluster.processes import open_cluster
+from tokenwright.cluster.routed_handle import TextWays
 from tokenwright.engine import Request, SamplingParams, Token
 from tokenwright.engine.loop import Delivery, RequestHandle
 
@@ -21,13 +22,18 @@ LEAST_ID = 300  # token ids from here on are ordinary ones
 
 @dataclass(eq=False)
 class Told:
-    """A request's listener: when its tokens came. ended: is told it when the request has ended."""
+    """A request's listener: when its tokens came. ended: is told it when the request has ended.
+
+    ways: of the last texts, to learn the place of the replica that wrote it.
+    """
 
     ended: SimpleQueue[Told]
+    ways: TextWays
     prompt: Sequence[int]
     tokens: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     handle: RequestHandle | None = None
+    place: int = 0
 
     def deliver(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
@@ -36,6 +42,7 @@ class Told:
             self.times += [delivery.time] * len(written)
             if delivery.ended:
                 self.handle = delivery.handle
+                self.place = self.ways.ways[delivery.handle.sequence.id].stays[-1].place
                 self.ended.put(self)
 
     @property
@@ -72,7 +79,7 @@ class Load:
         return self.llm.llm_engine.inputs.build(prompt, params)
 
     def ask(self, request: Request) -> Told:
-        told = Told(self.ended, request.prompt)
+        told = Told(self.ended, self.llm.cluster.dispatcher.ways, request.prompt)
         self.llm.submit([request], told)
         return told
 

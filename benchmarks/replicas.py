@@ -3,8 +3,8 @@
     python benchmarks/replicas.py predict [--model stories] [--replicas 2] [--requests 150] [--loads .2 .4] [--rounds 5]
     python benchmarks/replicas.py chats [--model stories] [--replicas 2] [--sessions 64] [--turns 5] [--rounds 3]
 
-predict: the simulator of cluster.py, with costs of steps that are fitted here, on loads held out from the fit
-(replica_costs.py says which are which). The output compares medians, and what they are made of.
+predict: the simulator of cluster.py, with costs of steps that are fitted here on some loads, for others
+(replica_prediction.py says which are which). The output compares medians, and what they are made of.
 
 chats: sessions in groups that share a system prompt; each asks on, some time after it was answered. The same sessions
 through the router and in turn, over fresh replicas; the share of prompt tokens found cached, and TTFT. Each system
@@ -22,8 +22,8 @@ from queue import Empty
 
 import numpy as np
 from reliability_parts import about
-from replica_costs import predict
 from replica_loads import Load, Told, opened
+from replica_prediction import predict
 from served import quantile
 
 from tokenwright.cluster.cluster_llm import ClusterLLM
