@@ -7,6 +7,7 @@ saturation, where a queue's length is chance.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -132,10 +133,10 @@ def at_random(llm: ClusterLLM, lengths: Lengths, rate: float, count: int, seed: 
     return found
 
 
-def one_by_one(llm: ClusterLLM, lengths: Lengths, count: int) -> list[Told]:
+def one_by_one(llm: ClusterLLM, lengths: Lengths, seed: int) -> list[Told]:
     """Requests each of which comes after the one before has ended."""
-    load, found = Load(llm, 0), []
-    for _ in range(count):
+    load, found = Load(llm, seed), []
+    for _ in range(FIRST):
         prompt, written = (load.draws.randint(*one) for one in lengths)
         found.append(load.ask(load.request(load.prompt(prompt), written)))
         load.wait(1)
@@ -180,18 +181,18 @@ def predict(llm: ClusterLLM, count: int, rounds: int, loads: Sequence[float]) ->
 
     Each round has all loads, fitted and held out, so that a machine which slows down does so for both.
     """
-    found = [one for lengths in FITTED.values() for one in equations(one_by_one(llm, lengths, FIRST))]
+    seeds = itertools.count(1)  # no prompt comes twice: it would be found cached
+    found = [one for lengths in FITTED.values() for one in equations(one_by_one(llm, lengths, next(seeds)))]
     cells = {(name, share): list[tuple[list[Told], float]]() for name in HELD_OUT for share in loads}
     each = -(-count // rounds)
-    for turn in range(rounds):
+    for _ in range(rounds):
         costs = fitted(found).costs
-        for share in loads:
-            for at, lengths in enumerate(FITTED.values()):
-                rate = share * most_of(llm, costs, lengths)
-                found += equations(at_random(llm, lengths, rate, each, 1000 * turn + 100 + at))
-        for at, ((name, share), batches) in enumerate(cells.items()):
+        for share, lengths in itertools.product(loads, FITTED.values()):
+            rate = share * most_of(llm, costs, lengths)
+            found += equations(at_random(llm, lengths, rate, each, next(seeds)))
+        for (name, share), batches in cells.items():
             expected, rate = llm.cluster.dispatcher.router.written, share * most_of(llm, costs, HELD_OUT[name])
-            batches.append((at_random(llm, HELD_OUT[name], rate, each, 1000 * turn + at), expected))
+            batches.append((at_random(llm, HELD_OUT[name], rate, each, next(seeds)), expected))
     fit = fitted(found)
     show_fit(fit, len(found))
     errors: dict[str, list[float]] = {"TTFT": [], "ITL": [], "whole": []}
