@@ -1,7 +1,7 @@
 """Two real replicas of this machine: how near the simulator is, and what the router is worth for chats.
 
-    python benchmarks/replicas.py predict [--model stories] [--replicas 2] [--requests 150] [--loads .2 .4] [--rounds 5]
-    python benchmarks/replicas.py chats [--model stories] [--replicas 2] [--sessions 64] [--turns 5] [--rounds 3]
+    python benchmarks/replicas.py predict [--replicas 2] [--requests 150] [--loads .2 .4 .6] [--rounds 5]
+    python benchmarks/replicas.py chats [--replicas 2] [--sessions 64] [--turns 5] [--rounds 3]
 
 predict: the simulator of cluster.py, with costs of steps that are fitted here on some loads, for others
 (replica_prediction.py says which are which). The output compares medians, and what they are made of.
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--kv-memory", type=int, default=64, help="MiB of all replicas")
     parser.add_argument("--requests", type=int, default=150, help="predict: of each load")
-    parser.add_argument("--loads", type=float, nargs="+", default=[0.2, 0.4], help="predict: shares of the most")
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.2, 0.4, 0.6], help="predict: shares of the most")
     parser.add_argument("--sessions", type=int, default=64, help="chats, as the following")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--groups", type=int, default=8, help="that share a system prompt")
