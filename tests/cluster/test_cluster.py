@@ -30,13 +30,13 @@ HANGS = 300.0  # seconds; only a hang takes so long
 class Served:
     """A server of replicas in a process of its own."""
 
-    def __init__(self, *flags):
+    def __init__(self, *flags, model="stories"):
         command = [
             sys.executable,
             "-m",
             "tokenwright",
             "serve",
-            "stories",
+            str(model),
             "--port",
             "0",
             "--kv-memory",
@@ -92,8 +92,8 @@ class Served:
 
 
 @contextmanager
-def served(replicas, *flags, kind=Served):
-    server = kind("--replicas", str(replicas), *flags)
+def served(replicas, *flags, kind=Served, **options):
+    server = kind("--replicas", str(replicas), *flags, **options)
     try:
         server.wait(lambda: server.gauge("tokenwright_replicas") == replicas)
         yield server
@@ -117,13 +117,21 @@ def llm():
         yield found
 
 
+def lines_of(response):
+    """The lines of a stream. `iter_lines` also splits at other characters, which a text may have."""
+    left = ""
+    for piece in response.iter_text():
+        *lines, left = (left + piece).split("\n")
+        yield from lines
+
+
 def stream(server, **body):
     """The text of a streamed completion, its log-probabilities and its timings. Raises for an error in the stream."""
     text, logprobs, timings, longest, last = "", [], None, 0.0, None
     body = {"model": "stories", "stream": True, "return_timings": True, **body}
     with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANGS) as response:
         assert response.status_code == 200, response.read()
-        for line in response.iter_lines():
+        for line in lines_of(response):
             if line.startswith("data: {"):
                 now = time.monotonic()
                 longest, last = max(longest, now - (last or now)), now

@@ -13,6 +13,7 @@ import pytest
 
 from tokenwright.backends.device import compute_with, kernel_threads
 from tokenwright.checkpoints.packing.shared_weights import new_shared_file
+from tokenwright.cluster.cluster_llm import ReplicatedModel
 from tokenwright.cluster.processes import Processes, divided
 from tokenwright.cluster.replica import _opened
 from tokenwright.cluster.replica_messages import LENGTH, ReplicaOpened, ReplicaOptions, framed, unframed
@@ -28,7 +29,7 @@ def divide(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tokenwright.cluster.processes.new_shared_file", lambda: 7)
 
     def frames(model, loading, engine):
-        divided(model, 2, loading, engine, 1, b"\xff\0")
+        divided(ReplicatedModel(model, loading, engine, 1, b"\xff\0"), 2)
         return taken, [framed([one]) for one in taken]
 
     return frames
@@ -61,7 +62,7 @@ def test_names_that_are_not_utf_8_are_refused(divide, model, loading, name):
 @pytest.mark.parametrize(("asked", "found"), [(None, 2), (3, 3)])
 def test_a_replica_of_a_quick_model_leaves_a_core_to_the_router(monkeypatch, asked, found):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
-    launcher = divided("stories", 1, {}, {"kv_memory": 1 << 20}, asked, b"")
+    launcher = divided(ReplicatedModel("stories", {}, {"kv_memory": 1 << 20}, asked, b""), 1)
     before, frozen, sent = kernel_threads.count, gc.get_freeze_count(), []
     try:
         with _opened(launcher._options[0], SimpleNamespace(put=sent.append))._llm:

@@ -224,3 +224,40 @@ def test_all_are_replaced_one_after_another():
             assert min(least) >= 2 and len(dispatcher.members) == 3
 
     run(test)
+
+
+def test_texts_of_a_retired_model_fail_once_no_replica_of_it_can_be_opened():
+    launcher = FakeLauncher(2, OPENED, OPENED, [ReplicaUnopened("other files")])
+    loop, other = (ClusterLoop(one, b"", 3, 0.0, shared=False) for one in (launcher, FakeLauncher(2, OPENED)))
+    try:
+        loop.opened(60, None), other.opened(60, None)
+        request = Request((1, 2), SamplingParams(n=2, max_tokens=3))
+        loop.route([request], inbox := Inbox(), [])
+        asyncio.run(loop.retire(other))
+        assert [link.killed or link.closed for link in launcher.links].count(True) == 1, "one stays for the text"
+        loop._asyncio.call_soon_threadsafe(next(link for link in launcher.links if not link.closed).kill)
+        [delivery] = inbox.get()
+        assert delivery.ended and all("0 tokens of it" in str(event.error) for event in delivery.events[::2])
+        loop.route([request], inbox, [])
+        assert inbox.get()[0].ended, "one that comes late fails, too"
+        assert len(launcher.links) == 3, "it is not tried again"
+    finally:
+        loop.close()
+        other.close()
+
+
+def test_a_cluster_that_takes_places_starts_its_replicas_one_by_one():
+    async def test():
+        launcher = FakeLauncher(3, OPENED)
+        dispatcher = Dispatcher(3, asyncio.get_running_loop().time)
+        supervisor = Supervisor(launcher, dispatcher, b"", 0.1, lambda _: None, 1)
+        task = asyncio.create_task(supervisor.run())
+        for started in (1, 2, 3):
+            await until(lambda: len(dispatcher.members) == started)  # noqa: B023
+            await asyncio.sleep(0.05)
+            assert len(launcher.links) == started
+            await supervisor.start_one()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(test)

@@ -83,7 +83,7 @@ class Checkpoint:
 
         `progress` shows download bars on stderr. Raises CheckpointError with the reason and a remedy.
         """
-        folder = _locate(name_or_path, revision, progress)
+        folder = locate(name_or_path, revision, progress)
         if not folder.is_dir():
             return cls._open_gguf(folder)
         if not (folder / "config.json").exists() and (files := sorted(folder.glob("*.gguf"))):
@@ -251,7 +251,7 @@ def stamp(file: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _locate(name_or_path: str | Path, revision: str | None, progress: bool) -> Path:
+def locate(name_or_path: str | Path, revision: str | None, progress: bool) -> Path:
     """The model's folder, or GGUF file. Only a name on the hub that is no local folder is fetched from there."""
     folder = local_folder(name_or_path, revision)
     if folder is None and read_gguf_name(str(name_or_path)):

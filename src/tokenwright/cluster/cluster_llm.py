@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from tokenwright.cache.page_folder import folder_secret
 from tokenwright.checkpoints.folder import Report
+from tokenwright.checkpoints.model_files import ModelFiles, pinned
 from tokenwright.cluster.cluster_loop import ClusterLoop
 from tokenwright.cluster.replica_messages import OptionValue
 from tokenwright.cluster.supervisor import Launcher
@@ -110,6 +111,8 @@ class ReplicatedModel:
     """A model that several replicas open. loading, engine: as ClusterLLM has them. threads: that each computes with.
 
     secret: of all page hashes; with kv_disk that of its folder, in which the pages of all replicas are found again.
+    name: of the model, where `model` is the place to which it led. files: what all of them must find there, if it is
+    known.
     """
 
     model: str
@@ -117,6 +120,8 @@ class ReplicatedModel:
     engine: dict[str, Any]
     threads: int | None
     secret: bytes
+    name: str = ""
+    files: ModelFiles | None = None
 
     @classmethod
     def of(cls, model: str, options: Mapping[str, Any]) -> ReplicatedModel:
@@ -127,9 +132,25 @@ class ReplicatedModel:
         loading = {name: engine.pop(name) for name in OF_LOADING if name in engine}
         return cls(model, loading, engine, threads, secret)
 
+    def pinned(self) -> ReplicatedModel:
+        """The same with the folders and files to which all names lead now. Raises CheckpointError.
+
+        So all replicas open the same model, whenever they are started, or say that they cannot.
+        """
+        loading, engine = dict(self.loading), dict(self.engine)
+        model = str(pinned(self.model, loading.pop("revision", None)))
+        loading["lora"] = tuple(str(Path(one).resolve()) for one in loading.get("lora", ()))
+        loading["adapters"] = {name: str(Path(one).resolve()) for name, one in loading.get("adapters", {}).items()}
+        beside = [*loading["lora"], *loading["adapters"].values()]
+        if engine.get("draft") is not None:
+            beside.append(draft := str(pinned(engine["draft"])))
+            engine["draft"] = draft
+        files = ModelFiles.found((model, *beside))
+        return replace(self, model=model, loading=loading, engine=engine, name=self.model, files=files)
+
     def opened(self, launcher: Launcher, **more: Any) -> ClusterLLM:
         """The LLM over the replicas of a launcher. more: keywords of ClusterLLM."""
-        return ClusterLLM(self.model, launcher, self.secret, self.loading, self.engine, **more)
+        return ClusterLLM(self, launcher, **more)
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, OptionValue]:
@@ -155,31 +176,34 @@ def _text(name: str, value: object) -> str:
 
 
 class ClusterLLM(LLM):
-    """An LLM over the replicas that a launcher starts. loading, engine: options of LoadedModel and of LLM over it.
+    """An LLM over the replicas that a launcher starts.
 
-    secret, retries, drain_s: as ClusterLoop has them. report: as `LLM` has it, of the first replica.
+    retries, drain_s, starting: as ClusterLoop has them. report: as `LLM` has it, of the first replica.
     """
 
     def __init__(
         self,
-        model: str,
+        wanted: ReplicatedModel,
         launcher: Launcher,
-        secret: bytes,
-        loading: Mapping[str, Any],
-        engine: Mapping[str, Any],
         *,
         retries: int = 3,
         drain_s: float = 30.0,
+        starting: int | None = None,
         report: Report | None = None,
     ) -> None:
+        engine, shared = wanted.engine, wanted.engine.get("kv_disk") is not None
         own = {name: value for name, value in engine.items() if name not in ("kv", "kv_memory")}
         config = EngineConfig(kv=KVFormat.parse(engine.get("kv", "native")), **own)
-        loop = ClusterLoop(launcher, secret, retries, drain_s, shared=engine.get("kv_disk") is not None)
+        loop = ClusterLoop(launcher, wanted.secret, retries, drain_s, shared=shared, starting=starting)
         try:
-            loaded = LoadedModel(model, read=False, **loading)
+            loaded = LoadedModel(wanted.model, read=False, **wanted.loading)
+            loaded.facts = replace(loaded.facts, name=wanted.name or wanted.model)
             made = ClusterEngine(loaded, config, loop, report)
+            if wanted.files is not None:
+                wanted.files.check()
         except BaseException:
             loop.close()
             raise
         EngineView.__init__(self, made)
         self.cluster = loop
+        self.files = wanted.files

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from collections.abc import Sequence as ListLike
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -37,10 +37,19 @@ LOOK_S = 10.0  # for a look at the replicas: the router's thread is never that b
 class ClusterLoop(EngineLoop):
     """Replicas as one engine. retries: how many may die with a text before it fails.
 
-    secret: of the page hashes. drain_s: as the Supervisor has it. shared: as the Dispatcher has it.
+    secret: of the page hashes. drain_s, starting: as the Supervisor has them. shared: as the Dispatcher has it.
     """
 
-    def __init__(self, launcher: Launcher, secret: bytes, retries: int, drain_s: float, *, shared: bool) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        secret: bytes,
+        retries: int,
+        drain_s: float,
+        *,
+        shared: bool,
+        starting: int | None = None,
+    ) -> None:
         self.clock = time.perf_counter
         self.engine: Engine[Any]  # it checks requests, and computes nothing
         self.dispatcher = Dispatcher(retries, self.clock, shared=shared)
@@ -50,7 +59,7 @@ class ClusterLoop(EngineLoop):
         self._why: EngineError | None = None  # nothing is taken any more
         self._opening = True
         self._asyncio = _new_event_loop()
-        self._supervisor = Supervisor(launcher, self.dispatcher, secret, drain_s, self._hear)
+        self._supervisor = Supervisor(launcher, self.dispatcher, secret, drain_s, self._hear, starting)
         self._main = self._asyncio.create_task(self._supervisor.run())
         self._thread = threading.Thread(target=self._run, name="tokenwright router", daemon=True)
         self._thread.start()
@@ -162,6 +171,27 @@ class ClusterLoop(EngineLoop):
         """Replace all replicas, one after another, without losing a request; it does not wait. For any thread."""
         with suppress(RuntimeError):  # the thread has ended: SIGHUP may come at any time
             self._asyncio.call_soon_threadsafe(self._supervisor.start_rolling)
+
+    async def retire(self, other: ClusterLoop) -> None:
+        """Let the replicas of another model take the places of these, one after another, but for the last one.
+
+        It stays for texts that have not ended. For any event loop; nothing is left to do where a router has ended.
+        """
+        with suppress(RuntimeError):
+            self._asyncio.call_soon_threadsafe(self._supervisor.retire)
+        for _ in range(other.replicas - 1):
+            await self._in_router(self._supervisor.retire_one)
+            await other._in_router(other._supervisor.start_one)
+
+    async def _in_router(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Wait, in any event loop, for `function` in the router's; or for the end of that one."""
+        started = function()
+        try:
+            future = asyncio.run_coroutine_threadsafe(started, self._asyncio)
+        except RuntimeError:
+            started.close()
+            return
+        await asyncio.wait((asyncio.wrap_future(future),))
 
     @property
     def forked(self) -> bool:

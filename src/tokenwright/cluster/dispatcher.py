@@ -55,6 +55,7 @@ class Dispatcher:
         self._clock = clock
         self._texts: dict[int, tuple[RoutedHandle, TextInFlight]] = {}
         self._waiting: dict[int, None] = {}  # numbers of texts that no replica has, in order
+        self._abandoned = False
 
     @property
     def waiting(self) -> int:
@@ -67,9 +68,11 @@ class Dispatcher:
 
     def add(self, handle: RoutedHandle) -> None:
         """Take a request's texts."""
-        for text in list(handle.texts.values()):
-            self._texts[text.number] = handle, text
-            self._place(handle, text)
+        texts = list(handle.texts.values())
+        self._texts |= {text.number: (handle, text) for text in texts}
+        for text in texts:
+            if text.number in self._texts:  # else another text of the request has failed
+                self._place(handle, text)
 
     def join(self, link: Link, pages: ReplicaPages, available: int, place: int = 0, name: str = "") -> Member:
         """A replica takes texts from now on, those that wait first. available: its pages, all of which are free."""
@@ -96,7 +99,7 @@ class Dispatcher:
             self.ways.leave(number, "died" if died else "replaced")
             handle.moves += 1
             if text.losses > self._retries:
-                self._give_up(handle, text)
+                self._fail(handle, text, f"{text.losses} replicas died with this text, one after another")
             else:
                 self._place(handle, text)
         if numbers:
@@ -116,6 +119,11 @@ class Dispatcher:
                 taken.append((found[0], self._take(member, *found, news)))
         self._deliver(taken)
         member.routed.others = max(0, report.sequences - len(member.routed.texts))
+
+    def abandon(self) -> None:
+        """No replica of this model comes any more: fail the texts that wait for one, and all that follow."""
+        self._abandoned = True
+        self._place_waiting()
 
     def cancel(self, handle: RoutedHandle) -> None:
         """End a request; its client has gone, or has been told why."""
@@ -153,6 +161,9 @@ class Dispatcher:
         if not request.share:
             hashes = PrefixHashes(b"", hashes.page_size)  # of no page
         chosen = self.router.choose((member.routed for member in self.members), hashes, tokens)
+        if chosen is None and self._abandoned:
+            self._fail(handle, text, "the model has been changed, and no replica of the one before can be started")
+            return
         if chosen is None:
             self._waiting[text.number] = None
             return
@@ -169,7 +180,8 @@ class Dispatcher:
     def _place_waiting(self) -> None:
         waiting, self._waiting = self._waiting, {}
         for number in waiting:
-            self._place(*self._texts[number])
+            if number in self._texts:  # else another text of its request has failed
+                self._place(*self._texts[number])
 
     def _take(self, member: Member, handle: RoutedHandle, text: TextInFlight, news: TextNews) -> list[Event]:
         """A step's events of a text, as its client is to have them."""
@@ -213,9 +225,9 @@ class Dispatcher:
         self._forget(handle, text)
         self._deliver([(handle, events)])
 
-    def _give_up(self, handle: RoutedHandle, text: TextInFlight) -> None:
-        told = f"{len(text.written)} tokens of it were delivered"
-        error = ReplicaError(f"{text.losses} replicas died with this text, one after another; {told}")
+    def _fail(self, handle: RoutedHandle, text: TextInFlight, why: str) -> None:
+        """End a request with an error, as one of its texts cannot be written to its end."""
+        error = ReplicaError(f"{why}; {len(text.written)} tokens of it were delivered")
         self._deliver([(handle, self._drop(handle, lambda one: Failed(one.number, error)))])
 
     def _drop(self, handle: RoutedHandle, last: Callable[[TextInFlight], Event]) -> list[Event]:

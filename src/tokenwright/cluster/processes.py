@@ -7,17 +7,20 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from tokenwright.backends.ram import free_ram
+from tokenwright.checkpoints.folder import Report
 from tokenwright.checkpoints.packing.shared_weights import new_shared_file
 from tokenwright.cluster.cluster_llm import ClusterLLM, ReplicatedModel, plain
 from tokenwright.cluster.links import ProcessLink
 from tokenwright.cluster.replica_messages import ReplicaOptions
 from tokenwright.sampling_params import check_unicode
+
+Load = Callable[[Report], ClusterLLM]
 
 MOST_KV = 4 * 2**30  # bytes of the KV cache of all replicas where nothing is said, as `LLM` has it
 
@@ -69,21 +72,65 @@ def shares(replicas: int, cores: list[int], threads: int | None = None) -> list[
     return [Share(one, threads or len(one)) for one in own]
 
 
-def divided(
-    model: str, replicas: int, loading: Mapping[str, Any], engine: Mapping[str, Any], threads: int | None, secret: bytes
-) -> Processes:
-    """Replicas that share this machine. loading, engine: as ClusterLLM has them; kv_memory is that of all replicas."""
-    memory = engine.get("kv_memory") or min((free_ram() or 8 * MOST_KV) // 8, MOST_KV)
-    check_unicode("model", model)
-    own, read = plain(engine) | {"kv_memory": max(1, memory // replicas)}, plain(loading)
-    shared = new_shared_file()
-    options = ReplicaOptions(model, read | {"shared": shared}, own, 1, frozenset(), secret, spare=threads is None)
+def kv_memory_of(engine: Mapping[str, Any]) -> int:
+    """Bytes of the KV cache of all replicas: those that the options say, or a part of what is free now."""
+    return engine.get("kv_memory") or min((free_ram() or 8 * MOST_KV) // 8, MOST_KV)
+
+
+def divided(wanted: ReplicatedModel, replicas: int) -> Processes:
+    """Replicas of a model that share this machine, and the `kv_memory` of its options."""
+    check_unicode("model", wanted.model)
+    own = plain(wanted.engine) | {"kv_memory": max(1, kv_memory_of(wanted.engine) // replicas)}
+    read, threads, shared = plain(wanted.loading), wanted.threads, new_shared_file()
+    options = ReplicaOptions(
+        model=wanted.model,
+        loading=read | {"shared": shared},
+        engine=own,
+        threads=1,
+        cores=frozenset(),
+        secret=wanted.secret,
+        spare=threads is None,
+        files=wanted.files,
+    )
     each = shares(replicas, sorted(os.sched_getaffinity(0)), threads)
     return Processes([replace(options, cores=one.cores, threads=one.threads) for one in each], shared)
 
 
 def open_cluster(model: str, replicas: int, options: Mapping[str, Any], **more: Any) -> ClusterLLM:
-    """An LLM over replicas on this machine. options: LLM's, and `threads`. more: keywords of ClusterLLM."""
-    wanted = ReplicatedModel.of(model, options)
-    launcher = divided(model, replicas, wanted.loading, wanted.engine, wanted.threads, wanted.secret)
-    return wanted.opened(launcher, **more)
+    """An LLM over replicas on this machine. options: LLM's, and `threads`. more: keywords of ClusterLLM.
+
+    Raises CheckpointError for a model that cannot be opened.
+    """
+    wanted = ReplicatedModel.of(model, options).pinned()
+    return wanted.opened(divided(wanted, replicas), **more)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSource:
+    """A model in replicas that a server opens, and opens again when it is asked to.
+
+    load: opens it. again: opens it beside the one that is there, with a single replica at first. changed(llm): whether
+    `load` would open another model than that one. They take time, and raise what keeps the model from being opened.
+    """
+
+    load: Load
+    again: Load
+    changed: Callable[[ClusterLLM], bool]
+
+
+def processes_of(model: str, replicas: int, options: Mapping[str, Any], **more: Any) -> ReplicaSource:
+    """Replicas on this machine; all as `open_cluster` has them."""
+    options = dict(options) | {
+        "kv_memory": kv_memory_of(options)
+    }  # of the first one, when the second one is there, too
+
+    def changed(llm: ClusterLLM) -> bool:
+        return ReplicatedModel.of(model, options).pinned().files != llm.files
+
+    def load(report: Report) -> ClusterLLM:
+        return open_cluster(model, replicas, options, report=report, **more)
+
+    def again(report: Report) -> ClusterLLM:
+        return open_cluster(model, replicas, options, report=report, starting=1, **more)
+
+    return ReplicaSource(load, again, changed)

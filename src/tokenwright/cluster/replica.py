@@ -282,8 +282,12 @@ def _opened(options: ReplicaOptions, outbox: Outbox) -> Worker | None:
     engine: dict[str, Any] = dict(options.engine)
     try:
         compute_with(options.threads)
+        if options.files is not None:
+            options.files.check()
         loaded = LoadedModel(options.model, report=lambda done, total: outbox.put(Progress(done, total)), **loading)
         llm = LLM(loaded, **engine)
+        if options.files is not None:
+            options.files.check()  # again: all of them are read now
         if options.spare:
             leave_a_core_if_quick(llm.kernels, llm.weight_bytes)
     except TokenwrightError as error:

@@ -17,6 +17,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from tokenwright import errors
+from tokenwright.checkpoints.model_files import ModelFiles
 from tokenwright.engine import (
     Event,
     Failed,
@@ -39,7 +40,7 @@ class ReplicaOptions:
 
     spare: with one thread fewer for a quick model, as a server without replicas.
     loading: options of LoadedModel, `shared` among them; engine: of LLM over it. secret: of its page hashes, the
-    router's.
+    router's. files: those that it must have been opened from, if the router knows.
     """
 
     model: str
@@ -49,6 +50,7 @@ class ReplicaOptions:
     cores: frozenset[int]
     secret: bytes
     spare: bool = False
+    files: ModelFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)

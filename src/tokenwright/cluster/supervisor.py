@@ -1,5 +1,7 @@
 """Keeps replicas alive: starts them, hears them, and starts them again; replaces all of them when it is asked to.
 
+Where the model changes, a second supervisor's replicas take their places, one after another (`retire`).
+
 Each replica has a seat with a task. A replica that does not answer for HANG_S is ended as one that died, so its texts
 go on elsewhere.
 """
@@ -11,7 +13,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tokenwright.cluster.dispatcher import Dispatcher, Link, Member
@@ -32,6 +34,7 @@ PING_S = 1.0
 HANG_S = 60.0  # a step of a large model on a slow machine takes some seconds
 AGAIN_S = 0.5  # before a replica that could not be opened is started again, and twice as long each time
 MOST_AGAIN_S = 60.0
+LOOK_S = 0.02  # between two looks at a replica that is to change
 UNOPENED = 3  # replicas of a seat that end before they have opened the model: then it cannot be opened here
 
 log = logging.getLogger(__name__)
@@ -69,7 +72,8 @@ class Launcher(Protocol):
 class Seat:
     """The place of a replica, which others take after it. asked, heard: when it was sent a Ping, and answered last.
 
-    member: it takes texts. leaving: it is replaced on purpose. opened: how many replicas were opened here.
+    member: it takes texts. leaving: it is replaced on purpose. opened: how many replicas were opened here; failures:
+    how many, since then, could not be. wanted: set once it is to be taken. task: that keeps it.
     """
 
     link: StartedLink | None = None
@@ -78,10 +82,16 @@ class Seat:
     heard: float = 0.0
     leaving: bool = False
     opened: int = 0
+    failures: int = 0
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
 
 
 class Supervisor:
-    """drain_s: seconds that a replica which is replaced has to finish its texts. tell: hears how a model is opened."""
+    """drain_s: seconds that a replica which is replaced has to finish its texts. tell: hears how a model is opened.
+
+    starting: how many replicas are started at first, the others by `start_one`; None: all.
+    """
 
     def __init__(
         self,
@@ -90,8 +100,11 @@ class Supervisor:
         secret: bytes,
         drain_s: float,
         tell: Callable[[News], None],
+        starting: int | None = None,
     ) -> None:
         self.seats = [Seat() for _ in range(len(launcher))]
+        for seat in self.seats[:starting]:
+            seat.wanted.set()
         self.launcher = launcher
         self._dispatcher = dispatcher
         self.secret = secret
@@ -99,12 +112,13 @@ class Supervisor:
         self._tell = tell
         self._rolling = asyncio.Lock()
         self._rolls: set[asyncio.Task[None]] = set()
+        self._retiring = False
 
     async def run(self) -> None:
         """Keep all replicas, until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for number, seat in enumerate(self.seats):
-                tasks.create_task(self._keep(number, seat))
+                seat.task = tasks.create_task(self._keep(number, seat))
             tasks.create_task(self._tick())
 
     def start_rolling(self) -> None:
@@ -119,21 +133,69 @@ class Supervisor:
             for seat in self.seats:
                 await self._replace(seat)
 
+    async def start_one(self) -> None:
+        """Start one more replica, if one is left, and wait until it takes texts or could not be opened."""
+        if (seat := next((one for one in self.seats if not one.wanted.is_set()), None)) is not None:
+            seat.wanted.set()
+            while not seat.opened and not seat.failures:
+                await asyncio.sleep(LOOK_S)
+
+    def retire(self) -> None:
+        """The replicas are kept for the texts that they have. One that cannot be opened is not started again.
+
+        Where none is left, texts that have not ended fail.
+        """
+        self._retiring = True
+        for roll in self._rolls:
+            roll.cancel()
+        for seat in list(self.seats):
+            if seat.member is not None:
+                seat.member.routed.taking = True  # though the roll has drained it
+            elif seat.failures:
+                self._end(seat)
+
+    async def retire_one(self) -> None:
+        """End a replica, after the time that its texts have, and not the last one: others go on with what is left."""
+        waiting = [seat for seat in self.seats if seat.member is None]
+        taking = [(self._dispatcher.texts_of(seat.member), seat) for seat in self.seats if seat.member is not None]
+        if len(self.seats) > 1:
+            seat = waiting[0] if waiting else min(taking, key=lambda one: one[0])[1]
+            if seat.member is not None:
+                await self._drain(seat, seat.member)
+            if seat not in self.seats:  # it has died meanwhile, and cannot be opened again
+                return
+            if any(other.member is not None for other in self.seats if other is not seat):
+                self._end(seat)
+            elif seat.member is not None:  # the others have died meanwhile
+                seat.member.routed.taking = True
+
+    def _end(self, seat: Seat) -> None:
+        """End a seat and its replica for good."""
+        self.seats.remove(seat)
+        if seat.task is not None and seat.task is not asyncio.current_task():
+            seat.task.cancel()
+        if not self.seats:
+            self._dispatcher.abandon()
+
+    async def _drain(self, seat: Seat, member: Member) -> None:
+        """Give a replica no more texts, and wait until it has none or their time is over."""
+        self._dispatcher.drain(member)
+        until = time.monotonic() + self._drain_s
+        while seat.member is member and self._dispatcher.texts_of(member) and time.monotonic() < until:
+            await asyncio.sleep(LOOK_S)
+
     async def _replace(self, seat: Seat) -> None:
         member, opened = seat.member, seat.opened
         if member is not None and seat.link is not None:
-            self._dispatcher.drain(member)
-            until = time.monotonic() + self._drain_s
-            while seat.member is member and self._dispatcher.texts_of(member) and time.monotonic() < until:
-                await asyncio.sleep(0.02)
+            await self._drain(seat, member)
             if seat.member is member:  # else it has died meanwhile, and is replaced already
                 seat.leaving = True
                 seat.link.kill()
         while seat.member is None or seat.opened == opened:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(LOOK_S)
 
     async def _keep(self, number: int, seat: Seat) -> None:
-        failures = 0
+        await seat.wanted.wait()
         while True:
             opened = seat.opened
             try:
@@ -143,12 +205,15 @@ class Supervisor:
             else:
                 await self._host(number, seat, link)
             if seat.opened > opened:
-                failures = 0
+                seat.failures = 0
                 continue
-            failures += 1
-            if failures == UNOPENED:
+            seat.failures += 1
+            if seat.failures == UNOPENED:
                 self._tell(CheckpointError(f"{UNOPENED} replicas, one after another, ended before they had the model"))
-            await asyncio.sleep(min(MOST_AGAIN_S, AGAIN_S * 2 ** (failures - 1)))
+            if self._retiring:
+                self._end(seat)
+                return
+            await asyncio.sleep(min(MOST_AGAIN_S, AGAIN_S * 2 ** (seat.failures - 1)))
 
     async def _host(self, number: int, seat: Seat, link: StartedLink) -> None:
         """Hear a replica until it ends."""
@@ -183,7 +248,8 @@ class Supervisor:
             case Progress():
                 self._tell(message)
             case ReplicaUnopened(reason=reason):
-                log.error("a replica could not open the model: %s", reason)
+                if any(one.opened for one in self.seats):  # else who opens the model hears it
+                    log.error("a replica could not open the model: %s", reason)
                 self._tell(CheckpointError(reason))
                 seat.leaving = True
                 if seat.link is not None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
@@ -37,6 +37,7 @@ from tokenwright.serve.transport.guard import App, Guard, Policy
 from tokenwright.serve.transport.telemetry import Spans
 
 APIS: tuple[Api, ...] = (anthropic.API, ollama.API, openai.API, explore.API)  # the last answers for all paths of no API
+QUEUED = frozenset[str]().union(*(api.queued for api in APIS))  # paths whose requests wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,17 @@ class Served:
     strict_fields: bool = False
     stored_responses: int = MOST_BYTES
     adapters: Sequence[str] = ()
+
+
+def names_of(served: Served, name: str) -> tuple[str, ...]:
+    """The names for clients of a model and its adapters. name: the model's own."""
+    return (*(served.names or (name,)), *served.adapters)
+
+
+def limits_of(served: Served, policy: Policy) -> ServiceLimits:
+    """The limits of a server's only model."""
+    limits = served.limits or ServiceLimits()
+    return replace(limits, keys=max(1, len(policy.keys)), any_model=not served.adapters)
 
 
 PAGES = {"chat": "chat.html"}  # pages by the paths that people type
@@ -98,9 +110,7 @@ def make_app(
     served = served or Served()
     policy = hosts if isinstance(hosts, Policy) else Policy.of(hosts)
     metrics = Metrics()
-    names = (*(served.names or (explorer.name,)), *served.adapters)
-    limits = replace(served.limits or ServiceLimits(), keys=max(1, len(policy.keys)), any_model=not served.adapters)
-    service = Service(explorer.host, names, limits, metrics)
+    service = Service(explorer.host, names_of(served, explorer.name), limits_of(served, policy), metrics)
     metrics.watch(lambda: [service])
 
     @asynccontextmanager
@@ -118,8 +128,8 @@ def make_app(
             await asyncio.to_thread(served.spans.close)
 
     app = new_app(lifespan=lifespan)
-    handlers = add_routes(app, explorer, service, metrics, page, StoredResponses(served.stored_responses))
-    app.add_middleware(Guard, policy=policy, answer=refusing(metrics), queued=frozenset(handlers), full=service.full)
+    add_routes(app, explorer, service, metrics, page, StoredResponses(served.stored_responses))
+    app.add_middleware(Guard, policy=policy, answer=refusing(metrics), queued=QUEUED, full=service.full)
     add_access_log(app, served, metrics)
     return app
 
@@ -150,8 +160,8 @@ def new_app(**options: Any) -> FastAPI:
 
 def add_routes(
     app: FastAPI, explorer: Explorer, service: Service, metrics: Metrics, page: Path | None, stored: StoredResponses
-) -> Mapping[str, Callable[[Request], Awaitable[Response]]]:
-    """Add all routes of one model, and what answers their errors; the handlers of those whose requests wait."""
+) -> None:
+    """Add all routes of one model, and what answers their errors."""
     app.state.service = service
     answer = add_errors(app, APIS, (RunGone,), metrics.refused)
     operations.add(app, service, metrics)
@@ -168,10 +178,8 @@ def add_routes(
     if page is not None:
         app.mount("/", Page(page, app))
 
-    handlers = handlers_of(app, APIS)
     app.add_middleware(HeadRequests, routes=app.routes)
-    app.add_middleware(Direct, handlers=handlers, answer=answer)
-    return handlers
+    app.add_middleware(Direct, handlers=handlers_of(app, APIS), answer=answer)
 
 
 def refusing(metrics: Metrics) -> Callable[[Scope, Problem, str], App]:

@@ -50,7 +50,7 @@ def app(args: Mapping[str, str]) -> Any:
     known = {one.name for one in fields(Settings)} - set(OWN)
     if unknown := given.keys() - known:
         raise RequestError(f"the application has no argument {min(unknown)[:200]}", min(unknown))
-    settings = read_settings(None, {name.upper(): text for name, text in given.items()}, {})
+    settings = read_settings(None, {name.upper(): text for name, text in given.items()}, {"replicas": 1})
     wanted = ServeApplication(ReplicatedModel.of(model, engine), _replicas(counts))
 
     def ingress() -> FastAPI:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,19 +30,20 @@ class ManySource:
 
 
 class LoadedApp:
-    """A model with its app, from the moment at which it begins to be loaded."""
+    """A model with its app, from the moment at which it begins to be loaded. names: for clients; the first its own."""
 
     def __init__(
         self,
-        entry: ResidentModel,
+        name: str,
+        names: Sequence[str],
         load: Load,
         limits: ServiceLimits,
         metrics: Metrics,
         page: Path | None,
         stored: StoredResponses,
     ) -> None:
-        self.explorer = Explorer(entry.name, load)
-        self.service = Service(self.explorer.host, entry.names, limits, metrics)
+        self.explorer = Explorer(name, load)
+        self.service = Service(self.explorer.host, names, limits, metrics)
         self.app = new_app()
         add_routes(self.app, self.explorer, self.service, metrics, page, stored)
         self.explorer.start()

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenwright.errors import RequestError
 from tokenwright.serve import model_list, store_routes
-from tokenwright.serve.app import APIS, Page, Served, add_access_log, new_app, refusing
+from tokenwright.serve.app import APIS, QUEUED, Page, Served, add_access_log, new_app, refusing
 from tokenwright.serve.fleet import Fleet, LoadedApp, ManySource
 from tokenwright.serve.http.api import LARGE, about, add_errors, add_schemas, unless_gone
 from tokenwright.serve.http.dispatch import HeadRequests
@@ -38,7 +38,6 @@ from tokenwright.serve.service.residents import ResidentModel, Residents
 from tokenwright.serve.service.service import ServiceLimits
 from tokenwright.serve.transport.guard import Guard, Policy
 
-QUEUED = frozenset[str]().union(*(api.queued for api in APIS))  # paths whose requests wait
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|[µμ]s|ms|s|m|h)")
 _STORED = re.compile(r"/v1/responses/(?!input_tokens$)[^/]+(/cancel)?")
@@ -175,7 +174,7 @@ def make_many_app(
     stored = StoredResponses(served.stored_responses)  # of all models: they outlive one that leaves
 
     def open_(entry: ResidentModel, load: Load) -> LoadedApp:
-        return LoadedApp(entry, load, limits, metrics, page, stored)
+        return LoadedApp(entry.name, entry.names, load, limits, metrics, page, stored)
 
     residents = Residents((), limit, limits.queue)
     fleet = Fleet(residents, make, open_)

@@ -135,7 +135,10 @@ def read_settings(
     known = {one.name: one for one in fields(Settings)}
     found |= {name: _parsed(name, variables[name.upper()]) for name in known if name.upper() in variables}
     found |= {name: value for name, value in flags.items() if value not in (None, (), [])}
-    return replace(Settings(), **{name: _typed(name, value) for name, value in found.items()})
+    made = replace(Settings(), **{name: _typed(name, value) for name, value in found.items()})
+    if "retries" in found and not made.replicas:
+        raise RequestError("retries is how many replicas may die with a text; give --replicas as well")
+    return made
 
 
 def _of_file(file: Path) -> dict[str, Any]:

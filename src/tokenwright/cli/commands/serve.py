@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from tokenwright.units import read_bytes
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from tokenwright.cluster.processes import ReplicaSource
     from tokenwright.serve.app import Served
     from tokenwright.serve.fleet import ManySource
     from tokenwright.serve.transport.guard import Policy
@@ -228,9 +230,9 @@ def serve_one(models: Sequence[NamedModel], engine: dict[str, Any], settings: Se
     if settings.replicas and "tensor_parallel" in engine:
         raise RequestError("--replicas and --tensor-parallel both divide the machine; give one of them", "replicas")
     if settings.replicas:
-        load = of_replicas.clustered(chosen, engine, settings)
-    else:
-        load = of_replicas.published(opt.loader(chosen, trace=settings.explorer, **engine), settings)
+        serve_replicas(chosen, of_replicas.clustered(chosen, engine, settings), settings, tuple(adapters))
+        return
+    load = of_replicas.published(opt.loader(chosen, trace=settings.explorer, **engine), settings)
     serve_app(chosen, load, settings, tuple(adapters))
 
 
@@ -325,12 +327,33 @@ def serve_app(model: str, load: of_replicas.Load, settings: Settings, adapters: 
         from tokenwright.serve.explorer.explorer import Explorer
         from tokenwright.serve.service.model_host import uncollected
 
-        if policy.keys.models:
-            raise RequestError("an API key names models, and this server has one; leave the names out")
-        named = replace(served, names=settings.served_model_name, adapters=adapters)
+        named = _named(served, settings, policy, adapters)
         return make_app(Explorer(model, uncollected(load)), policy, page, named)
 
     _listen(model, build, settings)
+
+
+def serve_replicas(
+    model: str, source: Callable[[], ReplicaSource], settings: Settings, adapters: Sequence[str] = ()
+) -> None:
+    """As `serve_app`, with replicas, which SIGHUP replaces. source: makes them."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the app is there
+
+    def build(policy: Policy, page: Path | None, served: Served) -> FastAPI:
+        from tokenwright.serve.model_versions import make_versions_app
+
+        app = make_versions_app(model, source, policy, page, _named(served, settings, policy, adapters))
+        signal.signal(signal.SIGHUP, lambda *_: app.state.service.ask())
+        return app
+
+    _listen(model, build, settings)
+
+
+def _named(served: Served, settings: Settings, policy: Policy, adapters: Sequence[str]) -> Served:
+    """How the server's only model is served, with its names. Raises RequestError for keys of several models."""
+    if policy.keys.models:
+        raise RequestError("an API key names models, and this server has one; leave the names out")
+    return replace(served, names=settings.served_model_name, adapters=adapters)
 
 
 def _listen(what: str, build: Callable[[Policy, Path | None, Served], FastAPI], settings: Settings) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import signal
 from collections.abc import Callable
+from functools import cache
 from socket import gethostname
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from tokenwright.serve.settings import Settings
 
 if TYPE_CHECKING:
     from tokenwright.cluster.cluster_llm import ClusterLLM
+    from tokenwright.cluster.processes import ReplicaSource
     from tokenwright.llm.llm import LLM
 
 Load = Callable[[Callable[[int, int], None]], "LLM"]
@@ -50,34 +51,30 @@ KvEventsTopic = Annotated[
 ]
 
 
-def clustered(model: str, engine: dict[str, Any], settings: Settings) -> Load:
-    """The function that starts replicas of a model. From now on SIGHUP replaces them, one after another."""
-    opened: list[ClusterLLM] = []
+def clustered(model: str, engine: dict[str, Any], settings: Settings) -> Callable[[], ReplicaSource]:
+    """What makes the replicas of a model, which takes time. Raises RequestError for a Ray cluster without Ray."""
+    more: dict[str, Any] = {"retries": settings.retries, "drain_s": settings.drain_timeout}
     if settings.ray_address:
         from tokenwright.cluster.ray_replicas import check_ray
 
         check_ray()
 
-    def replace_all(*_: object) -> None:
-        for llm in opened:
-            llm.cluster.roll()
+    @cache
+    def source() -> ReplicaSource:
+        from tokenwright.cluster.processes import ReplicaSource, processes_of
 
-    signal.signal(signal.SIGHUP, replace_all)
+        if not settings.ray_address:
+            return processes_of(model, settings.replicas, engine, **more)
+        from tokenwright.cluster.ray_replicas import open_on_ray
 
-    def loaded(report: Callable[[int, int], None]) -> LLM:
-        more: dict[str, Any] = {"retries": settings.retries, "drain_s": settings.drain_timeout, "report": report}
-        if settings.ray_address:
-            from tokenwright.cluster.ray_replicas import open_on_ray
+        name = f"tokenwright-{gethostname()}-{settings.port}"
 
-            name = f"tokenwright-{gethostname()}-{settings.port}"
-            opened.append(open_on_ray(model, settings.replicas, settings.ray_address, name, engine, **more))
-        else:
-            from tokenwright.cluster.processes import open_cluster
+        def load(report: Callable[[int, int], None]) -> ClusterLLM:
+            return open_on_ray(model, settings.replicas, settings.ray_address, name, engine, report=report, **more)
 
-            opened.append(open_cluster(model, settings.replicas, engine, **more))
-        return opened[0]
+        return ReplicaSource(load, load, lambda _: False)  # which files its machines have is not known here
 
-    return loaded
+    return source
 
 
 def published(load: Load, settings: Settings) -> Load:

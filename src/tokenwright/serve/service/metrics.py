@@ -69,9 +69,9 @@ class Metrics:
             registry=registry,
         )
 
-    def watch(self, services: Callable[[], Sequence[Service]]) -> None:
-        """Read the gauges of the services that there are, summed up, from now on."""
-        self.registry.register(_Gauges(services))
+    def watch(self, services: Callable[[], Sequence[Service]], version: Callable[[], int] | None = None) -> None:
+        """Read the gauges of the services that there are, summed up, from now on. version: of the only model."""
+        self.registry.register(_Gauges(services, version))
 
     def ended(self, outcome: str, counts: TokenCounts, timings: Timings) -> None:
         """A request has left the engine. outcome: "finished", "cancelled" or "failed"."""
@@ -108,8 +108,9 @@ def _seconds(name: str, about: str, registry: CollectorRegistry) -> Histogram:
 class _Gauges(Collector):
     """What the services and their engines hold at this moment."""
 
-    def __init__(self, services: Callable[[], Sequence[Service]]) -> None:
+    def __init__(self, services: Callable[[], Sequence[Service]], version: Callable[[], int] | None) -> None:
         self._services = services
+        self._version = version
 
     def collect(self) -> Iterator[Metric]:
         services = self._services()
@@ -117,10 +118,15 @@ class _Gauges(Collector):
         waiting, running = sum(one.admission.waiting for one in services), sum(one.running for one in services)
         yield _gauge("requests_waiting", "Requests in the queue before the engine", waiting)
         yield _gauge("requests_running", "Requests in the engine", running)
+        if self._version is not None:
+            yield _gauge(
+                "model_version", "The version that takes requests, from 1: SIGHUP may change it", self._version()
+            )
         ready = [one for one in services if one.host.loading.phase == "ready"]
         if not ready:
             return
-        yield _models(ready)
+        models = list({one.names[0]: one for one in ready}.values())  # of two versions of one the present one
+        yield _models(models)
         caches = [one.host.llm.llm_engine.occupancy for one in ready]
         pages, available = sum(one.pages for one in caches), sum(one.available for one in caches)
         cached = sum(one.cached for one in caches)
@@ -131,8 +137,8 @@ class _Gauges(Collector):
         used = 1 - available / pages if pages else 0.0
         yield _gauge("kv_usage_ratio", "The share of the KV cache that requests hold", used)
         yield _gauge("pages_available", "Pages that requests can take, cached ones included", available)
-        yield _caches(ready)
-        if adapters := [name for one in ready for name in one.host.llm.loaded.adapters]:
+        yield _caches(models)
+        if adapters := [name for one in models for name in one.host.llm.loaded.adapters]:
             yield _adapters(adapters)
 
 

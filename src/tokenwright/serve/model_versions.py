@@ -1,0 +1,222 @@
+"""A model in replicas whose files may be replaced while it is served: SIGHUP opens them, and goes over to them.
+
+    Guard ──► ModelVersions ──► app of the present version
+                        └─────► app of the former one, until the requests in it have ended
+
+Each version of the model has an app, a service and replicas of its own. So one tokenizer, one template and the weights
+of one version serve a request from its first byte to its last, and no page of the KV cache is found by another version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tokenwright.errors import TokenwrightError
+from tokenwright.serve.app import QUEUED, Served, add_access_log, limits_of, names_of, new_app, refusing
+from tokenwright.serve.fleet import LoadedApp
+from tokenwright.serve.openai.responses.stored import StoredResponses
+from tokenwright.serve.service.metrics import Metrics
+from tokenwright.serve.service.model_host import Load, collect_at_rest, uncollected
+from tokenwright.serve.service.service import Service
+from tokenwright.serve.service.types import Problem
+from tokenwright.serve.transport.guard import Guard, Policy
+
+if TYPE_CHECKING:
+    from tokenwright.cluster.cluster_llm import ClusterLLM
+    from tokenwright.cluster.processes import ReplicaSource
+
+LOOK_S = 0.05  # between two looks at a version whose requests are to end
+
+log = logging.getLogger(__name__)
+
+
+class ModelVersions:
+    """The versions of a model that are in memory: the present one, which takes requests, and others while it changes.
+
+    number: of the present one, from 1. source: what opens them; it takes time, and so is made in a thread. open_: makes
+    the app of a version. Belongs to one event loop, but for `ask`.
+    """
+
+    def __init__(self, source: Callable[[], ReplicaSource], open_: Callable[[Load], LoadedApp]) -> None:
+        self.number = 1
+        self.present = open_(lambda report: source().load(report))
+        self._source = source
+        self._open = open_
+        self._others: list[LoadedApp] = []  # the former one, or the one that is being opened
+        self._requests: Counter[LoadedApp] = Counter()
+        self._asked = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining = False
+
+    @property
+    def services(self) -> list[Service]:
+        """Of all versions, the present one last."""
+        return [one.service for one in (*self._others, self.present)]
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @draining.setter
+    def draining(self, draining: bool) -> None:
+        self._draining = draining
+        for service in self.services:
+            service.draining = draining
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the first version cannot be read, which ends the server."""
+        return self.present.service.failure
+
+    @property
+    def pending(self) -> int:
+        return sum(service.pending for service in self.services)
+
+    def full(self, key: str) -> Problem | None:
+        """Why no request of this key can be taken now."""
+        return self.present.service.full(key)
+
+    def stop(self) -> None:
+        """End every request now."""
+        for service in self.services:
+            service.stop()
+
+    def close(self) -> None:
+        """Free all memory. Does not wait for a model that is still loading."""
+        for one in (*self._others, self.present):
+            one.explorer.close()
+            one.service.close()
+
+    async def pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request to the present version."""
+        version = self.present
+        self._requests[version] += 1
+        try:
+            await version.app(scope, receive, send)
+        finally:
+            self._requests[version] -= 1
+
+    def ask(self) -> None:
+        """Ask for new replicas, of other files where others lie there now. For any thread, and for signal handlers."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended: SIGHUP may come at any time
+                self._loop.call_soon_threadsafe(self._asked.set)
+
+    async def run(self) -> None:
+        """Do what is asked for, one thing after another, until it is cancelled."""
+        self._loop = asyncio.get_running_loop()
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            try:
+                await self.present.settled()
+                await self._follow()
+            except TokenwrightError as error:
+                log.error("the new files cannot be opened, and the model stays as it was: %s", error)
+            except Exception:
+                log.exception("the new files cannot be opened, and the model stays as it was")
+
+    async def _follow(self) -> None:
+        """Replace all replicas: by those of a new version, if the files are other ones."""
+        llm = _llm_of(self.present)
+        if not await asyncio.to_thread(self._source().changed, llm):
+            llm.cluster.roll()
+            return
+        log.warning("the model's files are others: they are opened")
+        former, new = self.present, await self._opened()
+        new.service.draining = self.draining
+        self.number += 1
+        self.present, self._others = new, [former]
+        log.warning("new requests go to the new model; %d go on with the one before", former.service.pending)
+        await llm.cluster.retire(_llm_of(new).cluster)
+        while self._requests[former] or former.service.pending:
+            await asyncio.sleep(LOOK_S)
+        self._others.remove(former)
+        del self._requests[former]
+        await asyncio.to_thread(_free, former)
+        log.warning("the model has been changed")
+
+    async def _opened(self) -> LoadedApp:
+        """A new version, once it can take requests. Raises what keeps it from being opened."""
+        new = await asyncio.to_thread(self._open, self._source().again)
+        self._others.append(new)
+        try:
+            await new.settled()
+            await new.service.opened()
+        except Exception:
+            self._others.remove(new)
+            await asyncio.to_thread(_free, new)
+            raise
+        return new
+
+
+def _llm_of(version: LoadedApp) -> ClusterLLM:
+    return cast("ClusterLLM", version.explorer.llm)
+
+
+def _free(version: LoadedApp) -> None:
+    version.service.stop()
+    gc.unfreeze()  # what `uncollected` has frozen is visited once more, with what the version has left
+    version.close()
+    gc.freeze()
+
+
+class _Switch:
+    """Passes requests to the versions of the model, and the server's own events to the app around them."""
+
+    def __init__(self, app: ASGIApp, versions: ModelVersions) -> None:
+        self._app = app
+        self._versions = versions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        else:
+            await self._versions.pass_on(scope, receive, send)
+
+
+def make_versions_app(
+    name: str, source: Callable[[], ReplicaSource], policy: Policy, page: Path | None, served: Served | None = None
+) -> FastAPI:
+    """The app of a model in replicas. name: what it is called where `served` has no names.
+
+    `app.state.service` is its ModelVersions.
+    """
+    served = served or Served()
+    metrics, stored = Metrics(), StoredResponses(served.stored_responses)
+    names, limits = names_of(served, name), limits_of(served, policy)
+
+    def open_(load: Load) -> LoadedApp:
+        return LoadedApp(name, names, uncollected(load), limits, metrics, page, stored)
+
+    versions = ModelVersions(source, open_)
+    metrics.watch(lambda: versions.services, lambda: versions.number)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        beside = [versions.run(), *([collect_at_rest(lambda: not versions.pending)] if served.alone else [])]
+        tasks = [asyncio.create_task(one) for one in beside]
+        yield
+        for task in tasks:
+            task.cancel()
+        versions.stop()
+        await asyncio.to_thread(versions.close)
+        if served.spans is not None:
+            await asyncio.to_thread(served.spans.close)
+
+    app = new_app(lifespan=lifespan, openapi_url=None)
+    app.state.service = versions
+    app.add_middleware(_Switch, versions=versions)
+    app.add_middleware(Guard, policy=policy, answer=refusing(metrics), queued=QUEUED, full=versions.full)
+    add_access_log(app, served, metrics)
+    return app
