@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 class ModelVersions:
     """The versions of a model that are in memory: the present one, which takes requests, and others while it changes.
 
-    number: of the present one, from 1. source: what opens them; it takes time, and so is made in a thread. open_: makes
+    number: of the present one, from 1. source: makes their source, in a thread, as that takes time. open_: makes
     the app of a version. Belongs to one event loop, but for `ask`.
     """
 
@@ -60,7 +60,7 @@ class ModelVersions:
 
     @property
     def services(self) -> list[Service]:
-        """Of all versions, the present one last."""
+        """The services of all versions, the present one last."""
         return [one.service for one in (*self._others, self.present)]
 
     @property

@@ -52,7 +52,7 @@ KvEventsTopic = Annotated[
 
 
 def clustered(model: str, engine: dict[str, Any], settings: Settings) -> Callable[[], ReplicaSource]:
-    """What makes the replicas of a model, which takes time. Raises RequestError for a Ray cluster without Ray."""
+    """A function that makes the source of replicas. It takes time. Raises RequestError if Ray is needed and missing."""
     more: dict[str, Any] = {"retries": settings.retries, "drain_s": settings.drain_timeout}
     if settings.ray_address:
         from tokenwright.cluster.ray_replicas import check_ray
