@@ -157,8 +157,8 @@ def test_files_that_cannot_be_opened_leave_the_model_as_it_is(place, models, tex
     place.server.wait(lambda: any("stays as it was" in line for line in place.server.said))
     [said] = [line for line in place.server.said if "could not" in line or "stays as it was" in line]
     assert "model.safetensors" in said and "Traceback" not in "".join(place.server.said)
-    assert place.texts() == texts["one"]
     assert [stream(place.server, **body)[2]["cached_tokens"] > 0 for _ in range(2)] == [False, True]
+    assert place.texts() == texts["one"]
     assert set(place.server.replicas) == replicas and place.server.gauge("tokenwright_model_version") == 1
     place.lead_to(models / "two")
     place.change()
