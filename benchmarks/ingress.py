@@ -28,7 +28,7 @@ from typing import Any
 from http_client import ask
 from pairs import interval
 from reliability_parts import about
-from served import Server, quantile
+from served import Server, family, quantile
 from serving import OPTIONS, bodies, path_of
 from traffic import NAME
 
@@ -49,15 +49,6 @@ def cpu_seconds(process: int) -> float:
     """The CPU time of a process so far."""
     fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def family(process: int) -> list[int]:
-    """A process and those that it has started."""
-    found = [process]
-    for path in Path(f"/proc/{process}/task").glob("*/children"):
-        for child in path.read_text(encoding="ascii").split():
-            found += family(int(child))
-    return found
 
 
 async def measure(server: Server, each: Sequence[dict[str, Any]], into: Measured) -> None:

@@ -174,6 +174,15 @@ def get(address: Address, path: str) -> tuple[int, bytes]:
         connection.close()
 
 
+def family(process: int) -> list[int]:
+    """A process and those that it has started."""
+    found = [process]
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        for child in path.read_text(encoding="ascii").split():
+            found += family(int(child))
+    return found
+
+
 def raise_files_limit() -> None:
     """Let this process, and those that it starts, open as many files (thus connections) as the system allows."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
