@@ -15,8 +15,8 @@ from tokenwright.backends.device import compute_with, kernel_threads
 from tokenwright.checkpoints.packing.shared_weights import new_shared_file
 from tokenwright.cluster.cluster_llm import ReplicatedModel
 from tokenwright.cluster.processes import Processes, divided
-from tokenwright.cluster.replica import _opened
-from tokenwright.cluster.replica_messages import LENGTH, ReplicaOpened, ReplicaOptions, framed, unframed
+from tokenwright.cluster.replica import _opened, messages_of
+from tokenwright.cluster.replica_messages import LENGTH, Ping, ReplicaOpened, ReplicaOptions, framed, unframed
 from tokenwright.errors import RequestError
 from tokenwright.formats import WeightFormat
 
@@ -91,3 +91,14 @@ def test_a_replica_that_opens_its_model_ends_with_its_router():
         process.kill()
         process.wait()
         os.close(shared)
+
+
+def test_the_messages_of_a_router_that_is_killed_end_without_an_error():
+    ours, its = socket.socketpair()
+    its.sendall(b"a report that the router does not read any more")  # so its end resets the connection
+    ours.sendall(framed([Ping()]))
+    with its:
+        messages = messages_of(its)
+        assert next(messages) == Ping()
+        ours.close()
+        assert list(messages) == []

@@ -266,7 +266,7 @@ def requested(llm: LLM, order: TextOrder) -> Request:
 
 def messages_of(connection: socket.socket) -> Iterator[Any]:
     """The messages of the router, until it has gone."""
-    with connection.makefile("rb") as stream:
+    with connection.makefile("rb") as stream, suppress(ConnectionError):  # a router that is killed resets it
         while len(head := stream.read(LENGTH)) == LENGTH:
             size = int.from_bytes(head, "little")
             if len(data := stream.read(size)) < size:
