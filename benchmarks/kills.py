@@ -47,6 +47,7 @@ SPARE = 4  # files and threads of helpers that start on demand: two files for th
 SHOWN = 5  # wrong streams, and lines of the server
 RAY = {  # as tests/cluster/test_ray.py: without it Ray ends what takes long to start on a busy machine
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_LOG_TO_DRIVER": "0",  # it would tell of every replica that died
     "RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 64}),  # Ray counts them, and gives out no more
     "RAY_worker_niceness": "0",
     "RAY_agent_register_timeout_ms": f"{HANGS_S * 1000:.0f}",
@@ -226,9 +227,17 @@ class Kills:
         report.target("until the last client has its error", max(load.ended, default=began) - began, 5, "s")
         kinds = Counter(error.split(": ")[1] for error in load.errors)
         report.figure("errors of the SDKs", ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items())))
-        running, segments = self.replicas.left(HANGS_S)
-        report.figure("the last process ended after", f"{time.monotonic() - began:.1f} s")
-        report.invariant("processes left", not running, f"{running or 0} of {len(self.replicas.seen)}", "0")
+        last: list[str] = []
+
+        def ended() -> bool:
+            running, _ = self.replicas.left()
+            last[:] = running or last
+            return not running
+
+        settle(ended, HANGS_S)
+        report.figure("until the last process ended", f"{time.monotonic() - began:.1f} s ({', '.join(last) or 'all'})")
+        running, segments = self.replicas.left()
+        report.invariant("processes left", not running, f"{len(running)} of {len(self.replicas.seen)}", "0")
         report.invariant("shared memory left", not segments, f"{segments or 0} of {len(self.replicas.segments)}", "0")
 
 
@@ -269,6 +278,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     arguments = parse()
     command = [sys.executable, "-m", "tokenwright", "serve", MODEL, "--port", "0", "--timings", "--kv-memory", "192MB"]
+    command += ["--stored-responses", "0"]  # they would fill memory
     command += ["--replicas", f"{arguments.replicas}", "--retries", f"{arguments.retries}"]
     if arguments.ray:
         os.environ.update(RAY)

@@ -37,13 +37,13 @@ class Footprint:
 class Replicas:
     """kills: how many there were. dying: names of replicas that the server has not missed yet.
 
-    seen: when each process of the server began. segments: shared memory of these.
+    seen: when each process of the server began, and what it is. segments: shared memory of these.
     """
 
     server: Server
     kills: int = 0
     dying: set[str] = field(default_factory=set)
-    seen: dict[int, str] = field(default_factory=dict)
+    seen: dict[int, tuple[str, str]] = field(default_factory=dict)
     segments: set[Path] = field(default_factory=set)
 
     def rooms(self) -> list[dict[str, Any]]:
@@ -99,20 +99,19 @@ class Replicas:
     def _note(self, processes: list[int]) -> None:
         for one in processes:
             with suppress(OSError):
-                self.seen[one] = began(one)
+                self.seen[one] = began(one), Path(f"/proc/{one}/comm").read_text(encoding="utf-8").strip()
                 self.segments |= {Path(path) for path in mapped(one) if path.startswith("/dev/shm/")}
 
-    def left(self, within_s: float) -> tuple[list[int], list[Path]]:
+    def left(self) -> tuple[list[str], list[Path]]:
         """After the server's end: its processes that still run, and its shared memory that is still there."""
-        settle(lambda: not self._running(), within_s)
         return self._running(), [path for path in self.segments if path.exists()]
 
-    def _running(self) -> list[int]:
+    def _running(self) -> list[str]:
         found = []
-        for process, then in self.seen.items():
+        for process, (then, name) in self.seen.items():
             with suppress(OSError):
                 if began(process) == then:
-                    found.append(process)
+                    found.append(f"{process} {name}")
         return found
 
 
