@@ -19,6 +19,7 @@ class ReplicaPages:
     def __init__(self, groups: Sequence[Group], page_size: int, seed: bytes, secret: bytes) -> None:
         self._pool = PagePool([replace(group, pages=1) for group in groups], page_size)
         self._prefixes = PrefixIndex(self._pool, seed, secret)
+        self._whole = all(pool.whole for pool in self._pool.group_pools)  # a text's last row reads every page
         self._reported: list[set[bytes]] = [set() for _ in groups]
         self._expected: Counter[bytes] = Counter()
 
@@ -69,9 +70,9 @@ class ReplicaPages:
 
     def cached(self, hashes: PrefixHashes, tokens: Sequence[int]) -> int:
         """The first tokens of a text that the replica need not compute, in full pages."""
-        if any(not pool.whole for pool in self._pool.group_pools):
+        if not self._whole:
             return self._prefixes.match_prefix(hashes, tokens, tails=False)
-        size = self._pool.page_size  # every page is read: nearly always, and many times quicker
+        size = self._pool.page_size  # nearly always, and many times quicker
         found = hashes.extend(tokens)[: (len(tokens) - 1) // size]
         runs = [run_of(found, pool.index) for pool in self._pool.group_pools]
         return min(runs) * size
@@ -79,4 +80,7 @@ class ReplicaPages:
 
 def run_of(hashes: Sequence[bytes], index: Container[bytes]) -> int:
     """How many of the first hashes are in the index, without a gap."""
-    return next((at for at, page_hash in enumerate(hashes) if page_hash not in index), len(hashes))
+    for at, page_hash in enumerate(hashes):
+        if page_hash not in index:
+            return at
+    return len(hashes)

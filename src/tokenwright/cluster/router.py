@@ -28,8 +28,8 @@ SMOOTH = 0.05  # of a text that has ended in the mean length of texts
 class RoutedText:
     """A text at a replica. prefill, decode: tokens that are still to be computed and to be written, as expected."""
 
-    prefill: float
-    decode: float
+    prefill: int
+    decode: int
     hashes: Sequence[bytes]
 
 
@@ -37,13 +37,15 @@ class RoutedText:
 class RoutedReplica:
     """A replica as the router knows it.
 
-    taking: new texts may go to it. texts: by number. others: how many it has of other routers. chosen: when it was
-    chosen last, as a count. place, name: which of the replicas it is, for people.
+    taking: new texts may go to it. texts: by number. prefill, decode: the sums of theirs. others: how many it has of
+    other routers. chosen: when it was chosen last, as a count. place, name: which of the replicas it is, for people.
     """
 
     pages: ReplicaPages
     taking: bool = True
     texts: dict[int, RoutedText] = field(default_factory=dict)
+    prefill: int = 0
+    decode: int = 0
     others: int = 0
     chosen: int = 0
     place: int = 0
@@ -52,7 +54,7 @@ class RoutedReplica:
     @property
     def work(self) -> float:
         """Tokens of work that it has."""
-        return sum(text.prefill + DECODE_WEIGHT * text.decode for text in self.texts.values())
+        return self.prefill + DECODE_WEIGHT * self.decode
 
 
 class StoredPages:
@@ -111,8 +113,10 @@ class Router:
         """Count a text of `tokens` tokens, which may write `most` more, as the work of a replica."""
         self._choices += 1
         replica.chosen = self._choices
-        text = RoutedText(float(tokens - cached), min(float(most), self.written), list(hashes.hashes))
+        text = RoutedText(tokens - cached, min(most, round(self.written)), list(hashes.hashes))
         replica.pages.expect(text.hashes)
+        replica.prefill += text.prefill
+        replica.decode += text.decode
         replica.texts[number] = text
 
     def wrote(self, replica: RoutedReplica, number: int, tokens: int) -> None:
@@ -120,15 +124,19 @@ class Router:
         text = replica.texts[number]
         if text.prefill:
             self._computed(replica, text)
-        text.decode = max(1.0, text.decode - tokens)
+        left = max(1, text.decode - tokens)
+        replica.decode += left - text.decode
+        text.decode = left
 
     def ended(self, replica: RoutedReplica, number: int, written: int | None) -> None:
         """Forget a text. written: the tokens that it came to; None: it was cancelled, or goes on elsewhere."""
         text = replica.texts.pop(number)
+        replica.decode -= text.decode
         self._computed(replica, text)
         if written is not None:
             self.written += SMOOTH * (written - self.written)
 
     def _computed(self, replica: RoutedReplica, text: RoutedText) -> None:
         replica.pages.settle(text.hashes)
-        text.prefill, text.hashes = 0.0, ()
+        replica.prefill -= text.prefill
+        text.prefill, text.hashes = 0, ()
