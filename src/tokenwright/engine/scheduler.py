@@ -224,10 +224,14 @@ class Scheduler:
 
     def _apply(self, sequence: Sequence, results: list[Result], events: list[Event]) -> None:
         """Carry out the results of one sequence: prompt logprobs before picks, and a fault instead of both."""
+        if len(results) == 1 and isinstance(pick := results[0], Pick):  # nearly always
+            sequence.choices = (pick.choice,)
+            self._write(sequence, pick, events)
+            return
         picks: list[Pick] = []
         for result in results:
             match result:
-                case Pick():  # nearly always
+                case Pick():
                     picks.append(result)
                 case Fault(error=error):
                     events += self._end_group(sequence.group, error)
