@@ -10,7 +10,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # they are scripts, found beside each other
 
-from cluster import Costs, ModelledReplica, by_router
+from cluster_costs import Costs
+from cluster_simulation import ModelledReplica, by_router
 from replica_costs import SharedCosts, equations, fitted
 from replica_prediction import FITTED, HELD_OUT, Lengths, Seen, SharedMachine, simulated
 
