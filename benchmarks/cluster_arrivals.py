@@ -20,6 +20,7 @@ from tokenwright.engine import Sequence as Text
 
 BLOCK = 512  # tokens of a block of the traces
 MOST = 1 << 30  # tokens that a request allows: the router does not know how long an answer will be
+WRITING = 5.0  # seconds that an answer takes, about
 SPREAD = 0.8  # of the lengths of turns: the deviation of their logarithms
 _OWN = count(1 << 31)  # tokens of answers, which no trace has
 _SAID = count(1 << 30)  # tokens of chats
@@ -99,10 +100,11 @@ def asks_of(arrivals: Sequence[Arrival], scale: int) -> list[Ask]:
 class Chats:
     """Sessions whose turns come some time after the answer before, with all of the text so far in the prompt.
 
-    rate: requests a second, about. until: seconds, after which no turn begins. groups: of sessions that share a system
-    prompt; some are frequent. turns, said, answer, think: means of a session's turns, of the tokens of each and of its
-    answer, and of the seconds before the next. burst: how many times more sessions begin in a burst than between two;
-    a burst lasts `burst_s` seconds in the mean, and `between_s` lie between two.
+    rate: requests a second, about, from the start: as many sessions as that takes are there by then. until: seconds,
+    after which no turn begins. groups: of sessions that share a system prompt; some are frequent. turns, said, answer,
+    think: means of a session's turns, of the tokens of each and of its answer, and of the seconds before the next.
+    burst: how many times more sessions begin in a burst than between two; a burst lasts `burst_s` seconds in the mean,
+    and `between_s` lie between two.
     """
 
     rate: float
@@ -123,7 +125,7 @@ class Chats:
         draws, started = random.Random(self.seed), set[int]()
         weights = [1 / place for place in range(1, self.groups + 1)]
         found = []
-        for at in self._begins(draws):
+        for at in sorted(self._begins(draws)):
             [group] = draws.choices(range(self.groups), weights)
             system = self.system // scale
             shared = system // (BLOCK // scale) * (BLOCK // scale) if group in started else 0
@@ -135,12 +137,15 @@ class Chats:
         return found
 
     def _begins(self, draws: random.Random) -> Iterator[float]:
-        """When sessions begin: a Poisson process, whose rate changes where there are bursts."""
+        """When sessions begin: a Poisson process, whose rate changes where there are bursts, the same for all rates."""
+        for _ in range(round(self.rate * (self.think + WRITING))):  # those that are there already ask after a thought
+            yield draws.expovariate(1 / self.think)
+        bursts = random.Random(self.seed)
         inside = self.burst_s / (self.burst_s + self.between_s)
         calm = self.rate / self.turns / (1 - inside + inside * self.burst)
         at, bursting = 0.0, False
         while at < self.until:
-            stop = at + draws.expovariate(1 / (self.burst_s if bursting else self.between_s))
+            stop = at + bursts.expovariate(1 / (self.burst_s if bursting else self.between_s))
             rate = calm * self.burst if bursting else calm
             while (at := at + draws.expovariate(rate)) < min(stop, self.until):
                 yield at
