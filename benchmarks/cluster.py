@@ -34,6 +34,7 @@ from cluster_costs import ASSUMED, Source, read_costs
 from cluster_simulation import POLICIES, ModelledReplica, Simulation
 
 BURSTS = {"poisson": 1.0, "bursty": 6.0}
+TRACES = (".jsonl", ".csv")
 BLOCKS = 5000  # of 512 tokens that a replica has memory for
 COLUMNS = {
     "replicas": "replicas",
@@ -128,6 +129,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object for each line of the table")
     parser.add_argument("--picture", type=Path, help="an SVG of hits and goodput over the replicas, of the last load")
     options = parser.parse_args()
+    for load in options.loads:
+        if load not in BURSTS and Path(load).suffix not in TRACES:
+            parser.error(f"{load} is neither {' nor '.join((*BURSTS, *TRACES))}")
     source = read_costs(options.costs) if options.costs else ASSUMED
     gc.disable()  # what a simulation leaves behind has no cycles
     for load in options.loads:
