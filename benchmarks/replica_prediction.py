@@ -16,7 +16,7 @@ from math import inf
 from statistics import mean, median
 
 from cluster_arrivals import Arrival, Ask
-from cluster_costs import Costs, Source
+from cluster_costs import Costs
 from cluster_simulation import ModelledReplica, Simulation, by_router
 from replica_costs import Fit, SharedCosts, Work, equations, fitted, keys_of
 from replica_loads import Load, Told
