@@ -12,9 +12,9 @@ Time is simulated: a step takes
 
     base + prompt tokens x token + sequences x sequence + cached tokens that are read x key (prompt_key by a prompt)
 
-whose costs are assumptions for a model of some 70 billion parameters on one node, or those of a file (gpu_costs.py
-writes such files). One simulated token stands for `--scale` tokens, in prompts and in answers, so first tokens are late
-by up to that many steps.
+whose costs are assumptions for a model of some 70 billion parameters on one node, or those of a file, as gpu_costs.py
+and `replicas.py predict --save` write it. One simulated token stands for `--scale` tokens, in prompts and in answers,
+so first tokens are late by up to that many steps.
 
 Hits are the share of prompt tokens that were found cached; "of ideal": of what one endless cache of all replicas would
 find. Goodput are the requests a second with a first token within --ttft-s and at most --itl-ms between two others.

@@ -11,13 +11,15 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
+from pathlib import Path
 from statistics import mean, median
 
 from cluster_arrivals import Arrival, Ask
-from cluster_costs import Costs
+from cluster_costs import Costs, Source
 from cluster_simulation import ModelledReplica, Simulation, by_router
+from reliability_parts import about
 from replica_costs import Fit, SharedCosts, Work, equations, fitted, keys_of
 from replica_loads import Load, Told
 
@@ -178,8 +180,8 @@ def terms(seen: Sequence[Seen]) -> str:
     return f"{1e3 * median(one.wait for one in seen):.2f}, {1e3 * median(gaps):.2f}, {mean(sizes):.2f}"
 
 
-def predict(llm: ClusterLLM, count: int, rounds: int, loads: Sequence[float]) -> None:
-    """Fit, and compare on loads that are held out.
+def predict(llm: ClusterLLM, count: int, rounds: int, loads: Sequence[float], save: Path | None) -> None:
+    """Fit, and compare on loads that are held out. save: where the costs of a replica that computes alone are kept.
 
     Each round has all loads, fitted and held out, so that a machine which slows down does so for both.
     """
@@ -197,6 +199,9 @@ def predict(llm: ClusterLLM, count: int, rounds: int, loads: Sequence[float]) ->
             batches.append((at_random(llm, HELD_OUT[name], rate, each, next(seeds)), expected))
     fit = fitted(found)
     show_fit(fit, len(found))
+    if save is not None:
+        alone = Costs(**{one.name: getattr(fit.costs, one.name) for one in fields(Costs)})
+        Source(alone, f"fitted on this machine with {llm.llm_engine.facts.name}, {about()}").save(save)
     errors: dict[str, list[float]] = {"TTFT": [], "ITL": [], "whole": []}
     for (name, share), batches in cells.items():
         real = [Seen(one.submitted, one.wait, one.place, one.prompt, one.times) for told, _ in batches for one in told]

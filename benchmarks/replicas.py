@@ -18,6 +18,7 @@ import argparse
 import heapq
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from queue import Empty
 
 import numpy as np
@@ -106,7 +107,7 @@ def predicted(options: argparse.Namespace) -> None:
         for _ in range(4 * options.replicas):
             warm.ask(warm.request(warm.prompt(100), 20))
         warm.wait(4 * options.replicas)
-        predict(llm, options.requests, options.rounds or 5, options.loads)
+        predict(llm, options.requests, options.rounds or 5, options.loads, options.save)
 
 
 def main() -> None:
@@ -117,6 +118,9 @@ def main() -> None:
     parser.add_argument("--kv-memory", type=int, default=64, help="MiB of all replicas")
     parser.add_argument("--requests", type=int, default=150, help="predict: of each load")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.2, 0.4, 0.6], help="predict: shares of the most")
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE", help="predict: keep the costs for `cluster.py --costs FILE`"
+    )
     parser.add_argument("--sessions", type=int, default=64, help="chats, as the following")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--groups", type=int, default=8, help="that share a system prompt")
