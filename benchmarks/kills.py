@@ -44,10 +44,10 @@ CLIENTS = 8
 TAKING = 2  # replicas, at least, when one is killed
 WARM = 10  # kills before open files, threads and memory are counted
 SPARE = 4  # files and threads of helpers that start on demand: two files for the second of two grammar workers
+AGAIN_S = 0.2  # before a client asks again after an error
 SHOWN = 5  # wrong streams, and lines of the server
 RAY = {  # as tests/cluster/test_ray.py: without it Ray ends what takes long to start on a busy machine
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_LOG_TO_DRIVER": "0",  # it would tell of every replica that died
     "RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 64}),  # Ray counts them, and gives out no more
     "RAY_worker_niceness": "0",
     "RAY_agent_register_timeout_ms": f"{HANGS_S * 1000:.0f}",
@@ -105,6 +105,7 @@ class Load:
                         if self.last:
                             self.ended.append(time.monotonic())
                             return
+                    time.sleep(AGAIN_S)
                 else:
                     with self._lock:
                         self._take(self.asked[at], told, self.right[at])

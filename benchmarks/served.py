@@ -50,7 +50,7 @@ class Server:
         self.settings = dict(settings)
         asked = {"model": str(model), "llm": dict(llm), "settings": dict(settings), "threads": threads}
         command = command or [sys.executable, __file__, "serve", json.dumps(asked)]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None, "a pipe was asked for"
         self.said: list[str] = []
         self._found = threading.Event()
