@@ -1,5 +1,6 @@
 """What the processes of replicas are given to open."""
 
+import asyncio
 import fcntl
 import gc
 import os
@@ -102,3 +103,31 @@ def test_the_messages_of_a_router_that_is_killed_end_without_an_error():
         assert next(messages) == Ping()
         ours.close()
         assert list(messages) == []
+
+
+def test_a_replica_whose_start_is_cancelled_leaves_no_process(monkeypatch: pytest.MonkeyPatch):
+    started: list[subprocess.Popen] = []
+    made = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **more: started.append(made(*args, **more)) or started[-1])
+    launcher = divided(ReplicatedModel("stories", {}, {"kv_memory": 1 << 20}, 1, b""), 1)
+
+    async def test():
+        connecting = asyncio.Event()
+
+        async def connect(sock):
+            connecting.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(asyncio, "open_connection", connect)
+        starting = asyncio.create_task(launcher.start(0))
+        await connecting.wait()
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        assert starting.cancelled() and started[0].returncode is not None
+
+    try:
+        asyncio.run(test())
+    finally:
+        started[0].kill()
+        started[0].wait()
+        launcher.close()

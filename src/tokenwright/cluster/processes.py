@@ -46,7 +46,13 @@ class Processes:
             process = subprocess.Popen(
                 command, pass_fds=[its.fileno(), self._shared], stdin=subprocess.DEVNULL, start_new_session=True
             )
-        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:  # cancelled, as a rule: its end would wait for the socket's, which an error may hold
+            process.kill()
+            ours.close()
+            await asyncio.to_thread(process.wait)
+            raise
         link = ProcessLink(process, reader, writer)
         link.send(self._options[number])
         return link
