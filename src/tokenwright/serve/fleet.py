@@ -30,7 +30,7 @@ class ManySource:
 
 
 class LoadedApp:
-    """A model with its app, from the moment at which it begins to be loaded. names: for clients; the first its own."""
+    """A model with its app; `start` begins to load it. names: for clients; the first its own."""
 
     def __init__(
         self,
@@ -46,6 +46,8 @@ class LoadedApp:
         self.service = Service(self.explorer.host, names, limits, metrics)
         self.app = new_app()
         add_routes(self.app, self.explorer, self.service, metrics, page, stored)
+
+    def start(self) -> None:
         self.explorer.start()
 
     async def settled(self) -> None:

@@ -174,7 +174,9 @@ def make_many_app(
     stored = StoredResponses(served.stored_responses)  # of all models: they outlive one that leaves
 
     def open_(entry: ResidentModel, load: Load) -> LoadedApp:
-        return LoadedApp(entry.name, entry.names, load, limits, metrics, page, stored)
+        opened = LoadedApp(entry.name, entry.names, load, limits, metrics, page, stored)
+        opened.start()
+        return opened
 
     residents = Residents((), limit, limits.queue)
     fleet = Fleet(residents, make, open_)

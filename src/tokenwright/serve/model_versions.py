@@ -150,6 +150,7 @@ class ModelVersions:
         """A new version, once it can take requests. Raises what keeps it from being opened."""
         new = await asyncio.to_thread(self._open, self._source().again)
         self._others.append(new)
+        new.start()
         try:
             await new.settled()
             await new.service.opened()
@@ -204,6 +205,7 @@ def make_versions_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        versions.present.start()  # once the server handles signals: Ray changes that, and what loads it sets it back
         beside = [versions.run(), *([collect_at_rest(lambda: not versions.pending)] if served.alone else [])]
         tasks = [asyncio.create_task(one) for one in beside]
         yield
