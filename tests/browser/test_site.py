@@ -104,7 +104,7 @@ def test_race_beams_batch_and_lesson_are_recorded_and_nothing_else_is_offered(vi
     visited.open("#run=story&step=3")
     visited.until("window.__explorer.state.step === 3")
     visited.drawer("Race")
-    visited.tab.get_by_role("button", name="Race", exact=True).last.click()
+    visited.tab.locator("section.panel").get_by_role("button", name="Race", exact=True).click()
     visited.tab.get_by_role("button", name="Show its end").click()
     steps = [one for one in json.loads((folder / "race.json").read_text())["messages"] if one["kind"] == "step"]
     visited.until("document.querySelector('[data-stat=lane_uncached_us]') !== null")
