@@ -6,6 +6,11 @@ import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -34,6 +39,20 @@ class Source:
 
 
 ASSUMED = Source(Costs(base=0.015, token=1 / 8000, sequence=0.0001), "assumed, for some 70 billion parameters")
+
+
+def least_squares(counts: Array, seconds: Array, scale: Array) -> Array:
+    """Costs whose sums by `counts` come nearest to the seconds, in parts of `scale`; none of them is negative."""
+    sizes = counts.max(axis=0)  # costs differ by many powers of ten
+    sizes[sizes == 0] = 1
+    rows, found, used = counts / sizes / scale[:, None], np.zeros(len(sizes)), list(range(len(sizes)))
+    while used:
+        some = np.linalg.lstsq(rows[:, used], seconds / scale, rcond=None)[0]
+        if (some >= 0).all():
+            found[used] = some / sizes[used]
+            break
+        used.pop(int(some.argmin()))
+    return found
 
 
 def read_costs(path: Path) -> Source:

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from cluster_costs import Costs, Source
+from cluster_costs import Costs, Source, least_squares
 
 CHUNKS = (128, 256, 512, 1024, 2048, 4096)  # tokens of a prompt in a step
 BEHIND = (0, 2048, 8192, 32768)  # tokens that are cached before them
@@ -48,15 +48,8 @@ def cases(engine: Any) -> Iterator[Case]:
 
 def fitted(found: Sequence[Case]) -> tuple[Costs, list[tuple[str, float]]]:
     """The costs, and by how much they miss each case."""
-    rows, seconds = np.array([row for _, row, _ in found]), np.array([took for *_, took in found])
-    sizes = rows.max(axis=0)  # costs differ by many powers of ten
-    relative, solved, used = rows / sizes / seconds[:, None], np.zeros(len(sizes)), list(range(len(sizes)))
-    while True:
-        some = np.linalg.lstsq(relative[:, used], np.ones(len(found)), rcond=None)[0]
-        if (some >= 0).all():
-            break
-        used.pop(int(some.argmin()))
-    solved[used] = some / sizes[used]
+    rows, seconds = np.array([row for _, row, _ in found], float), np.array([took for *_, took in found])
+    solved = least_squares(rows, seconds, seconds)
     errors = rows @ solved / seconds - 1
     return Costs(*map(float, solved)), [(name, float(error)) for (name, *_), error in zip(found, errors, strict=True)]
 

@@ -20,6 +20,7 @@ from statistics import median
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from cluster_costs import least_squares
 
 TOGETHER_S = 1e-5  # tokens of one step are delivered at the same time
 AGAIN = 12  # rounds of the least squares: each takes the errors relative to what the one before said
@@ -148,16 +149,9 @@ class Fit:
 
 def fitted(found: Sequence[tuple[tuple[float, ...], float]]) -> Fit:
     """The costs by which these equations are right on average, none of them negative."""
-    counts, seconds = np.array([one for one, _ in found]), np.array([one for _, one in found])
-    said, costs = seconds, np.zeros(len(SharedCosts._fields))
+    counts, seconds = np.array([one for one, _ in found], float), np.array([one for _, one in found])
+    said = seconds
     for _ in range(AGAIN):
-        used = list(range(len(costs)))
-        while True:
-            solved = np.linalg.lstsq(counts[:, used] / said[:, None], seconds / said, rcond=None)[0]
-            if (solved >= 0).all():
-                break
-            used.pop(int(solved.argmin()))
-        costs = np.zeros(len(costs))
-        costs[used] = solved
+        costs = least_squares(counts, seconds, said)
         said = counts @ costs
     return Fit(SharedCosts(*map(float, costs)), median(abs(seconds / said - 1)))
