@@ -48,7 +48,7 @@ class Processes:
             )
         try:
             reader, writer = await asyncio.open_connection(sock=ours)
-        except BaseException:  # cancelled, as a rule: its end would wait for the socket's, which an error may hold
+        except BaseException:  # mostly a cancellation; the process must not wait for the socket to be collected
             process.kill()
             ours.close()
             await asyncio.to_thread(process.wait)
@@ -126,9 +126,8 @@ class ReplicaSource:
 
 def processes_of(model: str, replicas: int, options: Mapping[str, Any], **more: Any) -> ReplicaSource:
     """Replicas on this machine; all as `open_cluster` has them."""
-    options = dict(options) | {
-        "kv_memory": kv_memory_of(options)
-    }  # of the first one, when the second one is there, too
+    memory = kv_memory_of(options)  # counted once: later the model that is replaced takes some of what is free
+    options = dict(options) | {"kv_memory": memory}
 
     def changed(llm: ClusterLLM) -> bool:
         return ReplicatedModel.of(model, options).pinned().files != llm.files

@@ -248,7 +248,7 @@ class Supervisor:
             case Progress():
                 self._tell(message)
             case ReplicaUnopened(reason=reason):
-                if any(one.opened for one in self.seats):  # else who opens the model hears it
+                if any(one.opened for one in self.seats):  # else the caller that opens the model reports it
                     log.error("a replica could not open the model: %s", reason)
                 self._tell(CheckpointError(reason))
                 seat.leaving = True
