@@ -30,7 +30,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from tests.browser.conftest import FLAGS, Explored, executable
 from tests.browser.served import load, serving
-from tests.browser.test_labels import long_trace
+from tests.browser.stage.test_labels import long_trace
 from tests.browser.test_size import packed
 from tokenwright.llm.web_page import page_folder
 

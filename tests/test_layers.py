@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tokenwright
-from tests.test_scripts import script
+from tests.scripts.test_scripts import script
 
 PACKAGE = Path(tokenwright.__file__).parent
 STRUCTURE = script("structure.py")

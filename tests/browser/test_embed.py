@@ -3,7 +3,7 @@
 import pytest
 
 from tests.browser.conftest import HANGS, Explored
-from tests.browser.test_figures import PROMPT
+from tests.browser.stage.test_figures import PROMPT
 
 FRAME = "<!doctype html><iframe style='border: 0; width: 900px; height: 600px' src='{}'></iframe>"
 LINK = "#embed=1&p=Once%20upon&seed=1&n=5&pace=engine&renderer=2d"

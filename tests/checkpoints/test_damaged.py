@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.models.files.gguf_files import Kind, write_gguf
+from tests.models.files.published_files import CASES, SIZES, write
 from tests.models.fixtures import make_checkpoint
-from tests.models.gguf_files import Kind, write_gguf
-from tests.models.published_files import CASES, SIZES, write
 from tests.tensors import tensors_of
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.gguf.header import read_gguf

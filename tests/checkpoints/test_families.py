@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from tests.models.files.originals import ORIGINALS
 from tests.models.fixtures import KINDS, VARIANTS, make_config
-from tests.models.originals import ORIGINALS
 from tokenwright.checkpoints.families.llama import PHI3
 from tokenwright.checkpoints.families.registry import GPT2, LLAMA, TensorSource, parse_config
 from tokenwright.checkpoints.quantised.published import read_scheme

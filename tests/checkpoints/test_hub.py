@@ -12,7 +12,7 @@ import huggingface_hub.constants as settings
 import pytest
 import torch
 
-from tests.models.fake_hub import FakeHub, Files, commit_of
+from tests.models.files.fake_hub import FakeHub, Files, commit_of
 from tests.models.fixtures import make_checkpoint
 from tests.tensors import tensors_of
 from tokenwright.checkpoints.files.hub import download, is_hub_name, read_name

@@ -8,8 +8,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from tests.models.files.originals import ORIGINALS
 from tests.models.fixtures import make_checkpoint, make_config
-from tests.models.originals import ORIGINALS
 from tokenwright import plan
 from tokenwright.backends.layout import read_bytes
 from tokenwright.backends.packed import Packed

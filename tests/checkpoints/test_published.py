@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from tests.models.files.published_files import CASES, SIZES, write
 from tests.models.fixtures import make_checkpoint
-from tests.models.published_files import CASES, SIZES, write
 from tests.tensors import tensors_of, unpacked
 from tokenwright import LLM
 from tokenwright.backends.layout import nbytes, weight_bytes

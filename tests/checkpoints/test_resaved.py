@@ -11,8 +11,8 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tests.checkpoints.test_published_configs import RUN
+from tests.models.files.originals import ORIGINALS
 from tests.models.fixtures import KINDS, VARIANTS, make_config
-from tests.models.originals import ORIGINALS
 from tests.models.random_models import MAKERS, PLAIN, plain_model, random_hybrid
 from tokenwright.checkpoints.families.registry import FAMILIES, Parsed, parse_config
 from tokenwright.checkpoints.quantised.published import read_scheme

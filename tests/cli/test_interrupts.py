@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.cli.terminal import terminal
+from tests.cli.chat.terminal import terminal
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
 

@@ -146,7 +146,7 @@ def make_model(folder: Path) -> Path:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = [*(ROOT / "docs").glob("*.md"), *(ROOT / "tests/serve").glob("*.py")]
+    texts = [*(ROOT / "docs").glob("*.md"), *(ROOT / "tests/serve").rglob("*.py")]
     library.train_from_iterator((path.read_text(encoding="utf-8") for path in sorted(texts)), trainer)
     library.save(str(made / "tokenizer.json"))
     return made

@@ -14,8 +14,8 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from tests.models.files.published_files import write
 from tests.models.fixtures import make_checkpoint
-from tests.models.published_files import write
 from tests.serve.live import live
 from tests.tensors import tensors_of, unpacked
 from tokenwright import LLM

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, Gemma3TextConfi
 
 from tests.bench.fixtures import read_little
 from tests.checkpoints.test_hub import hub, sharded, single  # noqa: F401
-from tests.models.fake_hub import FakeHub
+from tests.models.files.fake_hub import FakeHub
 from tests.models.fixtures import KINDS, make_checkpoint, make_config
 from tests.models.sized import Sized
 from tests.profiles import examples, some

@@ -19,7 +19,7 @@ import pytest
 
 from tests.checkpoints.test_hub import contents
 from tests.engines import slowed
-from tests.models.fake_hub import FakeHub
+from tests.models.files.fake_hub import FakeHub
 from tests.models.fixtures import make_checkpoint
 from tests.profiles import share
 from tests.serve.many import PAGES, Many, many, until

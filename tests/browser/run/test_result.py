@@ -1,0 +1,115 @@
+"""The card at the end of a run: what its buttons run, what a branch's card is about, whose times it shows."""
+
+import json
+import threading
+import time
+
+from tests.browser.run.test_branches import opened
+from tests.browser.stage.test_figures import PROMPT
+from tests.engines import settled
+from tokenwright.bench import run_times as times_module
+from tokenwright.serve.explorer import player as player_module
+
+
+def compare(explored):
+    """Run the shown text the other way, to its end."""
+    before = explored.state["run"]
+    explored.tab.get_by_role("button", name="Run it without the cache").click()
+    explored.until(f"window.__explorer.state.run !== '{before}'")
+    explored.until_state("done")
+    return [step["cache"] for step in explored.steps(explored.state["steps"])]
+
+
+def test_the_comparison_runs_the_same_text(explored):
+    """With the seed that the engine drew, whatever the form says by now."""
+    explored.run(PROMPT, 10, seed="", temperature=1.2, renderer="2d", stop=None)
+    ids = explored.state["ids"]
+    explored.tab.locator("#prompt").fill("Another prompt")
+    with explored.settings():
+        explored.tab.get_by_label("temperature").fill("0.1")
+    assert compare(explored) == [False] * 10
+    assert explored.state["ids"] == ids
+
+
+def test_a_branch_is_compared_and_exported_from_its_fork_on(explored, server):
+    explored.run(PROMPT, 12, seed="", temperature=1.2, renderer="2d", stop=None)
+    parent = explored.state["run"]
+    opened(explored, "Branches")
+    explored.scrub(5)
+    explored.pace(None)
+    explored.tab.locator("[data-fork]").first.click()
+    explored.until(f"window.__explorer.state.run !== '{parent}'")
+    explored.press("End")
+    explored.press("Space")
+    explored.until_state("done")
+    ids, written = explored.state["ids"], explored.state["steps"]
+    card = explored.tab.locator(".result")
+    assert card.locator(".result-name").inner_text().endswith(f"{written} tokens since the fork")
+    for entry in ("Trace", "Perfetto"):
+        with explored.tab.expect_download() as download:
+            explored.share(entry)
+        saved = json.loads(download.value.path().read_text(encoding="utf-8"))
+        if entry == "Trace":
+            assert [step["step"] for step in saved["steps"]] == list(range(6, 6 + written))
+        else:
+            names = [event["name"] for event in saved["traceEvents"] if event.get("cat") == "step"]
+            assert names[0].startswith("step 7: "), "counted from 1, as on the page"
+    before = explored.state["run"]
+    explored.tab.get_by_role("button", name="Run it without the cache").click()
+    explored.until(f"window.__explorer.state.run !== '{before}'")
+    explored.until_state("done")
+    assert explored.state["ids"] == ids
+    assert explored.api("/steps/6")["cache"] is False
+
+
+def test_each_card_shows_the_times_of_its_own_run(explored, monkeypatch):
+    """The first run is being measured when the second begins: its measurement ends, and the second's is told."""
+    ended, real = threading.Event(), times_module.run_times
+
+    def endless(llm, run):
+        monkeypatch.setattr(times_module, "run_times", real)
+        try:
+            while True:
+                time.sleep(0.01)
+                yield None
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(times_module, "run_times", endless)
+    explored.run(PROMPT, 6, renderer="2d", stop=None)
+    explored.until("document.querySelector('.result-bars')?.ariaBusy === 'true'")
+    before = explored.state["run"]
+    explored.tab.get_by_role("button", name="Run it again").click()
+    explored.until(f"window.__explorer.state.run !== '{before}'")
+    explored.until_state("done")
+    explored.until("document.querySelector('.result-bars')?.ariaBusy === 'false'")
+    assert ended.is_set() and float(explored.stats()["times_slower"][0]) > 0
+
+
+def test_a_run_of_this_page_gives_way_to_its_next_one(explored, server, monkeypatch):
+    """Where there is room for one run alone, an unfinished one must not refuse the next of the same page.
+
+    Once it is freed, the page asks nothing more about it, also where somebody looks at another head meanwhile.
+    """
+    settled(server.llm)
+    monkeypatch.setattr(player_module, "MOST_LIVE", 1)
+    explored.run(PROMPT, 200, renderer="2d", stop=1)
+    freed, looked, real = threading.Event(), threading.Event(), server.explorer.begin
+
+    def slow(body):
+        if not server.explorer.runs.get(before):
+            freed.set()
+            looked.wait()
+        return real(body)
+
+    monkeypatch.setattr(server.explorer, "begin", slow)
+    before = explored.state["run"]
+    explored.tab.get_by_role("button", name="Run", exact=True).click()
+    freed.wait()
+    explored.press("}")
+    explored.settle()
+    looked.set()
+    explored.until(f"window.__explorer.state.run !== '{before}' && window.__explorer.state.steps > 0")
+    assert explored.tab.get_by_role("alert").count() == 0
+    # The browser's own line for the refusal that freed the first.
+    explored.errors[:] = [error for error in explored.errors if "503" not in error]
