@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels.h"
-#include "ops/step.h"
+#include "step/step.h"
 
 using namespace tw;
 

@@ -33,7 +33,7 @@ from tokenwright.models.op import Matrix, Norm, Op, Shape
 
 COLUMNS = 64  # of S in a slab; as in backends/native/cpp/ops/recurrent.cpp
 MOST_TAPS = 16  # as in backends/native/cpp/kernels.h
-MOST_NORMS = 3  # as in backends/native/cpp/ops/step.h
+MOST_NORMS = 3  # as in backends/native/cpp/step/step.h
 Rule = Literal["convolution", "delta", "ssd", "scan"]
 RULES: tuple[Rule, ...] = ("convolution", "delta", "ssd", "scan")
 Phase = Literal["all", "convolution", "rule"]

@@ -1,7 +1,7 @@
 """Cut a model for ranks, processes that compute it together: which rows of each matrix a rank has. No tensors here.
 
 Each matrix is cut between its outputs, never between its inputs: so no sum is divided, and every output has the bits
-that one process computes. Where the next op needs the outputs of all ranks, they gather them (native/cpp/ops/ranks.h):
+that one process computes. Where the next op needs the outputs of all ranks, they gather them (native/cpp/step/ranks.h):
 
     embed                rows of the vocabulary                    gathered
     qkv, q_up, k_up ...  heads, with their KV heads                kept: attention reads its own heads alone

@@ -33,7 +33,7 @@ from tokenwright.models.taps import Site
 ROOM = Path(registry.__file__).parents[2]
 FAMILY, OP, TORCH = "checkpoints/families/registry.py", "models/graph.py", "backends/torch/ops.py"
 # The struct, its case and its functions, the struct's mirror, and what fills it.
-NATIVE = ("backends/native/cpp/ops/step.h", "pass.h", "ops.h", "mlp.cpp", "structs.py", "compile.py")
+NATIVE = ("backends/native/cpp/step/step.h", "pass.h", "ops.h", "mlp.cpp", "structs.py", "compile.py")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
 PROMPT = [7, 40, 3, 99, 200, 12, 5, 31]
 

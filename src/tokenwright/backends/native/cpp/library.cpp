@@ -6,9 +6,9 @@
 #include "kernels.h"
 #include "ops/attention.h"
 #include "ops/ops.h"
-#include "ops/page_file.h"
-#include "ops/ranks.h"
-#include "ops/step.h"
+#include "step/page_file.h"
+#include "step/ranks.h"
+#include "step/step.h"
 #include "threads/pool.h"
 
 #if defined(__x86_64__)

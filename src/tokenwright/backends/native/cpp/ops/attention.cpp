@@ -6,10 +6,10 @@
 #include <cstring>
 #include <optional>
 
-#include "ops/observer.h"
 #include "ops/ops.h"
 #include "ops/residual.h"
 #include "ops/threaded_linear.h"
+#include "step/observer.h"
 
 namespace tw {
 

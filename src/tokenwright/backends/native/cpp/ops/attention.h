@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kernels.h"
-#include "ops/pass.h"
+#include "step/pass.h"
 #include "threads/pool.h"
 
 namespace tw {

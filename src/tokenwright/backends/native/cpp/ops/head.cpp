@@ -4,11 +4,11 @@
 #include <cmath>
 #include <cstring>
 
-#include "ops/observer.h"
 #include "ops/ops.h"
-#include "ops/pass.h"
 #include "ops/residual.h"
 #include "ops/threaded_linear.h"
+#include "step/observer.h"
+#include "step/pass.h"
 
 namespace tw {
 

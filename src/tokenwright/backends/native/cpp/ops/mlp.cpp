@@ -6,9 +6,9 @@
 #include <cstring>
 #include <optional>
 
-#include "ops/observer.h"
 #include "ops/residual.h"
 #include "ops/threaded_linear.h"
+#include "step/observer.h"
 
 namespace tw {
 

@@ -5,9 +5,9 @@
 #include <functional>
 
 #include "kernels.h"
-#include "ops/pass.h"
-#include "ops/step.h"
-#include "ops/workspace.h"
+#include "step/pass.h"
+#include "step/step.h"
+#include "step/workspace.h"
 #include "threads/pool.h"
 
 namespace tw {

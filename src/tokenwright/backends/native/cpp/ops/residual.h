@@ -8,11 +8,11 @@
 
 #include "api.h"
 #include "kernels.h"
-#include "ops/pass.h"
-#include "ops/ranks.h"
-#include "ops/step.h"
 #include "ops/threaded_linear.h"
-#include "ops/workspace.h"
+#include "step/pass.h"
+#include "step/ranks.h"
+#include "step/step.h"
+#include "step/workspace.h"
 #include "threads/pool.h"
 
 namespace tw {

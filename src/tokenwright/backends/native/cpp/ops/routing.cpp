@@ -1,5 +1,5 @@
 // The choice of experts by a router's logits.
-#include "ops/step.h"
+#include "step/step.h"
 
 #include <cmath>
 #include <cstdint>

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "ops/observer.h"
-#include "ops/workspace.h"
+#include "step/observer.h"
+#include "step/workspace.h"
 
 namespace tw {
 

@@ -11,7 +11,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "ops/step.h"
+#include "step/step.h"
 #include "threads/pool.h"
 
 namespace tw {

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "kernels.h"
-#include "ops/step.h"
-#include "ops/workspace.h"
+#include "step/step.h"
+#include "step/workspace.h"
 
 namespace tw {
 

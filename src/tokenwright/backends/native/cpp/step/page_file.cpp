@@ -1,5 +1,5 @@
 // Unpacks the file of a page. See page_file.h.
-#include "ops/page_file.h"
+#include "step/page_file.h"
 
 #include <algorithm>
 #include <cstring>

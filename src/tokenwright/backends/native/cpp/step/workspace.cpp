@@ -1,4 +1,4 @@
-#include "ops/workspace.h"
+#include "step/workspace.h"
 
 #include <atomic>
 #include <new>

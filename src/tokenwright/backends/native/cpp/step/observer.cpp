@@ -1,12 +1,12 @@
-#include "ops/observer.h"
+#include "step/observer.h"
 
 #include <algorithm>
 #include <chrono>
 #include <numeric>
 #include <vector>
 
-#include "ops/pass.h"
-#include "ops/workspace.h"
+#include "step/pass.h"
+#include "step/workspace.h"
 
 namespace tw {
 

@@ -10,7 +10,7 @@
 
 #include "api.h"
 #include "kernels.h"
-#include "ops/step.h"
+#include "step/step.h"
 
 namespace tw {
 

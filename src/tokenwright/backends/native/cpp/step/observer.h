@@ -11,7 +11,7 @@
 
 #include "kernels.h"
 #include "ops/head.h"
-#include "ops/step.h"
+#include "step/step.h"
 #include "threads/pool.h"
 
 namespace tw {

@@ -1,4 +1,4 @@
-#include "ops/step.h"
+#include "step/step.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -7,12 +7,12 @@
 
 #include "ops/attention.h"
 #include "ops/head.h"
-#include "ops/observer.h"
 #include "ops/ops.h"
-#include "ops/pass.h"
-#include "ops/ranks.h"
 #include "ops/threaded_linear.h"
-#include "ops/workspace.h"
+#include "step/observer.h"
+#include "step/pass.h"
+#include "step/ranks.h"
+#include "step/workspace.h"
 #include "threads/pool.h"
 
 namespace tw {

@@ -1,4 +1,4 @@
-#include "ops/ranks.h"
+#include "step/ranks.h"
 
 #include <chrono>
 #include <climits>
