@@ -46,6 +46,7 @@ from tokenwright.engine import (
     HiddenAdded,
     PromptLogprobsAdded,
     SamplingParams,
+    Thoughts,
     Token,
     TopLogprob,
 )
@@ -109,6 +110,10 @@ ORDERS = st.builds(
     hidden=FLAGS,
     prompt_logprobs_from=st.none() | WHOLE,
     choice=WHOLE,
+    speculate=FLAGS,
+    prediction=tuples(WHOLE),
+    continued_logprob=st.floats(allow_nan=False),
+    thoughts=st.none() | st.builds(Thoughts, TEXTS, TEXTS, FLAGS, st.none() | WHOLE),
 )
 WINDOWS = st.builds(AttentionWindow, st.none() | WHOLE, WHOLE, WHOLE, st.none() | WHOLE)
 SHAPES = st.builds(

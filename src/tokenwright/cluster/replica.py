@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -37,17 +36,16 @@ from tokenwright.cluster.replica_messages import (
     Report,
     Resume,
     TextNews,
-    TextOrder,
     framed,
     packed_event,
     unframed,
     utf8_text,
 )
+from tokenwright.cluster.text_orders import requested
 from tokenwright.engine import Engine, Failed, Request
 from tokenwright.engine.loop import Delivery, RequestHandle
 from tokenwright.engine.page_events import CachedPage
 from tokenwright.errors import EngineError, TokenwrightError
-from tokenwright.llm.input_processor import RequestOptions
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.model import LoadedModel
 
@@ -243,25 +241,9 @@ class Worker:
 
     def _begin(self, begin: Begin) -> None:
         try:
-            self._texts.submit(begin.number, requested(self._llm, begin.order), begin.paused)
+            self._texts.submit(begin.number, requested(self._llm.llm_engine.inputs, begin.order), begin.paused)
         except Exception as error:  # of one text; the others go on
             self._texts.fail(begin.number, error)
-
-
-def requested(llm: LLM, order: TextOrder) -> Request:
-    """The engine's request of an order. Raises RequestError."""
-    inputs = llm.llm_engine.inputs
-    options = RequestOptions(cache=order.cache, adapter=order.adapter)
-    request = inputs.build(order.prompt, order.params, options=options, written=order.written, share=order.share)
-    return replace(
-        request,
-        salt=order.salt,
-        hidden=order.hidden,
-        prompt_logprobs_from=order.prompt_logprobs_from,
-        choice=order.choice,
-        speculate=order.speculate,
-        prediction=order.prediction,
-    )
 
 
 def messages_of(connection: socket.socket) -> Iterator[Any]:

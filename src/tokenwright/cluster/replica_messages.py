@@ -10,7 +10,7 @@ back with equal bits; a NaN loses its sign and payload.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
@@ -26,6 +26,7 @@ from tokenwright.engine import (
     HiddenAdded,
     PromptLogprobsAdded,
     SamplingParams,
+    Thoughts,
     Token,
 )
 
@@ -57,21 +58,26 @@ class ReplicaOptions:
 class TextOrder:
     """A text for a replica to write, or to go on with.
 
-    written: what other replicas wrote after the prompt. The rest are fields of `Request`, and the name of an adapter.
+    written: what other replicas wrote after the prompt. adapter: its name. The rest are fields of `Request`.
     """
 
     prompt: tuple[int, ...]
     written: tuple[int, ...]
     params: SamplingParams
-    salt: bytes
-    adapter: str | None
-    cache: bool
-    share: bool
-    hidden: bool
-    prompt_logprobs_from: int | None
-    choice: int
+    salt: bytes = b""
+    adapter: str | None = None
+    cache: bool = True
+    share: bool = True
+    hidden: bool = False
+    prompt_logprobs_from: int | None = None
+    choice: int = 0
     speculate: bool = True
     prediction: tuple[int, ...] = ()
+    continued_logprob: float = 0.0
+    thoughts: Thoughts | None = None
+
+
+CARRIED = tuple(one.name for one in fields(TextOrder) if one.name not in ("prompt", "written", "adapter"))
 
 
 @dataclass(frozen=True, slots=True)

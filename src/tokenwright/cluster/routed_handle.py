@@ -19,7 +19,7 @@ MOST_WAYS = 32
 
 @dataclass(slots=True, eq=False)
 class TextInFlight:
-    """One text of a request. order: what is still to be written of it; `order.written` grows with it.
+    """One text of a request. order: as it was at first. written: its tokens since then.
 
     number: the id of `sequence`, and what replicas call it. at: the replica that has it; None: it waits for one.
     logprobs, hidden: of the prompt's tokens, that the client has. shown: the client knows that there is this text.
@@ -43,7 +43,7 @@ class TextInFlight:
     @property
     def tokens(self) -> list[int]:
         """The prompt and what is written."""
-        return [*self.order.prompt, *self.written]
+        return [*self.sequence.request.prompt, *self.written]
 
     def next_order(self, seconds_left: float | None) -> TextOrder:
         """The order with which another replica goes on. seconds_left: until the request's deadline, if any."""
@@ -53,12 +53,19 @@ class TextInFlight:
         start = order.prompt_logprobs_from
         if start is not None:
             start = None if self.written else start + self.logprobs
-        return replace(order, params=params, written=tuple(self.written), prompt_logprobs_from=start)
+        return replace(
+            order,
+            params=params,
+            written=(*order.written, *self.written),
+            continued_logprob=self.sequence.counts.sampler_logprob,
+            prompt_logprobs_from=start,
+        )
 
     def take(self, sent: TextEvent) -> Event | None:
         """A replica's event as one of this text; None: the client has had it from another replica."""
         if type(sent) is Token:  # nearly all are
             self.written.append(sent.token)
+            self.sequence.counts.sampler_logprob += sent.sampler_logprob
             sent.sequence = self.sequence.id
             return sent
         match event := unpacked_event(sent):

@@ -1,11 +1,12 @@
-"""The texts of a request, each an order of its own: so each of them can go on at another replica."""
+"""The texts of a finished request, each an order of its own, with which any replica can begin it or go on with it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tokenwright.cluster.replica_messages import TextOrder
+from tokenwright.cluster.replica_messages import CARRIED, TextOrder
 from tokenwright.engine import Request
 from tokenwright.errors import RequestError
+from tokenwright.llm.input_processor import InputProcessor, RequestOptions
 
 
 def orders_of(request: Request, adapters: Sequence[str]) -> Iterator[TextOrder]:
@@ -15,20 +16,21 @@ def orders_of(request: Request, adapters: Sequence[str]) -> Iterator[TextOrder]:
     """
     if request.search is not None:
         raise RequestError("beams: a server of replicas has no beam search; leave beams out, or serve one replica")
-    for at in range(request.params.choices):
-        first = at == 0
-        prompt_logprobs = request.params.prompt_logprobs if first else None
-        yield TextOrder(
-            prompt=request.prompt,
-            written=(),
-            params=replace(request.params, n=1, best_of=None, prompt_logprobs=prompt_logprobs),
-            salt=request.salt,
-            adapter=adapters[request.adapter - 1] if request.adapter else None,
-            cache=request.cache,
-            share=request.share,
-            hidden=request.hidden,
-            prompt_logprobs_from=request.prompt_logprobs_from if first else None,
-            choice=request.choice + at,
-            speculate=request.speculate,
-            prediction=request.prediction,
-        )
+    whole = TextOrder(
+        prompt=request.prompt[: request.prompt_length],
+        written=request.prompt[request.prompt_length :],
+        adapter=adapters[request.adapter - 1] if request.adapter else None,
+        **{name: getattr(request, name) for name in CARRIED},
+    )
+    one = replace(request.params, n=1, best_of=None)
+    yield replace(whole, params=one)
+    other = replace(whole, params=replace(one, prompt_logprobs=None), prompt_logprobs_from=None)
+    for at in range(1, request.params.choices):
+        yield replace(other, choice=request.choice + at)
+
+
+def requested(inputs: InputProcessor, order: TextOrder) -> Request:
+    """The request of an order, for the engine of a replica. Raises RequestError."""
+    options = RequestOptions(adapter=order.adapter, thoughts=order.thoughts)
+    request = inputs.build(order.prompt, order.params, options=options, written=order.written)
+    return replace(request, **{name: getattr(order, name) for name in CARRIED if name != "params"})

@@ -79,7 +79,7 @@ def of_choice(chances: Doubles | None, params: SamplingParams, position: int, ch
 
 def _bound(request: Request, text: "_Text") -> float:
     """The `mirostat_bound` of the next token of a text."""
-    params, count = request.params, len(text.tokens) - len(request.prompt)
+    params, count = request.params, len(text.tokens) - request.prompt_length
     return mirostat_bound(params.mirostat_tau, params.mirostat_eta, -text.sampler_logprob / math.log(2.0), count)
 
 

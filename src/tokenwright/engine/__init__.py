@@ -13,6 +13,7 @@ from tokenwright.engine.request import (
     SequenceGroup,
     State,
     StopChecker,
+    Thoughts,
     TokenConstraints,
 )
 from tokenwright.engine.scheduler import Scheduler
@@ -80,6 +81,7 @@ __all__ = [
     "Step",
     "StopChecker",
     "SwapSpace",
+    "Thoughts",
     "Token",
     "TokenConstraints",
     "TopLogprob",

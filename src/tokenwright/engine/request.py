@@ -109,6 +109,19 @@ class TokenConstraints:
 
 
 @dataclass(frozen=True, slots=True)
+class Thoughts:
+    """The tags between which a text may reason before its answer, which grammar and stop strings concern.
+
+    opened: the prompt ends inside them. budget: the most tokens of reasoning; None: no limit of their own.
+    """
+
+    start: str
+    end: str
+    opened: bool = False
+    budget: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One text to be continued. `cache=False` recomputes everything at every step: the naive loop.
 
@@ -120,7 +133,9 @@ class Request:
     parent: a sequence, ended or not, with the first `shared` tokens of the prompt; its pages of them are used again.
     adapter: the number of the adapter that the model computes it with; 0: none. Its salt must tell adapters apart.
     continued: how many of the prompt's last tokens an earlier request wrote after the same prompt. max_tokens,
-    min_tokens and the presence and frequency penalties count them as written.
+    min_tokens, Mirostat and the presence and frequency penalties count them as written. continued_logprob: the sum of
+    the sampler's log-probabilities of these tokens.
+    thoughts: of the text, by which its stop checker was made; None: it has none.
     speculate: its text may be computed with drafts (`with_drafts`). prediction: tokens that it is expected to write.
     choice: the number of its first text; its draws depend on it.
     argmax: it writes the argmax of each row as it is, but for what min_tokens and the stop checker's mask forbid.
@@ -142,6 +157,8 @@ class Request:
     shared: int = 0
     adapter: int = 0
     continued: int = 0
+    continued_logprob: float = 0.0
+    thoughts: Thoughts | None = None
     speculate: bool = True
     prediction: tuple[int, ...] = ()
     choice: int = 0

@@ -91,6 +91,7 @@ class Scheduler:
             choices=tuple(range(request.choice, request.choice + request.params.choices)),
             group=group_for(request, limit),
         )
+        sequence.counts.sampler_logprob = request.continued_logprob
         sequence.group.add(sequence)
         return sequence
 

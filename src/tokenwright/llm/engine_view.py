@@ -14,7 +14,7 @@ from tokenwright.cache import LayerSpec
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults
 from tokenwright.checks import OF_METHODS, no_attribute
 from tokenwright.config import EngineConfig, ModelConfig
-from tokenwright.engine import Engine, Request
+from tokenwright.engine import Engine, Request, Thoughts
 from tokenwright.engine.loop import Listener, RequestHandle
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType, WeightFormat
@@ -204,13 +204,16 @@ class EngineView:
         adapter: str | None = None,
         prediction: str = "",
         speculate: bool = True,
+        thoughts: Thoughts | None = None,
     ) -> Request:
         """A request for `submit`: the prompt tokenised, the grammar compiled. Takes time. Raises RequestError.
 
         prediction: what the text may come to; where it does, several of its tokens are computed in one step.
-        speculate=False: one token a step, as `LLM` has it.
+        speculate=False: one token a step, as `LLM` has it. thoughts: that precede the answer, if it may have any.
         """
-        options = RequestOptions(salt=salt, adapter=adapter, prediction=prediction, speculate=speculate)
+        options = RequestOptions(
+            salt=salt, adapter=adapter, prediction=prediction, speculate=speculate, thoughts=thoughts
+        )
         return self.llm_engine.inputs.build(prompt, params, options=options)
 
     def prepare_embedding(self, text: Prompt) -> Request:

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from tokenwright.checks import OF_TEXT, check_bool, shown, unknown_name
 from tokenwright.config import angle_length
 from tokenwright.decode import BeamSearch, TextStopChecker
-from tokenwright.engine import Request, TokenConstraints
+from tokenwright.decode.stopping import Constraint
+from tokenwright.engine import Request, Thoughts, TokenConstraints
 from tokenwright.errors import RequestError
+from tokenwright.llm.chat.thinking import ThoughtGate, TokenMasks
 from tokenwright.llm.model import LoadedModel
 from tokenwright.sampling_params import DRAWING, SamplingParams, check_unicode
 from tokenwright.text import TextStream
@@ -31,7 +33,7 @@ class RequestOptions:
 
     cache=False: the naive loop. salt: only requests of the same salt share cached pages. adapter: the name of the
     adapter to compute it with, whose pages no other request shares; None: the model as it is. prediction: what
-    the text may come to, for drafts. speculate: there may be drafts.
+    the text may come to, for drafts. speculate: there may be drafts. thoughts: that may precede the answer.
     """
 
     cache: bool = True
@@ -39,6 +41,7 @@ class RequestOptions:
     adapter: str | None = None
     prediction: str = ""
     speculate: bool = True
+    thoughts: Thoughts | None = None
 
 
 NO_OPTIONS = RequestOptions()
@@ -58,6 +61,10 @@ class InputProcessor:
     def eos_ids(self) -> frozenset[int]:
         """The tokens that end a text."""
         return self._loaded.eos_ids
+
+    @cached_property
+    def _masks(self) -> TokenMasks:
+        return TokenMasks(self._facts.tokenizer, self._facts.config.vocab_size, self.eos_ids)
 
     def sampling(self, **overrides: object) -> SamplingParams:
         """The checkpoint's sampling defaults, updated with `overrides`, as in `LLM.sampling`. Raises RequestError."""
@@ -150,7 +157,7 @@ class InputProcessor:
         if params.prompt_logprobs is not None:
             prompt_logprobs_from = 1
         constraints = self.constraints(params)
-        stop_checker = self._stop_checker(params, ids)
+        stop_checker = self._stop_checker(params, ids, options.thoughts)
         for token in more:
             stop_checker.advance(token)
         stop_checker.take_text()
@@ -167,6 +174,7 @@ class InputProcessor:
             search=search,
             adapter=number,
             continued=len(more),
+            thoughts=options.thoughts,
             prediction=self._predicted(options.prediction),
             speculate=options.speculate,
         )
@@ -239,15 +247,20 @@ class InputProcessor:
         before = b"" if adapter is None else b"\xff" + bytes.fromhex(self._loaded.adapters[adapter].digest)  # no text
         return before + (salt if length is None else f"{length} {salt}").encode()
 
-    def _stop_checker(self, params: SamplingParams, prompt: Sequence[int]) -> TextStopChecker:
+    def _stop_checker(
+        self, params: SamplingParams, prompt: Sequence[int], thoughts: Thoughts | None
+    ) -> TextStopChecker:
         asked = time.monotonic()
         tokenizer = self._facts.tokenizer
-        constraint = None
+        constraint: Constraint | None = None
         if params.grammar is not None:
             opens = all(tokenizer.token_bytes(token) is None for token in prompt)
             barred = params.allowed_ids is not None or params.banned_ids or params.bad_words or params.logit_bias
             grammars = self._loaded.vocabulary.grammars(self.eos_ids)
             constraint = grammars.compile(params.grammar, opens=opens, steered=not barred)
+        if thoughts is not None and params.beams == 1:  # beams are ranked by their own tokens
+            held = thoughts.budget is not None or params.grammar is not None or params.stop
+            constraint = ThoughtGate(constraint, thoughts, tokenizer, self._masks) if held else None
         return TextStopChecker(
             TextStream(tokenizer, params.stop, prompt, include_stop=params.include_stop),
             () if params.ignore_eos else self.eos_ids,

@@ -125,7 +125,8 @@ class Nothing:
 
 def gate(inner: Any, opened: bool, most: int | None, letters: Any = None, **tags: str) -> ThoughtGate:
     letters = letters or Letters()
-    return ThoughtGate(inner, ThinkTags(opened=opened, **tags), letters, TokenMasks(letters, 128, [0]), most)
+    thoughts = ThinkTags(opened=opened, **tags).thoughts(most)
+    return ThoughtGate(inner, thoughts, letters, TokenMasks(letters, 128, [0]))
 
 
 def written(budget: ThoughtGate, text: str) -> str:

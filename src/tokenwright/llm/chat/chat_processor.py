@@ -10,15 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tokenwright.decode import TextStopChecker
 from tokenwright.decode.grammar_kinds import schema_rule
-from tokenwright.engine import Grammar, Request, SamplingParams
+from tokenwright.engine import Grammar, SamplingParams
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_request import ChatRequest
 from tokenwright.llm.chat.output_parser import NewReader, PlainReader, SortingReader, ThinkTags, tags_of
 from tokenwright.llm.chat.template_messages import TemplateMessages
 from tokenwright.llm.chat.template_order import FILLERS, TemplateOrder
-from tokenwright.llm.chat.thinking import ThoughtGate, TokenMasks, closing, switches_of, variables_of
+from tokenwright.llm.chat.thinking import closing, switches_of, variables_of
 from tokenwright.llm.chat.tool_forms.channels import (
     CHANNEL,
     CHANNELS,
@@ -63,7 +62,6 @@ class ChatProcessor:
         steering = {name: named[name] for name in marks if name in named}
         steering |= {} if self.tools is None or self._channels else self.tools.marks
         self._marks: Mapping[int, str] = {at: name for name, at in steering.items()}
-        self._masks = TokenMasks(loaded.tokenizer, loaded.config.vocab_size, loaded.eos_ids)
 
     @property
     def _template(self) -> ChatTemplate:
@@ -161,13 +159,6 @@ class ChatProcessor:
         if not opened and params.grammar is not None and wanted.thinks_not:
             return None  # or thoughts, which the client does not want, could take all the tokens
         return replace(self.think_tags, opened=opened)
-
-    def let_think(self, request: Request, budget: int | None, tags: ThinkTags) -> None:
-        """Let grammar and stop strings of a request that was just made begin after its thoughts, and limit these."""
-        checker, params = request.stop_checker, request.params
-        held = budget is not None or params.grammar is not None or bool(params.stop)
-        if held and isinstance(checker, TextStopChecker):  # beams are ranked by their own tokens
-            checker.constraint = ThoughtGate(checker.constraint, tags, self._tokenizer, self._masks, budget)
 
     def reader(self, wanted: ChatRequest, prompt: str, tags: ThinkTags | None) -> NewReader:
         """Makes the readers of an answer's texts. tags: of `tags`."""

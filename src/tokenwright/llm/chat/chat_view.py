@@ -172,8 +172,8 @@ class ChatView(EngineView):
         prompt = self._rendered(wanted, options.answers)
         its = replace(its, grammar=chat.grammar(wanted, prompt.text, form or its.grammar))
         build = inputs.streamed if streamed else inputs.prepared
-        request = build(prompt.ids, its, RequestOptions(options.cache, options.salt, options.adapter))
         tags = chat.tags(wanted, prompt.text, its)
-        if tags is not None:
-            chat.let_think(request, wanted.thinking_budget, tags)
+        thoughts = None if tags is None else tags.thoughts(wanted.thinking_budget)
+        how = RequestOptions(options.cache, options.salt, options.adapter, thoughts=thoughts)
+        request = build(prompt.ids, its, how)
         return _ChatPrepared(request, AnswerReader(chat.reader(wanted, prompt.text, tags), parse))

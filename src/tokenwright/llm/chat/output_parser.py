@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from tokenwright.engine import Thoughts
 from tokenwright.llm.chat.answer import Delta
 
 _FIRST = 0xDC00  # a surrogate: bytes of UTF-8 never decode to one
@@ -76,6 +77,10 @@ class ThinkTags:
     start: str = "<think>"
     end: str = "</think>"
     opened: bool = False
+
+    def thoughts(self, budget: int | None) -> Thoughts:
+        """The thoughts of an answer between these tags, of at most `budget` tokens."""
+        return Thoughts(self.start, self.end, self.opened, budget)
 
     def written(self, stands: Mapping[str, str]) -> ThinkTags:
         """The tags as readers see them."""

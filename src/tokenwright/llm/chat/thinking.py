@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwright.decode.stopping import Constraint
+from tokenwright.engine import Thoughts
 from tokenwright.llm.chat.chat_request import SWITCHES
 from tokenwright.llm.chat.output_parser import ThinkTags
 
@@ -79,22 +80,21 @@ class ThoughtGate:
     def __init__(
         self,
         inner: Constraint | None,
-        tags: ThinkTags,
+        thoughts: Thoughts,
         tokenizer: Tokenizer,
         masks: TokenMasks,
-        budget: int | None = None,
     ) -> None:
         self._inner = inner
         self._answer = None if inner is None else inner.fork()  # as if the text had no thoughts
-        self._tags = tags
+        self._tags = thoughts
         self._tokenizer = tokenizer
         self._masks = masks
-        self._left = budget
-        self._state = "thinks" if tags.opened else "begins"
+        self._left = thoughts.budget
+        self._state = "thinks" if thoughts.opened else "begins"
         self._seen = ""  # of the text, as far as a tag may end in it
-        self._start = tuple(tokenizer.encode(tags.start, add_special=False))
+        self._start = tuple(tokenizer.encode(thoughts.start, add_special=False))
         self._forced: tuple[int, ...] = ()
-        if tags.opened:
+        if thoughts.opened:
             self._close_if_over()
 
     def mask(self, left: int | None = None) -> Any:

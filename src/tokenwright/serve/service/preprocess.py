@@ -107,8 +107,10 @@ class Preprocessor:
         loosened: tuple[str, ...] = ()
         while True:
             params = self._params(wanted, text, len(ids))
+            tags = self.chat.tags(wanted, text, params)
+            thoughts = None if tags is None else tags.thoughts(wanted.thinking_budget)
             try:
-                request = self._llm.prepare(ids, params, **shared)
+                request = self._llm.prepare(ids, params, thoughts=thoughts, **shared)
                 break
             except RequestError as error:
                 if params.grammar is None:
@@ -118,9 +120,6 @@ class Preprocessor:
                 if not more:
                     raise
                 loosened += more
-        tags = self.chat.tags(wanted, text, params)
-        if tags is not None:
-            self.chat.let_think(request, wanted.thinking_budget, tags)
         reader = self.chat.reader(wanted, text, tags)
         return Prepared(request, text, reader, _at_end(params), truncated, tuple(dict.fromkeys(loosened)))
 
