@@ -2,26 +2,18 @@
 
 import asyncio
 import socket
-import sys
 from math import comb
-from pathlib import Path
 from threading import Thread
 
 import numpy as np
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # they are scripts, found beside each other
-
-import pairs
-import peers
-from http_client import ask
-from peers import Turn
-
-from benchmarks import account, kernels
+from benchmarks.kernels import kernels, pairs
+from benchmarks.peers import peers
+from benchmarks.peers.peers import Turn
+from benchmarks.serving.http_client import ask
 from tests.backends.native import needs_native
-from tokenwright import LLM
-from tokenwright.backends.layout import read_bytes
 from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels
 from tokenwright.backends.torch.kernels import Dense
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels
@@ -77,27 +69,6 @@ def test_a_share_is_of_the_limit_beside_it(monkeypatch: pytest.MonkeyPatch) -> N
     found = kernels.measure(kernels.Case("linear", "int8", 4, StepWork(8e9, 4e9), int, 2), Bound(64), 3)
     assert (found.share, found.of_reading, found.bound) == (0.5, 0.25, "matrix")
     assert (found.microseconds, found.gb_per_second, found.g_multiplications_per_second) == (1e6, 4.0, 2.0)
-
-
-@needs_native
-def test_an_account_has_all_matrices_and_adds_up_to_the_step(
-    native: NativeKernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "best_seconds", lambda run, seconds: run() or 1e-6)
-    monkeypatch.setattr(Bound, "__call__", lambda self, work: Least(0.5e-6, 0.25e-6))
-    with LLM("stories", weights="int8", kv="int4", trace=True) as llm:
-        ops = account.StepOps(native, llm, "int4")
-        steps = account.measured(llm, 512)
-        found = {step: list(account.entries(ops, step, frame, 512, 1)) for step, frame in steps.items()}
-        matrices = read_bytes(llm.graph, llm.weights, 1)
-    assert (steps["chunk of 512"].length, steps["decode"].length) == (512, 1)
-    for step, entries in found.items():
-        inner = [one for one in entries if not one.op.endswith("in the engine")]
-        assert sum(one.microseconds for one in inner) == pytest.approx(steps[step].step_us)
-        assert sum(one.share for one in inner) == pytest.approx(1)
-        read = sum(one.nbytes for one in inner if one.op.startswith("linear"))
-        assert 0.97 * matrices < read <= matrices, "but norms and a row of the embedding"
-        assert {one.of_limit for one in inner[:-1]} == {0.5}
 
 
 def test_the_interval_contains_the_true_median() -> None:

@@ -1,7 +1,6 @@
 """Load and faults at a small size: pages, texts and replies, at any speed. Two server processes, as one is ended."""
 
 import asyncio
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -9,15 +8,12 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # the parts are those of benchmarks/reliability.py
-
-import reliability_parts as parts
-import traffic
-from hostile import ATTACKS, hostile
-from http_client import Reply
-from served import Server
-from verdicts import Report
-
+from benchmarks.serving import reliability_parts as parts
+from benchmarks.serving import traffic
+from benchmarks.serving.hostile import ATTACKS, hostile
+from benchmarks.serving.http_client import Reply
+from benchmarks.serving.served import Server
+from benchmarks.serving.verdicts import Report
 from tokenwright import LLM, RequestError
 from tokenwright.serve.service.preprocess import Preprocessor
 from tokenwright.serve.service.types import GenerationRequest

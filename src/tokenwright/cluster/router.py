@@ -8,7 +8,7 @@ for each token that is to be written, as far as texts of late were long. The che
 conversation goes where its pages are. A hot prefix spreads by itself: once its replica has MISS_WEIGHT times more work
 than the prefix has tokens, another one is cheaper. A slow replica has its work for longer, and so takes less. Equal
 costs go to the replica with fewer texts, then to the one that was chosen longest ago. Both weights were chosen in
-simulations (benchmarks/cluster.py).
+simulations (benchmarks/serving/cluster.py).
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,7 @@
 """`tokenwright serve` in a process of its own, with its memory, its metrics and the times of its /health.
 
-    python benchmarks/served.py serve JSON          # {"model", "llm": options of LLM, "settings": of the server}
-    python benchmarks/served.py health HOST PORT    # ask /health until stdin ends; prints the seconds as JSON
+    python -m benchmarks.serving.served serve JSON      # {"model", "llm": options of LLM, "settings": of the server}
+    python -m benchmarks.serving.served health HOST PORT  # ask /health until stdin ends; prints the seconds as JSON
 
 The server is the one of the command; this file opens its model with options that the command does not have (the number
 of pages, of sequences). /health is asked by a process of its own, so that a busy load generator does not delay it.
@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from http_client import Address
+from benchmarks.serving.http_client import Address
 
 HANGS_S = 120.0  # whatever takes longer will not happen any more
 EVERY_S = 0.02  # between two requests to /health
@@ -49,7 +49,7 @@ class Server:
         raise_files_limit()
         self.settings = dict(settings)
         asked = {"model": str(model), "llm": dict(llm), "settings": dict(settings), "threads": threads}
-        command = command or [sys.executable, __file__, "serve", json.dumps(asked)]
+        command = command or [sys.executable, "-m", "benchmarks.serving.served", "serve", json.dumps(asked)]
         self.process = subprocess.Popen(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None, "a pipe was asked for"
         self.said: list[str] = []
@@ -145,7 +145,7 @@ class Health:
         self.failures = 0
 
     def __enter__(self) -> Health:
-        command = [sys.executable, __file__, "health", self._address[0], str(self._address[1])]
+        command = [sys.executable, "-m", "benchmarks.serving.served", "health", self._address[0], str(self._address[1])]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None, "a pipe was asked for"
         self._process.stdout.readline()  # the first request has been answered

@@ -1,35 +1,98 @@
-"""Two real replicas of this machine: how near the simulator is, and what the router is worth for chats.
+"""The router's worth for chats on two real replicas of this machine.
 
-    python benchmarks/replicas.py predict [--replicas 2] [--requests 150] [--loads .2 .4 .6] [--rounds 5]
-    python benchmarks/replicas.py chats [--replicas 2] [--sessions 64] [--turns 5] [--rounds 3]
+    python -m benchmarks.serving.replicas [--replicas 2] [--sessions 64] [--turns 5] [--rounds 3]
 
-predict: the simulator of cluster.py, with costs of steps that are fitted here on some loads, for others
-(replica_prediction.py says which are which). The output compares medians, and what they are made of.
-
-chats: sessions in groups that share a system prompt; each asks on, some time after it was answered. The same sessions
-through the router and in turn, over fresh replicas; the share of prompt tokens found cached, and TTFT. Each system
-prompt is computed once in any case, and with 8 of them among 320 requests such first turns are the 99th percentile of
-all; so that of later turns stands beside it.
+Sessions in groups share a system prompt; each sends its next turn some time after its last answer. The same sessions go
+through the router and to the replicas in turn, each time over fresh replicas. The table has the share of prompt tokens
+found cached, and TTFT. Each system prompt is computed once in any case, and with 8 of them among 320 requests such
+first turns are the 99th percentile of all; the table also has the 99th percentile of later turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import heapq
+import random
 import time
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from queue import Empty
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 
 import numpy as np
-from reliability_parts import about
-from replica_loads import Load, Told, opened
-from replica_prediction import predict
-from served import quantile
 
+from benchmarks.serving.reliability_parts import about
+from benchmarks.serving.served import quantile
 from tokenwright.cluster.cluster_llm import ClusterLLM
+from tokenwright.cluster.processes import open_cluster
 from tokenwright.cluster.router import RoutedReplica, Router
+from tokenwright.engine import Request, SamplingParams, Token
+from tokenwright.engine.loop import Delivery, RequestHandle
 from tokenwright.engine.prefix_index import PrefixHashes
+
+LEAST_ID = 300  # token ids from here on are ordinary ones
+
+
+@dataclass(eq=False)
+class Told:
+    """The listener of a request, which keeps the times of its tokens and puts itself into `ended` at the end."""
+
+    ended: SimpleQueue[Told]
+    prompt: Sequence[int]
+    tokens: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    handle: RequestHandle | None = None
+
+    def deliver(self, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            written = [event.token for event in delivery.events if isinstance(event, Token)]
+            self.tokens += written
+            self.times += [delivery.time] * len(written)
+            if delivery.ended:
+                self.handle = delivery.handle
+                self.ended.put(self)
+
+    @property
+    def ttft(self) -> float:
+        assert self.handle is not None, "it has ended"
+        return self.times[0] - self.handle.submitted
+
+
+class Load:
+    """Asks replicas for texts of random tokens."""
+
+    def __init__(self, llm: ClusterLLM, seed: int) -> None:
+        self.llm = llm
+        self.ended: SimpleQueue[Told] = SimpleQueue()
+        self.draws = random.Random(seed)
+        self._most = llm.llm_engine.facts.config.vocab_size - 1
+
+    def prompt(self, tokens: int) -> list[int]:
+        return [self.draws.randint(min(LEAST_ID, self._most // 2), self._most) for _ in range(tokens)]
+
+    def request(self, prompt: list[int], written: int) -> Request:
+        """A request that writes this number of tokens."""
+        params = SamplingParams(max_tokens=written, ignore_eos=True, temperature=0.0)
+        return self.llm.llm_engine.inputs.build(prompt, params)
+
+    def ask(self, request: Request) -> Told:
+        told = Told(self.ended, request.prompt)
+        self.llm.submit([request], told)
+        return told
+
+
+@contextmanager
+def opened(options: argparse.Namespace) -> Iterator[ClusterLLM]:
+    llm = open_cluster(options.model, options.replicas, {"kv_memory": options.kv_memory << 20, "speculate": "off"})
+    try:
+        while len(llm.cluster.names) < options.replicas:
+            time.sleep(0.05)
+        gc.collect()
+        gc.freeze()  # as the server does
+        yield llm
+    finally:
+        llm.close()
 
 
 class ByTurns(Router):
@@ -85,7 +148,7 @@ def chats(options: argparse.Namespace) -> None:
         f"turns in {options.groups} groups, {options.kv_memory} MiB of KV memory\n\n"
         "| policy | hits | TTFT p50, ms | p99 | mean | later turns: p99 |\n|---|--:|--:|--:|--:|--:|"
     )
-    for seed in range(options.rounds or 3):
+    for seed in range(options.rounds):
         for name, router in (("router", Router()), ("in turn", ByTurns())):
             with opened(options) as llm:
                 llm.cluster.dispatcher.router = router
@@ -99,38 +162,20 @@ def chats(options: argparse.Namespace) -> None:
             print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
-def predicted(options: argparse.Namespace) -> None:
-    """The simulator against these replicas."""
-    print(f"{about()}; {options.model}, {options.replicas} replicas")
-    with opened(options) as llm:
-        warm = Load(llm, 0)
-        for _ in range(4 * options.replicas):
-            warm.ask(warm.request(warm.prompt(100), 20))
-        warm.wait(4 * options.replicas)
-        predict(llm, options.requests, options.rounds or 5, options.loads, options.save)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure two real replicas.")
-    parser.add_argument("what", choices=("predict", "chats"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="stories")
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--kv-memory", type=int, default=64, help="MiB of all replicas")
-    parser.add_argument("--requests", type=int, default=150, help="predict: of each load")
-    parser.add_argument("--loads", type=float, nargs="+", default=[0.2, 0.4, 0.6], help="predict: shares of the most")
-    parser.add_argument(
-        "--save", type=Path, metavar="FILE", help="predict: keep the costs for `cluster.py --costs FILE`"
-    )
-    parser.add_argument("--sessions", type=int, default=64, help="chats, as the following")
+    parser.add_argument("--sessions", type=int, default=64, help="of chats")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--groups", type=int, default=8, help="that share a system prompt")
     parser.add_argument("--system", type=int, default=200, help="tokens")
     parser.add_argument("--said", type=int, default=24, help="tokens of a turn")
     parser.add_argument("--answer", type=int, default=24, help="tokens")
     parser.add_argument("--think", type=float, default=2.0, help="seconds between turns, the mean")
-    parser.add_argument("--rounds", type=int, help="of the fit (5), or of all sessions (3)")
-    options = parser.parse_args()
-    (predicted if options.what == "predict" else chats)(options)
+    parser.add_argument("--rounds", type=int, default=3)
+    chats(parser.parse_args())
 
 
 if __name__ == "__main__":

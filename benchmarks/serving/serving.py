@@ -1,10 +1,10 @@
 """What the server costs: its throughput beside the engine's own, and its speed under load beside other servers'.
 
-    python benchmarks/serving.py pairs [--model qwen05] [--pairs 12] [--streams 16] [--tokens 64] [--root FOLDER]
-    python benchmarks/serving.py load [--model qwen05] [--peers llama.cpp vllm] [--clients 1 8 32] [--kinds short ...]
-    python benchmarks/serving.py load [--model qwen05] [NAME=HOST:PORT ...]
-    python benchmarks/serving.py threads [--model qwen05] [--pairs 8] [--clients 1 8] [--threads 1 2]
-    python benchmarks/serving.py token OLD_PYTHON NEW_PYTHON [--model qwen05] [--pairs 30] [--tokens 64]
+    python -m benchmarks.serving.serving pairs [--model qwen05] [--pairs 12] [--streams 16] [--tokens 64]
+    python -m benchmarks.serving.serving load [--model qwen05] [--peers llama.cpp vllm] [--clients 1 8 32] [--kinds ...]
+    python -m benchmarks.serving.serving load [--model qwen05] [NAME=HOST:PORT ...]
+    python -m benchmarks.serving.serving threads [--model qwen05] [--pairs 8] [--clients 1 8] [--threads 1 2]
+    python -m benchmarks.serving.serving token OLD_PYTHON NEW_PYTHON [--model qwen05] [--pairs 30] [--tokens 64]
 
 pairs: the same texts through `tokenwright serve` as concurrent streams, and through `LLM.generate` in a process of its
 own, in turn, from the first request to the last token; the output gives the ratio of each pair (its median with the
@@ -42,12 +42,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from http_client import Address, Reply, ask
-from pairs import interval
-from peer_servers import SERVERS, PeerServer
-from reliability_parts import about, in_turns
-from served import Health, Server, quantile
-from traffic import NAME, WORDS
+from benchmarks.kernels.pairs import interval
+from benchmarks.peers.peer_servers import SERVERS, PeerServer
+from benchmarks.serving.http_client import Address, Reply, ask
+from benchmarks.serving.reliability_parts import about, in_turns
+from benchmarks.serving.served import Health, Server, quantile
+from benchmarks.serving.traffic import NAME, WORDS
 
 OPTIONS: Mapping[str, dict[str, Any]] = {
     "qwen05": {"weights": "int8", "pages": 2048},
@@ -73,7 +73,7 @@ class Direct:
 
     def __init__(self, model: str, llm: Mapping[str, Any]) -> None:
         asked = json.dumps({"model": model, "llm": dict(llm)})
-        command = [sys.executable, __file__, "direct", asked]
+        command = [sys.executable, "-m", "benchmarks.serving.serving", "direct", asked]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def seconds(self, each: Sequence[Mapping[str, Any]]) -> float:

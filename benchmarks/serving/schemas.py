@@ -1,6 +1,6 @@
 """How many JSON schemas of other people a grammar enforces in full, and whether its texts are right.
 
-    python -m benchmarks.schemas FOLDER [--each 30] [--seed 1] [--texts 3] [--json FILE]
+    python -m benchmarks.serving.schemas FOLDER [--each 30] [--seed 1] [--texts 3] [--json FILE]
 
 FOLDER holds files as maskbench has them (github.com/guidance-ai/jsonschemabench, maskbench/data): each has a schema
 and instances, right ones and wrong ones. `--each` files of each kind are drawn; a kind is what a name begins with.

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import random_model
-from http_client import Address, Reply, ask
+from benchmarks.kernels import random_model
+from benchmarks.serving.http_client import Address, Reply, ask
 
 NAME = "tiny"  # of the model
 CONTEXT = 2048

@@ -1,6 +1,6 @@
 """Install the engines that `peers.py` compares with, and convert the models of `bench/shapes.py` to their formats.
 
-    python benchmarks/peers_setup.py [llama.cpp openvino ...] [--shapes tiny gpt2 ...] [--root FOLDER]
+    python -m benchmarks.peers.peers_setup [llama.cpp openvino ...] [--shapes tiny gpt2 ...] [--root FOLDER]
 
 Each peer has its own virtual environment, ROOT/peers/PEER/venv, since their dependencies conflict; pip installs the
 packages by name. It compiles llama.cpp, which needs a compiler and many minutes on two cores; the script prefers clang,
@@ -26,7 +26,7 @@ from pathlib import Path
 from tokenwright.bench import shapes
 
 HERE = Path(__file__).parent
-CONSTRAINTS = HERE.parent / "constraints.txt"
+CONSTRAINTS = HERE.parents[1] / "constraints.txt"
 TORCH = next(line for line in CONSTRAINTS.read_text(encoding="utf-8").splitlines() if line.startswith("torch=="))
 VERSIONS = "versions.txt"  # lists the packages of a peer's environment
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")  # they need torch's CUDA build, and are imported if installed
@@ -113,7 +113,7 @@ class State:
             if what in self.missing:
                 return self.missing[what]
         here = (self.folder / VERSIONS).exists() and self.model(shape, form).exists()
-        return None if here else f"not set up; run benchmarks/peers_setup.py {self.folder.name} --shapes {shape}"
+        return None if here else f"not set up; run benchmarks/peers/peers_setup.py {self.folder.name} --shapes {shape}"
 
     def done(self, what: str, why: str | None) -> None:
         """Store the result of a part of the setup: `why` it failed, or None."""

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from http_client import Address, Exchange, Reply, ask, packed, send
-from served import Health, Server, quantile
-from traffic import Told, Wanted, answer, fixed, mixed, told
-from verdicts import Report
+from benchmarks.serving.http_client import Address, Exchange, Reply, ask, packed, send
+from benchmarks.serving.served import Health, Server, quantile
+from benchmarks.serving.traffic import Told, Wanted, answer, fixed, mixed, told
+from benchmarks.serving.verdicts import Report
 
 MB, KB = 2**20, 2**10
 AT_ONCE = 32  # clients

@@ -1,7 +1,7 @@
 """The speed of decoding with drafts over the speed without, on the same text: in turn in one run, with its interval.
 
-    python benchmarks/drafts.py [--pairs 30] [--cases 'qwen05*' 'smollm2*'] [--threads 2] [--root build/models]
-                                [--out build/benchmarks/drafts.json]
+    python -m benchmarks.kernels.drafts [--pairs 30] [--cases 'qwen05*' 'smollm2*'] [--threads 2]
+                                       [--root build/models] [--out build/benchmarks/drafts.json]
 
 Two engines share a model's weights, one of them with `speculate="off"`. In each pair both write the same text once, in
 alternating order, each turn under a salt of its own, so that no earlier turn is read. A figure is tokens a second from
@@ -31,8 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pairs import interval, told
-
+from benchmarks.kernels.pairs import interval, told
 from tokenwright import LLM, Grammar, SamplingParams
 from tokenwright.backends.device import compute_with
 from tokenwright.bench import shapes

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from cluster_arrivals import Ask
-from cluster_costs import Costs
-
+from benchmarks.serving.cluster_arrivals import Ask
+from benchmarks.serving.cluster_costs import Costs
 from tokenwright.cluster.replica import PageNews
 from tokenwright.cluster.replica_pages import ReplicaPages
 from tokenwright.cluster.router import RoutedReplica, Router

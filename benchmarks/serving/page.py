@@ -1,6 +1,6 @@
 """The explorer's page in a headless Chromium whose WebGL is drawn in software: what it fetches, draws, and how long.
 
-    python -m benchmarks.page [--tokens 1000] [--layers 24] [--pictures 30]
+    python -m benchmarks.serving.page [--tokens 1000] [--layers 24] [--pictures 30]
 
 The figures, each with the mark that it is held to (docs/explorer.md):
 

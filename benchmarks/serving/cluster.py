@@ -1,7 +1,7 @@
 """Simulates a cluster: the router, the scheduler and the page pool as they are, over replicas that only take time.
 
-    python benchmarks/cluster.py LOAD... [--replicas 16] [--policy router --policy "round robin"] [--costs FILE]
-    python benchmarks/cluster.py bursty --replicas 1 4 16 64 256 1000 --picture sweep.svg
+    python -m benchmarks.serving.cluster LOAD... [--replicas 16] [--policy router --policy "round robin"] [--costs FILE]
+    python -m benchmarks.serving.cluster bursty --replicas 1 4 16 64 256 1000
 
 A load is a trace, of Mooncake (JSON lines: timestamp, input_length, output_length, hash_ids of blocks of 512 tokens) or
 Azure (CSV: TIMESTAMP, ContextTokens, GeneratedTokens; no two prompts share anything); or chats whose sessions begin
@@ -12,9 +12,9 @@ Time is simulated: a step takes
 
     base + prompt tokens x token + sequences x sequence + cached tokens that are read x key (prompt_key by a prompt)
 
-whose costs are assumptions for a model of some 70 billion parameters on one node, or those of a file, as gpu_costs.py
-and `replicas.py predict --save` write it. One simulated token stands for `--scale` tokens, in prompts and in answers,
-so first tokens are late by up to that many steps.
+whose costs are assumptions for a model of some 70 billion parameters on one node, or those of a file (--costs). One
+simulated token stands for `--scale` tokens, in prompts and in answers, so first tokens are late by
+up to that many steps.
 
 Hits are the share of prompt tokens that were found cached; "of ideal": of what one endless cache of all replicas would
 find. Goodput are the requests a second with a first token within --ttft-s and at most --itl-ms between two others.
@@ -29,9 +29,9 @@ import time
 from pathlib import Path
 from statistics import mean, quantiles
 
-from cluster_arrivals import BLOCK, Ask, Chats, asks_of, read_trace
-from cluster_costs import ASSUMED, Source, read_costs
-from cluster_simulation import POLICIES, ModelledReplica, Simulation
+from benchmarks.serving.cluster_arrivals import BLOCK, Ask, Chats, asks_of, read_trace
+from benchmarks.serving.cluster_costs import ASSUMED, Source, read_costs
+from benchmarks.serving.cluster_simulation import POLICIES, ModelledReplica, Simulation
 
 BURSTS = {"poisson": 1.0, "bursty": 6.0}
 TRACES = (".jsonl", ".csv")
@@ -127,7 +127,6 @@ def main() -> None:
     parser.add_argument("--ttft-s", type=float, default=2.0, help="goodput: seconds to the first token at most")
     parser.add_argument("--itl-ms", type=float, default=50.0, help="goodput: milliseconds between tokens at most")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each line of the table")
-    parser.add_argument("--picture", type=Path, help="an SVG of hits and goodput over the replicas, of the last load")
     options = parser.parse_args()
     for load in options.loads:
         if load not in BURSTS and Path(load).suffix not in TRACES:
@@ -135,21 +134,16 @@ def main() -> None:
     source = read_costs(options.costs) if options.costs else ASSUMED
     gc.disable()  # what a simulation leaves behind has no cycles
     for load in options.loads:
-        rows = []
         if not options.json:
             print(f"\n{Path(load).name}; costs of steps: {source.source}\n\n| {' | '.join(COLUMNS.values())} |")
             print("|--:|---|" + "--:|" * (len(COLUMNS) - 2))
         for replicas in options.replicas:
             for policy in options.policy or POLICIES:
-                rows.append(found := simulate(load, replicas, policy, source, options))
+                found = simulate(load, replicas, policy, source, options)
                 if options.json:
                     print(json.dumps({"load": load, "costs": source.source, **found}), flush=True)
                 else:
                     print(f"| {' | '.join(cell(name, found[name]) for name in COLUMNS)} |", flush=True)
-    if options.picture is not None:
-        from cluster_pictures import draw
-
-        draw(rows, f"{Path(load).name}; costs of steps: {source.source}", options.picture)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The cost of tracing: decode without a trace, with the counters alone, and with one traced row of attention, whose
 logits are held for the sampler's panel or are not.
 
-    python -m benchmarks.look [MODEL] [--weights native] [--pairs 30] [--tokens 64] [--out build/benchmarks]
+    python -m benchmarks.kernels.look [MODEL] [--weights native] [--pairs 30] [--tokens 64] [--out build/benchmarks]
 
 MODEL is a folder, a name, or a shape of `tokenwright bench` such as qwen05. Each round generates the same text four
 ways over the same weights, in an order that rotates from round to round; a ratio compares two texts of one round. The
@@ -87,22 +87,6 @@ def measure(model: str, weights: str, pairs: int, tokens: int) -> dict[str, list
     return seconds
 
 
-def picture(ratios: dict[str, list[float]], title: str, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 2.2), layout="constrained")
-    for row, values in enumerate(ratios.values()):
-        axes.plot(values, [row] * len(values), "o", alpha=0.4, markersize=4)
-        axes.plot([median(values)], [row], "|", markersize=22, color="black")
-    axes.set_yticks(range(len(ratios)), list(ratios))
-    axes.axvline(1, color="grey", linewidth=0.8)
-    axes.set(title=title, xlabel="time of a decode step, as a multiple of one that nobody looks at")
-    figure.savefig(path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="stories")
@@ -129,7 +113,6 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     record = {"model": name, "seconds": seconds, "ratios": found}
     (arguments.out / f"look-{name}.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
-    picture(ratios, f"What looking costs on {name}", arguments.out / f"look-{name}.svg")
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from http_client import Exchange, Reply, ask, packed, send
-from reliability_parts import at_rest, health_target, in_turns, same_text, texts_of
-from served import Health, Server
-from traffic import NAME, fixed
-from verdicts import Report
+from benchmarks.serving.http_client import Exchange, Reply, ask, packed, send
+from benchmarks.serving.reliability_parts import at_rest, health_target, in_turns, same_text, texts_of
+from benchmarks.serving.served import Health, Server
+from benchmarks.serving.traffic import NAME, fixed
+from benchmarks.serving.verdicts import Report
 
 HEALTH_MS = 250
 Attack = Callable[[Server, float], Awaitable[tuple[bool, str]]]  # (server, scale) -> whether it was met well, and how

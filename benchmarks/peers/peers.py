@@ -1,7 +1,7 @@
 """Tokenwright and other engines, in turn in one run, on the models of `bench/shapes.py`.
 
-    python benchmarks/peers_setup.py                                   # once: installs the peers, converts the models
-    python benchmarks/peers.py [--shapes qwen05 ...] [--engines 'ours *' 'llama.cpp q8_0' ...] [--rounds 3] [--long]
+    python -m benchmarks.peers.peers_setup # once: installs the peers, converts the models
+    python -m benchmarks.peers.peers [--shapes qwen05 ...] [--engines 'ours *' 'llama.cpp q8_0' ...] [--rounds 3]
 
 In each round every engine has a turn, in an order that rotates from round to round: a fresh process loads the model,
 warms up, and continues new prompts of random ids, greedily and past every end token.
@@ -38,8 +38,7 @@ from statistics import median
 from types import TracebackType
 from typing import Any
 
-from peers_setup import PEERS, State
-
+from benchmarks.peers.peers_setup import PEERS, State
 from tokenwright.bench import shapes
 from tokenwright.bench.limits import processor
 from tokenwright.bench.measures import MEASURES, Measure, repeated, warm_up
@@ -297,36 +296,6 @@ def ratio(shape: str, measure: str, ours: list[Turn], peer: list[Turn], among: s
     return Ratio(shape, measure, ours[0].contender, peer[0].contender, among, median(values), min(values), max(values))
 
 
-def picture(turns: list[Turn], title: str, path: Path) -> None:
-    """Draw bars of prefill, decode and eight streams; a row for each shape."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    for name in ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"):
-        pyplot.rcParams[name] = "#7d8590"  # readable on light and on dark
-    drawn = list(dict.fromkeys(turn.shape for turn in turns))
-    names = ("prefill", "decode", "8")
-    figure, grid = pyplot.subplots(
-        len(drawn), len(names), figsize=(11, 0.6 + 3.2 * len(drawn)), layout="constrained", squeeze=False
-    )
-    for row, shape in zip(grid, drawn, strict=True):
-        found = by_contender(turn for turn in turns if turn.shape == shape)
-        colours = ["#2f81f7" if name.startswith(OURS) else "#8b949e" for name in found]
-        for axes, name in zip(row, names, strict=True):
-            values = [[turn.figures[name] for turn in its] for its in found.values()]
-            axes.barh(list(found), [median(one) for one in values], color=colours)
-            for at, one in enumerate(values):
-                axes.plot([min(one), max(one)], [at, at], color="black", linewidth=1)
-            axes.invert_yaxis()
-            axes.set(title=f"{shape}: {name}{' streams' if name == '8' else ''}", xlabel="tokens/s")
-            axes.label_outer(remove_inner_ticks=True)
-            axes.tick_params(labelbottom=True)
-    figure.suptitle(title)
-    figure.savefig(path, transparent=True)
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=list(shapes.SHAPES), default=list(shapes.SHAPES))
@@ -377,8 +346,6 @@ def main() -> None:
         "missing": missing,
     }
     (out / "peers.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
-    if turns:
-        picture(turns, title, out / "peers.svg")
 
 
 if __name__ == "__main__":

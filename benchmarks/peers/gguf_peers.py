@@ -1,7 +1,7 @@
 """The same GGUF files in llama.cpp and in Tokenwright: speed, in turn in one run, and the tokens that both choose.
 
-    python benchmarks/gguf_peers.py --python PEER_VENV/bin/python FILE.gguf ... [--rounds 5] [--threads 2] [--texts 4]
-    python benchmarks/gguf_peers.py --python PEER_VENV/bin/python FILE.gguf ... --turns 30 [--length 16000]
+    python -m benchmarks.peers.gguf_peers --python PEER_VENV/bin/python FILE.gguf ... [--rounds 5] [--threads 2]
+    python -m benchmarks.peers.gguf_peers --python PEER_VENV/bin/python FILE.gguf ... --turns 30 [--length 16000]
 
 PEER_VENV has llama-cpp-python (`peers_setup.py llama.cpp` makes one; `adapters/to_gguf.py` writes random models in
 llama.cpp's own types). Both engines keep a file loaded, each in a process of its own, and have a turn in each round
@@ -33,12 +33,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from http_client import Address, ask
-from peer_servers import PeerServer, llama_cpp
-from peers import OURS, Contender, Process
-from served import Server
-from traffic import NAME, WORDS
-
+from benchmarks.peers.peer_servers import PeerServer, llama_cpp
+from benchmarks.peers.peers import OURS, Contender, Process
+from benchmarks.serving.http_client import Address, ask
+from benchmarks.serving.served import Server
+from benchmarks.serving.traffic import NAME, WORDS
 from tokenwright.bench.limits import processor
 from tokenwright.bench.measures import MEASURES, Measure, prompts
 from tokenwright.checkpoints.gguf.header import read_gguf

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from http_client import Address
-from peers_setup import State
-from served import get
+from benchmarks.peers.peers_setup import State
+from benchmarks.serving.http_client import Address
+from benchmarks.serving.served import get
 
 STARTS_S = 600.0  # vLLM compiles for minutes
 CONTEXT = 2048

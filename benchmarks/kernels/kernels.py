@@ -1,8 +1,7 @@
 """Each native kernel as a share of its bound: reading its bytes, or its multiplications, whichever takes longer.
 
-    python -m benchmarks.kernels [--kernels linear attention rest] [--rows 1 2 4 ..] [--contexts 512 1024 ..]
+    python -m benchmarks.kernels.kernels [--kernels linear attention rest] [--rows 1 2 4 ..] [--contexts 512 1024 ..]
                                  [--rounds 9] [--mib MIB] [--out build/benchmarks]
-    python -m benchmarks.kernels --account [--model qwen05] [--weights int8] [--kv int8] [--contexts 512 4096]
 
     linear      a matrix of --mib, larger than any cache, for up to 16 rows; for more rows one of qwen05's, 4,864 x 896
     attention   qwen05's heads (14, and 2 of K and V, of 64), one layer: one row, compared with reading alone, and a
@@ -13,8 +12,7 @@
 
 A round measures the limit and then the kernel, each as the best of the calls in 20 ms; the output gives the median of
 the rounds' shares, with the lowest and the highest. Calls come from Python and cost some microseconds, which matters
-for short contexts: the output gives the microseconds of each call. `--account` instead says where the time of a whole
-step goes (account.py).
+for short contexts: the output gives the microseconds of each call.
 """
 
 from __future__ import annotations
@@ -28,11 +26,9 @@ from ctypes import byref
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
-from benchmarks.quality import COLOURS, canvas, save, table
 from tokenwright.arrays import DTYPES, Floats, address, empty
 from tokenwright.backends.device import CPU, kernel_threads, threads_of
 from tokenwright.backends.native import structs
@@ -282,56 +278,22 @@ def row(point: Point) -> tuple[str, ...]:
 
 def report(points: Sequence[Point]) -> str:
     head = ("kernel", "form", "rows or context", "µs a call", "GB/s", "G mult/s", "of reading", "bound", "share")
-    return table(head, map(row, points))
-
-
-def picture(points: Sequence[Point], title: str, path: Path) -> None:
-    """Draw the shares over rows, and over contexts."""
-    kernels = [kernel for kernel in dict.fromkeys(one.kernel for one in points) if kernel.startswith(KINDS[:2])]
-    if not kernels:
-        return
-    figure, places = canvas(figsize=(4.2 * len(kernels), 3.6), ncols=len(kernels), squeeze=False)
-    for axes, kernel in zip(places[0], kernels, strict=True):
-        its = [one for one in points if one.kernel == kernel]
-        for colour, form in zip(COLOURS, dict.fromkeys(one.form for one in its), strict=False):
-            line(axes, [one for one in its if one.form == form], colour)
-        axes.set_xscale("log", base=2)
-        axes.set(title=kernel, ylim=(0, 1.1), xlabel="rows" if kernel == "linear" else "context")
-        axes.axhline(1, color="grey", linewidth=0.8, linestyle=":")
-    places[0][0].set_ylabel("share of the limit")
-    places[0][0].legend()
-    figure.suptitle(title)
-    save(figure, path)
-
-
-def line(axes: Any, points: Sequence[Point], colour: str) -> None:
-    axes.plot([one.size for one in points], [one.share for one in points], "o-", color=colour, label=points[0].form)
+    rule = ("---", *("---:" for _ in head[1:]))
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *map(row, points)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernels", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
-    parser.add_argument("--contexts", type=int, nargs="+")
+    parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--mib", type=int, default=beyond_caches(CPU) >> 20, help="of what comes from memory")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
-    parser.add_argument("--account", action="store_true", help="of a step of --model, op by op")
-    parser.add_argument("--beside", type=Path, help="an account.json, which the picture has beside this one")
-    parser.add_argument("--model", default="qwen05", help="a shape of tokenwright.bench.shapes")
-    parser.add_argument("--weights", default="int8")
-    parser.add_argument("--kv", default="int8", choices=CACHES)
     arguments = parser.parse_args()
     kernels = find_kernels()
     if kernels is None:
         parser.error("there are no native kernels here, or TOKENWRIGHT_KERNELS asks for others")
-    if arguments.account:
-        from benchmarks.account import write_account
-
-        arguments.contexts = arguments.contexts or [CHUNK, 4096]
-        write_account(kernels, arguments)
-        return
-    arguments.contexts = arguments.contexts or list(CONTEXTS)
     before = os.getloadavg()[0]
     points = measure_all(kernels, arguments)
     title = f"{processor()}, {kernels.isa}, {kernel_threads.count} threads"
@@ -339,7 +301,6 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     record = {"about": title, "load": before, "points": [asdict(one) for one in points]}
     (arguments.out / "kernels.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    picture(points, title, arguments.out / "kernels.svg")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Two editions in turn on one machine: the speed of the new one over the old one's, with its 95 % interval.
 
-    python benchmarks/pairs.py OLD_PYTHON NEW_PYTHON [--pairs 30] [--cases stories-1 'qwen05*'] [--threads 2] [--busy]
-                               [--kv native] [--root FOLDER] [--out build/benchmarks/pairs.json]
+    python -m benchmarks.kernels.pairs OLD_PYTHON NEW_PYTHON [--pairs 30] [--cases stories-1 'qwen05*']
+                                      [--threads 2] [--busy] [--kv native] [--root FOLDER] [--out FILE]
 
 OLD_PYTHON and NEW_PYTHON are the interpreters of two installations of Tokenwright. Each runs this file as a worker that
 loads a model once and receives one measurement after another (JSON lines over pipes); while one measures, the other
@@ -47,8 +47,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Literal
 
-import random_model
-
+from benchmarks.kernels import random_model
 from tokenwright import LLM, SamplingParams
 
 Way = Literal["generate", "stream", "whole", "astream"]
@@ -155,7 +154,11 @@ class Worker:
         self.name = name
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENWRIGHT_CACHE": str(cache)}
         self._process = subprocess.Popen(
-            [python, __file__, "work"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            [python, "-m", "benchmarks.kernels.pairs", "work"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
 
     def ask(self, do: str, **what: object) -> Any:

@@ -1,7 +1,7 @@
 """Load and faults: `tokenwright serve` under clients that die, crowds, hostile clients, SIGTERM, and for a long time.
 
-    python benchmarks/reliability.py [kills pool queue hostile stop soak] [--scale 1.0] [--out build/reliability.json]
-    python benchmarks/reliability.py soak --requests 50000 --minutes 30
+    python -m benchmarks.serving.reliability [kills pool queue hostile stop soak] [--scale 1.0] [--out FILE]
+    python -m benchmarks.serving.reliability soak --requests 50000 --minutes 30
 
     kills     1,000 clients go away at a random point, streaming and not
     pool      512 mixed requests at once through a pool of 1.2 longest requests; each text as undisturbed
@@ -27,11 +27,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import traffic
-from hostile import hostile
-from reliability_parts import about, kills, pool, queue, soak, stop
-from served import Server
-from verdicts import HEAD, Report
+from benchmarks.serving import traffic
+from benchmarks.serving.hostile import hostile
+from benchmarks.serving.reliability_parts import about, kills, pool, queue, soak, stop
+from benchmarks.serving.served import Server
+from benchmarks.serving.verdicts import HEAD, Report
 
 Run = Callable[[Server, Report, float], Awaitable[None]]
 
