@@ -8,12 +8,17 @@ that it annotates, except class variables, and those assigned to `self`.
 from __future__ import annotations
 
 import ast
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "tokenwright"
 CROWDED = 18  # files of one kind in a folder
+TOPS = ("src", "tests", "web", "benchmarks", "scripts", "recipes", "examples")  # the folders of the code
+MADE = ("node_modules", "dist", "__pycache__")  # folders that tools write
+CODE = (".py", ".ts", ".tsx", ".css", ".cpp", ".h")
+LEFT_OVER = (".orig", ".rej", ".bak")
 LOOSE = 10  # modules at the top of the package
 WIDE = 12  # attributes of a behaviour class
 
@@ -27,8 +32,6 @@ ROLES: dict[str, str] = {
 # A panel of the page is named alike on each side, and after the command or the part of the package that it shows.
 PANELS = ("trace/messages", "serve/explorer")
 SHOWN = ("cli/commands", "decode/sampler.py")
-
-ROUND = 100  # lines, in the table of docs/structure.md
 
 Trees = Mapping[str, ast.Module]
 
@@ -68,8 +71,23 @@ def panel(places: list[str]) -> bool:
     return any(one.startswith(PANELS) for one in places) and all(one.startswith((*PANELS, *SHOWN)) for one in places)
 
 
+def repository(root: Path = PACKAGE.parents[1]) -> list[str]:
+    """The paths of the repository's code, and of what editors and merges left beside it."""
+    found: list[str] = []
+    for top in TOPS:
+        for folder, folders, names in os.walk(root / top):
+            folders[:] = [one for one in folders if one not in MADE and Path(folder, one) != PACKAGE / "web"]
+            found += (Path(folder, name).relative_to(root).as_posix() for name in names)
+    return sorted(path for path in found if path.endswith((*CODE, *LEFT_OVER)))
+
+
+def left_over(files: Iterable[str]) -> list[str]:
+    """What editors and merges left behind."""
+    return [name for name in files if name.endswith(LEFT_OVER)]
+
+
 def crowded_folders(files: Iterable[str]) -> dict[tuple[str, str], int]:
-    """Folders with more than CROWDED files of one ending, of paths in the package."""
+    """Folders with more than CROWDED files of one ending."""
     counts = Counter((name.rpartition("/")[0], Path(name).suffix) for name in files)
     return {folder: count for folder, count in sorted(counts.items()) if count > CROWDED}
 
@@ -154,22 +172,3 @@ def import_circles(trees: Trees) -> list[list[str]]:
         if start in reached[start]
     }
     return [list(circle) for circle in sorted(found)]
-
-
-def rooms(package: Path = PACKAGE) -> dict[str, tuple[int, int]]:
-    """By room, its files and their lines; the package's top is "."."""
-    found: defaultdict[str, list[int]] = defaultdict(list)
-    for path in package.rglob("*.py"):
-        lines = len(path.read_text(encoding="utf-8").splitlines())
-        found[path.parent.relative_to(package).as_posix()].append(lines)
-    return {room: (len(each), sum(each)) for room, each in sorted(found.items())}
-
-
-def table(package: Path = PACKAGE) -> Iterator[str]:
-    """The rows of the rooms in docs/structure.md."""
-    for room, (files, lines) in rooms(package).items():
-        yield f"|{room}|{files}|{max(ROUND, round(lines, -2)):,}|"
-
-
-if __name__ == "__main__":
-    print("\n".join(table()))

@@ -19,7 +19,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NATIVE = PACKAGE / "backends" / "native" / "cpp"
 ROOMS = [NATIVE, *(path for path in NATIVE.rglob("*") if path.is_dir())]
-FOLDERS = (PACKAGE, ROOT, PACKAGE.parent, *ROOMS, *(ROOT / "benchmarks").iterdir())
+FOLDERS = (PACKAGE, ROOT, PACKAGE.parent, *ROOMS, *(ROOT / "benchmarks").iterdir(), ROOT / "web" / "src")
 MOST_WORDS = 500  # of the README
 MOST_IN_DOCS = 35_000
 

@@ -1,14 +1,14 @@
 // Where the page begins: the parts are connected, the address is read, the first minute starts.
 
 import { render } from "preact";
-import * as address from "./address";
-import * as clock from "./clock";
-import { install } from "./hook";
-import { listen } from "./keys";
-import { acknowledge } from "./live";
-import { take } from "./player";
-import { boot, follow, openSite, openTrace, playAlone, visit } from "./session";
-import type { Site } from "./store";
+import * as address from "./visit/address";
+import * as clock from "./visit/clock";
+import { install } from "./visit/test-probe";
+import { listen } from "./visit/keys";
+import { acknowledge } from "./visit/live";
+import { take } from "./run/player";
+import { boot, follow, openSite, openTrace, playAlone, visit } from "./visit/session";
+import type { Site } from "./visit/store";
 import { App } from "./ui/App";
 import "./style/roles.css";
 import "./style/base.css";
@@ -18,7 +18,7 @@ import "./style/layout.css";
 import "./style/prompt.css";
 import "./style/stage.css";
 import "./style/work.css";
-import "./style/way.css";
+import "./style/drill-down.css";
 import "./style/overlay.css";
 import "./style/text.css";
 import "./style/transport.css";

@@ -9,7 +9,7 @@ import pytest
 from tests.browser.conftest import HASTE, RENDERERS, SIZE, Explored, near
 from tests.browser.stage.test_figures import PROMPT
 
-ABOVE, BELOW = 40, 96  # CSS px beside the stage in a picture; as in web/src/picture.ts
+ABOVE, BELOW = 40, 96  # CSS px beside the stage in a picture; as in web/src/stage/picture.ts
 SLOT = b'<script type="application/json" id="trace">'
 HOSTILE = "</script><script>window.pwned=1</script><!-- a prompt"
 

@@ -1,7 +1,7 @@
 // The chat's calls to the server: the public API for answers, so that keys, limits and queues hold here as for anybody,
 // and two routes of the page's own. A key is sent where one was given.
 
-import { ApiError, address } from "../api";
+import { ApiError, address } from "../visit/api";
 import type { ChatModel, ChatPrompt } from "../schema/chat";
 import * as keep from "./keep";
 import { type Heard, read } from "./sse";

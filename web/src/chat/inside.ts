@@ -2,7 +2,7 @@
 // the explorer's form. The conversation is in this browser's storage, so the address names it and holds no text.
 
 import { batch } from "@preact/signals";
-import * as form from "../form";
+import * as form from "../run/next-run";
 import * as calls from "./calls";
 import * as keep from "./keep";
 

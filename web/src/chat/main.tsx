@@ -3,7 +3,7 @@
 import { render } from "preact";
 import { start } from "./store";
 import { Chat } from "./ui/Chat";
-import "../theme";
+import "../visit/theme";
 import "../style/roles.css";
 import "../style/base.css";
 import "../style/top.css";

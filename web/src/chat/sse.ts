@@ -1,7 +1,7 @@
 // An answer of the public API as it streams: server-sent events, in which each `data:` line is a chunk of OpenAI's form.
 // The reader takes chats and completions alike, and knows nothing of the page.
 
-import { ApiError } from "../api";
+import { ApiError } from "../visit/api";
 
 export interface Heard {
   text: string;

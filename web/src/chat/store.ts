@@ -2,7 +2,7 @@
 // conversation a few times a second, and kept when it is complete.
 
 import { batch, computed, signal } from "@preact/signals";
-import { ApiError } from "../api";
+import { ApiError } from "../visit/api";
 import type { ChatModel } from "../schema/chat";
 import * as calls from "./calls";
 import * as keep from "./keep";

@@ -3,15 +3,15 @@
 
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import { call, post } from "../api";
-import * as form from "../form";
-import { count, figures, plural } from "../format";
-import { model, site } from "../store";
-import { quoted } from "../text";
+import { call, post } from "../visit/api";
+import * as form from "../run/next-run";
+import { count, figures, plural } from "../ui/format";
+import { model, site } from "../visit/store";
+import { quoted } from "../ui/text";
 import { BEAM_CARD, type BeamCard, type BeamNode } from "../schema/beams";
 import { Datum, Failed, Whole, asked } from "./common";
 import { Lead } from "../ui/Lead";
-import "../style/beams.css";
+import "../style/panels/beams.css";
 
 const found = asked<BeamCard>();
 const beams = signal<number | null>(4);

@@ -3,17 +3,17 @@
 
 import { effect, signal, untracked } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import { call } from "../api";
-import { count, figures, flop, joined, numbered, percent, plural } from "../format";
-import { select, selected } from "../rows";
-import { card, frame, run } from "../store";
-import { marked, quoted } from "../text";
+import { call } from "../visit/api";
+import { count, figures, flop, joined, numbered, percent, plural } from "../ui/format";
+import { select, selected } from "../run/attention-row";
+import { card, frame, run } from "../visit/store";
+import { marked, quoted } from "../ui/text";
 import { BLOCK_STAGE, BLOCK_VIEW, type BlockStage, type BlockView } from "../schema/block";
 import { Lead } from "../ui/Lead";
 import { Badge } from "../ui/Stat";
-import { chosenCell } from "../cell";
+import { chosenCell } from "../stage/cell-pointer";
 import { Datum, Failed, Nothing, asked, present, useRested } from "./common";
-import "../style/block.css";
+import "../style/panels/block.css";
 
 const COLUMNS = 28; // tokens of the small wall
 

@@ -3,14 +3,14 @@
 
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import { call, post } from "../api";
-import { bytes, count, flop, joined, modelName, percent, plural } from "../format";
-import { model } from "../store";
+import { call, post } from "../visit/api";
+import { bytes, count, flop, joined, modelName, percent, plural } from "../ui/format";
+import { model } from "../visit/store";
 import { CALCULATOR_CARD, type CalculatorCard } from "../schema/calculator";
 import { Lead } from "../ui/Lead";
 import { Badge } from "../ui/Stat";
 import { Choice, Datum, Failed, Whole, asked } from "./common";
-import "../style/calculator.css";
+import "../style/panels/calculator.css";
 
 const PAUSE = 250; // ms without a change before the engine is asked
 const KV = ["native", "float32", "bfloat16", "fp8", "int8", "int4"];

@@ -3,17 +3,17 @@
 
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import { call } from "../api";
-import { beside, phase, result, verdict } from "../ghosts";
-import { numbered, plural } from "../format";
-import * as player from "../player";
-import { marked } from "../text";
-import { frame, joined, live, run, site } from "../store";
+import { call } from "../visit/api";
+import { beside, phase, result, verdict } from "../run/draft-text";
+import { numbered, plural } from "../ui/format";
+import * as player from "../run/player";
+import { marked } from "../ui/text";
+import { frame, joined, live, run, site } from "../visit/store";
 import { DRAFTS_CARD, type DraftStep, type DraftsCard } from "../schema/drafting";
 import type { TokenCard } from "../schema";
 import { Datum, Failed, Nothing, asked } from "./common";
 import { Lead } from "../ui/Lead";
-import "../style/drafts.css";
+import "../style/panels/drafts.css";
 
 const PAUSE = 300; // ms from one request to the next, while a text grows
 

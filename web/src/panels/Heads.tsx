@@ -3,20 +3,20 @@
 
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { call } from "../api";
-import { count, percent, plural } from "../format";
-import * as form from "../form";
-import { select, selected } from "../rows";
-import { WEIGHTS } from "../scene";
-import { start } from "../session";
-import { run } from "../store";
-import { marked, quoted } from "../text";
-import { theme } from "../theme";
+import { call } from "../visit/api";
+import { count, percent, plural } from "../ui/format";
+import * as form from "../run/next-run";
+import { select, selected } from "../run/attention-row";
+import { WEIGHTS } from "../stage/scene";
+import { start } from "../visit/session";
+import { run } from "../visit/store";
+import { marked, quoted } from "../ui/text";
+import { theme } from "../visit/theme";
 import type { AtlasCard, HeadCard, LensCard, MatrixCard } from "../schema/heads";
 import { Lead } from "../ui/Lead";
 import { Badge } from "../ui/Stat";
 import { Failed, Nothing, asked, present, useRested } from "./common";
-import "../style/heads.css";
+import "../style/panels/heads.css";
 
 type Kind = HeadCard["kind"];
 

@@ -2,14 +2,14 @@
 // both on the same weights; what differs is what it keeps of K and V.
 
 import { signal } from "@preact/signals";
-import { call, post } from "../api";
-import { joined, numbered, percent, plural, shown as inUnit } from "../format";
-import { last, live, run } from "../store";
-import { marked, quoted } from "../text";
+import { call, post } from "../visit/api";
+import { joined, numbered, percent, plural, shown as inUnit } from "../ui/format";
+import { last, live, run } from "../visit/store";
+import { marked, quoted } from "../ui/text";
 import { LAB_CARD, type LabCard } from "../schema/lab";
 import { Choice, Datum, Failed, Nothing, Whole, asked } from "./common";
 import { Lead } from "../ui/Lead";
-import "../style/lab.css";
+import "../style/panels/lab.css";
 
 const KV = ["native", "float32", "bfloat16", "fp8", "int8", "int4"];
 const STRONG = 0.5; // nats of KL that are shaded fully

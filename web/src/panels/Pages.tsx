@@ -3,9 +3,9 @@
 
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import { call, post } from "../api";
-import { bytes, count, joined, plural } from "../format";
-import { frame, run, site } from "../store";
+import { call, post } from "../visit/api";
+import { bytes, count, joined, plural } from "../ui/format";
+import { frame, run, site } from "../visit/store";
 import {
   POOL_GROUP,
   type BatchCard,
@@ -16,7 +16,7 @@ import {
 } from "../schema/pages";
 import { Failed, Datum, asked, words } from "./common";
 import { Lead } from "../ui/Lead";
-import "../style/pages.css";
+import "../style/panels/pages.css";
 
 const LEAST_CELLS = 192; // of the grid, at least; the pages behind the last one in use are free, and are told in words
 const MOST_CELLS = 2048;

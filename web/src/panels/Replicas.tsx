@@ -2,12 +2,12 @@
 // died goes on in another room, at its next token. What the texts say is their clients', and is not told.
 
 import { useEffect } from "preact/hooks";
-import { call } from "../api";
-import { count, plural } from "../format";
+import { call } from "../visit/api";
+import { count, plural } from "../ui/format";
 import { REPLICA_ROOM, REPLICAS_CARD, TEXT_ROUTE, type ReplicaRoom, type ReplicasCard, type TextRoute } from "../schema/rooms";
 import { Lead } from "../ui/Lead";
 import { Datum, Failed, asked } from "./common";
-import "../style/replicas.css";
+import "../style/panels/replicas.css";
 
 const EVERY = 400; // ms
 

@@ -2,14 +2,14 @@
 // pages of the KV cache up to there are the same ones, and the pool counts what that saves.
 
 import { useEffect } from "preact/hooks";
-import * as branches from "../branches";
-import { count, numbered, percent, plural } from "../format";
-import { asking, frame, last, live, run, shown } from "../store";
-import { quoted } from "../text";
+import * as branches from "../run/branches";
+import { count, numbered, percent, plural } from "../ui/format";
+import { asking, frame, last, live, run, shown } from "../visit/store";
+import { quoted } from "../ui/text";
 import { BRANCH, type Branch } from "../schema/branches";
 import { Lead } from "../ui/Lead";
 import { Told } from "../ui/Stat";
-import "../style/branches.css";
+import "../style/panels/branches.css";
 
 const LISTED = 8;
 const PAUSE = 250; // ms without a new step before the server is asked again

@@ -2,13 +2,13 @@
 
 import { signal, type Signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import { ApiError } from "../api";
-import { sentence } from "../format";
-import { obtainable, unasked } from "../rows";
+import { ApiError } from "../visit/api";
+import { sentence } from "../ui/format";
+import { obtainable, unasked } from "../run/attention-row";
 import { Figure } from "../ui/Stat";
-import { frame, live, run } from "../store";
+import { frame, live, run } from "../visit/store";
 import type { About } from "../schema";
-import "../style/panel-parts.css";
+import "../style/panels/panel-parts.css";
 
 const PATIENCE = 350; // ms that a step must stay shown
 

@@ -3,20 +3,20 @@
 
 import { computed, signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import * as api from "../api";
-import * as form from "../form";
-import * as lanes from "../lanes";
-import * as player from "../player";
-import { count, flop, joined, micros, numbered, plural, sentence } from "../format";
-import type { SceneToken } from "../renderers/renderer";
-import { model, site } from "../store";
+import * as api from "../visit/api";
+import * as form from "../run/next-run";
+import * as lanes from "../stage/lanes";
+import * as player from "../run/player";
+import { count, flop, joined, micros, numbered, plural, sentence } from "../ui/format";
+import type { SceneToken } from "../stage/renderers/renderer";
+import { model, site } from "../visit/store";
 import type { TokenCard } from "../schema";
-import { quoted } from "../text";
+import { quoted } from "../ui/text";
 import { RACE_STEP, RACE_SUMS, type RaceCard, type RaceEnd, type RaceStep } from "../schema/race";
 import { Lead } from "../ui/Lead";
 import { Told } from "../ui/Stat";
 import { Chart } from "../ui/Chart";
-import "../style/race.css";
+import "../style/panels/race.css";
 
 const card = signal<RaceCard | null>(null);
 const steps = signal<readonly RaceStep[]>([]);

@@ -3,15 +3,15 @@
 
 import { useEffect } from "preact/hooks";
 import { computed, signal } from "@preact/signals";
-import * as api from "../api";
-import * as branches from "../branches";
-import { count, percent, sentence } from "../format";
-import { asking, frame, last, live, run } from "../store";
-import { marked, quoted } from "../text";
+import * as api from "../visit/api";
+import * as branches from "../run/branches";
+import { count, percent, sentence } from "../ui/format";
+import { asking, frame, last, live, run } from "../visit/store";
+import { marked, quoted } from "../ui/text";
 import { SAMPLER_VIEW, type Ranked, type SamplerView } from "../schema/sampler";
 import { Lead } from "../ui/Lead";
 import { Told } from "../ui/Stat";
-import "../style/sampler.css";
+import "../style/panels/sampler.css";
 
 const PAUSE = 60; // ms without a move of a dial before the server is asked
 const LISTED = 12;

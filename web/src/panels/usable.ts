@@ -1,6 +1,6 @@
 // Which panels this page has.
 
-import { alone, clustered, site } from "../store";
+import { alone, clustered, site } from "../visit/store";
 import { PANELS, type Panel } from "./index";
 
 /** A page without an engine has the panels that need none, and a site those that were recorded too. */

@@ -1,18 +1,18 @@
 // The page: one grid of named places. The order in the document is that of use: the stage with its switch comes first, and
 // a link before it leads to the button that plays.
 
-import { moment, written } from "../clock";
-import { lanes } from "../lanes";
-import { badges, embedded, panel } from "../store";
-import { announcement } from "../words";
+import { moment, written } from "../visit/clock";
+import { lanes } from "../stage/lanes";
+import { badges, embedded, panel } from "../visit/store";
+import { announcement } from "../visit/messages";
 import { Drawer } from "./Drawer";
 import { Help } from "./Help";
 import { Prompt } from "./Prompt";
-import { Result } from "./Result";
-import { Stage } from "./Stage";
-import { Text } from "./Text";
+import { Result } from "../run/Result";
+import { Stage } from "../stage/Stage";
+import { Text } from "../run/Text";
 import { Top } from "./Top";
-import { Transport } from "./Transport";
+import { Transport } from "../run/Transport";
 
 export function App() {
   const whole = !embedded.value; // in a frame of another page: the stage, the text and the transport

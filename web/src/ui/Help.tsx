@@ -1,8 +1,8 @@
 // The help sheet: what the page shows in a few sentences, and every key.
 
 import { useEffect, useRef } from "preact/hooks";
-import { keys as usable } from "../keys";
-import { card, helpOpen } from "../store";
+import { keys as usable } from "../visit/keys";
+import { card, helpOpen } from "../visit/store";
 import { Icon } from "./icons";
 
 export function Help() {

@@ -5,13 +5,13 @@
 import type { ComponentChildren } from "preact";
 import { useEffect } from "preact/hooks";
 import { useSignal } from "@preact/signals";
-import * as actions from "../actions";
-import * as form from "../form";
-import { modelName, plural, sentence } from "../format";
-import { lanes } from "../lanes";
-import * as session from "../session";
-import { alone, clustered, embedded, last, link, loading, model, pageState, problem, reachable, refused, rendererNote, retryAt, run, site } from "../store";
-import { loaded } from "../words";
+import * as actions from "../visit/actions";
+import * as form from "../run/next-run";
+import { modelName, plural, sentence } from "./format";
+import { lanes } from "../stage/lanes";
+import * as session from "../visit/session";
+import { alone, clustered, embedded, last, link, loading, model, pageState, problem, reachable, refused, rendererNote, retryAt, run, site } from "../visit/store";
+import { loaded } from "../visit/messages";
 import { Icon } from "./icons";
 
 /** Above the picture. */

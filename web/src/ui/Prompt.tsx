@@ -1,12 +1,12 @@
 // The prompt line: the text, the prompts that start on a click, Run, and the settings behind a gear. Problems with a run
 // that was asked for are said here, beside what would mend them.
 
-import { dismiss } from "../actions";
-import { start, visit } from "../session";
-import * as form from "../form";
-import { type Problem, alone, clustered, joined, model, pageState, problem, result, run, site } from "../store";
-import { align } from "../text";
-import { plural, sentence } from "../format";
+import { dismiss } from "../visit/actions";
+import { start, visit } from "../visit/session";
+import * as form from "../run/next-run";
+import { type Problem, alone, clustered, joined, model, pageState, problem, result, run, site } from "../visit/store";
+import { align } from "./text";
+import { plural, sentence } from "./format";
 import { Icon } from "./icons";
 import { Settings } from "./Settings";
 

@@ -3,13 +3,13 @@
 
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import * as form from "../form";
-import { alone, card, model, run } from "../store";
-import { glyphs, marked } from "../text";
-import { modelName, plural } from "../format";
+import * as form from "../run/next-run";
+import { alone, card, model, run } from "../visit/store";
+import { glyphs, marked } from "./text";
+import { modelName, plural } from "./format";
 import { Icon } from "./icons";
 import { Theme } from "./Theme";
-import { Cameras, Selectors } from "./View";
+import { Cameras, Selectors } from "../stage/View";
 
 const SHOWN = 400; // chips; a long prompt is counted, not listed to its end
 

@@ -3,10 +3,10 @@
 
 import { signal, useSignal } from "@preact/signals";
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
-import { chooseTrace } from "../actions";
-import { linkable, nearby, share } from "../address";
-import { savePage, savePerfetto, savePicture, saveTrace, unserved } from "../exports";
-import { alone, link, run, site } from "../store";
+import { chooseTrace } from "../visit/actions";
+import { linkable, nearby, share } from "../visit/address";
+import { savePage, savePerfetto, savePicture, saveTrace, unserved } from "../run/exports";
+import { alone, link, run, site } from "../visit/store";
 import { Icon } from "./icons";
 
 interface Entry {

@@ -2,9 +2,9 @@
 // badge: M measured by the engine's clock, C counted where the work is done, D derived by a formula, R read out of the
 // model.
 
-import { plural, shown } from "../format";
+import { plural, shown } from "./format";
 import { NUMBERS, type About, type Source, type StepFrame } from "../schema";
-import { frame } from "../store";
+import { frame } from "../visit/store";
 
 const WORDS: Record<Source, string> = {
   measured: "Measured by the engine's clock",

@@ -1,6 +1,6 @@
 // The button that goes from the system's colours to dark, to light, and round.
 
-import { choice, choose, type Choice } from "../theme";
+import { choice, choose, type Choice } from "../visit/theme";
 import { Icon } from "./icons";
 
 const NEXT: Record<Choice, Choice> = { auto: "dark", dark: "light", light: "auto" };

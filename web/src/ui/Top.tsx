@@ -1,9 +1,9 @@
 // The top bar: what the page is, the ways in, and what concerns the page as a whole.
 
-import { openPanel } from "../actions";
+import { openPanel } from "../visit/actions";
 import { PANELS } from "../panels";
-import { alone, helpOpen, pageState, panel, site } from "../store";
-import { connection } from "../words";
+import { alone, helpOpen, pageState, panel, site } from "../visit/store";
+import { connection } from "../visit/messages";
 import { Icon } from "./icons";
 import { Share } from "./Share";
 

@@ -9,7 +9,7 @@ import { Composer } from "./Composer";
 import { Conversations } from "./Conversations";
 import { Settings } from "./Settings";
 import { Turns } from "./Turns";
-import { modelName } from "../../format";
+import { modelName } from "../../ui/format";
 
 type Side = "conversations" | "settings" | null;
 const side = signal<Side>(null);

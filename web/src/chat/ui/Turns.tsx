@@ -2,7 +2,7 @@
 
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { modelName, percent } from "../../format";
+import { modelName, percent } from "../../ui/format";
 import { Icon } from "../../ui/icons";
 import { Figure } from "../../ui/Stat";
 import { current, edit, follow, model, regenerate, turns, writing } from "../store";

@@ -3,8 +3,8 @@
 
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { sentence } from "../../format";
-import { head, layer } from "../../store";
+import { sentence } from "../../ui/format";
+import { head, layer } from "../../visit/store";
 import type { ChallengeCard, Checked, Field } from "../../schema/learn";
 import { Facts } from "./Facts";
 import { done, solved } from "./progress";

@@ -1,9 +1,9 @@
 // The two pictures of the articles, drawn from the run on the stage: the typewriter that reads its own page, and the notebook
 // of saved work, which grows by a line for each token.
 
-import { count, numbered, plural } from "../../format";
-import { card, frame, length, run } from "../../store";
-import { marked } from "../../text";
+import { count, numbered, plural } from "../../ui/format";
+import { card, frame, length, run } from "../../visit/store";
+import { marked } from "../../ui/text";
 
 const WORDS = 24; // of the page, its newest
 const LINES = 8; // of the notebook, its newest

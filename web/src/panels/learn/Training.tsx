@@ -2,12 +2,12 @@
 // of every position under the causal mask, beside the steps in which the loop wrote it.
 
 import { useSignal } from "@preact/signals";
-import { numbered, sentence } from "../../format";
-import * as player from "../../player";
+import { numbered, sentence } from "../../ui/format";
+import * as player from "../../run/player";
 import type { Losses } from "../../schema/learn";
-import { last, live, run, totals } from "../../store";
-import { quoted } from "../../text";
-import { Total } from "../../ui/Instruments";
+import { last, live, run, totals } from "../../visit/store";
+import { quoted } from "../../ui/text";
+import { Total } from "../Instruments";
 import { Figure } from "../../ui/Stat";
 import { Facts } from "./Facts";
 import * as server from "./server";

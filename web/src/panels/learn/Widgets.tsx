@@ -2,18 +2,18 @@
 // and its figures are those of the step that is then shown.
 
 import type { ComponentChildren } from "preact";
-import * as actions from "../../actions";
-import * as form from "../../form";
-import { numbered } from "../../format";
-import { masses } from "../../heads";
-import * as player from "../../player";
-import { select } from "../../rows";
+import * as actions from "../../visit/actions";
+import * as form from "../../run/next-run";
+import { numbered } from "../../ui/format";
+import { masses } from "../../run/heads";
+import * as player from "../../run/player";
+import { select } from "../../run/attention-row";
 import type { StepFrame } from "../../schema";
 import type { Fact } from "../../schema/learn";
-import * as session from "../../session";
-import { alone, asking, cache, card, frame, head, last, layer, live, panel, run, totals } from "../../store";
-import { quoted } from "../../text";
-import { Total } from "../../ui/Instruments";
+import * as session from "../../visit/session";
+import { alone, asking, cache, card, frame, head, last, layer, live, panel, run, totals } from "../../visit/store";
+import { quoted } from "../../ui/text";
+import { Total } from "../Instruments";
 import { Figure, LayerTokens, Stat } from "../../ui/Stat";
 import { usable } from "../usable";
 import { Notebook as Lines, Typewriter } from "./Drawings";

@@ -3,15 +3,15 @@
 
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { plural, sentence } from "../../format";
+import { plural, sentence } from "../../ui/format";
 import type { ChallengeCard, Lesson } from "../../schema/learn";
-import { alone, model } from "../../store";
+import { alone, model } from "../../visit/store";
 import { CARDS, LEVELS, type Card } from "./cards";
 import { Challenge } from "./Challenge";
 import { card, done, level, move, open, seen } from "./progress";
 import * as server from "./server";
 import { WIDGETS } from "./Widgets";
-import "../../style/learn.css";
+import "../../style/panels/learn.css";
 
 export default function Learn() {
   const lesson = useSignal<Lesson | null>(null);

@@ -1,6 +1,6 @@
 // What the lesson asks the server.
 
-import { call, post } from "../../api";
+import { call, post } from "../../visit/api";
 import type { Checked, Lesson, Losses } from "../../schema/learn";
 
 const LONGEST = 90_000; // ms; a check takes 60 s at most, and others may be before it

@@ -1,0 +1,231 @@
+// The end of a run: a band with the one ratio of its work, and what can be done next; and in the drawer what its text costs
+// with the cache and without, in computing and in time. The figures are the engine's; the bars are as long as they say.
+
+import { signal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
+import { useEffect } from "preact/hooks";
+import * as actions from "../visit/actions";
+import * as api from "../visit/api";
+import { plural } from "../ui/format";
+import { lanes } from "../stage/lanes";
+import * as player from "./player";
+import * as session from "../visit/session";
+import { SUMMARY, type Summary } from "../schema";
+import { RUN_TIMES, type RunTimes } from "../schema/times";
+import { live, result, resultClosed, run, summary } from "../visit/store";
+import { ending, title } from "../visit/messages";
+import { Icon } from "../ui/icons";
+import { shareOpen } from "../ui/Share";
+import { Figure, Told } from "../ui/Stat";
+
+/** The times of a run's text, both ways, by the run's id; null: nothing could be measured. */
+const found = signal<ReadonlyMap<string, RunTimes | null>>(new Map());
+
+/** Asks for the times at the end of a run, until they are there. When another run is shown, the engine stops measuring. */
+function measure(id: string): () => void {
+  const gone = new AbortController();
+  void api
+    .times(id, gone.signal)
+    .catch(() => null)
+    .then((times) => {
+      if (!gone.signal.aborted) found.value = new Map([...found.value, [id, times]]);
+    });
+  return () => gone.abort();
+}
+
+/** The band between the stage and the text. */
+export function Result() {
+  const sum = result.value;
+  const current = run.value;
+  if (sum === null || current === null || lanes.value !== null) return null;
+  const end = ending(current.state.value);
+  const uncached = sum.layer_tokens >= sum.naive;
+  return (
+    <section class="result" aria-labelledby="result-name">
+      <p class="result-end-line">
+        <span id="result-name" class="result-name">
+          {title(current, sum.written)}
+        </span>
+        {end !== null && <span class={end.cut ? "result-end cut" : "result-end"}>{end.text}</span>}
+      </p>
+      <p class="result-times">
+        <span class="result-lead">The whole text without the cache:</span>
+        <Exact of={sum} name="times" class="huge" />
+        <span class="result-lead">the computing</span>
+      </p>
+      <div class="card-actions">
+        {current.both.size > 0 && (
+          <button type="button" class="bright" onClick={() => replay(uncached)}>
+            {uncached ? "Play it with the cache" : "Play it without the cache"}
+          </button>
+        )}
+        {live.value && (
+          <>
+            <button type="button" class="bright" onClick={() => compare(uncached)}>
+              {uncached ? "Run it with the cache" : "Run it without the cache"}
+            </button>
+            <button type="button" onClick={() => void session.start()}>
+              <Icon name="again" /> Run it again
+            </button>
+          </>
+        )}
+        <button type="button" onClick={() => (shareOpen.value = true)}>
+          Share this run
+        </button>
+        <button type="button" class="quiet" onClick={() => (resultClosed.value = true)} aria-label="Close the result">
+          <Icon name="close" />
+        </button>
+      </div>
+    </section>
+  );
+}
+
+/** In the drawer: what the text of the run costs both ways, in computing and in time. */
+export function Sums() {
+  const sum = summary.value;
+  const current = run.value;
+  const asked = live.value && sum !== null && sum.written > 1 ? (current?.id.value ?? "") : "";
+  useEffect(() => (asked === "" || found.peek().has(asked) ? undefined : measure(asked)), [asked]);
+  if (sum === null || current === null) return null;
+  const times = found.value.get(asked) ?? null;
+  return (
+    <section class="instrument sums-of-run" aria-labelledby="sums-name">
+      <header>
+        <h2 id="sums-name">The whole run</h2>
+        <span class="hint">both ways</span>
+      </header>
+      <Bars sum={sum} times={times} timed={asked !== ""} waiting={asked !== "" && !found.value.has(asked)} />
+      {times?.slower != null && (
+        <p class="result-why">
+          In time the difference is{" "}
+          <Told name="times_slower" value={times.slower} about={RUN_TIMES.slower} class="result-slower" />
+          {times.slower < sum.times &&
+            ", less than in computing: each step reads all the weights, for one token or for many."}
+        </p>
+      )}
+      <dl class="result-facts">
+        <Fact of={sum} name="engine_us" />
+        <Fact of={sum} name="tokens_per_s" />
+        <Fact of={sum} name="ttft_us" />
+        {sum.prefix > 0 && <Fact of={sum} name="prefix" />}
+      </dl>
+    </section>
+  );
+}
+
+/** The same text the other way. */
+function compare(cache: boolean): void {
+  actions.setCache(cache);
+  void session.again();
+}
+
+/** The same recorded text from its beginning, the other way. */
+function replay(cache: boolean): void {
+  actions.setCache(cache);
+  player.again(null);
+}
+
+interface BarsProps {
+  sum: Summary;
+  times: RunTimes | null;
+  timed: boolean; // whether there is a time to compare
+  waiting: boolean; // for the times
+}
+
+/** Layer-tokens and time of this text with the cache at every step and at none; and of this run, if it did both. */
+function Bars({ sum, times, timed, waiting }: BarsProps) {
+  const own = [sum.cached, sum.naive].includes(sum.layer_tokens);
+  // What this run did is counted; the other way of doing it is a formula.
+  const work = (name: "cached" | "naive") => (sum.layer_tokens === sum[name] ? "layer_tokens" : name);
+  const most = Math.max(sum.naive, sum.layer_tokens, 1);
+  const longest = Math.max(times?.naive_us ?? 0, times?.cached_us ?? 0, 1);
+  const time = (name: "cached_us" | "naive_us", role: string) => {
+    if (times === null) return waiting ? "measuring" : "not measured";
+    if (times[name] === null) return "too long to measure";
+    return (
+      <Bar role={role} share={times[name] / longest}>
+        <Told name={`times_${name}`} value={times[name]} about={RUN_TIMES[name]} />
+      </Bar>
+    );
+  };
+  const line = (name: keyof Summary, role: string, words: string, ms: ComponentChildren) => (
+    <tr>
+      <th scope="row">{words}</th>
+      <td>
+        <Bar role={role} share={Number(sum[name]) / most}>
+          <Exact of={sum} name={name} unit="" />
+        </Bar>
+      </td>
+      {timed && <td class="result-seconds">{ms}</td>}
+    </tr>
+  );
+  return (
+    <table class="result-bars" aria-busy={waiting}>
+      <thead>
+        <tr>
+          <td />
+          <th scope="col">
+            computing <span class="under">one token through one layer is a layer-token</span>
+          </th>
+          {timed && (
+            <th scope="col" class="result-seconds">
+              time{" "}
+              {times !== null && (
+                <span class="under">estimated from {plural(times.measured, "step")} that were not drawn</span>
+              )}
+            </th>
+          )}
+        </tr>
+      </thead>
+      <tbody>
+        {line(work("cached"), "kept", "with the cache", time("cached_us", "kept"))}
+        {line(work("naive"), "recomputed", "without", time("naive_us", "recomputed"))}
+        {!own && line("layer_tokens", "mixed", "this run, mixed", null)}
+      </tbody>
+    </table>
+  );
+}
+
+function Bar({ role, share, children }: { role: string; share: number; children: ComponentChildren }) {
+  return (
+    <span class="result-measure">
+      <span class={`result-bar ${role}`} aria-hidden="true">
+        <span style={{ width: `${share * 100}%` }} />
+      </span>
+      {children}
+    </span>
+  );
+}
+
+interface NumberProps {
+  of: Summary;
+  name: keyof Summary;
+  unit?: string;
+  class?: string;
+}
+
+function Exact({ of, name, unit, class: look = "" }: NumberProps) {
+  const about = SUMMARY[name];
+  if (!about) return null;
+  return (
+    <Figure
+      name={`summary_${name}`}
+      value={of[name]}
+      source={about.source}
+      unit={unit ?? about.unit}
+      meaning={about.meaning}
+      class={look}
+    />
+  );
+}
+
+function Fact(props: NumberProps) {
+  return (
+    <div>
+      <dt>{SUMMARY[props.name]?.label}</dt>
+      <dd>
+        <Exact {...props} />
+      </dd>
+    </div>
+  );
+}

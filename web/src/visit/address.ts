@@ -1,0 +1,132 @@
+// The address keeps up with the form and the view, so that it can be copied or reloaded at any time. It is written
+// without an entry in the history, and not more often than once in a while.
+
+import { effect } from "@preact/signals";
+import { fits, format, parse, type Link, type SamplerLink } from "./hash";
+import * as form from "../run/next-run";
+import { HOME_CAMERA } from "../stage/renderers/renderer";
+import {
+  PACE,
+  cache,
+  camera,
+  embedded,
+  frame,
+  head,
+  joined,
+  last,
+  layer,
+  live,
+  model,
+  pace,
+  panel,
+  picked,
+  playing,
+  rendererChoice,
+  run,
+  shown,
+  site,
+} from "./store";
+import type { RunCard } from "../schema";
+
+const PAUSE = 300; // ms
+
+let written = location.hash; // what the page itself put there
+
+/** Takes over what the address says; what it does not say is as in a fresh page. Layer and head wait for the model, which
+ * says how many there are. */
+export function read(): Link {
+  const link = parse(location.hash);
+  form.prompt.value = link.prompt ?? form.PROMPTS[0].text;
+  form.seed.value = link.seed ?? null;
+  form.temperature.value = link.temperature ?? null;
+  form.sampler.value = link.sampler ?? {};
+  form.stop.value = link.stop ?? "";
+  form.maxTokens.value = link.tokens ?? form.MAX_TOKENS;
+  pace.value = link.pace === undefined ? PACE : link.pace;
+  cache.value = link.cache ?? true;
+  camera.value = { name: link.camera ?? HOME_CAMERA };
+  rendererChoice.value = link.renderer ?? null;
+  panel.value = link.panel ?? null;
+  embedded.value = link.embed ?? false;
+  return link;
+}
+
+/** Calls `follow` when another address is put into the open page. What the page writes there itself is no such thing. */
+export function listen(follow: (link: Link) => void): void {
+  addEventListener("hashchange", () => {
+    if (location.hash !== written) follow(read());
+  });
+}
+
+/** What the page shows now, as far as it differs from the defaults. */
+function now(): Link {
+  const link: Link = {};
+  const came = form.givenNow();
+  if (came !== null) link.inside = came.from;
+  else if (form.prompt.value !== form.PROMPTS[0].text) link.prompt = form.prompt.value;
+  if (form.seed.value !== null) link.seed = form.seed.value;
+  if (form.temperature.value !== null) link.temperature = form.temperature.value;
+  if (Object.keys(form.sampler.value).length > 0) link.sampler = form.sampler.value;
+  if (form.maxTokens.value !== form.MAX_TOKENS) link.tokens = form.maxTokens.value;
+  if (form.stop.value !== "") link.stop = form.stop.value;
+  if (pace.value !== PACE) link.pace = pace.value;
+  if (!cache.value) link.cache = false;
+  if (picked.value) Object.assign(link, { layer: layer.value, head: head.value });
+  if (camera.value.name !== HOME_CAMERA) link.camera = camera.value.name;
+  if (rendererChoice.value !== null) link.renderer = rendererChoice.value;
+  if (panel.value !== null) link.panel = panel.value;
+  if (joined.value !== null && (site.value !== null || joined.value === run.value?.id.value)) link.run = joined.value;
+  if (embedded.value) link.embed = true;
+  const held = site.value !== null || (live.value && shown.value < last.value);
+  if (held && !playing.value && frame.value) link.step = frame.value.step;
+  if (site.value !== null && frame.value?.cache === false) link.cache = false;
+  return link;
+}
+
+/** Whether a link can hold the run that is shown; a trace file always can. A branch has tokens that nobody would draw. */
+export const linkable = (): boolean =>
+  site.value !== null ||
+  (live.value && run.value?.card.parent == null && fits(run.value?.card.prompt ?? "") && form.givenNow() === null);
+
+/** Whether the page's address leads to this machine alone. */
+export const nearby = /^(localhost|127\.|\[?::1)/.test(location.hostname);
+
+/** A link to exactly this run, in a page of its own: with the seed that it drew. */
+export function share(): string {
+  const link = now();
+  if (site.value === null) delete link.run; // it ends with the server
+  delete link.embed;
+  const card = live.value ? run.value?.card : null;
+  if (card) {
+    link.prompt = card.prompt;
+    link.temperature = card.temperature;
+    link.sampler = samplerOf(card);
+    link.tokens = card.max_tokens;
+    delete link.stop;
+    if (card.stop[0] !== undefined) link.stop = card.stop[0];
+    if (card.seed !== null) link.seed = card.seed;
+  }
+  return location.href.replace(/#.*/, "") + format(link);
+}
+
+/** The sampler settings of a run that differ from the defaults. */
+function samplerOf({ top_k, top_p, min_p, repetition_penalty }: RunCard): SamplerLink {
+  return {
+    ...(top_k !== (model.value?.top_k ?? 0) && { top_k }),
+    ...(top_p !== (model.value?.top_p ?? 1) && { top_p }),
+    ...(min_p !== 0 && { min_p }),
+    ...(repetition_penalty !== 1 && { repetition_penalty }),
+  };
+}
+
+export function keep(): void {
+  effect(() => {
+    const hash = format(now());
+    const timer = setTimeout(() => {
+      written = hash;
+      if (location.hash !== hash)
+        history.replaceState(null, "", hash === "" ? location.pathname + location.search : hash);
+    }, PAUSE);
+    return () => clearTimeout(timer);
+  });
+}

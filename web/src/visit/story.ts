@@ -1,0 +1,113 @@
+// The story of a run in plain words: at any time one sentence about the step that is shown, under one of five titles.
+// In slow steps the sentence goes with what the stage does: first the layers work, then the head reads, then it writes.
+
+import { computed } from "@preact/signals";
+import { type Moment, moment } from "./clock";
+import { count, plural } from "../ui/format";
+import { selected } from "../run/attention-row";
+import { frame, length, live, pageState, run, summary } from "./store";
+import { quoted } from "../ui/text";
+import type { Run } from "../run/run";
+import { ending, title } from "./messages";
+import type { StepFrame } from "../schema";
+
+export const CHAPTERS = [
+  ["reading", "Reading the prompt"],
+  ["notes", "Filling the cache"],
+  ["stroke", "One token at a time"],
+  ["without", "No cache"],
+  ["result", "The result"],
+] as const;
+
+export type Chapter = (typeof CHAPTERS)[number][0];
+
+export interface Sentence {
+  chapter: Chapter;
+  text: string;
+}
+
+/** The sentence about a step, at a moment of its animation. */
+export function tell(current: Run, step: StepFrame, at: Moment, watched: { layer: number; head: number }): Sentence {
+  const layers = plural(current.model.layers, "layer");
+  const all = step.start + step.length;
+  const written = step.token === null ? null : quoted(current.named(step.token).text);
+  if (step.token === null)
+    return {
+      chapter: "reading",
+      text: `The prompt is long and is read in parts: ${count(all)} of ${count(current.promptTokens)} tokens so far.`,
+    };
+  if (!step.cache) return { chapter: "without", text: without(step, at, written ?? "", layers) };
+  if (step.recomputed > 0)
+    return {
+      chapter: "notes",
+      text: `The cache is back: all ${count(all)} tokens go through the layers once more, and this time they fill it.`,
+    };
+  const first = step.step === current.card.first_step && current.card.parent === null;
+  if (step.length > 1 || first) return reading(step, at, written ?? "", layers);
+  const input = quoted(current.tokens[all - 1]?.text ?? "");
+  const texts: Record<Moment, string> = {
+    pass: `${input} goes through the ${layers} and reads the cache of ${plural(step.start, "earlier token")}.`,
+    work: `To find the next token, only the newest one, ${input}, goes through the ${layers}. The ${count(step.start)} before it are not computed again.`,
+    look: `To find the next token, ${input} reads the cache in each layer: the keys and values of all earlier tokens. The beams end at what head ${watched.head} of layer ${watched.layer} reads, as wide as its weight.`,
+    write: `The result is a probability for every possible token. One is drawn: ${written}.`,
+    rest: `To write ${written}, only ${input} went through the ${layers}. The work on the ${count(step.start)} before it was saved: that is the KV cache.`,
+  };
+  return { chapter: "stroke", text: texts[at] };
+}
+
+function reading(step: StepFrame, at: Moment, written: string, layers: string): Sentence {
+  const known = step.start > 0 ? ` The first ${count(step.start)} were read before, and are in the cache.` : "";
+  if (at === "work" || at === "pass")
+    return {
+      chapter: "reading",
+      text: `The model reads the prompt: ${plural(step.length, "token")} go through the ${layers} together.${known}`,
+    };
+  if (at === "look" || at === "write")
+    return {
+      chapter: "notes",
+      text: "Each layer saves a key and a value for each token. All of them together are the cache: the wall under the text.",
+    };
+  return {
+    chapter: "notes",
+    text: `The prompt is read. The cache now has a key and a value in each layer for each of its ${plural(step.start + step.length, "token")}, and ${written} is written.`,
+  };
+}
+
+function without(step: StepFrame, at: Moment, written: string, layers: string): string {
+  const all = count(step.start + step.length);
+  if (at === "work" || at === "pass") return `Without the cache, all ${all} tokens go through the ${layers} again.`;
+  if (step.recomputed === 0)
+    return `Without the cache: ${all} tokens went through the ${layers}, nothing was kept, and ${written} was written.`;
+  return `Without the cache, all ${all} tokens went through the ${layers}, ${count(step.recomputed)} of them again, to write one token: ${written}.`;
+}
+
+function ends(current: Run, written: number): string {
+  const name = title(current, written);
+  const counted = current.card.parent !== null || ending(current.state.value)?.cut !== false;
+  return counted ? name : `${name}: ${plural(written, "token")}`;
+}
+
+/** The sentence under the stage's title, at all times. */
+export const sentence = computed<Sentence | null>(() => {
+  const current = run.value;
+  if (current === null) return null;
+  const step = frame.value;
+  if (step === null) {
+    const tokens = plural(length.value, "token");
+    if (current.card.parent !== null)
+      return { chapter: "stroke", text: `A branch: its first ${tokens} are those of the run that it forked from. It continues after them.` };
+    const waits = live.value && pageState.value === "paused";
+    return {
+      chapter: "reading",
+      text: waits
+        ? `The prompt is cut into ${tokens}. Press play, and the model reads them.`
+        : `The prompt is cut into ${tokens}. The model is about to read them.`,
+    };
+  }
+  if (summary.value !== null)
+    return {
+      chapter: "result",
+      text: `${ends(current, summary.value.written)}, each from one pass through the model.`,
+    };
+  return tell(current, step, moment.value, selected.value);
+});
