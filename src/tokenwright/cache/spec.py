@@ -70,7 +70,8 @@ def stored(window: AttentionWindow, positions: range) -> range:
 class LayerSpec:
     """The KV format of one layer: tokens from `first` on in the codecs `k` and `v`, earlier ones in `native`.
 
-    source: the layer whose K and V it reads, whose format it has; None: it has its own.
+    source: how many layers before this one the layer is whose K and V it reads and whose format it has; None: it has
+    its own. A distance stays true when the specs of two models are joined to one list.
     """
 
     layout: Heads | Latent | RecurrentState
@@ -154,7 +155,7 @@ def layer_specs(
     for layer, size in enumerate(windows):
         layout, source = model.kv[layer].layout, model.kv[layer].source
         if source is not None:
-            specs.append(replace(specs[source], source=source))
+            specs.append(replace(specs[source], source=layer - source))
             continue
         attended = AttentionWindow() if size is None else AttentionWindow(size, sinks)
         if layer in native or states[layer] or k == v == plain:

@@ -179,7 +179,7 @@ class KVStore:
         parts = []
         for part in spec.parts:
             index = places[part]
-            at = self.groups[index].layers.index(layer if spec.source is None else spec.source)
+            at = self.groups[index].layers.index(layer - (spec.source or 0))
             if part.state_bytes:
                 return StateView(index, next(self.arrays(index))[at])
             memories = [tuple(map(_in_slots, (whole[at] for whole in side))) for side in self._sides[index]]

@@ -49,7 +49,7 @@ def test_values_from_keys_have_no_rows_of_their_own() -> None:
 def test_layers_that_read_others_keep_nothing(kv: str) -> None:
     graph = graph_of()
     specs = layer_specs(graph, "float32", KVFormat.parse(kv), window=30)
-    assert [spec.source for spec in specs] == [None, None, 1, 0]
+    assert [spec.source for spec in specs] == [None, None, 1, 3], "layers back"
     assert specs[3].parts == specs[0].parts and specs[2].parts == specs[1].parts
     assert {layer for group in group_layers(specs) for layer in group.layers} == {0, 1}
     assert [spec.nbytes(40) > 0 for spec in specs] == [True, True, False, False]
