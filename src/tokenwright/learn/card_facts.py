@@ -56,9 +56,9 @@ def _savings(llm: LLM) -> Figures:
     slope = costs.attention_flops(1)
     found.derived("matmuls", "matrix products of a row", matmuls, "FLOP", "2 (P_b + P_lm): the same at every length")
     found.derived("attention", "attention, per token read", slope, "FLOP", "4 H D L")
-    found.derived(
-        "equal", "attention is as much at t =", round(matmuls / slope), "tokens", "the first, divided by the second"
-    )
+    if slope:  # a model may have no attention
+        equal = round(matmuls / slope)
+        found.derived("equal", "attention is as much at t =", equal, "tokens", "the first, divided by the second")
     return found
 
 
@@ -68,7 +68,8 @@ def _smaller(llm: LLM) -> Figures:
         size = KVMemory(layer_specs(llm.graph, llm.dtype, KVFormat.parse(kv))).at(tokens)
         label = f"{kv} ({llm.dtype})" if kv == "native" else kv
         found.derived(kv, f"{label}, {tokens:,} tokens", size, "B", "K and V of the whole context, scales included")
-    window = max(1, tokens // 8)
-    size = KVMemory(layer_specs(llm.graph, llm.dtype, window=window)).at(tokens)
-    found.derived("window", f"native, window of {window:,}", size, "B", "only the last W tokens are kept")
+    if llm.costs.attention_flops(1):  # else no layer has a window
+        window = max(1, tokens // 8)
+        size = KVMemory(layer_specs(llm.graph, llm.dtype, window=window)).at(tokens)
+        found.derived("window", f"native, window of {window:,}", size, "B", "only the last W tokens are kept")
     return found

@@ -222,7 +222,7 @@ class LLM(ChatView):
         if observe is not False:
             from tokenwright.trace.observed_text import check_heads  # here: it loads the replay
 
-            heads = check_heads(observe, self.config.layers, self.config.heads)
+            heads = check_heads(observe, self.config.layers, self.config.heads, self.llm_engine.facts.graph.recurrent)
         if heads is not None and adapter is not None:
             raise RequestError("observe looks at the model without adapters; merge one with the option lora", "observe")
         requests = engine.inputs.batch(prompts, params, sampling, RequestOptions(cache, salt), adapter)

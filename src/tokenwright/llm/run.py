@@ -21,6 +21,7 @@ from tokenwright.llm.outputs import Completion
 from tokenwright.llm.run_trace import trace_of
 from tokenwright.llm.web_page import alone, framed
 from tokenwright.trace.messages.schema import AttentionRow, HeadMasses, StepFrame, Summary
+from tokenwright.trace.observed_text import check_attention
 from tokenwright.trace.recorder import Watch
 from tokenwright.trace.replay import AttentionReplay, ReplayedText
 from tokenwright.trace.rows import coded, masses
@@ -274,8 +275,12 @@ class Run:
         return coded(self._weights(step, layer, head), layer, head)
 
     def reference(self, step: int, layer: int, head: int) -> list[float]:
-        """The weights of `attention`, computed by the definition, only from the tokens, as a reference for it."""
+        """The weights of `attention`, computed by the definition, only from the tokens, as a reference for it.
+
+        Raises RequestError as `attention` does, and for a layer that keeps a state.
+        """
         self.check(layer, head)
+        check_attention(layer, self.engine.facts.config.layers, self.engine.facts.graph.recurrent)
         frame = self.frame(step)
         tokens = self.tokens[: frame.start + frame.length]
         limit, replay = self.sequence.limit, self._recording.replay

@@ -23,7 +23,8 @@ class Site(StrEnum):
     ATTENTION = "attention"  # the residual stream after the layer's attention
     MLP_INPUT = "mlp_input"  # what the MLP reads: the norm of the residual stream
     MLP_HIDDEN = "mlp_hidden"  # after its activation; not in a mixture of experts
-    MLP = "mlp"  # the residual stream after the layer
+    MLP = "mlp"  # the residual stream after the layer; of several streams the first, which is then corrected
+    MERGED = "merged"  # the stream that the head reads (its layer is 0); only where layers have several
 
 
 DIMS: Mapping[Site, tuple[str, ...]] = {
@@ -38,6 +39,7 @@ DIMS: Mapping[Site, tuple[str, ...]] = {
     Site.MLP_INPUT: ("T", "d"),
     Site.MLP_HIDDEN: ("T", "m"),
     Site.MLP: ("T", "d"),
+    Site.MERGED: ("T", "d"),
 }
 
 Tap = Callable[[Site, int, Any], None]  # site, layer, value: a tensor of the torch backend

@@ -41,7 +41,7 @@ def block(replay: AttentionReplay, text: ReplayedText, position: int, layer: int
     def tap(site: Site, at: int, value: Doubles) -> None:
         if at == layer and site is not Site.EMBEDDING:
             seen[site] = value[-1].astype(np.float64)
-        elif site is Site.EMBEDDING or (site is Site.MLP and at < layer):
+        elif site is Site.EMBEDDING or (site in (Site.ATTENTION, Site.MLP) and at < layer):
             before[:] = [value[-1].astype(np.float64)]
 
     chunk = replay.replayed(text, position, tap)

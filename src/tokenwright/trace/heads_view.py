@@ -17,7 +17,7 @@ from tokenwright.decode.logits_processors import Doubles, log_softmax
 from tokenwright.models.taps import Site
 from tokenwright.trace.messages.heads import AtlasCard, HeadCard, HeadKind, LensCard, LensRow, MatrixCard
 from tokenwright.trace.messages.schema import TokenCard
-from tokenwright.trace.replay import AttentionReplay, ReplayedText
+from tokenwright.trace.replay import AttentionReplay, ReplayedText, StreamTap
 from tokenwright.trace.rows import LOCAL
 
 T = TypeVar("T")
@@ -188,14 +188,8 @@ def lens(look: Look, position: int, step: int, chosen: int, card: Callable[[int]
     """Each layer's guess at the token after `position`, where `chosen` was written."""
 
     def read(replay: AttentionReplay, text: ReplayedText) -> Doubles:
-        streams: list[Floats] = []  # before the first layer, and after each one
-
-        def tap(site: Site, layer: int, value: Floats) -> None:  # noqa: ARG001
-            if site in (Site.EMBEDDING, Site.MLP):
-                streams.append(value[-1].copy())
-
-        replay.replayed(text, position, tap)
-        return log_softmax(replay.passes.logits(np.stack(streams)))  # [L + 1, V]
+        replay.replayed(text, position, tap := StreamTap())
+        return log_softmax(replay.passes.logits(np.ascontiguousarray(tap.streams()[:, -1])))  # [L + 1, V]
 
     rows = []
     for layer, logprobs in enumerate(look(read, position), start=-1):

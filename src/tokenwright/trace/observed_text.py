@@ -12,7 +12,7 @@ from tokenwright.checks import is_whole, shown
 from tokenwright.decode.logits_processors import Doubles, log_softmax
 from tokenwright.errors import RequestError
 from tokenwright.models.taps import Site
-from tokenwright.trace.replay import AttentionReplay
+from tokenwright.trace.replay import AttentionReplay, StreamTap
 
 MOST_OBSERVED = 4096  # tokens of a text whose attention is asked for
 Head = tuple[int, int]  # layer, head
@@ -22,7 +22,8 @@ Head = tuple[int, int]  # layer, head
 class ObservedText:
     """Arrays in fp32 of a text of T tokens; `tokens`: their ids.
 
-    hidden: [L + 1, T, width], the residual stream before the first layer and after each one, before the final norm.
+    hidden: [L + 1, T, width], the residual stream before the first layer and after each one, before the final norm; of
+    several streams the first, and at the end the one that the head reads.
     attention: [T, T] of each head that was asked for, by (layer, head); row t has the weights with which token t reads,
     and 0 where it reads nothing.
     lens(position): the log-probabilities [L + 1, V] of the token after a position, as each layer's residual stream has
@@ -35,8 +36,11 @@ class ObservedText:
     lens: Callable[[int], Doubles] = field(repr=False)
 
 
-def check_heads(observe: object, layers: int, heads: int) -> tuple[Head, ...] | None:
-    """The heads of an option `observe`: True and a list of (layer, head) observe, False does not (None)."""
+def check_heads(observe: object, layers: int, heads: int, recurrent: Sequence[int]) -> tuple[Head, ...] | None:
+    """The heads of an option `observe`: True and a list of (layer, head) observe, False does not (None).
+
+    recurrent: the layers that have no heads.
+    """
     if isinstance(observe, bool):
         return () if observe else None
     if not isinstance(observe, Sequence) or isinstance(observe, str):
@@ -46,7 +50,16 @@ def check_heads(observe: object, layers: int, heads: int) -> tuple[Head, ...] | 
         if not pair or not (0 <= one[0] < layers and 0 <= one[1] < heads):
             why = f"layers are from 0 to {layers - 1}, heads from 0 to {heads - 1}"
             raise RequestError(f"observe has {shown(one)}, which is no (layer, head): {why}", "observe")
+        check_attention(one[0], layers, recurrent, "observe")
     return tuple((layer, head) for layer, head in observe)
+
+
+def check_attention(layer: int, layers: int, recurrent: Sequence[int], *options: str) -> None:
+    """Raise RequestError for a layer that keeps a state, and so has no heads whose weights could be read."""
+    if layer in recurrent:
+        others = ", ".join(str(one) for one in range(layers) if one not in recurrent)
+        there = f"the layers with attention are {others}" if others else "no layer of this model has attention"
+        raise RequestError(f"layer {layer} keeps a state and has no attention heads; {there}", *options)
 
 
 def observe_text(replay: AttentionReplay, tokens: Sequence[int], limit: int, heads: Sequence[Head]) -> ObservedText:
@@ -57,17 +70,16 @@ def observe_text(replay: AttentionReplay, tokens: Sequence[int], limit: int, hea
     if not tokens or (heads and len(tokens) > MOST_OBSERVED):
         raise RequestError(f"a text to observe has 1 to {MOST_OBSERVED:,} tokens, not {len(tokens):,}", "observe")
     kept: dict[tuple[Site, int], list[Floats]] = {}
-    asked = {layer for layer, _ in heads}
+    asked, streams = {layer for layer, _ in heads}, StreamTap()
 
     def tap(site: Site, layer: int, value: Floats) -> None:
-        stream = site in (Site.EMBEDDING, Site.MLP)
-        if stream or (layer in asked and site in (Site.QUERY, Site.SINK_QUERY)):
+        streams(site, layer, value)
+        if layer in asked and site in (Site.QUERY, Site.SINK_QUERY):
             kept.setdefault((site, layer), []).append(value.copy())
 
     text = replay.computed(tokens, limit, tap)
     found = {place: np.concatenate(parts) for place, parts in kept.items()}
-    streams = [found[Site.EMBEDDING, 0], *(found[Site.MLP, layer] for layer in range(replay.config.layers))]
-    hidden = np.stack(streams).astype(np.float32)
+    hidden = streams.streams()
     attention: dict[Head, Floats] = {}
     chunk = text.store.chunk_rows([table.pages for table in text.tables], range(len(tokens)), 0)
     for layer, head in heads:

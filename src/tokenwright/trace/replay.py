@@ -124,12 +124,12 @@ class AttentionReplay:
         It reads no page of the engine, so it can verify a row that does.
         """
         spec = self.specs[layer]
-        seen, group, source = _Queries(layer, head), self.group(layer, head), spec.source
+        seen, group, source = _Queries(layer, head), self.group(layer, head), layer - (spec.source or 0)
         keys: list[Array] = []
 
         def tap(site: Site, at: int, value: Floats) -> None:
             seen(site, at, value)
-            if (site, at) == (Site.KEY, layer if source is None else source):
+            if (site, at) == (Site.KEY, source):
                 keys.append(value[:, group].copy())
 
         self.computed(tokens, limit, tap)
@@ -156,6 +156,30 @@ class AttentionReplay:
     def group(self, layer: int, head: int) -> int:
         """The KV head that a query head of a layer reads."""
         return head * self.specs[layer].layout.kv_heads // self.config.heads
+
+
+class StreamTap:
+    """A tap that keeps the residual stream before the first layer and after each one, of all passes that it sees.
+
+    After a layer this is the last stream that the layer shows: a layer may have no MLP. Where a model has several
+    streams, this is the first, and after the last layer the stream that the head reads.
+    """
+
+    def __init__(self) -> None:
+        self._passes: list[dict[int, Floats]] = []  # by layer, -1 for the embedding: [T, width]
+
+    def __call__(self, site: Site, layer: int, value: Floats) -> None:
+        if site is Site.EMBEDDING:
+            self._passes.append({-1: value.copy()})
+        elif site in (Site.ATTENTION, Site.MLP):
+            self._passes[-1][layer] = value.copy()
+        elif site is Site.MERGED:
+            self._passes[-1][max(self._passes[-1])] = value.copy()
+
+    def streams(self) -> Floats:
+        """[L + 1, T, width], fp32."""
+        found: Floats = np.concatenate([np.stack([one[i] for i in sorted(one)]) for one in self._passes], 1)
+        return found.astype(np.float32, copy=False)
 
 
 class _Queries:

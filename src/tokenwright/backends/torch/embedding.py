@@ -199,4 +199,6 @@ class TorchMerge:
         first, *others = state.streams
         for stream, matrix in zip(others, self.each, strict=True):
             x = x + self.kernels.restored(self.kernels.linear(stream, matrix), first)
-        return self.factor(x)
+        x = self.factor(x)
+        state.tap(Site.MERGED, 0, x)
+        return x
