@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from tokenwright.arrays import Array, empty
 from tokenwright.backends.packed import Packed, packed_sizes
-from tokenwright.formats import DTYPE_BYTES, WEIGHT_GROUPS, WeightFormat
+from tokenwright.formats import WEIGHT_GROUPS, WeightFormat
 from tokenwright.models.graph import Graph
-from tokenwright.models.op import XIELU, Shape
+from tokenwright.models.op import XIELU
 from tokenwright.models.split import Cuts
 
 Weights = dict[str, Array | Packed]
@@ -65,47 +65,24 @@ def _kept_as(part: str, name: str, form: WeightFormat, kept: Formats) -> WeightF
 
 def weight_bytes(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> int:
     """Bytes that `empty_weights` allocates."""
-    return 4 * sum(prod(graph.shapes[name]) for name in graph.dense) + _matrix_bytes(graph, form, kept)
-
-
-def _matrix_bytes(graph: Graph, form: WeightFormat, kept: Formats) -> int:
-    """Bytes of the packed matrices and their biases."""
-    total = 0
+    total = 4 * sum(prod(graph.shapes[name]) for name in graph.dense)
     for name, matrix in graph.matrices.items():
         codes, scales = packed_sizes(matrix.out, matrix.inner, _kept_as(matrix.parts[0][0], name, form, kept))
         total += codes + 2 * scales + (4 * matrix.out if matrix.bias else 0)
     return total
 
 
-def tensor_bytes(name: str, shape: Shape, form: WeightFormat, kept: Formats = _NONE) -> int:
-    """Bytes of one unfused tensor of a graph: a matrix [out, in], a stack of them [n, out, in] or a dense tensor.
-
-    If matrices are quantised, all else is fp32, including a learned table of positions.
-    """
-    matrix = name.removesuffix(".weight")
-    form = kept.get(matrix, form)
-    if not form.quantised:
-        return prod(shape) * DTYPE_BYTES[form.name]
-    if len(shape) < 2 or name == "positions.weight" or name.endswith((".conv.weight", ".a_log.weight")):
-        return 4 * prod(shape)
-    *each, out, inner = shape
-    codes, scales = packed_sizes(out, inner, form if matrix in kept else format_of(matrix, form))
-    return prod(each) * (codes + 2 * scales)
-
-
-def stored_bytes(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> int:
-    """Bytes of all tensors of a graph, in a resolved format (not native)."""
-    if kept:
-        return weight_bytes(graph, form, kept)
-    if form.quantised:
-        dense = sum(tensor_bytes(name, graph.shapes[name], form, kept) for name in graph.dense)
-        return dense + _matrix_bytes(graph, form, kept)
-    return sum(tensor_bytes(name, shape, form, kept) for name, shape in graph.shapes.items())
-
-
 def read_bytes(graph: Graph, form: WeightFormat, rows: int, kept: Formats = _NONE) -> int:
     """Bytes of the weights that a step of `rows` tokens reads: all but embedding tables."""
-    return sum(tensor_bytes(name, shape, form, kept) for name, shape in graph.read(rows).items())
+    matrices, total = {f"{part}.weight": name for name, one in graph.matrices.items() for part, _ in one.parts}, 0
+    for name, shape in graph.read(rows).items():
+        if name in matrices:
+            out, inner = shape
+            codes, scales = packed_sizes(out, inner, _kept_as(name.removesuffix(".weight"), matrices[name], form, kept))
+            total += codes + 2 * scales
+        else:
+            total += 4 * prod(shape)
+    return total
 
 
 def nbytes(weights: Mapping[str, Array | Packed]) -> int:

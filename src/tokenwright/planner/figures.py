@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
-from tokenwright.backends.layout import read_bytes, stored_bytes
+from tokenwright.backends.layout import read_bytes, weight_bytes
 from tokenwright.backends.native.compile import lacking
 from tokenwright.bench.bandwidth import Bandwidth
 from tokenwright.cache import LayerSpec, group_layers, groups_for
@@ -98,8 +98,8 @@ class Plan:
 
     @cached_property
     def weight_bytes(self) -> int:
-        """All weights. Quantisation applies only to matrices; norms, biases and positions are then float32."""
-        return stored_bytes(self.graph, self._others, self.blueprint.kept)
+        """All weights as the kernels keep them: matrices in whole blocks of rows; norms and biases in float32."""
+        return weight_bytes(self.graph, self._others, self.blueprint.kept)
 
     @cached_property
     def kv_memory(self) -> KVMemory:

@@ -74,7 +74,7 @@ export const CARDS: readonly Card[] = [
     full: [
       "The bytes of one token: two (K and V), times the layers, times the KV heads, times the size of a head, times the bytes of a number. KV heads, not query heads: Llama-3-8B has 8 for its 32 query heads, so 8,192 tokens in bf16 are 1 GiB and not 4; 4 GiB is Llama-2-7B.",
       "A window, a latent (MLA) or a quantised format changes the formula. With them, no rule like “1 MB per token” holds.",
-      "Does the cache exceed the weights? For one text only very late: Llama-3-8B at 122,533 tokens. But the weights are there once, and each text of a batch has a cache of its own: with 8 texts it is at 15,317.",
+      "Does the cache exceed the weights? For one text only very late: Llama-3-8B at 122,537 tokens. But the weights are there once, and each text of a batch has a cache of its own: with 8 texts it is at 15,318.",
     ],
     formulas: [
       ["c = Σ_l 2 · G · D · e", "bytes of one token; G: KV heads, D: head size, e: bytes of a number, with scales"],
