@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.equality.harness import checkpoint_of, make_subject
 from tests.equality.kinds import ALL_KINDS
-from tests.llm.test_speculation import has_failed, with_draft
+from tests.llm.drafts.test_speculation import has_failed, with_draft
 from tests.serve.conftest import served
 from tokenwright import LLM, RequestError
 from tokenwright.cache import KVStore, layer_specs
