@@ -1,4 +1,4 @@
-"""Replicas on a real Ray cluster of this machine, where Ray is installed (`pip install 'tokenwright[ray]'`)."""
+"""Replicas on a real Ray cluster of this machine, where Ray is installed (`pip install 'ray[serve]'`)."""
 
 import os
 import signal

@@ -224,7 +224,7 @@ def test_who_does_not_know_the_secret_is_turned_away():
 
 def test_what_ray_needs_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(RequestError, match=r"pip install 'tokenwright\[ray\]'"):
+    with pytest.raises(RequestError, match=r"pip install 'ray\[serve\]'"):
         app({})
     with pytest.raises(RequestError, match="--replicas"):
         Settings(ray_address="auto")

@@ -132,7 +132,7 @@ def test_its_wheel_has_the_name_that_the_release_gives(image: str) -> None:
     release = (ROOT / "scripts" / "release").read_text(encoding="utf-8")
     for processor in ("x86_64", "aarch64"):
         wheel = pattern.replace('"$(uname -m)"', processor)
-        assert fnmatch(f"tokenwright-0.1.0-py3-none-manylinux_2_28_{processor}.whl", wheel)
+        assert fnmatch(f"tokenwright_engine-0.1.0-py3-none-manylinux_2_28_{processor}.whl", wheel)
         assert f'"manylinux_2_28_{processor}"' in release
 
 

@@ -91,9 +91,7 @@ def torch_is_there() -> bool:
 def needs_torch(what: str, *options: str) -> None:
     """Raises RequestError unless torch is installed, with the command that installs it."""
     if not torch_is_there():
-        raise RequestError(
-            f"{what} needs torch, which is not installed; run: pip install 'tokenwright[torch]'", *options
-        )
+        raise RequestError(f"{what} needs torch, which is not installed; run: pip install torch", *options)
 
 
 def resolve_device(name: str) -> Device:

@@ -39,7 +39,7 @@ def check_address(address: str) -> tuple[str, int]:
     try:
         import zmq  # noqa: F401
     except ImportError as error:
-        raise RequestError("--kv-events needs pyzmq: pip install 'tokenwright[cluster]'", "kv_events") from error
+        raise RequestError("--kv-events needs pyzmq: pip install pyzmq", "kv_events") from error
     return found["host"], int(found["port"])
 
 

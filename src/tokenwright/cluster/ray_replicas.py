@@ -1,4 +1,4 @@
-"""Replicas on Ray Serve, on any machines of a Ray cluster (`pip install 'tokenwright[ray]'`).
+"""Replicas on Ray Serve, on any machines of a Ray cluster (`pip install 'ray[serve]'`).
 
     Serve ──► ReplicaDeployment, on some machine ──► ReplicaServer
     RayReplicas.start ──► Serve's handle: where does one listen? ──► linked ──► RemoteLink
@@ -201,7 +201,7 @@ def check_ray() -> None:
     try:
         import ray.serve  # noqa: F401
     except ImportError as error:
-        raise RequestError("--ray-address needs Ray: pip install 'tokenwright[ray]'", "ray_address") from error
+        raise RequestError("--ray-address needs Ray: pip install 'ray[serve]'", "ray_address") from error
 
 
 def open_on_ray(

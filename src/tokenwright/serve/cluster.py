@@ -1,4 +1,4 @@
-"""The server as an application of Ray Serve (`pip install 'tokenwright[ray]'`):
+"""The server as an application of Ray Serve (`pip install 'ray[serve]'`):
 
     serve run tokenwright.serve.cluster:app model=Qwen/Qwen3-0.6B replicas=2
 

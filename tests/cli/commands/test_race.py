@@ -273,7 +273,7 @@ def test_a_chart_is_in_the_format_of_its_name(run: Run, model: Path, tmp_path: P
         ("race", "--out takes a name that ends in .svg or .png"),
         ("taken.svg", "exists and is not overwritten; give --out another file, or add --force"),
         ("nowhere/race.svg", "give --out a file in a folder that exists"),
-        ("race.png", "pip install 'tokenwright[charts]'"),
+        ("race.png", "pip install matplotlib"),
     ],
 )
 def test_charts_that_are_refused_before_a_model_is_looked_for(

@@ -40,7 +40,7 @@ def check_chart_file(out: Path, force: bool, formats: tuple[str, ...] = FORMATS)
     if out.exists() and not force:
         raise RequestError(f"{out} exists and is not overwritten; give --out another file, or add --force")
     if out.suffix.lower() == ".png" and find_spec("matplotlib") is None:
-        raise RequestError("matplotlib draws PNG: pip install 'tokenwright[charts]', or give --out a name in .svg")
+        raise RequestError("matplotlib draws PNG: pip install matplotlib, or give --out a name in .svg")
 
 
 def save_chart(out: Path, picture: Picture) -> None:

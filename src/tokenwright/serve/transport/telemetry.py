@@ -32,7 +32,7 @@ OPERATIONS: Mapping[str, str] = {  # of the paths that generate
     "/api/embeddings": "embeddings",
 }
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_EXTRA = "pip install 'tokenwright[otel]', or unset the variables"
+_EXTRA = "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http, or unset the variables"
 
 
 class Spans:
