@@ -36,7 +36,9 @@ class Settings:
 
     host: str = _setting("127.0.0.1", "The address to listen on; any but this machine's own needs a key.")
     port: int = _setting(8000, "The port to listen on; 0 takes a free one.")
-    api_key: tuple[str, ...] = _setting((), "A key that clients must send; may be given several times.")
+    api_key: tuple[str, ...] = _setting(
+        (), "A key that clients must send; several are possible. Other users of the machine see a flag's."
+    )
     api_key_file: str = _setting("", "A file of such keys, one a line.")
     no_key: bool = _setting(
         False, "Listen on another address without a key; on all addresses (0.0.0.0) it needs --allowed-host."
@@ -120,6 +122,9 @@ class Settings:
             return not self.host or ip_address(self.host).is_unspecified
         except ValueError:  # a name
             return False
+
+
+HELP = {one.name: one.metadata["help"] for one in fields(Settings)}
 
 
 def read_settings(

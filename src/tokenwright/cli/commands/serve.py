@@ -19,7 +19,7 @@ from tokenwright.cli.terminal.output import remark
 from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 from tokenwright.importing import uncollected_imports
-from tokenwright.serve.settings import Settings, read_settings
+from tokenwright.serve.settings import HELP, Settings, read_settings
 from tokenwright.units import read_bytes
 
 if TYPE_CHECKING:
@@ -52,14 +52,13 @@ Models = Annotated[
         autocompletion=opt.model_names,
     ),
 ]
-Memory = Annotated[
-    str | None,
-    Option(
-        help="Memory for all models together, such as 16GB: the longest unused one leaves when another needs it. "
-        "By default seven eighths of what is free.",
-        rich_help_panel=opt.SERVER,
-    ),
-]
+
+
+def _setting(name: str, *flags: str, **more: Any) -> Any:
+    """The option of a setting, with the setting's own help."""
+    return Option(*flags, help=HELP[name], rich_help_panel=opt.SERVER, **more)
+
+
 Config = Annotated[
     Path | None,
     Option(
@@ -68,92 +67,31 @@ Config = Annotated[
         rich_help_panel=opt.SERVER,
     ),
 ]
-Host = Annotated[
-    str | None,
-    Option(help="The address to listen on; any but this machine's own needs a key.", rich_help_panel=opt.SERVER),
-]
-Port = Annotated[int | None, Option(help="The port to listen on; 0: a free one.", rich_help_panel=opt.SERVER)]
-ApiKey = Annotated[
-    list[str] | None,
-    Option(
-        help="A key that clients must send (several: repeat it). Other users see it in the list of processes.",
-        rich_help_panel=opt.SERVER,
-    ),
-]
-ApiKeyFile = Annotated[str | None, Option(help="A file of such keys, one a line.", rich_help_panel=opt.SERVER)]
-NoKey = Annotated[
-    bool | None,
-    Option(
-        "--no-key",
-        help="Listen on another address without a key; on all addresses (0.0.0.0) it needs --allowed-host.",
-        rich_help_panel=opt.SERVER,
-    ),
-]
-AllowedHost = Annotated[
-    list[str] | None,
-    Option(help="A name under which clients call the server (several: repeat it).", rich_help_panel=opt.SERVER),
-]
-CorsOrigin = Annotated[
-    list[str] | None,
-    Option(help="The origin of a web page that may call it (several: repeat it).", rich_help_panel=opt.SERVER),
-]
-ServedModelName = Annotated[
-    list[str] | None,
-    Option(help="What clients may call the model (several: repeat it).", rich_help_panel=opt.SERVER),
-]
-Adapter = Annotated[
-    list[str] | None,
-    Option(
-        metavar="NAME=FOLDER",
-        help="A LoRA adapter (PEFT) beside the model, served as a model of this name (several: repeat it).",
-        rich_help_panel=opt.SERVER,
-    ),
-]
-MaxQueue = Annotated[
-    int | None, Option(help="Requests that may wait; later ones are answered by 429.", rich_help_panel=opt.SERVER)
-]
-MaxBody = Annotated[int | None, Option(help="Bytes of a request's body at most.", rich_help_panel=opt.SERVER)]
-RequestTimeout = Annotated[
-    float | None,
-    Option(help="Seconds that a request may take, waiting included; 0: no limit.", rich_help_panel=opt.SERVER),
-]
-ReaderTimeout = Annotated[
-    float | None,
-    Option(
-        help="Seconds in all that a request may be paused because its client reads too slowly; 0: no limit.",
-        rich_help_panel=opt.SERVER,
-    ),
-]
-DrainTimeout = Annotated[
-    float | None,
-    Option(help="Seconds that running requests have to finish when it is stopped.", rich_help_panel=opt.SERVER),
-]
-Timings = Annotated[
-    bool | None, Option("--timings", help="Say in every reply where the time went.", rich_help_panel=opt.SERVER)
-]
-StoredResponses = Annotated[
-    int | None,
-    Option(
-        help="Bytes of OpenAI's responses that are kept in memory for later requests; 0: none.",
-        rich_help_panel=opt.SERVER,
-    ),
-]
-StrictFields = Annotated[
-    bool | None,
-    Option(
-        "--strict-fields", help="Refuse requests that have fields which are unknown here.", rich_help_panel=opt.SERVER
-    ),
-]
-AccessLog = Annotated[
-    bool | None,
-    Option(
-        "--access-log", help="Write a line of JSON to standard error for every request.", rich_help_panel=opt.SERVER
-    ),
-]
-Explorer = Annotated[
-    bool | None,
-    Option("--explorer", help="Let the page trace runs; every step is then timed.", rich_help_panel=opt.SERVER),
-]
+Memory = Annotated[str | None, _setting("memory")]
+Host = Annotated[str | None, _setting("host")]
+Port = Annotated[int | None, _setting("port")]
+ApiKey = Annotated[list[str] | None, _setting("api_key")]
+ApiKeyFile = Annotated[str | None, _setting("api_key_file")]
+NoKey = Annotated[bool | None, _setting("no_key", "--no-key")]
+AllowedHost = Annotated[list[str] | None, _setting("allowed_host")]
+CorsOrigin = Annotated[list[str] | None, _setting("cors_origin")]
+ServedModelName = Annotated[list[str] | None, _setting("served_model_name")]
+Adapter = Annotated[list[str] | None, _setting("adapter", metavar="NAME=FOLDER")]
+MaxQueue = Annotated[int | None, _setting("max_queue")]
+MaxBody = Annotated[int | None, _setting("max_body")]
+RequestTimeout = Annotated[float | None, _setting("request_timeout")]
+ReaderTimeout = Annotated[float | None, _setting("reader_timeout")]
+DrainTimeout = Annotated[float | None, _setting("drain_timeout")]
+Timings = Annotated[bool | None, _setting("timings", "--timings")]
+StoredResponses = Annotated[int | None, _setting("stored_responses")]
+StrictFields = Annotated[bool | None, _setting("strict_fields", "--strict-fields")]
+AccessLog = Annotated[bool | None, _setting("access_log", "--access-log")]
+Replicas = Annotated[int | None, _setting("replicas")]
+RayAddress = Annotated[str | None, _setting("ray_address", metavar="ADDRESS")]
+Retries = Annotated[int | None, _setting("retries")]
+KvEvents = Annotated[str | None, _setting("kv_events", metavar="ADDRESS")]
+KvEventsTopic = Annotated[str | None, _setting("kv_events_topic")]
+Explorer = Annotated[bool | None, _setting("explorer", "--explorer")]
 
 
 def serve(
@@ -179,11 +117,11 @@ def serve(
     stored_responses: StoredResponses = None,
     strict_fields: StrictFields = None,
     access_log: AccessLog = None,
-    replicas: of_replicas.Replicas = None,
-    ray_address: of_replicas.RayAddress = None,
-    retries: of_replicas.Retries = None,
-    kv_events: of_replicas.KvEvents = None,
-    kv_events_topic: of_replicas.KvEventsTopic = None,
+    replicas: Replicas = None,
+    ray_address: RayAddress = None,
+    retries: Retries = None,
+    kv_events: KvEvents = None,
+    kv_events_topic: KvEventsTopic = None,
     explorer: Explorer = None,
     revision: opt.Revision = None,
     device: opt.Device = "auto",

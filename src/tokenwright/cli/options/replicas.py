@@ -1,4 +1,4 @@
-"""Options of `serve` about replicas and clusters, and how a model is opened with them."""
+"""How `serve` opens a model with its options about replicas and clusters."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import atexit
 from collections.abc import Callable
 from functools import cache
 from socket import gethostname
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from typer import Option
-
-from tokenwright.cli.options.shared import SERVER
 from tokenwright.serve.settings import Settings
 
 if TYPE_CHECKING:
@@ -19,36 +16,6 @@ if TYPE_CHECKING:
     from tokenwright.llm.llm import LLM
 
 Load = Callable[[Callable[[int, int], None]], "LLM"]
-
-Replicas = Annotated[
-    int | None,
-    Option(
-        help="Processes that write the texts and are replaced when they die; 0: the server itself writes them.",
-        rich_help_panel=SERVER,
-    ),
-]
-RayAddress = Annotated[
-    str | None,
-    Option(
-        metavar="ADDRESS",
-        help="A Ray cluster for the replicas, such as auto or HOST:PORT; local starts one.",
-        rich_help_panel=SERVER,
-    ),
-]
-Retries = Annotated[
-    int | None, Option(help="How many replicas may die with a text before its request fails.", rich_help_panel=SERVER)
-]
-KvEvents = Annotated[
-    str | None,
-    Option(
-        metavar="ADDRESS",
-        help="The address, such as tcp://*:5557, of vLLM's KV events for routers; replays are at the next port.",
-        rich_help_panel=SERVER,
-    ),
-]
-KvEventsTopic = Annotated[
-    str | None, Option(help="The topic of these events, such as kv@pod@model.", rich_help_panel=SERVER)
-]
 
 
 def clustered(model: str, engine: dict[str, Any], settings: Settings) -> Callable[[], ReplicaSource]:
