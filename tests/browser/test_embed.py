@@ -1,5 +1,9 @@
 """The explorer as a frame of another page: the stage, the text and the transport, and nothing else."""
 
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import pytest
 
 from tests.browser.conftest import HANGS, Explored
@@ -9,20 +13,51 @@ FRAME = "<!doctype html><iframe style='border: 0; width: 900px; height: 600px' s
 LINK = "#embed=1&p=Once%20upon&seed=1&n=5&pace=engine&renderer=2d"
 
 
+@contextmanager
+def page_of(host, address):
+    """The address of a page at `host` that shows another one in a frame."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(FRAME.format(address).encode())
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer((host, 0), Page) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        yield f"http://{host}:{serving.server_port}/"
+        serving.shutdown()
+
+
 @pytest.fixture
 def framed(browser):
-    """Shows an address in a frame of a page from elsewhere; returns the frame once the program is there."""
+    """Shows an address in a frame of a page of this machine; returns the frame once the program is there."""
     context = browser.new_context(reduced_motion="reduce", viewport={"width": 1300, "height": 960})
     tab = context.new_page()
 
     def show(address):
-        tab.set_content(FRAME.format(address))
+        with page_of("127.0.0.1", address) as outer:
+            tab.goto(outer)
         frame = tab.frames[1]
         live = "window.__explorer?.state.origin === 'live' && window.__explorer.state.steps > 0"
         frame.wait_for_function(f"() => {live}", timeout=HANGS)
         return frame
 
     yield show
+    context.close()
+
+
+def test_no_page_from_elsewhere_shows_it_in_a_frame(browser, server):
+    """Such a page could lay its own over it, and have a visitor press the buttons."""
+    context = browser.new_context()
+    tab = context.new_page()
+    with page_of("127.0.0.2", f"{server.address}/{LINK}") as outer:
+        tab.goto(outer)
+        tab.frames[1].wait_for_url("chrome-error://**", timeout=HANGS)
     context.close()
 
 

@@ -1,7 +1,8 @@
 """Access control: Host, Origin, key, and the sizes of headers and bodies, before the app sees a request.
 
 Any web page can reach a local socket. A foreign page's request carries that page's Origin; a DNS name rebound to this
-address carries its own Host. Where keys are set, every route demands one, except for those of `OPEN`.
+address carries its own Host. A page's request without Origin says by Sec-Fetch-Site where it comes from. Where keys are
+set, every route demands one, except for those of `OPEN`, which answer before they have read a body.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
 Answer = Callable[[Scope, Problem, str], App]  # of a request, a problem and a request's id
 
 MOST_BODY = 4 * 2**20  # bytes
@@ -36,8 +38,14 @@ MOST_HELD = 64  # bodies of the largest size: what all requests together may hol
 AT_ONCE = 2  # requests that begin to be worked on in one turn of the event loop
 BODY_S = 30.0  # seconds to send a body
 OPEN = frozenset(("/health", "/v1/health", "/ping", "/ready", "/version"))
+# A browser takes no reply for a script, and lets our pages load nothing from elsewhere; pages of this machine, and
+# those of allowed origins, may show them in a frame.
+NOSNIFF = (b"x-content-type-options", b"nosniff")
+LOADS = "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; object-src 'none'"
+FRAMES = "base-uri 'none'; form-action 'self'; frame-ancestors 'self' http://localhost:* http://127.0.0.1:*"
 # Headers that pages of other origins may read.
 EXPOSED = b"Retry-After, Server-Timing, X-Request-Id, Request-Id, X-Tokenwright-Ignored"
+STRANGER = Caller(models=frozenset(("",)))  # without a key, where keys are in use: sees no model
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -178,6 +186,8 @@ class Guard:
         # Bytes of the bodies of all requests that are being answered.
         self.bodies = Quota(MOST_HELD * policy.body, len(policy.keys))
         self._door = Throttle()
+        framed = "; ".join((LOADS, " ".join((FRAMES, *sorted(policy.origins)))))
+        self._always: Headers = [NOSNIFF, (b"content-security-policy", framed.encode("latin-1", "replace"))]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -187,12 +197,13 @@ class Guard:
         if scope["type"] == "websocket":
             await self._socket(scope, receive, send, problem)
             return
-        if (origin := _header(scope, b"origin")) in self.policy.origins:
-            send = _shared(send, origin or "")
+        send = _with_headers(send, self._headers_of(scope))
         if problem is not None:
             await self._refuse(scope, receive, send, problem)
         elif self._preflight(scope):
             await _allow(scope, send)
+        elif scope["path"] in OPEN:
+            await self.app(scope, _unread(receive), send)
         else:
             await self._bounded(scope, receive, send)
 
@@ -208,6 +219,15 @@ class Guard:
     async def _refuse(self, scope: Scope, receive: Receive, send: Send, problem: Problem) -> None:
         await self.answer(scope, problem, _about(scope).request_id)(scope, receive, send)
 
+    def _headers_of(self, scope: Scope) -> Headers:
+        """Headers of the reply to a request, whatever it says."""
+        found, origin = list(self._always), _header(scope, b"origin")
+        if origin in self.policy.origins:
+            found += _shared(origin or "")
+        if scope["path"] in OPEN and _has_body(scope):
+            found.append((b"connection", b"close"))  # so the server below reads no more of the body
+        return found
+
     def _problem(self, scope: Scope) -> Problem | None:
         """Why a request is refused on account of its headers alone."""
         headers = scope["headers"]
@@ -220,18 +240,21 @@ class Guard:
         elif len(hosts) != 1 or (known is not None and _name_of(hosts[0]) not in known):
             names = ", ".join(sorted(known or ())) or "one name"
             return Problem(403, "forbidden", f"this server answers as {names} only; open one of these")
-        if not set(_headers(scope, b"origin")) <= _own_origins(hosts[0], known) | self.policy.origins:
+        origins = set(_headers(scope, b"origin"))
+        foreign = not origins and _header(scope, b"sec-fetch-site") in ("cross-site", "same-site")
+        linked = _header(scope, b"sec-fetch-mode") == "navigate"  # a link, or a frame
+        if (foreign and not linked) or not origins <= _own_origins(hosts[0], known) | self.policy.origins:
             return Problem(403, "forbidden", "pages of other origins may not call this server")
         return self._key_problem(scope)
 
     def _key_problem(self, scope: Scope) -> Problem | None:
-        if not self.policy.keys or scope["path"] in OPEN or self._preflight(scope):
+        if not self.policy.keys or self._preflight(scope):
             return None
         caller = self.policy.keys.caller(_key(scope))
-        if caller is None:
+        if caller is None and scope["path"] not in OPEN:
             why = "this API key is not known here" if _key(scope) else "an API key is needed"
             return Problem(401, "key", f"{why}; send it as the header Authorization: Bearer KEY")
-        _about(scope).caller = caller
+        _about(scope).caller = caller or STRANGER
         return None
 
     def _preflight(self, scope: Scope) -> bool:
@@ -259,20 +282,35 @@ class Guard:
             self.bodies.remove(body.key, body.size)
 
 
-def _shared(send: Send, origin: str) -> Send:
-    """`send` to a page of another origin, which the settings allow: it may read replies, and errors too."""
-    allowed = [
-        (b"access-control-allow-origin", origin.encode("latin-1")),
-        (b"access-control-expose-headers", EXPOSED),
-        (b"vary", b"origin"),
-    ]
+def _has_body(scope: Scope) -> bool:
+    return _header(scope, b"transfer-encoding") is not None or _header(scope, b"content-length") not in (None, "0")
+
+
+def _unread(receive: Receive) -> Receive:
+    """ASGI's `receive` of a request whose body is not read: an empty body, then what becomes of the connection."""
+    left: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def without_body() -> Message:
+        return left.pop() if left else await receive()
+
+    return without_body
+
+
+def _with_headers(send: Send, more: Headers) -> Send:
+    """`send` with further headers of the reply."""
 
     async def with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), *allowed]
+            message["headers"] = [*message.get("headers", ()), *more]
         await send(message)
 
     return with_headers
+
+
+def _shared(origin: str) -> Headers:
+    """For a page of another origin, which the settings allow: it may read replies, and errors too."""
+    allowed = (b"access-control-allow-origin", origin.encode("latin-1"))
+    return [allowed, (b"access-control-expose-headers", EXPOSED), (b"vary", b"origin")]
 
 
 async def _allow(scope: Scope, send: Send) -> None:
@@ -282,6 +320,8 @@ async def _allow(scope: Scope, send: Send) -> None:
         (b"access-control-allow-methods", b"GET, POST, DELETE"),
         (b"access-control-allow-headers", wanted.encode("latin-1")),  # clients send several of their own
     ]
+    if _header(scope, b"access-control-request-private-network") == "true":  # a public page asks for a local address
+        headers.append((b"access-control-allow-private-network", b"true"))
     await send({"type": "http.response.start", "status": 204, "headers": headers})
     await send({"type": "http.response.body", "body": b""})
 
