@@ -1,5 +1,6 @@
 """KV events: what a subscriber makes of them is the pool's index, whatever was lost, and whoever came late."""
 
+import socket
 import time
 
 import pytest
@@ -181,6 +182,14 @@ def test_a_port_that_is_taken_is_named(llm, free_ports):
         other.bind(f"tcp://127.0.0.1:{free_ports + 1}")
         with pytest.raises(RequestError, match="cannot both be taken"):
             KVPublisher(llm, f"tcp://127.0.0.1:{free_ports}")
+
+
+def test_replays_for_a_collector_are_not_offered_to_all(llm, free_ports):
+    """Events hold the token ids of all texts."""
+    publisher = KVPublisher(llm, f"tcp://10.255.255.1:{free_ports}")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", free_ports + 1), 60).close()
+    publisher.close()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 import threading
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
@@ -51,10 +52,23 @@ def binds(host: str) -> bool:
         return host == "localhost"
 
 
+def address_towards(host: str, port: int) -> str:
+    """This machine's address on its way to a host, as a URL has it; loopback's where there is no way."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(place)  # sends nothing
+            found = str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+    return f"[{found}]" if family == socket.AF_INET6 else found
+
+
 class KVPublisher:
     """Publishes what an LLM's pool reports, from before its first request until `close`.
 
-    address: of the PUB socket; the replay socket listens at the next port. Raises RequestError where one is taken.
+    address: of the PUB socket; the replay socket listens at the next port, of this machine's address towards a
+    collector where the PUB socket connects to one. Raises RequestError where a port is taken.
     """
 
     def __init__(self, llm: LLM, address: str, topic: str = "") -> None:
@@ -67,7 +81,7 @@ class KVPublisher:
         publish, replay = self._context.socket(zmq.PUB), self._context.socket(zmq.ROUTER)
         publish.set_hwm(MOST_UNSENT)
         replay.set_hwm(MOST_UNSENT)  # a replay is up to KEPT batches; beyond the mark a ROUTER drops them
-        here = host if binds(host) else "*"
+        here = host if binds(host) else address_towards(host.strip("[]"), port)
         try:
             (publish.bind if binds(host) else publish.connect)(f"tcp://{host}:{port}")
             replay.bind(f"tcp://{here}:{port + 1}")
