@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -28,9 +29,12 @@ from tokenwright.checkpoints import local_models as store
 from tokenwright.cli.commands.serve import NamedModel, models_of, needed
 from tokenwright.errors import RequestError
 from tokenwright.serve.http.reply_schema import Health
-from tokenwright.serve.many import keep_alive
+from tokenwright.serve.ollama.bodies import keep_alive
 from tokenwright.serve.ollama.reply_schema import OllamaRunning, OllamaTags
 from tokenwright.serve.openai.reply_schema import ModelList
+from tokenwright.serve.service.residents import find
+from tokenwright.serve.service.types import MOST_NAMED
+from tokenwright.serve.store_routes import MOST_COPIES
 
 ASKED: dict[str, Any] = {"prompt": "the and", "max_tokens": 8, "temperature": 0.0}
 
@@ -146,6 +150,8 @@ def test_lists_health_and_metrics(server: Many) -> None:
     complete(server, "b")
     listed = ModelList.model_validate(httpx.get(f"{server.url}/v1/models").json())
     assert [(one.id, one.max_model_len is None) for one in listed.data] == [("a", True), ("b", False)]
+    context = listed.data[1].max_model_len
+    assert listed.data[1].context_length == listed.data[1].meta.n_ctx == context
     assert httpx.get(f"{server.url}/v1/models/a").json()["id"] == "a"
     tags = OllamaTags.model_validate(httpx.get(f"{server.url}/api/tags").json())
     assert [one.name for one in tags.models] == ["a", "b"]
@@ -180,19 +186,42 @@ def test_keep_alive_unloads(server: Many, client: ollama.Client) -> None:
     client.generate("b", "the", raw=True, options={"num_predict": 2}, keep_alive=0)
     until(lambda: server.states()["b"] == "absent")
     client.generate("b", "the", raw=True, options={"num_predict": 2}, keep_alive=-1)
-    assert server.fleet.residents.find("b").pinned
+    assert find("b", server.fleet.residents.entries).pinned
 
 
 @pytest.mark.parametrize(
-    ("value", "seconds"), [(0, 0.0), (-1, -1.0), ("5m", 300.0), ("1h30m", 5400.0), ("-1s", -1.0), ("0", 0.0)]
+    ("value", "seconds"),
+    [
+        *((0, 0.0), (-1, math.inf), ("5m", 300.0), ("1h30m", 5400.0), ("-1s", math.inf), ("0", 0.0), (".5s", 0.5)),
+        *(("9" * 60 + "h", math.inf), (2**62, math.inf), ("1.s", 1.0)),
+    ],
 )
 def test_durations_are_gos(value: object, seconds: float) -> None:
     assert keep_alive(value) == seconds
 
 
-@pytest.mark.parametrize("value", ["", "5", "m", None, True, [], "five minutes"])
-def test_what_is_no_duration_is_left_to_the_api(value: object) -> None:
+@pytest.mark.parametrize("value", ["", "5", "m", None, True, [], "five minutes", "9" * 64, "1.2.3s"])
+def test_what_is_no_duration_says_nothing(value: object) -> None:
     assert keep_alive(value) is None
+
+
+# The text of JSON: a client of Python's writes some of them.
+HOSTILE = [
+    *(json.dumps("1" * digits + tail) for digits in (65, 20_000) for tail in ("", "h", "x", "." + "1" * 20_000)),
+    *("NaN", "Infinity", "-Infinity", "1e400", "1" + "0" * 400, "-1" + "0" * 400, json.dumps("1s" * 30_000)),
+]
+
+
+@pytest.mark.parametrize("path", ["/api/generate", "/api/chat", "/api/embed"])
+def test_a_hostile_keep_alive_is_refused_by_name_and_leaves_no_trace(server: Many, path: str) -> None:
+    """Durations of 20,000 digits held the event loop for 40 s, and NaN made every later /api/ps fail."""
+    before = [(one.keep_s, one.pinned) for one in server.fleet.residents.entries]
+    for written in HOSTILE:
+        body = b'{"model": "a", "prompt": "", "input": "", "messages": [], "keep_alive": %s}' % written.encode()
+        reply = httpx.post(f"{server.url}{path}", content=body, timeout=60)
+        assert (reply.status_code, "keep_alive" in reply.text) == (400, True), (written[:30], reply.text)
+    assert [(one.keep_s, one.pinned) for one in server.fleet.residents.entries] == before
+    assert httpx.get(f"{server.url}/api/ps").status_code == 200
 
 
 def test_a_copy_is_a_further_name(server: Many, client: ollama.Client) -> None:
@@ -201,6 +230,14 @@ def test_a_copy_is_a_further_name(server: Many, client: ollama.Client) -> None:
     assert [one.model for one in client.list().models] == ["a", "mine", "b"]
     with pytest.raises(ollama.ResponseError, match="taken"):
         client.copy("a", "b")
+    for number in range(MOST_COPIES - 1):
+        client.copy("a", f"mine-{number}")
+    with pytest.raises(ollama.ResponseError, match=f"there are {MOST_COPIES} further names"):
+        client.copy("a", "one-too-many")
+    missing = complete(server, "min")
+    assert "did you mean mine?" in missing.text and f"and {MOST_COPIES + 2 - MOST_NAMED} more" in missing.text
+    for number in range(MOST_COPIES - 1):
+        client.delete(f"mine-{number}")
     client.delete("mine")
     assert complete(server, "mine").status_code == 404
     assert complete(server, "a").status_code == 200
@@ -212,26 +249,41 @@ def test_a_model_that_is_not_of_the_hub_stays(server: Many, client: ollama.Clien
     assert complete(server, "a").status_code == 200
 
 
-def test_keys_name_models(models: dict[str, Path]) -> None:
+def test_a_key_of_some_models_sees_and_changes_no_others(models: dict[str, Path]) -> None:
     keys = ("key-of-everything", "key-of-b-alone b")
-    with many(models, keys=keys) as server:
+    with many({"first-secret": models["a"], "b": models["b"]}, keys=keys) as server:
 
         def asked(key: str, path: str, **body: Any) -> httpx.Response:
-            headers = {"authorization": f"Bearer {key}"}
+            headers = {"authorization": f"Bearer {key}"} if key else {}
             if not body:
                 return httpx.get(f"{server.url}{path}", headers=headers)
             return httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=60)
 
         both, one = "key-of-everything", "key-of-b-alone"
-        assert asked(both, "/v1/completions", model="a", **ASKED).status_code == 200
+        until(lambda: server.states()["first-secret"] == "ready")
+        assert asked(one, "/status").json()["phase"] == "loading", "its own first model"
+        until(lambda: asked(one, "/status").json()["phase"] == "ready")
+        assert asked(both, "/v1/completions", model="first-secret", **ASKED).status_code == 200
         assert asked(one, "/v1/completions", model="b", **ASKED).status_code == 200
-        refused = asked(one, "/v1/completions", model="a", **ASKED)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (403, "model")
-        assert asked(one, "/v1/completions", **ASKED).status_code == 403  # the first model is a
-        assert [card["id"] for card in asked(one, "/v1/models").json()["data"]] == ["b"]
-        assert [card["name"] for card in asked(one, "/api/tags").json()["models"]] == ["b"]
+        assert asked(one, "/v1/completions", **ASKED).status_code == 200, "the first model that it may use"
         assert asked(one, "/api/copy", source="b", destination="mine").status_code == 403
+        assert asked(one, "/api/generate", model="b", keep_alive=0).status_code == 403, "others use it too"
+        assert server.states()["b"] == "ready"
+        kept = asked(one, "/api/generate", model="b", prompt="the", stream=False, keep_alive=0)
+        assert (kept.status_code, kept.headers["x-tokenwright-ignored"]) == (200, "keep_alive")
+        assert server.states()["b"] == "ready"
         assert asked("another-key", "/v1/models").status_code == 401
+        paths = ("/v1/models", "/api/tags", "/api/ps", "/health", "/v1/health", "/ping", "/status", "/v1/models/c")
+        seen = [asked(one, path) for path in paths]
+        for model in ("c", "first-secre", "first-secret"):  # to the key they are all alike
+            refused = asked(one, "/v1/completions", model=model, **ASKED)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (404, "model")
+            found = [refused, asked(one, "/api/show", model=model), asked(one, f"/v1/models/{model}")]
+            assert not [said for one in found if "secret" in (said := one.text.replace(f"'{model}'", ""))]
+        seen += [asked("", path) for path in ("/health", "/v1/health", "/ping", "/ready", "/version", "/v1/models")]
+        assert not [one.text for one in seen if "secret" in one.text]
+        assert {one["name"] for one in asked(both, "/health").json()["models"]} == {"first-secret", "b"}
+        assert asked("", "/health").json()["models"] == []
     with pytest.raises(RequestError, match="names the model z, which is not served"):
         Many(models, 10**9, ("key-of-z-alone z",), None)
 

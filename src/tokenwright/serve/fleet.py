@@ -11,11 +11,10 @@ from pathlib import Path
 
 from tokenwright.serve.app import add_routes, new_app
 from tokenwright.serve.explorer.explorer import Explorer
-from tokenwright.serve.http.api import RefusedRequest
 from tokenwright.serve.openai.responses.stored import StoredResponses
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import Load
-from tokenwright.serve.service.residents import ResidentModel, Residents
+from tokenwright.serve.service.residents import ResidentModel, Residents, find
 from tokenwright.serve.service.service import Service, ServiceLimits
 from tokenwright.serve.service.types import Caller, ListedModel, NotReady, Problem
 
@@ -141,8 +140,6 @@ class Fleet:
         return [ListedModel(name, entry.name, context(entry)) for name, entry in each]
 
     def named(self, caller: Caller, name: str | None) -> ResidentModel:
-        """The entry of a request. Raises Missing, and RefusedRequest for a model that its key may not use."""
-        entry = self.default if name is None else self.residents.find(name)
-        if not caller.may_use(*entry.names):
-            raise RefusedRequest(Problem(403, "forbidden", f"this API key may not use the model {entry.name}", "model"))
-        return entry
+        """The entry of a request, by default the first that its key may use. Raises Missing: a key sees no others."""
+        allowed = self.allowed(caller)
+        return allowed[0] if name is None and allowed else find(name or "", allowed)

@@ -13,7 +13,6 @@ import asyncio
 import json
 import math
 import re
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -31,6 +30,9 @@ from tokenwright.serve.app import APIS, QUEUED, Page, Served, add_access_log, ne
 from tokenwright.serve.fleet import Fleet, LoadedApp, ManySource
 from tokenwright.serve.http.api import LARGE, about, add_errors, add_schemas, unless_gone
 from tokenwright.serve.http.dispatch import HeadRequests
+from tokenwright.serve.ollama import routes as ollama
+from tokenwright.serve.ollama.bodies import keep_alive
+from tokenwright.serve.ollama.routes import loaded_line
 from tokenwright.serve.openai.responses.stored import StoredResponses
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import Load, collect_at_rest
@@ -38,22 +40,8 @@ from tokenwright.serve.service.residents import ResidentModel, Residents
 from tokenwright.serve.service.service import ServiceLimits
 from tokenwright.serve.transport.guard import Guard, Policy
 
-_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|[µμ]s|ms|s|m|h)")
+_PROMPTED = ("/api/generate", "/api/chat")
 _STORED = re.compile(r"/v1/responses/(?!input_tokens$)[^/]+(/cancel)?")
-_DURATION = re.compile(rf"[+-]?(0|({_PART.pattern})+)")
-
-
-def keep_alive(value: object) -> float | None:
-    """The seconds of a field of Ollama's, below 0 for ever; None: it is none.
-
-    >>> keep_alive("1h30m")
-    5400.0
-    """
-    if isinstance(value, str) and _DURATION.fullmatch(value):
-        seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(value))
-        return -seconds if value.startswith("-") else seconds
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 class Switch:
@@ -88,10 +76,11 @@ class Switch:
     async def _asked(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
         try:
-            entry, raw, unloads = await self._read(request)
-            if unloads:
+            entry, raw, data = await self._read(request)
+            if self._only_unloads(request, entry, data):
                 await self._fleet.residents.unload(entry)
-                await JSONResponse(_unloaded(scope["path"], entry.name))(scope, receive, send)
+                said = loaded_line(entry.name, 0.0, chat=scope["path"] == "/api/chat")
+                await JSONResponse(said)(scope, receive, send)
                 return
             opened = await unless_gone(request, self._fleet.residents.acquire(entry))
         except Exception as error:
@@ -103,24 +92,30 @@ class Switch:
         finally:
             self._fleet.residents.release(entry)
 
-    async def _read(self, request: Request) -> tuple[ResidentModel, bytes, bool]:
-        """The model that a request names, its body, and whether it only unloads the model. Raises Missing."""
+    async def _read(self, request: Request) -> tuple[ResidentModel, bytes, dict[str, Any]]:
+        """The model that a request names, its body, and the body's object. Raises Missing."""
         raw = await request.body()
         data = await asyncio.to_thread(_object, raw) if len(raw) > LARGE else _object(raw)
         name = data.get("model") or data.get("name")
-        entry = self._fleet.named(about(request).caller, name if isinstance(name, str) else None)
-        return entry, *self._kept(request.scope["path"], entry, data, raw)
+        return self._fleet.named(about(request).caller, name if isinstance(name, str) else None), raw, data
 
-    def _kept(self, path: str, entry: ResidentModel, data: dict[str, Any], raw: bytes) -> tuple[bytes, bool]:
-        """The body without keep_alive, which is heeded here; and whether the request only unloads its model."""
-        seconds = keep_alive(data.get("keep_alive")) if path.startswith("/api/") else None
+    def _only_unloads(self, request: Request, entry: ResidentModel, data: dict[str, Any]) -> bool:
+        """Heed keep_alive; returns whether the request has no prompt and unloads its model.
+
+        Raises RequestError for a wrong one, RefusedRequest where the key may not unload a model for all.
+        """
+        path = request.scope["path"]
+        seconds = keep_alive(data.get("keep_alive")) if path in ollama.API.queued else None
         if seconds is None:
-            return raw, False
-        entry.pinned = seconds < 0
-        entry.keep_s = math.inf if seconds < 0 else seconds
-        del data["keep_alive"]
-        empty = path in ("/api/generate", "/api/chat") and not (data.get("prompt") or data.get("messages"))
-        return json.dumps(data).encode(), seconds == 0 and empty
+            return False
+        unloads = seconds == 0 and path in _PROMPTED and not (data.get("prompt") or data.get("messages"))
+        if not about(request).caller.models:
+            entry.pinned, entry.keep_s = seconds == math.inf, seconds
+        elif unloads:
+            store_routes.check_unrestricted(request)
+        else:
+            about(request).ignored.append("keep_alive")
+        return unloads
 
 
 def _looks(scope: Scope) -> bool:
@@ -136,13 +131,6 @@ def _object(raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
-
-
-def _unloaded(path: str, model: str) -> dict[str, Any]:
-    """Ollama's reply to a request that only unloads a model."""
-    text = {"response": ""} if path == "/api/generate" else {"message": {"role": "assistant", "content": ""}}
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return {"model": model, "created_at": now, **text, "done": True, "done_reason": "unload"}
 
 
 def _again(raw: bytes, receive: Receive) -> Receive:

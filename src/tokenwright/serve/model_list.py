@@ -70,7 +70,9 @@ def _anthropic(request: Request) -> bool:
 
 def _openai_card(one: ListedModel, created: int) -> Json:
     found: Json = {"id": one.name, "object": "model", "created": created, "owned_by": "tokenwright", "root": one.root}
-    return found | ({} if one.context is None else {"max_model_len": one.context})
+    if one.context is None:
+        return found
+    return found | {"max_model_len": one.context, "context_length": one.context, "meta": {"n_ctx": one.context}}
 
 
 def _anthropic_card(one: ListedModel, created: int) -> Json:

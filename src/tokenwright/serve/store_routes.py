@@ -21,13 +21,14 @@ from tokenwright.serve.http.reply_schema import Health, Ready
 from tokenwright.serve.http.reply_text import Json, dumps
 from tokenwright.serve.ollama import reply_schema as replies
 from tokenwright.serve.ollama.card import NEVER, entry, loaded
+from tokenwright.serve.ollama.routes import NDJSON, VERSION
 from tokenwright.serve.operations import add_version
 from tokenwright.serve.service.metrics import CONTENT_TYPE, Metrics
-from tokenwright.serve.service.residents import ResidentModel
+from tokenwright.serve.service.residents import ResidentModel, find
 from tokenwright.serve.service.types import Problem
 from tokenwright.trace.messages.schema import Loading
 
-NDJSON = "application/x-ndjson"
+MOST_COPIES = 100  # further names of all models
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +71,9 @@ def _add_states(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
     @app.get("/ping", responses=answers(Health), tags=["Operations"], response_model=None)
     @app.get("/v1/health", responses=answers(Health), tags=["Operations"], response_model=None)
     @app.get("/health", responses=answers(Health), tags=["Operations"], response_model=None)
-    async def health() -> JSONResponse:
-        """Whether the models in memory make tokens, and what each model is doing."""
-        models = [_state(one) for one in fleet.residents.entries]
+    async def health(request: Request) -> JSONResponse:
+        """Whether the models in memory make tokens, and what each model that the key may use is doing."""
+        models = [_state(one) for one in fleet.allowed(about(request).caller)]
         for opened in fleet.apps:
             if opened.service.ready:
                 try:
@@ -92,10 +93,11 @@ def _add_states(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
         return Response(metrics.text(), media_type=CONTENT_TYPE)
 
     @app.get("/status", include_in_schema=False)
-    async def status() -> Loading:
-        """How far the first model is, for the page, which has it loaded."""
-        first = fleet.default
-        fleet.residents.warm(first)
+    async def status(request: Request) -> Loading:
+        """How far the first model is, for the page, which has it loaded; a link to here loads nothing."""
+        first = fleet.named(about(request).caller, None)
+        if request.headers.get("sec-fetch-mode") != "navigate":
+            fleet.residents.warm(first)
         done, total = (0, 0) if first.opened is None else first.opened.progress
         failed = first.state == "absent" and first.failure
         phase = "failed" if failed else "ready" if first.state == "ready" else "loading"
@@ -113,7 +115,7 @@ def _state(one: ResidentModel) -> Json:
 def _add_lists(app: FastAPI, fleet: Fleet) -> None:
     @app.get("/api/version", responses=answers(replies.OllamaVersion), tags=["Ollama"])
     async def version() -> JSONResponse:
-        return JSONResponse({"version": tokenwright.__version__})
+        return JSONResponse({"version": VERSION})
 
     @app.get("/api/ps", responses=answers(replies.OllamaRunning), tags=["Ollama"])
     async def running(request: Request) -> JSONResponse:
@@ -163,7 +165,7 @@ def _add_store(app: FastAPI, fleet: Fleet) -> None:
         """Download a model from the hub and serve it."""
         body = await body_of(request, Pull, any_type=True)
         name = _name(body)
-        _unrestricted(request)
+        check_unrestricted(request)
         if body.stream:
             return StreamingResponse(_pulling(fleet, name), media_type=NDJSON)
         await _fetched(fleet, name)
@@ -173,8 +175,8 @@ def _add_store(app: FastAPI, fleet: Fleet) -> None:
     async def delete(request: Request) -> Response:
         """Remove a model from memory and from this machine, or one of its further names."""
         name = _name(await body_of(request, Delete, any_type=True))
-        _unrestricted(request)
-        entry = fleet.residents.find(name)
+        check_unrestricted(request)
+        entry = find(name, fleet.residents.entries)
         if name in entry.names[1:]:
             entry.names.remove(name)
             return Response(status_code=200)
@@ -190,10 +192,13 @@ def _add_store(app: FastAPI, fleet: Fleet) -> None:
     async def copy(request: Request) -> Response:
         """Give a model a further name."""
         body = await body_of(request, Copy, any_type=True)
-        _unrestricted(request)
-        entry = fleet.residents.find(body.source)
-        if body.destination in fleet.residents.names:
+        check_unrestricted(request)
+        entry, taken = find(body.source, fleet.residents.entries), fleet.residents.names
+        if body.destination in taken:
             raise RequestError(f"destination: the name {body.destination} is taken", "destination")
+        if len(taken) - len(fleet.residents.entries) >= MOST_COPIES:
+            why = f"destination: there are {MOST_COPIES} further names already; delete one of them"
+            raise RequestError(why, "destination")
         entry.names.append(body.destination)
         for opened in fleet.apps:
             if opened is entry.opened:
@@ -207,7 +212,7 @@ def _name(body: Pull | Delete) -> str:
     return body.model or body.name or ""
 
 
-def _unrestricted(request: Request) -> None:
+def check_unrestricted(request: Request) -> None:
     """Raises RefusedRequest for a key that may use some models only: it may not change which there are."""
     if about(request).caller.models:
         raise RefusedRequest(Problem(403, "forbidden", "this API key may use some models, and change none"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tokenwright.errors import CheckpointError
-from tokenwright.serve.service.residents import ResidentModel, Residents
+from tokenwright.serve.service.residents import ResidentModel, Residents, find
 from tokenwright.serve.service.types import Busy, Missing, NotReady
 
 
@@ -50,7 +50,7 @@ class World:
         self.residents = Residents([entry(*one) for one in sizes.items()], limit, most)
 
     def find(self, name: str) -> ResidentModel:
-        return self.residents.find(name)
+        return find(name, self.residents.entries)
 
     async def use(self, name: str, seconds: float = 0.0) -> None:
         entry = self.find(name)

@@ -37,6 +37,8 @@ def _worst(details: Sequence[Any], data: object) -> Complaint:
         message = f"is not supported: {context['why']}" if kind == "refused" else _unknown(context["near"])
         return Complaint(field, f"{field}{' ' if kind == 'refused' else ': '}{message}")
     field, value = ".".join(path), _at(data, path)
+    if kind == "value_error":  # a checker of ours has said it all
+        return Complaint(field or None, str(context["error"]))
     if kind == "union_tag_invalid":
         name = "type" if context["discriminator"].endswith("()") else context["discriminator"].strip("'")
         said = f"{name} {shown(context['tag'])} is not supported; it is {context['expected_tags']}"

@@ -1,10 +1,13 @@
 """The bodies of Ollama's API: POST /api/generate, /api/chat, /api/embed, /api/embeddings and /api/show."""
 
-from typing import Annotated, Literal
+import math
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from tokenwright.checks import MAX_TOKENS
+from tokenwright.checks import MAX_TOKENS, shown
+from tokenwright.errors import RequestError
 from tokenwright.serve.http.fields import (
     MOST_ITEMS,
     MOST_TOOLS,
@@ -37,8 +40,39 @@ MOST_LOGPROBS = 20  # as in Ollama
 MOST_TEXTS = 2_048  # of one request for embeddings
 
 Window = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
-KEPT = "the model stays loaded as long as the server runs"
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+
+MOST_DURATION = 64  # characters
+FOREVER_S = 1e9  # a longer keep_alive has no end
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|[µμ]s|ms|s|m|h)")
+_DURATION = re.compile(rf"[+-]?(?:0|(?:{_PART.pattern})+)")
+
+
+def keep_alive(value: object) -> float | None:
+    """The seconds of a field of Ollama's, infinite if the model stays for ever; None where it says nothing.
+
+    Raises RequestError for a number that is not finite or too large, and for a text that is too long to be a duration.
+
+    >>> keep_alive("1h30m")
+    5400.0
+    """
+    if isinstance(value, str) and len(value) <= MOST_DURATION:
+        if not _DURATION.fullmatch(value):
+            return None
+        seconds = math.fsum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(value))
+        seconds = -seconds if value.startswith("-") else seconds
+    elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_SECONDS:
+        seconds = float(value)
+    elif isinstance(value, str | int | float) and not isinstance(value, bool):
+        raise RequestError(f"keep_alive must be seconds, or a duration such as 5m, not {shown(value)}")
+    else:
+        return None
+    return seconds if 0 <= seconds <= FOREVER_S else math.inf
+
+
+MAX_SECONDS = 2**63  # what Ollama's own clients can write
+KeepAlive = Annotated[Any, AfterValidator(keep_alive)]
 
 
 class Options(Samplers):
@@ -86,17 +120,18 @@ class Show(Body):
 class OllamaPrompted(Body):
     """The fields that /api/generate and /api/chat have in common.
 
-    format: "json", or the JSON schema of the answer. keep_alive: any; the model stays loaded as long as the server
-    runs. think: whether the model reasons first, at a level where its template knows levels. truncate: leave out the
-    oldest messages of a conversation that is too long.
+    format: "json", or the JSON schema of the answer. keep_alive: heeded by a server of several models.
+    think: whether the model reasons first, at a level where its template knows levels.
+    truncate: leave out the oldest messages of a conversation that is too long.
     """
 
     refused = {"template": Refused("the model has its own chat template; use raw for another")}
-    harmless = {"shift": "a text is never cut", "keep_alive": KEPT}
+    harmless = {"shift": "a text is never cut"}
 
     model: ModelName = ""
     truncate: bool = True
     stream: bool = True
+    keep_alive: KeepAlive = None
     format: Literal["", "json"] | Object = ""
     options: Options = Options()
     think: bool | Literal["low", "medium", "high", "max"] | None = None
@@ -180,11 +215,11 @@ class Embedded(Body):
 
     harmless = {
         "options": "an embedding draws nothing, and the command line says how the model is loaded",
-        "keep_alive": KEPT,
         "stream": "vectors come at once",
     }
 
     model: ModelName = ""
+    keep_alive: KeepAlive = None
 
 
 class OllamaEmbed(Embedded):

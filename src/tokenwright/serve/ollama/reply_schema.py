@@ -33,11 +33,12 @@ class OllamaAnswer(Reply):
     model: str
     created_at: str
     done: Literal[True]
-    done_reason: Literal["stop", "length", "load"]
+    done_reason: Literal["stop", "length", "load", "unload"]
     logprobs: list[TokenLogprob] = absent()
     total_duration: int = absent()
     load_duration: int = absent()
     prompt_eval_count: int = absent()
+    prompt_eval_cached_count: int = absent()
     prompt_eval_duration: int = absent()
     eval_count: int = absent()
     eval_duration: int = absent()

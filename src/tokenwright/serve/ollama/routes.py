@@ -13,7 +13,6 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-import tokenwright
 from tokenwright.errors import RequestError
 from tokenwright.llm.outputs import Piece
 from tokenwright.serve.http.api import Api, about, answers, body_of, off_loop, takes
@@ -59,6 +58,7 @@ from tokenwright.serve.service.types import (
     ToolCall,
 )
 
+VERSION = "0.13.3"  # of Ollama's API as it is spoken here: its clients refuse a server that is older than they need
 REPEAT_LAST_N = 64  # where repeat_penalty is given without it
 
 Line = dict[str, Any]
@@ -138,7 +138,7 @@ def add(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/version", responses=answers(replies.OllamaVersion), tags=["Ollama"])
     async def version() -> JSONResponse:
-        return JSONResponse({"version": tokenwright.__version__})
+        return JSONResponse({"version": VERSION})
 
     @app.get("/api/tags", responses=answers(replies.OllamaTags), tags=["Ollama"])
     async def tags() -> JSONResponse:
@@ -187,10 +187,10 @@ async def _vectors(request: Request, service: Service, body: Embedded, inputs: S
 async def _reply(request: Request, service: Service, body: Chat | Generate, prompt: dict[str, Any]) -> Response:
     body.model = body.model or service.names[0]
     model = served_model(request, service, body.model)
-    lines = Lines(body.model, chat=isinstance(body, Chat), tokens=lambda: Tokens(service.host.llm.tokenizer))
     if not (body.messages if isinstance(body, Chat) else body.prompt or body.suffix):
         await service.opened()
-        return Response(dumps(lines.loaded()), media_type="application/json")
+        return JSONResponse(loaded_line(body.model, body.keep_alive, chat=isinstance(body, Chat)))
+    lines = Lines(body.model, chat=isinstance(body, Chat), tokens=lambda: Tokens(service.host.llm.tokenizer))
     effort = body.think if isinstance(body.think, str) else None
     thinking = Thinking.of(None if body.think is None else body.think is not False, None, effort)
     wanted = GenerationRequest(
@@ -277,6 +277,7 @@ def durations(counts: TokenCounts, timings: Timings) -> dict[str, int]:
         "total_duration": total_duration(timings),
         "load_duration": 0,  # the model was loaded when the server started
         "prompt_eval_count": counts.prompt,
+        "prompt_eval_cached_count": counts.cached,
         "prompt_eval_duration": _ns(timings.prefill_s),
         "eval_count": counts.completion,
         "eval_duration": _ns(timings.decode_s),
@@ -290,6 +291,13 @@ def total_duration(timings: Timings) -> int:
 
 def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
+
+
+def loaded_line(model: str, keep_s: float | None, *, chat: bool) -> Line:
+    """The reply to a request without a prompt, which loads the model or, with a keep_alive of 0, unloads it."""
+    empty: Line = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
+    done = {"done": True, "done_reason": "unload" if keep_s == 0 else "load"}
+    return {"model": model, "created_at": now(), **empty, **done}
 
 
 class Lines:
@@ -327,10 +335,6 @@ class Lines:
         self._answer = answer
         line = self._line(answer.text, answer.reasoning, answer.tool_calls, answer.tokens)
         return line | self._done(counts, timings)
-
-    def loaded(self) -> Line:
-        """The reply to a request that only loads the model."""
-        return self._line("", "", (), ()) | {"done": True, "done_reason": "load"}
 
     def _done(self, counts: TokenCounts, timings: Timings) -> dict[str, Any]:
         return {"done": True, "done_reason": done_reason(self._answer), **durations(counts, timings)}

@@ -140,8 +140,12 @@ class ChatCompletion(Reply):
     timings: ReplyTimings = absent()
 
 
+class ModelMeta(Reply):
+    n_ctx: int
+
+
 class ModelEntry(Reply):
-    """A model. max_model_len: its context, once it is loaded."""
+    """A model. max_model_len, context_length and meta.n_ctx: its context, once it is loaded, for clients of several."""
 
     id: str
     object: Literal["model"]
@@ -149,6 +153,8 @@ class ModelEntry(Reply):
     owned_by: str
     root: str
     max_model_len: int = absent()
+    context_length: int = absent()
+    meta: ModelMeta = absent()
 
 
 class ModelList(Reply):

@@ -78,6 +78,15 @@ class ResidentModel:
         return self.names[0]
 
 
+def find(name: str, entries: Sequence[ResidentModel]) -> ResidentModel:
+    """The entry of a name, with or without Ollama's tag. Raises Missing."""
+    for wanted in (name, name.removesuffix(TAG)):
+        for entry in entries:
+            if wanted in entry.names:
+                return entry
+    raise no_model(name, [one for entry in entries for one in entry.names])
+
+
 @dataclass(slots=True, eq=False)
 class _Ticket:
     entry: ResidentModel
@@ -109,14 +118,6 @@ class Residents:
     def used(self) -> int:
         """Bytes of the models in memory."""
         return sum(entry.nbytes for entry in self.entries if entry.state in ("ready", "leaving"))
-
-    def find(self, name: str) -> ResidentModel:
-        """The entry of a name, with or without Ollama's tag. Raises Missing."""
-        for wanted in (name, name.removesuffix(TAG)):
-            for entry in self.entries:
-                if wanted in entry.names:
-                    return entry
-        raise no_model(name, self.names)
 
     async def acquire(self, entry: ResidentModel) -> LoadedResident:
         """The model, for one request, which must `release` it. Waits until it is there.

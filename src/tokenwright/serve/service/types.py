@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, Literal
 
 from tokenwright.checks import shown
@@ -32,6 +31,8 @@ from tokenwright.llm.chat.chat_request import distinct as distinct
 from tokenwright.llm.outputs import ToolCall as ToolCall
 
 MOST_NAME = 256  # characters of a name that are compared
+MOST_NAMED = 32  # models that an error compares and names
+ALIKE = 0.5  # from this likeness on a name is probably meant
 PRIORITIES = range(-8, 9)  # of requests of one key: lower ones are admitted earlier
 
 Kind = Literal["invalid", "key", "forbidden", "missing", "size", "busy", "unavailable", "engine"]
@@ -201,11 +202,22 @@ class Missing(ServerError):
 
 def no_model(name: str, known: Sequence[str]) -> Missing:
     """The error of a request for a model that is not served; `known` are those that are."""
-    by_lower = {one.lower(): one for one in known}
-    near = get_close_matches(name[:MOST_NAME].lower(), by_lower, 1, 0.6) if len(known) > 1 else []
-    hint = f"did you mean {by_lower[near[0]]}? " if near else ""
-    served = ", ".join(known)
+    first, wanted = known[:MOST_NAMED], _pairs(name)
+    near = max(first, key=lambda one: _likeness(_pairs(one), wanted), default="") if len(known) > 1 else ""
+    hint = f"did you mean {near}? " if near and _likeness(_pairs(near), wanted) >= ALIKE else ""
+    served = ", ".join(first) + (f" and {len(known) - MOST_NAMED:,} more" if len(known) > MOST_NAMED else "")
     return Missing(f"the model {shown(name)} does not exist here; {hint}this server has {served}", "model")
+
+
+def _pairs(name: str) -> frozenset[str]:
+    """The pairs of neighbouring characters of a name, whatever their case."""
+    lower = f"^{name[:MOST_NAME].lower()}$"
+    return frozenset(lower[at : at + 2] for at in range(len(lower) - 1))
+
+
+def _likeness(one: frozenset[str], other: frozenset[str]) -> float:
+    """The share of pairs that two names have in common (Dice's coefficient), in time linear in their lengths."""
+    return 2 * len(one & other) / (len(one) + len(other))
 
 
 @dataclass(frozen=True, slots=True)
