@@ -44,12 +44,13 @@ def build_wheel(
 
 
 def get_requires_for_build_wheel(config_settings: dict[str, str | list[str]] | None = None) -> list[str]:
-    return [*build.get_requires_for_build_wheel(config_settings), *_node()]
+    return [*build.get_requires_for_build_wheel(config_settings), *_node(config_settings)]
 
 
 def get_requires_for_build_editable(config_settings: dict[str, str | list[str]] | None = None) -> list[str]:
-    return [*build.get_requires_for_build_editable(config_settings), *_node()]
+    return [*build.get_requires_for_build_editable(config_settings), *_node(config_settings)]
 
 
-def _node() -> list[str]:
-    return [] if system_node() else [NODE]
+def _node(config_settings: dict[str, str | list[str]] | None) -> list[str]:
+    no_page = (config_settings or {}).get("cmake.define.TOKENWRIGHT_PAGE") == "OFF"
+    return [] if no_page or system_node() else [NODE]

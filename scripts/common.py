@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
+# Each contains a digest of the files that determine an installation: for the tests, or for the engine's tests only.
+STAMPS = {kind: VENV / f"installed-for-{kind}" for kind in ("test", "dev")}
 PACKAGE = ROOT / "src" / "tokenwright"
 NATIVE = PACKAGE / "backends" / "native" / "cpp"  # the C++ kernels
 

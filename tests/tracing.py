@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-UNWATCHED = ("oracle", "equality", "browser")  # folders of tests/
+UNWATCHED = frozenset(("oracle", "equality", "browser"))  # folders of tests/
 WATCHED = pytest.StashKey[bool]()
 
 
@@ -21,7 +21,7 @@ def choose(items: Sequence[pytest.Item]) -> None:
     for item in items:
         test = item.nodeid.partition("[")[0]
         function = getattr(item, "obj", None)
-        named = item.path.parent.name in UNWATCHED or getattr(function, "is_hypothesis_test", False)
+        named = not UNWATCHED.isdisjoint(item.path.parts) or getattr(function, "is_hypothesis_test", False)
         item.stash[WATCHED] = not named and test not in seen
         seen.add(test)
 

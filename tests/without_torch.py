@@ -1,8 +1,9 @@
 """A plugin for pytest: `pytest -p tests.without_torch` runs the tests that need no torch, where none can be imported.
 
-It leaves out what imports torch, or a library that stands on it: files at their top or through a helper of tests/, and
-tests in their own bodies; it prints how many. Random checkpoints come from a process that has torch, and a test that
-asks for their oracle is skipped. Neither the package nor a process that a test starts can import torch: trying fails.
+It leaves out what imports torch, a library that stands on it, or one that is not installed (`scripts/install dev`):
+files at their top or through a helper of tests/, and tests in their own bodies; it prints how many. Random checkpoints
+come from a process that has torch, and a test that asks for their oracle is skipped. Neither the package nor a process
+that a test starts can import torch: trying fails.
 """
 
 import ast
@@ -14,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,6 +50,8 @@ def imports_torch(path: Path) -> bool:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     if any(name in ON_TORCH or name.startswith(("torch.", "tokenwright.backends.torch")) for name in names):
+        return True
+    if any(find_spec(name.partition(".")[0]) is None for name in names):
         return True
     helpers = (ROOT / f"{name.replace('.', '/')}.py" for name in names if name.startswith("tests."))
     return any(helper.exists() and imports_torch(helper) for helper in helpers)
@@ -87,7 +91,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     ]
-    terminalreporter.write_line(f"left out, because they import torch: {len(tests)} tests in {len(files)} files")
+    terminalreporter.write_line(
+        f"left out, because they import torch or what is not installed: {len(tests)} tests in {len(files)} files"
+    )
 
 
 def _asked(config: pytest.Config) -> Iterator[Path]:

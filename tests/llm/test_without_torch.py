@@ -36,14 +36,9 @@ def test_the_plugin_leaves_out_the_files_that_need_torch() -> None:
         "from tests.without_torch import imports_torch\n"
         "for name in sys.argv[1:]: print(imports_torch(Path(name)))\n"
     )
-    names = (
-        "trace/test_replay.py",
-        "oracle/test_families.py",
-        "serve/explorer/test_explore.py",
-        "engine/test_engine.py",
-    )
-    folder = Path(__file__).parents[1]
-    assert run_blocked(code, *(str(folder / name) for name in names)).split() == ["True", "True", "False", "False"]
+    names = "trace/test_replay", "oracle/test_families", "serve/explorer/test_explore", "engine/test_engine"
+    files = (str(Path(__file__).parents[1] / f"{name}.py") for name in names)
+    assert run_blocked(code, *files).split() == ["True", "True", "False", "False"]
 
 
 def test_texts_scores_embeddings_and_files(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_kernels_that_change_while_they_are_compiled_are_compiled_again(
 ) -> None:
     """An object file that was made meanwhile is newer than the source, though of the old one."""
     kernel = tmp_path / "src/native/k.cpp"
-    monkeypatch.setattr(install, "STAMP", tmp_path / "stamp")
+    monkeypatch.setattr(install, "STAMPS", {"test": tmp_path / "stamp"})
 
     def pip_install_for_tests() -> None:
         kernel.write_text("another kernel")
@@ -111,9 +111,8 @@ def test_kernels_that_change_while_they_are_compiled_are_compiled_again(
         if fails:
             sys.exit("a kernel does not compile")
 
-    monkeypatch.setattr(install, "pip_install_for_tests", pip_install_for_tests)
     with pytest.raises(SystemExit, match="does not compile" if fails else "changed during the installation"):
-        install.install_for_tests()
+        install.install_editable("test", pip_install_for_tests)
     assert kernel.stat().st_mtime > 1
     assert not (tmp_path / "stamp").exists()
 

@@ -1,7 +1,7 @@
 """Hostile and faulty requests, numbered: each gets a clear answer, and the server's next answer is right.
 
-The numbers are those of the list of inputs that break engines like ours; test_list.py says where the others of it are
-tested. After every request here the engine is at rest, with every page free.
+The numbers are those of a list of inputs that break engines like ours. After every request here the
+engine is at rest, with every page free.
 """
 
 import gzip
