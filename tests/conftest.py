@@ -8,9 +8,8 @@ import gc
 from collections.abc import Generator
 from contextlib import nullcontext, suppress
 from functools import cache
+from importlib import import_module
 
-import httpx._transports.default
-import httpx2._transports.default
 import pytest
 
 from tests import profiles, tracing
@@ -23,8 +22,10 @@ profiles.register()
 
 # Each HTTP client, and so each `httpx.get`, reads all certificates of this machine for a TLS context, which takes 50 ms
 # of CPU; tests make thousands of clients, for servers without TLS. They share one context.
-for transports in (httpx._transports.default, httpx2._transports.default):
-    transports.create_ssl_context = cache(transports.create_ssl_context)  # type: ignore[attr-defined]
+for client in ("httpx", "httpx2"):
+    with suppress(ImportError):  # scripts/install dev
+        transports = import_module(f"{client}._transports.default")
+        transports.create_ssl_context = cache(transports.create_ssl_context)  # type: ignore[attr-defined]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
