@@ -25,12 +25,13 @@ from pathlib import Path
 
 import jsonschema
 
-from tokenwright.decode.grammar import Grammars, Matched
+from tokenwright.decode.grammar import Grammars, GrammarState
 from tokenwright.decode.schemas import enforceable
 from tokenwright.engine import Grammar
 from tokenwright.errors import EngineError, RequestError
 
 END = 256  # the token that ends a text; the others are bytes
+CLOSING = (END, *b'"}],:0')  # what a long text takes first
 MOST_BYTES = 400  # of a random text
 _KIND = re.compile(r"([A-Za-z]+(?:_[a-z]+(?=---))?2?K?)")
 
@@ -70,7 +71,7 @@ def judged(grammars: Grammars, path: Path, texts: int) -> Verdict:
     schema, verdict = case["schema"], Verdict(path.stem)
     made, verdict.left_out = enforceable(schema) if isinstance(schema, Mapping) else (schema, [])
     try:
-        start = grammars.compile(Grammar.json_schema(made), steered=True)
+        start = grammars.compile(Grammar.json_schema(made))
     except RequestError as error:
         verdict.error = str(error)
         return verdict
@@ -93,7 +94,7 @@ def judged(grammars: Grammars, path: Path, texts: int) -> Verdict:
     return verdict
 
 
-def written(state: Matched, text: str) -> bool:
+def written(state: GrammarState, text: str) -> bool:
     """Whether a text can be written as a whole."""
     for byte in text.encode():
         try:
@@ -103,16 +104,18 @@ def written(state: Matched, text: str) -> bool:
     return state.accepting
 
 
-def at_random(state: Matched, rng: random.Random) -> str | None:
+def at_random(state: GrammarState, rng: random.Random) -> str | None:
     """A text of random bytes; None if it does not end in time."""
     text = b""
     with suppress(EngineError):
-        for left in range(MOST_BYTES, 0, -1):
-            mask = state.mask(left)
+        while len(text) < MOST_BYTES:
+            mask = state.mask()
             able = [byte for byte in (*range(32, 127), END) if int(mask[byte // 32]) >> byte % 32 & 1]
             if not able:
                 return None
-            byte = rng.choice(able)
+            late = len(text) > MOST_BYTES // 4 and rng.random() < 0.9
+            closing = [byte for byte in CLOSING if byte in able] if late else []
+            byte = END if END in closing else rng.choice(closing or able)
             text += bytes([byte]) if byte != END else b""
             if state.advance(byte):
                 return text.decode()

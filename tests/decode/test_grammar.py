@@ -20,7 +20,7 @@ from tests.decode import schemas
 from tests.profiles import examples
 from tests.text import kinds
 from tokenwright.decode import grammar, grammar_worker
-from tokenwright.decode.grammar import Grammars, Matched
+from tokenwright.decode.grammar import Grammars, GrammarState
 from tokenwright.engine import Grammar
 from tokenwright.errors import EngineError, GrammarError, RequestError
 from tokenwright.sampling_params import Whitespace
@@ -85,7 +85,7 @@ def test_what_a_grammar_leaves_is_told_and_binds_nothing() -> None:
 BYTE_LEVEL = MADE["byte level"]
 
 
-def allowed(constraint: Matched, vocab_size: int) -> set[int]:
+def allowed(constraint: GrammarState, vocab_size: int) -> set[int]:
     mask = constraint.mask()
     assert mask.dtype == np.uint32
     assert mask.shape == (-(-vocab_size // 32),)

@@ -5,8 +5,7 @@ gives it the bytes of each token as `text/` has them. Nothing is kept between re
 sequence. The kinds of grammars are in grammar_kinds.py, limits and their remedies in grammar_trials.py.
 
     Grammars      one per model: the trie of its tokens' bytes, and the grammar workers
-    GrammarState  a place in a text: allowed(), advance(token), fork()
-    Matched       one per sequence: a state, which is steered to an end (closing.py) where its tokens run out
+    GrammarState  one per sequence, a place in its text: mask(), advance(token), fork()
 """
 
 import time
@@ -19,8 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwright.decode import grammar_worker
-from tokenwright.decode.closers import Closers
-from tokenwright.decode.closing import Steering
 from tokenwright.decode.grammar_kinds import NAMES, SOURCES
 from tokenwright.decode.grammar_trials import LIMITS, SIMPLER, GrammarWorkers, shortened
 from tokenwright.engine import Grammar
@@ -57,11 +54,11 @@ class Grammars:
         self._tokenizer: Any = None
         self._workers: GrammarWorkers | None = None
 
-    def compile(self, grammar: Grammar, *, opens: bool = False, steered: bool = False) -> "Matched":
+    def compile(self, grammar: Grammar, *, opens: bool = False) -> "GrammarState":
         """The constraint at the start of a text; `opens`: no prompt token has text.
 
-        steered: its masks lead to an end that fits the tokens left. Raises RequestError, within seconds, for a grammar
-        that is invalid, allows no text, is not supported or exceeds its limits; EngineError if no worker starts.
+        Raises RequestError, within seconds, for a grammar that is invalid, allows no text, is not supported or exceeds
+        its limits; EngineError if no worker starts.
         """
         what = f"the {NAMES[grammar.kind]}"
         try:
@@ -73,14 +70,13 @@ class Grammars:
         complaint = workers.complaint(source)
         if complaint:
             raise RequestError(f"{what} cannot be used: {complaint}")
-        named = sorted(grammar.special - self._ids.end_ids)
-        special = _words(named, self._ids.vocab_size)
+        special = _words(grammar.special - self._ids.end_ids, self._ids.vocab_size)
         state = GrammarState(grammar_worker.matcher(tokenizer, source, LIMITS), self._ids, special, opens=opens)
         try:
-            state.allowed()
+            state.mask()
         except EngineError as error:
             raise RequestError(f"{what} cannot be used: {error}") from None
-        return Matched(state, Steering(self._ids.closers, named, state.matcher) if steered else None)
+        return state
 
     def close(self) -> None:
         """End the idle grammar workers; a later `compile` starts a new one."""
@@ -110,7 +106,6 @@ class _Ids:
         self.ends = _words(end_ids, vocab_size)
         self.first: dict[int, int] = {}  # model id -> llguidance's id of its form at the start of a text
         self._forms = np.zeros(0, dtype=np.int64)  # [N - V] the model id of each such form
-        self.closers: Closers
         self._text = self._same = self.ends  # ids with text, and those of them without such a form; see entries()
 
     def entries(self, token_bytes: Callable[[int, bool], bytes | None]) -> list[bytes]:
@@ -122,7 +117,6 @@ class _Ids:
         self._forms = np.array(other, dtype=np.int64)
         self._text = _words((token for token in range(self.vocab_size) if middle[token]), self.vocab_size)
         self._same = self._text & ~_words(other, self.vocab_size)
-        self.closers = Closers(middle, self.ends, lambda ids: _words(ids, self.vocab_size))
         return middle + [opening[token] for token in other]
 
     def _piece(self, token_bytes: Callable[[int, bool], bytes | None], token: int, *, first: bool) -> bytes:
@@ -141,11 +135,13 @@ class _Ids:
 
 
 class GrammarState:
-    """A place in a text of a grammar, over a matcher of llguidance. Belongs to one sequence; not thread-safe.
+    """A stop checker's Constraint: a place in a text of a grammar, over a matcher of llguidance. Not thread-safe.
 
     special: the special tokens that the grammar may name, as a mask; it allows no others. opens: the next token opens
     the text.
     """
+
+    answering = True
 
     def __init__(self, matcher: Any, ids: _Ids, special: Mask, *, opens: bool) -> None:
         self.matcher = matcher
@@ -154,7 +150,7 @@ class GrammarState:
         self.opens = opens
         self._mask: Mask | None = None
 
-    def allowed(self) -> Mask:
+    def mask(self) -> Mask:
         """The allowed next ids, at least one, as words [ceil(V / 32)], the lowest bit first. Read-only.
 
         It includes the end tokens exactly where the text may end. Raises EngineError.
@@ -216,53 +212,6 @@ class GrammarState:
         if seconds > STEP_SECONDS:
             raise GrammarError(f"one step of the grammar took {seconds:.1f} s of {STEP_SECONDS:g} allowed; {SIMPLER}")
         return result
-
-
-class Matched:
-    """A stop checker's Constraint: a state of a grammar, and its steering, if any."""
-
-    answering = True
-
-    def __init__(self, state: GrammarState, steering: Steering | None) -> None:
-        self._state = state
-        self._steering = steering
-        self._steered: tuple[int, Mask] | None = None  # the tokens left, and the mask for them
-
-    def mask(self, left: int | None = None) -> Mask:
-        """The allowed next ids, at least one, as words [ceil(V / 32)], the lowest bit first. Read-only.
-
-        It includes the end tokens only where the text may end. left: how many tokens the text may still have; where
-        an end fits them, it still fits behind each allowed id. Raises EngineError.
-        """
-        allowed = self._state.allowed()
-        if left is None or self._steering is None or self._state.opens or self._state.matcher.is_stopped():
-            return allowed
-        if self._steered is None or self._steered[0] != left:
-            self._steered = left, self._steering.mask(self._state.matcher, allowed, left)
-        return self._steered[1]
-
-    def forced(self) -> Sequence[int]:
-        """The tokens of the bytes that follow in any case, as far as they are whole characters."""
-        return self._state.forced()
-
-    def advance(self, token: int) -> bool:
-        """Advance by a token that the mask allows. True: nothing more may follow. Raises EngineError."""
-        opens = self._state.opens
-        done, self._steered = self._state.advance(token), None
-        if self._steering is not None and not done:
-            self._steering.advanced(self._state.matcher, None if opens else token)
-        return done
-
-    @property
-    def accepting(self) -> bool:
-        """Whether the text so far may end here."""
-        return self._state.accepting
-
-    def fork(self) -> Self:
-        """An independent copy in the same state."""
-        other = copy(self)
-        other._state, other._steering = self._state.fork(), copy(self._steering)
-        return other
 
 
 def _words(ids: Iterable[int], vocab_size: int) -> Mask:

@@ -24,8 +24,8 @@ class TextSink(Protocol):
 class Constraint(Protocol):
     """Allows or forbids the next token according to the text so far, such as a grammar."""
 
-    def mask(self, left: int | None = None) -> Any:
-        """The allowed next ids, as in `StopChecker.mask`. left: how many tokens the text may still have, if known."""
+    def mask(self) -> Any:
+        """The allowed next ids, as in `StopChecker.mask`."""
 
     def forced(self) -> Sequence[int]:
         """Tokens that most likely follow, as in `StopChecker.forced`."""
@@ -50,8 +50,7 @@ class TextStopChecker:
 
     An end token adds no text, a stop id only if `include_stop`. Text that may become part of a stop string is held back
     until that is decided. Within the first `min_tokens` tokens no end token, stop id or stop string ends the text.
-    `deadline` is a time of `clock`, in seconds. `most`: the tokens that a text can have; its constraint knows how many
-    are left.
+    `deadline` is a time of `clock`, in seconds.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class TextStopChecker:
         deadline: float | None = None,
         constraint: Constraint | None = None,
         clock: Callable[[], float] = time.monotonic,
-        most: int | None = None,
     ) -> None:
         self.stream = stream
         self.eos_ids = frozenset(eos_ids)
@@ -75,7 +73,6 @@ class TextStopChecker:
         self.deadline = deadline
         self.constraint = constraint
         self.clock = clock
-        self.most = most
         self.written = 0
         self._stop_id: int | None = None
         self._fresh: list[str] = []
@@ -109,9 +106,7 @@ class TextStopChecker:
         return other
 
     def mask(self) -> Any:
-        if self.constraint is None:
-            return None
-        return self.constraint.mask(None if self.most is None else self.most - self.written)
+        return None if self.constraint is None else self.constraint.mask()
 
     @property
     def constrained(self) -> bool:

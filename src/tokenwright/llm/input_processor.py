@@ -255,9 +255,8 @@ class InputProcessor:
         constraint: Constraint | None = None
         if params.grammar is not None:
             opens = all(tokenizer.token_bytes(token) is None for token in prompt)
-            barred = params.allowed_ids is not None or params.banned_ids or params.bad_words or params.logit_bias
             grammars = self._loaded.vocabulary.grammars(self.eos_ids)
-            constraint = grammars.compile(params.grammar, opens=opens, steered=not barred)
+            constraint = grammars.compile(params.grammar, opens=opens)
         if thoughts is not None and params.beams == 1:  # beams are ranked by their own tokens
             held = thoughts.budget is not None or params.grammar is not None or params.stop
             constraint = ThoughtGate(constraint, thoughts, tokenizer, self._masks) if held else None
@@ -269,7 +268,6 @@ class InputProcessor:
             include_stop=params.include_stop,
             deadline=None if params.max_seconds is None else asked + params.max_seconds,
             constraint=constraint,
-            most=min(params.max_tokens, self._context - len(prompt)),
         )
 
 

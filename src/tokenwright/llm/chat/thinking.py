@@ -97,7 +97,7 @@ class ThoughtGate:
         if thoughts.opened:
             self._close_if_over()
 
-    def mask(self, left: int | None = None) -> Any:
+    def mask(self) -> Any:
         """The allowed ids: the next of the end tag where the budget is spent; any in thoughts, but no end."""
         if self._forced:
             return self._masks.of(self._forced[:1])
@@ -106,11 +106,11 @@ class ThoughtGate:
         if self._state == "thinks":
             return self._masks.going_on
         if self._state == "after" and len(self._seen) < _MOST_SPACE:
-            return self._inner.mask(left) | self._masks.spaces
+            return self._inner.mask() | self._masks.spaces
         if self._state == "begins":
-            allowed = self._masks.of(()) if self._answer is None else self._answer.mask(left)
+            allowed = self._masks.of(()) if self._answer is None else self._answer.mask()
             return allowed | self._masks.of(self._next_of_start())
-        return self._inner.mask(left)
+        return self._inner.mask()
 
     def forced(self) -> Sequence[int]:
         """The rest of the end tag where the budget is spent; what the grammar leaves, where the thoughts are over."""
