@@ -2,37 +2,20 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.serve.chat.channel_model import make_channels
 from tests.serve.chat.test_tool_apis import Scripted
-from tests.serve.talking import HANGS_S, SCHEMA, Talker, make_talker, talking, valid
+from tests.serve.talking import HANGS_S, SCHEMA, Talker, talking, valid
 from tokenwright.llm.chat.answer import Delta
 from tokenwright.llm.chat.tool_forms.channels import MARKS, ChannelReader
 
-TEMPLATE = """\
-{%- if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}
-{%- for m in messages %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}<|channel|>final{% endif %}<|message|>
-{{- m.content }}<|end|>{% endfor %}
-{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
 BEGUN = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "I am"}]
 OPENED = "<|start|>user<|message|>Hello<|end|><|start|>assistant"
 CHAT, MESSAGE, OLLAMA = "/v1/chat/completions", "/v1/messages", "/api/chat"
-
-
-def make_channels(folder: Path) -> Path:
-    """A talker whose tokenizer has the marks."""
-    made = make_talker(folder, template=TEMPLATE)
-    path = made / "tokenizer.json"
-    tokenizer = json.loads(path.read_text(encoding="utf-8"))
-    like, first = tokenizer["added_tokens"][-1], len(tokenizer["model"]["vocab"])
-    first = max(first, 1 + max(one["id"] for one in tokenizer["added_tokens"]))
-    tokenizer["added_tokens"] += [like | {"id": first + n, "content": mark} for n, mark in enumerate(MARKS)]
-    path.write_text(json.dumps(tokenizer), encoding="utf-8")
-    return made
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -16,11 +17,13 @@ from tests.serve.chat.tool_families import FAMILIES, PLAIN, SAYS_ONLY, Family
 from tests.text.kinds import byte_level, byte_token, of_tokens
 from tokenwright.decode.grammar import Grammars
 from tokenwright.errors import RequestError
+from tokenwright.llm.chat.tool_forms.form import ToolForm
 from tokenwright.llm.chat.tool_forms.known_forms import FORMS
 from tokenwright.llm.chat.tool_forms.probing import TemplateTools, declared, probed
 from tokenwright.llm.chat.tool_forms.reading import FormReader
 from tokenwright.llm.chat.tool_forms.supplement import as_template_reads
 from tokenwright.llm.chat.tool_forms.tagged_calls import TaggedCall
+from tokenwright.llm.chat.tools import ModelTools
 from tokenwright.serve.service.types import Answer, Delta, Tool
 from tokenwright.text.template_process import compiled, written
 
@@ -86,7 +89,11 @@ def printed(family: Family, calls: Sequence[tuple[str, Mapping[str, Any]]], said
 
 
 def read(family: Family, pieces: Sequence[str], *, cut: bool = False) -> Answer:
-    reader, answer = FormReader(facts_of(family).form, TOOLS), Answer(0)
+    return read_form(facts_of(family).form, TOOLS, pieces, cut=cut)
+
+
+def read_form(form: ToolForm, tools: Sequence[Tool], pieces: Sequence[str], *, cut: bool = False) -> Answer:
+    reader, answer = FormReader(form, tools), Answer(0)
     for piece in pieces:
         delta = Delta(0)
         reader.push(piece, 1, delta)
@@ -177,11 +184,12 @@ def test_text_stands_before_calls_and_may_follow_them(family: Family) -> None:
 
 
 _marks = sorted({mark for form in FORMS for one in form.literals if len(mark := one.strip()) > 2})
-_shuts = [form.call.value_shut for form in FORMS if isinstance(form.call, TaggedCall)]  # which no text can have
+_TAGGED = [form for form in FORMS if isinstance(form.call, TaggedCall)]
+_shut = re.compile("|".join(rf"{re.escape(form.call.value_shut)}\s*<" for form in _TAGGED))  # no text has it
 _pieces = st.one_of(st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8), st.sampled_from(_marks))
 _texts = st.lists(_pieces, max_size=3).map("".join)
 _values: dict[str, st.SearchStrategy[Any]] = {
-    "text": _texts.filter(lambda text: text.strip() == text and not any(shut in text for shut in _shuts)),
+    "text": _texts.filter(lambda text: text.strip() == text and not _shut.search(text)),
     "kind": st.sampled_from(["in", "out"]),
     "count": st.integers(),
     "share": st.floats(allow_nan=False, allow_infinity=False),
@@ -242,6 +250,22 @@ def accepts(grammars: Grammars, grammar: Any, text: str) -> bool:
     return bool(int(state.mask()[8]) & 1)
 
 
+@pytest.mark.parametrize("form", _TAGGED, ids=lambda form: form.name)
+@pytest.mark.parametrize("schema", ["listed", "open"])
+def test_a_closing_mark_inside_a_value_is_text(grammars: Grammars, form: Any, schema: str) -> None:
+    """For the grammar, and for the reader of any pieces: what follows the mark tells whether it closes."""
+    shut, listed = form.call.value_shut, {"properties": {"a": {"type": "string"}, "b": {"type": "string"}}}
+    tool = Tool("write", "", {"type": "object", **(listed if schema == "listed" else {})})
+    grammar = form.grammar([tool], "auto", True)
+    for value in (f"see {shut} there", f"a{shut}b", f"x\n{shut}\n(y) {shut}- z", f"{shut} a"):
+        calls = [("write", {"a": value, "b": "c"})]
+        text = form.written(calls)
+        assert accepts(grammars, grammar, text), text
+        for length in (1, 3, len(text)):
+            answer = read_form(form, [tool], [text[at : at + length] for at in range(0, len(text), length)])
+            assert (answer.text, found_in(answer)) == ("", calls)
+
+
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_a_grammar_allows_calls_that_follow_their_schemas_alone(grammars: Grammars, form: Any) -> None:
     right = form.written([("get_weather", {"text": "a\nb", "kind": "in", "count": -1, "sure": True, "list": ["x"]})])
@@ -255,3 +279,13 @@ def test_a_grammar_allows_calls_that_follow_their_schemas_alone(grammars: Gramma
         assert [accepts(grammars, grammar, text) for text in wrong] == [False] * len(wrong)
     assert accepts(grammars, form.grammar(TOOLS, "auto", True), "Hello, is it late?")
     assert not accepts(grammars, form.grammar(TOOLS, "required", True), "Hello")
+
+
+@by_name
+def test_an_answer_that_must_not_call_has_no_mark_of_a_call(grammars: Grammars, family: Family) -> None:
+    form = facts_of(family).form
+    grammar = ModelTools(facts_of(family), {}, ()).silence()
+    assert (grammar is None) == (not form.mark)
+    if grammar is not None:
+        assert accepts(grammars, grammar, f"{form.mark[:-1]} \n")
+        assert not accepts(grammars, grammar, f"So: {form.written(CALLS[0])}")

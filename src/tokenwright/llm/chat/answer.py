@@ -31,7 +31,8 @@ class Delta:
 
     Its order: what continues a call of an earlier delta (`continued`), reasoning, text, calls that begin (`begun`).
     tokens: the tokens of its text with their logprobs, if the request asked for logprobs. finish: why the text ended,
-    in its last delta only; `reason` is the engine's word for it, `stopped` the stop string or stop id that ended it.
+    in its last delta only; `reason` is the engine's word for it, `stopped` the stop string or stop id that ended it;
+    unfinished: it ended inside its last call.
     """
 
     choice: int
@@ -42,6 +43,7 @@ class Delta:
     finish: Finish | None = None
     reason: FinishReason | None = None
     stopped: str | int | None = None
+    unfinished: bool = False
 
     @property
     def continued(self) -> list[ToolCallDelta]:
@@ -66,6 +68,7 @@ class Answer:
     finish: Finish | None = None
     reason: FinishReason | None = None
     stopped: str | int | None = None
+    unfinished: bool = False
 
     def add(self, delta: Delta) -> None:
         """Take the next delta."""
@@ -78,3 +81,4 @@ class Answer:
             self.tool_calls[part.index].arguments += part.arguments
         if delta.finish is not None:
             self.finish, self.reason, self.stopped = delta.finish, delta.reason, delta.stopped
+            self.unfinished = delta.unfinished

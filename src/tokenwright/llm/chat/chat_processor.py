@@ -62,6 +62,7 @@ class ChatProcessor:
         steering = {name: named[name] for name in marks if name in named}
         steering |= {} if self.tools is None or self._channels else self.tools.marks
         self._marks: Mapping[int, str] = {at: name for name, at in steering.items()}
+        self._special = {at: name for name, at in named.items() if at not in loaded.eos_ids}
 
     @property
     def _template(self) -> ChatTemplate:
@@ -141,9 +142,9 @@ class ChatProcessor:
         if wanted.may_call:
             answer = None if grammar is None else _answer_rule(grammar)
             return self.tools.grammar(wanted, prompt, answer, self._channels)
-        if self._channels and wanted.messages is not None and grammar is not None:
-            return self.tools.grammar(wanted, prompt, _answer_rule(grammar), True)
-        return grammar
+        if self._channels and wanted.messages is not None and (grammar is not None or wanted.tools):
+            return self.tools.grammar(wanted, prompt, None if grammar is None else _answer_rule(grammar), True)
+        return self.tools.silence() if grammar is None and wanted.tools else grammar
 
     def tags(self, wanted: ChatRequest, prompt: str, params: SamplingParams) -> ThinkTags | None:
         """The tags of the answer's thoughts; None: it has none."""
@@ -162,16 +163,18 @@ class ChatProcessor:
 
     def reader(self, wanted: ChatRequest, prompt: str, tags: ThinkTags | None) -> NewReader:
         """Makes the readers of an answer's texts. tags: of `tags`."""
-        tools, marks = self.tools if wanted.may_call else None, self._marks
+        read = wanted.may_call and wanted.reads_calls
+        tools, marks = self.tools if read else None, self._marks
+        shown = self._special if wanted.shows_special else {}
         if self._channels and wanted.messages is not None:
-            names = [tool.name for tool in callable_tools(wanted)] if wanted.may_call else []
-            return lambda: ChannelReader(names, marks, wanted.reasoning)
-        if tags is None and tools is None:
+            names = [tool.name for tool in callable_tools(wanted)] if read else []
+            return lambda: ChannelReader(names, marks, wanted.reasoning, shown)
+        if tags is None and tools is None and wanted.reads_calls and not shown:
             return PlainReader
 
         def new() -> SortingReader:
             calls = None if tools is None else tools.reader(wanted, prompt, marks)
-            return SortingReader(tags, calls, marks, apart=wanted.reasoning)
+            return SortingReader(tags, calls, marks, apart=wanted.reasoning, shown=shown)
 
         return new
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -42,6 +43,7 @@ class ChatRequest:
     continue_last: the last message is the assistant's, and the answer goes on from its text. generation_prompt false:
         the prompt has nothing of the answer's beginning.
     markup: encode control tokens that are written in the messages as control tokens.
+    reads_calls false: calls are text. shows_special: the text has special tokens as they are spelled.
     """
 
     messages: Sequence[Mapping[str, Any]] | None = None
@@ -56,6 +58,8 @@ class ChatRequest:
     continue_last: bool = False
     generation_prompt: bool = True
     markup: bool = False
+    reads_calls: bool = True
+    shows_special: bool = False
 
     @property
     def thinks_not(self) -> bool:
@@ -80,9 +84,8 @@ def distinct(tools: Sequence[Tool]) -> list[Tool]:
 
 def check_chat(wanted: ChatRequest) -> None:
     """Raises RequestError for tools that contradict each other, and for an answer that cannot be continued."""
-    names = [tool.name for tool in wanted.tools]
-    if len(set(names)) < len(names):
-        twice = next(name for at, name in enumerate(names) if name in names[:at])
+    names = Counter(tool.name for tool in wanted.tools)
+    if twice := next((name for name, times in names.items() if times > 1), ""):
         raise RequestError(f"tools has two functions of the same name, {twice!r}; rename one of them")
     if missing := [name for name in wanted.allowed_tools or () if name not in names]:
         raise RequestError(f"tool_choice names {missing[0]!r}, which is not among the tools")

@@ -36,6 +36,10 @@ class OutputParser(Protocol):
     said: int
 
     @property
+    def unfinished(self) -> bool:
+        """Whether the text has ended inside a call."""
+
+    @property
     def held(self) -> int: ...
 
     def push(self, text: str, token: int | None, delta: Delta) -> None:
@@ -56,7 +60,7 @@ class PlainReader:
     """All is text."""
 
     reasoning_tokens = 0
-    called = False
+    called = unfinished = False
     held = 0
 
     def __init__(self) -> None:
@@ -112,6 +116,9 @@ class CallReader(Protocol):
     def called(self) -> bool: ...
 
     @property
+    def unfinished(self) -> bool: ...
+
+    @property
     def held(self) -> int: ...
 
 
@@ -121,16 +128,22 @@ class SortingReader:
     The start tag counts only before any other text, as models write it; the white space around both tags goes.
     apart false: the reasoning is part of the text, as it was written, tags included; calls in it are none all the same.
     calls: made with the same marks. marks: special tokens that steer the reading, which have no text of their own, and
-    the text that they stand for, which is shown where one of them steers nothing.
+    the text that they stand for, which is shown where one of them steers nothing. shown: others that are shown.
     """
 
     def __init__(
-        self, tags: ThinkTags | None, calls: CallReader | None, marks: Mapping[int, str], *, apart: bool = True
+        self,
+        tags: ThinkTags | None,
+        calls: CallReader | None,
+        marks: Mapping[int, str],
+        *,
+        apart: bool = True,
+        shown: Mapping[int, str] | None = None,
     ) -> None:
         self.reasoning_tokens = self.pushed = self.said = 0
         stands = stand_ins(marks)
         self._tags = None if tags is None else tags.written(stands)
-        self._marks = {token: stands[mark] for token, mark in marks.items()}
+        self._marks = {**(shown or {})} | {token: stands[mark] for token, mark in marks.items()}
         self._spelled = str.maketrans({stand: mark for mark, stand in stands.items()})
         self._calls: CallReader = calls or PlainReader()
         self._apart = apart
@@ -141,6 +154,10 @@ class SortingReader:
     @property
     def called(self) -> bool:
         return self._calls.called
+
+    @property
+    def unfinished(self) -> bool:
+        return self._calls.unfinished
 
     @property
     def held(self) -> int:

@@ -20,6 +20,7 @@ from tokenwright.llm.chat.chat_request import ChatRequest, Tool
 from tokenwright.llm.chat.output_parser import CallReader, stand_ins
 from tokenwright.llm.chat.tool_forms.channels import channel_grammar
 from tokenwright.llm.chat.tool_forms.form import ToolForm
+from tokenwright.llm.chat.tool_forms.lark import LarkRules
 from tokenwright.llm.chat.tool_forms.probing import TemplateTools, declared
 from tokenwright.llm.chat.tool_forms.reading import FormReader
 from tokenwright.llm.chat.tool_forms.supplement import as_template_reads
@@ -85,6 +86,11 @@ class ModelTools:
             return channel_grammar(tools, wanted.tool_choice, self.special, self.ends, answer, begun=begun)
         parallel, opened = wanted.parallel_tool_calls, self.opened(prompt)
         return self.form.grammar(tools, wanted.tool_choice, parallel, self.marks, answer, ends=self.ends, opened=opened)
+
+    def silence(self) -> Grammar | None:
+        """The grammar of an answer that must not call; None: calls have no mark that it could leave out."""
+        lark = LarkRules(self.marks, self.ends)
+        return Grammar.lark(lark.written(lark.without(self.form.mark))) if self.form.mark else None
 
     def reader(self, wanted: ChatRequest, prompt: str, marks: Mapping[int, str]) -> CallReader:
         """Reads the calls of one text; `marks`: the special tokens that have stand-ins."""

@@ -1,7 +1,8 @@
 """Ollama's API over the service: a translation of its bodies, answers, lines and errors, no more.
 
-Streams are lines of JSON. A tool call is one object, so it is sent when its arguments are complete. Bodies are JSON
-whatever their Content-Type, because Ollama's clients often send none.
+Streams are lines of JSON. A tool call is one object, so it is sent when its arguments are complete; a call that the end
+of the text has cut off is left out, as Ollama does. Bodies are JSON whatever their Content-Type, because Ollama's
+clients often send none.
 """
 
 from __future__ import annotations
@@ -321,9 +322,9 @@ class Lines:
             yield self._line(delta.text, "", (), delta.tokens)
         elif delta.text or delta.reasoning or delta.tokens:
             yield self._line(delta.text, delta.reasoning, (), delta.tokens)
-        complete = len(self._answer.tool_calls) - (0 if delta.finish else 1)
-        if complete > self._sent:
-            ready, self._sent = self._answer.tool_calls[self._sent : complete], complete
+        calls = self._answer.tool_calls[: None if delta.finish and not delta.unfinished else -1]
+        if len(calls) > self._sent:
+            ready, self._sent = calls[self._sent :], len(calls)
             yield self._line("", "", ready, ())
 
     def end(self, counts: TokenCounts, timings: Timings) -> Line:
@@ -333,7 +334,8 @@ class Lines:
     def whole(self, answer: Answer, counts: TokenCounts, timings: Timings) -> Line:
         """A reply that is not streamed."""
         self._answer = answer
-        line = self._line(answer.text, answer.reasoning, answer.tool_calls, answer.tokens)
+        calls = answer.tool_calls[: -1 if answer.unfinished else None]
+        line = self._line(answer.text, answer.reasoning, calls, answer.tokens)
         return line | self._done(counts, timings)
 
     def _done(self, counts: TokenCounts, timings: Timings) -> dict[str, Any]:

@@ -330,7 +330,8 @@ class Generation:
             self._finished[choice] = "abort"
             return
         delta.finish = _FINISH.get(reason, "stop")
-        if delta.finish == "stop" and tokens.parser.called:
+        delta.unfinished = tokens.parser.unfinished
+        if delta.finish == "stop" and tokens.parser.called and not delta.unfinished:
             delta.finish = "tool_calls"
         self._finished[choice] = delta.finish
         delta.reason, delta.stopped = reason, stopped

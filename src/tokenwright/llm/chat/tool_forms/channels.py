@@ -10,7 +10,8 @@ Analysis is reasoning; a message to a function is a call; all others are text.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 from tokenwright.engine import Grammar
 from tokenwright.llm.chat.answer import Delta, ToolCallDelta
@@ -37,20 +38,26 @@ def uses_channels(source: str, special: Mapping[str, int]) -> bool:
 class ChannelReader:
     """An `OutputParser`. names: of the tools that may be called. marks: the special tokens, by their ids.
 
-    A mark that steers nothing is shown as it is spelled.
+    A mark that steers nothing is shown as it is spelled, as are the special tokens of `shown`.
     """
 
-    def __init__(self, names: Sequence[str], marks: Mapping[int, str], shown: bool = True) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        marks: Mapping[int, str],
+        apart: bool = True,
+        shown: Mapping[int, str] | None = None,
+    ) -> None:
+        self.unfinished = False
         self.reasoning_tokens = self.pushed = self.said = 0
-        self._names = frozenset(names)
         stands = stand_ins(marks)
-        self._marks = {token: stands[mark] for token, mark in marks.items()}
+        self._marks = {**(shown or {})} | {token: stands[mark] for token, mark in marks.items()}
         self._spelled = str.maketrans({stand: mark for mark, stand in stands.items()})
-        self._shown = shown  # reasoning apart from the text
+        self._apart = apart  # reasoning, from the text
         self._source, self._delta = TextSource(), Delta(0)
         self._thinking = False
         self._index = -1
-        self._steps = self._read({mark: stands.get(mark, mark) for mark in MARKS})
+        self._steps = self._read(frozenset(names), {mark: stands.get(mark, mark) for mark in MARKS})
 
     @property
     def called(self) -> bool:
@@ -70,14 +77,13 @@ class ChannelReader:
             self._delta = delta
             next(self._steps)
 
-    def finish(self, delta: Delta, cut: bool = False) -> None:  # noqa: ARG002  (part of the protocol)
+    def finish(self, delta: Delta, cut: bool = False) -> None:
         self._source.ended, self._delta = True, delta
-        try:
+        with suppress(Cut):  # inside a message, or inside a head, which is no text
             next(self._steps, None)
-        except Cut:  # inside a message, or inside a head, which is no text
-            return
+        self.unfinished = self.unfinished and cut
 
-    def _read(self, stand: Mapping[str, str]) -> Steps[None]:
+    def _read(self, names: Collection[str], stand: Mapping[str, str]) -> Steps[None]:
         starts = tuple(stand[mark] for mark in (START, CHANNEL, MESSAGE))
         ends = tuple(stand[mark] for mark in (END, CALL, RETURN))
         while True:
@@ -88,24 +94,25 @@ class ChannelReader:
             yield from self._source.until(stand[MESSAGE], give=head.append)
             written = "".join(head)
             channel = written.partition(stand[CHANNEL])[2].strip()
-            name = _TO.search(written)
+            found = _TO.search(written)
+            name = "" if found is None or found[1] not in names else found[1]
             kind = re.match(r"\w*", channel)
-            yield from self._body("" if kind is None else kind[0], "" if name is None else name[1], (*ends, starts[0]))
+            yield from self._body("" if kind is None else kind[0], name, (*ends, starts[0]))
 
     def _body(self, channel: str, name: str, ends: tuple[str, ...]) -> Steps[None]:
-        """A message, up to what ends it; the start of the next one is not read."""
-        calls = name in self._names
+        """A message, up to what ends it; the start of the next one is not read. name: of the tool that it calls."""
+        calls = self.unfinished = bool(name)
         self._thinking = channel == "analysis" and not calls
         if calls:
             self._index += 1
             self._delta.tool_calls.append(ToolCallDelta(self._index, f"call_{new_hex(12)}", name))
-        give = self._argue if calls else self._think if self._thinking and self._shown else self._say
+        give = self._argue if calls else self._think if self._thinking and self._apart else self._say
         while not self._source.text and not self._source.ended:
             yield
         found = yield from self._source.until(*ends, give=give, keep=True)
         if found.translate(self._spelled) not in (START, CHANNEL):
             self._source.take(len(found))
-        self._thinking = False
+        self._thinking = self.unfinished = False
 
     def _argue(self, text: str) -> None:
         calls, text = self._delta.tool_calls, text.translate(self._spelled)
@@ -159,7 +166,8 @@ def _closed(lark: LarkRules, mark: str) -> str:
 
 
 def _call(tool: Tool, lark: LarkRules) -> str:
-    to, kind = lark.literal(f" to=functions.{tool.name}"), lark.literal(f"{CHANNEL}commentary")
+    to, channel = lark.literal(f" to=functions.{tool.name}"), lark.literal(CHANNEL)
+    kind = f"{channel} ({lark.literal('analysis')} | {lark.literal('commentary')})"
     constrained = f"{lark.literal(CONSTRAIN)}? {lark.literal('json')}" if CONSTRAIN in lark.special_names else '"json"'
     form = f"({lark.space()} {constrained})?"
     return (

@@ -70,6 +70,12 @@ class LarkRules:
         """Any text, which may be empty."""
         return self.add("TEXT", _ANY_TEXT)
 
+    def without(self, mark: str) -> str:
+        """Any text that does not have this mark. A special token is never part of a text."""
+        inside = _ANY_TEXT.strip("/")
+        barred = "" if self._names.search(mark) else f" & ~/{inside}{_escaped(mark)}{inside}/"
+        return self.add("TEXT", _ANY_TEXT + barred)
+
     def space(self) -> str:
         """White space that may be left out."""
         return self.add("SPACE", r"/[ \n]{1,2}/") + "?"
@@ -83,6 +89,14 @@ class LarkRules:
         rest = self.literal(mark[len(spelled) :])
         upto = self.fresh("upto", f"{before.rstrip('/')}{_escaped(spelled)}/", "[lazy]")
         return self.fresh("until", f"{upto} {rest}".strip())
+
+    def closed(self, mark: str) -> str:
+        """Any text up to a mark that closes it: elsewhere than before another mark, which begins with <, it is text."""
+        first = self.until(mark)
+        if self._names.search(mark) is not None:
+            return first
+        more = self.fresh("more", f"/[ \\n]*[^ \\n<](.|\\n)*{_escaped(mark)}/", "[lazy]")
+        return f"{first} {more}*"
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """A value that follows a schema. Raises RequestError."""

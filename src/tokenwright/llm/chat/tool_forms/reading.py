@@ -28,7 +28,7 @@ class FormReader:
         self._delta = Delta(0)
         self._index = -1
         self._name = ""
-        self._fresh = False  # a call has begun, and its tool is known
+        self._call = ""  # or begun, or whole: the last one of a section
         self._half = ""  # held back: HALF, at the end of the text so far
         self._space = ""  # held back: white space before a mark goes
         self._said = self._bare = False  # bare: nothing but white space since the last call
@@ -37,6 +37,10 @@ class FormReader:
     @property
     def called(self) -> bool:
         return self._index >= 0
+
+    @property
+    def unfinished(self) -> bool:
+        return self._call == "begun"
 
     @property
     def held(self) -> int:
@@ -59,7 +63,7 @@ class FormReader:
         try:
             next(self._steps, None)
         except Cut:
-            if not self._fresh and not cut:
+            if not self._call and not cut:
                 self.say(self._source.raw + self._source.text)
         else:
             self.say("" if cut and self._source.text else self._source.text)
@@ -99,16 +103,16 @@ class FormReader:
 
     def _attempt(self, steps: Steps[None]) -> Steps[None]:
         """Read a section; what is no call in it is text."""
-        self._fresh = False
+        self._call = ""
         try:
             yield from steps
         except _Spoken:
             pass
         except NoCall:
-            if not self._fresh:
+            if not self._call:
                 self.say(self._source.raw)
         self._source.stop_recording()
-        self._fresh = False
+        self._call = "" if self._call == "whole" else self._call
 
     def _at_start(self) -> Steps[None]:
         self._source.record()
@@ -154,11 +158,11 @@ class FormReader:
                 self._source.take(len(self._source.text))
 
     def _one_call(self) -> Steps[None]:
-        if self._fresh:  # the one before is whole: what comes is a call or text
-            self._fresh = False
+        if self._call:  # the one before is whole: what comes is a call or text
+            self._call = ""
             self._source.record()
         yield from self._form.call.read(self._source, self, self._form.close)
-        self._bare = True
+        self._bare, self._call = True, "whole"
 
     def begin(self, name: str) -> None:
         if self._form.spoken and name == self._form.spoken:
@@ -166,7 +170,7 @@ class FormReader:
         if name not in self._schemas:
             raise NoCall
         self._source.stop_recording()
-        self._space, self._fresh, self._bare = "", True, True
+        self._space, self._call, self._bare = "", "begun", True
         self._name = name
         self._index += 1
         identity = f"call_{new_hex(12)}"[-self._form.id_length :]

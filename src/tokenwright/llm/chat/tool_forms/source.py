@@ -72,6 +72,15 @@ class TextSource:
                 return found
             yield
 
+    def followed(self, *marks: str) -> Steps[bool]:
+        """Whether one of these marks follows, perhaps after white space; nothing is read. The end of the text may."""
+        while True:
+            rest = self.text.lstrip()
+            undecided = any(mark.startswith(rest) for mark in marks)
+            if self.ended or not undecided or rest in marks:
+                return undecided or rest.startswith(marks)
+            yield
+
     def expect(self, *marks: str) -> Steps[str]:
         """Read one of these marks. Raises NoCall where there is none, Cut where the text ends inside one."""
         found = yield from self.begins(*marks)

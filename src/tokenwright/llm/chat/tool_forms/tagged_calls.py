@@ -23,7 +23,8 @@ class TaggedCall:
 
     A text stands as it is, other values as JSON; which of them a value is follows from the schema, or from the mark
     before it (`text_open`, `json_open`). pad: stands on both sides of a value. shut "": the name ends where the line
-    does, or the first argument begins.
+    does, or the first argument begins. A closing mark closes a value only before the next key or the end of the call:
+    elsewhere it is part of a text.
     """
 
     key_open: str
@@ -62,7 +63,7 @@ class TaggedCall:
             key: list[str] = []
             yield from source.until(self.key_shut, give=key.append)
             sink.arguments(("{" if count == 0 else ", ") + as_json("".join(key).strip()) + ": ")
-            yield from self._value(source, sink, "".join(key).strip())
+            yield from self._value(source, sink, "".join(key).strip(), tuple(filter(None, (self.key_open, end))))
             count += 1
         sink.arguments("}" if count else "{}")
         if self.end and found == end:
@@ -77,27 +78,33 @@ class TaggedCall:
             yield from source.until("\n", self.key_open, close.strip(), give=name_into(name), keep=True)
         sink.begin("".join(name).strip())
 
-    def _value(self, source: TextSource, sink: CallSink, key: str) -> Steps[None]:
+    def _value(self, source: TextSource, sink: CallSink, key: str, after: tuple[str, ...]) -> Steps[None]:
+        """Read a value, and the mark that closes it: one of `after` follows."""
         kind = kind_of(sink.schema, key)
         kinds: dict[str, Kind] = {self.value_open: kind, self.text_open.strip(): "text", self.json_open.strip(): "json"}
         if marks := tuple(filter(None, kinds)):
             yield from source.space()
             kind = kinds[(yield from source.expect(*marks))]
+        shut = self.value_shut
         if self.pad and (yield from source.begins(self.pad)) is not None:
             source.take(len(self.pad))
-        shuts = (self.pad + self.value_shut, self.value_shut) if self.pad else (self.value_shut,)
-        if kind == "text":
-            sink.arguments('"')
-            yield from source.until(*shuts, give=lambda part: sink.arguments(as_json(part)[1:-1]))
-            sink.arguments('"')
-            return
+            shut = self.pad + shut
         parts: list[str] = []
+
+        def give(part: str) -> None:
+            if kind == "text":
+                sink.arguments(as_json(part)[1:-1])
+            else:
+                parts.append(part)
+
+        sink.arguments('"' if kind == "text" else "")
         while True:
-            shut = yield from source.until(*shuts, give=parts.append)
-            if kind != "json" or not _in_a_string("".join(parts)):
+            yield from source.until(shut, give=give)
+            quoted = kind == "json" and _in_a_string("".join(parts))
+            if not quoted and (yield from source.followed(*after)):
                 break
-            parts.append(shut)
-        sink.arguments(_value_of("".join(parts), kind))
+            give(shut)
+        sink.arguments('"' if kind == "text" else _value_of("".join(parts), kind))
 
     def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str:  # noqa: ARG002
         shown = [
@@ -115,7 +122,7 @@ class TaggedCall:
         listed = parameters_of(tool.parameters)
         if listed is None:
             key = lark.until(self.key_shut, '/[^<>"]+/')
-            value = lark.until(self.value_shut)
+            value = f"{lark.literal(self.pad)} {lark.closed(self.pad + self.value_shut)}"
             mark = self._marked(lark, "either")
             parts.append(f"({lark.space()} {lark.literal(self.key_open)} {key} {mark} {value})*")
         else:
@@ -142,7 +149,7 @@ class TaggedCall:
             return f"{mark} {pad} {lark.json(schema)} {shut}"
         if (named := named_values(schema)) is not None:
             return f"{mark} {pad} ({' | '.join(map(lark.literal, named))}) {shut}"
-        return f"{mark} {pad} {lark.until(self.pad + self.value_shut)}"
+        return f"{mark} {pad} {lark.closed(self.pad + self.value_shut)}"
 
 
 def _in_a_string(text: str) -> bool:
