@@ -132,7 +132,16 @@ def test_the_fragments_of_a_custom_call_are_held_until_it_is_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"), [('{"input": "a\\n"}', "a\n"), ('{"input": "a', '{"input": "a'), ("1", "1")]
+    ("arguments", "text"),
+    [
+        ('{"input": "a\\n"}', "a\n"),
+        ('{"input": "a\\nb', "a\nb"),
+        ('{"input": "a"', "a"),
+        ('{"input": "a\\', "a"),
+        ('{"input": "a \\ud83d\\ude0', "a "),
+        ('{"inp', ""),
+        ("", ""),
+    ],
 )
-def test_the_input_of_a_call(arguments: str, text: str) -> None:
+def test_the_input_of_a_call_has_no_markup_wherever_it_is_cut(arguments: str, text: str) -> None:
     assert input_of(arguments) == text

@@ -68,7 +68,7 @@ def as_responses(deltas: Iterable[Delta]) -> list[Any]:
 
 
 def as_anthropic(deltas: Iterable[Delta]) -> list[Any]:
-    events, blocks = Events("msg_1", "tiny", True), list[str]()
+    events, blocks = Events("msg_1", "tiny", True, lambda: TokenCounts(1, 1, 0)), list[str]()
     for event in (event for delta in deltas for event in events.take(delta)):
         if event["type"] == "content_block_start":
             blocks.append("")

@@ -35,7 +35,7 @@ class TextBlock(Body):
     harmless = {**_CACHED, "citations": "answers are plain text"}
 
     type: Literal["text"]
-    text: Text
+    text: Text = ""
 
 
 class PlainSource(Body):
@@ -129,7 +129,7 @@ class ThinkingBlock(Body):
     harmless = {**_CACHED, "signature": "reasoning is not signed here"}
 
     type: Literal["thinking"]
-    thinking: Text
+    thinking: Text = ""
 
 
 class RedactedBlock(Body):
@@ -146,8 +146,8 @@ class ToolUseBlock(Body):
 
     type: Literal["tool_use"]
     id: CallId
-    name: ToolName
-    input: Object
+    name: Text = ""
+    input: Object | Text = {}
 
 
 class ToolResultBlock(Body):
@@ -174,12 +174,12 @@ AssistantBlock = Annotated[
 
 class AnthropicUserMessage(Body):
     role: Literal["user"]
-    content: Text | Annotated[list[UserBlock], many(MOST_PARTS)]
+    content: Text | Annotated[list[UserBlock], many(MOST_PARTS)] = ""
 
 
 class AnthropicAssistantMessage(Body):
     role: Literal["assistant"]
-    content: Text | Annotated[list[AssistantBlock], many(MOST_PARTS)]
+    content: Text | Annotated[list[AssistantBlock], many(MOST_PARTS)] = ""
 
 
 class AnthropicSystemMessage(Body):
@@ -205,7 +205,6 @@ class AnthropicTool(Body):
         "allowed_callers": "only the model calls tools",
         "defer_loading": "all tools are in the prompt",
         "eager_input_streaming": "inputs are streamed as they are written",
-        "input_examples": "the schema says what an input is",
     }
 
     type: Text = "custom"
@@ -268,8 +267,6 @@ class OutputFormat(Body):
 class OutputConfig(Body):
     """effort: for templates that know levels of it."""
 
-    harmless = {"task_budget": "max_tokens limits the answer"}
-
     format: OutputFormat | None = None
     effort: Effort | None = None
 
@@ -284,11 +281,8 @@ class Amount(Body):
 class Edit(Body):
     """A part of the conversation that is left out: old reasoning, or old results of tools.
 
-    keep: how many of the last are kept. trigger: how much there must be of the prompt, or of the calls. clear_at_least
-    is no condition here: what is cleared is not counted first.
+    keep: how many of the last are kept. trigger: how much there must be of the prompt, or of the calls.
     """
-
-    harmless = {"clear_at_least": "what is asked for is cleared, however little it is"}
 
     type: Text
     keep: Literal["all"] | Amount | None = None

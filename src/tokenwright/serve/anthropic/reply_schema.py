@@ -12,7 +12,7 @@ from tokenwright.serve.http.reply_schema import Json, Reply, TimingsReply, absen
 class ThinkingContent(Reply):
     type: Literal["thinking"]
     thinking: str
-    signature: Literal[""]
+    signature: str
 
 
 class TextContent(Reply):

@@ -5,7 +5,9 @@ An answer's content is a thinking block, a text block and tool_use blocks, in th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from hashlib import sha256
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -128,7 +130,7 @@ def add(app: FastAPI, service: Service) -> None:
                 request, lambda: message_of(identity, body.model, answer, generation.counts()), generation
             )
         generation = await started(request, service, wanted)
-        events = Events(new_identity(), body.model, shown)
+        events = Events(new_identity(), body.model, shown, generation.counts)
         return Streamed(_stream(request, generation, events), generation.cancel)
 
     counted = answers(CountedTokens)
@@ -143,13 +145,11 @@ def add(app: FastAPI, service: Service) -> None:
 
 
 async def _stream(request: Request, generation: Generation, events: Events) -> AsyncIterator[bytes]:
-    yield _encoded(events.start(generation.counts()))
-
     def take(delta: Delta) -> Iterator[bytes]:
         return map(_encoded, events.take(delta))
 
     def end(delta: Delta) -> Iterator[bytes]:
-        return map(_encoded, events.end(delta, generation.counts(), said(request, generation)))
+        return map(_encoded, events.end(delta, said(request, generation)))
 
     def failed(problem: Problem) -> bytes:
         return _encoded(error_body(problem, about(request).request_id))
@@ -275,7 +275,7 @@ def content_of(answer: Answer) -> list[dict[str, Any]]:
     """The blocks of an answer. A call that its end has cut off has the arguments that are whole."""
     blocks: list[dict[str, Any]] = []
     if answer.reasoning:
-        blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+        blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": signature_of(answer.reasoning)})
     if answer.text:
         blocks.append({"type": "text", "text": answer.text})
     return blocks + [
@@ -284,38 +284,47 @@ def content_of(answer: Answer) -> list[dict[str, Any]]:
     ]
 
 
+def signature_of(thought: str) -> str:
+    """A mark of reasoning: clients leave reasoning without one out of later requests. This server checks none."""
+    return b64encode(sha256(thought.encode()).digest()).decode()
+
+
 def new_identity() -> str:
     return f"msg_{new_hex(12)}"
 
 
 class Events:
-    """The events of one streamed reply. shown: its reasoning is part of it."""
+    """The events of one streamed reply. shown: its reasoning is part of it. counts: its tokens so far."""
 
-    def __init__(self, identity: str, model: str, shown: bool) -> None:
+    def __init__(self, identity: str, model: str, shown: bool, counts: Callable[[], TokenCounts]) -> None:
         self.identity = identity
         self.model = model
         self.shown = shown
+        self._counts = counts
+        self._thought = ""
+        self._begun = False
         self._open = ""  # the type of the block that is being written
         self._index = -1
 
-    def start(self, counts: TokenCounts) -> Event:
-        return {"type": "message_start", "message": message_of(self.identity, self.model, None, counts)}
-
     def take(self, delta: Delta) -> Iterator[Event]:
-        """The events of a delta, but for its end."""
+        """The events of a delta, but for its end. With the first it is known how much of the prompt was cached."""
+        if not self._begun:
+            self._begun = True
+            yield {"type": "message_start", "message": message_of(self.identity, self.model, None, self._counts())}
         yield from self._calls(delta.continued)
         if delta.reasoning and self.shown:
             yield from self._block({"type": "thinking", "thinking": "", "signature": ""})
+            self._thought += delta.reasoning
             yield self._delta({"type": "thinking_delta", "thinking": delta.reasoning})
         if delta.text:
             yield from self._block({"type": "text", "text": ""})
             yield self._delta({"type": "text_delta", "text": delta.text})
         yield from self._calls(delta.begun)
 
-    def end(self, delta: Delta, counts: TokenCounts, more: Event) -> Iterator[Event]:
+    def end(self, delta: Delta, more: Event) -> Iterator[Event]:
         """The events of the last delta's end. more: fields beyond the API's."""
         yield from self._close()
-        yield {"type": "message_delta", "delta": stop_of(delta), "usage": usage_of(counts), **more}
+        yield {"type": "message_delta", "delta": stop_of(delta), "usage": usage_of(self._counts()), **more}
         yield {"type": "message_stop"}
 
     def _calls(self, calls: Iterable[ToolCallDelta]) -> Iterator[Event]:
@@ -335,6 +344,9 @@ class Events:
         yield {"type": "content_block_start", "index": self._index, "content_block": block}
 
     def _close(self) -> Iterator[Event]:
+        if self._open == "thinking":
+            yield self._delta({"type": "signature_delta", "signature": signature_of(self._thought)})
+            self._thought = ""
         if self._open:
             self._open = ""
             yield {"type": "content_block_stop", "index": self._index}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tokenwright.errors import RequestError
+from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.serve.anthropic.bodies import (
     AnthropicAssistantMessage,
     AnthropicPrompted,
@@ -105,7 +106,11 @@ def _from_assistant(message: AnthropicAssistantMessage, names: dict[str, str]) -
         found["reasoning_content"] = "\n".join(thoughts)
     if calls:
         found["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": read_arguments(call.input)},
+            }
             for call in calls
         ]
     return found

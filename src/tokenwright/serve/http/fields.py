@@ -21,7 +21,7 @@ from tokenwright.checks import MAX_TOKENS, shown
 MOST_TEXT = 4 * 2**20  # characters of one string
 MOST_ITEMS = 100_000  # messages of a conversation
 MOST_PARTS = 10_000  # parts of one message
-MOST_TOOLS = 256
+MOST_TOOLS = 4096  # the time for their schemas is limited as well
 MOST_STOPS = 64
 MOST_STOP = 1_000  # characters of one stop string
 MOST_NAME = 256  # characters of a name
@@ -72,9 +72,10 @@ def others(*own: str) -> Any:
 Text = Annotated[str, Field(max_length=MOST_TEXT)]
 Name = Annotated[str, Field(min_length=1, max_length=MOST_NAME)]
 ModelName = Annotated[str, Field(max_length=MOST_NAME)]  # "": the model that is served
-CallId = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]  # of a call, made by any server
+CallId = Annotated[str, Field(max_length=MOST_TEXT)]  # of a call, made by any server
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
 StopText = Annotated[str, Field(min_length=1, max_length=MOST_STOP)]
+GivenId = Annotated[CallId | None, absent("")]
 GivenName = Annotated[Name | None, absent("")]  # Go clients send every field: "" is none
 Stops = Annotated[list[StopText], many(MOST_STOPS)]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]

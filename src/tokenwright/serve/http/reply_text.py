@@ -16,8 +16,12 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=
 
 
 def dumps(value: object) -> str:
-    """Compact JSON in one line."""
-    return _encode(value)
+    """Compact JSON in one line, also for clients that end lines where Unicode does, as Python's splitlines."""
+    text = _encode(value)
+    return text if text.isascii() else text.translate(_LINE_ENDS)
+
+
+_LINE_ENDS = {at: f"\\u{at:04x}" for at in (0x85, 0x2028, 0x2029)}
 
 
 async def written(reply: Callable[[], object], numbers: int) -> str:

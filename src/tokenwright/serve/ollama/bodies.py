@@ -12,8 +12,8 @@ from tokenwright.serve.http.fields import (
     MOST_ITEMS,
     MOST_TOOLS,
     Body,
-    CallId,
     Dimensions,
+    GivenId,
     GivenName,
     ModelName,
     Nucleus,
@@ -160,15 +160,15 @@ class Generate(OllamaPrompted):
 class Called(Body):
     harmless = {"index": "calls are in the order of the list", "description": "its tool has one"}
 
-    name: ToolName
+    name: Text = ""
     arguments: Object | Text = {}
 
 
 class OllamaToolCall(Body):
     harmless = {"index": "calls are in the order of the list"}
 
-    id: CallId | None = None
-    type: Literal["function"] = "function"
+    id: GivenId = None
+    type: Text = "function"
     function: Called
 
 
@@ -186,8 +186,8 @@ class OllamaMessage(Body):
     name: Text = ""
     thinking: Text = ""
     tool_calls: Annotated[list[OllamaToolCall], many(MOST_TOOLS)] = []
-    tool_name: ToolName | None = None
-    tool_call_id: CallId | None = None
+    tool_name: Annotated[Text | None, absent("")] = None
+    tool_call_id: GivenId = None
 
 
 class OllamaFunction(Body):

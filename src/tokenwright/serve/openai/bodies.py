@@ -59,7 +59,6 @@ Bias = Annotated[dict[IdText, Annotated[float, Field(ge=-100, le=100)]], names(4
 Seconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
 Choices = Annotated[list[Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]], many(MOST_PARTS, 1)]
 
-HISTORY = "the template decides which reasoning of earlier answers it keeps"
 LABELS: Mapping[str, str] = {
     "user": "it is a label",
     "metadata": "it is a label",
@@ -73,22 +72,21 @@ Budget = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]  # tokens of reasoning; -1:
 
 
 class StreamOptions(Body):
-    """The extras of a stream. include_usage: one more chunk with the usage."""
+    """The extras of a stream. include_usage: one more chunk with the usage; continuous_usage_stats: and in each."""
 
     harmless: ClassVar = {
         "include_obfuscation": "chunks are sent as they are",
-        "continuous_usage_stats": "the usage is in the last chunk",
     }
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class StructuredOutputs(Body):
     """The form of the answer, in the manner of vLLM: one of these."""
 
     harmless: ClassVar = dict.fromkeys(
-        ("disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"),
-        "the form of JSON is that of the schema",
+        ("disable_fallback", "disable_any_whitespace"), "JSON is written without free white space"
     )
 
     json_: Object | Text | None = Field(default=None, alias="json")
@@ -104,7 +102,8 @@ class Sampling(Samplers):
     The form of the answer has many names: response_format is OpenAI's, json_schema and grammar are llama.cpp's,
     structured_outputs and guided_... are vLLM's, regex and ebnf SGLang's. whitespace: between the tokens of JSON (see
     Grammar). n_predict is llama.cpp's max_tokens.
-    timings_per_token is llama.cpp's return_timings.
+    timings_per_token is llama.cpp's return_timings. skip_special_tokens false: the text has special tokens as they are
+    spelled, but for those that end it.
     """
 
     refused: ClassVar = {
@@ -115,14 +114,9 @@ class Sampling(Samplers):
         **LABELS,
         "cache_prompt": CACHED,
         "id_slot": "requests have no slots",
-        "skip_special_tokens": "special tokens are never part of a text",
-        "spaces_between_special_tokens": "special tokens are never part of a text",
+        "spaces_between_special_tokens": "texts are decoded as they were cut into tokens",
         "guided_decoding_backend": "there is one backend",
-        "guided_whitespace_pattern": "the form of JSON is that of the schema",
-        "return_progress": "prompts are read without reports",
         **dict.fromkeys(("keep_alive", "num_batch", "num_gpu", "num_thread"), "the command line says how it is loaded"),
-        "request_id": "the header X-Request-Id is one",
-        "samplers": "samplers act in one order",
         "slot_id": "requests have no slots",
     }
 
@@ -148,6 +142,7 @@ class Sampling(Samplers):
     stop_token_ids: Annotated[list[Id], many(4096)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool = True
     priority: Annotated[int, Field(ge=PRIORITIES[0], le=PRIORITIES[-1])] = 0
     timeout_s: Seconds | None = None
     truncate_prompt_tokens: Annotated[Tokens | None, absent(-1)] = None
@@ -168,28 +163,45 @@ class Sampling(Samplers):
     whitespace: Whitespace | None = None
 
     @property
+    def counts(self) -> bool:
+        """Whether the last chunk of a stream has the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def counts_chunks(self) -> bool:
+        """Whether every chunk has the usage so far."""
+        return self.counts and self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
     def timed(self) -> bool:
         """Whether the reply says where the time went."""
         return self.return_timings or self.timings_per_token
 
 
 class CompletionBody(Sampling):
-    """POST /v1/completions. suffix: what follows the text; a model that was trained for it fills the gap."""
+    """POST /v1/completions. suffix: what follows the text; a model that was trained for it fills the gap.
+
+    add_special_tokens: the prompt has the tokens that the tokenizer adds to a text.
+    """
 
     suffix: Text | None = None
     prompt: Text | Ids | Annotated[list[Text], many(MOST_BATCH, 1)] | Annotated[list[Ids], many(MOST_BATCH, 1)]
     echo: bool = False
+    add_special_tokens: bool = True
     logprobs: Annotated[Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None, absent(False)] = None
     best_of: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
 
 
 class ThinkingSwitch(Body):
-    """Whether the model reasons, and for how many tokens, in the manner of Anthropic's API."""
+    """Whether the model reasons, and for how many tokens, in the manner of Anthropic's API.
 
-    harmless: ClassVar = {"display": "reasoning is a field of its own", "clear_thinking": HISTORY}
+    display omitted: the reasoning is not returned. clear_thinking: a variable of templates.
+    """
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: Budget | None = None
+    display: Text | None = None
+    clear_thinking: bool | None = None
 
 
 class ReasoningOptions(Body):
@@ -209,8 +221,8 @@ class ChatBody(Sampling):
     The four ..._budget fields are one: the most tokens of reasoning. continue_final_message: the answer goes on from
     the last message, which is the assistant's; it does so by default too, unless this is false. add_generation_prompt
     false: nothing of the answer's beginning is in the prompt. separate_reasoning false and reasoning_format none: the
-    reasoning stays in the text. functions and function_call: the older form of tools and tool_choice, which is answered
-    in its own form, by one call.
+    reasoning stays in the text. parse_tool_calls false: calls stay in it. functions and function_call: the older form
+    of tools and tool_choice, which is answered in its own form, by one call.
     """
 
     refused: ClassVar = {
@@ -227,7 +239,6 @@ class ChatBody(Sampling):
         "store": "chats are not stored",
         "verbosity": "models here have no such setting",
         "stream_reasoning": "reasoning is streamed as it is written",
-        "parse_tool_calls": "calls are always parsed",
     }
 
     messages: Annotated[list[AnyMessage], many(MOST_ITEMS, 1)]
@@ -239,6 +250,7 @@ class ChatBody(Sampling):
     functions: Annotated[list[Function], many(MOST_TOOLS)] | None = None
     function_call: Literal["none", "auto"] | NamedFunction | None = None
     parallel_tool_calls: bool = True
+    parse_tool_calls: bool = True
     reasoning_effort: Effort | None = None
     reasoning: ReasoningOptions | None = None
     reasoning_format: Text | None = None
@@ -263,7 +275,8 @@ class ChatBody(Sampling):
     @property
     def hides_reasoning(self) -> bool:
         """Whether the reply leaves the reasoning out."""
-        return self.include_reasoning is False or (self.reasoning is not None and self.reasoning.exclude)
+        omitted = self.thinking is not None and self.thinking.display == "omitted"
+        return omitted or self.include_reasoning is False or (self.reasoning is not None and self.reasoning.exclude)
 
 
 class EmbeddingBody(Body):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 
 from tokenwright.llm.chat.tools import read_json
 from tokenwright.serve.openai.message_bodies import CustomFormat
 from tokenwright.serve.service.types import Tool, ToolCallDelta
 
 INPUT = "input"  # the function's one argument
+MOST_ESCAPE = 12  # characters of an escape in JSON that was cut off, and of half a pair before it
+_BEGUN = re.compile(r'\{\s*"input"\s*:\s*"')
 
 
 def custom_tool(name: str, description: str | None, form: CustomFormat | None) -> Tool:
@@ -34,11 +38,13 @@ def told_only(form: CustomFormat | None) -> bool:
 
 def input_of(arguments: str) -> str:
     """The input of a call, from the arguments of its function; what there is of it, where it was cut off."""
-    try:
-        found = read_json(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    return str(found.get(INPUT, "")) if isinstance(found, dict) else arguments
+    begun = _BEGUN.match(arguments)
+    for cut in range(MOST_ESCAPE) if begun else ():
+        for ending in ("", '"}'):
+            with suppress(ValueError, RecursionError):
+                found = str(read_json(arguments[: len(arguments) - cut] + ending)[INPUT])
+                return found.rstrip("\ufffd") if cut else found
+    return ""
 
 
 def arguments_of_input(text: str) -> str:

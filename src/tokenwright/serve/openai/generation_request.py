@@ -68,6 +68,7 @@ def checked(service: Service, request: Request, body: Sampling) -> Json:
         "speculate": body.speculate,
         "streamed": body.stream,
         "model": body.model,
+        "shows_special": not body.skip_special_tokens,
     }
 
 
@@ -160,6 +161,7 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Generatio
         tools=tools_of(request, given_tools(body)),
         **choice_of(given_choice(body)),
         parallel_tool_calls=body.parallel_tool_calls and not body.by_function_call,
+        reads_calls=body.parse_tool_calls,
         json_object=form.get("json_object", False),
         prediction=predicted(body),
         thinking=thinking.on,
@@ -259,6 +261,8 @@ def thinking_of(body: ChatBody) -> Thinking:
         why = "chat_template_kwargs.enable_thinking must be true or false"
         raise RefusedRequest(Problem(400, "invalid", why, "chat_template_kwargs.enable_thinking"))
     switch, options = body.thinking, body.reasoning
+    if switch is not None and switch.clear_thinking is not None:
+        given.setdefault("clear_thinking", switch.clear_thinking)
     effort = body.reasoning_effort or (None if options is None else options.effort)
     asked = [
         variable,
@@ -291,5 +295,5 @@ def completion_wanted(service: Service, request: Request, body: CompletionBody) 
     if body.suffix and body.echo:
         why = "echo repeats a prompt, which suffix parts; leave one out"
         raise RefusedRequest(Problem(400, "invalid", why, "echo"))
-    common["gap"] = Gap(body.suffix) if body.suffix else None
+    common |= {"gap": Gap(body.suffix) if body.suffix else None, "add_special": body.add_special_tokens}
     return [GenerationRequest(prompt=one, overrides=overrides, together=len(prompts), **common) for one in prompts]

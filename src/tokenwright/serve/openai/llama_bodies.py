@@ -48,10 +48,8 @@ class LlamaBody(Samplers):
         "lora": Refused("use model", ([],)),
     }
     harmless: ClassVar = dict.fromkeys(
-        ("samplers", "cache_prompt", "id_slot", "n_indent", "t_max_prompt_ms", "t_max_predict_ms", "n_cache_reuse",
-         "timings_per_token", "return_progress"),
-        "it changes no text that a model here writes",
-    )  # fmt: skip
+        ("cache_prompt", "id_slot", "n_cache_reuse", "timings_per_token"), "it changes no text that a model here writes"
+    )
 
     model: ModelName = ""
     stream: bool = False

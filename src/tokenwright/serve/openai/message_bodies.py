@@ -10,13 +10,12 @@ from tokenwright.serve.http.fields import (
     MOST_PARTS,
     MOST_TOOLS,
     Body,
-    CallId,
+    GivenId,
     Name,
     Object,
     Refused,
     Text,
     ToolName,
-    absent,
     many,
     names,
 )
@@ -24,7 +23,6 @@ from tokenwright.serve.http.fields import (
 CACHED = "every prefix is cached, marked or not"
 _OTHER = "it was made for the program of the client"
 _NOT_TEXT = Refused("models here read text")
-GivenId = Annotated[CallId | None, absent("")]  # of a call
 
 
 class TextPart(Body):
@@ -39,7 +37,7 @@ class TextPart(Body):
     }
 
     type: Literal["text", "input_text", "output_text"]
-    text: Text
+    text: Text = ""
 
 
 class RefusalPart(Body):
@@ -85,15 +83,15 @@ class CalledFunction(Body):
 
     harmless: ClassVar = {"parsed_arguments": "it repeats arguments"}
 
-    name: ToolName
+    name: Text = ""
     arguments: Text | Object = ""
 
 
 class CalledCustom(Body):
     """The custom tool of a call, and what it was called with."""
 
-    name: ToolName
-    input: Text
+    name: Text = ""
+    input: Text = ""
 
 
 class CalledTool(Body):
@@ -107,7 +105,7 @@ class CalledTool(Body):
     }
 
     id: GivenId = None
-    type: Literal["function", "custom"] = "function"
+    type: Text = "function"
     function: CalledFunction | None = None
     custom: CalledCustom | None = None
 
@@ -211,7 +209,7 @@ class FunctionMessage(AnyRole):
 
     role: Literal["function"]
     content: Text | Parts = ""
-    name: ToolName
+    name: Text
 
 
 AnyMessage = Annotated[

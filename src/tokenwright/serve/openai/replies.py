@@ -214,6 +214,7 @@ class Chunks:
     def __init__(self, names: Names, usage: bool, customs: Collection[str] = (), *, older: bool = False) -> None:
         kind = names.kind if names.kind == "text_completion" else f"{names.kind}.chunk"
         self._head = "data: " + dumps(names.head | {"object": kind})[:-1] + ',"choices":['
+        self.usage: Json | None = None  # so far, in every chunk
         self._tail = ',"usage":null}\n\n' if usage else "}\n\n"
         self._customs = customs
         self._older = older
@@ -221,7 +222,8 @@ class Chunks:
 
     def line(self, choice: str) -> str:
         """A chunk with one choice."""
-        return f"{self._head}{choice}]{self._tail}"
+        tail = self._tail if self.usage is None else f',"usage":{dumps(self.usage)}}}\n\n'
+        return f"{self._head}{choice}]{tail}"
 
     def last(self, usage: Json | None, timings: Timings | None) -> str:
         """The chunk with the usage, and perhaps the timings."""

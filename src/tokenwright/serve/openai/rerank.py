@@ -50,13 +50,6 @@ class RerankBody(Body):
     refused: ClassVar = {
         "rank_fields": Refused("a document has one field, its text", (["text"],)),
     }
-    harmless: ClassVar = {
-        "max_chunks_per_doc": "a document is read whole",
-        "max_tokens_per_doc": "a document is read whole",
-        "raw_scores": "scores have one scale",
-        "truncate": "a document is read whole",
-        "truncation_direction": "a document is read whole",
-    }
 
     model: ModelName = ""
     query: Text

@@ -176,12 +176,12 @@ class OpenAI:
     async def _chat_lines(
         self, request: Request, body: ChatBody, generation: Generation, names: Names
     ) -> AsyncIterator[bytes]:
-        usage = body.stream_options is not None and body.stream_options.include_usage
-        chunks = Chunks(names, usage, customs_of(body), older=body.by_function_call)
+        chunks = Chunks(names, body.counts, customs_of(body), older=body.by_function_call)
         tokens, begun = self._tokens(), set[int]()
         try:
             async for deltas in generation:
                 lines = []
+                chunks.usage = usage_of([generation.counts()]) if body.counts_chunks else None
                 for delta in deltas:
                     delta.reasoning = "" if body.hides_reasoning else delta.reasoning
                     lines.append(chunks.chat(delta, tokens, delta.choice not in begun))
@@ -197,20 +197,19 @@ class OpenAI:
         """What follows the last text: usage and timings where they are asked for, and the end."""
         timings = timings_of_all(each)
         said = timings if about(request).timed or body.timed else None
-        asked = body.stream_options is not None and body.stream_options.include_usage
-        if said is None and not asked:
+        if said is None and not body.counts:
             return DONE
-        usage = usage_of(one.counts() for one in each) if asked else None
+        usage = usage_of(one.counts() for one in each) if body.counts else None
         return chunks.last(usage, said).encode() + DONE
 
     async def _lines(
         self, request: Request, body: CompletionBody, several: Several, names: Names
     ) -> AsyncIterator[bytes]:
-        usage = body.stream_options is not None and body.stream_options.include_usage
-        chunks, texts = Chunks(names, usage), body.n or 1
+        chunks, texts = Chunks(names, body.counts), body.n or 1
         offsets: dict[int, Offsets] = {}
 
         def lines(at: int, generation: Generation, deltas: Sequence[Delta]) -> bytes:
+            chunks.usage = usage_of(one.counts() for one in several.generations) if body.counts_chunks else None
             return "".join(
                 self._completion_lines(chunks, body, generation, delta, at * texts + delta.choice, offsets)
                 for delta in deltas

@@ -120,6 +120,8 @@ class Preprocessor:
                 if not more:
                     raise
                 loosened += more
+        if wanted.shows_special and _at_end(params):  # texts that are known at the end do not say where tokens stand
+            wanted, loosened = replace(wanted, shows_special=False), (*loosened, "skip_special_tokens")
         reader = self.chat.reader(wanted, text, tags)
         return Prepared(request, text, reader, _at_end(params), truncated, tuple(dict.fromkeys(loosened)))
 
@@ -169,7 +171,9 @@ class Preprocessor:
         if (gap := wanted.gap) is not None:
             return self._infill.ids(str(wanted.prompt), gap.suffix, gap.files, gap.begun), str(wanted.prompt)
         if wanted.prompt is not None:
-            return self._ids(wanted.prompt, add_special), wanted.prompt if isinstance(wanted.prompt, str) else ""
+            return self._ids(wanted.prompt, add_special and wanted.add_special), wanted.prompt if isinstance(
+                wanted.prompt, str
+            ) else ""
         rendered = self.chat.rendered(wanted)
         return rendered.ids, rendered.text
 
@@ -206,7 +210,9 @@ class Preprocessor:
         found = {name: value for name, value in wanted.overrides.items() if value is not None}
         if wanted.json_object:
             found["grammar"] = ANY_OBJECT
-        if (grammar := self.chat.grammar(wanted, text, found.get("grammar"))) is not None:
+        given = found.get("grammar")
+        silent = given is None and not wanted.may_call and found.get("ignore_eos")  # which no grammar can heed
+        if not silent and (grammar := self.chat.grammar(wanted, text, given)) is not None:
             found["grammar"] = grammar
         if wanted.gap is not None and not found.get("ignore_eos"):
             found["stop_ids"] = (*found.get("stop_ids", ()), *self._infill.ends)

@@ -84,6 +84,7 @@ class GenerationRequest(ChatRequest):
     prompt: text, or token ids. gap: the prompt is a text that stands before a gap, which the answer fills.
     overrides: fields of SamplingParams; None keeps the checkpoint's default. Without max_tokens, a conversation and a
         prompt may go on to the end of the context.
+    add_special: a prompt that is text has the tokens that the tokenizer adds.
     json_object: the answer is any JSON object. (For a schema or another grammar set overrides["grammar"].)
     context: the most tokens of prompt and answer together, where that is less than the model's context.
     prediction: what the answer may come to, such as a file that it edits. speculate: drafts may be computed for it.
@@ -100,6 +101,7 @@ class GenerationRequest(ChatRequest):
 
     prompt: str | Sequence[int] | None = None
     gap: Gap | None = None
+    add_special: bool = True
     overrides: Mapping[str, Any] = field(default_factory=dict)
     json_object: bool = False
     context: int | None = None

@@ -42,7 +42,7 @@ HOSTED = frozenset(
         *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call"),
         *("computer_call_output", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output"),
         *("mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "tool_search_call"),
-        *("tool_search_output", "compaction", "apply_patch_call", "apply_patch_call_output"),
+        *("tool_search_output", "apply_patch_call", "apply_patch_call_output", "ghost_snapshot"),
     )
 )
 
@@ -51,7 +51,7 @@ class InputText(Body):
     harmless = {"prompt_cache_breakpoint": CACHED, "cache_control": CACHED}
 
     type: Literal["input_text", "text"]
-    text: Text
+    text: Text = ""
 
 
 class OutputText(Body):
@@ -64,7 +64,7 @@ class OutputText(Body):
     }
 
     type: Literal["output_text"]
-    text: Text
+    text: Text = ""
 
 
 Part = Annotated[InputText | OutputText | RefusalPart, Field(discriminator="type")]
@@ -78,7 +78,7 @@ class ResponseMessage(Body):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text | Annotated[list[Part], many(MOST_PARTS)]
+    content: Text | Annotated[list[Part], many(MOST_PARTS)] = ""
     id: Identity | None = None
     name: Text | None = None
 
@@ -90,8 +90,8 @@ class FunctionCall(Body):
 
     type: Literal["function_call"]
     call_id: CallId
-    name: ToolName
-    arguments: Text
+    name: Text = ""
+    arguments: Text = ""
     id: Identity | None = None
 
 
@@ -100,7 +100,7 @@ class FunctionOutput(Body):
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: CallId
-    output: Text | InputParts
+    output: Text | InputParts = ""
     id: Identity | None = None
 
 
@@ -111,8 +111,8 @@ class CustomCall(Body):
 
     type: Literal["custom_tool_call"]
     call_id: CallId
-    name: ToolName
-    input: Text
+    name: Text = ""
+    input: Text = ""
     id: Identity | None = None
 
 
@@ -151,12 +151,36 @@ class Reasoning(Body):
     encrypted_content: Text | None = None
 
 
+class Compaction(Body):
+    """A summary, which stands for the conversation before it. encrypted_content: its text, if it is ours."""
+
+    harmless = {**_ITEM, "created_by": "it is a label", "status": "it is over"}
+
+    type: Literal["compaction", "compaction_summary", "context_compaction"]
+    id: Identity | None = None
+    encrypted_content: Text | None = None
+
+
+class CompactionTrigger(Body):
+    """At the end of the input: the answer is a summary of the conversation, as an item of the type compaction."""
+
+    harmless = _ITEM
+
+    type: Literal["compaction_trigger"]
+    id: Identity | None = None
+
+
+_SAME = {
+    "custom_tool_call_output": "function_call_output",
+    "compaction_summary": "compaction",
+    "context_compaction": "compaction",
+}
+
+
 def _item_type(value: object) -> object:
     """The tag of an item. A message may leave its type out."""
     kind = value.get("type") or "message" if isinstance(value, dict) else getattr(value, "type", None)
-    if kind == "custom_tool_call_output":
-        return "function_call_output"
-    return "hosted" if isinstance(kind, str) and kind in HOSTED else kind
+    return "hosted" if isinstance(kind, str) and kind in HOSTED else _SAME.get(str(kind), kind)
 
 
 Item = Annotated[
@@ -166,6 +190,8 @@ Item = Annotated[
     | Annotated[CustomCall, Tag("custom_tool_call")]
     | Annotated[ItemReference, Tag("item_reference")]
     | Annotated[HostedItem, others(), Tag("hosted")]
+    | Annotated[Compaction, Tag("compaction")]
+    | Annotated[CompactionTrigger, Tag("compaction_trigger")]
     | Annotated[Reasoning, Tag("reasoning")],
     Discriminator(_item_type),
 ]
@@ -287,6 +313,11 @@ class ResponsePrompted(Body):
         list[Annotated[ResponseFunctionTool, others("function", "custom", "namespace")]], many(MOST_TOOLS)
     ] = []
     truncation: Literal["auto", "disabled"] = "disabled"
+
+    @property
+    def compacts(self) -> bool:
+        """Whether it asks for a summary of the conversation."""
+        return not isinstance(self.input, str) and bool(self.input) and isinstance(self.input[-1], CompactionTrigger)
 
 
 class InputTokens(ResponsePrompted):

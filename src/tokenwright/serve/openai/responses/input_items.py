@@ -18,6 +18,7 @@ from tokenwright.serve.http.hosted import leave_out
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
 from tokenwright.serve.openai.message_bodies import RefusalPart
 from tokenwright.serve.openai.responses.bodies import (
+    Compaction,
     CustomCall,
     FunctionCall,
     FunctionOutput,
@@ -34,6 +35,12 @@ from tokenwright.serve.service.types import Problem, Tool
 
 SEALED = "tw1."  # how the opaque text of reasoning begins
 TYPES = ("function", "custom", "namespace")  # of tools
+SUMMARY = "A summary of our conversation so far:"
+COMPACT = (
+    "Summarise our conversation so far, so that another assistant can go on from the summary alone: what I want, what "
+    "was done and found, what was decided, the names of files and commands that matter, and what is open. Write the "
+    "summary only."
+)
 
 
 @dataclass(slots=True)
@@ -126,6 +133,11 @@ def conversation(items: Iterable[Item], instructions: str | None, about: About) 
             case ItemReference():
                 why = f"input.{at}.id: no item {item.id[:100]!r} is stored here; send the item itself"
                 raise RefusedRequest(Problem(400, "invalid", why, f"input.{at}.id"))
+            case Compaction():
+                if (summary := unsealed(item.encrypted_content)) is None:
+                    about.ignored.append(f"input.{item.type}")
+                else:
+                    turn.add({"role": "user", "content": f"{SUMMARY}\n{summary}"})
             case HostedItem():
                 about.ignored.append(f"input.{item.type}")
     return found

@@ -22,7 +22,13 @@ Kind = Literal["reasoning", "message", "function_call", "custom_tool_call"]
 Event = dict[str, Any]
 Render = Callable[[Iterable[Piece]], list[dict[str, Any]]]  # tokens -> their logprobs as this API writes them
 
-PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
+PREFIXES = {
+    "reasoning": "rs",
+    "message": "msg",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "compaction": "cmp",
+}
 _PARTS = {"reasoning": "reasoning_text", "message": "output_text"}
 _CALLS = {
     "function_call": ("arguments", "function_call_arguments"),
@@ -245,3 +251,19 @@ class ResponseOutput:
         """Where the open item is, and its part, by the name of its index."""
         place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
         return place | ({part: 0} if part else {})
+
+
+class CompactedOutput(ResponseOutput):
+    """Writes a response that is a summary of the conversation: one item, whose text only this server reads."""
+
+    def take(self, delta: Delta) -> Iterator[Event]:
+        """The events of a delta, but for the response's end. The item comes whole."""
+        if not self._items:
+            self._items.append({"id": new_identity("cmp"), "type": "compaction", "encrypted_content": ""})
+        [item] = self._items
+        item["encrypted_content"] += delta.text
+        if delta.finish is not None:
+            self._cut = delta.finish == "length"
+            item["encrypted_content"] = sealed(item["encrypted_content"].strip())
+            for state in ("added", "done"):
+                yield self._event(f"response.output_item.{state}", output_index=0, item=item)

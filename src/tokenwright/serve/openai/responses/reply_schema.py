@@ -68,6 +68,14 @@ class OutputCustomCall(Reply):
     namespace: str = absent()
 
 
+class OutputCompaction(Reply):
+    """A summary of the conversation, which stands for it in later requests."""
+
+    id: str
+    type: Literal["compaction"]
+    encrypted_content: str
+
+
 class Incomplete(Reply):
     reason: Literal["max_output_tokens"]
 
@@ -96,7 +104,10 @@ class Response(Reply):
     error: None
     incomplete_details: Incomplete | None
     output: list[
-        Annotated[OutputMessage | OutputReasoning | OutputCall | OutputCustomCall, Field(discriminator="type")]
+        Annotated[
+            OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | OutputCompaction,
+            Field(discriminator="type"),
+        ]
     ]
     usage: ResponseUsage
     model: str

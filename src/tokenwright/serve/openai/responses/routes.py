@@ -52,9 +52,17 @@ from tokenwright.serve.openai.responses.bodies import (
     ResponseJsonSchema,
     ResponseMessage,
     ResponsePrompted,
+    TextConfig,
 )
-from tokenwright.serve.openai.responses.input_items import Tools, conversation, tools_of
-from tokenwright.serve.openai.responses.output_items import PREFIXES, Envelope, Event, ResponseOutput, new_identity
+from tokenwright.serve.openai.responses.input_items import COMPACT, Tools, conversation, tools_of
+from tokenwright.serve.openai.responses.output_items import (
+    PREFIXES,
+    CompactedOutput,
+    Envelope,
+    Event,
+    ResponseOutput,
+    new_identity,
+)
 from tokenwright.serve.openai.responses.stored import StoredResponse, StoredResponses
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
@@ -124,6 +132,8 @@ class Responses:
 
     def _asked(self, request: Request, body: ResponsePrompted) -> Asked:
         """Raises RefusedRequest, RequestError."""
+        if body.compacts:
+            body.tools, body.tool_choice, body.text = [], "auto", TextConfig()
         key, given, before = about(request).caller.key, body.input, body.previous_response_id
         earlier: Sequence[Item] = ()
         kept: list[dict[str, Any]] = []
@@ -139,7 +149,9 @@ class Responses:
         tools = tools_of(body.tools, about(request))
         tools.tools = offered(request, tools.tools)
         asked = Asked(items, kept + [_kept(item) for item in items[len(earlier) :]], tools)
-        asked.prompt = prompt_of(body, conversation(items, body.instructions, about(request)), tools)
+        messages = conversation(items, body.instructions, about(request))
+        messages += [{"role": "user", "content": COMPACT}] if body.compacts else []
+        asked.prompt = prompt_of(body, messages, tools)
         return asked
 
     def _output(self, body: Create, generation: Generation, asked: Asked) -> ResponseOutput:
@@ -148,7 +160,8 @@ class Responses:
             return found
 
         envelope = Envelope(body, body.model, generation.params)
-        return ResponseOutput(envelope, render, asked.tools, sealed=WITH_SEALED in body.include)
+        made = CompactedOutput if body.compacts else ResponseOutput
+        return made(envelope, render, asked.tools, sealed=WITH_SEALED in body.include)
 
     async def _store(
         self, request: Request, body: Create, output: ResponseOutput, asked: Asked, generation: Generation
