@@ -2,10 +2,11 @@
 
 page.py FOLDER NOTES    builds the page in FOLDER/dist and adds the outcome to NOTES, a JSON file
 page.py test            checks the page's types and runs its tests, in build/web
+page.py check [--fix]   checks the format and the code of the page's sources; --fix formats them
 
-CMakeLists.txt runs the first, scripts/test the second; build_backend.py imports the check for Node, and
-scripts/install the list of the page's sources. If the page cannot be built, the script reports the reason and what
-to do in one sentence, and the installation continues: everything else works without the page.
+CMakeLists.txt runs the first, scripts/test the second, scripts/check the third; build_backend.py imports the check for
+Node, and scripts/install the list of the page's sources. If the page cannot be built, the script reports the reason and
+what to do in one sentence, and the installation continues: everything else works without the page.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -138,6 +140,22 @@ def test(folder: Path) -> int:
     )
 
 
+def check(folder: Path, fix: bool) -> int:
+    """Check the format and the code of the sources. Returns an exit code, which is 0 too if there is no Node here."""
+    try:
+        node = prepare(folder, "--include=dev")
+    except NoPageError as error:
+        print(f"the page's format and code are not checked: {error}")
+        return 0
+    form = _npm(node, folder, "exec", "--", "prettier", "--write" if fix else "--check", "--log-level=warn", ".")[0]
+    code = _npm(node, folder, "exec", "--", "oxlint", *(("--fix",) if fix else ()), "src")[0]
+    if fix:
+        for path in sources():
+            if (folder / path).read_bytes() != (ROOT / "web" / path).read_bytes():
+                shutil.copyfile(folder / path, ROOT / "web" / path)
+    return form or code
+
+
 def _npm(node: Node, folder: Path, *arguments: str) -> tuple[int, str]:
     """Run npm in a folder and show its output. Returns its exit code and the output."""
     environment = {
@@ -164,4 +182,7 @@ def _npm(node: Node, folder: Path, *arguments: str) -> tuple[int, str]:
 if __name__ == "__main__":
     if sys.argv[1:] == ["test"]:
         sys.exit(test(ROOT / "build" / "web"))
+    if sys.argv[1:2] == ["check"]:
+        with tempfile.TemporaryDirectory() as folder:  # oxlint reads nothing in build/, which git ignores
+            sys.exit(check(Path(folder), sys.argv[2:] == ["--fix"]))
     make(*map(Path, sys.argv[1:]))

@@ -19,7 +19,10 @@ export default defineConfig({
   server: {
     host: "127.0.0.1",
     proxy: {
-      "^/(status|model|tokenize|detokenize|pages|calculate|bandwidth|beams|batches|runs|v1)([/?].*)?$|^/chat/.*$": { ...engine, ws: true },
+      "^/(status|model|tokenize|detokenize|pages|calculate|bandwidth|beams|batches|runs|v1)([/?].*)?$|^/chat/.*$": {
+        ...engine,
+        ws: true,
+      },
     },
   },
 });

@@ -19,7 +19,9 @@ async function call(path: string, init: RequestInit = {}): Promise<Response> {
     throw new ApiError("unreachable", 0, "The server does not answer.");
   }
   if (answer.ok) return answer;
-  const body = (await answer.json().catch(() => null)) as { error?: { kind?: string; code?: string; message?: string } } | null;
+  const body = (await answer.json().catch(() => null)) as {
+    error?: { kind?: string; code?: string; message?: string };
+  } | null;
   const kind = answer.status === 401 ? "key" : (body?.error?.kind ?? body?.error?.code ?? "");
   throw new ApiError(kind, answer.status, body?.error?.message ?? `The server answered ${answer.status}.`);
 }

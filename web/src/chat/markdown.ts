@@ -31,7 +31,7 @@ export function parse(text: string, depth = 0): Block[] {
     if (paragraph.length > 0) blocks.push({ kind: "paragraph", inner: inline(paragraph.join("\n").trim()) });
     paragraph = [];
   };
-  for (let at = 0; at < lines.length; ) {
+  for (let at = 0; at < lines.length;) {
     const line = lines[at] ?? "";
     const taken = line.trim() === "" ? null : special(lines, at, depth);
     if (line.trim() === "" || taken !== null) flush();
@@ -52,7 +52,10 @@ function special(lines: string[], at: number, depth: number): Taken {
   const line = lines[at] ?? "";
   const heading = HEADING.exec(line);
   if (heading)
-    return { block: { kind: "heading", level: heading[1]?.length ?? 1, inner: inline(heading[2] ?? "") }, next: at + 1 };
+    return {
+      block: { kind: "heading", level: heading[1]?.length ?? 1, inner: inline(heading[2] ?? "") },
+      next: at + 1,
+    };
   if (RULE.test(line)) return { block: { kind: "rule" }, next: at + 1 };
   return fenced(lines, at) ?? (depth < DEEPEST ? (quote(lines, at, depth) ?? list(lines, at, depth)) : null);
 }

@@ -24,7 +24,11 @@ export interface Timings {
 }
 
 interface Chunk {
-  choices?: { text?: string; delta?: { content?: string; reasoning_content?: string }; finish_reason?: string | null }[];
+  choices?: {
+    text?: string;
+    delta?: { content?: string; reasoning_content?: string };
+    finish_reason?: string | null;
+  }[];
   usage?: Usage | null;
   timings?: Timings;
   error?: { message?: string; type?: string };

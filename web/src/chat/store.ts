@@ -52,7 +52,8 @@ export async function connect(): Promise<void> {
         needsKey.value = true;
         return;
       }
-      waiting.value = kind === "loading" ? "The model is loading." : error instanceof Error ? error.message : String(error);
+      waiting.value =
+        kind === "loading" ? "The model is loading." : error instanceof Error ? error.message : String(error);
     }
     await new Promise((resolve) => setTimeout(resolve, ASK));
   }
@@ -131,7 +132,7 @@ function asked(card: ChatModel): Asked {
     top_k: top_k ?? usual.top_k,
     top_p: top_p ?? usual.top_p,
     max_tokens,
-    seed: seed ?? (crypto.getRandomValues(new Uint32Array(1))[0] ?? 0),
+    seed: seed ?? crypto.getRandomValues(new Uint32Array(1))[0] ?? 0,
     stop: end === "" ? [] : [end],
   };
 }
@@ -165,7 +166,8 @@ async function write(conversation: Conversation, turn: number, template: boolean
   batch(() => {
     update(conversation.id, turn, { ...answer.whole(), ...end }, true);
     writing.value = null;
-    announcement.value = end.state === "done" ? "The answer is complete." : end.state === "stopped" ? "Stopped." : "It failed.";
+    announcement.value =
+      end.state === "done" ? "The answer is complete." : end.state === "stopped" ? "Stopped." : "It failed.";
   });
 }
 

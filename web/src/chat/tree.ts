@@ -48,14 +48,28 @@ export interface Conversation {
   turns: Turn[]; // by id
 }
 
-const EMPTY = { text: "", thought: "", chosen: 0, state: "done", finish: "", error: "", asked: null, facts: null } as const;
+const EMPTY = {
+  text: "",
+  thought: "",
+  chosen: 0,
+  state: "done",
+  finish: "",
+  error: "",
+  asked: null,
+  facts: null,
+} as const;
 
 export function begin(id: string, system: string, now: number): Conversation {
   return { id, changed: now, system, turns: [{ ...EMPTY, id: 0, parent: 0, role: "root", children: [] }] };
 }
 
 /** The conversation with a new last child of `parent`, which is followed from now on; and the child's id. */
-export function grow(old: Conversation, parent: number, role: Role, values: Partial<Turn> = {}): [Conversation, number] {
+export function grow(
+  old: Conversation,
+  parent: number,
+  role: Role,
+  values: Partial<Turn> = {},
+): [Conversation, number] {
   const id = old.turns.length;
   const turns = [...old.turns, { ...EMPTY, ...values, id, parent, role, children: [] } as Turn];
   const above = turns[parent];
@@ -71,7 +85,7 @@ export function change(old: Conversation, id: number, values: Partial<Turn>): Co
 /** The turns that are followed from the beginning, without the root. */
 export function path(conversation: Conversation): Turn[] {
   const found: Turn[] = [];
-  for (let at = conversation.turns[0]; at !== undefined; ) {
+  for (let at = conversation.turns[0]; at !== undefined;) {
     at = conversation.turns[at.children[at.chosen] ?? -1];
     if (at !== undefined) found.push(at);
   }
@@ -112,7 +126,10 @@ export interface Message {
 
 /** The messages from which the answer `id` was, or is to be, written. */
 export function messages(conversation: Conversation, id: number, system: string): Message[] {
-  const said = before(conversation, id).map(({ role, text }): Message => ({ role: role as Message["role"], content: text }));
+  const said = before(conversation, id).map(({ role, text }): Message => ({
+    role: role as Message["role"],
+    content: text,
+  }));
   return system === "" ? said : [{ role: "system", content: system }, ...said];
 }
 

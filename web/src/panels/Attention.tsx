@@ -80,7 +80,8 @@ function Missing() {
 
 function reason(): string {
   if (frame.value === null) return "No step yet.";
-  if (keepsState(selected.value.layer)) return "This layer attends to no token: it keeps one state of the text, which each token rewrites.";
+  if (keepsState(selected.value.layer))
+    return "This layer attends to no token: it keeps one state of the text, which each token rewrites.";
   if (unasked.value !== "") return unasked.value;
   if (refusal.value !== "") return refusal.value;
   return obtainable.value

@@ -37,8 +37,8 @@ export default function Beams() {
   return (
     <>
       <Lead result={card ? result(card) : ""}>
-        A beam search continues several texts at once and returns the most probable one. It starts from the prompt above.
-        The tree shows every text that it kept, and the one that greedy decoding writes.
+        A beam search continues several texts at once and returns the most probable one. It starts from the prompt
+        above. The tree shows every text that it kept, and the one that greedy decoding writes.
       </Lead>
       {site.value === null && <Dials />}
       <Failed of={found} />
@@ -112,7 +112,12 @@ function Shown({ card }: { card: BeamCard }) {
   );
 }
 
-const ENDS: Record<string, string> = { eos: "ended by the model", stop: "a stop text", length: "cut at its length", context: "the context is full" };
+const ENDS: Record<string, string> = {
+  eos: "ended by the model",
+  stop: "a stop text",
+  length: "cut at its length",
+  context: "the context is full",
+};
 
 type Children = ReadonlyMap<number, readonly number[]>;
 
@@ -157,8 +162,17 @@ function Branch({ first, card, children }: { first: number; card: BeamCard; chil
   const best = card.best[0] && onWay(card, card.best[0].node, end);
   return (
     <li class={`${dead ? "dropped" : ""} ${best ? "best" : ""}`}>
-      <span class="beam-line" data-greedy={last.greedy} data-rank={last.rank ?? ""} title={dead ? "no text continues from here" : ""}>
-        {last.greedy && <span class="beam-mark" title="the text of greedy decoding">G</span>}
+      <span
+        class="beam-line"
+        data-greedy={last.greedy}
+        data-rank={last.rank ?? ""}
+        title={dead ? "no text continues from here" : ""}
+      >
+        {last.greedy && (
+          <span class="beam-mark" title="the text of greedy decoding">
+            G
+          </span>
+        )}
         <span class="beam-text">{text.replaceAll("\n", "⏎")}</span>
         <span class="beam-score">{last.score.toFixed(2)}</span>
         {last.rank !== null && <b class="beam-rank">{ordinal(last.rank)}</b>}

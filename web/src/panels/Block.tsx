@@ -195,7 +195,11 @@ function Stage({ stage, most, first }: { stage: BlockStage; most: number; first:
         {stage.heads.length > 0 ? (
           <span class="block-heads" aria-hidden="true">
             {stage.heads.map((norm, head) => (
-              <i key={head} style={{ height: `${(100 * norm) / heads}%` }} title={`head ${head}: norm ${figures(norm)}`} />
+              <i
+                key={head}
+                style={{ height: `${(100 * norm) / heads}%` }}
+                title={`head ${head}: norm ${figures(norm)}`}
+              />
             ))}
           </span>
         ) : (

@@ -32,28 +32,37 @@ async function answer(id: string, all: boolean): Promise<DraftsCard> {
 
 export default function Drafts() {
   const current = run.value;
-  const written = current === null ? 0 : (void current.count.value, current.tokens.length - current.promptTokens - current.card.written.length);
+  const written =
+    current === null
+      ? 0
+      : (void current.count.value, current.tokens.length - current.promptTokens - current.card.written.length);
   const stateful = current?.model.windows.includes(0) ?? false;
-  const id = site.value !== null ? joined.value : live.value && written > 0 && !stateful ? (current?.id.value ?? null) : null;
+  const id =
+    site.value !== null ? joined.value : live.value && written > 0 && !stateful ? (current?.id.value ?? null) : null;
   const key = `${id} ${site.value === null ? written : ""} ${free.value}`;
   const busy = found.busy.value;
   useEffect(() => {
     if (id === null || busy || key === latest) return;
-    const timer = setTimeout(() => {
-      [latest, at] = [key, performance.now()];
-      void found.ask(() => answer(id, free.value));
-    }, Math.max(0, at + PAUSE - performance.now()));
+    const timer = setTimeout(
+      () => {
+        [latest, at] = [key, performance.now()];
+        void found.ask(() => answer(id, free.value));
+      },
+      Math.max(0, at + PAUSE - performance.now()),
+    );
     return () => clearTimeout(timer);
   }, [key, busy]);
   const card = id === null ? null : found.value.value;
   return (
     <>
       <Lead result={card ? result(card) : ""}>
-        A draft guesses tokens from what followed the same words before; one step then checks them all. This run wrote one
-        token a step; the engine’s scheduler has gone over its text again with drafts, without the model.
+        A draft guesses tokens from what followed the same words before; one step then checks them all. This run wrote
+        one token a step; the engine’s scheduler has gone over its text again with drafts, without the model.
       </Lead>
       {stateful ? (
-        <p class="panel-note">Layers of this model keep a state, which cannot go back to where a draft was rejected; so it has no drafts.</p>
+        <p class="panel-note">
+          Layers of this model keep a state, which cannot go back to where a draft was rejected; so it has no drafts.
+        </p>
       ) : (
         id === null && <Nothing />
       )}
@@ -86,13 +95,15 @@ function Shown({ card }: { card: DraftsCard }) {
         <ins>kept</ins> <del>rejected</del> <span class="draft-ghost">still ahead</span> <b>the shown step</b>
       </p>
       <dl class="panel-figures">
-        {(["steps", "tokens", "drafting", "drafted", "kept", "per_step", "cost", "plain_cost", "second_row"] as const).map((field) => (
+        {(
+          ["steps", "tokens", "drafting", "drafted", "kept", "per_step", "cost", "plain_cost", "second_row"] as const
+        ).map((field) => (
           <Datum key={field} of={card} table={DRAFTS_CARD} field={field} name={`drafts_${field}`} />
         ))}
       </dl>
       <p class="panel-note">
-        The text is the same, bit for bit: a row’s result does not depend on the other rows of its step, each token is the
-        sampler’s own draw, and a draft is kept only where it equals that draw.
+        The text is the same, bit for bit: a row’s result does not depend on the other rows of its step, each token is
+        the sampler’s own draw, and a draft is kept only where it equals that draw.
       </p>
     </>
   );
@@ -112,9 +123,16 @@ function Go({ card, position, by }: { card: DraftsCard; position: number; by: 1 
 
 /** The tokens that one step writes: drafts that are kept, and the sampler's own. Drafts that are not kept stand before it. */
 function Step({ step: { drafts, kept, written, open }, n, phase }: { step: DraftStep; n: number; phase: string }) {
-  const says = drafts.length === 0 ? "" : `Step ${numbered(n)}: ${plural(drafts.length, "token")} drafted, ${open ? "not decided yet" : `${kept} kept`}. `;
+  const says =
+    drafts.length === 0
+      ? ""
+      : `Step ${numbered(n)}: ${plural(drafts.length, "token")} drafted, ${open ? "not decided yet" : `${kept} kept`}. `;
   return (
-    <li class={`draft-step ${phase} ${drafts.length > 0 ? "drafted" : ""}`} title={says} aria-current={phase === "now" ? "step" : undefined}>
+    <li
+      class={`draft-step ${phase} ${drafts.length > 0 ? "drafted" : ""}`}
+      title={says}
+      aria-current={phase === "now" ? "step" : undefined}
+    >
       {says !== "" && <span class="sr">{says}</span>}
       {drafts.map((token, place) => {
         const Tag = place < kept ? "ins" : open ? "span" : "del";

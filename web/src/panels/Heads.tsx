@@ -57,8 +57,8 @@ export default function Heads() {
   return (
     <>
       <Lead result={found && present() ? result(found) : ""}>
-        Every attention head, layers down and heads across, named by what it reads in this text. Choose one: the beams on
-        the stage show it, and its whole matrix is below.
+        Every attention head, layers down and heads across, named by what it reads in this text. Choose one: the beams
+        on the stage show it, and its whole matrix is below.
       </Lead>
       {!present() ? (
         <Nothing />
@@ -254,7 +254,10 @@ function Matrix() {
     pointed.value = [cell(y), cell(x)];
   };
   const last = found.size - 1;
-  const [row, column] = pointed.value ?? [last, codes.subarray(last * found.size).indexOf(Math.max(...codes.subarray(last * found.size)))];
+  const [row, column] = pointed.value ?? [
+    last,
+    codes.subarray(last * found.size).indexOf(Math.max(...codes.subarray(last * found.size))),
+  ];
   const word = (cell: number) => quoted(run.value?.tokens[found.first + cell * found.cell]?.text ?? "");
   return (
     <>
@@ -272,7 +275,12 @@ function Matrix() {
         />
         <figcaption>
           {word(row)} reads {word(column)} with {percent(WEIGHTS[codes[row * found.size + column] ?? 0] ?? 0)}
-          {found.cell > 1 && <span class="under"> a cell is {found.cell} × {found.cell} tokens: its largest weight</span>}
+          {found.cell > 1 && (
+            <span class="under">
+              {" "}
+              a cell is {found.cell} × {found.cell} tokens: its largest weight
+            </span>
+          )}
         </figcaption>
       </figure>
     </>
@@ -288,8 +296,7 @@ function paint(canvas: HTMLCanvasElement, card: MatrixCard): void {
   const picture = c.createImageData(card.size, card.size);
   bytes(card.codes).forEach((code, i) => {
     const above = i % card.size > Math.floor(i / card.size);
-    for (let k = 0; k < 3; k++)
-      picture.data[4 * i + k] = ground[k]! + ((beam[k]! - ground[k]!) * code) / 255;
+    for (let k = 0; k < 3; k++) picture.data[4 * i + k] = ground[k]! + ((beam[k]! - ground[k]!) * code) / 255;
     picture.data[4 * i + 3] = above ? 0 : 255;
   });
   c.putImageData(picture, 0, 0);

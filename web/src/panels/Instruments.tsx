@@ -177,7 +177,11 @@ export function KvCache() {
       <div class="main-figure">
         <Stat name="kv_resident" class="big kept-ink" />
         <span class="main-unit">
-          {off ? "nothing is kept for the next step" : step ? `of ${plural(step.start + step.length, "token")}${states > 0 ? " and a state" : ""}, for the next step` : ""}
+          {off
+            ? "nothing is kept for the next step"
+            : step
+              ? `of ${plural(step.start + step.length, "token")}${states > 0 ? " and a state" : ""}, for the next step`
+              : ""}
         </span>
       </div>
       <div class="gauge" aria-hidden="true">
@@ -185,7 +189,13 @@ export function KvCache() {
       </div>
       <dl class="pairs">
         <Pair name="per token">
-          <Figure name="kv_per_token" value={perToken} source="derived" unit="B" meaning={model ? perTokenFormula(model) : ""} />
+          <Figure
+            name="kv_per_token"
+            value={perToken}
+            source="derived"
+            unit="B"
+            meaning={model ? perTokenFormula(model) : ""}
+          />
         </Pair>
         <Pair name={off ? "discarded" : "written"}>
           <Stat name="kv_written" />
@@ -205,7 +215,13 @@ export function KvCache() {
         )}
         {states > 0 ? (
           <Pair name="of it states">
-            <Figure name="state_bytes" value={off ? 0 : states} source="derived" unit="B" meaning={stateFormula(model)} />
+            <Figure
+              name="state_bytes"
+              value={off ? 0 : states}
+              source="derived"
+              unit="B"
+              meaning={stateFormula(model)}
+            />
           </Pair>
         ) : (
           <Pair name={off ? "scratch pages" : "pages"}>

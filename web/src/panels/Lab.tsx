@@ -146,7 +146,11 @@ const MOST = 24; // changes that are listed
 
 function Changes({ card }: { card: LabCard }) {
   if (card.changed.length === 0)
-    return <p class="panel-note">The most probable token is the same at every token: greedy decoding would write the same text.</p>;
+    return (
+      <p class="panel-note">
+        The most probable token is the same at every token: greedy decoding would write the same text.
+      </p>
+    );
   return (
     <div class="panel-scroll" tabIndex={0}>
       <table class="panel-table lab-changes">

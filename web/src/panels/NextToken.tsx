@@ -20,7 +20,11 @@ export function NextToken() {
   const current = run.value;
   const token = step?.token ?? null;
   return (
-    <Instrument name="Next token" id="next" hint={written.value ? "probabilities, and the draw" : "how the last one was chosen"}>
+    <Instrument
+      name="Next token"
+      id="next"
+      hint={written.value ? "probabilities, and the draw" : "how the last one was chosen"}
+    >
       {step === null || current === null || token === null ? (
         <p class="sentence">
           {step === null ? "No step yet." : "This step read a part of the prompt; nothing was chosen."}

@@ -24,7 +24,9 @@ const EVERY = 400; // ms between two looks while a batch is open
 const AT_REST = 2000; // without one: others use the pool, too
 const BEGINNING =
   "Once upon a time, there was a little fox who lived in the forest with his mother and his father. Every morning he went out to look for a new friend to play with.";
-const PROMPTS = ["One day, the fox", "At night, the fox", "Then he saw a"].map((end) => `${BEGINNING} ${end}`).join("\n");
+const PROMPTS = ["One day, the fox", "At night, the fox", "Then he saw a"]
+  .map((end) => `${BEGINNING} ${end}`)
+  .join("\n");
 
 const pool = asked<PoolCard>();
 const batch = signal<BatchCard | null>(null);
@@ -65,8 +67,8 @@ function Recorded() {
   return (
     <>
       <Lead result={card ? `${result(card)}${waits(card)}` : ""}>
-        Each square is a page of the KV cache: room for {card?.page_size ?? 16} tokens in all layers. The pool is too small
-        for three texts: the youngest gives its pages away, and goes on later.
+        Each square is a page of the KV cache: room for {card?.page_size ?? 16} tokens in all layers. The pool is too
+        small for three texts: the youngest gives its pages away, and goes on later.
       </Lead>
       <Failed of={recording} />
       {card && group && (
@@ -100,7 +102,9 @@ function Recorded() {
 
 /** Which texts had to give their pages away, and wait for others. */
 function waits({ sequences }: PoolCard): string {
-  const all = sequences.filter(({ state, preemptions }) => preemptions > 0 && (state === "waiting" || state === "swapped"));
+  const all = sequences.filter(
+    ({ state, preemptions }) => preemptions > 0 && (state === "waiting" || state === "swapped"),
+  );
   if (all.length === 0) return "";
   return ` ${all.map(letter).join(" and ")} ${all.length === 1 ? "waits: its" : "wait: their"} pages were taken for older texts.`;
 }
@@ -140,7 +144,10 @@ function result({ groups }: PoolCard): string {
   const sum = (of: (group: PoolGroup) => number) => groups.reduce((all, group) => all + of(group), 0);
   const shared = sum((group) => group.shared);
   const saved = joined(bytes(sum((group) => group.saved_bytes)));
-  const used = `${count(sum((group) => group.used))} of ${plural(sum((group) => group.pages), "page")} are in use`;
+  const used = `${count(sum((group) => group.used))} of ${plural(
+    sum((group) => group.pages),
+    "page",
+  )} are in use`;
   if (shared === 0) return `${used}; no two texts share one.`;
   return `${used}; texts share ${count(shared)} of them, which saves ${saved}.`;
 }
@@ -214,11 +221,7 @@ function Form() {
       {!open && (
         <label class="wide">
           Prompts beside the run, one a line, 6 at most; each writes up to 64 tokens
-          <textarea
-            rows={5}
-            value={prompts.value}
-            onInput={(event) => (prompts.value = event.currentTarget.value)}
-          />
+          <textarea rows={5} value={prompts.value} onInput={(event) => (prompts.value = event.currentTarget.value)} />
         </label>
       )}
       {!open && (
@@ -277,13 +280,7 @@ function Group({ group, card, only }: { group: PoolGroup; card: PoolCard; only: 
       <Grid group={group} card={card} />
       <dl class="panel-figures">
         {numbers.map((field) => (
-          <Datum
-            key={field}
-            of={group}
-            table={POOL_GROUP}
-            field={field}
-            {...(only ? { name: `pool_${field}` } : {})}
-          />
+          <Datum key={field} of={group} table={POOL_GROUP} field={field} {...(only ? { name: `pool_${field}` } : {})} />
         ))}
       </dl>
     </>
@@ -456,4 +453,3 @@ function Sequence({ sequence, index, card }: { sequence: PoolSequence; index: nu
     </>
   );
 }
-

@@ -4,7 +4,14 @@
 import { useEffect } from "preact/hooks";
 import { call } from "../visit/api";
 import { count, plural } from "../ui/format";
-import { REPLICA_ROOM, REPLICAS_CARD, TEXT_ROUTE, type ReplicaRoom, type ReplicasCard, type TextRoute } from "../schema/rooms";
+import {
+  REPLICA_ROOM,
+  REPLICAS_CARD,
+  TEXT_ROUTE,
+  type ReplicaRoom,
+  type ReplicasCard,
+  type TextRoute,
+} from "../schema/rooms";
 import { Lead } from "../ui/Lead";
 import { Datum, Failed, asked } from "./common";
 import "../style/panels/replicas.css";
@@ -25,8 +32,8 @@ export default function Replicas() {
   return (
     <>
       <Lead result={card ? result(card) : ""}>
-        Each room is a process with the whole model and a KV cache of its own. The router gives a text to the room that has
-        its beginning cached, or has least to do. If the process dies, another room goes on at the same token.
+        Each room is a process with the whole model and a KV cache of its own. The router gives a text to the room that
+        has its beginning cached, or has least to do. If the process dies, another room goes on at the same token.
       </Lead>
       <Failed of={found} />
       {card && (
@@ -129,7 +136,14 @@ function Way({ text }: { text: TextRoute }) {
       {text.way.map((part, i) => {
         const tokens = (text.way[i + 1]?.since ?? text.written) - part.since;
         return (
-          <li key={i} class={part.left} data-room={part.room} data-name={part.name} data-since={part.since} style={{ flexGrow: Math.max(1, tokens) }}>
+          <li
+            key={i}
+            class={part.left}
+            data-room={part.room}
+            data-name={part.name}
+            data-since={part.since}
+            style={{ flexGrow: Math.max(1, tokens) }}
+          >
             replica {part.room + 1}: {plural(tokens, "token")}
             {part.left !== "" && <b> {LEFT[part.left]}</b>}
           </li>

@@ -94,9 +94,7 @@ function Tree() {
   const most = Math.max(...found.map(({ steps }) => steps), 1);
   return (
     <section class="tree">
-      <h3>
-        {found.length === 1 ? "One run, no branch yet" : `${count(found.length)} runs in this tree`}
-      </h3>
+      <h3>{found.length === 1 ? "One run, no branch yet" : `${count(found.length)} runs in this tree`}</h3>
       <ol>
         {ordered(found).map(({ branch, depth }) => (
           <Row key={branch.run} branch={branch} depth={depth} most={most} only={found.length === 1} />
@@ -112,7 +110,8 @@ function Tree() {
 function Row({ branch, depth, most, only }: { branch: Branch; depth: number; most: number; only: boolean }) {
   const here = run.value?.id.value === branch.run;
   const forked = branch.step === null ? 0 : branch.step + 1;
-  const named = branch.token === null ? "the first run" : `${quoted(branch.token.text)} at step ${numbered(branch.step ?? 0)}`;
+  const named =
+    branch.token === null ? "the first run" : `${quoted(branch.token.text)} at step ${numbered(branch.step ?? 0)}`;
   const left = (forked / most) * 100;
   return (
     <li class="tree-row" aria-current={here} data-branch={branch.run} style={{ "--depth": Math.min(depth, 6) }}>

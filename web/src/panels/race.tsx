@@ -84,8 +84,7 @@ async function start(): Promise<void> {
     });
     if (end.value === null) failure.value = "The connection ended before the race did. Is the engine still running?";
   } catch (error) {
-    if (!control.signal.aborted)
-      failure.value = sentence(error instanceof Error ? error.message : String(error));
+    if (!control.signal.aborted) failure.value = sentence(error instanceof Error ? error.message : String(error));
   } finally {
     if (lanes.racing.value === control) lanes.racing.value = null;
   }
@@ -159,7 +158,11 @@ function Controls() {
       }}
     >
       {site.value === null && <Dials />}
-      <button type="submit" class="bright" disabled={site.value === null && (model.value === null || form.prompt.value === "")}>
+      <button
+        type="submit"
+        class="bright"
+        disabled={site.value === null && (model.value === null || form.prompt.value === "")}
+      >
         {busy ? "Stop" : "Race"}
       </button>
       {end.value !== null && (
@@ -235,7 +238,9 @@ function outcome(): string {
   const step = last.value;
   const at = step === null ? "" : ` at t = ${count(step.context)}`;
   if (end.value === null)
-    return lanes.racing.value ? `The engine computes step ${count(steps.value.length + 1)} of ${count(card.value?.max_tokens ?? 0)}` : `Stopped${at}.`;
+    return lanes.racing.value
+      ? `The engine computes step ${count(steps.value.length + 1)} of ${count(card.value?.max_tokens ?? 0)}`
+      : `Stopped${at}.`;
   switch (end.value.reason) {
     case "budget":
       return `Stopped${at}: the budget of ${card.value?.budget_s ?? 0} s is spent.`;
@@ -329,9 +334,8 @@ function Sums() {
   return (
     <table class="sums race-sums">
       <caption>
-        Sums over the{" "}
-        <Told name="race_sum_compared" value={sums?.compared ?? null} about={RACE_SUMS.compared} /> steps that both lanes
-        computed
+        Sums over the <Told name="race_sum_compared" value={sums?.compared ?? null} about={RACE_SUMS.compared} /> steps
+        that both lanes computed
       </caption>
       <thead>
         <tr>
@@ -375,7 +379,10 @@ function AgreementMeter() {
   return (
     <section class="race-agreement" data-agrees={agrees}>
       <h3>
-        AGREEMENT <span>{agrees ? "✓ both lanes prefer the same token at every step" : "✗ the lanes prefer different tokens"}</span>
+        AGREEMENT{" "}
+        <span>
+          {agrees ? "✓ both lanes prefer the same token at every step" : "✗ the lanes prefer different tokens"}
+        </span>
       </h3>
       <div
         class="race-meter"

@@ -57,8 +57,8 @@ export default function Sampler() {
   return (
     <>
       <Lead result={live.value && step !== null && view.value !== null ? result(view.value) : ""}>
-        The model gives every token a number, its logit. The sampler makes probabilities of them and draws one token. Move
-        a dial: the sampler runs again on the logits of this step, and the model computes nothing.
+        The model gives every token a number, its logit. The sampler makes probabilities of them and draws one token.
+        Move a dial: the sampler runs again on the logits of this step, and the model computes nothing.
       </Lead>
       {!live.value || step === null ? (
         <p class="sentence">
@@ -237,7 +237,8 @@ function Ranks({ view: found }: { view: SamplerView }) {
   return (
     <figure class="chart sampler-ranks">
       <figcaption>
-        Probability by rank{found.repetition_penalty === 1 ? "" : " after the penalty"}, all {count(found.vocab)} ids<span class="chart-most">both scales logarithmic</span>
+        Probability by rank{found.repetition_penalty === 1 ? "" : " after the penalty"}, all {count(found.vocab)} ids
+        <span class="chart-most">both scales logarithmic</span>
       </figcaption>
       <svg
         viewBox={`0 0 ${WIDTH} ${HEIGHT}`}

@@ -26,7 +26,13 @@ type Part = (typeof PARTS)[number][0];
 
 /** What a step's time went into, in µs. The rest is what no other part accounts for. */
 export function shares(step: Partial<StepFrame>): Record<Part, number> {
-  const { attention_us: attention = 0, mlp_us: mlp = 0, head_us: head = 0, sampling_us: sampling = 0, step_us: all = 0 } = step;
+  const {
+    attention_us: attention = 0,
+    mlp_us: mlp = 0,
+    head_us: head = 0,
+    sampling_us: sampling = 0,
+    step_us: all = 0,
+  } = step;
   return { attention, mlp, head, sampling, overhead: Math.max(0, all - attention - mlp - head - sampling) };
 }
 
@@ -48,10 +54,12 @@ function barsOf(mode: Mode): readonly Step[] {
 }
 
 /** The bar that is shown: of a race the newest. */
-const shownOf = (mode: Mode): number => (mode === "work" && lanes.value !== null ? lanes.value.bars.length - 1 : shown.value);
+const shownOf = (mode: Mode): number =>
+  mode === "work" && lanes.value !== null ? lanes.value.bars.length - 1 : shown.value;
 
 /** What the height of a step's bar stands for. */
-const heightOf = (mode: Mode, step: Step): number => (mode === "time" ? (step.step_us ?? 0) : Number(step.layer_tokens));
+const heightOf = (mode: Mode, step: Step): number =>
+  mode === "time" ? (step.step_us ?? 0) : Number(step.layer_tokens);
 
 /** The work of a step the other way: layer-tokens without the cache, where it had it; with it, where it had none. */
 function otherWay({ layer_tokens, start, length, recomputed, cache }: Step): number {
@@ -118,7 +126,11 @@ export function Times() {
         <span class="hint">of each step</span>
       </header>
       <div class="scrubber">
-        <Strip mode="time" name="Step, by time" value={step ? `step ${numbered(step.step)}, ${joined(micros(step.step_us))}` : "no step yet"} />
+        <Strip
+          mode="time"
+          name="Step, by time"
+          value={step ? `step ${numbered(step.step)}, ${joined(micros(step.step_us))}` : "no step yet"}
+        />
       </div>
       <ul class="parts" aria-label="Time of the shown step">
         {PARTS.map(([part, name]) => (
@@ -369,7 +381,12 @@ function ceiling(mode: Mode, steps: readonly Step[]): number {
 }
 
 /** Where each bar stands; where steps share a pixel, that of the longest one, or of the shown one. */
-function* columns(mode: Mode, steps: readonly Step[], bar: number, chosen: number): Generator<{ index: number; x: number; span: number }> {
+function* columns(
+  mode: Mode,
+  steps: readonly Step[],
+  bar: number,
+  chosen: number,
+): Generator<{ index: number; x: number; span: number }> {
   if (bar >= 1) {
     for (let index = 0; index < steps.length; index++) yield { index, x: index * bar, span: bar };
     return;

@@ -150,7 +150,8 @@ class Flow {
     span.ariaLabel = `${numbered(position)}: ${token?.text.trim() === "" ? "space" : token?.text}, id ${token?.id}`;
     // Drawn by a style, so that it is not part of the text.
     const bytes = token ? bytesOf(token) : null;
-    if (bytes !== null) span.dataset.bytes = bytes; // a part of a character, which stands whole in the last part's place
+    if (bytes !== null)
+      span.dataset.bytes = bytes; // a part of a character, which stands whole in the last part's place
     else if (piece === "") span.dataset.look = token?.special ? token.text : "·";
     (position < next.promptTokens ? this.parts.prompt : this.parts.generated).append(span);
     return span;

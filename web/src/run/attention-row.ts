@@ -56,7 +56,8 @@ const replayable = computed(() => !(run.value?.model.windows.includes(0) ?? fals
 /** Why the engine cannot be asked about the shown step, whatever the question; empty: it can, if there is one. */
 export const unasked = computed(() => (older.value ? OLDER : replayable.value ? "" : REWRITTEN));
 
-const REWRITTEN = "Layers of this model rewrite a state at each token, so the engine cannot replay a step. Attention is shown as it was recorded.";
+const REWRITTEN =
+  "Layers of this model rewrite a state at each token, so the engine cannot replay a step. Attention is shown as it was recorded.";
 const OLDER = "The engine built this run again after this step, so it cannot be asked about it.";
 
 /** Whether the engine can be asked about the shown step. */
@@ -74,7 +75,8 @@ export function select(newLayer: number, newHead: number): void {
 /** Whether the row of the shown step is asked for, or will be. */
 export const coming = computed(() => {
   const [current, step] = [run.value, frame.value];
-  if (current === null || step === null || row.value !== null || !obtainable.value || keepsState(layer.value)) return false;
+  if (current === null || step === null || row.value !== null || !obtainable.value || keepsState(layer.value))
+    return false;
   return !fetched.known(current, key(step.step, layer.value, head.value));
 });
 

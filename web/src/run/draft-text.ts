@@ -5,9 +5,9 @@ import type { DraftsCard, DraftStep } from "../schema/drafting";
 
 /** The result in a sentence. */
 export function result({ steps, tokens, drafted, kept }: DraftsCard): string {
-  if (drafted === 0)
-    return `Nothing was drafted: this text takes ${plural(steps, "step")} with drafts and without.`;
-  const saved = steps < tokens ? `${plural(steps, "step")} instead of ${count(tokens)}` : `as many steps, ${count(steps)}`;
+  if (drafted === 0) return `Nothing was drafted: this text takes ${plural(steps, "step")} with drafts and without.`;
+  const saved =
+    steps < tokens ? `${plural(steps, "step")} instead of ${count(tokens)}` : `as many steps, ${count(steps)}`;
   return `With drafts this text takes ${saved}: ${count(kept)} of ${plural(drafted, "drafted token")} ${kept === 1 ? "was" : "were"} kept.`;
 }
 
@@ -29,6 +29,7 @@ export function phase(step: DraftStep, position: number): "behind" | "now" | "ah
 
 /** The place in `each` of the next step with a draft from a position on (by 1), or before it (by -1); -1: none. */
 export function beside(each: readonly DraftStep[], position: number, by: 1 | -1): number {
-  const found = (step: DraftStep): boolean => step.drafts.length > 0 && !step.open && phase(step, position) === (by > 0 ? "ahead" : "behind");
+  const found = (step: DraftStep): boolean =>
+    step.drafts.length > 0 && !step.open && phase(step, position) === (by > 0 ? "ahead" : "behind");
   return by > 0 ? each.findIndex(found) : each.findLastIndex(found);
 }

@@ -53,7 +53,10 @@ export async function savePicture(): Promise<void> {
 async function text(path: string): Promise<string | null> {
   const answer = await fetch(address(path)).catch(() => null);
   if (answer?.ok) return answer.text();
-  problem.value = { kind: "export", message: "The server does not answer, so this file cannot be made. Save the trace instead." };
+  problem.value = {
+    kind: "export",
+    message: "The server does not answer, so this file cannot be made. Save the trace instead.",
+  };
   return null;
 }
 

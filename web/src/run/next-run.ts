@@ -12,7 +12,10 @@ export const PROMPTS = [
   { name: "Story", text: "Once upon a time, there was a little fox who" },
   { name: "Fact", text: "The capital of France is" },
   { name: "Code", text: "def fibonacci(n):\n    if n < 2:\n        return n\n    return" },
-  { name: "Repeat", text: " moon river stone apple cloud seven garden horse winter music paper bridge".repeat(3).trim() },
+  {
+    name: "Repeat",
+    text: " moon river stone apple cloud seven garden horse winter music paper bridge".repeat(3).trim(),
+  },
 ] as const;
 /** Twelve words, three times over: what an induction head is found by. */
 export const REPEATED: string = PROMPTS[3].text;

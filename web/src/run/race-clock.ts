@@ -26,7 +26,8 @@ export function placeAt(ends: readonly number[], us: number): Place {
 }
 
 /** The steps that both lanes computed; the others cannot be raced. */
-export const racedOf = (steps: readonly RaceStep[]): RaceStep[] => steps.filter(({ uncached_us }) => uncached_us !== null);
+export const racedOf = (steps: readonly RaceStep[]): RaceStep[] =>
+  steps.filter(({ uncached_us }) => uncached_us !== null);
 
 /** How many times slower than the engine the clock runs, at least 1. */
 export function slownessOf(longest: number): number {

@@ -22,7 +22,11 @@ it("keeps both ways of a run, and each knows the other", () => {
   run.push(frame({ step: 0, token: 1, seq_len: 2, length: 1 }));
   const values = JSON.parse(writeTrace(run)) as { steps: object[]; halves: object[] };
   expect(values.halves).toEqual([]);
-  const half = { cache: false, summary: null, steps: values.steps.map((step) => ({ ...step, cache: false, length: 2 })) };
+  const half = {
+    cache: false,
+    summary: null,
+    steps: values.steps.map((step) => ({ ...step, cache: false, length: 2 })),
+  };
   const back = readTrace(JSON.stringify({ ...values, halves: [half] }), "file", "trace.json");
   const other = back.both.get(false);
   expect(back.both.get(true)).toBe(back);

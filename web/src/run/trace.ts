@@ -1,7 +1,16 @@
 // A run as a file, in both directions: reading trace.json (the recording that ships with the page, a file that was
 // opened or dropped) and writing one from what the page holds, which also works when the engine is gone.
 
-import { VERSION, frameFromJson, type Half, type ModelCard, type RunCard, type RunState, type StepFrame, type Trace } from "../schema";
+import {
+  VERSION,
+  frameFromJson,
+  type Half,
+  type ModelCard,
+  type RunCard,
+  type RunState,
+  type StepFrame,
+  type Trace,
+} from "../schema";
 import { Run, type Origin } from "./run";
 
 const LARGEST = BigInt(Number.MAX_SAFE_INTEGER) + 1n; // beyond it whole numbers are written as strings
@@ -24,7 +33,11 @@ export function readTrace(text: string, origin: Origin, name: string): Run {
     throw new Error("This JSON file is not a trace of Tokenwright.");
   if (values.version !== VERSION)
     throw new Error(`The trace has version ${values.version}; this page reads version ${VERSION}.`);
-  const model: ModelCard = { ...values.model, kv_format: values.model.kv_format ?? values.model.dtype, state_bytes: values.model.state_bytes ?? 0 };
+  const model: ModelCard = {
+    ...values.model,
+    kv_format: values.model.kv_format ?? values.model.dtype,
+    state_bytes: values.model.state_bytes ?? 0,
+  };
   const card: RunCard = { ...OLDER, ...values.run };
   const { labels = [], state, halves = [] } = values;
   const made = (steps: readonly JsonStep[], own?: RunState): Run => {
@@ -36,7 +49,10 @@ export function readTrace(text: string, origin: Origin, name: string): Run {
     return run;
   };
   const run = made(values.steps as readonly JsonStep[], state);
-  join(run, new Map(halves.map(({ cache, summary, steps }) => [cache, made(steps, state && { ...state, cache, summary })])));
+  join(
+    run,
+    new Map(halves.map(({ cache, summary, steps }) => [cache, made(steps, state && { ...state, cache, summary })])),
+  );
   return run;
 }
 

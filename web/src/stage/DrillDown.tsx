@@ -100,7 +100,8 @@ function nameOf(stop: way.Stop): string {
 export function cellWords(position: number, layer: number): string {
   const model = card.value;
   if (model === null) return "";
-  if (model.windows[layer] === 0) return "no key and no value: this layer keeps one state of the text, which each token rewrites";
+  if (model.windows[layer] === 0)
+    return "no key and no value: this layer keeps one state of the text, which each token rewrites";
   const { written, reads } = way.history(position, layer);
   const size = `${model.kv_heads} × ${model.head_size}`;
   const parts = model.latent > 0 ? `one row of ${model.latent} numbers for K and V` : `K ${size}, V ${size}`;
@@ -126,7 +127,10 @@ function wordsOf(stop: way.Stop): ComponentChildren {
     case "product":
       return "One product. All of them together are one number, the score: how well the key answers the query.";
     case "softmax":
-      return view && `Each token that is read has a score. The softmax makes weights of them, which sum to 1: ${word} gets ${percent(view.weight)}.`;
+      return (
+        view &&
+        `Each token that is read has a score. The softmax makes weights of them, which sum to 1: ${word} gets ${percent(view.weight)}.`
+      );
     case "value":
       return `So much of the value of ${word} goes on. The values of all tokens, each times its weight, are what head ${head} has read.`;
     case "mlp":

@@ -23,7 +23,8 @@ function pagesHeld(): number {
   const model = card.value;
   const step = frame.value;
   if (model === null || step === null) return 0;
-  if (model.state_bytes > 0) return step.kv_allocated > 0n ? Math.ceil((step.start + step.length) / model.page_size) : 0;
+  if (model.state_bytes > 0)
+    return step.kv_allocated > 0n ? Math.ceil((step.start + step.length) / model.page_size) : 0;
   return Math.ceil(Number(step.kv_allocated) / Math.max(1, model.page_size * model.kv_bytes_per_token));
 }
 

@@ -151,4 +151,3 @@ function nameOf(role: Role): string {
   if (role !== "beam" || !hideFirst.value || first === undefined) return role === "beam" ? "attention" : role;
   return `attention, without ${percent(WEIGHTS[first] ?? 0)} on the first token`;
 }
-

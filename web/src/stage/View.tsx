@@ -48,7 +48,9 @@ const MEANINGS: Record<Camera, string> = {
 
 /** A machine without graphics hardware was found to be too slow for 3-D before the first picture. */
 function slowness(): string {
-  return pictureTime.value === null ? "" : `; without graphics hardware ${Math.round(pictureTime.value)} ms a picture here`;
+  return pictureTime.value === null
+    ? ""
+    : `; without graphics hardware ${Math.round(pictureTime.value)} ms a picture here`;
 }
 
 export function Selectors() {

@@ -4,6 +4,11 @@
 import { signal } from "@preact/signals";
 
 /** The cell under the pointer, and where that is on the stage. */
-export const hoveredCell = signal<{ readonly position: number; readonly layer: number; readonly x: number; readonly y: number } | null>(null);
+export const hoveredCell = signal<{
+  readonly position: number;
+  readonly layer: number;
+  readonly x: number;
+  readonly y: number;
+} | null>(null);
 
 export const chosenCell = signal<{ readonly position: number; readonly layer: number | null } | null>(null);

@@ -59,7 +59,9 @@ effect(() => {
   const { head } = selected.value;
   const [last, name] = [reader.value, key.value];
   if (!ways.known(current, name))
-    void ways.ask(current, name, (id) => call(`runs/${id}/way?step=${step.step}&layer=${layer}&head=${head}&position=${position}`));
+    void ways.ask(current, name, (id) =>
+      call(`runs/${id}/way?step=${step.step}&layer=${layer}&head=${head}&position=${position}`),
+    );
   if (at === "mlp" && !blocks.known(current, name))
     void blocks.ask(current, name, (id) => call(`runs/${id}/block?step=${step.step}&layer=${layer}&position=${last}`));
 });

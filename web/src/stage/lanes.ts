@@ -80,7 +80,12 @@ export function looksOf(prompt: string, cards: readonly TokenCard[]): SceneToken
 }
 
 /** Puts a race on the stage, at its start or at its end. */
-export function show(card: RaceCard, prompt: readonly SceneToken[], steps: readonly RaceStep[], from: "start" | "end"): void {
+export function show(
+  card: RaceCard,
+  prompt: readonly SceneToken[],
+  steps: readonly RaceStep[],
+  from: "start" | "end",
+): void {
   const raced = racedOf(steps);
   if (raced.length === 0) return;
   const cached = endsOf(raced.map((step) => step.cached_us));
@@ -146,7 +151,14 @@ function barsOf({ card, steps }: Shown, cached: number, uncached: number): Bar[]
     const cache = i >= uncached;
     const length = cache ? step.cached_tokens : (step.uncached_tokens ?? 0);
     const recomputed = cache || i === 0 ? 0 : length - 1;
-    return { layer_tokens: BigInt(card.layers * length), start: step.context - length, length, recomputed, cache, token: step.token.id };
+    return {
+      layer_tokens: BigInt(card.layers * length),
+      start: step.context - length,
+      length,
+      recomputed,
+      cache,
+      token: step.token.id,
+    };
   });
 }
 
@@ -157,12 +169,20 @@ function sceneOf({ card: { layers }, prompt, steps, written }: Shown, cached: Pl
   const cells = new Uint8Array(tokens.length * 2 * layers).fill(Cell.empty);
   const kept = newest === undefined ? 0 : newest.context;
   for (let position = 0; position < Math.min(kept, tokens.length); position++)
-    cells.fill(position < kept - (newest?.cached_tokens ?? 0) ? Cell.kept : Cell.fresh, position * 2 * layers, (position * 2 + 1) * layers);
+    cells.fill(
+      position < kept - (newest?.cached_tokens ?? 0) ? Cell.kept : Cell.fresh,
+      position * 2 * layers,
+      (position * 2 + 1) * layers,
+    );
   const step = steps[Math.min(uncached.done, steps.length - 1)];
   const done = uncached.over ? layers : Math.ceil(uncached.part * layers);
   for (let position = 0; position < Math.min(step?.context ?? 0, tokens.length); position++) {
     const from = (position * 2 + 1) * layers;
-    cells.fill((step?.step ?? 0) > 0 && position < (step?.context ?? 0) - 1 ? Cell.recomputed : Cell.fresh, from, from + done);
+    cells.fill(
+      (step?.step ?? 0) > 0 && position < (step?.context ?? 0) - 1 ? Cell.recomputed : Cell.fresh,
+      from,
+      from + done,
+    );
   }
   const states = statesOf(card.peek()?.windows ?? []);
   return {
@@ -189,6 +209,7 @@ function tell({ steps, cached, uncached, slow }: Shown, fast: Lane, behind: Lane
   if (fast.place.over && behind.place.over)
     return `The same ${tokens}: after ${time(first)} with the cache, after ${time(last)} without it, ${figures(last / Math.max(1, first))} times as long.`;
   const pace = slow === 1 ? "" : ` Slowed ${slow} times.`;
-  if (fast.place.over) return `With the cache all ${tokens} were there after ${time(first)}. Without it there are ${behind.place.done}.${pace}`;
+  if (fast.place.over)
+    return `With the cache all ${tokens} were there after ${time(first)}. Without it there are ${behind.place.done}.${pace}`;
   return `Both lanes started together: ${plural(fast.place.done, "token")} with the cache, ${behind.place.done} without it.${pace}`;
 }

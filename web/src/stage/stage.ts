@@ -11,7 +11,18 @@ import type { Renderer, RendererStats, Scene } from "./renderers/renderer";
 import type { Entry } from "./renderers/roles";
 import { hideFirst, row, selected } from "../run/attention-row";
 import { SceneBuilder } from "./scene";
-import { camera, card, hovered, panel, pictureTime, renderer as drawing, rendererChoice, rendererNote, run, shown } from "../visit/store";
+import {
+  camera,
+  card,
+  hovered,
+  panel,
+  pictureTime,
+  renderer as drawing,
+  rendererChoice,
+  rendererNote,
+  run,
+  shown,
+} from "../visit/store";
 import { theme } from "../visit/theme";
 import { type Box, enter } from "./drill-down";
 
@@ -198,7 +209,9 @@ function current(): Scene {
   if (stale || scene === null) {
     stale = false;
     const shownRun = run.peek();
-    scene = lanes.peek()?.scene ?? (shownRun ? builder.build(shownRun, shown.peek(), row.peek(), selected.peek().layer, hideFirst.peek()) : EMPTY);
+    scene =
+      lanes.peek()?.scene ??
+      (shownRun ? builder.build(shownRun, shown.peek(), row.peek(), selected.peek().layer, hideFirst.peek()) : EMPTY);
   }
   return scene;
 }

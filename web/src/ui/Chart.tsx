@@ -14,7 +14,15 @@ export interface Line {
 const WIDTH = 300;
 const HEIGHT = 90;
 
-export function Chart({ name, lines, format }: { name: string; lines: readonly Line[]; format: (y: number) => string }) {
+export function Chart({
+  name,
+  lines,
+  format,
+}: {
+  name: string;
+  lines: readonly Line[];
+  format: (y: number) => string;
+}) {
   const all = lines.flatMap((line) => line.points);
   const first = Math.min(...all.map(({ x }) => x));
   const last = Math.max(...all.map(({ x }) => x), first + 1);
@@ -34,13 +42,19 @@ export function Chart({ name, lines, format }: { name: string; lines: readonly L
         aria-label={`${name}: ${lines.map((line) => `${line.name} ${now(line, format)}`).join(", ")}`}
       >
         {lines.map(({ role, points }) => (
-          <polyline key={role} data-role={role} points={points.map(place).join(" ")} style={{ stroke: `var(--${role})` }} />
+          <polyline
+            key={role}
+            data-role={role}
+            points={points.map(place).join(" ")}
+            style={{ stroke: `var(--${role})` }}
+          />
         ))}
       </svg>
       <p class="chart-key">
         {lines.map((line) => (
           <span key={line.role} data-role={line.role}>
-            <i aria-hidden="true" style={{ borderColor: `var(--${line.role})` }} /> {line.name} <b>{now(line, format)}</b>
+            <i aria-hidden="true" style={{ borderColor: `var(--${line.role})` }} /> {line.name}{" "}
+            <b>{now(line, format)}</b>
           </span>
         ))}
         <span class="chart-x">t = {all.length > 0 ? `${first} to ${last}` : "–"}</span>

@@ -81,7 +81,13 @@ function Buttons() {
       {beside.some(({ name, group }) => name !== group) && (
         <div class="panel-row">
           {beside.map(({ id, name, title }) => (
-            <button type="button" key={id} title={title} aria-pressed={id === now?.id} onClick={() => (panel.value = id)}>
+            <button
+              type="button"
+              key={id}
+              title={title}
+              aria-pressed={id === now?.id}
+              onClick={() => (panel.value = id)}
+            >
               {name}
             </button>
           ))}
@@ -101,7 +107,8 @@ function Origins() {
       {badges.value && (
         <p class="badge-key">
           <span class="badge measured">M</span> measured · <span class="badge counted">C</span> counted ·{" "}
-          <span class="badge derived">D</span> derived by formula · <span class="badge read">R</span> read out of the model
+          <span class="badge derived">D</span> derived by formula · <span class="badge read">R</span> read out of the
+          model
         </p>
       )}
     </div>

@@ -10,7 +10,23 @@ import * as form from "../run/next-run";
 import { modelName, plural, sentence } from "./format";
 import { lanes } from "../stage/lanes";
 import * as session from "../visit/session";
-import { alone, clustered, embedded, last, link, loading, model, pageState, problem, reachable, refused, rendererNote, retryAt, run, site } from "../visit/store";
+import {
+  alone,
+  clustered,
+  embedded,
+  last,
+  link,
+  loading,
+  model,
+  pageState,
+  problem,
+  reachable,
+  refused,
+  rendererNote,
+  retryAt,
+  run,
+  site,
+} from "../visit/store";
 import { loaded } from "../visit/messages";
 import { Icon } from "./icons";
 
@@ -185,7 +201,11 @@ function Failure() {
     );
   if (refused.value !== "")
     return (
-      <Say title="The engine answers with an error" tone="bad" text={`${sentence(refused.value)} The page asks again in some seconds.`}>
+      <Say
+        title="The engine answers with an error"
+        tone="bad"
+        text={`${sentence(refused.value)} The page asks again in some seconds.`}
+      >
         {run.value === null && <OpenTrace />}
       </Say>
     );
@@ -202,7 +222,13 @@ function Failure() {
   }
   if (embedded.value) return <Unstarted />;
   if (run.value !== null) return null; // said beside the prompt, and the picture is still true
-  return <Card title="The run did not start" tone="warn" text="The reason stands beside the prompt, with a way to mend it." />;
+  return (
+    <Card
+      title="The run did not start"
+      tone="warn"
+      text="The reason stands beside the prompt, with a way to mend it."
+    />
+  );
 }
 
 /** In a page without a prompt the reason has no other place. */

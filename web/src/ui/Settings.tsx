@@ -100,8 +100,7 @@ function Dials() {
         min={0}
         step={1}
         onValue={(value) =>
-          (form.seed.value =
-            value === null ? null : Math.min(Number.MAX_SAFE_INTEGER, Math.max(0, Math.floor(value))))
+          (form.seed.value = value === null ? null : Math.min(Number.MAX_SAFE_INTEGER, Math.max(0, Math.floor(value))))
         }
       />
       <label class="dial" title="The run ends where the model writes this text, which is left out">
@@ -130,7 +129,10 @@ function Brought() {
       title="From the link, for the next run too. Click to remove them; the model's own then apply"
       onClick={() => (form.sampler.value = {})}
     >
-      {brought.map(([name, value]) => `${name.replace("_", "-").replace("repetition-", "repetition ")} ${value}`).join(", ")} ×
+      {brought
+        .map(([name, value]) => `${name.replace("_", "-").replace("repetition-", "repetition ")} ${value}`)
+        .join(", ")}{" "}
+      ×
     </button>
   );
 }
@@ -189,4 +191,3 @@ function Chips() {
     </div>
   );
 }
-

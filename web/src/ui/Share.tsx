@@ -17,12 +17,22 @@ interface Entry {
 }
 
 const ENTRIES: readonly Entry[] = [
-  { name: "Picture", does: "PNG: the stage, its legend and the figures of this step", run: savePicture, lacking: () => "" },
+  {
+    name: "Picture",
+    does: "PNG: the stage, its legend and the figures of this step",
+    run: savePicture,
+    lacking: () => "",
+  },
   {
     name: "Page",
     does: "HTML: one file that plays this run with the cache and without, and needs no server",
     run: savePage,
-    lacking: () => (alone.value && site.value === null ? "this is that file" : link.value === "broken" ? "the server does not answer" : ""),
+    lacking: () =>
+      alone.value && site.value === null
+        ? "this is that file"
+        : link.value === "broken"
+          ? "the server does not answer"
+          : "",
   },
   { name: "Trace", does: "JSON: every number of the run; Open trace reads it", run: saveTrace, lacking: () => "" },
   {

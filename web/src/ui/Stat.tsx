@@ -64,7 +64,9 @@ interface ToldProps {
 /** A number of a message whose table says what it is. `name` is the statistic's, for whoever reads the DOM. */
 export function Told({ name, value, about, class: look = "" }: ToldProps) {
   if (!about) return null;
-  return <Figure name={name} value={value} source={about.source} unit={about.unit} meaning={about.meaning} class={look} />;
+  return (
+    <Figure name={name} value={value} source={about.source} unit={about.unit} meaning={about.meaning} class={look} />
+  );
 }
 
 /** A number of the shown step (or of another one), by its name in the frame. */

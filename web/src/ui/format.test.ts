@@ -12,7 +12,14 @@ it("shows nothing where there is nothing", () => {
   expect(shown(null, "B")).toEqual(["–", ""]);
   expect(shown(1, "tokens")).toEqual(["1", "token"]);
   expect(percent(0.0004)).toBe("<0.1 %");
-  expect([0.0996, 0.984, 0.9951, 0.9984, 0.9996, 1].map(percent)).toEqual(["10.0 %", "98 %", "99.5 %", "99.8 %", ">99.9 %", "100 %"]);
+  expect([0.0996, 0.984, 0.9951, 0.9984, 0.9996, 1].map(percent)).toEqual([
+    "10.0 %",
+    "98 %",
+    "99.5 %",
+    "99.8 %",
+    ">99.9 %",
+    "100 %",
+  ]);
 });
 
 it("shows a difference by rounding alone as none", () => {
@@ -22,7 +29,11 @@ it("shows a difference by rounding alone as none", () => {
 
 it("counts steps and tokens from 1", () => {
   expect([numbered(0), numbered(1023)]).toEqual(["1", "1,024"]);
-  expect([shown(0, "index"), shown(7n, "index"), shown(null, "index")]).toEqual([["1", ""], ["8", ""], ["–", ""]]);
+  expect([shown(0, "index"), shown(7n, "index"), shown(null, "index")]).toEqual([
+    ["1", ""],
+    ["8", ""],
+    ["–", ""],
+  ]);
 });
 
 it("counts in order", () => {

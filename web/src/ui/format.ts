@@ -5,7 +5,9 @@ type Amount = number | bigint;
 
 const NONE = "–";
 const GROUPED = new Intl.NumberFormat("en-US"); // one for all: a call of toLocaleString makes its own
-const TO_DIGITS = [0, 1, 2].map((digits) => new Intl.NumberFormat("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
+const TO_DIGITS = [0, 1, 2].map(
+  (digits) => new Intl.NumberFormat("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }),
+);
 const ROUNDING = 1e-6; // what two orders of the same sum may differ by
 
 /** Three figures that matter: 1.23, 12.3, 123, 1,234. */

@@ -81,7 +81,10 @@ export async function call<T>(path: string, options: RequestInit & { timeout?: n
   let answer: Response;
   try {
     const limit = AbortSignal.timeout(timeout);
-    answer = await fetch(address(path), { ...init, signal: init.signal ? AbortSignal.any([init.signal, limit]) : limit });
+    answer = await fetch(address(path), {
+      ...init,
+      signal: init.signal ? AbortSignal.any([init.signal, limit]) : limit,
+    });
   } catch {
     throw new ApiError("unreachable", 0, "The engine does not answer.");
   }

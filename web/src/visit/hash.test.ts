@@ -28,5 +28,7 @@ it("brings back what it wrote", () => {
 it("leaves out a prompt that is too long, and ignores what it does not understand", () => {
   expect(format({ prompt: "x".repeat(1501), seed: 1 })).toBe("#seed=1");
   expect(parse("#face=2d")).toEqual({ renderer: "2d" }); // an older link
-  expect(parse("#seed=-1&pace=0&cache=maybe&n=-3&T=x&k=-1&tp=0&mp=2&rp=0&layer=1.5&cam=moon&renderer=4d&other=1")).toEqual({});
+  expect(
+    parse("#seed=-1&pace=0&cache=maybe&n=-3&T=x&k=-1&tp=0&mp=2&rp=0&layer=1.5&cam=moon&renderer=4d&other=1"),
+  ).toEqual({});
 });

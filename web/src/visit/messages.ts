@@ -20,7 +20,10 @@ export const connection = computed<{ tone: Tone; text: string }>(() => {
     case "expired":
       return { tone: "wait", text: "run released" };
     case "replay":
-      return { tone: "off", text: site.value === null ? "replay of a file" : `a recorded run of ${modelName(run.value?.model.name ?? "")}` };
+      return {
+        tone: "off",
+        text: site.value === null ? "replay of a file" : `a recorded run of ${modelName(run.value?.model.name ?? "")}`,
+      };
     default:
       if (loading.value?.phase === "failed") return { tone: "bad", text: "no model" };
       return { tone: "good", text: "engine connected" };
@@ -67,7 +70,9 @@ export const activity = computed<{ text: string; cut: boolean }>(() => {
   const past = shown.value < last.value;
   if (past) {
     const ahead = plural(last.value - shown.value, "step");
-    return plain(playing.value ? `playing what was recorded; ${ahead} ahead` : `looking back; ${ahead} came after this one`);
+    return plain(
+      playing.value ? `playing what was recorded; ${ahead} ahead` : `looking back; ${ahead} came after this one`,
+    );
   }
   if (playing.value && current.origin !== "live") return plain("playing what was recorded");
   switch (pageState.value) {

@@ -80,7 +80,8 @@ export async function follow(wanted: Link): Promise<void> {
 async function join(id: string): Promise<void> {
   try {
     const answer = await fetch(api.address(`runs/${id}/trace.json`));
-    if (!answer.ok) throw new Error("The server has no such run any more. A run ends with its server, or when nobody looks at it.");
+    if (!answer.ok)
+      throw new Error("The server has no such run any more. A run ends with its server, or when nobody looks at it.");
     void release();
     const found = readTrace(await answer.text(), "live", id);
     cache.value = found.state.value.cache;
@@ -200,7 +201,8 @@ export async function again(): Promise<void> {
   if (card === undefined) return;
   const { prompt, ids, stop, ignore_eos, ...settings } = asked(card);
   const watched = { cache: cache.value, layer: layer.value, head: head.value };
-  if (card.parent === null) return begin(() => api.createRun({ prompt, ids, stop, ignore_eos, ...settings, ...watched }));
+  if (card.parent === null)
+    return begin(() => api.createRun({ prompt, ids, stop, ignore_eos, ...settings, ...watched }));
   const fork = { step: card.first_step - 1, token: card.written.at(-1)?.id ?? null, ...settings };
   return begin(() => api.forkRun(card.parent ?? "", fork), null, false);
 }

@@ -73,8 +73,8 @@ export const switched = signal(false); // whether the cache was ever switched: t
 export const frame = computed<StepFrame | null>(() => run.value?.frames[shown.value] ?? null);
 export const totals = computed<Totals | null>(() => run.value?.totals[shown.value] ?? null);
 /** The newest frame whose token is on the stage: that of the shown step once it is written. */
-export const writtenFrame = computed<StepFrame | null>(
-  () => (written.value ? frame.value : (run.value?.frames[shown.value - 1] ?? null)),
+export const writtenFrame = computed<StepFrame | null>(() =>
+  written.value ? frame.value : (run.value?.frames[shown.value - 1] ?? null),
 );
 /** The figures of the whole run, once it is over and its last token is on the stage. */
 export const summary = computed<Summary | null>(() => {

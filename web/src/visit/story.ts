@@ -95,7 +95,10 @@ export const sentence = computed<Sentence | null>(() => {
   if (step === null) {
     const tokens = plural(length.value, "token");
     if (current.card.parent !== null)
-      return { chapter: "stroke", text: `A branch: its first ${tokens} are those of the run that it forked from. It continues after them.` };
+      return {
+        chapter: "stroke",
+        text: `A branch: its first ${tokens} are those of the run that it forked from. It continues after them.`,
+      };
     const waits = live.value && pageState.value === "paused";
     return {
       chapter: "reading",

@@ -117,7 +117,8 @@ function Welcome() {
     <div class="welcome">
       <p class="welcome-line">{continues ? "Begin a text." : "Ask the model something."}</p>
       <p class="under">
-        Below each answer stands what the KV cache reused for it. <em>Look inside</em> opens that very run in the explorer.
+        Below each answer stands what the KV cache reused for it. <em>Look inside</em> opens that very run in the
+        explorer.
       </p>
     </div>
   );

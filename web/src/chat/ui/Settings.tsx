@@ -15,11 +15,39 @@ interface Dial {
 }
 
 const DIALS: readonly Dial[] = [
-  { name: "temperature", label: "temperature", title: "0 takes the most probable token each time", min: 0, max: 2, whole: false },
-  { name: "top_p", label: "top-p", title: "draw from the most probable tokens that together have this share", min: 0.01, max: 1, whole: false },
-  { name: "top_k", label: "top-k", title: "draw from so many tokens at most; 0: from all", min: 0, max: 2 ** 20, whole: true },
+  {
+    name: "temperature",
+    label: "temperature",
+    title: "0 takes the most probable token each time",
+    min: 0,
+    max: 2,
+    whole: false,
+  },
+  {
+    name: "top_p",
+    label: "top-p",
+    title: "draw from the most probable tokens that together have this share",
+    min: 0.01,
+    max: 1,
+    whole: false,
+  },
+  {
+    name: "top_k",
+    label: "top-k",
+    title: "draw from so many tokens at most; 0: from all",
+    min: 0,
+    max: 2 ** 20,
+    whole: true,
+  },
   { name: "max_tokens", label: "max tokens", title: "of one answer", min: 1, max: 2 ** 20, whole: true },
-  { name: "seed", label: "seed", title: "the same seed gives the same answer; empty: a fresh one each time", min: 0, max: 2 ** 32 - 1, whole: true },
+  {
+    name: "seed",
+    label: "seed",
+    title: "the same seed gives the same answer; empty: a fresh one each time",
+    min: 0,
+    max: 2 ** 32 - 1,
+    whole: true,
+  },
 ];
 
 export function Settings() {
@@ -51,7 +79,9 @@ export function Settings() {
           />
         </label>
       </div>
-      <p class="under">The next answer uses these settings. The context has {card?.context.toLocaleString("en-US") ?? "–"} tokens.</p>
+      <p class="under">
+        The next answer uses these settings. The context has {card?.context.toLocaleString("en-US") ?? "–"} tokens.
+      </p>
     </aside>
   );
 }

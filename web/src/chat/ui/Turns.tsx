@@ -19,13 +19,19 @@ export function Turns() {
     if (near.current) pane.current?.scrollTo({ top: pane.current.scrollHeight });
   }, [all]);
   const scrolled = () => {
-    const { scrollHeight, scrollTop, clientHeight } = pane.current ?? { scrollHeight: 0, scrollTop: 0, clientHeight: 0 };
+    const { scrollHeight, scrollTop, clientHeight } = pane.current ?? {
+      scrollHeight: 0,
+      scrollTop: 0,
+      clientHeight: 0,
+    };
     near.current = scrollHeight - scrollTop - clientHeight < NEAR;
   };
   return (
     <div class="turns" ref={pane} onScroll={scrolled} tabIndex={0} aria-label="Turns" role="region">
       <div class="turns-inner">
-        {all.map((turn) => (turn.role === "user" ? <Said key={turn.id} turn={turn} /> : <Answered key={turn.id} turn={turn} />))}
+        {all.map((turn) =>
+          turn.role === "user" ? <Said key={turn.id} turn={turn} /> : <Answered key={turn.id} turn={turn} />,
+        )}
       </div>
     </div>
   );
@@ -65,7 +71,12 @@ function Said({ turn }: { turn: Turn }) {
       <p class="said">{turn.text}</p>
       <div class="turn-tools">
         <Branches turn={turn} />
-        <button type="button" class="quiet" disabled={writing.value !== null} onClick={() => (editing.value = turn.text)}>
+        <button
+          type="button"
+          class="quiet"
+          disabled={writing.value !== null}
+          onClick={() => (editing.value = turn.text)}
+        >
           Edit
         </button>
       </div>
@@ -76,7 +87,12 @@ function Said({ turn }: { turn: Turn }) {
 function Answered({ turn }: { turn: Turn }) {
   const busy = writing.value !== null;
   return (
-    <article class="turn assistant" data-turn={turn.id} data-state={turn.state} aria-label={modelName(model.value?.name ?? "The model")}>
+    <article
+      class="turn assistant"
+      data-turn={turn.id}
+      data-state={turn.state}
+      aria-label={modelName(model.value?.name ?? "The model")}
+    >
       {turn.thought !== "" && (
         <details class="thought">
           <summary>What it thought</summary>
@@ -85,7 +101,11 @@ function Answered({ turn }: { turn: Turn }) {
       )}
       {model.value?.template === false ? <p class="said">{turn.text}</p> : <Markdown text={turn.text} />}
       {turn.state === "writing" && <span class="caret" aria-hidden="true" />}
-      {turn.state === "failed" && <p class="failed" role="alert">{turn.error}</p>}
+      {turn.state === "failed" && (
+        <p class="failed" role="alert">
+          {turn.error}
+        </p>
+      )}
       {turn.state === "stopped" && <p class="under">Stopped.</p>}
       {turn.finish === "length" && <p class="under">Cut: max tokens, or the context is full.</p>}
       {turn.facts && <Cost facts={turn.facts} />}
@@ -164,7 +184,13 @@ function Cost({ facts }: { facts: Facts }) {
       <div>
         <dt>written</dt>
         <dd>
-          <Figure name="completion_tokens" value={written} source="counted" unit="tokens" meaning="tokens of the answer" />
+          <Figure
+            name="completion_tokens"
+            value={written}
+            source="counted"
+            unit="tokens"
+            meaning="tokens of the answer"
+          />
         </dd>
       </div>
       <div>

@@ -26,7 +26,8 @@ export function Typewriter() {
         <i />
       </div>
       <figcaption>
-        It reads its page, {plural(written ? end - 1 : end, "token")}, and strikes one more. Then it reads the page again.
+        It reads its page, {plural(written ? end - 1 : end, "token")}, and strikes one more. Then it reads the page
+        again.
       </figcaption>
     </figure>
   );

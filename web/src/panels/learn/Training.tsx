@@ -52,7 +52,9 @@ export function Training() {
             </section>
             <section aria-label="The loop, as in inference">
               <h4>The loop</h4>
-              <p class="learn-note">{live.value ? "This run, step by step:" : "The run that is shown, step by step:"}</p>
+              <p class="learn-note">
+                {live.value ? "This run, step by step:" : "The run that is shown, step by step:"}
+              </p>
               <dl class="learn-facts">
                 <div>
                   <dt>passes</dt>

@@ -102,16 +102,16 @@ function Contents({ lesson }: { lesson: Lesson | null }) {
               >
                 <span class="learn-number">{whole ? "✓" : index + 1}</span>
                 <span class="learn-name">{name}</span>
-                <span class="sr">
-                  {own.length > 0 && `, ${met} of ${plural(own.length, "challenge")} solved`}
-                </span>
+                <span class="sr">{own.length > 0 && `, ${met} of ${plural(own.length, "challenge")} solved`}</span>
               </button>
             </li>
           );
         })}
       </ol>
       <p class="learn-progress" role="status">
-        {lesson === null ? "" : `${all.filter(({ id }) => done.value.includes(id)).length} of ${all.length} challenges solved`}
+        {lesson === null
+          ? ""
+          : `${all.filter(({ id }) => done.value.includes(id)).length} of ${all.length} challenges solved`}
       </p>
     </nav>
   );
@@ -156,7 +156,13 @@ function Turns({ at }: { at: number }) {
       <span class="hint">
         {at + 1} of {CARDS.length}
       </span>
-      <button type="button" class={after ? "bright" : ""} disabled={after === undefined} onClick={() => move(1)} title="Page down">
+      <button
+        type="button"
+        class={after ? "bright" : ""}
+        disabled={after === undefined}
+        onClick={() => move(1)}
+        title="Page down"
+      >
         {after?.name ?? "the last"} →
       </button>
     </div>

@@ -41,7 +41,8 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
   const widths = new Map<string, number>();
 
   const snap = (value: number) => Math.round(value * ratio) / ratio;
-  const place = (view: View, position: number) => gutterOf(width) + (slotOf(view, position + 0.5) - view.left) * view.pitch;
+  const place = (view: View, position: number) =>
+    gutterOf(width) + (slotOf(view, position + 0.5) - view.left) * view.pitch;
 
   function measure(text: string): number {
     const key = `${c.font}|${text}`;
@@ -196,7 +197,9 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
     wall() {
       if (!shown || shown.frame.cell === 0 || shown.tokens === 0) return null;
       const { view, frame, tokens } = shown;
-      const [left, right] = [slotOf(view, 0), slotOf(view, tokens)].map((slot) => frame.x0 + (slot - view.left) * view.pitch);
+      const [left, right] = [slotOf(view, 0), slotOf(view, tokens)].map(
+        (slot) => frame.x0 + (slot - view.left) * view.pitch,
+      );
       return { left: left ?? 0, top: frame.cellsTop, right: right ?? 0, bottom: frame.cellsEnd };
     },
     words: () => placed,

@@ -111,7 +111,11 @@ export function wallNames({ lanes, cache, layers, states }: Scene): readonly str
       "↻ a rewritten state",
     ];
   return cache
-    ? ["KV cache: each cell is one layer’s saved key (K, light) and value (V, dark) for one token", "the KV cache: saved keys and values", "the KV cache"]
+    ? [
+        "KV cache: each cell is one layer’s saved key (K, light) and value (V, dark) for one token",
+        "the KV cache: saved keys and values",
+        "the KV cache",
+      ]
     : ["no cache: every step computes all cells and throws them away", "no cache: nothing is saved", "no cache"];
 }
 
@@ -119,7 +123,14 @@ export function wallNames({ lanes, cache, layers, states }: Scene): readonly str
 export function freshColumn(scene: Scene): { position: number; names: readonly string[] } | null {
   const position = scene.head - 1;
   const state = (at: number) => scene.cells[at * scene.layers + rowLayer(scene)];
-  if (scene.lanes > 1 || !scene.cache || position < 1 || state(position) !== Cell.fresh || state(position - 1) !== Cell.kept) return null;
+  if (
+    scene.lanes > 1 ||
+    !scene.cache ||
+    position < 1 ||
+    state(position) !== Cell.fresh ||
+    state(position - 1) !== Cell.kept
+  )
+    return null;
   return { position, names: ["the only cells computed in this step", "computed now", "new"] };
 }
 
@@ -146,7 +157,12 @@ export function strongestNames(
 }
 
 /** The hovered token in full, with its number. */
-export function hoveredName({ tokens }: Scene, position: number, room: number, width: (text: string) => number): string {
+export function hoveredName(
+  { tokens }: Scene,
+  position: number,
+  room: number,
+  width: (text: string) => number,
+): string {
   return `${shorten(labelOf(tokens[position]), room, width)}  ·  ${numbered(position)}`;
 }
 

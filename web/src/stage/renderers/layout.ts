@@ -49,7 +49,8 @@ export class Layout {
     const inside = corners.every(({ x, y }) => x > -1 && x < this.width + 1 && y > -1 && y < this.height + 1);
     if (!inside) return false;
     const bounds = boundsOf(corners);
-    const covers = ({ corners: other }: Placed, i: number): boolean => near(bounds, this.bounds[i]!) && meet(corners, other);
+    const covers = ({ corners: other }: Placed, i: number): boolean =>
+      near(bounds, this.bounds[i]!) && meet(corners, other);
     if (this.placed.some(covers)) return false;
     this.bounds.push(bounds);
     this.words.push(word);

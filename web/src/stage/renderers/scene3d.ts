@@ -11,7 +11,19 @@ import { makeBoard } from "./gl/board";
 import { makeColumns } from "./gl/columns";
 import { NOWHERE, frameUniforms, setColours } from "./gl/glsl";
 import { makeHead } from "./gl/head";
-import { EDGE, FRONT, type Pose, TILE, type Turn, axesOf, matricesOf, onWall, placeOf, poseFor, positionAt } from "./gl/pose";
+import {
+  EDGE,
+  FRONT,
+  type Pose,
+  TILE,
+  type Turn,
+  axesOf,
+  matricesOf,
+  onWall,
+  placeOf,
+  poseFor,
+  positionAt,
+} from "./gl/pose";
 import { States } from "./gl/states";
 import { Text } from "./gl/text";
 import { makeTiles } from "./gl/tiles";
@@ -80,7 +92,15 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
       }
       return manual;
     }
-    return poseFor(camera, spanOf(camera, scene.tokens.length, ROW * width), scene.head, scene.layers, width, height, turn);
+    return poseFor(
+      camera,
+      spanOf(camera, scene.tokens.length, ROW * width),
+      scene.head,
+      scene.layers,
+      width,
+      height,
+      turn,
+    );
   }
 
   function stand(pose: Pose): void {
@@ -94,9 +114,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
   /** What lies under a point of the canvas: from the near plane on, and which way. */
   function ray(x: number, y: number): { near: Vector3; way: Vector3 } {
     const at = (depth: number) =>
-      new Vector3((x / width) * 2 - 1, 1 - (y / height) * 2, depth)
-        .through(unprojection)
-        .through(world);
+      new Vector3((x / width) * 2 - 1, 1 - (y / height) * 2, depth).through(unprojection).through(world);
     const [near, far] = [at(-1), at(1)];
     return { near, way: far.add(near, -1) };
   }

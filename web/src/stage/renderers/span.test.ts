@@ -16,6 +16,7 @@ describe("the span of a view", () => {
 
   it("finds the position that stands in a slot", () => {
     const span = spanOf("side", 400, 1200);
-    for (const position of [0, 10, 375.5, 376, 399]) expect(positionIn(span, slotOf(span, position))).toBeCloseTo(position);
+    for (const position of [0, 10, 375.5, 376, 399])
+      expect(positionIn(span, slotOf(span, position))).toBeCloseTo(position);
   });
 });

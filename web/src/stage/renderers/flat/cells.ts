@@ -13,7 +13,8 @@ const HALVES_FROM = 9; // CSS pixels of a column whose cells show both halves, t
 export function paintPanel(p: Picture): void {
   const { c, palette, scene, frame, width, ratio, snap } = p;
   c.fillStyle = css(palette.ground);
-  if (frame.cell > 0) c.fillRect(frame.x0 - 2, frame.cellsTop - 3, width - frame.x0 + 2, frame.cellsEnd - frame.cellsTop + 6);
+  if (frame.cell > 0)
+    c.fillRect(frame.x0 - 2, frame.cellsTop - 3, width - frame.x0 + 2, frame.cellsEnd - frame.cellsTop + 6);
   c.fillStyle = css(palette.line);
   c.fillRect(0, snap(frame.labelTop + 1.5), width, 1 / ratio);
   if (scene.hovered !== null && scene.hovered < scene.tokens.length) {

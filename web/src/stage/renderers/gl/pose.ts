@@ -78,9 +78,24 @@ export function poseFor(
   const free = Math.max(1, high - strip - 2.6);
   const shares = { iso: 0.66, top: 0, side: 0.96, head: 0.5, follow: 0.6 };
   const wall = camera === "top" ? 0 : clamp(free * shares[camera], 2.2, 1.3 * layers + 2);
-  const arc = clamp((free - wall) * (camera === "top" ? 1.5 : camera === "side" ? 1 : 1.35), camera === "side" ? 0.6 : 1, 0.36 * span.count + 1.2);
+  const arc = clamp(
+    (free - wall) * (camera === "top" ? 1.5 : camera === "side" ? 1 : 1.35),
+    camera === "side" ? 0.6 : 1,
+    0.36 * span.count + 1.2,
+  );
   const { from, scale } = span;
-  const board = { from, scale, yaw, pitch, fov: angles.fov, slope: angles.slope, strip, wall, arc, reach: span.count * 0.42 };
+  const board = {
+    from,
+    scale,
+    yaw,
+    pitch,
+    fov: angles.fov,
+    slope: angles.slope,
+    strip,
+    wall,
+    arc,
+    reach: span.count * 0.42,
+  };
   if (camera === "head") {
     const back = 3.9 * clamp(width / height / 1.93, 0.3, 1.1);
     return { ...board, wall: clamp(wall, 2.2, 4.2), arc: 2.2, x: head - back, y: -1.1, z: 0.4, view: 10.6 };
@@ -161,7 +176,24 @@ export function matricesOf(pose: Pose, aspect: number, world: Matrix4, projectio
   const flat = pose.fov < LEAST_FOV;
   const distance = flat ? 200 : pose.view / 2 / Math.tan(pose.fov / 2);
   const place = new Vector3(pose.x, pose.y, pose.z).add(back, distance);
-  world.set([right.x, right.y, right.z, 0, up.x, up.y, up.z, 0, back.x, back.y, back.z, 0, place.x, place.y, place.z, 1]);
+  world.set([
+    right.x,
+    right.y,
+    right.z,
+    0,
+    up.x,
+    up.y,
+    up.z,
+    0,
+    back.x,
+    back.y,
+    back.z,
+    0,
+    place.x,
+    place.y,
+    place.z,
+    1,
+  ]);
   const around = 30 + pose.view * 2 + pose.wall + pose.arc;
   const near = Math.max(flat ? 0.1 : distance * 0.08, distance - around);
   const far = distance + around * 2;

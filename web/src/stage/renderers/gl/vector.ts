@@ -42,7 +42,9 @@ export const matrix = (): Matrix4 => new Float64Array(16);
 
 /** What undoes a matrix: Gauss and Jordan, with the identity carried along. */
 export function invert(m: Matrix4): Matrix4 {
-  const rows = [0, 1, 2, 3].map((r) => [0, 1, 2, 3, 4, 5, 6, 7].map((c) => (c < 4 ? m[4 * c + r]! : Number(c - 4 === r))));
+  const rows = [0, 1, 2, 3].map((r) =>
+    [0, 1, 2, 3, 4, 5, 6, 7].map((c) => (c < 4 ? m[4 * c + r]! : Number(c - 4 === r))),
+  );
   for (let at = 0; at < 4; at++) {
     const best = rows.slice(at).reduce((a, b) => (Math.abs(b[at]!) > Math.abs(a[at]!) ? b : a));
     rows[rows.indexOf(best)] = rows[at]!;

@@ -123,7 +123,10 @@ function labels(page: Page): (important: boolean) => void {
   const room = (position: number): number => {
     if (list) return 150;
     if (upright) return pitch - 6;
-    const strip = distance(anchor(position), sight.spot(onStrip(place, sight.at(position), EDGE + pose.strip, pose.slope)));
+    const strip = distance(
+      anchor(position),
+      sight.spot(onStrip(place, sight.at(position), EDGE + pose.strip, pose.slope)),
+    );
     return Math.max(24, (strip - size * 0.6) / Math.abs(Math.sin(tilt)));
   };
   const gap = upright ? 30 : size * (list ? 1.2 : 1.1);
@@ -139,7 +142,9 @@ function labels(page: Page): (important: boolean) => void {
       const token = scene.tokens[position];
       const isHead = position === scene.head;
       layout.add({
-        text: shorten(isHead && phases.strike <= 0 ? "?" : labelOf(token), room(position), (part) => text.width(part, size, isHead)),
+        text: shorten(isHead && phases.strike <= 0 ? "?" : labelOf(token), room(position), (part) =>
+          text.width(part, size, isHead),
+        ),
         x: upright ? Math.round(spot.x) : Math.round(spot.x * 2) / 2 + (list ? -size : size * 0.3),
         y: Math.round(spot.y + (upright ? size * 0.7 : list ? 0 : size * 0.35)),
         size,
@@ -214,7 +219,9 @@ function reading(page: Page): void {
       colour: !scene.cache ? palette.dim : palette.dark ? mix(palette.beam, palette.ink, 0.3) : palette.ink,
       ...(scene.cache ? { plate: 0.85 } : { alpha: 0.7 }),
     };
-    strongestNames(scene, beams.argmax, beams.strongest, visible, measure).some((name) => layout.add({ ...note, text: name }));
+    strongestNames(scene, beams.argmax, beams.strongest, visible, measure).some((name) =>
+      layout.add({ ...note, text: name }),
+    );
   }
   const hub = sight.spot(place.set(sight.at(scene.head) + 0.55, HUB.y, HUB.z));
   if (!inside(sight, hub, 20)) return;
