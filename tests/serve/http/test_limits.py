@@ -23,6 +23,7 @@ from tests.serve.live import HANGS, Live, live, make_chat_model, settled
 from tokenwright.serve.app import Served
 from tokenwright.serve.explorer.viewer import COMMAND
 from tokenwright.serve.http import reply_text, replying
+from tokenwright.serve.http.api import _object
 from tokenwright.serve.http.reply_schema import Reply
 from tokenwright.serve.http.reply_text import dumps, dumps_in_parts
 from tokenwright.serve.ollama.bodies import Chat
@@ -357,3 +358,23 @@ def test_more_logprobs_than_memory_holds_are_refused(server: Live, prompt: Any, 
     answer = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=HANGS)
     assert answer.status_code == 400
     assert "2,100,000 log-probabilities, and 1,048,576 are allowed" in answer.json()["error"]["message"]
+
+
+class Counted(str):
+    """A text that counts how often one of its kind is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_the_key_that_an_object_has_twice_is_found_without_comparing_each_with_each() -> None:
+    """4 MB of short names, the last of them twice, kept a thread busy for hours."""
+    pairs = [(Counted(f"k{at}"), 1) for at in (*range(1000), 999)]
+    with pytest.raises(ValueError, match="the key 'k999' twice"):
+        _object(pairs)
+    assert Counted.compared < 10 * len(pairs)

@@ -5,7 +5,8 @@ import gc
 import socket
 import threading
 import weakref
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,7 +15,9 @@ from fastapi import Request
 
 from tests.engines import held
 from tests.serve.talking import HANGS_S, Talker, make_talker, talking, until
+from tokenwright.errors import RequestError
 from tokenwright.serve.app import APIS, Served
+from tokenwright.serve.explorer.inside import in_parts
 from tokenwright.serve.http.api import ClientGone, unless_gone
 from tokenwright.serve.service import model_host
 from tokenwright.serve.service.preprocess import Preprocessor
@@ -280,3 +283,49 @@ def test_a_thread_that_reads_for_a_client_that_has_gone_counts() -> None:
         return held, service.reading.used
 
     assert asyncio.run(main()) == (1, 0)
+
+
+class Place:
+    """A place in the queue that is free at once."""
+
+    async def enter(self, *_: object) -> "Place":
+        return self
+
+    def leave(self) -> None: ...
+
+
+def read_by_a_service(work: Callable[[], object]) -> Coroutine[Any, Any, object]:
+    service = SimpleNamespace(reading=Place(), limits=SimpleNamespace(deadline_s=None))
+    service.in_thread = lambda function: asyncio.to_thread(function)
+    return Service.read(service, "", work)  # type: ignore[arg-type]
+
+
+def made_in_parts(work: Callable[[], object]) -> Coroutine[Any, Any, object]:
+    return in_parts(work() for _ in "a")
+
+
+@pytest.mark.parametrize("read", [read_by_a_service, made_in_parts])
+def test_work_that_fails_once_its_client_has_gone_is_no_forgotten_task(read: Callable[..., Any]) -> None:
+    """asyncio wrote a traceback into the log for each."""
+    begun, go, said = threading.Event(), threading.Event(), list[Any]()
+
+    def work() -> object:
+        begun.set()
+        assert go.wait(HANGS_S)
+        raise RequestError("it fails")
+
+    async def leave() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+        task = asyncio.create_task(read(work))
+        await asyncio.to_thread(begun.wait, HANGS_S)
+        task.cancel()
+        await asyncio.sleep(0.01)
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.get_running_loop().shutdown_default_executor()
+        del task
+        gc.collect()
+
+    asyncio.run(leave())
+    assert said == []

@@ -302,9 +302,11 @@ def _listen(what: str, build: Callable[[Policy, Path | None, Served], FastAPI], 
     with uncollected_imports():
         from tokenwright.llm.web_page import page_folder
         from tokenwright.serve.configured import in_url, policy_of, served_of
+        from tokenwright.serve.service.model_host import share_heaps
         from tokenwright.serve.transport.access_log import log_access
         from tokenwright.serve.transport.server import Server
 
+    share_heaps()
     served = served_of(settings)
     port = listener.getsockname()[1]
     policy = policy_of(settings)

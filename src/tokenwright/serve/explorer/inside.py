@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request
 from tokenwright.errors import RequestError
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer
 from tokenwright.serve.http.api import unless_gone
+from tokenwright.serve.service.opening import heard
 from tokenwright.trace.messages.block import BlockView
 from tokenwright.trace.messages.drafting import DraftsCard
 from tokenwright.trace.messages.heads import AtlasCard, LensCard, MatrixCard
@@ -38,6 +39,7 @@ async def in_parts(work: Generator[T | None, None, None]) -> T:
     try:
         while part is None or part.result() is not _END:
             part = asyncio.ensure_future(asyncio.to_thread(next, work, _END))
+            part.add_done_callback(heard)
             item = await asyncio.shield(part)
             found = found if item is _END else cast("T | None", item)
     finally:

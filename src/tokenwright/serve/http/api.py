@@ -186,8 +186,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
             raise ValueError("the name of a field has half of a surrogate pair, which is no character; remove it")
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        last = {name: at for at, (name, _) in enumerate(pairs)}
+        twice = next(name for at, (name, _) in enumerate(pairs) if last[name] != at)
         raise ValueError(f"an object has the key {shown(twice)} twice")
     return found
 

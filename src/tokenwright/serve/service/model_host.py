@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import threading
@@ -20,11 +21,20 @@ if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
 
 COLLECT_S = 10.0
 OVERDUE = 60  # turns of COLLECT_S
+HEAPS, M_ARENA_MAX = 2, -8  # the second is of malloc.h
 _NEVER = 1_000_000_000  # collections of younger objects until Python collects in full by itself
 
 Load = Callable[[Callable[[int, int], None]], "LLM"]
 
 log = logging.getLogger(__name__)
+
+
+def share_heaps() -> None:
+    """Let threads that start from now on share the heaps of glibc: each would have its own, and the holes of dozens
+    grew by 24 MB in an hour of mixed load, while the bytes in use stayed the same.
+    """
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        mallopt(M_ARENA_MAX, HEAPS)
 
 
 def uncollected(load: Load) -> Load:

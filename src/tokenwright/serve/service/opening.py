@@ -64,7 +64,7 @@ class Opening:
         self._opened = await self._prepare()
 
 
-def heard(task: asyncio.Task[None]) -> None:
-    """Take a task's exception: perhaps no request waits for it any more, and asyncio would complain."""
-    if not task.cancelled():
-        task.exception()
+def heard(work: asyncio.Future[Any]) -> None:
+    """Take the exception of a task: perhaps no request waits for it any more, and asyncio would complain."""
+    if not work.cancelled():
+        work.exception()

@@ -22,7 +22,7 @@ from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.health import EngineHealth
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import ModelHost
-from tokenwright.serve.service.opening import Opened, Opening
+from tokenwright.serve.service.opening import Opened, Opening, heard
 from tokenwright.serve.service.preprocess import Prepared, Preprocessor, check
 from tokenwright.serve.service.quota import Quota
 from tokenwright.serve.service.types import (
@@ -156,6 +156,7 @@ class Service:
         place = await self.reading.enter(key, 1, 0, self.limits.deadline_s)
         work = asyncio.ensure_future(self.in_thread(function))
         work.add_done_callback(lambda _: place.leave())
+        work.add_done_callback(heard)
         return await asyncio.shield(work)  # a thread goes on for a client that has gone, and so the place is held
 
     async def start(self, wanted: GenerationRequest) -> Generation:

@@ -1,0 +1,38 @@
+"""The memory of a server's process."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+ALLOCATES = """
+import ctypes, threading
+from tokenwright.cli.commands.serve import _listen
+from tokenwright.serve.settings import Settings
+
+libc, all_there = ctypes.CDLL(None), threading.Barrier(13)
+
+def allocate():
+    libc.malloc(1000)
+    all_there.wait()
+
+def build(*_):
+    for _ in range(12):
+        threading.Thread(target=allocate).start()
+    all_there.wait()
+    libc.malloc_stats()
+    raise SystemExit(0)
+
+_listen("x", build, Settings(port=0)) if SERVES else build()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the heaps are those of glibc")
+@pytest.mark.parametrize("serves", [True, False])
+def test_the_threads_of_a_server_share_two_heaps(serves: bool) -> None:
+    """Without the server they have one each, whose holes made the memory of a server under mixed load grow."""
+    script = ALLOCATES.replace("SERVES", str(serves))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    heaps = done.stderr.count("Arena ")
+    assert heaps == 2 if serves else heaps > 2, done.stderr
