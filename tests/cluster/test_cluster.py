@@ -29,19 +29,9 @@ HANGS = 300.0  # seconds; only a hang takes so long
 class Served:
     """A server of replicas in a process of its own."""
 
-    def __init__(self, *flags, model="stories"):
-        command = [
-            sys.executable,
-            "-m",
-            "tokenwright",
-            "serve",
-            str(model),
-            "--port",
-            "0",
-            "--kv-memory",
-            "64MB",
-            *flags,
-        ]
+    def __init__(self, *flags, model="stories", program=("-m", "tokenwright")):
+        options = ["--port", "0", "--kv-memory", "64MB", *flags]
+        command = [sys.executable, *program, "serve", str(model), *options]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.said = []
         self.url = ""
@@ -300,6 +290,82 @@ def test_a_text_with_which_every_replica_dies_fails_and_says_so():
         assert re.search(r"1 replicas died with this text.*\d+ tokens of it were delivered", rest), rest[-500:]
         assert stream(server, prompt=PROMPTS[0], max_tokens=5)[0], "another replica serves the next one"
         server.stop()
+
+
+def test_a_stopped_replica_is_ended_and_others_go_on_with_its_texts():
+    with served(2, "--heartbeat", "2") as server:
+        body = {"prompt": PROMPTS[0], "max_tokens": 300, "ignore_eos": True, "seed": 3, "temperature": 1.0}
+        expected = stream(server, **body)[:2]
+        with ThreadPoolExecutor(4) as clients:
+            streams = [clients.submit(stream, server, **body) for _ in range(4)]
+            server.wait(lambda: server.gauge("tokenwright_requests_running") == 4)
+            os.kill(stopped := server.ready[0], signal.SIGSTOP)
+            found = [one.result() for one in streams]
+        assert [one[:2] for one in found] == [expected] * 4
+        server.wait(lambda: stopped not in server.replicas)
+        assert any("no sign of life" in line for line in server.said)
+        server.stop()
+
+
+# The router's own fault, once a text has 20 tokens, and the engine's.
+PLANTED = """
+from tokenwright.__main__ import main
+from tokenwright.cluster.dispatcher import Dispatcher
+
+real = Dispatcher.report
+
+def report(self, member, sent):
+    real(self, member, sent)
+    if any(len(text.written) > 20 for _, text in self._texts.values()):
+        raise LookupError("planted")
+
+Dispatcher.report = report
+main()
+"""
+
+
+def test_a_router_that_fails_ends_the_server_with_a_code():
+    """So that what has started it starts it again; the fault is in its log, whole."""
+    with served(2, program=("-c", PLANTED)) as server:
+        assert stream(server, prompt=PROMPTS[0], max_tokens=5)[0]
+        body = {"model": "stories", "prompt": PROMPTS[0], "max_tokens": 400, "ignore_eos": True}
+        answer = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=HANGS)
+        assert answer.status_code == 500
+        assert server.process.wait(HANGS) == 1
+        server.reader.join()
+        said = "".join(server.said)
+        assert "the router has failed" in said and "in report" in said and said.count("LookupError: planted") > 1
+    assert not server.replicas
+
+
+PLANTED_ENGINE = """
+from tokenwright.__main__ import main
+from tokenwright.engine import Scheduler
+
+real = Scheduler.schedule
+
+def schedule(self):
+    if any(len(one.written) > 20 for one in self.sequences.values()):
+        raise LookupError("planted")
+    return real(self)
+
+Scheduler.schedule = schedule
+main()
+"""
+
+
+def test_an_engine_that_fails_ends_the_server_with_a_code():
+    server = Served(program=("-c", PLANTED_ENGINE))
+    try:
+        body = {"model": "stories", "prompt": PROMPTS[0], "max_tokens": 400, "ignore_eos": True}
+        assert httpx2.post(f"{server.url}/v1/completions", json=body, timeout=HANGS).status_code == 500
+        assert server.process.wait(HANGS) == 1
+        server.reader.join()
+        assert "LookupError: planted" in "".join(server.said)
+    finally:
+        server.process.kill()
+        server.process.wait()
+        server.process.stderr.close()
 
 
 def test_a_replica_reads_what_another_one_has_computed_from_the_folder_of_both(tmp_path):

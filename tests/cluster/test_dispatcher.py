@@ -28,7 +28,7 @@ from tokenwright.engine import (
     Scheduler,
     Token,
 )
-from tokenwright.errors import ReplicaError, RequestError
+from tokenwright.errors import EngineError, ReplicaError, RequestError
 
 SIZE, RETRIES = 2, 3
 
@@ -167,7 +167,7 @@ class Setting:
         rest = [first.fork(next(self.engine.scheduler.ids), [], order.choice) for order in orders[1:]]
         texts = [TextInFlight(one, order, one is first) for one, order in zip([first, *rest], orders, strict=True)]
         client = Client(request)
-        client.handle = RoutedHandle(None, texts, client, self.clock(), self.tell)
+        client.handle = RoutedHandle(self, texts, client, self.clock(), self.tell)
         self.clients.append(client)
         self.dispatcher.add(client.handle)
         return client
@@ -377,5 +377,5 @@ def test_closing_fails_what_runs_and_what_waits():
     setting.dispatcher.drain(setting.replicas[0].member)
     waits = setting.ask()
     assert setting.dispatcher.waiting == 1
-    setting.dispatcher.close(ValueError("closed"))
+    setting.dispatcher.close(EngineError("closed"))
     assert runs.ended and waits.ended and str(runs.error) == str(waits.error) == "closed"

@@ -1,26 +1,38 @@
 """Replicas that cannot be opened, that die, that hang and that are replaced: each seat is taken again."""
 
 import asyncio
-from contextlib import asynccontextmanager
+import socket
+import threading
+import time
+from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
 
 import pytest
 
 from tokenwright.cluster import supervisor as module
 from tokenwright.cluster.cluster_loop import ClusterLoop
 from tokenwright.cluster.dispatcher import Dispatcher
+from tokenwright.cluster.links import ProcessLink
+from tokenwright.cluster.replica import messages_of
 from tokenwright.cluster.replica_messages import (
+    Alive,
+    Begin,
     Ping,
     Pong,
     Progress,
     ReplicaOpened,
     ReplicaShape,
     ReplicaUnopened,
+    Report,
+    TextNews,
+    framed,
 )
-from tokenwright.cluster.supervisor import Supervisor
-from tokenwright.engine import Group, Request, SamplingParams
+from tokenwright.cluster.supervisor import RouterSettings, Supervisor
+from tokenwright.engine import Finished, FinishReason, Group, Request, SamplingParams
 from tokenwright.engine.loop import Inbox
-from tokenwright.errors import CheckpointError, EngineError
+from tokenwright.errors import CheckpointError, EngineError, ReplicaError
 
+SETTINGS = RouterSettings(drain_s=0.1)
 SHAPE = ReplicaShape((Group(8),), 2, b"", 8, 8, 1, 1, "bfloat16")
 
 
@@ -28,12 +40,12 @@ class FakeLink:
     def __init__(self, name):
         self.name = name
         self.queue = asyncio.Queue()
-        self.answers = True
+        self.answers = (Alive(), Pong())
         self.killed = self.closed = False
 
     def send(self, message):
-        if isinstance(message, Ping) and self.answers:
-            self.queue.put_nowait(Pong())
+        for answer in self.answers if isinstance(message, Ping) else ():
+            self.queue.put_nowait(answer)
 
     async def messages(self):
         while (message := await self.queue.get()) is not None:
@@ -74,9 +86,9 @@ class FakeLauncher:
 
 
 @asynccontextmanager
-async def supervised(launcher, news):
+async def supervised(launcher, news, settings=SETTINGS):
     dispatcher = Dispatcher(3, asyncio.get_running_loop().time)
-    supervisor = Supervisor(launcher, dispatcher, b"", 0.1, news.append)
+    supervisor = Supervisor(launcher, dispatcher, b"", settings, news.append)
     task = asyncio.create_task(supervisor.run())
     try:
         yield supervisor, dispatcher
@@ -130,19 +142,30 @@ def test_a_model_that_cannot_be_opened_is_told_and_tried_again_later(monkeypatch
     run(test)
 
 
-def test_a_replica_that_does_not_answer_is_ended(monkeypatch):
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [((), "no sign of life"), ((Alive(),), "ended no step"), ((Alive(), Pong()), None)],
+)
+def test_a_replica_that_does_not_answer_is_ended(monkeypatch, caplog, answers, said):
+    """A stopped process after the heartbeat, one whose engine hangs later, and neither by a pause of the router."""
     monkeypatch.setattr(module, "TICK_S", 0.005)
     monkeypatch.setattr(module, "PING_S", 0.01)
-    monkeypatch.setattr(module, "HANG_S", 0.1)
+    monkeypatch.setattr(module, "HANG_S", 0.4)
 
     async def test():
         launcher = FakeLauncher(2, OPENED)
-        async with supervised(launcher, []) as (_, dispatcher):
+        async with supervised(launcher, [], RouterSettings(heartbeat_s=0.2)) as (_, dispatcher):
             await until(lambda: len(dispatcher.members) == 2)
-            launcher.links[1].answers = False
-            await until(lambda: launcher.links[1].killed)
-            await until(lambda: len(dispatcher.members) == 2)
-            await asyncio.sleep(0.3)
+            launcher.links[1].answers = answers
+            if said is None:
+                time.sleep(0.6)
+                await asyncio.sleep(0.3)
+                assert not launcher.links[1].killed
+            else:
+                await until(lambda: launcher.links[1].killed)
+                await until(lambda: len(dispatcher.members) == 2)
+                await asyncio.sleep(0.6)
+                assert said in caplog.text
             assert not launcher.links[0].killed, "it answers"
 
     run(test)
@@ -152,12 +175,13 @@ def test_a_replica_that_cannot_be_started_or_sends_nonsense_is_started_again(mon
     monkeypatch.setattr(module, "AGAIN_S", 0.01)
 
     async def test():
-        launcher = FakeLauncher(1, OPENED, OSError(24, "Too many open files"), OPENED)
+        launcher = FakeLauncher(1, OPENED, OSError(24, "Too many open files"), RuntimeError("a launcher's"), OPENED)
         async with supervised(launcher, []) as (_, dispatcher):
             await until(lambda: dispatcher.members)
-            launcher.links[0].queue.put_nowait(ValueError("no message"))
-            await until(lambda: len(launcher.links) == 2 and dispatcher.members)
-            assert launcher.links[0].closed
+            for at, error in enumerate((ValueError("no message"), KeyError("Popen"), TimeoutError("no route"))):
+                launcher.links[at].queue.put_nowait(error)
+                await until(lambda: len(launcher.links) == at + 2 and dispatcher.members)  # noqa: B023
+                assert launcher.links[at].closed
 
     run(test)
 
@@ -181,7 +205,7 @@ def test_a_replica_that_dies_while_it_is_drained_is_replaced_once():
             await until(lambda: dispatcher.members)
             [member] = dispatcher.members
             member.routed.texts[1] = None  # it does not finish in time
-            supervisor._drain_s = 60
+            supervisor._settings = RouterSettings(drain_s=60)
             dispatcher.leave = lambda gone, died: dispatcher.members.remove(gone)
             rolled = asyncio.create_task(supervisor.roll())
             await until(lambda: not member.routed.taking)
@@ -192,21 +216,82 @@ def test_a_replica_that_dies_while_it_is_drained_is_replaced_once():
     run(test)
 
 
-def test_a_router_that_fails_ends_all_requests_with_an_error():
-    launcher = FakeLauncher(1, OPENED, RuntimeError("broken"), OPENED)
-    loop = ClusterLoop(launcher, b"", 3, 0.1, shared=False)
+@pytest.mark.parametrize("place", ["_place", "report", "leave", "expire", "cancel", "_forget"])
+def test_a_router_that_fails_ends_all_requests_with_an_error(caplog, place):
+    """Whatever of it fails, in its tasks or for a client's thread, and in whatever state that leaves its texts."""
+    launcher = FakeLauncher(1, OPENED)
+    loop, watched = ClusterLoop(launcher, b"", SETTINGS, shared=False), threading.Event()
+    loop.watched.append(watched.set)
+
+    def broken(*_, **__):
+        raise LookupError("planted")
+
     try:
         loop.opened(60, None)
         inbox = Inbox()
-        loop.route([Request((1, 2), SamplingParams(n=2, max_tokens=3))], inbox, [])
-        loop._asyncio.call_soon_threadsafe(launcher.links[0].kill)
-        [delivery] = inbox.get()
-        assert delivery.ended and "router" in str(delivery.events[0].error)
-        with pytest.raises(EngineError, match="router"):
+        [first] = loop.route([Request((1, 2), SamplingParams(n=2, max_tokens=3))], inbox, [])
+        while not loop.dispatcher._texts:
+            time.sleep(0.001)
+        setattr(loop.dispatcher, place, broken)
+        ended = TextNews(first.sequence.id, [Finished(0, FinishReason.EOS, "")], True, 0.0, 0, 0, 0)
+        asked = {"report": Report([], [], 8, 0), "_forget": Report([], [ended], 8, 0)}
+        if place in asked:
+            loop._asyncio.call_soon_threadsafe(launcher.links[0].queue.put_nowait, asked[place])
+        if place == "_place":
+            loop.route([Request((1, 2), SamplingParams(max_tokens=3))], inbox, [])
+        if place == "leave":
+            loop._asyncio.call_soon_threadsafe(launcher.links[0].kill)
+        if place == "cancel":
+            first.cancel()
+        left = 2 if place == "_place" else 1
+        while left:
+            for delivery in inbox.get():
+                assert delivery.ended and "LookupError: planted" in str(delivery.events[0].error)
+                left -= 1
+        with pytest.raises(EngineError, match=r"router.*planted"):
             loop.route([Request((1, 2), SamplingParams())], inbox, [])
+        assert watched.wait(60)
+        assert "in broken" in caplog.text, "with the place where it failed"
     finally:
         loop.close()
     loop.roll()  # a SIGHUP that comes late
+
+
+def test_texts_fail_once_replicas_die_again_and_again_before_they_open(monkeypatch):
+    monkeypatch.setattr(module, "AGAIN_S", 0.01)
+    monkeypatch.setattr(module, "MOST_AGAIN_S", 0.05)
+    launcher = FakeLauncher(1, OPENED, *[[None]] * (2 * module.UNOPENED), OPENED)
+    loop = ClusterLoop(launcher, b"", SETTINGS, shared=False)
+    request = Request((1, 2), SamplingParams(max_tokens=3))
+    try:
+        loop.opened(60, None)
+        loop.route([request], inbox := Inbox(), [])
+        loop._asyncio.call_soon_threadsafe(launcher.links[0].kill)
+        for _ in range(2):  # one that waits, and one that comes
+            [delivery] = inbox.get()
+            [event] = delivery.events
+            assert isinstance(event.error, ReplicaError) and "ended before they had the model" in str(event.error)
+            assert len(launcher.links) >= 1 + module.UNOPENED
+            loop.route([request], inbox, [])
+        while not (loop.dispatcher.members and loop.dispatcher.members[0].routed.texts):
+            loop.route([request], Inbox(), [])  # taken again, once a replica is there
+    finally:
+        loop.close()
+
+
+def test_texts_fail_once_no_replica_has_come_for_long(monkeypatch):
+    monkeypatch.setattr(module, "TICK_S", 0.005)
+    monkeypatch.setattr(module, "MOST_ALONE_S", 0.1)
+    launcher = FakeLauncher(1, OPENED, [])  # the second one never opens, and never dies
+    loop = ClusterLoop(launcher, b"", SETTINGS, shared=False)
+    try:
+        loop.opened(60, None)
+        loop.route([Request((1, 2), SamplingParams(max_tokens=3))], inbox := Inbox(), [])
+        loop._asyncio.call_soon_threadsafe(launcher.links[0].kill)
+        [delivery] = inbox.get()
+        assert "no replica has taken texts" in str(delivery.events[0].error)
+    finally:
+        loop.close()
 
 
 def test_all_are_replaced_one_after_another():
@@ -228,7 +313,8 @@ def test_all_are_replaced_one_after_another():
 
 def test_texts_of_a_retired_model_fail_once_no_replica_of_it_can_be_opened():
     launcher = FakeLauncher(2, OPENED, OPENED, [ReplicaUnopened("other files")])
-    loop, other = (ClusterLoop(one, b"", 3, 0.0, shared=False) for one in (launcher, FakeLauncher(2, OPENED)))
+    at_once = RouterSettings(drain_s=0.0)
+    loop, other = (ClusterLoop(one, b"", at_once, shared=False) for one in (launcher, FakeLauncher(2, OPENED)))
     try:
         loop.opened(60, None), other.opened(60, None)
         request = Request((1, 2), SamplingParams(n=2, max_tokens=3))
@@ -250,7 +336,7 @@ def test_a_cluster_that_takes_places_starts_its_replicas_one_by_one():
     async def test():
         launcher = FakeLauncher(3, OPENED)
         dispatcher = Dispatcher(3, asyncio.get_running_loop().time)
-        supervisor = Supervisor(launcher, dispatcher, b"", 0.1, lambda _: None, 1)
+        supervisor = Supervisor(launcher, dispatcher, b"", SETTINGS, lambda _: None, 1)
         task = asyncio.create_task(supervisor.run())
         for started in (1, 2, 3):
             await until(lambda: len(dispatcher.members) == started)  # noqa: B023
@@ -261,3 +347,74 @@ def test_a_cluster_that_takes_places_starts_its_replicas_one_by_one():
         await asyncio.gather(task, return_exceptions=True)
 
     run(test)
+
+
+class SocketReplica:
+    """Says that it is open; once it is let, it ends each text that it is sent."""
+
+    def __init__(self, answering):
+        ours, self.connection = socket.socketpair()
+        self.ours = ours
+        self.begun = threading.Event()
+        self.connection.sendall(framed([ReplicaOpened(SHAPE)]))
+        self.thread = threading.Thread(target=self.answer if answering else lambda: None)
+        self.thread.start()
+
+    def answer(self):
+        for message in messages_of(self.connection):
+            if isinstance(message, Begin):
+                news = TextNews(message.number, [Finished(0, FinishReason.EOS, "end")], True, 0.0, 0, 0, 0)
+                self.connection.sendall(framed([Report([], [news], 8, 0)]))
+
+    def die(self):
+        """With unread messages, so that the other end is reset."""
+        self.connection.close()
+
+
+class SocketLauncher(FakeLauncher):
+    """Replicas behind real links: at first those that read nothing and die when they are told to, then others."""
+
+    def __init__(self, replicas):
+        super().__init__(replicas)
+        self.made = []
+
+    def close(self):
+        for replica in self.made:
+            with suppress(OSError):  # it has died
+                replica.connection.shutdown(socket.SHUT_RDWR)
+            replica.thread.join()
+            replica.die()
+
+    async def start(self, number):
+        replica = SocketReplica(answering=len(self.made) >= self.replicas)
+        self.made.append(replica)
+        process = SimpleNamespace(pid=len(self.made), kill=replica.die, wait=lambda: 0)
+        return ProcessLink(process, *await asyncio.open_connection(sock=replica.ours))
+
+
+@pytest.mark.parametrize("replicas", [2, 5])
+def test_replicas_that_die_at_once_leave_a_router_that_goes_on(replicas):
+    """Over real sockets: uvloop raises for a write to one whose other end has just died."""
+    launcher = SocketLauncher(replicas)
+    loop = ClusterLoop(launcher, b"", RouterSettings(retries=9), shared=False)
+    try:
+        loop.opened(60, None)
+        while len(loop.dispatcher.members) < replicas:
+            time.sleep(0.001)
+        inbox = Inbox()
+        requests = [Request((1, 2), SamplingParams(max_tokens=3)) for _ in range(3 * replicas)]
+        handles = loop.route(requests, inbox, [])
+
+        def die():
+            for replica in launcher.made[:replicas]:
+                replica.die()
+
+        loop._asyncio.call_soon_threadsafe(die)
+        left = set(handles)
+        while left:
+            for delivery in inbox.get():
+                assert [type(one) for one in delivery.events] == [Finished]
+                left.discard(delivery.handle)
+        loop.check()
+    finally:
+        loop.close()

@@ -16,7 +16,7 @@ from tokenwright.checkpoints.folder import Report
 from tokenwright.checkpoints.model_files import ModelFiles, pinned
 from tokenwright.cluster.cluster_loop import ClusterLoop
 from tokenwright.cluster.replica_messages import OptionValue
-from tokenwright.cluster.supervisor import Launcher
+from tokenwright.cluster.supervisor import Launcher, RouterSettings
 from tokenwright.config import EngineConfig
 from tokenwright.engine import Request
 from tokenwright.engine.loop import Listener, RequestHandle
@@ -148,9 +148,11 @@ class ReplicatedModel:
         files = ModelFiles.found((model, *beside))
         return replace(self, model=model, loading=loading, engine=engine, name=self.model, files=files)
 
-    def opened(self, launcher: Launcher, **more: Any) -> ClusterLLM:
-        """The LLM over the replicas of a launcher. more: keywords of ClusterLLM."""
-        return ClusterLLM(self, launcher, **more)
+    def opened(
+        self, launcher: Launcher, *, report: Report | None = None, starting: int | None = None, **settings: Any
+    ) -> ClusterLLM:
+        """The LLM over the replicas of a launcher. settings: of RouterSettings; the rest as ClusterLLM has it."""
+        return ClusterLLM(self, launcher, RouterSettings(**settings), report=report, starting=starting)
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, OptionValue]:
@@ -178,23 +180,22 @@ def _text(name: str, value: object) -> str:
 class ClusterLLM(LLM):
     """An LLM over the replicas that a launcher starts.
 
-    retries, drain_s, starting: as ClusterLoop has them. report: as `LLM` has it, of the first replica.
+    settings, starting: as ClusterLoop has them. report: as `LLM` has it, of the first replica.
     """
 
     def __init__(
         self,
         wanted: ReplicatedModel,
         launcher: Launcher,
+        settings: RouterSettings,
         *,
-        retries: int = 3,
-        drain_s: float = 30.0,
         starting: int | None = None,
         report: Report | None = None,
     ) -> None:
         engine, shared = wanted.engine, wanted.engine.get("kv_disk") is not None
         own = {name: value for name, value in engine.items() if name not in ("kv", "kv_memory")}
         config = EngineConfig(kv=KVFormat.parse(engine.get("kv", "native")), **own)
-        loop = ClusterLoop(launcher, wanted.secret, retries, drain_s, shared=shared, starting=starting)
+        loop = ClusterLoop(launcher, wanted.secret, settings, shared=shared, starting=starting)
         try:
             loaded = LoadedModel(wanted.model, read=False, **wanted.loading)
             loaded.facts = replace(loaded.facts, name=wanted.name or wanted.model)

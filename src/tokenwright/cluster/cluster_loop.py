@@ -15,12 +15,13 @@ from collections.abc import Callable, Coroutine
 from collections.abc import Sequence as ListLike
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from traceback import format_exception
 from typing import Any, Literal, TypeVar, cast
 
 from tokenwright.cluster.dispatcher import Dispatcher
 from tokenwright.cluster.replica_messages import Progress, ReplicaShape
 from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, TextWay, Told
-from tokenwright.cluster.supervisor import Launcher, News, Seat, Supervisor
+from tokenwright.cluster.supervisor import Launcher, News, RouterSettings, Seat, Supervisor
 from tokenwright.cluster.text_orders import orders_of
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler
 from tokenwright.engine.loop import CLOSED, EngineLoop, Listener, RequestHandle
@@ -35,31 +36,30 @@ LOOK_S = 10.0  # for a look at the replicas: the router's thread is never that b
 
 
 class ClusterLoop(EngineLoop):
-    """Replicas as one engine. retries: how many may die with a text before it fails.
+    """Replicas as one engine. secret, settings, starting: as the Supervisor has them. shared: as the Dispatcher has it.
 
-    secret: of the page hashes. drain_s, starting: as the Supervisor has them. shared: as the Dispatcher has it.
+    watched: called when the router has failed, in its thread.
     """
 
     def __init__(
         self,
         launcher: Launcher,
         secret: bytes,
-        retries: int,
-        drain_s: float,
+        settings: RouterSettings,
         *,
         shared: bool,
         starting: int | None = None,
     ) -> None:
         self.clock = time.perf_counter
         self.engine: Engine[Any]  # it checks requests, and computes nothing
-        self.dispatcher = Dispatcher(retries, self.clock, shared=shared)
-        self._news: SimpleQueue[News | EngineError] = SimpleQueue()
+        self.dispatcher = Dispatcher(settings.retries, self.clock, shared=shared)
+        self._news: SimpleQueue[News | EngineError] | None = SimpleQueue()  # until a replica takes texts
         self._coming: SimpleQueue[RoutedHandle] = SimpleQueue()  # that the router has not taken yet
         self._closed = False
         self._why: EngineError | None = None  # nothing is taken any more
-        self._opening = True
+        self.watched: list[Callable[[], object]] = []
         self._asyncio = _new_event_loop()
-        self._supervisor = Supervisor(launcher, self.dispatcher, secret, drain_s, self._hear, starting)
+        self._supervisor = Supervisor(launcher, self.dispatcher, secret, settings, self._hear, starting)
         self._main = self._asyncio.create_task(self._supervisor.run())
         self._thread = threading.Thread(target=self._run, name="tokenwright router", daemon=True)
         self._thread.start()
@@ -69,10 +69,11 @@ class ClusterLoop(EngineLoop):
 
         Raises CheckpointError with a replica's reason if the model cannot be opened, EngineError when it is closed.
         """
+        assert self._news is not None, "it is opened once"
         while True:
             match self._news.get():
                 case ReplicaShape() as shape:
-                    self._opening = False
+                    self._news = None
                     self.engine = self._accepting(shape, context)
                     return shape
                 case Progress(done=done, total=total):
@@ -83,8 +84,8 @@ class ClusterLoop(EngineLoop):
                     raise error
 
     def _hear(self, news: News | EngineError) -> None:
-        if self._opening:  # nobody reads them later
-            self._news.put(news)
+        if (queue := self._news) is not None:
+            queue.put(news)
 
     def _accepting(self, shape: ReplicaShape, context: int) -> Engine[Any]:
         """An engine of a replica's limits that only accepts requests."""
@@ -129,7 +130,7 @@ class ClusterLoop(EngineLoop):
         for handle in handles:
             self._coming.put(handle)
         try:
-            self._asyncio.call_soon_threadsafe(self._take_in)
+            self._asyncio.call_soon_threadsafe(self._do, self._take_in)
         except RuntimeError:  # the thread has just ended, perhaps before it could refuse them
             self._refuse()
         return list(handles)
@@ -158,7 +159,14 @@ class ClusterLoop(EngineLoop):
 
     def _tell(self, what: Told, handle: RoutedHandle) -> None:
         with suppress(RuntimeError):  # the thread has ended, and with it all requests
-            self._asyncio.call_soon_threadsafe(getattr(self.dispatcher, what), handle)
+            self._asyncio.call_soon_threadsafe(self._do, getattr(self.dispatcher, what), handle)
+
+    def _do(self, function: Callable[..., object], *arguments: object) -> None:
+        """In the router's thread: do what another one asks for. A fault ends the router, as one of its own does."""
+        try:
+            function(*arguments)
+        except Exception as error:
+            self._supervisor.fail(error)
 
     def call(self, function: Callable[[Engine[Any]], T]) -> T:
         self.check()
@@ -178,7 +186,7 @@ class ClusterLoop(EngineLoop):
         It stays for texts that have not ended. For any event loop; nothing is left to do where a router has ended.
         """
         with suppress(RuntimeError):
-            self._asyncio.call_soon_threadsafe(self._supervisor.retire)
+            self._asyncio.call_soon_threadsafe(self._do, self._supervisor.retire)
         for _ in range(other.replicas - 1):
             await self._in_router(self._supervisor.retire_one)
             await other._in_router(other._supervisor.start_one)
@@ -219,18 +227,28 @@ class ClusterLoop(EngineLoop):
             with suppress(asyncio.CancelledError):
                 self._asyncio.run_until_complete(self._main)
         except BaseException as error:
-            log.exception("the router has failed")
-            self._why = EngineError("the router of the replicas has failed; open a new LLM")
+            log.error("the router has failed\n%s", "".join(format_exception(error)))  # a group whole
+            self._why = EngineError(f"the router of the replicas has failed ({_causes(error)}); open a new LLM")
             self._why.__cause__ = error
         self._why = self._why or EngineError(CLOSED)
         self._hear(self._why)
         self.dispatcher.close(self._why)
+        if self._why.__cause__ is not None:
+            for tell in self.watched:
+                tell()
         for task in (left := asyncio.all_tasks(self._asyncio)):
             task.cancel()
         self._asyncio.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._asyncio.close()
         self._refuse()
         self._supervisor.launcher.close()
+
+
+def _causes(error: BaseException) -> str:
+    """The errors of a group, and of groups within it, in words."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(map(_causes, error.exceptions))
+    return f"{type(error).__name__}: {error}"
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:

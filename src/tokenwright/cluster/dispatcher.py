@@ -20,7 +20,7 @@ from tokenwright.engine import Event, Failed, Finished, FinishReason
 from tokenwright.engine.loop import Delivery, Listener, deliver_each
 from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.engine.step import finished
-from tokenwright.errors import ReplicaError
+from tokenwright.errors import EngineError, ReplicaError
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +53,10 @@ class Dispatcher:
         self.ways = TextWays()
         self._retries = retries
         self._clock = clock
+        self._handles: dict[RoutedHandle, None] = {}  # whose clients have not had the end
         self._texts: dict[int, tuple[RoutedHandle, TextInFlight]] = {}
         self._waiting: dict[int, None] = {}  # numbers of texts that no replica has, in order
-        self._abandoned = False
+        self._unable = ""  # why no replica comes for the texts that wait
 
     @property
     def waiting(self) -> int:
@@ -68,6 +69,7 @@ class Dispatcher:
 
     def add(self, handle: RoutedHandle) -> None:
         """Take a request's texts."""
+        self._handles[handle] = None
         texts = list(handle.texts.values())
         self._texts |= {text.number: (handle, text) for text in texts}
         for text in texts:
@@ -78,6 +80,7 @@ class Dispatcher:
         """A replica takes texts from now on, those that wait first. available: its pages, all of which are free."""
         member = Member(link, RoutedReplica(pages, place=place, name=name), available)
         self.members.append(member)
+        self._unable = ""
         self._place_waiting()
         return member
 
@@ -120,9 +123,9 @@ class Dispatcher:
         self._deliver(taken)
         member.routed.others = max(0, report.sequences - len(member.routed.texts))
 
-    def abandon(self) -> None:
-        """No replica of this model comes any more: fail the texts that wait for one, and all that follow."""
-        self._abandoned = True
+    def abandon(self, why: str) -> None:
+        """Fail the texts that wait for a replica, and all that follow, until one joins."""
+        self._unable = why
         self._place_waiting()
 
     def cancel(self, handle: RoutedHandle) -> None:
@@ -144,10 +147,14 @@ class Dispatcher:
             if left is not None and left <= 0:
                 self._end_late(handle, text)
 
-    def close(self, error: Exception) -> None:
-        """Fail all requests."""
-        for handle in dict.fromkeys(handle for handle, _ in list(self._texts.values())):
-            self._deliver([(handle, self._drop(handle, lambda text: Failed(text.number, error)))])
+    def close(self, error: EngineError) -> None:
+        """Fail all requests, whatever state a fault has left here."""
+        handles, self._handles = self._handles, {}
+        for handle in handles:
+            try:
+                handle.fail(error)
+            except Exception:
+                log.exception("a listener failed")
 
     def _place(self, handle: RoutedHandle, text: TextInFlight) -> None:
         """Give a text to the cheapest replica; without any it waits."""
@@ -161,8 +168,8 @@ class Dispatcher:
         if not request.share:
             hashes = PrefixHashes(b"", hashes.page_size)  # of no page
         chosen = self.router.choose((member.routed for member in self.members), hashes, tokens)
-        if chosen is None and self._abandoned:
-            self._fail(handle, text, "the model has been changed, and no replica of the one before can be started")
+        if chosen is None and self._unable:
+            self._fail(handle, text, self._unable)
             return
         if chosen is None:
             self._waiting[text.number] = None
@@ -255,6 +262,8 @@ class Dispatcher:
             by_handle[handle] = [*by_handle[handle], *events] if handle in by_handle else events
         by_listener: dict[Listener, list[Delivery]] = {}
         for handle, events in by_handle.items():
+            if handle.ended:
+                self._handles.pop(handle, None)
             if events:
                 by_listener.setdefault(handle.listener, []).append(Delivery(handle, events, now, handle.ended))
         deliver_each(by_listener)

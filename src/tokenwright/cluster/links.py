@@ -96,13 +96,15 @@ async def linked(address: tuple[str, int], secret: bytes, forget: Callable[[], o
 
 
 def _send(writer: asyncio.StreamWriter, message: object, kill: Callable[[], None]) -> None:
+    if writer.transport.is_closing():  # it has died, which its messages will tell; uvloop raises on a write
+        return
     if writer.transport.get_write_buffer_size() > UNSENT:
         kill()
     writer.write(framed([message]))
 
 
 async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Any]:
-    with suppress(asyncio.IncompleteReadError, ConnectionError):
+    with suppress(asyncio.IncompleteReadError, OSError):  # a network may also time out, or have no way there
         while True:
             size = int.from_bytes(await reader.readexactly(LENGTH), "little")
             yield unframed(await reader.readexactly(size))

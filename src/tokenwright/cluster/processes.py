@@ -103,7 +103,7 @@ def divided(wanted: ReplicatedModel, replicas: int) -> Processes:
 
 
 def open_cluster(model: str, replicas: int, options: Mapping[str, Any], **more: Any) -> ClusterLLM:
-    """An LLM over replicas on this machine. options: LLM's, and `threads`. more: keywords of ClusterLLM.
+    """An LLM over replicas on this machine. options: LLM's, and `threads`. more: as `ReplicatedModel.opened` has it.
 
     Raises CheckpointError for a model that cannot be opened.
     """

@@ -207,7 +207,7 @@ def check_ray() -> None:
 def open_on_ray(
     model: str, replicas: int, address: str, name: str, options: Mapping[str, Any], **more: Any
 ) -> ClusterLLM:
-    """An LLM over replicas on a Ray cluster. options: LLM's, and `threads`. more: keywords of ClusterLLM.
+    """An LLM over replicas on a Ray cluster. options: LLM's, and `threads`. more: as `ReplicatedModel.opened` has it.
 
     address: of the cluster; local: a new one on this machine. name: of the application, which takes the place of an
     earlier one. Raises CheckpointError if no replica can be started.

@@ -22,6 +22,7 @@ from typing import Any
 
 from tokenwright.cluster.replica_messages import (
     LENGTH,
+    Alive,
     Begin,
     Cancel,
     End,
@@ -222,6 +223,7 @@ class Worker:
             case Cancel() | Pause() | Resume():
                 self._texts.tell(message)
             case Ping():
+                self._put(Alive())
                 self._llm.llm_engine.loop.post(self._answer)
             case End():
                 os._exit(1)

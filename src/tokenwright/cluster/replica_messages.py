@@ -1,7 +1,7 @@
 """The messages of the router and a replica: dataclasses, as JSON [kind, fields] after its length in four bytes.
 
     router   ReplicaOptions; then Begin, Cancel, Pause, Resume, Ping, End ──►  replica
-    router   ◄──  Progress, then ReplicaOpened or ReplicaUnopened; then Report, Pong
+    router   ◄──  Progress, then ReplicaOpened or ReplicaUnopened; then Report, Alive, Pong
 
 A message that is read runs no code, and its fields have the types that stand here. Bytes are in base64. Numbers come
 back with equal bits; a NaN loses its sign and payload.
@@ -106,7 +106,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Answer with `Pong` between two steps of the engine."""
+    """Answer with `Alive` at once, and with `Pong` between two steps of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +223,13 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Alive:
+    """The process runs."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pong:
-    """The answer to `Ping`."""
+    """The engine goes on."""
 
 
 def packed_event(event: Event) -> TextEvent:
@@ -270,7 +275,7 @@ def utf8_text(text: str) -> str:
 _JSON = ConfigDict(extra="forbid", ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="constants")
 _KINDS = (
     *(ReplicaOptions, Begin, Cancel, Pause, Resume, Ping, End),
-    *(Progress, ReplicaOpened, ReplicaUnopened, Report, Pong),
+    *(Progress, ReplicaOpened, ReplicaUnopened, Report, Alive, Pong),
 )
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {
     kind.__name__: TypeAdapter(tuple[Literal[kind.__name__], kind], config=_JSON)  # type: ignore[name-defined,valid-type]

@@ -120,6 +120,7 @@ class RoutedHandle(RequestHandle):
     def fail(self, why: EngineError) -> None:
         texts, self.texts = list(self.texts.values()), {}
         events = [event for text in texts for event in (*self.show(text), Failed(text.number, why))]
+        events = events or [Failed(self.sequence.id, why)]  # a fault has taken its texts before it ended
         self.live.clear()
         self.ended = True
         self.listener.deliver([Delivery(self, events, self._loop.clock(), True)])

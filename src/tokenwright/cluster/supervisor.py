@@ -2,8 +2,9 @@
 
 Where the model changes, a second supervisor's replicas take their places, one after another (`retire`).
 
-Each replica has a seat with a task. A replica that does not answer for HANG_S is ended as one that died, so its texts
-go on elsewhere.
+Each replica has a seat with a task. A replica whose process gives no sign of life, or whose engine ends no step, is
+ended as one that died, so its texts go on elsewhere. Time without an answer is counted in this thread's own turns: a
+router that was stopped itself does not blame its replicas.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Protocol
 
 from tokenwright.cluster.dispatcher import Dispatcher, Link, Member
@@ -31,15 +33,29 @@ from tokenwright.errors import CheckpointError
 
 TICK_S = 0.25
 PING_S = 1.0
-HANG_S = 60.0  # a step of a large model on a slow machine takes some seconds
+HANG_S = 60.0  # without the end of a step, which takes some seconds with a large model on a slow machine
 AGAIN_S = 0.5  # before a replica that could not be opened is started again, and twice as long each time
 MOST_AGAIN_S = 60.0
 LOOK_S = 0.02  # between two looks at a replica that is to change
 UNOPENED = 3  # replicas of a seat that end before they have opened the model: then it cannot be opened here
+MOST_ALONE_S = 120.0  # that texts wait for a replica where none takes texts
 
 log = logging.getLogger(__name__)
 
 News = ReplicaShape | Progress | CheckpointError  # of the model, until a replica has opened it
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """How a router treats its replicas. retries: how many may die with a text before it fails.
+
+    drain_s: seconds that a replica which is replaced has to finish its texts. heartbeat_s: without a sign of life after
+    which a replica is ended.
+    """
+
+    retries: int = 3
+    drain_s: float = 30.0
+    heartbeat_s: float = 10.0
 
 
 class StartedLink(Link, Protocol):
@@ -70,7 +86,7 @@ class Launcher(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """The place of a replica, which others take after it. asked, heard: when it was sent a Ping, and answered last.
+    """The place of a replica, which others take after it. silent, stuck: seconds without a message, without a step.
 
     member: it takes texts. leaving: it is replaced on purpose. opened: how many replicas were opened here; failures:
     how many, since then, could not be. wanted: set once it is to be taken. task: that keeps it.
@@ -78,8 +94,8 @@ class Seat:
 
     link: StartedLink | None = None
     member: Member | None = None
-    asked: float = 0.0
-    heard: float = 0.0
+    silent: float = 0.0
+    stuck: float = 0.0
     leaving: bool = False
     opened: int = 0
     failures: int = 0
@@ -88,7 +104,7 @@ class Seat:
 
 
 class Supervisor:
-    """drain_s: seconds that a replica which is replaced has to finish its texts. tell: hears how a model is opened.
+    """secret: of the replicas' page hashes. tell: hears how a model is opened.
 
     starting: how many replicas are started at first, the others by `start_one`; None: all.
     """
@@ -98,7 +114,7 @@ class Supervisor:
         launcher: Launcher,
         dispatcher: Dispatcher,
         secret: bytes,
-        drain_s: float,
+        settings: RouterSettings,
         tell: Callable[[News], None],
         starting: int | None = None,
     ) -> None:
@@ -108,11 +124,13 @@ class Supervisor:
         self.launcher = launcher
         self._dispatcher = dispatcher
         self.secret = secret
-        self._drain_s = drain_s
+        self._settings = settings
+        self._alone = 0.0  # seconds in which no replica takes texts
         self._tell = tell
         self._rolling = asyncio.Lock()
         self._rolls: set[asyncio.Task[None]] = set()
         self._retiring = False
+        self._faults: asyncio.Queue[Exception] = asyncio.Queue()
 
     async def run(self) -> None:
         """Keep all replicas, until it is cancelled."""
@@ -120,6 +138,11 @@ class Supervisor:
             for number, seat in enumerate(self.seats):
                 seat.task = tasks.create_task(self._keep(number, seat))
             tasks.create_task(self._tick())
+            raise await self._faults.get()
+
+    def fail(self, error: Exception) -> None:
+        """End the router with a fault of what another thread has asked it for."""
+        self._faults.put_nowait(error)
 
     def start_rolling(self) -> None:
         """`roll` in a task of its own; not a third time while one goes on and one waits."""
@@ -175,12 +198,12 @@ class Supervisor:
         if seat.task is not None and seat.task is not asyncio.current_task():
             seat.task.cancel()
         if not self.seats:
-            self._dispatcher.abandon()
+            self._dispatcher.abandon("the model has been changed, and no replica of the one before can be started")
 
     async def _drain(self, seat: Seat, member: Member) -> None:
         """Give a replica no more texts, and wait until it has none or their time is over."""
         self._dispatcher.drain(member)
-        until = time.monotonic() + self._drain_s
+        until = time.monotonic() + self._settings.drain_s
         while seat.member is member and self._dispatcher.texts_of(member) and time.monotonic() < until:
             await asyncio.sleep(LOOK_S)
 
@@ -200,8 +223,8 @@ class Supervisor:
             opened = seat.opened
             try:
                 link = await self.launcher.start(number)
-            except OSError as error:  # no memory for a process, or no file descriptor, for now
-                log.warning("a replica could not be started: %s", error)
+            except Exception as error:  # mostly no memory for a process, or no file descriptor, for now
+                log.warning("a replica could not be started: %s", error, exc_info=not isinstance(error, OSError))
             else:
                 await self._host(number, seat, link)
             if seat.opened > opened:
@@ -210,6 +233,8 @@ class Supervisor:
             seat.failures += 1
             if seat.failures == UNOPENED:
                 self._tell(CheckpointError(f"{UNOPENED} replicas, one after another, ended before they had the model"))
+            if all(one.member is None and one.failures >= UNOPENED for one in self.seats):
+                self._dispatcher.abandon(f"{UNOPENED} replicas, one after another, ended before they had the model")
             if self._retiring:
                 self._end(seat)
                 return
@@ -217,25 +242,24 @@ class Supervisor:
 
     async def _host(self, number: int, seat: Seat, link: StartedLink) -> None:
         """Hear a replica until it ends."""
-        seat.link, seat.asked, seat.heard, seat.leaving = link, 0.0, 0.0, False
+        seat.link, seat.silent, seat.stuck, seat.leaving = link, 0.0, 0.0, False
         try:
-            async for message in link.messages():
+            async for message in _messages(link):
+                seat.silent = 0.0
                 self._read(number, seat, message)
-        except ValueError as error:
-            log.warning("replica %s is ended, as it sent no message of a replica: %s", link.name, error)
         except asyncio.CancelledError:
             seat.leaving = True  # with all others
             raise
         finally:
             self._left(seat)
-            await link.close()
+            await _closed(link)
 
     def _read(self, number: int, seat: Seat, message: object) -> None:
         match message:
             case Report() if seat.member is not None:
                 self._dispatcher.report(seat.member, message)
             case Pong():
-                seat.heard = time.monotonic()
+                seat.stuck = 0.0
             case ReplicaOpened(shape=shape):
                 self._tell(shape)
                 pages = ReplicaPages(shape.groups, shape.page_size, shape.seed, self.secret)
@@ -244,7 +268,7 @@ class Supervisor:
                 seat.member = self._dispatcher.join(seat.link, pages, count, number, seat.link.name)
                 if seat.opened:
                     log.warning("replica %s takes texts in its place", seat.link.name)
-                seat.opened += 1
+                seat.opened, self._alone = seat.opened + 1, 0.0
             case Progress():
                 self._tell(message)
             case ReplicaUnopened(reason=reason):
@@ -265,21 +289,46 @@ class Supervisor:
             self._dispatcher.leave(member, died=not seat.leaving)
 
     async def _tick(self) -> None:
-        while True:
+        for turn in count():
             await asyncio.sleep(TICK_S)
             self._dispatcher.expire()
             for seat in self.seats:
                 if seat.link is not None and seat.member is not None:
-                    self._prove(seat, seat.link)
+                    self._prove(seat, seat.link, asks=turn % max(1, round(PING_S / TICK_S)) == 0)
+            if any(seat.opened for seat in self.seats) and not self._dispatcher.members:
+                self._alone += TICK_S
+                if self._alone >= MOST_ALONE_S:
+                    self._dispatcher.abandon(f"no replica has taken texts for {MOST_ALONE_S:.0f} s")
 
-    def _prove(self, seat: Seat, link: StartedLink) -> None:
-        """Ask a replica whether its engine goes on, and end it where it has not answered for too long."""
-        now = time.monotonic()
-        answered = seat.heard >= seat.asked
-        if answered and now - seat.asked >= PING_S:
-            seat.asked = now
+    def _prove(self, seat: Seat, link: StartedLink, *, asks: bool) -> None:
+        """Ask a replica whether it lives and its engine goes on, and end it where it has not answered for too long."""
+        seat.silent += TICK_S
+        seat.stuck += TICK_S
+        if asks:
             link.send(Ping())
-        elif not answered and now - seat.asked >= HANG_S:
-            log.warning("replica %s has not answered for %d s and is ended", link.name, HANG_S)
-            with suppress(OSError):
-                link.kill()
+        for seconds, most, lacks in (
+            (seat.silent, self._settings.heartbeat_s, "given no sign of life"),
+            (seat.stuck, HANG_S, "ended no step"),
+        ):
+            if seconds >= most:
+                log.warning("replica %s has %s for %.3g s and is ended", link.name, lacks, seconds)
+                with suppress(OSError):
+                    link.kill()
+                return
+
+
+async def _messages(link: StartedLink) -> AsyncIterator[Any]:
+    """A replica's messages, until it ends or sends something else."""
+    try:
+        async for message in link.messages():
+            yield message
+    except Exception as error:
+        log.warning("replica %s is ended, as it sent no message of a replica: %r", link.name, error)
+
+
+async def _closed(link: StartedLink) -> None:
+    """Close a link; whatever fails there is no reason to end the router."""
+    try:
+        await link.close()
+    except Exception:
+        log.exception("what replica %s held could not be freed", link.name)

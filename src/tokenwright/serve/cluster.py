@@ -8,6 +8,7 @@ an error when the ingress behind it dies, but not when a replica does: the ingre
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -81,9 +82,15 @@ def ingress_app(wanted: ServeApplication, settings: Settings) -> FastAPI:
     handle = serve.get_deployment_handle(DEPLOYMENT, app_name=serve.get_replica_context().app_name)
 
     def load(report: Callable[[int, int], None]) -> LLM:
-        return wanted.wanted.opened(
-            wanted.launcher(handle), retries=settings.retries, drain_s=settings.drain_timeout, report=report
+        llm = wanted.wanted.opened(
+            wanted.launcher(handle),
+            retries=settings.retries,
+            drain_s=settings.drain_timeout,
+            heartbeat_s=settings.heartbeat,
+            report=report,
         )
+        llm.cluster.watched.append(lambda: os._exit(1))  # Serve starts another ingress
+        return llm
 
     try:
         page = page_folder()

@@ -57,6 +57,10 @@ class LoadedApp:
             raise host.failure
 
     @property
+    def failed(self) -> bool:
+        return self.explorer.host.failure is not None
+
+    @property
     def nbytes(self) -> int:
         return self.explorer.llm.weight_bytes + self.explorer.llm.kv_memory
 

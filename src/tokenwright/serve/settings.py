@@ -76,6 +76,9 @@ class Settings:
     )
     ray_address: str = _setting("", "A Ray cluster for the replicas, such as auto or HOST:PORT; local starts one.")
     retries: int = _setting(3, "How many replicas may die with a text before its request fails.")
+    heartbeat: float = _setting(
+        10.0, "Seconds without a sign of life after which a replica is ended and its texts go on elsewhere."
+    )
     kv_events: str = _setting(
         "", "The address, such as tcp://*:5557, of vLLM's KV events for routers; replays are at the next port."
     )
@@ -87,6 +90,8 @@ class Settings:
         check_whole("max_queue", self.max_queue, 0, 1_000_000)
         check_whole("replicas", self.replicas, 0, 64)
         check_whole("retries", self.retries, 0, 100)
+        if not 2 <= self.heartbeat <= 3600:  # a replica is asked each second
+            raise RequestError(f"heartbeat must be from 2 to 3,600 seconds, not {self.heartbeat!r}")
         if self.ray_address and not self.replicas:
             raise RequestError("ray_address is where replicas run; give --replicas as well")
         if self.replicas and (self.explorer or self.kv_events):
@@ -141,8 +146,9 @@ def read_settings(
     found |= {name: _parsed(name, variables[name.upper()]) for name in known if name.upper() in variables}
     found |= {name: value for name, value in flags.items() if value not in (None, (), [])}
     made = replace(Settings(), **{name: _typed(name, value) for name, value in found.items()})
-    if "retries" in found and not made.replicas:
-        raise RequestError("retries is how many replicas may die with a text; give --replicas as well")
+    for name in ("retries", "heartbeat"):
+        if name in found and not made.replicas:
+            raise RequestError(f"{name} is about replicas; give --replicas as well")
     return made
 
 

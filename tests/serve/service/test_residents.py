@@ -19,7 +19,7 @@ class Fake:
 
     def __init__(self, world: World, name: str, size: int) -> None:
         self.world, self.name, self.nbytes, self.progress = world, name, size, (0, 0)
-        self.closed = False
+        self.closed = self.failed = False
         world.opened.append(self)
 
     async def settled(self) -> None:
@@ -130,6 +130,15 @@ async def test_a_model_that_cannot_be_read_fails_its_requests_alone_and_is_tried
     await world.use("b")
     assert world.find("b").failure == ""
     assert world.held == 4
+
+
+@runs
+async def test_a_model_whose_engine_has_failed_is_loaded_again() -> None:
+    world = World({"a": 4, "b": 4}, limit=8)
+    await world.use("a")
+    world.opened[0].failed = True
+    await asyncio.gather(*(world.use(name) for name in "aba"))
+    assert world.opened[0].closed and sorted(world.loaded()) == ["a", "a", "b"]
 
 
 @runs

@@ -89,6 +89,7 @@ AccessLog = Annotated[bool | None, _setting("access_log", "--access-log")]
 Replicas = Annotated[int | None, _setting("replicas")]
 RayAddress = Annotated[str | None, _setting("ray_address", metavar="ADDRESS")]
 Retries = Annotated[int | None, _setting("retries")]
+Heartbeat = Annotated[float | None, _setting("heartbeat")]
 KvEvents = Annotated[str | None, _setting("kv_events", metavar="ADDRESS")]
 KvEventsTopic = Annotated[str | None, _setting("kv_events_topic")]
 Explorer = Annotated[bool | None, _setting("explorer", "--explorer")]
@@ -120,6 +121,7 @@ def serve(
     replicas: Replicas = None,
     ray_address: RayAddress = None,
     retries: Retries = None,
+    heartbeat: Heartbeat = None,
     kv_events: KvEvents = None,
     kv_events_topic: KvEventsTopic = None,
     explorer: Explorer = None,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tokenwright.errors import TokenwrightError
+from tokenwright.errors import EngineError, TokenwrightError
 from tokenwright.serve.service.types import NotReady
 from tokenwright.trace.messages.schema import Loading
 
@@ -80,7 +80,8 @@ class ModelHost:
         self.created = int(time.time())
         self.loading = Loading("loading", 0, 0, "")
         self.settled = threading.Event()  # the model is ready, or cannot be read
-        self.failure: Exception | None = None  # why it cannot be
+        self._failure: Exception | None = None
+        self._closed = False
         self._load = load
         self._llm: LLM | None = None
         self._thread = threading.Thread(target=self._read, name="loading", daemon=True)
@@ -91,8 +92,19 @@ class ModelHost:
 
     def close(self) -> None:
         """Free the memory. Does not wait for a model that is still loading."""
+        self._closed = True
         if self._llm is not None:
             self._llm.close()
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the model cannot be read, or why its engine takes no request any more: nothing mends it but a new one."""
+        if self._failure is None and self._llm is not None and not self._closed:
+            try:
+                self._llm.check()
+            except EngineError as error:
+                self._failure = error
+        return self._failure
 
     @property
     def llm(self) -> LLM:
@@ -111,10 +123,10 @@ class ModelHost:
             self._llm = self._load(report)
             self.loading = replace(self.loading, phase="ready")
         except TokenwrightError as error:
-            self.loading, self.failure = replace(self.loading, phase="failed", message=str(error)), error
+            self.loading, self._failure = replace(self.loading, phase="failed", message=str(error)), error
         except Exception as error:
             log.exception("the model could not be read")
             message = "a fault of ours; the server's log says more"
-            self.loading, self.failure = replace(self.loading, phase="failed", message=message), error
+            self.loading, self._failure = replace(self.loading, phase="failed", message=message), error
         finally:
             self.settled.set()

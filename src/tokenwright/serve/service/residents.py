@@ -37,6 +37,10 @@ class LoadedResident(Protocol):
         """Wait until it is there. Raises what keeps it from being read."""
 
     @property
+    def failed(self) -> bool:
+        """Whether its engine takes no request any more."""
+
+    @property
     def nbytes(self) -> int:
         """The bytes of its weights and its cache, once it is there."""
 
@@ -126,6 +130,8 @@ class Residents:
         """
         if self.stopped:
             raise NotReady(ENDING)
+        if entry.state == "ready" and entry.opened is not None and entry.opened.failed:
+            self._leave(entry)  # and it is loaded again
         if entry.state != "ready":
             if self.waiting >= self.most:
                 raise Busy(f"{self.waiting:,} requests wait for a model already; try again in 5 s", 5)
