@@ -1,6 +1,9 @@
 """The native kernels, each instruction set of this processor: what they compute, alone and in company."""
 
 import math
+import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -23,6 +26,7 @@ from tests.backends.native import (
 )
 from tests.profiles import examples
 from tests.tensors import NativeOverTensors
+from tokenwright.backends.native.library import find
 from tokenwright.backends.native.native_kernels import find_kernels, usable
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.torch.kernels import Dense
@@ -360,6 +364,28 @@ def test_summary_tells_what_is_not_finite(isa: str, bad: float, size: int) -> No
         best, log_total = summary(isa, x)
         assert math.isnan(log_total)
         assert 0 <= best < size
+
+
+@each_isa
+def test_the_error_function_over_all_magnitudes(isa: str) -> None:
+    """gelu(x) = x (1 + erf(x / sqrt(2))) / 2 in fp32, against erf in fp64: within 2 ulp of x."""
+    x = torch.cat([torch.logspace(-30, 1, 4001), torch.linspace(0.0003, 6, 20011)])
+    x = torch.cat([x, -x])[None]
+    right = 0.5 * x.double() * (1 + torch.erf(x.double() / math.sqrt(2)))
+    apart = (KERNELS[isa].activate(x, "gelu").double() - right).abs() / x.double().abs() * 2**23
+    assert float(apart.max()) < 2
+
+
+INEXACT = re.compile(r" U ((?:exp|log|erf|pow|sin|cos|tan|gamma)\w*)@")  # whose bits differ between C libraries
+
+
+@needs_native
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="symbols as ELF files have them")
+def test_no_bit_depends_on_the_c_library() -> None:
+    """The kernels import no function of it that is not rounded correctly."""
+    symbols = subprocess.run(["nm", "-D", str(find())], capture_output=True, text=True, check=True).stdout
+    assert " U sqrt" in symbols or " U memcpy" in symbols, "nm tells what is imported"
+    assert INEXACT.findall(symbols) == []
 
 
 # ---- Which kernels ----

@@ -12,7 +12,7 @@ from weakref import finalize
 from tokenwright.arrays import Floats
 from tokenwright.backends.device import asked_threads, compute_here
 from tokenwright.backends.kv_sizing import memory_of, size_groups
-from tokenwright.backends.native.native_kernels import arithmetic
+from tokenwright.backends.native.native_kernels import NUMERICS, arithmetic
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.observation import device_clock
 from tokenwright.backends.runner import Model, ModelRunner, store_over
@@ -357,7 +357,7 @@ class LLMEngine:
 def _about(loaded: LoadedModel, specs: tuple[LayerSpec, ...], page_size: int, draft: Draft | None) -> Mapping[str, str]:
     """Everything but the tokens that the pages of an engine depend on."""
     facts, copied = loaded.facts, f", {len(loaded.copies)} as they lie" if loaded.copies else ""
-    rounding = facts.kernels if facts.kernels == "reference" else arithmetic(facts.kernels)
+    rounding = facts.kernels if facts.kernels == "reference" else f"{arithmetic(facts.kernels)} {NUMERICS}"
     form = {"dtype": facts.dtype, "weights' form": f"{facts.weights}{copied}", "kernels": rounding}
     form["draft model"] = "none" if draft is None else draft.about(page_size)
     return about(loaded.checkpoint, form, specs, page_size)

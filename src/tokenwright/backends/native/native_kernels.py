@@ -267,6 +267,9 @@ def only_packed(weight: "Linear") -> Packed:
     return weight
 
 
+NUMERICS = 2  # of the kernels' functions; another number: models may compute other bits, so old K and V are not read
+
+
 def arithmetic(isa: str) -> str:
     """How the kernels of an instruction set round: kernels of one name compute the same bits.
 

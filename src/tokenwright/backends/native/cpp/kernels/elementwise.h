@@ -60,10 +60,7 @@ TW_INLINE F activated(int64_t activation, F x) {
     const F positive = larger(all(0.0f), x);
     return positive * positive;
   }
-  float each[16];
-  store(each, x);
-  for (int i = 0; i < 16; i++) each[i] = 0.5f * each[i] * (1.0f + erff(each[i] * 0.70710678f));
-  return load(each);
+  return all(0.5f) * x * (all(1.0f) + error_function(x * all(0.70710678f)));
 }
 
 static void activate(int64_t activation, int64_t size, const float* x, float* y) {
@@ -150,7 +147,7 @@ static void summary(int64_t n, const float* x, int64_t* index, float* most, doub
     for (int k = 0; k < 8 && i + 16 <= n; k++, i += 16) mass = mass + exponential(load(x + i) - all(high));
     all_mass += sum(mass);
   }
-  for (; i < n; i++) all_mass += expf(x[i] - high);
+  if (i < n) all_mass += sum(only(exponential(load(x + i, n - i) - all(high)), 0, {0, n - i}, 0.0f));
   *total = nothing == 0.0f ? all_mass : NAN;
 }
 

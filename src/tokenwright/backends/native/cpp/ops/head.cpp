@@ -1,12 +1,12 @@
 #include "ops/head.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "ops/ops.h"
 #include "ops/residual.h"
 #include "ops/threaded_linear.h"
+#include "step/functions.h"
 #include "step/observer.h"
 #include "step/pass.h"
 
@@ -22,9 +22,9 @@ void merge(const Partial* parts, int64_t count, int64_t* best, double* log_total
   for (int64_t i = 1; i < count; i++)
     if (parts[i].most > most->most) most = parts + i;
   double total = 0;
-  for (int64_t i = 0; i < count; i++) total += parts[i].total * exp((double)parts[i].most - most->most);
+  for (int64_t i = 0; i < count; i++) total += parts[i].total * exponential((double)parts[i].most - most->most);
   *best = most->index;
-  *log_total = log(total) + most->most;
+  *log_total = logarithm(total) + most->most;
 }
 
 }  // namespace

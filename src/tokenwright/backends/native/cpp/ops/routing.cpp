@@ -5,12 +5,13 @@
 #include <cstdint>
 
 #include "ops/residual.h"
+#include "step/functions.h"
 
 namespace tw {
 
 namespace {
 
-float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+float sigmoid(float x) { return 1.0f / (1.0f + (float)exponential(-x)); }
 
 // Turns the router's logits into scores.
 void score(const Routing& r, float* x) {
@@ -21,7 +22,7 @@ void score(const Routing& r, float* x) {
   float most = x[0], total = 0;
   for (int64_t i = 1; i < r.experts; i++) most = x[i] > most ? x[i] : most;
   for (int64_t i = 0; i < r.experts; i++) {
-    x[i] = expf(x[i] - most);
+    x[i] = (float)exponential(x[i] - most);
     total += x[i];
   }
   for (int64_t i = 0; i < r.experts; i++) x[i] /= total;

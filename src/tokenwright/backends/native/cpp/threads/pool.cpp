@@ -154,7 +154,7 @@ class Share {
   // Records a run on `threads` threads that took `took`, ended at `time`, and whose threads lost `lost` in total.
   void note(int64_t threads, int64_t took, int64_t lost, int64_t time) {
     calm_ += took;
-    const double weight = 1 - exp(-(double)took / MEMORY);
+    const double weight = (double)took / (double)(took + MEMORY);
     lost_ += weight * ((double)lost / (double)took - lost_);
     if (lost_ > most_lost(threads)) {
       hold_ = calm_ > CALM ? HOLD : std::min(2 * hold_, MOST_HOLD);
