@@ -3,7 +3,9 @@
 //   check LIBRARY [ISA]  a line for each result: its name, and its numbers; whole ones after '=', others after '~'
 //
 // Inputs come from a generator in whole numbers, so that they are the same everywhere. ISA is `portable` by default.
+#ifndef __wasm__
 #include <dlfcn.h>
+#endif
 
 #include <cstdio>
 #include <cstdlib>

@@ -180,5 +180,6 @@ const Kernels* avxvnni_kernels();
 const Kernels* avx512_kernels();  // with VNNI
 const Kernels* amx_kernels();
 const Kernels* dotprod_kernels();  // on aarch64 only
+const Kernels* wasm_kernels();     // in WebAssembly only
 
 }  // namespace tw

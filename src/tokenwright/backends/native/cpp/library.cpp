@@ -21,6 +21,10 @@
 #include <sys/auxv.h>
 #endif
 
+#if defined(__wasm_relaxed_simd__)
+#include <wasm_simd128.h>
+#endif
+
 using namespace tw;
 
 namespace {
@@ -95,6 +99,20 @@ const Processor& processor() {
 }
 #endif
 
+#if defined(TW_WASM)
+// Whether multiply-adds round once. Without relaxed ones they do (kernels/lanes.h). A relaxed one may be two
+// operations; which one it is, the host says by a product that has more bits than a float.
+bool fuses() {
+#if defined(__wasm_relaxed_simd__)
+  volatile float below_one = 1 - 0x1p-24f;
+  const v128_t x = wasm_f32x4_splat(below_one), z = wasm_f32x4_const_splat(-1 + 0x1p-23f);
+  return wasm_f32x4_extract_lane(wasm_f32x4_relaxed_madd(x, x, z), 0) == 0x1p-48f;
+#else
+  return true;
+#endif
+}
+#endif
+
 // Calls run(workspace). Returns 1 if memory runs out, else 0.
 template <typename Run>
 int64_t with_workspace(Workspace* shared, Run run) {
@@ -145,6 +163,9 @@ TW_EXPORT const Kernels* tw_kernels(const char* name) {
 #endif
 #if defined(TW_DOTPROD)
   if (!strcmp(name, "dotprod") && has_dotprod()) return dotprod_kernels();
+#endif
+#if defined(TW_WASM)
+  if (!strcmp(name, "wasm") && fuses()) return wasm_kernels();
 #endif
   return nullptr;
 }

@@ -13,6 +13,8 @@
 #include <emmintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
+#elif defined(__wasm_simd128__)
+#include <wasm_simd128.h>
 #endif
 
 #ifndef TW_ISA
@@ -184,6 +186,46 @@ TW_INLINE I operator>>(I a, int n) {  // arithmetic
   return a;
 }
 
+#if defined(__wasm_simd128__) && !defined(__wasm_relaxed_simd__)
+// The double next to `sum` in the direction of its error, if `sum` is inexact and its last bit is 0: the exact sum
+// rounded to odd. Rounded further, to a float, it becomes what the exact sum would become.
+TW_INLINE v128_t rounded_to_odd(v128_t product, v128_t c, v128_t sum) {
+  const v128_t of_c = wasm_f64x2_sub(sum, product);
+  const v128_t error = wasm_f64x2_add(wasm_f64x2_sub(product, wasm_f64x2_sub(sum, of_c)), wasm_f64x2_sub(c, of_c));
+  const v128_t zero = wasm_f64x2_const_splat(0);
+  const v128_t inexact = wasm_v128_or(wasm_f64x2_lt(error, zero), wasm_f64x2_gt(error, zero));
+  const v128_t even = wasm_i64x2_eq(wasm_v128_and(sum, wasm_i64x2_const_splat(1)), wasm_i64x2_const_splat(0));
+  const v128_t outwards = wasm_i64x2_eq(wasm_f64x2_gt(error, zero), wasm_f64x2_gt(sum, zero));
+  const v128_t step = wasm_v128_bitselect(wasm_i64x2_const_splat(1), wasm_i64x2_const_splat(-1), outwards);
+  return wasm_i64x2_add(sum, wasm_v128_and(step, wasm_v128_and(inexact, even)));
+}
+// a b + c of two lanes, rounded once. The product of two floats is exact as a double. The sum is rounded to a double
+// and then to a float; this can differ from one rounding only if the double lies halfway between two floats (its last
+// 29 bits are a one and zeros), or if the float may be subnormal.
+TW_INLINE v128_t fused_pair(v128_t a, v128_t b, v128_t c) {  // doubles; the result is two floats, and zeros
+  const v128_t product = wasm_f64x2_mul(a, b);
+  v128_t sum = wasm_f64x2_add(product, c);
+  const v128_t last = wasm_v128_and(sum, wasm_i64x2_const_splat(0x1fffffff));
+  const v128_t halfway = wasm_i64x2_eq(last, wasm_i64x2_const_splat(0x10000000));
+  const v128_t small = wasm_f64x2_lt(wasm_f64x2_abs(sum), wasm_f64x2_const_splat(0x1p-125));
+  if (__builtin_expect(wasm_v128_any_true(wasm_v128_or(halfway, small)), 0)) sum = rounded_to_odd(product, c, sum);
+  return wasm_f32x4_demote_f64x2_zero(sum);
+}
+TW_INLINE FPart fused(FPart a, FPart b, FPart c) {
+  const v128_t x = (v128_t)a, y = (v128_t)b, z = (v128_t)c;
+  const v128_t low =
+      fused_pair(wasm_f64x2_promote_low_f32x4(x), wasm_f64x2_promote_low_f32x4(y), wasm_f64x2_promote_low_f32x4(z));
+#define TW_HIGH(v) wasm_f64x2_promote_low_f32x4(wasm_i32x4_shuffle(v, v, 2, 3, 2, 3))
+  const v128_t high = fused_pair(TW_HIGH(x), TW_HIGH(y), TW_HIGH(z));
+#undef TW_HIGH
+  return (FPart)wasm_i32x4_shuffle(low, high, 0, 1, 4, 5);
+}
+#elif defined(__wasm_simd128__)
+TW_INLINE FPart fused(FPart a, FPart b, FPart c) {  // rounds once only where the host does: see library.cpp
+  return (FPart)wasm_f32x4_relaxed_madd((v128_t)a, (v128_t)b, (v128_t)c);
+}
+#endif
+
 // a b + c and c - a b, rounded once where the instruction set has fused multiply-add (all but SSE), else twice. The
 // compiler fuses nothing by itself (-ffp-contract=off), so every compiler computes the same bits.
 TW_INLINE F fma(F a, F b, F c) {
@@ -194,6 +236,8 @@ TW_INLINE F fma(F a, F b, F c) {
   TW_PARTS r.p[i] = (FPart)_mm256_fmadd_ps((__m256)a.p[i], (__m256)b.p[i], (__m256)c.p[i]);
 #elif defined(__aarch64__)
   TW_PARTS r.p[i] = (FPart)vfmaq_f32((float32x4_t)c.p[i], (float32x4_t)a.p[i], (float32x4_t)b.p[i]);
+#elif defined(__wasm_simd128__)
+  TW_PARTS r.p[i] = fused(a.p[i], b.p[i], c.p[i]);
 #else
   TW_PARTS r.p[i] = a.p[i] * b.p[i] + c.p[i];
 #endif
@@ -207,6 +251,8 @@ TW_INLINE F fnma(F a, F b, F c) {
   TW_PARTS r.p[i] = (FPart)_mm256_fnmadd_ps((__m256)a.p[i], (__m256)b.p[i], (__m256)c.p[i]);
 #elif defined(__aarch64__)
   TW_PARTS r.p[i] = (FPart)vfmsq_f32((float32x4_t)c.p[i], (float32x4_t)a.p[i], (float32x4_t)b.p[i]);
+#elif defined(__wasm_simd128__)
+  TW_PARTS r.p[i] = fused(-a.p[i], b.p[i], c.p[i]);
 #else
   TW_PARTS r.p[i] = c.p[i] - a.p[i] * b.p[i];
 #endif
@@ -215,6 +261,8 @@ TW_INLINE F fnma(F a, F b, F c) {
 TW_INLINE float fma(float a, float b, float c) {
 #if defined(__AVX2__) || defined(__aarch64__)
   return __builtin_fmaf(a, b, c);
+#elif defined(__wasm_simd128__)
+  return fused(a - (FPart){}, b - (FPart){}, c - (FPart){})[0];
 #else
   return a * b + c;
 #endif
@@ -268,6 +316,8 @@ TW_INLINE I dot16(I total, I a, I b) {
     const int32x4_t products = vmull_s16(vget_low_s16(x), vget_low_s16(y));
     total.p[i] += (IPart)vpaddq_s32(products, vmull_high_s16(x, y));
   }
+#elif defined(__wasm_simd128__)
+  TW_PARTS total.p[i] += (IPart)wasm_i32x4_dot_i16x8((v128_t)a.p[i], (v128_t)b.p[i]);
 #else
   TW_PARTS total.p[i] += (a.p[i] << 16 >> 16) * (b.p[i] << 16 >> 16) + (a.p[i] >> 16) * (b.p[i] >> 16);
 #endif

@@ -27,6 +27,10 @@ void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
 #endif
 }
 
+#if defined(__wasm__)
+int getppid() { return 0; }  // it has no other processes
+#endif
+
 void wake_all([[maybe_unused]] std::atomic<uint32_t>& word) {
 #if defined(__linux__)
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
