@@ -1,5 +1,6 @@
 """Responses that are kept: what refers to them, who sees them, and when they leave."""
 
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,8 @@ from tests.serve.talking import Talker, make_talker, talking, until
 from tokenwright.errors import EngineError
 from tokenwright.serve.app import Served
 from tokenwright.serve.openai.responses import stored as stored_responses
-from tokenwright.serve.openai.responses.stored import StoredResponse, StoredResponses
+from tokenwright.serve.openai.responses.bodies import ItemReference, ResponseMessage
+from tokenwright.serve.openai.responses.stored import StoredItem, StoredResponse, StoredResponses
 from tokenwright.serve.service.generation import Generation
 
 ASKED: dict[str, Any] = {"model": "tiny", "temperature": 0.0, "max_output_tokens": 4}
@@ -139,27 +141,74 @@ def test_a_server_may_store_nothing(tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def response(name: str) -> dict[str, Any]:
-    return {"id": name, "output": [{"type": "message", "role": "assistant", "id": f"m{name}", "content": "a" * 100}]}
+    return {
+        "id": name,
+        "status": "completed",
+        "output": [{"type": "message", "role": "assistant", "id": f"m{name}", "content": "a" * 100}],
+    }
 
 
 def test_the_oldest_leave_where_there_is_no_room() -> None:
-    stored = StoredResponses(500)
+    most = 2 * StoredResponse.of(response("a"), []).size + 100
+    stored = StoredResponses(most)
     for name in "abc":
-        stored.add("key", StoredResponse.of(response(name), [], ()))
+        stored.add("key", StoredResponse.of(response(name), []))
     assert [stored.get("key", name) is not None for name in "abc"] == [False, True, True]
-    assert 0 < stored.size <= 500
-    stored.add("key", StoredResponse.of(response("d") | {"text": "a" * 600}, [], ()))
+    assert 0 < stored.sizes.total() <= most
+    stored.add("key", StoredResponse.of(response("d") | {"text": "a" * most}, []))
     assert stored.get("key", "d") is None and stored.get("key", "c") is not None, "what never fits displaces nothing"
-    stored.add("key", StoredResponse.of(response("c"), [], ()))
+    stored.add("key", StoredResponse.of(response("c"), []))
     for name in "bc":
         assert stored.remove("key", name)
-    assert (stored.size, stored.remove("key", "c")) == (0, False)
+    assert (stored.sizes.total(), stored.remove("key", "c")) == (0, False)
+
+
+def test_no_key_displaces_what_another_keeps_within_its_share() -> None:
+    size = StoredResponse.of(response("r00"), []).size
+    stored = StoredResponses(8 * size)
+    for name in ("q00", "q01"):
+        stored.add("quiet", StoredResponse.of(response(name), []))
+    for number in range(40):
+        stored.add("busy", StoredResponse.of(response(f"r{number:02}"), []))
+    assert all(stored.get("quiet", name) for name in ("q00", "q01"))
+    assert [number for number in range(40) if stored.get("busy", f"r{number:02}")] == [34, 35, 36, 37, 38, 39]
+    for number in range(40):
+        stored.add("third", StoredResponse.of(response(f"r{number:02}"), []))
+    assert {key: size_of // size for key, size_of in stored.sizes.items()} == {"quiet": 2, "busy": 3, "third": 3}
+
+
+def test_the_budget_is_that_of_memory() -> None:
+    """64 MiB of JSON were 650 MB, as objects and as they were read."""
+    told = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]} for _ in range(200)]
+    stored = StoredResponses(2**22)
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            items = [StoredItem.of(one | {"id": f"m{number}-{at}"}) for at, one in enumerate(told)]
+            stored.add("key", StoredResponse.of(response(f"r{number}"), items))
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert stored.sizes.total() > 2**21, "the budget is used"
+    assert held < 2**22
+
+
+def test_references_are_found_among_what_other_responses_hold() -> None:
+    stored = StoredResponses()
+    told = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}], "id": "m1"}
+    stored.add("key", StoredResponse.of(response("a"), [StoredItem.of(told)]))
+    stored.add("key", StoredResponse.of(response("b"), [StoredItem("m2", b"no JSON, and not asked for")]))
+    asked = [ItemReference(type="item_reference", id=identity) for identity in ("ma", "m1", "nobody")]
+    answer, message, missing = stored.resolved("key", asked)
+    assert isinstance(message, ResponseMessage) and message.id == "m1"
+    assert isinstance(answer, ResponseMessage) and answer.role == "assistant"
+    assert missing is asked[2] and list(stored.resolved("other", asked)) == asked
 
 
 def test_a_response_leaves_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = StoredResponses()
-    stored.add("key", StoredResponse.of(response("a"), [], ()))
+    stored.add("key", StoredResponse.of(response("a"), []))
     assert stored.get("key", "a") is not None and stored.get("other", "a") is None
     monkeypatch.setattr(stored_responses, "KEPT_S", -1.0)
     assert stored.get("key", "a") is None
-    assert stored.size == 0
+    assert stored.sizes.total() == 0

@@ -6,7 +6,7 @@ request sends these items again in its input, or names the response, which is st
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from tokenwright.errors import RequestError
 from tokenwright.llm.outputs import Piece
 from tokenwright.serve.http.api import (
     EVENTS,
+    LARGE,
     RefusedRequest,
     about,
     answers,
@@ -26,7 +27,7 @@ from tokenwright.serve.http.api import (
     unless_gone,
 )
 from tokenwright.serve.http.reasoning_options import Thinking
-from tokenwright.serve.http.reply_text import dumps_in_parts
+from tokenwright.serve.http.reply_text import dumps, dumps_in_parts
 from tokenwright.serve.http.replying import (
     answered,
     check_model,
@@ -63,7 +64,7 @@ from tokenwright.serve.openai.responses.output_items import (
     ResponseOutput,
     new_identity,
 )
-from tokenwright.serve.openai.responses.stored import StoredResponse, StoredResponses
+from tokenwright.serve.openai.responses.stored import StoredItem, StoredResponse, StoredResponses, read_items
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Answer, Delta, GenerationRequest, Problem, ToolCallDelta, ToolMode
@@ -74,13 +75,12 @@ WITH_SEALED = "reasoning.encrypted_content"
 
 @dataclass(slots=True)
 class Asked:
-    """A request as it was read. items: of the whole conversation. own: those that it sends. stored: as they are kept.
+    """A request as it was read. stored: the items of the whole conversation, as they are kept.
 
     prompt: the fields of a GenerationRequest that make its prompt.
     """
 
-    items: list[Item]
-    stored: list[dict[str, Any]]
+    stored: list[StoredItem]
     tools: Tools
     prompt: dict[str, Any] = field(default_factory=dict)
 
@@ -97,7 +97,7 @@ class Responses:
         body = await body_of(request, Create)
         body.model = check_model(request, self.service, body.model)
         body.store = body.store and self.stored.most > 0
-        asked = await off_loop(request, lambda: self._asked(request, body))
+        asked = await self._asked(request, body)
         wanted = GenerationRequest(
             **asked.prompt,
             overrides=overrides_of(request, body),
@@ -126,29 +126,34 @@ class Responses:
         """The tokens of a request's prompt."""
         body = await body_of(request, InputTokens)
         body.model = check_model(request, self.service, body.model)
-        asked = await off_loop(request, lambda: self._asked(request, body))
+        asked = await self._asked(request, body)
         counted = self.service.count(GenerationRequest(**asked.prompt, caller=about(request).caller))
         return JSONResponse({"object": "response.input_tokens", "input_tokens": await unless_gone(request, counted)})
 
-    def _asked(self, request: Request, body: ResponsePrompted) -> Asked:
+    async def _asked(self, request: Request, body: ResponsePrompted) -> Asked:
         """Raises RefusedRequest, RequestError."""
         if body.compacts:
             body.tools, body.tool_choice, body.text = [], "auto", TextConfig()
-        key, given, before = about(request).caller.key, body.input, body.previous_response_id
-        earlier: Sequence[Item] = ()
-        kept: list[dict[str, Any]] = []
+        before, earlier = body.previous_response_id, list[StoredItem]()
         if before is not None:
-            stored = self.stored.get(key, before)
+            stored = self.stored.get(about(request).caller.key, before)
             if stored is None:
                 raise RefusedRequest(_missing(before, 400, "previous_response_id", "previous_response_not_found"))
-            earlier, kept = stored.read, [*stored.items, *stored.response["output"]]
+            about(request).large |= stored.size > LARGE
+            earlier += (*stored.items, *stored.output)
+        return await off_loop(request, lambda: self._read(request, body, earlier))
+
+    def _read(self, request: Request, body: ResponsePrompted, earlier: list[StoredItem]) -> Asked:
+        """Raises RefusedRequest, RequestError."""
+        given = body.input
         own = [ResponseMessage(type="message", role="user", content=given)] if isinstance(given, str) else given
-        if not own and before is None:
+        if not own and body.previous_response_id is None:
             raise RefusedRequest(Problem(400, "invalid", "input: this field is required", "input"))
-        items = [*earlier, *self.stored.resolved(key, own)]
+        new = list(self.stored.resolved(about(request).caller.key, own))
+        items = [*read_items(earlier), *new]
         tools = tools_of(body.tools, about(request))
         tools.tools = offered(request, tools.tools)
-        asked = Asked(items, kept + [_kept(item) for item in items[len(earlier) :]], tools)
+        asked = Asked([*earlier, *(StoredItem.of(_kept(item)) for item in new)], tools)
         messages = conversation(items, body.instructions, about(request))
         messages += [{"role": "user", "content": COMPACT}] if body.compacts else []
         asked.prompt = prompt_of(body, messages, tools)
@@ -168,7 +173,7 @@ class Responses:
     ) -> None:
         if body.store:
             response = output.response(generation.counts())
-            made = await off_loop(request, lambda: StoredResponse.of(response, asked.stored, asked.items))
+            made = await off_loop(request, lambda: StoredResponse.of(response, asked.stored))
             self.stored.add(about(request).caller.key, made)
 
     async def _stream(
@@ -204,7 +209,7 @@ class Responses:
         if not ended:  # it was cancelled by its id
             yield _encoded(output.cancelled(generation.counts()))
 
-    def _found(self, request: Request, identity: str) -> tuple[str, Any]:
+    def _found(self, request: Request, identity: str) -> tuple[str, StoredResponse]:
         """The key of a request, and the stored response. Raises RefusedRequest."""
         key = about(request).caller.key
         stored = self.stored.get(key, identity)
@@ -212,9 +217,9 @@ class Responses:
             raise RefusedRequest(_missing(identity, 404, "response_id"))
         return key, stored
 
-    async def retrieve(self, request: Request, response_id: str) -> JSONResponse:
+    async def retrieve(self, request: Request, response_id: str) -> Response:
         """A response that is stored."""
-        return JSONResponse(self._found(request, response_id)[1].response)
+        return Response(self._found(request, response_id)[1].text, media_type="application/json")
 
     async def delete(self, request: Request, response_id: str) -> JSONResponse:
         """Forget a response."""
@@ -227,17 +232,17 @@ class Responses:
         running = self.stored.running.get((about(request).caller.key, response_id))
         if running is None:
             _, stored = self._found(request, response_id)
-            why = f"response_id: this response is {stored.response['status']} already"
+            why = f"response_id: this response is {stored.status} already"
             raise RefusedRequest(Problem(400, "invalid", why, "response_id"))
         running.cancel()
         return JSONResponse({"id": response_id, "object": "response", "status": "cancelled"})
 
-    async def input_items(self, request: Request, response_id: str) -> JSONResponse:
+    async def input_items(self, request: Request, response_id: str) -> Response:
         """The items that a response was asked with, the newest first unless `order` is asc."""
         _, stored = self._found(request, response_id)
         query = request.query_params
         items = stored.items if query.get("order", "desc") == "asc" else stored.items[::-1]
-        ids = [item["id"] for item in items]
+        ids = [item.id for item in items]
         if (after := query.get("after")) is not None:
             if after not in ids:
                 raise RequestError("after is the id of an input item of this response")
@@ -246,8 +251,10 @@ class Responses:
         if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= 100:
             raise RequestError("limit is a number from 1 to 100")
         page = items[: int(limit)]
-        ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
-        return JSONResponse({"object": "list", "data": page, "has_more": len(items) > len(page), **ends})
+        ends = {"first_id": page[0].id if page else None, "last_id": page[-1].id if page else None}
+        rest = dumps({"object": "list", "has_more": len(items) > len(page), **ends}).encode()
+        data = b",".join(item.text for item in page)
+        return Response(b'%s,"data":[%s]}' % (rest.removesuffix(b"}"), data), media_type="application/json")
 
 
 def _missing(identity: str, status: int, param: str, code: str | None = None) -> Problem:

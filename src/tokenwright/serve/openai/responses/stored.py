@@ -1,42 +1,70 @@
-"""Responses that clients may refer to later, in memory: each key sees its own, and the oldest leave first."""
+"""Responses that clients may refer to later, in memory: each key sees its own, and its oldest leave first.
+
+They are kept as JSON, whose length is their memory: as objects they would take ten times as much. Where there is no
+room, a response of the key that holds most leaves. So no key loses one to another while it holds no more than an equal
+share.
+"""
 
 from __future__ import annotations
 
+import json
 import time
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter
 
 from tokenwright.serve.http.reply_text import dumps
-from tokenwright.serve.openai.responses.bodies import HostedItem, Item, ItemReference, ResponsePrompted
+from tokenwright.serve.openai.responses.bodies import HostedItem, Item, ItemReference
 from tokenwright.serve.service.generation import Generation
 
 KEPT_S = 86_400.0  # seconds from a response to its end here
 MOST_BYTES = 64 * 2**20  # of all, where the settings say nothing
+AROUND = 256  # bytes of the objects around a text, at most
 
 Json = dict[str, Any]
+_ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
-@dataclass(slots=True)
+class StoredItem(NamedTuple):
+    """An item of a conversation. text: its JSON."""
+
+    id: str
+    text: bytes
+
+    @classmethod
+    def of(cls, item: Json) -> StoredItem:
+        return cls(item["id"], dumps(item).encode())
+
+
+def read_items(stored: Iterable[StoredItem]) -> list[Item]:
+    """The items as a request's are read. It takes time in their length."""
+    return _ITEMS.validate_python([json.loads(one.text) for one in stored])
+
+
+@dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One response. items: of its conversation, those that it was asked with before `output`, with their ids.
+    """One response. text: its JSON. items: of its conversation, those that it was asked with. output: its own.
 
     size: bytes of all of it, those that it shares with an earlier one included.
     """
 
-    response: Json
-    items: list[Json]
-    read: tuple[Item, ...]
+    id: str
+    status: str
+    text: bytes
+    items: tuple[StoredItem, ...]
+    output: tuple[StoredItem, ...]
     size: int
     at: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of(cls, response: Json, items: list[Json], read: Sequence[Item]) -> StoredResponse:
-        """read: the items as they were read. It takes time in the length of the conversation."""
-        own = ResponsePrompted.model_validate({"input": response["output"]}).input
-        assert not isinstance(own, str), "an output is a list of items"
-        return cls(response, items, (*read, *own), len(dumps(response)) + len(dumps(items)))
+    def of(cls, response: Json, items: Sequence[StoredItem]) -> StoredResponse:
+        """It takes time in the length of the response."""
+        text, output = dumps(response).encode(), tuple(map(StoredItem.of, response["output"]))
+        size = len(text) + AROUND + sum(len(one.text) + AROUND for one in (*items, *output))
+        return cls(response["id"], response["status"], text, tuple(items), output, size)
 
 
 class StoredResponses:
@@ -44,51 +72,45 @@ class StoredResponses:
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self.most = most
-        self.size = 0
-        self._found: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
+        self.sizes: Counter[str] = Counter()  # bytes of each key
+        self._found: defaultdict[str, OrderedDict[str, StoredResponse]] = defaultdict(OrderedDict)
         self.running: dict[tuple[str, str], Generation] = {}  # those that are written now
 
     def get(self, key: str, identity: str) -> StoredResponse | None:
         """A response of this key; None: there is none, or its time is over."""
         self._expire()
-        return self._found.get((key, identity))
+        return self._found[key].get(identity)
 
     def add(self, key: str, stored: StoredResponse) -> None:
-        """Keep a response. Others leave where there is no room, the oldest first."""
+        """Keep a response. Others leave where there is no room."""
         if stored.size > self.most:
             return
-        identity = stored.response["id"]
-        self.remove(key, identity)
-        self._found[key, identity] = stored
-        self.size += stored.size
+        self.remove(key, stored.id)
+        self._found[key][stored.id] = stored
+        self.sizes[key] += stored.size
         self._expire()
+        while self.sizes.total() > self.most:
+            largest = self.sizes.most_common(1)[0][0]
+            self.remove(largest, next(iter(self._found[largest])))
 
     def remove(self, key: str, identity: str) -> bool:
         """Forget a response; returns whether there was one."""
-        stored = self._found.pop((key, identity), None)
-        self.size -= 0 if stored is None else stored.size
+        stored = self._found[key].pop(identity, None)
+        self.sizes[key] -= 0 if stored is None else stored.size
         return stored is not None
 
     def resolved(self, key: str, items: Sequence[Item]) -> Iterator[Item]:
         """Items, with stored ones in the places of references to them, where they are found."""
-        known: dict[str, Item] | None = None
+        wanted = {item.id for item in items if isinstance(item, ItemReference)}
+        stored = list(self._found[key].values()) if wanted else []  # at once: this may be another thread
+        found = {item.id: item for one in stored for item in (*one.items, *one.output) if item.id in wanted}
+        read = zip(found, read_items(found.values()), strict=True)
+        known = {identity: item for identity, item in read if not isinstance(item, HostedItem)}
         for item in items:
-            if isinstance(item, ItemReference):
-                known = self._items(key) if known is None else known
-                yield known.get(item.id, item)
-            else:
-                yield item
-
-    def _items(self, key: str) -> dict[str, Item]:
-        self._expire()
-        stored = [one for (owner, _), one in self._found.items() if owner == key]
-        items = [item for one in stored for item in one.read if not isinstance(item, HostedItem)]
-        return {item.id: item for item in items if item.id}
+            yield known.get(item.id, item) if isinstance(item, ItemReference) else item
 
     def _expire(self) -> None:
         oldest = time.monotonic() - KEPT_S
-        while self._found:
-            (key, identity), stored = next(iter(self._found.items()))
-            if stored.at >= oldest and self.size <= self.most:
-                return
-            self.remove(key, identity)
+        for key, own in self._found.items():
+            while own and next(iter(own.values())).at < oldest:
+                self.remove(key, next(iter(own)))
