@@ -147,8 +147,8 @@ def add_access_log(app: FastAPI, served: Served, metrics: Metrics) -> None:
 
 
 def new_app(**options: Any) -> FastAPI:
-    """An app without routes."""
-    return FastAPI(
+    """An app without routes. `app.state.renew` is what SIGHUP does: nothing, unless it is set."""
+    app = FastAPI(
         title="Tokenwright",
         version=tokenwright.__version__,
         docs_url=None,
@@ -156,6 +156,8 @@ def new_app(**options: Any) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # `Spans` makes ours
         **options,
     )
+    app.state.renew = None
+    return app
 
 
 def add_routes(

@@ -217,7 +217,7 @@ def make_versions_app(
             await asyncio.to_thread(served.spans.close)
 
     app = new_app(lifespan=lifespan, openapi_url=None)
-    app.state.service = versions
+    app.state.service, app.state.renew = versions, versions.ask
     app.add_middleware(_Switch, versions=versions)
     app.add_middleware(Guard, policy=policy, answer=refusing(metrics), queued=QUEUED, full=versions.full)
     add_access_log(app, served, metrics)

@@ -277,14 +277,11 @@ def serve_replicas(
     model: str, source: Callable[[], ReplicaSource], settings: Settings, adapters: Sequence[str] = ()
 ) -> None:
     """As `serve_app`, with replicas, which SIGHUP replaces. source: makes them."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the app is there
 
     def build(policy: Policy, page: Path | None, served: Served) -> FastAPI:
         from tokenwright.serve.model_versions import make_versions_app
 
-        app = make_versions_app(model, source, policy, page, _named(served, settings, policy, adapters))
-        signal.signal(signal.SIGHUP, lambda *_: app.state.service.ask())
-        return app
+        return make_versions_app(model, source, policy, page, _named(served, settings, policy, adapters))
 
     _listen(model, build, settings)
 
@@ -300,6 +297,7 @@ def _listen(what: str, build: Callable[[Policy, Path | None, Served], FastAPI], 
     """Listen, build the app and serve until a signal ends the server."""
     from tokenwright.serve.transport.sockets import listen
 
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server is there
     listener = listen(settings.host, (settings.port,))  # clients may connect now; what follows takes time
     with uncollected_imports():
         from tokenwright.llm.web_page import page_folder

@@ -23,6 +23,7 @@ HEADERS_S = 15.0  # seconds from the connection, or from the first byte of a lat
 STALL_S = 120.0  # seconds within which a client must read something of what was written for it
 MOST_UNREAD = 2**28  # bytes written for clients that have not read them, of all connections of a server
 MOST_AROUND = 2**17  # bytes of a message around its body: request line, headers, trailers
+FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
 LOOK_S = 0.1  # seconds between two looks at whether a client is there from which nothing is read
 MOST_PER_BYTE = 8  # bytes around each byte of a body at most: a chunk of one has five
 FRAMING = (b"content-length", b"transfer-encoding")
@@ -44,16 +45,37 @@ class _AnyLength(int):
     __hash__ = int.__hash__
 
 
-class UnreadConnections:
-    """The connections of one server whose clients read slower than is written, the one that is so for longest first.
+class Connections:
+    """The connections of one server. most: there may be; beyond it a new one takes the place of one without a request.
 
+    It knows those that wait for a request, and those whose clients read slower than is written, in the order of time.
     A reply may have a hundred megabytes, and a client that reads a byte a minute keeps it: of one that reads as fast as
     it can, little is here for long. So where all of them hold more than MOST_UNREAD bytes, the oldest is closed.
     """
 
     def __init__(self) -> None:
+        self.most = math.inf
+        self._idle: dict[Connection, None] = {}  # without a request, the one that waits for longest first
         self._bytes: dict[Connection, int] = {}  # in the order of their pauses; what is unread can only shrink
         self.total = 0
+
+    def rest(self, connection: Connection) -> None:
+        """A connection waits for its next request from now on."""
+        self._idle.pop(connection, None)
+        self._idle[connection] = None
+
+    def work(self, connection: Connection) -> None:
+        """A request has come."""
+        self._idle.pop(connection, None)
+
+    def close_idle(self, newest: Connection | None = None) -> bool:
+        """Close the connection that waits for longest; returns whether there is one beside the newest."""
+        oldest = next(iter(self._idle), newest)
+        if oldest is newest or oldest is None:
+            return False
+        self.work(oldest)
+        oldest.transport.abort()
+        return True
 
     def add(self, connection: Connection) -> None:
         """Count what a connection holds that may not be written to for now."""
@@ -78,7 +100,12 @@ class UnreadConnections:
             one.transport.abort()  # `close` would wait for the reader
 
 
-_UNREAD: WeakKeyDictionary[Any, UnreadConnections] = WeakKeyDictionary()  # of each server, by uvicorn's state of it
+_OF_SERVERS: WeakKeyDictionary[Any, Connections] = WeakKeyDictionary()  # by uvicorn's state of a server
+
+
+def connections_of(state: Any) -> Connections:
+    """The connections of a server, by uvicorn's state of it."""
+    return _OF_SERVERS.setdefault(state, Connections())
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of two it is depends on what is installed
@@ -90,7 +117,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
     _peer_timer: asyncio.TimerHandle | None = None
     parser: Any  # httptools' or h11's
     _cycles: list[Any]  # uvicorn's, of the request under way and of those that came behind it
-    _slow: UnreadConnections
+    _all: Connections
     _data = b""  # that is being read
     _offered = False  # the message under way offers another protocol, and is not read to its end
     _replaying = False  # the head of that message is read once more, without the offer
@@ -98,9 +125,13 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
 
     def connection_made(self, transport: Any) -> None:
         self._cycles = []
-        self._slow = _UNREAD.setdefault(self.server_state, UnreadConnections())
+        self._all = connections_of(self.server_state)
         super().connection_made(transport)
         self._await_headers()
+        self._all.rest(self)
+        if len(self.connections) > self._all.most and not self._all.close_idle(self):
+            self.transport.write(FULL)
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         before = self.cycle
@@ -109,6 +140,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
         super().data_received(data)
         if self.cycle is not before or self.transport.get_protocol() is not self:  # a request, or a WebSocket
             self._stop_timer()
+            self._all.work(self)
         elif self._headers_timer is None and (before is None or before.response_complete):
             self._await_headers()
         if self._allowed < 0 and not self.transport.is_closing():
@@ -179,13 +211,19 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
         """Bytes written for the client that the system has not taken yet."""
         return int(self.transport.get_write_buffer_size())
 
+    def on_response_complete(self) -> None:
+        """uvicorn: a reply is written; another request may have come already."""
+        super().on_response_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._all.rest(self)
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._await_reader()
-        self._slow.add(self)
+        self._all.add(self)
 
     def resume_writing(self) -> None:
-        self._slow.remove(self)
+        self._all.remove(self)
         self._stop_reading_timer()
         super().resume_writing()
 
@@ -193,7 +231,8 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
         self._stop_timer()
         self._stop_reading_timer()
         self._stop_peer_timer()
-        self._slow.remove(self)
+        self._all.work(self)
+        self._all.remove(self)
         super().connection_lost(exc)
         for cycle in self._cycles:  # uvicorn has told the last one
             if not cycle.response_complete:

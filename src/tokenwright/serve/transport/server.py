@@ -1,24 +1,34 @@
 """Runs the app on a socket: uvicorn, signals, and the end of the server.
 
 The first SIGTERM or SIGINT stops to listen and refuses new requests; what runs has `drain_s` seconds to finish, and is
-then ended, each stream with an error of its API. A second signal ends everything at once. A server whose model cannot
-be read ends too.
+then ended, each stream with an error of its API. A second signal ends everything at once, if need be by the companion
+(companion.py). SIGHUP renews replicas and changes nothing else; a server whose terminal has gone takes it as SIGTERM.
+A server whose model cannot be read ends too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
+import os
+import signal
 import socket
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
 import uvicorn
 from fastapi import FastAPI
 
-from tokenwright.serve.transport.connection import Connection
-from tokenwright.serve.transport.sockets import BACKLOG, repeated
+from tokenwright.serve.transport.companion import Companion
+from tokenwright.serve.transport.connection import Connection, connections_of
+from tokenwright.serve.transport.sockets import BACKLOG, TAKEN_AT_ONCE, most_connections, repeated
 
+USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # errors of a connection that cannot be taken
 CANCELLED_S = 2  # after the drain's time: then uvicorn cancels what did not end, with a traceback
 
 
@@ -36,6 +46,21 @@ class Drainable(Protocol):
     def stop(self) -> None: ...
 
 
+class Seldom(logging.Filter):
+    """Passes one record a second of each line of code: what a client causes may not fill a disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed: dict[tuple[str, int], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        place, now = (record.pathname, record.lineno), time.monotonic()
+        if now - self._passed.get(place, -1.0) < 1.0:
+            return False
+        self._passed[place] = now
+        return True
+
+
 class Server(uvicorn.Server):
     """uvicorn, with requests that may finish when it is stopped. said(text): tells the user what is going on."""
 
@@ -50,21 +75,37 @@ class Server(uvicorn.Server):
                 ws_max_size=2**16,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=round(drain_s) + CANCELLED_S,
-                backlog=BACKLOG,
+                backlog=TAKEN_AT_ONCE,  # which asyncio takes in one turn of its loop
                 **options,
             )
         )
         self._service: Drainable = app.state.service
+        self._renew: Callable[[], object] | None = app.state.renew
+        self._companion: Companion | None = None
+        self._in_terminal = os.isatty(2)
         self._said = said
         self._drain_s = drain_s
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve on sockets that listen, until a signal ends it."""
-        await super().serve(None if sockets is None else repeated(sockets))
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._fault)
+        by_asyncio = isinstance(loop, asyncio.BaseEventLoop)  # uvloop takes one connection of each socket in a turn
+        await super().serve(sockets if sockets is None or by_asyncio else repeated(sockets))
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for one in sockets or ():
+            one.listen(BACKLOG)
+        if self._companion is not None:  # the process is this server's
+            connections_of(self.server_state).most = most_connections()
 
     def keep(self, listener: socket.socket) -> None:
         """Serve on a socket that listens, until a signal. Raises what keeps the model from being read."""
-        self.run(sockets=[listener])
+        for name in ("asyncio", "uvicorn.error"):
+            logging.getLogger(name).addFilter(Seldom())
+        with closing(Companion(listener.getsockname())) as self._companion:
+            self.run(sockets=[listener])
         if (failure := self._service.failure) is not None:
             raise failure
 
@@ -79,6 +120,33 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to end."""
         return await super().on_tick(counter) or self._service.failure is not None
+
+    def _fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """asyncio: something has failed. Where no descriptor is left for a connection, idle ones give theirs back."""
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in USED_UP:
+            connections_of(self.server_state).close_idle()
+        loop.default_exception_handler(context)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with super().capture_signals():
+            if self._companion is None or threading.current_thread() is not threading.main_thread():
+                yield
+                return
+            signal.signal(signal.SIGHUP, self.handle_hangup)
+            with self._companion.watching():
+                yield
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def handle_hangup(self, sig: int, frame: FrameType | None) -> None:
+        """SIGHUP: renew what can be renewed without cutting a stream; where the terminal has gone, finish."""
+        if self._in_terminal and not os.isatty(2):
+            self.handle_exit(sig, frame)
+        elif self._renew is not None:
+            self._renew()
+        else:
+            self._said("SIGHUP renews replicas, and this server has none; restart it to read its model again")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: finish what runs; the second one: end now."""

@@ -1,12 +1,20 @@
-"""Sockets that listen: made before the server and its model are loaded, so that clients wait instead of failing."""
+"""Sockets that listen: made before the server and its model are loaded, so that clients wait instead of failing.
+
+And how many connections there may be: each is a descriptor, of which a process has a limited number.
+"""
 
 import errno
+import os
+import resource
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 
 from tokenwright.errors import RequestError
 
 BACKLOG = 4096  # connections that the system keeps before the server takes them
+MOST_DESCRIPTORS = 2**20  # that a server asks for; a system may call its limit infinite
+OTHERS = 256  # descriptors that the server keeps for what is no connection: files, pipes, replicas
 TAKEN_AT_ONCE = 16  # connections of each listener in one turn of the event loop
 
 
@@ -40,3 +48,15 @@ def repeated(listeners: Sequence[socket.socket]) -> list[socket.socket]:
     a second.
     """
     return [one for first in listeners for one in (first, *(first.dup() for _ in range(TAKEN_AT_ONCE - 1)))]
+
+
+def most_connections() -> int:
+    """How many connections leave descriptors for everything else, once their soft limit is raised to the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    with suppress(ValueError, OSError):  # macOS allows less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+        soft = max(soft, most)
+    used = len(os.listdir("/dev/fd"))  # noqa: PTH208  (only their number is needed)
+    taken = 2 * TAKEN_AT_ONCE  # and closed again, or to be closed in this turn
+    return max(soft // 8, soft - used - taken - min(OTHERS, soft // 4))

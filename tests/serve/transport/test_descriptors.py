@@ -1,0 +1,206 @@
+"""A server at its limits: of descriptors, and of what its interpreter still does. Each in a process of its own."""
+
+from __future__ import annotations
+
+import re
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tokenwright.serve.transport.companion import MARK, SignalCount
+from tokenwright.serve.transport.server import Seldom
+
+HANGS = 120.0  # seconds; only a hang takes so long
+WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None\n"
+SERVE = """
+import sys
+from tokenwright.__main__ import main
+sys.argv = ["tokenwright", "serve", "stories", "--port", "0", "--drain-timeout", "60"]
+main()
+"""
+# From when the file is there, the event loop runs a pattern that takes 2 ** 60 steps, with the interpreter's lock held.
+HANG = """
+import re, sys
+from pathlib import Path
+from tokenwright.serve.transport.server import Server
+tick, stuck_at = Server.on_tick, Path(sys.argv[1])
+async def stuck(self, counter):
+    if stuck_at.exists():
+        stuck_at.unlink()
+        re.match("(a+)+$", "a" * 60 + "!")
+    return await tick(self, counter)
+Server.on_tick = stuck
+"""
+
+
+class Serving:
+    """A server in a process. url: its address. said: its lines on standard error."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.said: list[str] = []
+        assert process.stderr is not None
+        self._lines = threading.Thread(target=lambda: self.said.extend(process.stderr or ()), daemon=True)
+        self._lines.start()
+        self.url = until(lambda: next((found[0] for line in self.said if (found := URL.search(line))), ""))
+        until(lambda: httpx2.get(f"{self.url}/ready", timeout=HANGS).status_code == 200)
+
+    @property
+    def place(self) -> tuple[str, int]:
+        host, port = self.url.removeprefix("http://").split(":")
+        return host, int(port)
+
+
+URL = re.compile(r"http://127\.0\.0\.1:\d+")
+
+
+def until(condition):  # type: ignore[no-untyped-def]
+    end = time.monotonic() + HANGS
+    while not (found := condition()):
+        assert time.monotonic() < end, "this never happens"
+        time.sleep(0.02)
+    return found
+
+
+@contextmanager
+def serving(program: str, *arguments: str, descriptors: tuple[int, int] | None = None) -> Iterator[Serving]:
+    """descriptors: the soft and the hard limit."""
+
+    def limited() -> None:
+        if descriptors is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
+
+    command = [sys.executable, "-c", program, *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=limited) as process:
+        try:
+            yield Serving(process)
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("loop", ["", WITHOUT_UVLOOP], ids=["uvloop", "asyncio"])
+def test_more_silent_connections_than_descriptors(loop: str) -> None:
+    """They had a server of 1,024 descriptors unreachable for as long as they stayed, with 250 MB of log."""
+    with serving(loop + SERVE, descriptors=(64, 128)) as server, ExitStack() as silent:
+        body = {"model": "stories", "prompt": "Once", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANGS) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            for number in range(400):
+                silent.enter_context(closing(socket.create_connection(server.place, HANGS)))
+                if number % 100 == 99:
+                    began = time.monotonic()
+                    assert httpx2.get(f"{server.url}/health", timeout=HANGS).status_code == 200
+                    assert time.monotonic() - began < HANGS / 4, "it is not kept waiting for silent ones"
+            assert list(lines)[-2:] == ["data: [DONE]", ""], "a stream goes on"
+    assert len(server.said) < 50, "a client cannot fill the log"
+
+
+def test_connections_that_all_have_requests_leave_no_room_and_new_ones_are_told() -> None:
+    with serving(SERVE, descriptors=(64, 128)) as server, ExitStack() as busy:
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {server.place[0]}\r\ncontent-length: 9\r\n\r\n"
+        answers = []
+        for _ in range(128):
+            client = busy.enter_context(closing(socket.create_connection(server.place, HANGS)))
+            client.sendall(head.encode())  # a body that does not come
+            client.settimeout(0.02)
+            try:
+                answers.append(client.recv(100))
+            except TimeoutError:
+                continue
+            break
+        assert answers and answers[0].startswith(b"HTTP/1.1 503"), answers
+
+
+@pytest.mark.parametrize("loop", ["", WITHOUT_UVLOOP], ids=["uvloop", "asyncio"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_second_signal_ends_a_server_whose_interpreter_does_nothing(
+    tmp_path: Path, loop: str, number: signal.Signals
+) -> None:
+    stuck = tmp_path / "stuck"
+    with serving(loop + HANG + SERVE, str(stuck)) as server:
+        stuck.touch()
+        until(lambda: not stuck.exists())
+        server.process.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.process.wait(6)  # one signal lets requests finish
+        server.process.send_signal(number)
+        assert server.process.wait(HANGS) == -signal.SIGKILL
+
+
+def test_one_signal_ends_a_server_that_works_and_two_end_it_at_once() -> None:
+    for signals in (1, 2):
+        with serving(SERVE) as server:
+            [companion] = children(server.process.pid)
+            for _ in range(signals):
+                server.process.send_signal(signal.SIGTERM)
+                time.sleep(0.2)
+            assert server.process.wait(HANGS) in (0, -signal.SIGTERM)
+            until(lambda gone=Path(f"/proc/{companion}"): not gone.exists())
+
+
+def children(process: int) -> list[int]:
+    tasks = Path(f"/proc/{process}/task").glob("*/children")
+    found = [int(one) for task in tasks for one in task.read_text().split()]
+    return [one for one in found if b"companion.py" in Path(f"/proc/{one}/cmdline").read_bytes()]
+
+
+def test_a_hangup_cuts_no_stream() -> None:
+    """It ended a server without replicas at once."""
+    with serving(SERVE) as server:
+        body = {"model": "stories", "prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANGS) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGHUP)
+            assert list(lines)[-2:] == ["data: [DONE]", ""]
+        assert httpx2.get(f"{server.url}/health").status_code == 200
+        until(lambda: any("restart it to read its model again" in line for line in server.said))
+
+
+def test_systemd_hears_that_the_server_is_ready_and_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for systemd's socket; the server hangs, and the signs of life end."""
+    place, stuck = tmp_path / "notify", tmp_path / "stuck"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(place))
+        systemd.settimeout(HANGS)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(place))
+        monkeypatch.setenv("WATCHDOG_USEC", "900000")
+        with serving(HANG + SERVE, str(stuck)) as server:
+            assert [systemd.recv(100) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
+            stuck.touch()
+            until(lambda: not stuck.exists())
+            time.sleep(3.0)
+            while select.select([systemd], [], [], 0)[0]:  # signs of life before it hung
+                systemd.recv(100)
+            time.sleep(3.0)
+            assert not select.select([systemd], [], [], 0)[0]
+            server.process.send_signal(signal.SIGTERM)
+            assert systemd.recv(100) == b"STOPPING=1"
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_signals_are_counted_however_the_pipe_cuts_them(size: int) -> None:
+    text, count = (b"\n" + MARK + b":\n  File x\n") * 3, SignalCount()
+    for at in range(0, len(text), size):
+        count.add(text[at : at + size])
+    assert count.count == 3
+
+
+def test_a_line_of_code_logs_once_a_second() -> None:
+    import logging
+
+    seldom = Seldom()
+    records = [logging.LogRecord("a", 30, "/x.py", line, "m", (), None) for line in (1, 2)]
+    assert [seldom.filter(one) for one in records * 3] == [True, True, False, False, False, False]
