@@ -10,7 +10,7 @@ from tokenwright.arrays import BFLOAT16, FLOAT8_E4M3, aligned_bytes, place_of
 from tokenwright.backends.native.library import page_unpacker
 from tokenwright.cache import disk_pages
 from tokenwright.cache.disk_pages import DiskPages
-from tokenwright.cache.page_folder import sums_of
+from tokenwright.cache.page_folder import row_keys, sums_of
 from tokenwright.cache.page_writer import QUEUE
 
 PAGES = 50
@@ -102,7 +102,7 @@ def test_a_step_reads_for_a_limited_time(disk, contents, monkeypatch):
 
 
 @pytest.mark.parametrize("length", [0, 8, 4095, 4096, 4097, 3 * 4096, 9 * 4096 + 40])
-def test_the_library_sums_and_copies_as_numpy_does(length):
+def test_the_library_hashes_and_copies_as_numpy_does(length):
     """Pieces of many lengths, longer than a row of words and shorter, on the borders of cache lines and elsewhere."""
     if (unpack := page_unpacker()) is None:
         pytest.skip("this installation has none")
@@ -123,8 +123,10 @@ def test_the_library_sums_and_copies_as_numpy_does(length):
             for _ in range(pieces):
                 wanted[start : start + nbytes] = source[at : at + nbytes]
                 start, at = start + apart, at + nbytes
-        sums = unpack(source.data, np.array(places, np.int64).reshape(-1, 4))
-        assert sums.tobytes() == sums_of(source.data).tobytes()
+        keys = row_keys(bytes([length % 256]) * 32)
+        sums = unpack(source.data, np.array(places, np.int64).reshape(-1, 4), keys)
+        assert sums.tobytes() == sums_of(source.data, keys).tobytes()
+        assert sums.tobytes() == unpack(source.data, np.empty((0, 4), np.int64), keys).tobytes()
         assert memory.tobytes() == wanted.tobytes()
 
 

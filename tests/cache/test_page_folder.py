@@ -1,6 +1,7 @@
 """The folder of page files: its quota at every moment, damage, other processes, and processes that are killed."""
 
 import errno
+import fcntl
 import logging
 import os
 import random
@@ -9,10 +10,13 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tokenwright import regular_file
 from tokenwright.cache import page_folder
 from tokenwright.cache.page_folder import BLOCK, OVERHEAD, PageFolder, page_key, taken
+from tokenwright.cache.page_writer import PageToWrite, PageWriter
 from tokenwright.errors import RequestError
 
 MODEL, OTHER = b"m" * 32, b"o" * 32
@@ -178,11 +182,63 @@ def test_a_damaged_file_is_never_read(tmp_path, caplog, seed):
             one.close()
 
 
-@pytest.mark.parametrize("length", [8, BLOCK])
-def test_a_checksum_sees_words_and_blocks_that_change_places(length):
-    whole = contents(0, 4 * BLOCK + 40)
-    moved = whole[length : 2 * length] + whole[:length] + whole[2 * length :]
-    assert len({page_folder.checksum(b"", one) for one in (whole, moved, whole[:-1] + b"?")}) == 3
+def rectangle(data):
+    """Four bits flipped at the corners of a rectangle of words, so that no sum of a row or a column changes."""
+    at, half = OVERHEAD, BLOCK // 8
+    words = np.frombuffer(data[at:], "<u8", 2 * half).reshape(2, half)
+    bits = (words >> np.uint64(5)) & np.uint64(1)
+    for first in (0, 1):  # a column where the bit goes up in the first row, and one where it goes down
+        column = int(np.flatnonzero((bits[0] == first) & (bits[1] != first))[0])
+        for row in range(2):
+            data[at + row * BLOCK + 8 * column] ^= 1 << 5
+    return data
+
+
+def swapped(length):
+    def change(data):
+        at = OVERHEAD + length
+        data[OVERHEAD:at], data[at : at + length] = data[at : at + length], data[OVERHEAD:at]
+        return data
+
+    return change
+
+
+@pytest.mark.parametrize("change", [rectangle, swapped(4), swapped(8), swapped(BLOCK)])
+def test_changes_that_keep_sums_are_seen(tmp_path, change):
+    size = 4 * BLOCK + 40
+    for number in range(20):
+        folder = PageFolder(tmp_path / str(number), 1 << 20, MODEL)
+        folder.write([(key(number), contents(number, size))])
+        path = folder.folder / folder._name(key(number))
+        path.write_bytes(change(bytearray(path.read_bytes())))
+        assert read(folder, key(number), size) is None
+
+
+def test_a_page_of_another_secret_is_not_read(tmp_path):
+    """Who does not know the secret cannot make a page that is read, not even from a page of the same model."""
+    one, other = (PageFolder(tmp_path / name, 1 << 20, MODEL) for name in "ab")
+    one.write([(key(1), contents(1))])
+    planted = other.folder / other._name(key(1))
+    planted.write_bytes((one.folder / one._name(key(1))).read_bytes())
+    assert read(one, key(1)) == contents(1) and read(other, key(1)) is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_hashes_of_rows_are_the_definition(seed):
+    """In whole numbers, as RFC 4418 has it; and a changed byte changes both hashes of its row, and no other."""
+    draw = random.Random(seed)
+    data, at, flipped = draw.randbytes(draw.randint(BLOCK, 3 * BLOCK)), draw.randrange(BLOCK), draw.randint(1, 255)
+    keys = page_folder.row_keys(b"s" * 32)
+    found = page_folder.sums_of(data, keys)
+    for row, sums in enumerate(found.tolist()):
+        words = np.frombuffer(data, "<u4", BLOCK // 4, row * BLOCK).tolist()
+        for one, total in zip(keys.tolist(), sums, strict=True):
+            keyed = [(word + k) % 2**32 for word, k in zip(words, one, strict=True)]
+            assert total == sum(a * b for a, b in zip(keyed[::2], keyed[1::2], strict=True)) % 2**64
+    changed = bytearray(data)
+    changed[at] ^= flipped
+    differ = page_folder.sums_of(bytes(changed), keys) != found
+    assert [list(one) for one in differ] == [[row == at // BLOCK] * 2 for row in range(len(found))]
 
 
 def test_foreign_files_stay_and_are_told_once(tmp_path, caplog):
@@ -296,13 +352,110 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path, what):
         PageFolder(path, 1 << 20, MODEL)
 
 
+OPENED = """
+    import sys
+    from pathlib import Path
+    from tokenwright import regular_file
+    from tokenwright.cache.page_folder import PageFolder
+    from tokenwright.errors import RequestError
+
+    regular_file.LOCK_S = 0.2
+    try:
+        PageFolder(Path(sys.argv[1]), 1 << 20, b"m" * 32).close()
+    except RequestError as error:
+        print(error)
+"""
+
+
+def prepare(path, what, victim):
+    """Do to a folder what another user may have done to it, or a process of this one."""
+    (path / "m").mkdir(parents=True)
+    match what:
+        case "draft of a secret":
+            (path / ".draft-secret").symlink_to(victim)
+        case "secret is a link":
+            (path / "secret").symlink_to(victim)
+        case "secret is a pipe":
+            os.mkfifo(path / "secret", 0o600)
+        case "secret that others read":
+            (path / "secret").write_bytes(bytes(32))
+            (path / "secret").chmod(0o644)
+        case "lock is a link":
+            (path / "lock").symlink_to(victim)
+        case "lock is a pipe":
+            os.mkfifo(path / "lock")
+        case "model is a link":
+            (path / MODEL.hex()[:32]).symlink_to(path / "m")
+        case "all may write":
+            path.chmod(0o777)
+        case "all may write to the model":
+            (path / MODEL.hex()[:32]).mkdir()
+            (path / MODEL.hex()[:32]).chmod(0o777)
+
+
+REFUSED = {
+    "draft of a secret": "", "secret is a link": "symbolic link", "secret is a pipe": "a device or a pipe",
+    "secret that others read": "other users can read", "lock is a link": "symbolic link", "lock is a pipe": "its lock",
+    "model is a link": "a symbolic link, not a folder", "all may write": "all users may write to it",
+    "all may write to the model": "all users may write to it",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_folder_that_others_have_prepared_harms_nobody(tmp_path, what):
+    """No link is followed, nothing waits for ever, and what cannot be trusted is refused with the reason."""
+    victim, path = tmp_path / "victim", tmp_path / "kv"
+    victim.write_bytes(b"x" * 32)
+    victim.chmod(0o640)
+    prepare(path, what, victim)
+    command = [sys.executable, "-c", textwrap.dedent(OPENED), str(path)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert victim.read_bytes() == b"x" * 32 and victim.stat().st_mode & 0o777 == 0o640
+    why = REFUSED[what]
+    assert (why.lower() in told.lower() and "kv_disk" in told) if why else told == ""
+
+
+def test_a_lock_that_is_kept_is_told_and_given_up(tmp_path):
+    """As by a process that was stopped: neither the start nor the end of an engine waits for it longer."""
+    PageFolder(tmp_path, 1 << 20, MODEL).close()
+    holder = os.open(tmp_path / "lock", os.O_RDWR)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    command = [sys.executable, "-c", textwrap.dedent(OPENED), str(tmp_path)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "another process has held the lock" in told
+    os.close(holder)
+
+
+def test_a_writer_ends_while_another_process_keeps_the_lock(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(regular_file, "LOCK_S", 0.2)
+    monkeypatch.setattr(regular_file, "TOLD_S", 0.0)
+    writer = PageWriter(PageFolder(tmp_path, 1 << 20, MODEL))
+    holder = os.open(tmp_path / "lock", os.O_RDWR)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    part = np.zeros((1, 40, 5000), np.uint8)
+    writer.put([PageToWrite(key(n), [part], n, 5000) for n in range(40)])
+    writer.close()
+    assert writer.written == 0
+    told = [one.getMessage() for one in caplog.records]
+    assert len(told) == 2 and "waiting for another process" in told[0] and "not written" in told[1]
+    os.close(holder)
+
+
+def test_a_planted_draft_of_a_page_is_replaced(folder, tmp_path):
+    (victim := tmp_path / "victim").write_text("mine")
+    (folder.folder / MODEL.hex()[:32] / ".draft").symlink_to(victim)
+    assert folder.write([(key(1), contents(1))]) == 1 and read(folder, key(1)) == contents(1)
+    assert victim.read_text() == "mine"
+
+
 WORKER = """
     import random, sys
     from pathlib import Path
     from tests.cache.test_page_folder import MODEL, contents, key, read
-    from tokenwright.cache import page_folder
+    from tokenwright import regular_file
     from tokenwright.cache.page_folder import PageFolder
 
+    regular_file.LOCK_S = regular_file.TOLD_S = 1e6  # the machine may be busy
     folder = PageFolder(Path(sys.argv[1]), int(sys.argv[2]), MODEL)
     draw = random.Random(int(sys.argv[3]))
     print("ready", flush=True)
@@ -322,7 +475,8 @@ def worker(path, quota, seed, turns):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_processes_share_a_folder(tmp_path):
+def test_processes_share_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(regular_file, "LOCK_S", 1e6)
     quota = 2 * BLOCK + 40 * taken(SIZE)
     path = tmp_path / "kv"
     processes = [worker(path, quota, seed, 150) for seed in range(3)]

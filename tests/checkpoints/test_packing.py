@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -285,6 +286,30 @@ def test_what_killed_writers_left_is_removed(model: Checkpoint, cache: WeightCac
         load_packed(model, INT8, "float32", cache=cache)
         assert not left.exists()
         assert written.exists(), "its writer is alive"
+
+
+def test_pipes_and_links_in_the_place_of_drafts_do_no_harm(model: Checkpoint, cache: WeightCache) -> None:
+    """Another user may have made them: a pipe is not waited for, and a link is removed itself."""
+    cache.folder.mkdir(parents=True)
+    (kept := cache.folder / "kept").touch()
+    os.mkfifo(cache.folder / ".x.safetensors.draft-1-1")
+    (link := cache.folder / ".y.safetensors.draft-1-1").symlink_to(kept)
+    code = f"""
+from pathlib import Path
+from tokenwright.checkpoints.packing.weight_cache import WeightCache
+WeightCache(Path({str(cache.folder)!r}), smallest=0).sweep()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert kept.exists() and not link.is_symlink()
+
+
+def test_weights_that_others_may_have_changed_are_not_used(
+    model: Checkpoint, cache: WeightCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_packed(model, INT8, "float32", cache=cache)
+    cache.folder.chmod(0o777)
+    assert cache.load(model, INT8) is None
+    assert "are not used: all users may write to it" in caplog.text
 
 
 def test_damaged_memory_of_digests_does_no_harm(model: Checkpoint, cache: WeightCache) -> None:

@@ -56,9 +56,11 @@ class PageLayout:
         return tuple(found)
 
 
-# Copies the contents of a page to the places [parts, 4] and returns their sums (`page_folder.sums_of`). A place is the
-# address of a part's first layer, how many layers there are, the bytes from one to the next, and the bytes of each.
-Unpack = Callable[[memoryview, Array], Array]
+# Copies the contents of a page to the places [parts, 4], and hashes them with the keys of rows (`page_folder.sums_of`).
+# A place is the address of a part's first layer, how many layers there are, the bytes from one to the next, and the
+# bytes of each.
+Unpack = Callable[[memoryview, Array, Array], Array]
+_NOWHERE = np.empty((0, 4), np.int64)
 # Reads the page of an index and a key into the memory for a file; returns whether it is good.
 ReadPage = Callable[[int, bytes, Bytes], bool]
 
@@ -94,6 +96,10 @@ class DiskPages:
         self._unpack = unpack
         self._page = page_size, sum(one.nbytes for one in self._layouts)
         self._disk, self._model = MeasuredSpeed(), MeasuredSpeed()
+
+    def hash_with(self, unpack: Unpack) -> None:
+        """Hash pages by the library, which is faster than NumPy, where they are not copied by it."""
+        self.folder.hash_rows = lambda contents, keys: unpack(memoryview(contents), _NOWHERE, keys)
 
     @property
     def secret(self) -> bytes:
@@ -158,7 +164,7 @@ class DiskPages:
         return read
 
     def _unpacking(self, group: int, memory: Any, pages: Sequence[int]) -> ReadPage:
-        """Read a page, and copy it to the KV memory in the pass that computes its checksum."""
+        """Read a page, and copy it to the KV memory in the pass that hashes it."""
         unpack, arrays = self._unpack, list(memory.arrays(group))  # [layers, pages + 1, ...] each
         assert unpack is not None
         first = [(place_of(one), len(one), one.strides[0], one.strides[1]) for one in arrays]
@@ -166,7 +172,7 @@ class DiskPages:
         places[:, :, 0] += np.outer(pages, places[0, :, 3])  # a page's bytes in a layer are those to the next page
 
         def read(index: int, key: bytes, place: Bytes) -> bool:
-            return self.folder.read(key, place.data, lambda contents: unpack(contents, places[index]))
+            return self.folder.read(key, place.data, lambda contents, keys: unpack(contents, places[index], keys))
 
         return read
 

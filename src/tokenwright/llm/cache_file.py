@@ -82,9 +82,11 @@ def open_disk(folder: str, options: EngineConfig, store: KVStore, about: Mapping
     """
     like = [store.read(group, [0]) for group in range(len(store.groups))]
     model = sha256(json.dumps(dict(about) | _program(about["kernels"]), sort_keys=True).encode()).digest()
-    host = store.memory is HOST
-    unpack = page_unpacker() if host else None
-    disk = DiskPages(Path(folder).expanduser(), options.kv_disk_size, model, like, options.page_size, unpack)
+    host, unpack = store.memory is HOST, page_unpacker()
+    place, quota = Path(folder).expanduser(), options.kv_disk_size
+    disk = DiskPages(place, quota, model, like, options.page_size, unpack if host else None)
+    if unpack is not None:
+        disk.hash_with(unpack)
     if host:
         Thread(target=_populate, args=(store, len(disk.folder.pages)), daemon=True).start()
     return disk

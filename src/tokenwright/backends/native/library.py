@@ -46,7 +46,6 @@ _FUNCTIONS = {
     "tw_route": ("", "pnppp"),
     "tw_summarise": ("n", "kwnnpppn"),
     "tw_pack": ("n", "kpnpnnnn"),
-    "tw_unpack_page": ("", "pnnpp"),
     "tw_read": ("n", "kpnnn"),
     "tw_multiply": ("n", "knnn"),
 }
@@ -80,15 +79,15 @@ def load(file: Path) -> ctypes.CDLL:
 
 
 def page_unpacker() -> Unpack | None:
-    """Copies and sums the contents of a page in one pass; None without a library."""
-    if (file := find()) is None:
+    """Copies and hashes the contents of a page in one pass; None without a library that does."""
+    if (file := find()) is None or (hash_page := getattr(load(file), "tw_hash_page", None)) is None:
         return None
-    library = load(file)
+    hash_page.restype, hash_page.argtypes = None, tuple(_TYPES[one] for one in "pnnppp")
 
-    def unpack(contents: memoryview, places: Array) -> Array:
+    def unpack(contents: memoryview, places: Array, key: Array) -> Array:
         data = np.frombuffer(contents, np.uint8)
-        sums: Array = np.empty((ROW + len(data) // ROW * 8) // 8, np.uint64)
-        library.tw_unpack_page(place_of(data), len(data), len(places), place_of(places), place_of(sums))
+        sums: Array = np.empty((len(data) // ROW, len(key)), np.uint64)
+        hash_page(place_of(data), len(data), len(places), place_of(places), place_of(key), place_of(sums))
         return sums
 
     return unpack

@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
 
+from tokenwright.regular_file import lock as wait_for_lock
+
 _NAME = re.compile(r"\.(?P<target>.+)\.draft-\d+-\d+", re.DOTALL)
 
 
@@ -87,9 +89,9 @@ def _locked(draft: Path, folder: bool) -> int:
             draft.mkdir()
         lock = os.open(draft, os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            wait_for_lock(lock, draft)
         try:
-            if os.path.samestat(os.fstat(lock), draft.stat()):
+            if os.path.samestat(os.fstat(lock), draft.lstat()):
                 return lock
         except FileNotFoundError:  # swept between its making and its locking
             pass
@@ -99,7 +101,7 @@ def _locked(draft: Path, folder: bool) -> int:
 def _written(draft: Path) -> bool:
     """Whether a process writes the draft, as far as can be found out."""
     try:
-        lock = os.open(draft, os.O_RDONLY)
+        lock = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return not draft.is_symlink()
     try:

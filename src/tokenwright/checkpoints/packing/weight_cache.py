@@ -24,7 +24,7 @@ from tokenwright.checkpoints.packed_file import VERSION, read_weights, write_wei
 from tokenwright.environment import Environment
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import WeightFormat
-from tokenwright.regular_file import open_regular, read_regular
+from tokenwright.regular_file import open_regular, read_regular, why_not_private
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,9 @@ class WeightCache:
         Raises CheckpointError if the checkpoint's files cannot be read.
         """
         if not self.folder.is_dir() or weight_bytes(checkpoint.graph, form) < self.smallest:
+            return None
+        if why := why_not_private(self.folder.resolve()):
+            log.warning("the quantised weights in %s are not used: %s", self.folder, why)
             return None
         file = self._file(checkpoint, form)
         if not file.is_file():

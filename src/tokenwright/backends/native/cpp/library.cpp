@@ -285,10 +285,10 @@ TW_EXPORT int64_t tw_summarise(const Kernels* k, Workspace* workspace, int64_t n
   return with_workspace(workspace, [&](Workspace& w) { summarise(*k, w, n, vocab, logits, best, log_total, threads); });
 }
 
-// places: [places][4], as PagePlace. sums: of columns [512], and of the contents' whole rows.
-TW_EXPORT void tw_unpack_page(const char* contents, int64_t bytes, int64_t places, const PagePlace* place,
-                              uint64_t* sums) {
-  unpack_page(contents, bytes, places, place, sums);
+// places: [places][4], as PagePlace. key: [2][1024]. sums: [whole rows][2].
+TW_EXPORT void tw_hash_page(const char* contents, int64_t bytes, int64_t places, const PagePlace* place,
+                            const uint32_t* key, uint64_t* sums) {
+  unpack_page(contents, bytes, places, place, key, sums);
 }
 
 // Reads every byte once, by all threads, with a prefetch `ahead` bytes before each line. Returns the sum of the words.

@@ -11,25 +11,37 @@
 namespace tw {
 namespace {
 
-typedef uint64_t Words __attribute__((vector_size(16)));
-constexpr int64_t ROW_WORDS = SUMMED / sizeof(Words), WORDS_AT_ONCE = 4;
+constexpr int64_t ROW_WORDS = HASHED / 4;
 
-// Adds a row to the sums of the columns, and returns its own sum.
-uint64_t sum_row(const char* row, uint64_t* columns) {
-  Words total[WORDS_AT_ONCE] = {};
-  for (int64_t i = 0; i < ROW_WORDS; i += WORDS_AT_ONCE) {
-#pragma GCC unroll 4
-    for (int64_t k = 0; k < WORDS_AT_ONCE; k++) {
-      Words x, sum;
-      memcpy(&x, row + (i + k) * sizeof(Words), sizeof x);
-      memcpy(&sum, columns + (i + k) * 2, sizeof sum);
-      sum += x;
-      memcpy(columns + (i + k) * 2, &sum, sizeof sum);
-      total[k] += x;
+// Writes the HASHES sums of a row: of the products of its words two by two, after a word of the key was added to each.
+// Words have 32 bits, products and sums 64; all of them wrap around (NH of UMAC, RFC 4418).
+void hash_row(const char* row, const uint32_t* key, uint64_t* sums) {
+#if defined(__SSE2__)
+  __m128i total[HASHES] = {};
+  for (int64_t i = 0; i < ROW_WORDS; i += 4) {
+    const __m128i words = _mm_loadu_si128((const __m128i*)(row + i * 4));
+#pragma GCC unroll 2
+    for (int64_t k = 0; k < HASHES; k++) {
+      const __m128i keyed = _mm_add_epi32(words, _mm_loadu_si128((const __m128i*)(key + k * ROW_WORDS + i)));
+      total[k] = _mm_add_epi64(total[k], _mm_mul_epu32(keyed, _mm_srli_epi64(keyed, 32)));
     }
   }
-  const Words all = total[0] + total[1] + (total[2] + total[3]);
-  return all[0] + all[1];
+  for (int64_t k = 0; k < HASHES; k++) {
+    uint64_t halves[2];
+    _mm_storeu_si128((__m128i*)halves, total[k]);
+    sums[k] = halves[0] + halves[1];
+  }
+#else
+  std::fill(sums, sums + HASHES, 0);
+  for (int64_t i = 0; i < ROW_WORDS; i += 2) {
+    uint32_t words[2];
+    memcpy(words, row + i * 4, sizeof words);
+    for (int64_t k = 0; k < HASHES; k++) {
+      const uint32_t* one = key + k * ROW_WORDS + i;
+      sums[k] += (uint64_t)(uint32_t)(words[0] + one[0]) * (uint32_t)(words[1] + one[1]);
+    }
+  }
+#endif
 }
 
 // memcpy, but past the caches where the stretch is long: the page is next read after many others, and a write that
@@ -50,23 +62,26 @@ void stream(char* to, const char* from, int64_t bytes) {
 
 }  // namespace
 
-void unpack_page(const char* contents, int64_t bytes, int64_t places, const PagePlace* place, uint64_t* sums) {
-  const int64_t rows = bytes / SUMMED;
-  uint64_t* of_rows = sums + SUMMED / sizeof(uint64_t);
-  std::fill(sums, of_rows + rows, 0);
-  int64_t at = 0, summed = 0;
+void unpack_page(const char* contents, int64_t bytes, int64_t places, const PagePlace* place, const uint32_t* key,
+                 uint64_t* sums) {
+  const int64_t rows = bytes / HASHED;
+  int64_t at = 0, hashed = 0;
+  const auto hash_until = [&](int64_t stop) {
+    for (; hashed < rows && hashed * HASHED < stop; hashed++)
+      hash_row(contents + hashed * HASHED, key, sums + hashed * HASHES);
+  };
   for (int64_t i = 0; i < places; i++)
     for (int64_t piece = 0; piece < place[i].pieces; piece++) {
       char* to = (char*)place[i].address + piece * place[i].apart;
       for (int64_t end = at + place[i].bytes; at < end;) {  // at most a row at a time, while it is in the cache
-        const int64_t count = std::min(end - at, SUMMED);
-        for (; summed < rows && summed * SUMMED < at + count; summed++)
-          of_rows[summed] = sum_row(contents + summed * SUMMED, sums);
+        const int64_t count = std::min(end - at, HASHED);
+        hash_until(at + count);
         stream(to, contents + at, count);
         at += count;
         to += count;
       }
     }
+  hash_until(bytes);
 #if defined(__SSE2__)
   _mm_sfence();
 #endif
