@@ -59,7 +59,7 @@ def folder(tmp_path):
 def test_what_is_written_is_read_by_another_process_of_the_same_model(folder):
     assert folder.write([(key(n), contents(n)) for n in range(20)]) == 20
     again = PageFolder(folder.folder, 1 << 20, MODEL)
-    assert again.secret == folder.secret and len(again.secret) == 32
+    assert again.seal.secret == folder.seal.secret and len(again.seal.secret) == 32
     assert again.held([key(0), key(19), key(20), key(0, 1)]) == [True, True, False, False]
     assert [read(again, key(n)) for n in range(20)] == [contents(n) for n in range(20)]
     strange = PageFolder(folder.folder, 1 << 20, OTHER)

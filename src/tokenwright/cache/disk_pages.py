@@ -99,12 +99,12 @@ class DiskPages:
 
     def hash_with(self, unpack: Unpack) -> None:
         """Hash pages by the library, which is faster than NumPy, where they are not copied by it."""
-        self.folder.hash_rows = lambda contents, keys: unpack(memoryview(contents), _NOWHERE, keys)
+        self.folder.seal.hash_rows = lambda contents, keys: unpack(memoryview(contents), _NOWHERE, keys)
 
     @property
     def secret(self) -> bytes:
         """The secret of the page hashes."""
-        return self.folder.secret
+        return self.folder.seal.secret
 
     def held(self, group: int, hashes: Sequence[bytes]) -> list[bool]:
         return self.folder.held([page_key(one, group) for one in hashes])
