@@ -250,14 +250,14 @@ class Llama:
 
     def __init__(self, folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
-        if config["model_type"] != "llama":
-            raise ValueError(f"the model in {folder} is of type {config['model_type']}; this file computes llama only")
-        self.layers = [f"layers.{n}" for n in range(config["num_hidden_layers"])]
-        heads, ends = config["num_attention_heads"], config["eos_token_id"]
+        for key, known in (("model_type", "llama"), ("hidden_act", "silu")):
+            if config.get(key, known) != known:
+                raise ValueError(f"the {key} of {folder} is {config[key]}; this file computes {known} only")
+        self.layers, heads = [f"layers.{n}" for n in range(config["num_hidden_layers"])], config["num_attention_heads"]
         self.kv_heads = config.get("num_key_value_heads") or heads
         self.head_size = config.get("head_dim") or config["hidden_size"] // heads
         self.context, self.eps = config["max_position_embeddings"], config["rms_norm_eps"]
-        self.end_ids: list[int] = ends if isinstance(ends, list) else [ends]
+        self.end_ids: list[int] = ends if isinstance(ends := config["eos_token_id"], list) else [ends]
         self.frequencies = frequencies(config, self.head_size)
         tensors = [item for file in folder.glob("*.safetensors") for item in load_file(file).items()]
         self.weights = {name.removeprefix("model.").removesuffix(".weight"): x.float() for name, x in tensors}

@@ -185,9 +185,15 @@ def test_a_request_that_can_never_run_is_refused(length, new):
     assert not engine.scheduler.waiting
 
 
-@pytest.mark.parametrize(("kind", "problem"), [("qwen2", "of type qwen2"), ("llama3", "rope_scaling is yarn")])
-def test_a_model_that_it_cannot_compute_is_refused(kind, problem, tmp_path):
-    changes = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}} if kind == "llama3" else {}
+@pytest.mark.parametrize(
+    ("kind", "changes", "problem"),
+    [
+        ("qwen2", {}, "model_type of .* is qwen2; this file computes llama only"),
+        ("llama3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling is yarn"),
+        ("llama3", {"hidden_act": "gelu"}, "hidden_act of .* is gelu; this file computes silu only"),
+    ],
+)
+def test_a_model_that_it_cannot_compute_is_refused(kind, changes, problem, tmp_path):
     folder, _ = make_checkpoint(tmp_path / "model", kind)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))

@@ -404,7 +404,10 @@ def test_a_quantised_file_generates_cached_and_naive_alike(
         assert llm.generate("the model", cache=False, **asked)[0].token_ids == ids
         assert llm.loaded.copies and "convert" not in caplog.text
     with LLM(file, weights="float32"):
-        assert "Q4_0" in caplog.text and "converted as float32" in caplog.text
+        assert "Q4_0" in caplog.text and "converted as float32" in caplog.text and "twice" not in caplog.text
+    with LLM(file, weights="int4"):
+        assert re.search(r"Q4_0 .* converted as int4: .* rounded twice, .* leave weights out", caplog.text)
+        assert not re.search(r"F32 .* rounded twice", caplog.text)
 
 
 def test_other_rotary_factors_than_llama_3s_are_refused(tmp_path: Path) -> None:
