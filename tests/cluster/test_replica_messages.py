@@ -299,7 +299,8 @@ def test_a_token_is_small():
     ("data", "error"),
     [
         (pickle.dumps(Ping()), ValueError),
-        (b'["Popen",{}]', KeyError),
+        (b'["Popen",{}]', ValueError),
+        (b'[285,{"number":1}]', ValueError),
         (b'["Cancel",{"number":"x"}]', ValidationError),
         (b'["Cancel",{"number":1,"more":2}]', ValidationError),
         (b'["Cancel",{}]', ValidationError),

@@ -291,6 +291,8 @@ def framed(messages: Iterable[object]) -> bytes:
 
 
 def unframed(data: bytes) -> Any:
-    """The message of a frame without its length."""
+    """The message of a frame without its length. Raises ValueError for any other bytes."""
     kind = data[2 : data.index(b'"', 2)].decode()  # it begins with ["kind",
+    if kind not in _ADAPTERS:
+        raise ValueError(f"there is no message {kind[:100]!r}")
     return _ADAPTERS[kind].validate_json(data)[1]
