@@ -17,6 +17,8 @@ import httpx
 import huggingface_hub.constants as settings
 import ollama
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from tests.checkpoints.test_hub import contents
 from tests.engines import slowed
@@ -169,6 +171,14 @@ def test_the_page_has_the_first_model_loaded(server: Many) -> None:
     assert httpx.get(f"{server.url}/status").json()["phase"] == "loading"
     until(lambda: httpx.get(f"{server.url}/status").json()["phase"] == "ready")
     assert httpx.get(f"{server.url}/model").json()["name"] == "a"
+
+
+def test_the_page_follows_runs_of_the_first_model(server: Many) -> None:
+    """Each of its sockets was refused with a traceback."""
+    complete(server, "a")
+    with connect(f"ws{server.url.removeprefix('http')}/runs/none/stream") as stream, pytest.raises(ConnectionClosed):
+        stream.recv(60)
+    assert stream.close_code == 4404
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -69,7 +70,7 @@ class Switch:
 
     async def _looked(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The page, what it reads, and stored responses: of the first model that is there, which this does not hold."""
-        allowed = self._fleet.allowed(about(Request(scope, receive)).caller)
+        allowed = self._fleet.allowed(about(HTTPConnection(scope)).caller)
         there = next((one.opened for one in allowed if isinstance(one.opened, LoadedApp)), None)
         await (self._front if there is None else there.app)(scope, receive, send)
 

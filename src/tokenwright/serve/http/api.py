@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from tokenwright.checks import shown
@@ -122,7 +123,7 @@ class ClientGone(Exception):
     """The client has gone; an answer would not be read."""
 
 
-def about(request: Request) -> About:
+def about(request: HTTPConnection) -> About:
     """The middlewares' knowledge of this request."""
     found = request.scope.get("tokenwright")
     return found if isinstance(found, About) else About("")
