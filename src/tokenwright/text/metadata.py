@@ -99,7 +99,7 @@ class _Facts:
     def listed(self, key: str, kind: type, count: int | None = None) -> list[Any]:
         """A list of values of one type, of `count` if given."""
         values = self._metadata.get(_KEY + key)
-        if not isinstance(values, list) or not all(type(one) is kind for one in values):
+        if not isinstance(values, list) or set(map(type, values)) - {kind}:
             raise self.error(f"{_KEY}{key} must be a list of type {kind.__name__}")
         if count is not None and len(values) != count:
             raise self.error(f"{_KEY}{key} has {len(values):,} values for {count:,} tokens")
@@ -146,6 +146,7 @@ def _merged(facts: _Facts, tokens: Sequence[str]) -> tokenizers.Tokenizer:
 def _merges(facts: _Facts) -> list[tuple[str, str]]:
     """The pairs of tokens that are joined, the first one first."""
     merges = facts.listed("merges", str)
-    if not all(" " in one[1:] for one in merges):
+    cuts = [one.find(" ", 1) for one in merges]
+    if -1 in cuts:
         raise facts.error(f"{_KEY}merges must be pairs of tokens, with a space between")
-    return [(one[: one.find(" ", 1)], one[one.find(" ", 1) + 1 :]) for one in merges]
+    return [(one[:at], one[at + 1 :]) for one, at in zip(merges, cuts, strict=True)]

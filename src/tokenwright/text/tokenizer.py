@@ -63,7 +63,7 @@ class Tokenizer:
         self._tables = {(first, skip): TokenBytes(partial(self._bytes, first, skip)) for first in both for skip in both}
         ids = files.library.get_vocab(with_added_tokens=True).values()
         self.vocab_size = max(ids, default=-1) + 1 if vocab_size is None else vocab_size
-        surplus = sum(at >= self.vocab_size for at in ids)
+        surplus = len([at for at in ids if at >= self.vocab_size])
         if surplus:
             log.warning(
                 "the tokenizer has %d tokens beyond the model's %d rows, such as %r: texts with one are refused",

@@ -3,7 +3,8 @@
 import json
 import re
 import struct
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -26,6 +27,7 @@ from tokenwright.backends.packed import Packed
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checkpoints.folder import Checkpoint, read_rows
+from tokenwright.checkpoints.gguf import header
 from tokenwright.checkpoints.gguf.blocks import FORMS
 from tokenwright.checkpoints.gguf.checkpoint import read_model
 from tokenwright.checkpoints.gguf.header import BLOCKS, read_gguf
@@ -114,8 +116,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "kimi-linear": {"max_position_embeddings": 512},
     "qwen3-next": {"mlp_only_layers": []},
     "qwen3.5": PLAIN_ROPE,
-    "bloom": {},
-    "mpt": {"attn_config": {"softmax_scale": None, "clip_qkv": 6.5}},
     "jamba": {},
     "mamba": {},
     "falcon-mamba": {},
@@ -455,6 +455,7 @@ def test_a_file_is_not_quantised_into_a_folder(folder: Path, tmp_path: Path) -> 
         ("tokenizer.ggml.model", "t5", "t5"),
         ("tokenizer.ggml.bos_token_id", 1 << 30, "none of the"),
         ("general.architecture", "rwkv7", '"rwkv7" needs RWKV\'s recurrence, which'),
+        ("general.architecture", "mpt", '"mpt" needs biases of scores by the distance (ALiBi), which'),
         ("general.architecture", "gpt9", '"gpt9" is none that Tokenwright knows. It reads afmoe'),
         ("general.alignment", 3, "power of two"),
         ("general.alignment", 0, "power of two"),
@@ -498,3 +499,60 @@ def test_a_file_that_shrinks_after_opening_is_an_error(folder: Path, tmp_path: P
     file.write_bytes(file.read_bytes()[:-4096])
     with pytest.raises(CheckpointError, match="shorter"):
         load_packed(found, NATIVE, "float32")
+
+
+def of_strings(file: Path, *strings: bytes) -> Path:
+    """A GGUF file without tensors, whose only key has a list of strings."""
+    each = b"".join(struct.pack("<Q", len(one)) + one for one in strings)
+    raw = b"GGUF\3\0\0\0" + struct.pack("<QQQcIIQ", 0, 1, 1, b"a", 9, 8, len(strings)) + each
+    file.write_bytes(raw + bytes(-len(raw) % 32))
+    return file
+
+
+STRANGE = (b"", b"a\0b", "é€𝄞".encode(), b"\n" * 90, b" ", b"z" * 300, b"\0", b"", "ÿ".encode())
+
+
+@pytest.mark.parametrize("ahead", [1, 8, 9, 40, 77, 1 << 20])
+def test_strings_are_read_alike_however_many_bytes_are_read_ahead(
+    ahead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(header, "_READ_AHEAD", ahead)
+    strings = Random(ahead).choices(STRANGE, k=200)
+    assert read_gguf(of_strings(tmp_path / "a.gguf", *strings)).metadata == {"a": [one.decode() for one in strings]}
+
+
+@pytest.mark.parametrize("bad", [b"\xff", b"\xe2\x82", b"\xed\xa0\x80", b"\xc3"])
+@pytest.mark.parametrize("at", [0, 7, 99])
+def test_a_string_that_is_not_utf_8_is_named_by_its_place(bad: bytes, at: int, tmp_path: Path) -> None:
+    """Also where the beginning of the next string would complete it."""
+    strings = [b"ab"] * 100
+    strings[at] = bad
+    told = refusal(of_strings(tmp_path / "a.gguf", *strings))
+    assert f'the value of "a" at byte {49 + 10 * at + 8:,} is not UTF-8' in told
+
+
+def test_a_list_of_strings_that_ends_early_is_refused(tmp_path: Path) -> None:
+    file = of_strings(tmp_path / "a.gguf", *[b"ab"] * 100)
+    file.write_bytes(file.read_bytes()[: 49 + 1000 - 1])
+    assert 'the value of "a" at byte 1,047 has 2 bytes, and 1 remain' in refusal(file)
+
+
+def calls_of(run: Callable[[], object]) -> int:
+    """How many functions of Python and C a call has called."""
+    count = 0
+
+    def counted(frame: object, event: str, argument: object) -> None:  # noqa: ARG001
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(counted)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_vocabulary_costs_no_call_for_each_of_its_tokens(tmp_path: Path) -> None:
+    few, many = (of_strings(tmp_path / f"{size}", *(f"token {at}".encode() for at in range(size))) for size in (9, 9999))
+    assert calls_of(lambda: read_gguf(many)) <= calls_of(lambda: read_gguf(few)) + 9

@@ -23,6 +23,7 @@ from tokenwright.regular_file import open_regular
 SUFFIX = ".gguf"
 ALIGNMENT = "general.alignment"
 _LARGEST_HEADER = 1 << 28  # bytes; a vocabulary of 256,000 tokens with its merges takes some 15 MiB
+_READ_AHEAD = 1 << 20  # bytes, of strings in a list
 _LONGEST_KEY = 1 << 16  # bytes, the format's own limit
 _MOST_DIMENSIONS = 4
 _MOST_ALIGNMENT = 1 << 16
@@ -103,6 +104,54 @@ class _Reader:
         except UnicodeDecodeError:
             raise _DamagedHeader(f"{what} at byte {self.at - length:,} is not UTF-8") from None
 
+    def texts(self, count: int, what: str) -> list[str]:
+        """The strings of a list, as many of them at once as lie in the bytes that are read ahead."""
+        found: list[str] = []
+        while len(found) < count:
+            raw = self._stream.read(min(_READ_AHEAD, self._end - self.at))
+            strings = _strings(raw, min(count - len(found), len(raw) // 8))
+            decoded = _decoded(strings)
+            if decoded:
+                self.at += 8 * len(strings) + sum(map(len, strings))
+                found += decoded
+            self._stream.seek(self.at)
+            if not decoded:  # one is longer than that, or damaged, and `text` says how
+                found += [self.text(what) for _ in strings or (b"",)]
+        return found
+
+
+def _strings(raw: bytes, most: int) -> list[bytes]:
+    """The strings at the beginning of `raw`, each behind its length in eight bytes; at most so many.
+
+    A vocabulary has some 100,000 of them, so the loop calls no function. A string of 16 MiB or more is left.
+    """
+    found, end, last = [b""] * most, 0, len(raw)
+    for at in range(most):
+        start = end + 8
+        if start > last or raw[end + 3 : start] != b"\0\0\0\0\0":
+            return found[:at]
+        end = start + (raw[start - 8] | raw[start - 7] << 8 | raw[start - 6] << 16)
+        if end > last:
+            return found[:at]
+        found[at] = raw[start:end]
+    return found
+
+
+def _decoded(strings: list[bytes]) -> list[str]:
+    """Strings of UTF-8, decoded in one call, with a byte between them that no UTF-8 has; none if one is not UTF-8."""
+    text = b"\xff".join(strings).decode("utf-8", "surrogateescape")
+    found = text.split("\udcff")
+    damaged = len(found) != len(strings) or not _encodable("".join(found))
+    return [] if damaged else found
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
 
 def read_gguf(file: Path) -> Header:
     """The header of a GGUF file. Raises CheckpointError if it is missing, unreadable, damaged or of another kind."""
@@ -161,7 +210,7 @@ def _value(reader: _Reader, kind: int, key: str) -> Any:
         raise _DamagedHeader(f"{what} has the unknown type {kind}")
     inner = reader.number("I", what)
     if inner == _STRING:
-        return [reader.text(what) for _ in range(reader.count(8, f"strings in {shown(key)}"))]
+        return reader.texts(reader.count(8, f"strings in {shown(key)}"), what)
     if inner not in _NUMBERS:
         raise _DamagedHeader(f"{what} is an array of the type {inner}, which Tokenwright does not read")
     form = _NUMBERS[inner]
