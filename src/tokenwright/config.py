@@ -77,13 +77,6 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True)
-class Alibi:
-    """A bias of each score, linear in the distance, with a slope for each query head (ALiBi, arXiv 2108.12409)."""
-
-    slopes: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary positions (arXiv 2104.09864) in the rotate-half order: dimension i of a head turns with i + size / 2.
 
@@ -98,7 +91,7 @@ class Rope:
     spread: int | None = None
 
 
-def angle_length(positions: Learned | Alibi | Rope | None, limit: int) -> int | None:
+def angle_length(positions: Learned | Rope | None, limit: int) -> int | None:
     """The length that stands for all length limits with the angles of `limit`; None if angles depend on no length.
 
     Keys of texts with different such lengths differ, so those texts share no cached pages.
@@ -272,7 +265,7 @@ class ModelConfig:
     mlp_width: int
     vocab_size: int
     context: int
-    positions: Learned | Alibi | Rope
+    positions: Learned | Rope
     windows: tuple[int | None, ...]
     rotary: tuple[bool, ...]
     norm: Literal["layer", "rms"]

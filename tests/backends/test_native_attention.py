@@ -101,7 +101,6 @@ class Case:
     seed: int
     cap: float | None = None  # soft cap of scores
     rope: int = 0  # numbers of a key behind those that are its value; 0: values of their own
-    steepest: float = 0.0  # of ALiBi's slopes; 0: none
 
     @property
     def layout(self) -> Heads | Latent:
@@ -134,7 +133,6 @@ def cases(draw: st.DrawFn) -> Case:
         v=draw(st.sampled_from(list(CODECS))),
         seed=draw(st.integers(0, 1 << 30)),
         cap=draw(st.sampled_from([None, None, 0.5, 3.0, 50.0])),
-        steepest=draw(st.sampled_from([0.0, 0.0, 0.03, 0.5])),
     )
     if draw(st.integers(0, 2)):
         return case
@@ -164,8 +162,7 @@ class Text:
         self.write(keys, keys[..., : -case.rope] if case.rope else noise(*shape, seed=case.seed + 1))
         self.q = noise(case.rows, case.kv_heads * case.shared, case.size, seed=case.seed + 2)
         self.sink_q = noise(*self.q.shape, seed=case.seed + 3) if case.window.sinks else None
-        heads = self.q.shape[1] if case.steepest else 0
-        self.scoring = Scoring(case.size**-0.5, case.cap, None, tuple(case.steepest / (1 + i) for i in range(heads)))
+        self.scoring = Scoring(case.size**-0.5, case.cap)
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store K and V of the positions that are read."""
@@ -199,8 +196,7 @@ class Text:
         out = torch.full((*self.q.shape[:2], values), torch.nan)
         layer = kv_layer(self.store.view(0))
         sizes = (self.case.kv_heads, self.case.size, values)
-        slopes = torch.tensor(self.scoring.slopes)
-        shape = structs.CHeads(heads, *sizes, self.scoring.scale, self.scoring.cap or 0, None, address(slopes))
+        shape = structs.CHeads(heads, *sizes, self.scoring.scale, self.scoring.cap or 0, None)
         ends = (address(self.q), address(self.sink_q), address(out))
         queries = structs.CQueries(0, 0, 0, 0, *ends, width, width, heads * values)
         for chunks in calls:

@@ -241,6 +241,22 @@ def test_what_an_unknown_architecture_needs_is_named() -> None:
     assert "chunked attention, 64 tokens at a time" in refusal("gemma3-vision", architectures=["X"], **inner)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "needs"),
+    [
+        ("BloomForCausalLM", "biases of scores by the distance (ALiBi)"),
+        ("MPTForCausalLM", "biases of scores by the distance (ALiBi)"),
+        ("MptForCausalLM", "biases of scores by the distance (ALiBi)"),
+        ("Zamba2ForCausalLM", "blocks of attention and an MLP that several layers share"),
+        ("DbrxForCausalLM", "the keys and tensor names of DBRX"),
+        ("FlintForCausalLM", "the keys and tensor names of Flint"),
+    ],
+)
+def test_an_architecture_whose_operations_are_gone_is_refused_by_their_names(architecture: str, needs: str) -> None:
+    told = refusal("llama2", architectures=[architecture])
+    assert f"unknown architecture {architecture}; it needs {needs}, which Tokenwright lacks" in told
+
+
 def test_neox_has_q_k_and_v_of_each_head_in_turn() -> None:
     config = make_config("neox", changes={"num_attention_heads": 2, "rotary_pct": 0.125})
     family, _, graph = parse_config(config)

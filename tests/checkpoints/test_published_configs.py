@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.models.biased import BLOOM, MPT
 from tokenwright.backends.native.compile import compiles
 from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.checkpoints.quantised.published import read_scheme
@@ -337,10 +336,6 @@ RUN: dict[str, tuple[dict[str, Any], float]] = {  # with the parameters of the t
                    "num_key_value_heads": 16, "sliding_window": 1024}},
         30.7,
     ),
-    "bigscience/bloom-560m": (BLOOM | {"n_embed": 1024, "n_layer": 24, "num_attention_heads": 16, "seq_length": 2048,
-                              "vocab_size": 250880}, 0.56),
-    "mosaicml/mpt-7b": (MPT | {"d_model": 4096, "max_seq_len": 2048, "n_heads": 32, "n_layers": 32,
-                        "vocab_size": 50432}, 6.65),
 }  # fmt: skip
 
 NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what they stand for

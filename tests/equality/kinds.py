@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tests.models.random_models import aria, cohere_compass, dbrx, flint, lara_mini, mellum, nanochat
+from tests.models.random_models import aria, cohere_compass, lara_mini, mellum, nanochat
 
 WINDOW, SINKS = 20, 3
 # What a kind keeps of a text: all of it, a window, layers with and without a window, or states. Ways differ by this.
@@ -66,9 +66,7 @@ KINDS = {
     "states by key": Kind("kimi-linear", keeps=STATES),
     "layers of one op": Kind("nemotron-h", keeps=STATES),
     "selective scans": Kind("jamba", keeps=STATES),
-    "a shared block": Kind("zamba2", keeps=STATES),
-    "distances": Kind("bloom"),
-    "distances + sinks": Kind("mpt", **SINKED),
+    "clipped + sinks": Kind("olmoe", TWO, **SINKED),
     "latent + sinks": Kind("deepseek3", **SINKED),
 }
 # Whose ops are those above with other facts: each meets every format, and all of them together every way.
@@ -76,11 +74,11 @@ NEWEST = {
     "one gate a number": Kind("afmoe", keeps=BOTH),
     "learned activation": Kind("apertus"),
     "norms behind the rotation": Kind(nanochat),
-    "clipped projections": Kind(dbrx),
+    "clipped projections": Kind("olmo"),
     "sigmoid experts": Kind("hy_v3"),
     "experts beside shared ones": Kind(aria),
     "experts behind windows": Kind(mellum, keeps=BOTH),
-    "logits of heads": Kind(flint, keeps=BOTH),
+    "logits of heads": Kind("granite_swa", keeps=BOTH),
     "rotation by layer": Kind(cohere_compass, keeps=BOTH),
     "states beside windows": Kind(lara_mini, keeps=STATES),
 }

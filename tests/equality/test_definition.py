@@ -18,7 +18,7 @@ from tests.equality.kinds import KINDS
 from tests.profiles import some
 from tests.tensors import decode, encode
 from tokenwright.cache.codec import CODECS
-from tokenwright.config import Alibi, Learned, LinearScaling, ModelConfig, Rope
+from tokenwright.config import Learned, LinearScaling, ModelConfig, Rope
 from tokenwright.formats import KVFormat
 
 NATIVE_TOLERANCE = 2e-5
@@ -41,10 +41,8 @@ def over_heads(x: torch.Tensor, w: Mapping[str, torch.Tensor], name: str, config
     return normed(x.unflatten(-1, (-1, size)), w, name, config).flatten(-2)
 
 
-def turned(x: torch.Tensor, position: int, rope: Rope | Alibi) -> torch.Tensor:
+def turned(x: torch.Tensor, position: int, rope: Rope) -> torch.Tensor:
     """Each head [heads, D] of one token turned to a position, where positions are rotary."""
-    if isinstance(rope, Alibi):
-        return x
     half, rotated = x.shape[-1] // 2, rope.rotated or x.shape[-1]
     place = position / (rope.scaling.factor if isinstance(rope.scaling, LinearScaling) else 1)
     turns = [rope.theta ** (-2 * i / rotated) if i < rotated // 2 else 0.0 for i in range(half)]
@@ -99,9 +97,6 @@ def defined(case: Case, tokens: list[int]) -> torch.Tensor:
                 scores = (queries * keys[read, group]).sum(-1)
                 learned = w.get(f"{at}.attention.sinks.weight", torch.empty(config.heads, 0))[head].double().view(-1)
                 scored = capped(scores * config.score_scale, config.score_cap)
-                if isinstance(rope, Alibi):
-                    places = [min(i, kind.sinks + window - 1) if window and p < kind.sinks else i for p in read]
-                    scored = scored + rope.slopes[head] * (torch.tensor(read) - torch.tensor(places))
                 share = torch.cat((scored, learned)).softmax(0)[: len(read)]
                 mixed[i, head] = share @ values[read, group]
         added = product(mixed.flatten(1), f"{at}.attention.o")
@@ -148,7 +143,7 @@ def experts(x: torch.Tensor, at: str, config: ModelConfig, product: Product) -> 
 
 
 # Kinds with recurrent layers, whose definition is tests/backends/test_recurrent.py's.
-STATES = ("short", "delta", "state", "selective", "layers of one op", "a shared block")
+STATES = ("short", "delta", "state", "selective", "layers of one op")
 # Layers of several sizes, or streams: without a codec those are the oracle's to compare.
 UNLIKE = ("shared keys", "values from", "residual streams")
 ACTIVATIONS = {"silu": silu, "gelu": gelu, "gelu_tanh": lambda x: gelu(x, approximate="tanh")}

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tests import without_torch
-from tests.models import biased, hybrids
+from tests.models import hybrids
 from tokenwright.checkpoints.files.local import STORIES
 
 VOCAB = 320
@@ -499,13 +499,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "deepseek2": _DEEPSEEK2,
     "deepseek3": _DEEPSEEK3,
     **hybrids.CONFIGS,
-    "bloom": biased.BLOOM,
     "tinyllama": _LLAMA | {"num_key_value_heads": 1, "_name_or_path": "TinyLlama/TinyLlama-1.1B-Chat-v1.0"},
 }
 # Of the same arithmetic as other kinds, or almost: for what reads files, and compared with the oracle once.
 VARIANTS: dict[str, dict[str, Any]] = {
     **hybrids.VARIANTS,
-    "mpt": biased.MPT,
     "gemma3-vision": _GEMMA3_VISION,
     "gemma3n": _GEMMA3N,
     "gemma4": _GEMMA4,
@@ -559,7 +557,7 @@ def make_config(kind: str, spelling: str = "old", changes: dict[str, Any] | None
         if value is not None:
             config[key] = value
     if spelling == "new" and config["model_type"] != "gpt2":
-        still = config["model_type"] in ("mamba2", "nemotron_h", "bloom", "mpt", "jamba", "mamba", "falcon_mamba")
+        still = config["model_type"] in ("mamba2", "nemotron_h", "jamba", "mamba", "falcon_mamba")
         if not still and "rope_parameters" not in config:  # as of today anyway
             _respell(config.get("text_config", config))
         config["dtype"] = config.pop("torch_dtype", "float32")

@@ -166,21 +166,6 @@ KIMI_LINEAR: dict[str, Any] = {
     "vocab_size": VOCAB,
 }  # fmt: skip
 
-ZAMBA2: dict[str, Any] = {
-    "adapter_rank": 16, "add_bias_linear": False, "architectures": ["Zamba2ForCausalLM"], "attention_dropout": 0.0,
-    "attention_head_dim": 32, "attention_hidden_size": 128, "bos_token_id": 1, "chunk_size": 256, "eos_token_id": 2,
-    "hidden_act": "gelu", "hidden_size": 64, "hybrid_layer_ids": [1, 2, 3], "initializer_range": 0.02,
-    "intermediate_size": 96, "kv_channels": 16, "layers_block_type": ["mamba", "hybrid", "hybrid", "hybrid"],
-    "mamba_d_conv": 4, "mamba_d_state": 16, "mamba_expand": 2, "mamba_headdim": 16, "mamba_ngroups": 1,
-    "max_position_embeddings": 512, "model_type": "zamba2", "n_mamba_heads": 8, "num_attention_heads": 4,
-    "num_hidden_layers": 4, "num_key_value_heads": 4, "num_logits_to_keep": 1, "num_mem_blocks": 1,
-    "num_query_groups": 4, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_theta": 10000, "time_step_floor": 0.0001,
-    "time_step_limit": None, "time_step_max": 0.1, "time_step_min": 1e-12, "torch_dtype": "float32",
-    "transformers_version": "4.49.0.dev0", "use_cache": True, "use_conv_bias": True, "use_long_context": False,
-    "use_mamba_kernels": True, "use_mem_eff_path": False, "use_mem_rope": True,
-    "use_shared_attention_adapter": True, "vocab_size": VOCAB,
-}  # fmt: skip
-
 CONFIGS: dict[str, dict[str, Any]] = {
     "lfm2": LFM2,
     "qwen3-next": QWEN3_NEXT,
@@ -191,7 +176,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "falcon-h1": FALCON_H1,
     "mamba2": MAMBA2,
     "jamba": JAMBA,
-    "zamba2": ZAMBA2,
 }
 
 

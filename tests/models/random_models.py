@@ -301,97 +301,6 @@ def kimi_linear(random: Random) -> Config:
     )
 
 
-def zamba2(random: Random) -> Config:
-    """A block or two that layers share, which transformers ties only where the head is tied too."""
-    heads, width, shared = random.choice([2, 4]), random.choice([32, 64]), random.choice([1, 2])
-    types = ["hybrid"] * (shared + random.randint(0, 2)) + ["linear_attention"] * random.randint(0, 2)
-    random.shuffle(types)
-    mamba_heads, attended = random.choice([2, 4, 8]), random.random() < 0.5
-    return {
-        "model_type": "zamba2",
-        "vocab_size": VOCAB,
-        "hidden_size": width,
-        "intermediate_size": random.choice([64, 96]),
-        "num_hidden_layers": len(types),
-        "layers_block_type": types,
-        "num_mem_blocks": shared,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads if attended else random.choice([1, heads]),
-        "use_shared_attention_adapter": attended,
-        "adapter_rank": random.choice([8, 16]),
-        "use_mem_rope": random.random() < 0.5,
-        "add_bias_linear": random.random() < 0.5,
-        "n_mamba_heads": mamba_heads,
-        "mamba_ngroups": random.choice([1, 2]),
-        "mamba_d_state": random.choice([8, 16, 24]),
-        "mamba_d_conv": random.randint(2, 5),
-        "max_position_embeddings": 512,
-        "time_step_min": 1e-12,  # below which transformers limits steps in a prompt alone
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "tie_word_embeddings": True,
-    }
-
-
-def bloom(random: Random) -> Config:
-    heads = random.choice([1, 3, 4, 6, 8])
-    return {
-        "model_type": "bloom",
-        "vocab_size": VOCAB,
-        "hidden_size": heads * random.choice([8, 16, 40]),
-        "n_head": heads,
-        "n_layer": random.randint(1, 4),
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "seq_length": 512,
-        "tie_word_embeddings": random.random() < 0.7,
-    }
-
-
-def mpt(random: Random) -> Config:
-    heads = random.choice([1, 3, 4, 5, 8])
-    facts = {"softmax_scale": random.choice([None, 0.2])}
-    return {
-        "model_type": "mpt",
-        "vocab_size": VOCAB,
-        "d_model": heads * random.choice([8, 16, 40]),
-        "n_heads": heads,
-        "n_layers": random.randint(1, 4),
-        "max_seq_len": 512,
-        "attn_config": facts,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "tie_word_embeddings": random.random() < 0.7,
-    }
-
-
-def dbrx(random: Random) -> Config:
-    heads, clip = random.choice([2, 4, 6]), random.choice([1.0, 8.0])  # transformers needs one
-    attention = {"kv_n_heads": random.choice([one for one in (1, 2, heads) if heads % one == 0]), "clip_qkv": clip}
-    attention["rope_theta"] = 10000.0  # transformers reads no other
-    return {
-        "model_type": "dbrx",
-        "vocab_size": VOCAB,
-        "d_model": heads * random.choice([8, 16, 32]),
-        "n_heads": heads,
-        "n_layers": random.randint(1, 4),
-        "max_seq_len": 512,
-        "attn_config": attention,
-        "ffn_config": {
-            "ffn_hidden_size": random.choice([32, 48]),
-            "moe_num_experts": random.choice([4, 6]),
-            "moe_top_k": random.randint(1, 3),
-            "moe_normalize_expert_weights": random.choice([None, 1.0]),
-        },
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }
-
-
 def gemma4(random: Random) -> Config:
     """Layers of both kinds, the last of which may read K and V of others; inputs of each layer or none."""
     base = _base(random)
@@ -463,18 +372,6 @@ def mellum(random: Random) -> Config:
             "full_attention": random.choice([full, full | yarn]),
             "sliding_attention": {"rope_type": "default", "rope_theta": random.choice([1e4, 5e5])},
         },
-    }
-
-
-def flint(random: Random) -> Config:
-    found = _base(random) | _windows(random) | _experts(random) | _rope(random)
-    return found | {
-        "model_type": "flint",
-        "attention_bias": random.random() < 0.5,
-        "mlp_only_layers": random.choice([[], [0]]),
-        "norm_topk_prob": random.random() < 0.7,
-        "num_experts": random.choice([4, 6]),
-        "shared_expert_intermediate_size": random.choice([32, 64]),
     }
 
 
@@ -572,8 +469,8 @@ def lara_mini(random: Random) -> Config:
 
 MAKERS: tuple[Callable[[Random], Config], ...] = (
     *(lfm2, lfm2_moe, qwen3_next, qwen3_5, olmo_hybrid, granite, bamba, falcon_h1, mamba2, nemotron_h),
-    *(bloom, mpt, jamba, mamba, falcon_mamba, kimi_linear, gemma4, gemma3n, zamba2, dbrx),
-    *(mellum, flint, emu3, got_ocr2, moss_transcribe_diarize, phi4_multimodal, cohere_compass, aria, nanochat),
+    *(jamba, mamba, falcon_mamba, kimi_linear, gemma4, gemma3n),
+    *(mellum, emu3, got_ocr2, moss_transcribe_diarize, phi4_multimodal, cohere_compass, aria, nanochat),
     lara_mini,
 )
 

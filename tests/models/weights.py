@@ -45,19 +45,19 @@ def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Ten
     """Unit noise turned into a weight: the gain depends on the tensor's part in the block."""
     if name.endswith("bias"):
         return 0.2 * noise
-    if noise.dim() == 1 or "_norm" in name.replace("norm_attn_norm", ""):
+    if noise.dim() == 1 or "_norm" in name:
         return _shaped_norm(name, noise, config)
-    if any(part in name for part in ("embed_tokens", "wte", "lm_head", "embed_in", "embed_out", "word_embeddings")):
+    if any(part in name for part in ("embed_tokens", "wte", "lm_head", "embed_in", "embed_out")):
         return 0.16 * noise
     if "wpe" in name:
         return 0.1 * noise
     weight = noise / noise.shape[0 if config["model_type"] == "gpt2" else -1] ** 0.5
-    if any(part in name for part in ("c_attn", "Wqkv", "qkv_proj", "query_key_value")):
+    if any(part in name for part in ("c_attn", "qkv_proj", "query_key_value")):
         _scale_fused(name, weight, config)
     elif "kv_a_proj" in name or "kv_b_proj" in name:
         _scale_latent(name, weight, config)
     elif any(part in name for part in ("q_proj", "k_proj", "q_b_proj")):
-        weight = (1.5 if config["model_type"] == "zamba2" else 1.8) * weight  # whose scores have a larger factor
+        weight = 1.8 * weight
     elif "mlp.experts." in name and config["model_type"] == "gpt_oss":  # [E, in, out], in numbers that MXFP4 has
         weight = noise / noise.shape[1] ** 0.5 * (0.4 if "down_proj" in name else 1)
         weight = mxfp4(weight.transpose(1, 2))[0].transpose(1, 2)
@@ -72,11 +72,9 @@ def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Ten
 
 def _scale_fused(name: str, weight: torch.Tensor, config: dict[str, Any]) -> None:
     """Scale q and k in one tensor of q, k and v."""
-    heads = config.get("n_head") or config.get("num_attention_heads") or config["n_heads"]
+    heads = config.get("n_head") or config["num_attention_heads"]
     if "c_attn" in name:  # [in, 3 x width]: q and k are the first two thirds
         weight[:, : 2 * weight.shape[1] // 3] *= 2.4
-    elif "Wqkv" in name:  # the rows of q, of k and of v
-        weight[: 2 * len(weight) // 3] *= 2.6
     elif "qkv_proj" in name:  # [q, k and v, in]; the last rows are those of v
         kv_heads = config["num_key_value_heads"]
         weight[: len(weight) // (heads + 2 * kv_heads) * (heads + kv_heads)] *= 1.8
@@ -125,8 +123,6 @@ def stored_tensors(
         for i in range(config["num_hidden_layers"]):
             tensors[f"gpt_neox.layers.{i}.attention.bias"] = torch.ones(1, 1, 8, 8).tril()
             tensors[f"gpt_neox.layers.{i}.attention.masked_bias"] = torch.tensor(-1e9)
-    elif config["model_type"] in ("bloom", "mpt"):  # BLOOM's larger ones have no prefix
-        tensors = {name.removeprefix("transformer.") if kind == "bloom" else name: one for name, one in tensors.items()}
     elif config["model_type"] == "deepseek_v3":
         tensors |= _next_layer(config)
     elif config["model_type"] in ("gemma3n_text", "gemma4_text"):  # as published, with K and V that nothing reads

@@ -29,7 +29,7 @@ from tokenwright.config import Learned, ModelConfig, Rope
 from tokenwright.config import NoScaling as Unscaled
 from tokenwright.engine import Batch
 from tokenwright.engine.layer_group import AttentionWindow
-from tokenwright.models.combined import Parallel, SharedBlock
+from tokenwright.models.combined import Parallel
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Graph
 from tokenwright.models.latent import LatentAttention
@@ -267,20 +267,6 @@ def each_of(kind: type[Op], **facts: object) -> Callable[[Graph], Graph]:
     )
 
 
-def each_shared(**facts: Mapping[str, object]) -> Callable[[Graph], Graph]:
-    """Each shared block with other facts of its parts."""
-
-    def faulty(graph: Graph) -> Graph:
-        each = {part: (lambda op, part=part: replace(getattr(op, part), **facts[part])) for part in facts}
-        ops = (
-            replace(op, **{part: make(op) for part, make in each.items()}) if isinstance(op, SharedBlock) else op
-            for op in graph.blocks
-        )
-        return replace(graph, blocks=tuple(ops))
-
-    return faulty
-
-
 def each_input(**facts: object) -> Callable[[Graph], Graph]:
     def faulty(graph: Graph) -> Graph:
         ops = (replace(op, inputs=replace(op.inputs, **facts)) if isinstance(op, MLP) else op for op in graph.blocks)
@@ -331,7 +317,7 @@ GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
     ("gemma3", "one rotation in all layers"): global_rotation,
     ("gemma3", "positions not scaled"): plainly_rotated,
     ("gemma3", "no norms of q and k"): no_head_norms,
-    **{(kind, "q, k and v as computed"): each_of(Attention, clip=None) for kind in ("mpt", "olmoe")},
+    ("olmoe", "q, k and v as computed"): each_of(Attention, clip=None),
     ("gemma3n", "gates as computed"): each_of(MLP, deviations=None),
     ("gemma3n", "what the inputs read without factors"): each_of(Correct, scale=None),
     ("gemma3n", "twice the low-rank addition"): each_of(Laurel, factor=1.0),
@@ -364,10 +350,6 @@ GRAPH_FAULTS: dict[tuple[str, str], Callable[[Graph], Graph]] = {
     ("glm4", "no norms after"): each_block(post_norm=None),
     ("glm4", "all of a head turns"): each_attention(lambda op: replace(op, rotary=Rope(10000.0))),
     ("falcon-h1", "one after the other"): each_of(Recurrent, beside=False),
-    ("zamba2", "the block for nothing"): each_of(Recurrent, beside=False),
-    ("zamba2", "q, k and v without low ranks"): each_shared(attention={"low_ranks": ()}),
-    ("zamba2", "an MLP without low ranks"): each_shared(mlp={"low_ranks": ()}),
-    ("zamba2", "twice the embedding"): each_of(SharedBlock, scale=2.0),
     ("falcon-h1", "rows as projected"): each_of(Recurrent, factors=()),
     ("falcon-h1", "gates as projected"): each_of(MLP, factors=()),
 }

@@ -14,7 +14,6 @@ from tokenwright.arrays import Array, Floats
 from tokenwright.backends.observation import Observed, Watched
 from tokenwright.cache import ChunkRows, KVStore, KVView, LayerSpec
 from tokenwright.engine import Batch
-from tokenwright.engine.layer_group import AttentionWindow
 from tokenwright.models.op import Scoring
 from tokenwright.models.taps import Tap, ignore
 
@@ -23,29 +22,14 @@ from tokenwright.models.taps import Tap, ignore
 class Scored(Scoring):
     """Scoring with the learned logits of the query heads [H], which the softmax counts as one more key's; or None.
 
-    sink_logits: an array for native kernels, a tensor for torch's kernels. slopes: ALiBi's of the query heads, or ().
+    sink_logits: an array for native kernels, a tensor for torch's kernels.
     """
 
     sink_logits: Any = None
-    slopes: tuple[float, ...] = ()
 
     def of_head(self, head: int) -> "Scored":
         """That of one query head."""
-        mine = slice(head, head + 1)
-        learned = None if self.sink_logits is None else self.sink_logits[mine]
-        return replace(self, sink_logits=learned, slopes=self.slopes[mine])
-
-
-def distances(rows: Any, positions: Any, window: AttentionWindow) -> Any:
-    """[n, t]: the positions [t] of keys minus the positions [n, 1] of queries, for ALiBi. Arrays or tensors.
-
-    A query is at most as far from the key of a sink as the window would let it be, as with rotary positions.
-    """
-    found = positions - rows
-    if window.size is not None and window.sinks:
-        near = rows.clip(max=window.sinks + window.size - 1)
-        found[:, : window.sinks] = positions[: window.sinks] - near
-    return found
+        return replace(self, sink_logits=None if self.sink_logits is None else self.sink_logits[head : head + 1])
 
 
 @dataclass(slots=True)  # not frozen: each step makes one, and frozen ones take longer

@@ -1,6 +1,5 @@
-"""Ops of a model that are made of attention, an MLP or experts: side by side, or in a block that layers share."""
+"""Ops of a model that are made of attention, an MLP or experts side by side."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -93,58 +92,3 @@ class Mixed(Op):
 
     def read(self, rows: int) -> dict[str, Shape]:
         return self.mlp.shapes | self.experts.read(rows) | self._own
-
-
-@dataclass(frozen=True)
-class SharedBlock(Op):
-    """before = x + out(mlp(attention([x; scale table[token]]))), which the next op, a recurrence, reads; x stays.
-
-    Several layers share the weights of attention and MLP, which have no residual stream: each replaces what it reads.
-    Each layer adds low-rank products of its own to their first matrices (Zamba2, arXiv 2411.15242).
-    """
-
-    attention: Attention  # its norm and `qkv` read twice the width
-    mlp: MLP
-    out: Matrix  # [width, width], of this layer
-    table: Matrix  # the embedding
-    scale: float = 1.0
-
-    @property
-    def layer(self) -> int:
-        return self.attention.layer
-
-    @property
-    def parts(self) -> tuple[Op, ...]:
-        return self.attention, self.mlp
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        return self.read(1) | self.table.shapes
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return *self.attention.matrices, *self.mlp.matrices, self.out, self.table
-
-    @property
-    def multiplied(self) -> int:
-        return self.attention.multiplied + self.mlp.multiplied + self.out.out * self.out.inner
-
-    @property
-    def products(self) -> Mapping[str, int]:
-        return {"output": self.multiplied}
-
-    def read(self, rows: int) -> dict[str, Shape]:
-        """Without the table, of which a step reads a few rows."""
-        return self.attention.read(rows) | self.mlp.read(rows) | self.out.shapes
-
-    @property
-    def kv(self) -> LayerKV:
-        return self.attention.kv
-
-    @property
-    def pair_flops(self) -> int:
-        return self.attention.pair_flops
-
-    @property
-    def rope(self) -> Rope | None:
-        return self.attention.rope

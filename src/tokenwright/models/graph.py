@@ -11,7 +11,7 @@ Every block op reads the residual stream through its norm, if it has one, and ad
 factor, and through a norm after the op, where the model has them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -22,7 +22,6 @@ from tokenwright.models.layer_inputs import InputGate, LayerInputs
 from tokenwright.models.op import (
     XIELU,
     Activation,
-    LowRankPart,
     Matrix,
     Norm,
     Op,
@@ -76,12 +75,10 @@ class Attention(Op):
     window: tokens that a row attends to, itself included; None: all. sink_logits: the name of a learned logit of each
     head, which the softmax counts as that of one more key, whose value is zero. out_gate: `qkv` has a fourth part, as
     large as q, whose sigmoid weights what the heads have read. kept: the next op reads x as it was before this one.
-    slopes: ALiBi's of each head: slope (position of the key - that of the query) is added to a score, last of all; of a
-    sink's key the query is at most as far as the window would let it be. v_norm: over each head of v. values: of its
+    v_norm: over each head of v. values: of its
     own projection, or of k's, whose result v then is before k's norm; `qkv` has no third part then. source: a layer
     before with the same window, whose K and V this one reads; then `qkv` has no heads but q's. clip: the greatest
-    magnitude of q, k and v, to which larger ones are set behind their norms and before the rotation. low_ranks:
-    what is added to the results of `qkv`.
+    magnitude of q, k and v, to which larger ones are set behind their norms and before the rotation.
     """
 
     layer: int
@@ -102,12 +99,10 @@ class Attention(Op):
     out_gate: bool = False
     norms_last: bool = False
     kept: bool = False
-    slopes: tuple[float, ...] = ()
     v_norm: Norm | None = None
     values: Literal["own", "keys"] = "own"
     source: int | None = None
     clip: float | None = None
-    low_ranks: tuple[LowRankPart, ...] = ()
     adaptable: ClassVar[bool] = True
 
     @property
@@ -120,13 +115,11 @@ class Attention(Op):
     def shapes(self) -> dict[str, Shape]:
         learned: dict[str, Shape] = {} if self.sink_logits is None else {f"{self.sink_logits}.weight": (self.heads,)}
         norms = norm_shapes(self.q_norm, self.k_norm, self.v_norm, self.post_norm)
-        return (
-            norm_shapes(self.norm) | self.qkv.shapes | self.out.shapes | norms | learned | _low_shapes(self.low_ranks)
-        )
+        return norm_shapes(self.norm) | self.qkv.shapes | self.out.shapes | norms | learned
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        return self.qkv, self.out, *(each for one in self.low_ranks for each in (one.down, one.up))
+        return self.qkv, self.out
 
     @property
     def products(self) -> Mapping[str, int]:
@@ -155,8 +148,7 @@ class MLP(Op):
     The activation xIELU (arXiv 2411.13010) has two curvatures that each MLP has learned, and a slope at 0:
     `{learned}.alpha_p`, `.alpha_n` and `.beta`. inputs: how the layer adds inputs of its own afterwards. stream: the
     name of a learned factor, by which all of x is multiplied last. deviations: before the activation, a row's
-    gates lose their mean plus this number of standard deviations, and those below 0 become 0. low_ranks: what is
-    added to the results of `up`.
+    gates lose their mean plus this number of standard deviations, and those below 0 become 0.
     """
 
     layer: int
@@ -172,20 +164,18 @@ class MLP(Op):
     inputs: InputGate | None = None
     stream: str | None = None
     deviations: float | None = None
-    low_ranks: tuple[LowRankPart, ...] = ()
     adaptable: ClassVar[bool] = True
 
     @property
     def shapes(self) -> dict[str, Shape]:
         facts: dict[str, Shape] = {f"{self.learned}.{one}.weight": (1,) for one in XIELU if self.learned}
         facts |= {f"{self.stream}.weight": (1,)} if self.stream else {}
-        facts |= (self.inputs.shapes if self.inputs else {}) | _low_shapes(self.low_ranks)
+        facts |= self.inputs.shapes if self.inputs else {}
         return norm_shapes(self.norm) | self.up.shapes | self.down.shapes | norm_shapes(self.post_norm) | facts
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        low = (each for one in self.low_ranks for each in (one.down, one.up))
-        return self.up, self.down, *(self.inputs.matrices if self.inputs else ()), *low
+        return self.up, self.down, *(self.inputs.matrices if self.inputs else ())
 
     @property
     def products(self) -> Mapping[str, int]:
@@ -326,7 +316,3 @@ class Graph:
     def read(self, rows: int) -> dict[str, Shape]:
         """The shapes of the tensors, or slices of them, that a step of `rows` rows reads; without embedding tables."""
         return union(op.read(rows) for op in self.ops)
-
-
-def _low_shapes(each: Iterable[LowRankPart]) -> dict[str, Shape]:
-    return union(one.down.shapes | one.up.shapes for one in each)

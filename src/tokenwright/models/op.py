@@ -86,15 +86,6 @@ def union(each: Iterable[dict[str, Shape]]) -> dict[str, Shape]:
 
 
 @dataclass(frozen=True, slots=True)
-class LowRankPart:
-    """Adds up(down(row)) to the outputs of another matrix over the same row, from output `at` on."""
-
-    at: int
-    down: Matrix
-    up: Matrix
-
-
-@dataclass(frozen=True, slots=True)
 class Scoring:
     """How attention scores follow from q k: scale q k, then cap tanh(score / cap) if there is a soft cap."""
 

@@ -123,8 +123,7 @@ def _attention(op: Attention, place: RankPlace) -> tuple[Attention, dict[str, Ro
     cuts = {op.qkv.name: RowCut(_joined(*runs))} | out
     if op.sink_logits is not None:
         cuts[f"{op.sink_logits}.weight"] = RowCut(_joined(heads))
-    slopes = op.slopes[heads.start : heads.stop]
-    return replace(op, heads=len(heads), kv_heads=len(kv_heads), slopes=slopes), cuts
+    return replace(op, heads=len(heads), kv_heads=len(kv_heads)), cuts
 
 
 @_cut.register

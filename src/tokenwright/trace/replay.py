@@ -14,7 +14,7 @@ import numpy as np
 from tokenwright.arrays import Array, Floats
 from tokenwright.backends.device import CPU, Device
 from tokenwright.backends.kv_sizing import memory_of
-from tokenwright.backends.protocol import Passes, distances
+from tokenwright.backends.protocol import Passes
 from tokenwright.backends.runner import passes_over
 from tokenwright.cache import ChunkRows, KVStore, LayerSpec
 from tokenwright.config import ModelConfig
@@ -144,9 +144,6 @@ class AttentionReplay:
         scores *= scoring.scale
         if scoring.cap is not None:
             scores = scoring.cap * np.tanh(scores / scoring.cap)
-        if scoring.slopes:
-            rows = np.array([[len(tokens) - 1]])
-            scores += scoring.slopes[0] * distances(rows, places, spec.window)[0]
         scores[hidden] = -np.inf
         if scoring.sink_logits is not None:
             scores = np.concatenate((scores, scoring.sink_logits.astype(np.float64)))

@@ -541,7 +541,7 @@ def calls_of(run: Callable[[], object]) -> int:
     """How many functions of Python and C a call has called."""
     count = 0
 
-    def counted(frame: object, event: str, argument: object) -> None:  # noqa: ARG001
+    def counted(frame: object, event: str, argument: object) -> None:
         nonlocal count
         count += event in ("call", "c_call")
 
@@ -554,5 +554,7 @@ def calls_of(run: Callable[[], object]) -> int:
 
 
 def test_a_vocabulary_costs_no_call_for_each_of_its_tokens(tmp_path: Path) -> None:
-    few, many = (of_strings(tmp_path / f"{size}", *(f"token {at}".encode() for at in range(size))) for size in (9, 9999))
+    few, many = (
+        of_strings(tmp_path / f"{size}", *(f"token {at}".encode() for at in range(size))) for size in (9, 9999)
+    )
     assert calls_of(lambda: read_gguf(many)) <= calls_of(lambda: read_gguf(few)) + 9

@@ -14,7 +14,7 @@ from tests.checkpoints.gguf.test_gguf import LLAMA3
 from tests.models.files.gguf_files import write_gguf
 from tests.models.fixtures import KINDS, VARIANTS, make_checkpoint, write_json, write_tokenizer
 from tests.models.next_layers import make_next_layer
-from tests.models.random_models import dbrx, nemotron_h, plain_model
+from tests.models.random_models import nemotron_h, plain_model
 from tests.models.weights import make_model
 from tests.tensors import tensors_of
 from tokenwright import LLM
@@ -27,7 +27,7 @@ PLAIN_FACTORS: dict[str, Any] = {f"{name}_multiplier": 1.0 for name in _ONES} | 
     "mlp_multipliers": [1.0, 1.0],
     "ssm_multipliers": [1.0] * 5,
 }
-MAKERS = {"dbrx": dbrx, "nemotron_h": nemotron_h}
+MAKERS = {"nemotron_h": nemotron_h}
 MIXED = ["linear_attention", "moe", "full_attention", "linear_attention", "moe"]
 MINICPM = {"architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4}
 MINICPM |= {"dim_model_base": 32}
@@ -70,7 +70,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("olmoe", {}),
     "granitemoe": ("granitemoe", {}),
     "granitemoeshared": ("granitemoeshared", {}),
-    "dbrx": ("dbrx", {}),
     "stablelm": ("stablelm", {}),
     "nemotron": ("nemotron", {}),
     "jais2": ("jais2", {}),

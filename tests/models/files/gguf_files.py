@@ -58,8 +58,6 @@ ARCHITECTURES = {
     "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
     "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
-    "bloom": gguf.MODEL_ARCH.BLOOM,
-    "mpt": gguf.MODEL_ARCH.MPT,
     "jamba": gguf.MODEL_ARCH.JAMBA,
     "mamba": gguf.MODEL_ARCH.MAMBA,
     "falcon_mamba": gguf.MODEL_ARCH.MAMBA,
@@ -467,10 +465,6 @@ def _hybrid_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         attends = [i % period == offset for i in range(config["num_hidden_layers"])]
         writer.add_head_count_kv([config["num_key_value_heads"] * one for one in attends])
         writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
-    if kind == "mpt":
-        writer.add_layer_norm_eps(1e-5)
-        writer.add_max_alibi_bias(8.0)
-        writer.add_clamp_kqv(config["attn_config"].get("clip_qkv") or 0.0)
     if kind == "lfm2":
         del facts["lfm2.feed_forward_length"]
         writer.add_feed_forward_length(config["block_ff_dim"])

@@ -20,7 +20,7 @@ MORE = {
     "internlm2": A.INTERNLM2, "xverse": A.XVERSE, "exaone": A.EXAONE, "arcee": A.ARCEE, "ministral3": A.MISTRAL3,
     "mistral3": A.MISTRAL3, "minicpm": A.MINICPM, "qwen2vl": A.QWEN2VL, "qwen3vl": A.QWEN3VL,
     "qwen3vlmoe": A.QWEN3VLMOE, "gemma": A.GEMMA, "seed_oss": A.SEED_OSS, "glm": A.CHATGLM, "olmo": A.OLMO,
-    "olmoe": A.OLMOE, "granitemoe": A.GRANITE_MOE, "granitemoeshared": A.GRANITE_MOE, "dbrx": A.DBRX,
+    "olmoe": A.OLMOE, "granitemoe": A.GRANITE_MOE, "granitemoeshared": A.GRANITE_MOE,
     "stablelm": A.STABLELM, "nemotron": A.NEMOTRON, "jais2": A.JAIS2, "apertus": A.APERTUS, "mamba2": A.MAMBA2,
     "nemotron_h": A.NEMOTRON_H, "nemotron_h_moe": A.NEMOTRON_H_MOE, "falcon_h1": A.FALCON_H1,
     "qwen3_5_moe_text": A.QWEN35MOE,
@@ -83,7 +83,7 @@ def more_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_num_deepstack_layers(3)
     if kind in ("minimax_m2", "hunyuan_v1_moe"):
         writer.add_expert_feed_forward_length(config["intermediate_size"])
-    if kind in ("olmo", "dbrx", "jais2"):
+    if kind in ("olmo", "jais2"):
         writer.add_layer_norm_eps(config.get("layer_norm_eps", 1e-5))
     if kind in _OWN:
         _OWN[kind](writer, config)
@@ -147,16 +147,6 @@ def _latent_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
             facts.pop(f"deepseek2.{key}", None)
 
 
-def _dbrx_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
-    experts, attention = config["ffn_config"], config["attn_config"]
-    _replace(writer, "feed_forward_length", writer.add_feed_forward_length, experts["ffn_hidden_size"])
-    _replace(writer, "attention.head_count_kv", writer.add_head_count_kv, attention["kv_n_heads"])
-    _replace(writer, "rope.freq_base", writer.add_rope_freq_base, attention["rope_theta"])
-    writer.add_clamp_kqv(attention["clip_qkv"])
-    writer.add_expert_count(experts["moe_num_experts"])
-    writer.add_expert_used_count(experts["moe_top_k"])
-
-
 def mamba2_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_context_length(2**20)
     writer.add_feed_forward_length(0)
@@ -186,7 +176,7 @@ def _nemotron_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
 
 
 _OWN = {
-    "dbrx": _dbrx_facts, "ernie4_5_moe": _ernie_facts, "exaone_moe": _exaone_facts, "falcon_h1": _falcon_facts,
+    "ernie4_5_moe": _ernie_facts, "exaone_moe": _exaone_facts, "falcon_h1": _falcon_facts,
     "minicpm": _minicpm_facts, "minimax_m2": _minimax_facts, "ministral3": _ministral_facts,
     "nemotron": _minitron_facts, "nemotron_h": _nemotron_facts, "nemotron_h_moe": _nemotron_facts,
 }  # fmt: skip
@@ -206,8 +196,6 @@ def more_tensors(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Iterat
         return iter([(f"blk.{layer}.exp_probs_b.bias", tensor)])
     if kind in _PLUS and name.endswith("norm.weight") and "linear_attn" not in name:
         return iter([(name, tensor.float() + 1)])
-    if kind == "dbrx" and ".experts." in name:
-        return iter([_dbrx_experts(layer, name, tensor, config)])
     if kind in _STATES:
         return _states(name, tensor, config)
     if kind == "falcon_h1":
@@ -259,13 +247,6 @@ def _halves(layer: str, tensor: Tensor, config: Mapping[str, Any]) -> list[tuple
     both = tensor.unflatten(0, (config["num_attention_heads"], -1))
     k, v = both.split([config["qk_nope_head_dim"], config["v_head_dim"]], 1)
     return [(f"blk.{layer}.attn_k_b.weight", k.transpose(1, 2)), (f"blk.{layer}.attn_v_b.weight", v)]
-
-
-def _dbrx_experts(layer: str, name: str, tensor: Tensor, config: Mapping[str, Any]) -> tuple[str, Tensor]:
-    count, width = config["ffn_config"]["moe_num_experts"], config["ffn_config"]["ffn_hidden_size"]
-    part = {"w1": "gate", "v1": "up", "w2": "down"}[name.rsplit(".", 1)[1]]
-    each = tensor.view(count, width, -1)
-    return f"blk.{layer}.ffn_{part}_exps.weight", each.transpose(1, 2) if part == "down" else each
 
 
 def _states(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:

@@ -20,13 +20,13 @@ from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.native.struct_builders import matrix, recurrence_of, routing_of, turned
 from tokenwright.backends.packed import Packed
 from tokenwright.config import Rope
-from tokenwright.models.combined import Mixed, Parallel, SharedBlock
+from tokenwright.models.combined import Mixed, Parallel
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head
 from tokenwright.models.latent import LatentAttention
 from tokenwright.models.layer_inputs import InputGate, LayerInputs
 from tokenwright.models.next_input import NextInput
-from tokenwright.models.op import LowRankPart, Matrix, Norm, Op
+from tokenwright.models.op import Matrix, Norm, Op
 from tokenwright.models.recurrent import MOST_NORMS, Inner, Recurrence, Recurrent
 from tokenwright.models.residual_streams import Correct, Laurel, Merge, Predict, Spread, StreamRouter
 from tokenwright.models.split import Cuts
@@ -187,12 +187,11 @@ def _parallel(op: Parallel, model: NativeModel) -> structs.CParallelOp:
 def _attention(op: Attention, model: NativeModel) -> structs.CAttentionOp:
     assert op.clip is None or not (op.norms_last or op.source is not None), "no family has both"
     learned = None if op.sink_logits is None else model.address(f"{op.sink_logits}.weight")
-    slopes = model.keep(np.array(op.slopes, np.float32)) if op.slopes else None
     sizes = (op.kv_heads, op.head_size, op.head_size)
     return structs.CAttentionOp(
         op.layer,
         op.kept,
-        structs.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, learned, slopes),
+        structs.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, learned),
         model.rotation(op.rotary),
         model.norm(op.norm),
         model.matrix(op.qkv),
@@ -208,16 +207,7 @@ def _attention(op: Attention, model: NativeModel) -> structs.CAttentionOp:
         model.updates(op.out),
         op.out_gate,
         op.clip or 0,
-        *_low_ranks(op.low_ranks, model),
     )
-
-
-def _low_ranks(each: Sequence[LowRankPart], model: NativeModel) -> tuple[int, int | None]:
-    """The number of a matrix's low-rank additions, and their address."""
-    made = (structs.CLowRankPart * len(each))(
-        *(structs.CLowRankPart(one.at, model.matrix(one.down), model.matrix(one.up)) for one in each)
-    )
-    return len(each), model.pointed(made)
 
 
 def _sources(op: Attention) -> int:
@@ -239,7 +229,7 @@ def _latent(op: LatentAttention, model: NativeModel) -> structs.CLatentOp:
     sizes = (1, op.rank + op.rope_size, op.rank)
     return structs.CLatentOp(
         op.layer,
-        structs.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, None, None),
+        structs.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, None),
         model.rotation(op.rotary),
         op.nope_size,
         model.norm(op.norm),
@@ -265,7 +255,7 @@ def _mlp(op: MLP, model: NativeModel) -> structs.CMLPOp:
     factors = model.factors(op.up, [out for _, out in op.up.parts], op.factors)
     after, gate = _end(op, op.residual_scale, model)
     sparse = op.deviations is not None, op.deviations or 0
-    ends = after, *updates, gate, *sparse, *_low_ranks(op.low_ranks, model)
+    ends = after, *updates, gate, *sparse
     return structs.CMLPOp(activation, op.gated, learned, factors, model.norm(op.norm), up, down, *ends)
 
 
@@ -297,11 +287,6 @@ def _experts(op: Experts, model: NativeModel) -> structs.CExpertsOp:
 def _mixed(op: Mixed, model: NativeModel) -> structs.CMixedOp:
     after, gate = _end(op, 1.0, model)
     return structs.CMixedOp(_mlp(op.mlp, model), _experts(op.experts, model), after, gate)
-
-
-def _shared(op: SharedBlock, model: NativeModel) -> structs.CSharedOp:
-    matrices = model.matrix(op.out), model.matrix(op.table)
-    return structs.CSharedOp(_attention(op.attention, model), _mlp(op.mlp, model), *matrices, op.scale)
 
 
 def _inner(one: Inner, model: NativeModel) -> structs.CInnerMatrix:
@@ -383,6 +368,5 @@ COMPILERS: Mapping[type[Op], Callable[[Any, NativeModel], ctypes.Structure]] = {
     Laurel: _laurel,
     Correct: _correct,
     Merge: _merge,
-    SharedBlock: _shared,
     Head: _head,
 }

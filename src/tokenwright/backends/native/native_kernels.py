@@ -179,9 +179,8 @@ class NativeKernels:
         layer = kv_layer(view)
         array = ChunkArray([(chunk.rows, chunk.start, slots_by_position(chunk)) for chunk in chunks])
         learned = None if scoring.sink_logits is None else np.ascontiguousarray(scoring.sink_logits, np.float32)
-        slopes = np.array(scoring.slopes, np.float32) if scoring.slopes else None
         sizes = (layout.kv_heads, layout.key_size, layout.value_size)
-        heads = structs.CHeads(q.shape[1], *sizes, scoring.scale, scoring.cap or 0, address(learned), address(slopes))
+        heads = structs.CHeads(q.shape[1], *sizes, scoring.scale, scoring.cap or 0, address(learned))
         ends = (address(rows), address(sinks), address(out))
         queries = structs.CQueries(0, 0, 0, 0, *ends, width, width, out_width)
         read = (byref(layer), byref(heads), len(chunks), array.address, 1)

@@ -16,7 +16,7 @@ from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.native import structs
 from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.native.struct_builders import ChunkArray, kv_tensor
-from tokenwright.backends.protocol import Scored, distances
+from tokenwright.backends.protocol import Scored
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.backends.torch.op_batch import OpBatcher
 from tokenwright.cache import ChunkRows, KVPart, KVStore, KVView, LayerSpec, Side
@@ -74,9 +74,6 @@ class NativePasses:
         scores = scores.reshape(queries.shape[1], len(queries), len(positions)) * np.float32(scoring.scale)
         if scoring.cap is not None:
             scores = np.tanh(scores / np.float32(scoring.cap)) * np.float32(scoring.cap)
-        if scoring.slopes:
-            slopes = np.array(scoring.slopes, np.float32)[:, None, None]
-            scores = scores + slopes * distances(rows, positions, window).astype(np.float32)
         scores[:, hidden] = -np.inf
         learned = None if scoring.sink_logits is None else scoring.sink_logits.astype(np.float32)[:, None]  # [H, 1]
         most = scores.max(-1) if learned is None else np.maximum(scores.max(-1), learned)  # [H, n]

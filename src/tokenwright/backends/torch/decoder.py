@@ -15,7 +15,6 @@ from tokenwright.backends.torch.ops import (
     TorchAttention,
     TorchHead,
     TorchParallel,
-    TorchShared,
     running,
     using,
 )
@@ -54,7 +53,7 @@ class Decoder:
     @property
     def scorings(self) -> dict[int, Scored]:
         """How the attention scores of each layer with attention follow from q k."""
-        each = [op.attention if isinstance(op, TorchParallel | TorchShared) else op for op in self.blocks]
+        each = [op.attention if isinstance(op, TorchParallel) else op for op in self.blocks]
         return {op.layer: op.scoring for op in each if isinstance(op, TorchAttention)}
 
     def again(self) -> Self:

@@ -6,8 +6,7 @@ from typing import Any
 
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.torch.kernels import Dense, Kernels, Linear, Values, library_of
-from tokenwright.backends.torch.op_batch import ForwardState
-from tokenwright.models.op import LowRankPart, Matrix, Norm
+from tokenwright.models.op import Matrix, Norm
 
 Function = Callable[[Values], Values]
 Weights = dict[str, Any]  # tensors, arrays or packed weights, by our names
@@ -121,24 +120,6 @@ def sparse(function: Function, deviations: float | None, kernels: Kernels) -> Fu
         return library_of(x).concat((kernels.sparse(gates, deviations), values), 1)
 
     return gates_first
-
-
-class Projection:
-    """A matrix with its adapters' updates, and with what low ranks add to its results."""
-
-    def __init__(self, matrix: Matrix, low_ranks: Sequence[LowRankPart], kernels: Kernels, weights: Weights) -> None:
-        self.kernels = kernels
-        self.name = matrix.name
-        self.weight = linear(weights, matrix)
-        self.low_ranks = [(one.at, linear(weights, one.down), linear(weights, one.up)) for one in low_ranks]
-
-    def __call__(self, rows: Values, state: ForwardState) -> Values:
-        """[T, in] -> [T, out]."""
-        results = state.linear(self.kernels, rows, self.weight, self.name)
-        for at, down, up in self.low_ranks:
-            more = self.kernels.linear(self.kernels.linear(rows, down), up)
-            results[:, at : at + more.shape[1]] += more
-        return results
 
 
 def _same(x: Values, *_: object) -> Values:

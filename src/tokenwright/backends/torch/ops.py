@@ -25,7 +25,6 @@ from tokenwright.backends.torch.expert_mixture import TorchExperts
 from tokenwright.backends.torch.kernels import Kernels, Linear, Values, in_fp32, library_of
 from tokenwright.backends.torch.op_batch import ForwardState
 from tokenwright.backends.torch.op_parts import (
-    Projection,
     Weights,
     after,
     by_row,
@@ -41,7 +40,7 @@ from tokenwright.backends.torch.op_parts import (
 )
 from tokenwright.cache import KVView
 from tokenwright.config import Rope
-from tokenwright.models.combined import Mixed, Parallel, SharedBlock
+from tokenwright.models.combined import Mixed, Parallel
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Head
 from tokenwright.models.latent import LatentAttention
@@ -68,12 +67,12 @@ class TorchAttention:
         self.op: Attention | LatentAttention = op
         self.kernels = kernels
         self.layer = op.layer
-        self.out_name = op.out.name
+        self.names = op.qkv.name, op.out.name
         self.heads = [*op.projected, *([op.heads] if op.out_gate else [])]
         learned = None if op.sink_logits is None else dense(weights, f"{op.sink_logits}.weight")
-        self.scoring = Scored(op.scoring.scale, op.scoring.cap, learned, op.slopes)
+        self.scoring = Scored(op.scoring.scale, op.scoring.cap, learned)
         self.norm = norm(op.norm, kernels, weights)
-        self.qkv = Projection(op.qkv, op.low_ranks, kernels, weights)
+        self.qkv = linear(weights, op.qkv)
         self.out = linear(weights, op.out)
         self.q_norm, k_norm = (over_heads(one, op.head_size, kernels, weights) for one in (op.q_norm, op.k_norm))
         v_norm = norm(op.v_norm, kernels, weights)
@@ -93,7 +92,8 @@ class TorchAttention:
         batch, tap, view = state.batch, state.tap, state.store.view(self.layer)
         normed = self.norm(x)
         tap(Site.ATTENTION_INPUT, self.layer, normed)
-        projected = self.qkv(normed, state).reshape(len(x), sum(self.heads), -1)  # [T, H + 2 G (+ H), D]
+        projected = state.linear(self.kernels, normed, self.qkv, self.names[0])
+        projected = projected.reshape(len(x), sum(self.heads), -1)  # [T, H + 2 G (+ H), D]
         q, k, v, *gates = parted(projected, self.heads, 1)  # [T, H, D], [T, G, D], [T, G, D]
         assert isinstance(self.op, Attention), "latent attention has another form"
         plain = q if self.op.norms_last else self.q_norm(q)
@@ -109,7 +109,7 @@ class TorchAttention:
         tap(Site.MIXED, self.layer, mixed)
         if gates:
             mixed = self.kernels.weighted(mixed, gates[0])
-        return self.after(state.linear(self.kernels, by_row(mixed), self.out, self.out_name))  # [T, width]
+        return self.after(state.linear(self.kernels, by_row(mixed), self.out, self.names[1]))  # [T, width]
 
     def _store(self, k: Values, v: Values, view: KVView, state: ForwardState, norms_last: bool) -> None:
         """Norm K and V [T, G, D], rotate K, and store both."""
@@ -245,10 +245,10 @@ class TorchMLP:
     def __init__(self, op: MLP, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
         self.layer = op.layer
-        self.down_name = op.down.name
+        self.names = op.up.name, op.down.name
         self.activation = op.activation
         self.norm = norm(op.norm, kernels, weights)
-        self.up = Projection(op.up, op.low_ranks, kernels, weights)
+        self.up = linear(weights, op.up)
         self.down = linear(weights, op.down)
         self.gated = op.gated
         self.learned = None if op.learned is None else xielu_of(op.learned, weights)
@@ -266,14 +266,14 @@ class TorchMLP:
         """[T, width] -> [T, width]: what the op adds to the residual stream."""
         normed = self.norm(x)
         state.tap(Site.MLP_INPUT, self.layer, normed)
-        projected = self.factors(self.up(normed, state))
+        projected = self.factors(state.linear(self.kernels, normed, self.up, self.names[0]))
         if self.learned is None:
             activate = self.kernels.gated if self.gated else self.kernels.activate
             hidden = activate(projected, self.activation)  # [T, m]
         else:
             hidden = self.kernels.xielu(projected, self.learned)
         state.tap(Site.MLP_HIDDEN, self.layer, hidden)
-        return self.after(state.linear(self.kernels, hidden, self.down, self.down_name))
+        return self.after(state.linear(self.kernels, hidden, self.down, self.names[1]))
 
 
 class TorchParallel:
@@ -304,26 +304,6 @@ class TorchMixed:
         return x
 
 
-class TorchShared:
-    """A block that several layers share; the recurrence behind it reads what it makes."""
-
-    def __init__(self, op: SharedBlock, kernels: Kernels, weights: Weights) -> None:
-        self.kernels = kernels
-        self.layer = op.layer
-        self.attention = TorchAttention(op.attention, kernels, weights)
-        self.mlp = TorchMLP(op.mlp, kernels, weights)
-        self.out, self.table = linear(weights, op.out), linear(weights, op.table)
-        self.scale = scaled(op.scale)
-
-    def __call__(self, x: Values, state: ForwardState) -> Values:
-        embedded = self.scale(self.kernels.rows(self.table, state.batch.tokens))
-        joined = library_of(x).concat((x, embedded), 1)  # [T, 2 width]
-        made = self.mlp.added(self.attention.added(joined, state), state)  # [T, width]
-        state.before[:] = [x + self.kernels.linear(made, self.out)]
-        state.tap(Site.ATTENTION, self.layer, x)
-        return x
-
-
 class TorchHead:
     """Computes logits [n, vocabulary] in fp32 of rows [n, width] of the residual stream."""
 
@@ -346,7 +326,6 @@ OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
     Experts: TorchExperts,
     Parallel: TorchParallel,
     Mixed: TorchMixed,
-    SharedBlock: TorchShared,
     Recurrent: TorchRecurrent,
     NextInput: TorchNextInput,
     Spread: TorchSpread,
@@ -358,7 +337,7 @@ OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
 
 
 # Parts of ops that call kernels themselves.
-_HOLDING = (TorchAttention, TorchMLP, TorchExperts, LayerEnd, Projection, TorchInputGate, TorchLayerInputs)
+_HOLDING = (TorchAttention, TorchMLP, TorchExperts, LayerEnd, TorchInputGate, TorchLayerInputs)
 
 
 def running(op: Op, kernels: Kernels, weights: Weights) -> RunningOp:

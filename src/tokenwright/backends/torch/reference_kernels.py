@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from tokenwright.arrays import Array
 from tokenwright.backends.adapters import Make
 from tokenwright.backends.packed import LANES, Packed
-from tokenwright.backends.protocol import Scored, distances
+from tokenwright.backends.protocol import Scored
 from tokenwright.backends.torch import kv_codec
 from tokenwright.backends.torch.border import TensorRotation, array, tensor
 from tokenwright.backends.torch.kernels import Dense, Linear
@@ -218,9 +218,6 @@ class ReferenceKernels:
         scores.mul_(scoring.scale)
         if scoring.cap is not None:
             scores.div_(scoring.cap).tanh_().mul_(scoring.cap)
-        if scoring.slopes:
-            slopes = scores.new_tensor(scoring.slopes).view(*scores.shape[:2], 1, 1)  # [G, R, 1, 1]
-            scores.add_(slopes * distances(rows, positions, window))
         scores.masked_fill_(hidden, float("-inf"))
         if scoring.sink_logits is None:
             return scores.softmax(-1)

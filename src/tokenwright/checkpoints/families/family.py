@@ -30,7 +30,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "relu2": "relu2",
 }
 
-_LAYER, _EXPERT = re.compile(r"^layers\.(\d+)\."), re.compile(r"\.(experts|uses)\.(\d+)\.")
+_LAYER, _EXPERT = re.compile(r"^layers\.(\d+)\."), re.compile(r"\.experts\.(\d+)\.")
 _TEXT_MODEL = re.compile(r"^(model\.)?(?:language|text)_model\.")
 _TOWER = re.compile(
     r"^(?:model\.)?(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|embed_vision|embed_audio|vision_embedder|vqmodel|embed_tokens_extend)\."
@@ -126,7 +126,7 @@ class Family:
     """Architectures that share one config reader and one table of names.
 
     `parse` returns the ModelConfig and the graph of an architecture. `names` maps our names to the checkpoint's, both
-    without `.weight` and `.bias`; {i} is the layer, {e} the expert or use. `prefix` is optional before names in files.
+    without `.weight` and `.bias`; {i} is the layer, {e} the expert. `prefix` is optional before names in files.
     `inert` matches tensors that are not weights. `aliases`: from other names in files to the names in `names`.
     neighbours: whether files turn dimensions 2 i and 2 i + 1 of a head together. renames: patterns of whole names, and
     what replaces them. stacks: matches tensors [n, out, ...] that are read as [n out, ...]. plain: names that folders
@@ -183,9 +183,9 @@ class Family:
         experts = {_LAYER.findall(op.router.name)[0]: op.experts for op in mixed}
         for name in graph.shapes:
             base, kind = name.rsplit(".", 1)
-            source = names[_LAYER.sub(r"layers.{i}.", _EXPERT.sub(r".\1.{e}.", base))]
+            source = names[_LAYER.sub(r"layers.{i}.", _EXPERT.sub(".experts.{e}.", base))]
             layer, expert = _LAYER.match(base), _EXPERT.search(base)
-            at = source.name.format(i=layer[1] if layer else "", e=expert[2] if expert else "")
+            at = source.name.format(i=layer[1] if layer else "", e=expert[1] if expert else "")
             one = replace(
                 source,
                 name=f"{at}.{kind}",
@@ -196,7 +196,7 @@ class Family:
             )
             if source.stacked and layer and expert:
                 each = one.stored(graph.shapes[name])[0]
-                first = int(expert[2]) * each
+                first = int(expert[1]) * each
                 one = replace(one, rows=(first, first + each, experts[layer[1]] * each))
             elif source.stacked and not layer:  # the matrices of several streams, in their order
                 alike = [other for other in graph.shapes if other.startswith(f"{base.rpartition('.')[0]}.")]

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from tokenwright.config import Alibi, LatentHeads, Learned, Mixture, ModelConfig, Rope
-from tokenwright.models.combined import Parallel, SharedBlock
+from tokenwright.config import LatentHeads, Learned, Mixture, ModelConfig, Rope
+from tokenwright.models.combined import Parallel
 from tokenwright.models.experts import Experts, Routing
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head
 from tokenwright.models.latent import LatentAttention
@@ -69,24 +69,6 @@ def side_by_side(config: ModelConfig, layer: int, mixer: Recurrent, scales: tupl
     assert isinstance(attention, Attention) and isinstance(mlp, MLP), "such layers have both"
     mixer = replace(mixer, beside=True)
     return replace(attention, kept=True, residual_scale=scales[0]), mixer, replace(mlp, residual_scale=scales[1])
-
-
-def shared_block(config: ModelConfig, first: int, out: str, place: int) -> SharedBlock:
-    """The block of attention and an MLP that has the weights of layer `first`; attention reads two rows side by side.
-
-    out: the name of the matrix behind it. place: the number of its cache.
-    """
-    (attention, mlp), width = block(config, first), config.width
-    assert isinstance(attention, Attention) and isinstance(mlp, MLP), "a block has both"
-    attention = replace(
-        attention,
-        layer=place,
-        norm=Norm(f"layers.{first}.shared_norm", config.norm, 2 * width, config.norm_eps),
-        qkv=replace(attention.qkv, inner=2 * width),
-    )
-    table = Matrix.single("embed", config.vocab_size, width)
-    out_matrix = Matrix.single(out, width, width)
-    return SharedBlock(attention, replace(mlp, layer=place), out_matrix, table, config.scales.embedding)
 
 
 def numbered(blocks: Sequence[Op]) -> list[Op]:
@@ -173,7 +155,6 @@ def _attention(config: ModelConfig, layer: int) -> Attention:
         sink_logits=f"{at}.sinks" if config.sink_logits else None,
         out_gate=config.out_gate,
         norms_last=config.qk_norm_last,
-        slopes=config.positions.slopes if isinstance(config.positions, Alibi) else (),
         clip=config.qkv_clip,
     )
 

@@ -304,13 +304,6 @@ NANOCHAT = replace(
     own_orders=_turned_back,
 )
 
-FLINT = replace(
-    QWEN_MOE,
-    architectures={"FlintForCausalLM": "flint"},
-    names=QWEN_MOE.names | SINKS,
-    renames=((re.compile(r"(layers\.\d+\.self_attn)\.(?:sinks|softmax_offset)"), r"\1.sinks.weight"),),
-)
-
 GPT_OSS = replace(
     LLAMA,
     architectures={"GptOssForCausalLM": "gpt_oss"},

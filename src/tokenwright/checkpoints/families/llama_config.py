@@ -61,7 +61,7 @@ def parse_llama(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     check_repeats(keys, context, reach)
     rotary = read_rotary(keys, layers) if like.nope == "listed" else (True,) * layers
     windows = read_windows(keys, like.slides, rotary)
-    if like.nope == "full" and (any(windows) or like.slides in ("every", "flint")):
+    if like.nope == "full" and (any(windows) or like.slides == "every"):
         rotary = tuple(window is not None for window in windows)
     if like.sinks and like.nope is None:
         rope, local, rotary = read_bases(keys, rope, windows)

@@ -91,9 +91,6 @@ LLAMA_LIKE: Mapping[str, LlamaLike] = {
     "NanoChatForCausalLM": LlamaLike(
         biases="config", qk_norm="head", qk_norm_last=True, act="relu2", gated=False, weightless=True
     ),
-    "FlintForCausalLM": LlamaLike(
-        biases="config", qk_norm="head", head_size=128, slides="flint", nope="full", sinks=True, mixture="flint"
-    ),
     "GptOssForCausalLM": LlamaLike(
         biases="config", slides="alternate", theta=150000.0, head_size=64, eps=1e-5, mixture="gpt-oss", oss=True
     ),

@@ -6,7 +6,6 @@ Absent keys take transformers' defaults (configuration_mixtral.py, ..._qwen2_moe
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from tokenwright.backends.packed import LANES
@@ -21,7 +20,6 @@ Kind = Literal[
     "qwen3-next",
     "qwen3.5",
     "mellum",
-    "flint",
     "lara",
     "gpt-oss",
     "minimax",
@@ -245,7 +243,6 @@ _QWEN_DEFAULTS: Mapping[str, _Defaults] = {
     "qwen3.5": _Defaults(256, 8, 512, 512, True),
     "mellum": _Defaults(64, 8, 896, 0, True),
     "lara": _Defaults(128, 4, 512, 512, True),
-    "flint": _Defaults(256, 6, 512, 1024, True),
 }
 
 
@@ -256,8 +253,6 @@ def _qwen(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
     check_same(keys, "num_local_experts", "num_experts", experts)
     chosen = keys.whole("num_experts_per_tok", defaults.chosen, most=experts or MOST_EXPERTS)
     step, without = keys.whole("decoder_sparse_step", 1), listed_layers(keys, "mlp_only_layers", layers)
-    if kind == "flint" and keys.raw("mlp_only_layers") is None:
-        without = frozenset((0, 1))
     mixed = tuple(experts > 0 and (i + 1) % step == 0 and i not in without for i in range(layers))
     if kind == "mellum":
         mixed = typed_layers(keys, layers) or mixed
@@ -270,10 +265,8 @@ def _qwen(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
         keys.only("norm_topk_prob", True, why="experts whose weights are not divided by their sum")
     if not any(mixed):
         return None
-    found = Mixture(experts, chosen, width, mixed, renormalise=renormalise, shared_width=shared)
-    if kind == "flint":
-        return replace(found, scores="sigmoid")
-    return replace(found, shared_gate=shared > 0 and kind != "lara")
+    gate = shared > 0 and kind != "lara"
+    return Mixture(experts, chosen, width, mixed, renormalise=renormalise, shared_width=shared, shared_gate=gate)
 
 
 def check_same(keys: JsonKeys, key: str, other: str, value: int) -> None:
@@ -282,12 +275,9 @@ def check_same(keys: JsonKeys, key: str, other: str, value: int) -> None:
         raise keys.error(f"{other} and {key} differ; keep the one that is right")
 
 
-def expert_width(keys: JsonKeys, key: str, default: int, gated: bool = True, model: int | None = None) -> int:
-    """The width of an expert's MLP. Each expert must be whole blocks of the packed matrix of all experts.
-
-    model: the model's width, where hidden_size may be absent.
-    """
-    width, model = keys.whole(key, default, most=1 << 24), keys.whole("hidden_size", model)
+def expert_width(keys: JsonKeys, key: str, default: int, gated: bool = True) -> int:
+    """The width of an expert's MLP. Each expert must be whole blocks of the packed matrix of all experts."""
+    width, model = keys.whole(key, default, most=1 << 24), keys.whole("hidden_size")
     if (1 + gated) * width % LANES or model % LANES:
         raise keys.error(
             f"experts of {key} {width:,} at hidden_size {model:,} cannot be packed: Tokenwright "

@@ -39,10 +39,9 @@ _SAME_TYPE: Mapping[str, str] = {"su": "longrope", "mrope": "default"}
 # Which layers have an attention window; given: all, if the config has sliding_window; flagged: all, and even: those of
 # even number below max_window_layers, if it has use_sliding_window; alternate: those of even number; pattern: all but
 # every fourth, or as sliding_window_pattern says, if the config has sliding_window; typed: all, listed: none, or as
-# layer_types says; flint: all but the first two, every fourth and the last.
+# layer_types says.
 Slides = Literal[
-    "none", "all", "given", "flagged", "upper", "even", "alternate", "nope", "pattern", "typed", "every",
-    "flint", "listed"
+    "none", "all", "given", "flagged", "upper", "even", "alternate", "nope", "pattern", "typed", "every", "listed"
 ]  # fmt: skip
 
 
@@ -335,8 +334,6 @@ def read_windows(keys: JsonKeys, slides: Slides, rotary: tuple[bool, ...]) -> tu
     if slides == "every":
         every = keys.whole("global_attn_every_n_layers", 4)
         sliding = [(i + 1) % every != 0 for i in range(layers)]
-    if slides == "flint":
-        sliding = [i > 1 and i % 4 != 1 and i != layers - 1 for i in range(layers)]
     if types is not None:
         listed = read_layer_types(keys, types, layers)
         if any(listed) and window is None:
@@ -393,6 +390,6 @@ def _window(keys: JsonKeys, slides: Slides) -> int | None:
         return None
     return keys.whole(
         "sliding_window",
-        {"alternate": 128, "every": 1024, "listed": 1024, "flint": 513}.get(slides, 4096),
+        {"alternate": 128, "every": 1024, "listed": 1024}.get(slides, 4096),
         most=MAX_TOKENS,
     )

@@ -9,7 +9,6 @@ reads nor knows to be inert. No tensors here.
 from collections.abc import Mapping
 from typing import Any
 
-from tokenwright.checkpoints.families.alibi import BLOOM, DBRX, MPT
 from tokenwright.checkpoints.families.cohere import COHERE, COMPASS
 from tokenwright.checkpoints.families.deepseek import DEEPSEEK
 from tokenwright.checkpoints.families.family import Family, Parsed, TensorSource
@@ -24,7 +23,6 @@ from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, GRANITE_HYBRID
 from tokenwright.checkpoints.families.hybrids.nemotron import NEMOTRON
 from tokenwright.checkpoints.families.hybrids.qwen_next import LARA_MINI, OLMO_HYBRID, QWEN_DENSE, QWEN_MIXED, QWEN_NEXT
 from tokenwright.checkpoints.families.hybrids.selective import JAMBA, MAMBA
-from tokenwright.checkpoints.families.hybrids.zamba import ZAMBA2
 from tokenwright.checkpoints.families.llama import (
     AFMOE,
     APERTUS,
@@ -32,7 +30,6 @@ from tokenwright.checkpoints.families.llama import (
     ERNIE,
     ERNIE_MOE,
     FLEX_OLMO,
-    FLINT,
     GLM,
     GLM4,
     GPT_OSS,
@@ -65,8 +62,8 @@ FAMILIES = (
     ROUTED, ERNIE_MOE, MINIMAX, DEEPSEEK, LFM2, QWEN_NEXT, QWEN_DENSE, QWEN_MIXED, GRANITE_HYBRID,
     BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, HUNYUAN, HELIUM, APERTUS, HUNYUAN_MOE,
     HYPERCLOVAX, NEMOTRON_PLAIN, GRANITE_MOE, GEMMA, VAULT_GEMMA, OLMO_HYBRID,
-    FALCON_H1, FLEX_OLMO, GRANITE_SWA, GRANITE_MOE_SWA, AFMOE, BLOOM, MPT, JAMBA, MAMBA,
-    KIMI_LINEAR, GEMMA4, GEMMA3N, MIMO, ZAMBA2, DBRX, HUNYUAN3, FLINT, COMPASS, ARIA, NANOCHAT, LARA_MINI,
+    FALCON_H1, FLEX_OLMO, GRANITE_SWA, GRANITE_MOE_SWA, AFMOE, JAMBA, MAMBA,
+    KIMI_LINEAR, GEMMA4, GEMMA3N, MIMO, HUNYUAN3, COMPASS, ARIA, NANOCHAT, LARA_MINI,
 )  # fmt: skip
 
 # Keys that a family may read; where it does not, a config may only have them at a value that changes nothing: those

@@ -65,7 +65,11 @@ _ARCHITECTURES: tuple[tuple[str, str], ...] = (
     ("Cohere2Moe", "experts beside attention that read the same input"),
     ("Fuyu|Persimmon", "LayerNorm with biases of each head of q and k"),
     ("ModernBertDecoder", "a norm of the embeddings, and an MLP before the head"),
+    ("Zamba2", "blocks of attention and an MLP that several layers share"),
     ("Zamba(?!2)", "Mamba-1 layers of several heads"),
+    ("Bloom|M[Pp][Tt]For", "biases of scores by the distance (ALiBi)"),
+    ("Dbrx", "the keys and tensor names of DBRX"),
+    ("Flint", "the keys and tensor names of Flint"),
     (
         r"(?!ModernBertDecoder)(?i:\w*bert|electra|roformer|xmod|xlm|xlnet|data2vec|ernie(?!4))",
         "an encoder's attention to later tokens",

@@ -46,28 +46,6 @@ def _granite(found: Found, _: Mapping[str, Stored]) -> Found:
     return {**found, "architectures": ["GraniteMoeSharedForCausalLM"]} if shared else found
 
 
-_DBRX_KEYS = {
-    "d_model": "hidden_size",
-    "n_heads": "num_attention_heads",
-    "n_layers": "num_hidden_layers",
-    "max_seq_len": "max_position_embeddings",
-}
-
-
-def _dbrx(found: Found, _: Mapping[str, Stored]) -> Found:
-    """It has names of its own for its sizes. The epsilon of its norms is built in."""
-    same = ("architectures", "vocab_size", "tie_word_embeddings")
-    experts = {
-        "moe_num_experts": "_experts",
-        "moe_top_k": "num_experts_per_tok",
-        "ffn_hidden_size": "intermediate_size",
-    }
-    attention = {"kv_n_heads": "num_key_value_heads", "rope_theta": "rope_theta", "clip_qkv": "clip_qkv"}
-    parts = {"ffn_config": experts, "attn_config": attention}
-    plain = {key: found[key] for key in same} | {ours: found[key] for ours, key in _DBRX_KEYS.items()}
-    return plain | {part: {ours: found[key] for ours, key in keys.items()} for part, keys in parts.items()}
-
-
 _LLAMA = Layout("LlamaForCausalLM", neighbours=True)
 PLAIN_FILES: Mapping[str, Layout] = {
     "internlm2": _LLAMA,
@@ -110,14 +88,6 @@ PLAIN_FILES: Mapping[str, Layout] = {
             "expert_shared_feed_forward_length": "shared_intermediate_size",
         },
         more=_granite,
-    ),
-    "dbrx": Layout(
-        "DbrxForCausalLM",
-        names=named({"layers.{i}.mlp_norm": "blk.{i}.attn_output_norm"}),
-        keys={"expert_count": "_experts", **EXPERTS_USED, **CLAMP},
-        more=_dbrx,
-        epsilon=(LAYER, "_eps"),
-        bias=None,
     ),
     "stablelm": Layout(
         "StableLmForCausalLM",

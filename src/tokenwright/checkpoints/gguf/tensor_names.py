@@ -128,29 +128,6 @@ def _gpt2(found: Found, _: Mapping[str, Stored]) -> Found:
     return {key: found[key] for key in same} | {ours: found[key] for ours, key in _GPT2_KEYS.items()}
 
 
-_BLOOM_KEYS = {
-    "n_embed": "hidden_size",
-    "n_head": "num_attention_heads",
-    "n_layer": "num_hidden_layers",
-    "seq_length": "max_position_embeddings",
-}
-_MPT_KEYS = dict(zip(("d_model", "n_heads", "n_layers", "max_seq_len"), _BLOOM_KEYS.values(), strict=True))
-
-
-def _bloom(found: Found, _: Mapping[str, Stored]) -> Found:
-    same = ("architectures", "layer_norm_epsilon", "vocab_size", "tie_word_embeddings")
-    return {key: found[key] for key in same} | {ours: found[key] for ours, key in _BLOOM_KEYS.items()}
-
-
-def _mpt(found: Found, tensors: Mapping[str, Stored]) -> Found:
-    """A greatest exponent of 0 stands for learned positions."""
-    most, heads = found.get("_most", 0), found["num_attention_heads"]
-    facts = {"alibi": most > 0, "alibi_bias_max": most or 8.0, "clip_qkv": found.get("_clip")}
-    kind = "multihead_attention" if found["num_key_value_heads"] == heads else "grouped_query_attention"
-    plain = {key: one for key, one in _bloom(found, tensors).items() if key not in _BLOOM_KEYS}
-    return plain | {ours: found[key] for ours, key in _MPT_KEYS.items()} | {"attn_config": facts | {"attn_type": kind}}
-
-
 def _exaone4(found: Found, _: Mapping[str, Stored]) -> Found:
     return {"sliding_window": None, **found}
 
@@ -302,20 +279,6 @@ LAYOUTS: Mapping[str, Layout] = {
         epsilon=(LAYER, "layer_norm_eps"),
         theta="rotary_emb_base",
         share="rotary_pct",
-    ),
-    "bloom": Layout(
-        "BloomForCausalLM",
-        names=named({"embed_norm": "token_embd_norm"}),
-        more=_bloom,
-        epsilon=(LAYER, "layer_norm_epsilon"),
-        bias=None,
-    ),
-    "mpt": Layout(
-        "MPTForCausalLM",
-        keys={"attention.max_alibi_bias": "_most", "attention.clamp_kqv": "_clip"},
-        more=_mpt,
-        epsilon=(LAYER, "layer_norm_epsilon"),
-        bias=None,
     ),
     "starcoder2": Layout("Starcoder2ForCausalLM", epsilon=(LAYER, "norm_epsilon"), bias="use_bias"),
     "olmo2": Layout("Olmo2ForCausalLM", keys={**WINDOW, **PATTERN}, more=_olmo),

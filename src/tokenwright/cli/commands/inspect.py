@@ -112,8 +112,7 @@ def _shape(config: ModelConfig, graph: Graph) -> dict[str, Any]:
 def _positions(graph: Graph) -> str:
     positions = graph.positions
     if not isinstance(positions, Rope):
-        biased = any(getattr(op, "slopes", ()) for op in graph.blocks)
-        return "learned" if positions is not None else "ALiBi" if biased else "none"
+        return "none" if positions is None else "learned"
     scaled = "" if isinstance(positions.scaling, NoScaling) else f", {_scaling(positions.scaling)}"
     bare = sum(op.rope is None for op in graph.attention) - len(graph.recurrent)
     without = f", none in {bare} of {graph.layers} layers" if bare else ""
