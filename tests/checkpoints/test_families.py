@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.models.files.originals import ORIGINALS
 from tests.models.fixtures import KINDS, VARIANTS, make_config
-from tokenwright.checkpoints.families.llama import PHI3
+from tokenwright.checkpoints.families.dense_rows import PHI3
 from tokenwright.checkpoints.families.registry import GPT2, LLAMA, TensorSource, parse_config
 from tokenwright.checkpoints.quantised.published import read_scheme
 from tokenwright.config import (

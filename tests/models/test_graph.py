@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from tests.models.fixtures import KINDS, make_config
 from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.config import Heads, Latent, LayerKV, Learned
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head
-from tokenwright.models.op import Op
+from tokenwright.models.layer_inputs import InputGate
+from tokenwright.models.op import Matrix, Norm, Op, Shape, numbers
+from tokenwright.models.split import RankPlace, cut_graph
 from tokenwright.trace.block_view import _flops
 
 PACKAGE = Path(tokenwright.__file__).parent
@@ -127,9 +130,42 @@ def test_the_stages_of_a_layer_add_up_to_its_work(kind: str) -> None:
     assert ("hidden" in found) == (kind in ("llama2", "neox")), "experts have no numbers that all rows share"
 
 
-def test_an_op_must_say_what_it_has() -> None:
-    with pytest.raises(TypeError, match="matrices"):
-        Op()  # type: ignore[abstract]
+@dataclass(frozen=True)
+class Toy(Op):
+    layer: int
+    norm: Norm | None
+    up: Matrix
+    each: tuple[Matrix, ...] = ()
+    inputs: InputGate | None = None
+    factor: str | None = None
+
+    @property
+    def learned_shapes(self) -> dict[str, Shape]:
+        return numbers(self.factor, 3)
+
+
+def test_the_tensors_and_the_cost_of_an_op_follow_from_its_fields() -> None:
+    norm, up = Norm("norm", "layer", 8, 1e-5), Matrix("up", (("a", 16), ("b", 32)), 8, bias=True)
+    bare = Toy(0, None, up)
+    assert bare.matrices == (up,) and bare.shapes == up.shapes and bare.multiplied == 48 * 8
+    gate, out = Matrix.single("gate", 4, 8), Matrix.single("out", 8, 4)
+    inputs = InputGate(0, gate, "gelu", out, Norm("post", "rms", 8, 1e-5))
+    op = Toy(0, norm, up, (out, gate), inputs, "factor")
+    assert op.matrices == (up, out, gate, gate, out)
+    assert op.shapes == {
+        "norm.weight": (8,),
+        "norm.bias": (8,),
+        "a.weight": (16, 8),
+        "a.bias": (16,),
+        "b.weight": (32, 8),
+        "b.bias": (32,),
+        "out.weight": (8, 4),
+        "gate.weight": (4, 8),
+        "post.weight": (8,),
+        "factor.weight": (3,),
+    }
+    own, _ = cut_graph(replace(graph_of("llama2"), blocks=(op,)), RankPlace(1, 2, 16))
+    assert own.blocks == (op,), "each rank computes an op that no rule cuts"
 
 
 def test_the_graph_loads_no_torch() -> None:

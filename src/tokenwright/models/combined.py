@@ -7,7 +7,7 @@ from tokenwright.config import LayerKV, Rope
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention
 from tokenwright.models.layer_inputs import InputGate
-from tokenwright.models.op import Matrix, Norm, Op, Shape
+from tokenwright.models.op import Norm, Op, Shape, numbers
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,6 @@ class Parallel(Op):
     @property
     def parts(self) -> tuple[Op, ...]:
         return self.attention, self.mlp
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        return self.attention.shapes | self.mlp.shapes
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return self.attention.matrices + self.mlp.matrices
 
     @property
     def kv(self) -> LayerKV:
@@ -69,17 +61,8 @@ class Mixed(Op):
         return self.mlp, self.experts
 
     @property
-    def shapes(self) -> dict[str, Shape]:
-        return self.mlp.shapes | self.experts.shapes | self._own
-
-    @property
-    def _own(self) -> dict[str, Shape]:
-        learned: dict[str, Shape] = {f"{self.stream}.weight": (1,)} if self.stream else {}
-        return self.post_norm.shapes | learned | (self.inputs.shapes if self.inputs else {})
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return self.mlp.matrices + self.experts.matrices + (self.inputs.matrices if self.inputs else ())
+    def learned_shapes(self) -> dict[str, Shape]:
+        return numbers(self.stream)
 
     @property
     def multiplied(self) -> int:
@@ -91,4 +74,5 @@ class Mixed(Op):
         return self.experts.idle
 
     def read(self, rows: int) -> dict[str, Shape]:
-        return self.mlp.shapes | self.experts.read(rows) | self._own
+        others = {name: shape for name, shape in self.shapes.items() if name not in self.experts.shapes}
+        return others | self.experts.read(rows)

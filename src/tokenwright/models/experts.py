@@ -13,7 +13,7 @@ A row adds its experts' results in the order of their numbers, whatever its neig
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenwright.models.op import Activation, Matrix, Norm, Op, Shape
+from tokenwright.models.op import Activation, Matrix, Norm, Op, Shape, numbers
 
 Scores = Literal["softmax", "sigmoid"]
 
@@ -65,19 +65,8 @@ class Experts(Op):
     weight_scales: str | None = None
 
     @property
-    def shapes(self) -> dict[str, Shape]:
-        found = dict(self.norm.shapes) if self.norm else {}
-        found |= self.router_norm.shapes if self.router_norm else {}
-        for name in (self.correction, self.weight_scales):
-            if name is not None:
-                found[f"{name}.weight"] = (self.experts,)
-        for matrix in self.matrices:
-            found |= matrix.shapes
-        return found | (self.post_norm.shapes if self.post_norm else {})
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return self.router, self.up, self.down, *(self.shared or ())
+    def learned_shapes(self) -> dict[str, Shape]:
+        return numbers(self.correction, self.experts) | numbers(self.weight_scales, self.experts)
 
     @property
     def experts(self) -> int:

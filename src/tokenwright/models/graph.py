@@ -27,7 +27,7 @@ from tokenwright.models.op import (
     Op,
     Scoring,
     Shape,
-    norm_shapes,
+    numbers,
     union,
 )
 
@@ -46,15 +46,8 @@ class Embed(Op):
     inputs: LayerInputs | None = None
 
     @property
-    def shapes(self) -> dict[str, Shape]:
-        learned: dict[str, Shape] = norm_shapes(self.norm)
-        if self.positions is not None:
-            learned["positions.weight"] = (self.positions, self.table.inner)
-        return self.table.shapes | learned | (self.inputs.shapes if self.inputs else {})
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return self.table, *(self.inputs.matrices if self.inputs else ())
+    def learned_shapes(self) -> dict[str, Shape]:
+        return {} if self.positions is None else {"positions.weight": (self.positions, self.table.inner)}
 
     @property
     def multiplied(self) -> int:
@@ -112,14 +105,8 @@ class Attention(Op):
         return self.heads, keys, keys if self.values == "own" else 0
 
     @property
-    def shapes(self) -> dict[str, Shape]:
-        learned: dict[str, Shape] = {} if self.sink_logits is None else {f"{self.sink_logits}.weight": (self.heads,)}
-        norms = norm_shapes(self.q_norm, self.k_norm, self.v_norm, self.post_norm)
-        return norm_shapes(self.norm) | self.qkv.shapes | self.out.shapes | norms | learned
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return self.qkv, self.out
+    def learned_shapes(self) -> dict[str, Shape]:
+        return numbers(self.sink_logits, self.heads)
 
     @property
     def products(self) -> Mapping[str, int]:
@@ -167,15 +154,8 @@ class MLP(Op):
     adaptable: ClassVar[bool] = True
 
     @property
-    def shapes(self) -> dict[str, Shape]:
-        facts: dict[str, Shape] = {f"{self.learned}.{one}.weight": (1,) for one in XIELU if self.learned}
-        facts |= {f"{self.stream}.weight": (1,)} if self.stream else {}
-        facts |= self.inputs.shapes if self.inputs else {}
-        return norm_shapes(self.norm) | self.up.shapes | self.down.shapes | norm_shapes(self.post_norm) | facts
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return self.up, self.down, *(self.inputs.matrices if self.inputs else ())
+    def learned_shapes(self) -> dict[str, Shape]:
+        return union(numbers(f"{self.learned}.{one}") for one in XIELU if self.learned) | numbers(self.stream)
 
     @property
     def products(self) -> Mapping[str, int]:
@@ -194,14 +174,6 @@ class Head(Op):
     matrix: Matrix
     scale: float = 1.0
     cap: float | None = None
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        return self.norm.shapes | self.matrix.shapes
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return (self.matrix,)
 
 
 @dataclass(frozen=True)

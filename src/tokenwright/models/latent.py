@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tokenwright.config import Latent, LayerKV, Rope
-from tokenwright.models.op import Matrix, Norm, Op, Scoring, Shape
+from tokenwright.models.op import Matrix, Norm, Op, Scoring
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,6 @@ class LatentAttention(Op):
     post_norm: Norm | None = None
     residual_scale: float = 1.0
     adaptable: ClassVar[bool] = True
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        found: dict[str, Shape] = {}
-        for one in (self.norm, *self.matrices, self.q_norm, self.kv_norm, self.post_norm):
-            found |= one.shapes if one is not None else {}
-        return found
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        up = () if self.q_up is None else (self.q_up,)
-        return self.down, *up, self.k_up, self.v_up, self.out
 
     @property
     def q_rows(self) -> int:

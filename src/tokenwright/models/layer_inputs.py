@@ -6,11 +6,11 @@ x      = x + post_norm(out(activation(gate(x)) * inputs[layer]))            behi
 
 from dataclasses import dataclass
 
-from tokenwright.models.op import Activation, Matrix, Norm, Shape
+from tokenwright.models.op import Activation, Matrix, Norm, Weighted
 
 
 @dataclass(frozen=True, slots=True)
-class LayerInputs:
+class LayerInputs(Weighted):
     """How the inputs of all layers follow from a token and its embedding. norm: of each layer's by itself.
 
     Tokens beyond the table have the row of token 0.
@@ -23,17 +23,9 @@ class LayerInputs:
     norm: Norm  # of `size` numbers
     factor: float
 
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        return self.table.shapes | self.project.shapes | self.norm.shapes
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return self.table, self.project
-
 
 @dataclass(frozen=True, slots=True)
-class InputGate:
+class InputGate(Weighted):
     """How a layer adds its inputs to the residual stream: those from number `at` on."""
 
     at: int
@@ -41,11 +33,3 @@ class InputGate:
     activation: Activation
     out: Matrix  # [width, size]
     post_norm: Norm
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        return self.gate.shapes | self.out.shapes | self.post_norm.shapes
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return self.gate, self.out

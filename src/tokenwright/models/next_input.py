@@ -7,7 +7,7 @@ model's hidden state of token p - 1, and predicts token p + 1, as row p of the m
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tokenwright.models.op import Matrix, Norm, Op, Shape
+from tokenwright.models.op import Matrix, Norm, Op
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,6 @@ class NextInput(Op):
     hidden_norm: Norm
     project: Matrix  # [width, 2 width]
     hidden_first: bool = False
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        return self.token_norm.shapes | self.hidden_norm.shapes | self.project.shapes
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return (self.project,)
 
     @property
     def products(self) -> Mapping[str, int]:

@@ -4,10 +4,9 @@ The ops themselves are in `graph.py`, and in files of their own where they are l
 `recurrent.py`. Linear weights are [out, in].
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
 
 from tokenwright.config import LayerKV, Rope
 
@@ -48,6 +47,10 @@ class Matrix:
                 found[f"{name}.bias"] = (out,)
         return found
 
+    @property
+    def matrices(self) -> "tuple[Matrix, ...]":
+        return (self,)
+
 
 @dataclass(frozen=True, slots=True)
 class Norm:
@@ -71,10 +74,14 @@ class Norm:
             return weight
         return weight | {f"{self.name}.bias": (self.size,)}
 
+    @property
+    def matrices(self) -> "tuple[Matrix, ...]":
+        return ()
 
-def norm_shapes(*norms: Norm | None) -> dict[str, Shape]:
-    """The tensors of the norms that are there, by name."""
-    return union(norm.shapes for norm in norms if norm is not None)
+
+def numbers(name: str | None, count: int = 1) -> dict[str, Shape]:
+    """The tensor of learned numbers of this name; nothing for None."""
+    return {} if name is None else {f"{name}.weight": (count,)}
 
 
 def union(each: Iterable[dict[str, Shape]]) -> dict[str, Shape]:
@@ -93,26 +100,44 @@ class Scoring:
     cap: float | None = None
 
 
-class Op(ABC):
+class Weighted:
+    """A dataclass whose tensors belong to its fields, or to tuples in its fields, and to `learned_shapes`."""
+
+    __slots__ = ()
+
+    @property
+    def learned_shapes(self) -> dict[str, Shape]:
+        """The shapes of its tensors that belong to no matrix and no norm, by name."""
+        return {}
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The shapes of all its tensors, by name."""
+        return union(one.shapes for one in _weighted(self)) | self.learned_shapes
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """The weights of its matrix products and embedding tables; all other tensors stay dense."""
+        return tuple(matrix for one in _weighted(self) for matrix in one.matrices)
+
+
+def _weighted(value: Any) -> "Iterator[Matrix | Norm | Weighted]":
+    for field in fields(value):
+        found = getattr(value, field.name)
+        every = found if isinstance(found, tuple) else (found,)
+        yield from (one for one in every if isinstance(one, Matrix | Norm | Weighted))
+
+
+class Op(Weighted):
     """One coarse operation: its weights, their cost, and its KV layout if it is attention.
 
-    A new op is a frozen dataclass that extends this one, an entry in the torch backend's `OPS`, and one in the native
-    backend's `COMPILERS` (without it the model runs op by op).
+    A new op is a frozen dataclass that extends this one, an entry in `OPS` of `backends/torch/ops.py`, and a struct of
+    its name among the kernels (without it the model runs op by op).
 
     adaptable: whether a LoRA adapter can update its matrices beside the weights; else only a merge can.
     """
 
     adaptable: ClassVar[bool] = False
-
-    @property
-    @abstractmethod
-    def shapes(self) -> dict[str, Shape]:
-        """The shapes of all tensors of the op, by name."""
-
-    @property
-    @abstractmethod
-    def matrices(self) -> tuple[Matrix, ...]:
-        """The weights of its matrix products and embedding tables; all other tensors stay dense."""
 
     @property
     def multiplied(self) -> int:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tokenwright.config import LayerKV, RecurrentState
-from tokenwright.models.op import Matrix, Norm, Op, Shape
+from tokenwright.models.op import Matrix, Norm, Op, Shape, Weighted
 
 COLUMNS = 64  # of S in a slab; as in backends/native/cpp/ops/recurrent.cpp
 MOST_TAPS = 16  # as in backends/native/cpp/kernels.h
@@ -60,7 +60,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class Recurrence:
+class Recurrence(Weighted):
     """The arithmetic between the two projections.
 
     name: before the names of its tensors: `.conv` [channels, taps], and for each head `.a_log`, `.dt` and, with the
@@ -127,7 +127,7 @@ class Recurrence:
         return self.channels if self.phase == "convolution" or not self.heads else self.heads * self.value_size
 
     @property
-    def shapes(self) -> dict[str, Shape]:
+    def learned_shapes(self) -> dict[str, Shape]:
         found: dict[str, Shape] = {f"{self.name}.{part}.weight": (rows, self.taps) for part, rows in self.parts}
         if self.conv_bias:
             found[f"{self.name}.conv.bias"] = (self.channels,)
@@ -139,11 +139,11 @@ class Recurrence:
             found[f"{self.name}.dt.weight"] = (self.heads * (self.key_size if self.key_decays else 1),)
         if self.rule == "ssd":
             found[f"{self.name}.skip.weight"] = (self.heads,)
-        return found | (self.norm.shapes if self.norm else {})
+        return found
 
 
 @dataclass(frozen=True, slots=True)
-class Inner:
+class Inner(Weighted):
     """A matrix between the convolution and the rule, over the numbers of a row from `at` on.
 
     norms: of the first parts of its result, at most MOST_NORMS.
@@ -172,20 +172,6 @@ class Recurrent(Op):
     beside: bool = False
     factors: tuple[tuple[int, float], ...] = ()
     inner: tuple[Inner, ...] = ()
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        found = dict(self.norm.shapes) if self.norm else {}
-        found |= self.project.shapes | self.recurrence.shapes | self.out.shapes
-        for one in self.inner:
-            found |= one.matrix.shapes
-            for norm in one.norms:
-                found |= norm.shapes
-        return found | (self.post_norm.shapes if self.post_norm else {})
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return self.project, *(one.matrix for one in self.inner), self.out
 
     @property
     def row(self) -> int:

@@ -13,7 +13,7 @@ arXiv 2411.07501). Between the ops x is the first stream: all other ops read and
 from dataclasses import dataclass
 
 from tokenwright.models.layer_inputs import InputGate
-from tokenwright.models.op import Matrix, Norm, Op, Shape
+from tokenwright.models.op import Matrix, Norm, Op, Shape, Weighted, numbers
 
 MOST_STREAMS = 8
 
@@ -32,17 +32,9 @@ class Spread(Streams):
 
     project: Matrix  # [(streams - 1) x width, width]
 
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        return self.project.shapes
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return (self.project,)
-
 
 @dataclass(frozen=True, slots=True)
-class StreamRouter:
+class StreamRouter(Weighted):
     """The coefficients of a row."""
 
     norm: Norm
@@ -50,28 +42,12 @@ class StreamRouter:
     matrix: Matrix  # [streams, width]
     coefficients: Matrix  # [outputs, streams]
 
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        return self.norm.shapes | self.matrix.shapes | self.coefficients.shapes
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return self.matrix, self.coefficients
-
 
 @dataclass(frozen=True)
 class Predict(Streams):
     """All streams from all of them. The router has as many outputs for each stream as there are streams."""
 
     router: StreamRouter
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        return self.router.shapes
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return self.router.matrices
 
 
 @dataclass(frozen=True)
@@ -83,14 +59,6 @@ class Laurel(Streams):
     right: Matrix  # [width, rank]
     post_norm: Norm
     factor: float
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        return self.norm.shapes | self.left.shapes | self.right.shapes | self.post_norm.shapes
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return self.left, self.right
 
 
 @dataclass(frozen=True)
@@ -105,13 +73,8 @@ class Correct(Streams):
     scale: str | None = None
 
     @property
-    def shapes(self) -> dict[str, Shape]:
-        learned: dict[str, Shape] = {f"{self.scale}.weight": (self.inputs.out.out,)} if self.scale else {}
-        return self.router.shapes | self.inputs.shapes | learned
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return self.router.matrices + self.inputs.matrices
+    def learned_shapes(self) -> dict[str, Shape]:
+        return numbers(self.scale, self.inputs.out.out)
 
 
 @dataclass(frozen=True)
@@ -119,11 +82,3 @@ class Merge(Streams):
     """The one stream that the head reads. each: of all streams but the first."""
 
     each: tuple[Matrix, ...]  # [width, width]
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        return {name: shape for one in self.each for name, shape in one.shapes.items()}
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return self.each

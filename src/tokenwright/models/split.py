@@ -22,14 +22,12 @@ from functools import singledispatch
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenwright.errors import RequestError
 from tokenwright.models.combined import Mixed, Parallel
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Graph
 from tokenwright.models.latent import LatentAttention
 from tokenwright.models.op import Matrix, Op
 from tokenwright.models.recurrent import Recurrent
-from tokenwright.models.residual_streams import Correct, Laurel, Merge, Predict, Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +101,7 @@ def _shifted(run: range, by: int, times: int = 1) -> range:
 
 @singledispatch
 def _cut(op: Op, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:  # noqa: ARG001
-    raise RequestError(
-        f"{type(op).__name__} layers cannot be divided among processes; leave tensor_parallel out", "tensor_parallel"
-    )
+    return op, {}  # each rank computes all of it
 
 
 @_cut.register
@@ -188,8 +184,3 @@ def _mixed(op: Mixed, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:
 @_cut.register
 def _recurrent(op: Recurrent, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:
     return op, {one.name: _gathered(one, place) for one in (op.project, op.out)}
-
-
-@_cut.register
-def _streams(op: Spread | Predict | Laurel | Correct | Merge, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:  # noqa: ARG001
-    return op, {}  # each rank computes them

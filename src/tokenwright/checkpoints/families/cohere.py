@@ -6,6 +6,7 @@ layers, and the others have no rotary positions. In the third (North) each kind 
 
 import re
 from dataclasses import replace
+from functools import partial
 
 from tokenwright.checkpoints.families.family import activation, dtype, heads_of, size_of_head, sizes
 from tokenwright.checkpoints.families.graph_builder import decoder
@@ -17,14 +18,13 @@ from tokenwright.config import ModelConfig, Scales
 from tokenwright.models.graph import Graph
 
 
-def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
+def _parse(keys: JsonKeys, architecture: str, second: bool = False, third: bool = False) -> tuple[ModelConfig, Graph]:
+    """second, third: as the module says."""
     found = sizes(keys)
     layers, width = found["layers"], found["width"]
     heads, kv_heads = heads_of(keys)
     head_size = keys.whole("head_dim", size_of_head(keys, width, heads), most=1 << 16)
-    second = architecture == "Cohere2ForCausalLM"
     context = keys.whole("max_position_embeddings", 8192, most=MAX_TOKENS)
-    third = architecture.startswith("CohereCompass")
     if third:
         rope, reach, local = read_both_ropes(keys, 10000.0, None, head_size, context)
         windows, rotary = _kinds(keys, layers)
@@ -89,17 +89,19 @@ def _kinds(keys: JsonKeys, layers: int) -> tuple[tuple[int | None, ...], tuple[b
 
 COHERE = replace(
     LLAMA,
-    architectures={"CohereForCausalLM": "cohere", "Cohere2ForCausalLM": "cohere2"},
+    architectures={"CohereForCausalLM": "cohere"},
     parse=_parse,
     neighbours=True,
     stacks=re.compile(r"layers\.\d+\.self_attn\.[qk]_norm\.weight"),  # [heads, head_dim]
 )
 
+COHERE2 = replace(COHERE, architectures={"Cohere2ForCausalLM": "cohere2"}, parse=partial(_parse, second=True))
 COMPASS = replace(
     COHERE,
     architectures={
         "CohereCompassForCausalLM": "cohere_compass_text",
         "CohereCompassForConditionalGeneration": "cohere_compass",
     },
+    parse=partial(_parse, third=True),
     neighbours=False,
 )

@@ -6,12 +6,13 @@ norm_topk_prob), it means here what it means there.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from tokenwright.checkpoints.families.family import (
     MOST_LAYERS,
     MOST_WIDTH,
+    Family,
     Order,
     activation,
     check_repeats,
@@ -35,17 +36,10 @@ _GROUP, _BLOCK = 32, 16  # numbers of a row that share a scale in the cache; out
 _TRAINING = ("aux_loss_alpha", "seq_aux", "ep_size", "output_router_logits", "router_aux_loss_coef")
 
 
-_LIKE: Mapping[str, Routed] = {
-    "DeepseekV2ForCausalLM": Routed("softmax", ("greedy", "group_limited_greedy"), 0, 1.0, renormalise=False),
-    "DeepseekV3ForCausalLM": Routed("sigmoid", ("noaux_tc",), 3, 2.5, renormalise=True, groups=(8, 4)),
-    "Glm4MoeLiteForCausalLM": Routed("sigmoid", ("noaux_tc",), 1, 1.8, renormalise=True),
-    "YoutuForCausalLM": Routed("sigmoid", ("noaux_tc",), 0, 1.0, renormalise=True),  # without experts
-}
-_EPS = {"Glm4MoeLiteForCausalLM": 1e-5}  # defaults of rms_norm_eps other than 1e-6
-
-
-def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
-    like = _LIKE[architecture]
+def _parse(
+    keys: JsonKeys, architecture: str, like: Routed, eps: float = 1e-6, tied: bool = False
+) -> tuple[ModelConfig, Graph]:
+    """eps, tied: the defaults of rms_norm_eps and tie_word_embeddings."""
     found = sizes(keys)
     layers = found["layers"]
     heads, shared = heads_of(keys)
@@ -77,14 +71,14 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         windows=(None,) * layers,
         rotary=(True,) * layers,
         norm="rms",
-        norm_eps=keys.number("rms_norm_eps", _EPS.get(architecture, 1e-6)),
+        norm_eps=keys.number("rms_norm_eps", eps),
         activation=activation(keys, "hidden_act", "silu"),
         gated=True,
         scales=Scales(attention=_score_scale(keys, rope, latent)),
         mixture=read_routed(keys, like, layers),
         latent=latent,
         next_layers=keys.whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS),
-        tied_head=keys.flag("tie_word_embeddings", architecture == "YoutuForCausalLM"),
+        tied_head=keys.flag("tie_word_embeddings", tied),
         dtype=dtype(keys),
     )
     return config, decoder(config)
@@ -153,13 +147,8 @@ def _turned(still: int, rope: int) -> Order:
 _AT = "layers.{i}."
 DEEPSEEK = replace(
     LLAMA,
-    architectures={
-        "DeepseekV2ForCausalLM": "deepseek_v2",
-        "DeepseekV3ForCausalLM": "deepseek_v3",
-        "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
-        "YoutuForCausalLM": "youtu",
-    },
-    parse=_parse,
+    architectures={"DeepseekV2ForCausalLM": "deepseek_v2"},
+    parse=partial(_parse, like=Routed("softmax", ("greedy", "group_limited_greedy"), 0, 1.0, renormalise=False)),
     orders=_orders,
     names={name: one for name, one in LLAMA.names.items() if not name.startswith(f"{_AT}attention.")}
     | named(
@@ -178,4 +167,17 @@ DEEPSEEK = replace(
     | ROUTED_NAMES,
     renames=ROUTED_RENAMES,
     following=ROUTED_NEXT,
+)
+_BIASED = Routed("sigmoid", ("noaux_tc",), 1, 1.8, renormalise=True)
+_YOUTU = replace(_BIASED, dense=0, factor=1.0)  # without experts
+_V3 = replace(_BIASED, dense=3, factor=2.5, groups=(8, 4))
+DEEPSEEKS: tuple[Family, ...] = (
+    DEEPSEEK,
+    replace(DEEPSEEK, architectures={"DeepseekV3ForCausalLM": "deepseek_v3"}, parse=partial(_parse, like=_V3)),
+    replace(
+        DEEPSEEK,
+        architectures={"Glm4MoeLiteForCausalLM": "glm4_moe_lite"},
+        parse=partial(_parse, like=_BIASED, eps=1e-5),
+    ),
+    replace(DEEPSEEK, architectures={"YoutuForCausalLM": "youtu"}, parse=partial(_parse, like=_YOUTU, tied=True)),
 )

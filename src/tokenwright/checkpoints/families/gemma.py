@@ -7,6 +7,7 @@ use: the same number, so the same bits in fp32. Gemma 3 beside an image encoder 
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import sqrt
 
 from tokenwright.checkpoints.families.family import (
@@ -47,17 +48,9 @@ class GemmaLike:
 _SECOND = GemmaLike(context=8192, vocab_size=256000, pattern=2, third=False)
 _THIRD = GemmaLike(context=131072, vocab_size=262208, pattern=6, third=True)
 _FIRST = GemmaLike(8192, 256000, 1, third=False, first=True, post_norm=False, heads=(16, 16))
-_LIKE: Mapping[str, GemmaLike] = {
-    "GemmaForCausalLM": _FIRST,
-    "Gemma2ForCausalLM": _SECOND,
-    "VaultGemmaForCausalLM": replace(_SECOND, pattern=1 << 20, post_norm=False),
-    "Gemma3ForCausalLM": _THIRD,
-    "Gemma3ForConditionalGeneration": _THIRD,
-}
 
 
-def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
-    like = _LIKE[architecture]
+def _parse(keys: JsonKeys, architecture: str, like: GemmaLike) -> tuple[ModelConfig, Graph]:
     found = sizes(keys, like.vocab_size)
     layers, width = found["layers"], found["width"]
     heads, kv_heads = heads_of(keys, *like.heads)
@@ -156,7 +149,7 @@ def _one_more(names: Mapping[str, str]) -> dict[str, TensorSource]:
 GEMMA = replace(
     LLAMA,
     architectures={"GemmaForCausalLM": "gemma"},
-    parse=_parse,
+    parse=partial(_parse, like=_FIRST),
     names=LLAMA.names
     | _one_more(
         {
@@ -167,10 +160,16 @@ GEMMA = replace(
     ),
 )
 _BEFORE_MLP = _one_more({"layers.{i}.mlp_norm": "layers.{i}.pre_feedforward_layernorm"})
-VAULT_GEMMA = replace(GEMMA, architectures={"VaultGemmaForCausalLM": "vaultgemma"}, names=GEMMA.names | _BEFORE_MLP)
+VAULT_GEMMA = replace(
+    GEMMA,
+    architectures={"VaultGemmaForCausalLM": "vaultgemma"},
+    parse=partial(_parse, like=replace(_SECOND, pattern=1 << 20, post_norm=False)),
+    names=GEMMA.names | _BEFORE_MLP,
+)
 GEMMA2 = replace(
     GEMMA,
     architectures={"Gemma2ForCausalLM": "gemma2"},
+    parse=partial(_parse, like=_SECOND),
     names=GEMMA.names
     | _BEFORE_MLP
     | _one_more(
@@ -184,6 +183,7 @@ GEMMA2 = replace(
 GEMMA3 = replace(
     GEMMA2,
     architectures={"Gemma3ForCausalLM": "gemma3_text", "Gemma3ForConditionalGeneration": "gemma3"},
+    parse=partial(_parse, like=_THIRD),
     names=GEMMA2.names
     | _one_more(
         {

@@ -1,196 +1,369 @@
-"""The facts by which architectures of the llama family differ from Llama: one table row each."""
+"""Models that differ from Llama in some of their parts: the parts, which read their keys of config.json.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+A `LlamaLike` chooses a value for each part, and `parse` puts the model together. `llama.py` has a row for each
+architecture. Absent keys take transformers' defaults (configuration_*.py), MiniCPM's those of its authors' code.
+"""
 
-from tokenwright.checkpoints.families.mixtures import Kind
-from tokenwright.checkpoints.families.positions import Slides
-from tokenwright.checkpoints.families.routed import Routed
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from tokenwright.checkpoints.families.family import (
+    MOST_LAYERS,
+    activation,
+    check_repeats,
+    dtype,
+    heads_of,
+    read_clip,
+    size_of_head,
+    sizes,
+)
+from tokenwright.checkpoints.families.graph_builder import decoder
+from tokenwright.checkpoints.families.mixtures import Reader, read_mixture
+from tokenwright.checkpoints.families.positions import (
+    Slides,
+    read_bases,
+    read_both_ropes,
+    read_rope,
+    read_rotary,
+    read_windows,
+)
+from tokenwright.checkpoints.files.json_keys import JsonKeys
+from tokenwright.checks import MAX_TOKENS
+from tokenwright.config import ModelConfig, Rope, Scales
+from tokenwright.models.graph import Graph
+
+Facts = dict[str, Any]  # fields of a ModelConfig
+
+
+class Biases(NamedTuple):
+    """Whether q, k and v have biases, whether o has one, and whether the MLP has."""
+
+    qkv: bool
+    out: bool
+    mlp: bool
+
+
+def _optional(keys: JsonKeys, key: str, allowed: bool, why: str, default: bool) -> bool:
+    """A flag that an architecture may have; in the others the key must be False or absent."""
+    if allowed:
+        return keys.flag(key, default)
+    keys.only(key, False, why=f"{why} in this architecture")
+    return False
+
+
+def _mlp_bias(keys: JsonKeys, allowed: bool, default: bool = False) -> bool:
+    return _optional(keys, "mlp_bias", allowed, "biases in the MLP", default)
+
+
+def no_biases(keys: JsonKeys) -> Biases:
+    both = _optional(keys, "attention_bias", False, "biases of attention", False)
+    return Biases(both, both, _mlp_bias(keys, False))
+
+
+def by_config(mlp: bool = False, default: bool = False) -> Callable[[JsonKeys], Biases]:
+    """attention_bias covers q, k, v and o. mlp: whether there may be an mlp_bias. default: of both."""
+
+    def read(keys: JsonKeys) -> Biases:
+        both = keys.flag("attention_bias", default)
+        return Biases(both, both, _mlp_bias(keys, mlp, default))
+
+    return read
+
+
+def out_apart(default: bool = True, mlp: bool = False) -> Callable[[JsonKeys], Biases]:
+    """attention_bias covers q, k and v; o has a key for itself."""
+
+    def read(keys: JsonKeys) -> Biases:
+        out = keys.flag("attention_out_bias", False)
+        return Biases(keys.flag("attention_bias", default), out, _mlp_bias(keys, mlp))
+
+    return read
+
+
+def everywhere(default: bool) -> Callable[[JsonKeys], Biases]:
+    """use_bias covers all matrices of a block."""
+    return lambda keys: Biases(*[keys.flag("use_bias", default)] * 3)
+
+
+def qwen2_biases(keys: JsonKeys) -> Biases:
+    for key in ("attention_bias", "qkv_bias"):
+        keys.only(key, True, why="Qwen2's attention without its biases")
+    return Biases(True, False, _mlp_bias(keys, False))
+
+
+def stablelm_biases(keys: JsonKeys) -> Biases:
+    keys.only("qk_layernorm", False, why="a LayerNorm of each head of q and k in this architecture")
+    return Biases(keys.flag("use_qkv_bias", False), False, _mlp_bias(keys, False))
+
+
+def gpt_oss_biases(keys: JsonKeys) -> Biases:
+    every = keys.flag("attention_bias", True)
+    return Biases(every, every, True)
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """The norms of the residual stream. eps: reads their epsilon, or is the default of rms_norm_eps."""
+
+    eps: float | Callable[[JsonKeys], float] = 1e-6
+    facts: Mapping[str, Any] = field(default_factory=dict)  # beside RMSNorms before attention and MLP
+
+    def read(self, keys: JsonKeys) -> Facts:
+        eps = self.eps(keys) if callable(self.eps) else keys.number("rms_norm_eps", self.eps)
+        return {"norm": "rms", "norm_eps": eps, **self.facts}
+
+
+def _layer_eps(keys: JsonKeys) -> float:
+    """Some of StarCoder 2's files repeat the epsilon under two other names, without effect."""
+    keys.only("norm_type", "layer_norm", why="another norm in this architecture")
+    keys.only("mlp_type", "default", why="another MLP in this architecture")
+    for unused in ("layer_norm_epsilon", "rms_norm_eps"):
+        keys.raw(unused)
+    return keys.number("norm_epsilon", keys.number("norm_eps", keys.number("layer_norm_eps", 1e-5)))
+
+
+def around(eps: float) -> Norms:
+    """Norms before and after attention and MLP."""
+    return Norms(eps, {"post_norm": True})
+
+
+def behind(eps: float) -> Norms:
+    """Norms after attention and MLP, and none before."""
+    return Norms(eps, {"pre_norm": False, "post_norm": True})
+
+
+LAYER_NORMS = Norms(_layer_eps, {"norm": "layer"})
+BARE_LAYER_NORMS = Norms(lambda _: 1e-5, {"norm": "layer", "norm_bias": False, "norm_weights": False})
+BARE_NORMS = Norms(1e-6, {"norm_weights": False, "embed_norm": True})  # and one behind the embedding
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """The norms of q and k. over: each head, or all of them; optional: if the config has use_qk_norm."""
+
+    over: Literal["head", "whole"]
+    last: bool = False  # behind the rotation
+    optional: bool = False
+
+    def read(self, keys: JsonKeys) -> Facts:
+        if self.optional:
+            return {"qk_norm": self.over if keys.flag("use_qk_norm", False) else None}
+        keys.only("use_qk_norm", True, why="attention without norms of q and k in this architecture")
+        keys.only("qk_norm_type", "per_layer", why="other norms of q and k in this architecture")
+        return {"qk_norm": self.over, "qk_norm_last": self.last}
+
+
+Rotation = Callable[[JsonKeys, int, int], tuple[Rope, int, Rope | None]]  # of a head's size and the context
+
+
+def rope(theta: float = 10000.0, partial: float | None = None, alpha: bool = False) -> Rotation:
+    """One rotation, with a default base. The others: as in `read_rope`."""
+    return lambda keys, size, context: (*read_rope(keys, theta, size, context, partial, alpha), None)
+
+
+def two_ropes(theta: float, local: float | None) -> Rotation:
+    """A rotation for layers with a window, without the scaling of the other, and the default bases of both."""
+    return lambda keys, size, context: read_both_ropes(keys, theta, local, size, context)
+
+
+def counted_rope(theta: float) -> Rotation:
+    """One rotation of a number of dimensions that MiniMax-M2's files give."""
+
+    def read(keys: JsonKeys, size: int, context: int) -> tuple[Rope, int, Rope | None]:
+        share = keys.whole("rotary_dim", size, most=size) / size
+        return (*read_rope(keys, theta, size, context, share), None)
+
+    return read
+
+
+_PLAIN = rope()
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """The rotations and windows of the layers.
+
+    without: the layers that have no rotation. listed: no_rope_layers names them; full: layers without a window among
+    others; based: layers whose base in layer_rope_theta is 0.
+    """
+
+    rotation: Rotation = _PLAIN
+    windows: Slides = "none"
+    without: Literal["listed", "full", "based"] | None = None
+
+    def read(self, keys: JsonKeys, layers: int, head_size: int) -> Facts:
+        context = keys.whole("max_position_embeddings", most=MAX_TOKENS)
+        first, reach, local = self.rotation(keys, head_size, context)
+        check_repeats(keys, context, reach)
+        rotary = read_rotary(keys, layers) if self.without == "listed" else (True,) * layers
+        windows = read_windows(keys, self.windows, rotary)
+        if self.without == "full" and (any(windows) or self.windows == "every"):
+            rotary = tuple(window is not None for window in windows)
+        if self.without == "based":
+            first, local, rotary = read_bases(keys, first, windows)
+        return {"context": reach, "positions": first, "local": local, "windows": windows, "rotary": rotary}
+
+
+@dataclass(frozen=True, slots=True)
+class MLPs:
+    """The MLPs. act, width: the defaults of hidden_act and intermediate_size."""
+
+    act: str = "silu"
+    gated: bool = True
+    width: int | None = None
+
+    def read(self, keys: JsonKeys) -> Facts:
+        return {"activation": self._activation(keys), "gated": self.gated}
+
+    def _activation(self, keys: JsonKeys) -> str:
+        """The activation. What Apertus and gpt-oss have is their own."""
+        if self.act not in ("xielu", "clamped_swiglu"):
+            return activation(keys, "hidden_act", self.act)
+        keys.only(
+            "hidden_act", "xielu" if self.act == "xielu" else "silu", why="another activation in this architecture"
+        )
+        if self.act == "xielu":
+            keys.only("qk_norm", True, why="attention without norms of q and k in this architecture")
+            if keys.raw("rope_scaling") is None and keys.raw("rope_parameters") is None:
+                raise keys.error("rope_scaling is missing; the published files have that of Llama 3 there")
+        return self.act
+
+
+RELU2 = MLPs("relu2", gated=False)
+
+
+def no_scales(keys: JsonKeys, layers: int, width: int) -> Scales:  # noqa: ARG001
+    return Scales()
+
+
+def granite_scales(keys: JsonKeys, layers: int = 0, width: int = 0) -> Scales:  # noqa: ARG001
+    return Scales(
+        embedding=keys.number("embedding_multiplier", 1.0),
+        attention=keys.number("attention_multiplier", 1.0),
+        residual=keys.number("residual_multiplier", 1.0),
+        logits=1 / keys.number("logits_scaling", 1.0),
+    )
+
+
+def hyperclovax_scales(keys: JsonKeys, layers: int, width: int) -> Scales:  # noqa: ARG001
+    return Scales(
+        embedding=keys.number("embedding_multiplier", 1.0),
+        attention=None if keys.raw("attention_multiplier") is None else keys.number("attention_multiplier"),
+        residual=keys.number("residual_multiplier", 1.0),
+        logits=keys.number("logits_scaling", 1.0),
+    )
+
+
+def afmoe_scales(keys: JsonKeys, layers: int, width: int) -> Scales:  # noqa: ARG001
+    return Scales(embedding=width**0.5 if keys.flag("mup_enabled", False) else 1.0)
+
+
+def minicpm_scales(keys: JsonKeys, layers: int, width: int) -> Scales:
+    return Scales(
+        embedding=keys.number("scale_emb", 1.0),
+        residual=keys.number("scale_depth", 1.0) / layers**0.5,
+        logits=keys.number("dim_model_base", 1.0) / width,
+    )
+
+
+# ---- Facts that few architectures have ----
+
+
+def next_layers(keys: JsonKeys) -> Facts:
+    """Layers after the last that predict further tokens (MTP)."""
+    return {"next_layers": keys.whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS)}
+
+
+def clip(keys: JsonKeys) -> Facts:
+    return {"qkv_clip": read_clip(keys)}
+
+
+def capped_logits(keys: JsonKeys) -> Facts:
+    none = keys.is_null("final_logit_softcapping")
+    return {"logit_cap": None if none else keys.number("final_logit_softcapping", 15.0)}
+
+
+def side_by_side(keys: JsonKeys) -> Facts:
+    return {"parallel": "one norm" if keys.flag("use_parallel_residual", False) else None}
+
+
+def later_norms(keys: JsonKeys) -> Facts:
+    return {"post_norm": keys.flag("use_post_norm", True)}
+
+
+def sink_logits(keys: JsonKeys) -> Facts:  # noqa: ARG001
+    return {"sink_logits": True}
+
+
+def gated_attention(keys: JsonKeys) -> Facts:  # noqa: ARG001
+    return {"out_gate": True}
+
+
+def hunyuan_dense(keys: JsonKeys) -> Facts:
+    keys.raw("num_experts")
+    return hunyuan(keys)
+
+
+def hunyuan(keys: JsonKeys) -> Facts:
+    """Keys of Hunyuan's files that concern its models with experts or pictures, or repeat others."""
+    unused = (
+        *("attention_head_dim", "cla_share_factor", "class_num", "dense_list", "eod_token_id", "mask_init_id"),
+        *("num_media_embeds", "org_vocab_size", "pad_id", "pool_type", "sep_id"),
+    )
+    pictures = ("anyres_", "im_", "image_", "text_", "video_", "vit_")
+    for key in (*unused, *(name for name in keys.names if name.startswith(pictures))):
+        keys.raw(key)
+    keys.only("norm_type", "rms", why="another norm in this architecture")
+    keys.only("use_cla", False, why="K and V that layers share")
+    keys.only("use_rotary_pos_emb", True, why="attention without positions")
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaLike:
-    """The differences between the architectures of the llama family."""
+    """The parts of an architecture. head_size, tied: the defaults of head_dim and tie_word_embeddings.
 
-    # attention_bias covers q, k, v and o with "config", and not o with "config qkv"
-    biases: Literal["none", "qkv", "config", "config qkv", "use_bias", "use_qkv_bias"] = "none"
-    mlp_bias: bool = False  # whether the config may enable biases in the MLP
-    qk_norm: Literal["head", "whole", "flag"] | None = None  # flag: of each head, if the config has use_qk_norm
-    qk_norm_last: bool = False  # they stand behind the rotation
-    alpha: bool = False  # whether a dynamic rotation may have an alpha
-    pre_norm: bool = True  # norms before attention and MLP
-    post_norm: bool = False  # norms after attention and MLP
-    scaled: Literal["granite", "minicpm", "hyperclovax", "afmoe"] | None = None  # whose multipliers the config has
-    slides: Slides = "none"
-    # layers without rotary positions (NoPE): those of no_rope_layers, or those with full attention among windows
-    nope: Literal["listed", "full"] | None = None
-    # the default base of layers with a window, which have the rotation without its scaling; 0: that of the others
-    local: float | None = None
-    tied: bool = False  # default of tie_word_embeddings
-    theta: float = 10000.0
-    head_size: int | None = None  # default of head_dim; None: width / heads
-    partial: float | None = None  # default of partial_rotary_factor; None: all of a head turns
-    eps: float = 1e-6  # default of rms_norm_eps
-    mixture: Kind | Routed | None = None  # of experts
-    oss: bool = False  # gpt-oss: biases everywhere, learned logits of the heads, a clamped activation
-    plain: bool = False  # StarCoder 2: LayerNorm
-    bare: bool = False  # OLMo: LayerNorm without weights
-    weightless: bool = False  # NanoChat: RMSNorm without weights, also behind the embedding, and capped logits
-    act: str = "silu"  # default of hidden_act
-    mlp_width: int | None = None  # default of intermediate_size
-    gated: bool = True  # whether the MLP has gates
-    biased: bool = False  # default of attention_bias and mlp_bias
-    follows: bool = False  # whether files have a layer that predicts further tokens (MTP)
-    sinks: bool = False  # a learned logit of each head; with positions everywhere, a base for each layer (Granite SWA)
+    more: readers of facts that few architectures have.
+    """
 
+    biases: Callable[[JsonKeys], Biases] = no_biases
+    norms: Norms = Norms()
+    qk_norm: HeadNorms | None = None
+    positions: Positions = Positions()
+    head_size: int = 0  # 0: what divides the width among the heads
+    mlps: MLPs = MLPs()
+    mixture: Reader | None = None
+    scales: Callable[[JsonKeys, int, int], Scales] = no_scales
+    tied: bool = False
+    more: tuple[Callable[[JsonKeys], Facts], ...] = ()
 
-_MISTRAL = LlamaLike(slides="all")
-_GLM_MOE = Routed("sigmoid", ("noaux_tc",), 1, 1.0, renormalise=True)
-_EXAONE_MOE = LlamaLike(
-    qk_norm="head",
-    eps=1e-5,
-    slides="pattern",
-    nope="full",
-    mixture=replace(_GLM_MOE, factor=2.5, experts="num_experts", shared="num_shared_experts"),
-)
-_APERTUS = LlamaLike(biases="config", mlp_bias=True, qk_norm="head", eps=1e-5, act="xielu", gated=False)
-_ARIA = LlamaLike(biases="config", mixture="aria")
-_EMU3 = LlamaLike(biases="config", mlp_bias=True, theta=1000000.0, eps=1e-5)
-_PHI3 = LlamaLike(slides="given", eps=1e-5, partial=1.0)
-_QWEN2 = LlamaLike(biases="qkv", slides="upper")
-_QWEN3 = LlamaLike(biases="config", qk_norm="head", slides="upper", head_size=128)
-LLAMA_LIKE: Mapping[str, LlamaLike] = {
-    "LlamaForCausalLM": LlamaLike(biases="config", mlp_bias=True),
-    "MistralForCausalLM": _MISTRAL,
-    "Mistral3ForConditionalGeneration": _MISTRAL,
-    "Qwen2ForCausalLM": _QWEN2,
-    "MiMoForCausalLM": replace(_QWEN2, follows=True),
-    "Qwen2VLForConditionalGeneration": _QWEN2,
-    "Qwen2_5_VLForConditionalGeneration": _QWEN2,
-    "Qwen3ForCausalLM": _QWEN3,
-    "Qwen3VLForConditionalGeneration": _QWEN3,
-    "MixtralForCausalLM": LlamaLike(slides="given", theta=1000000.0, mixture="mixtral", eps=1e-5),
-    "Qwen2MoeForCausalLM": LlamaLike(biases="qkv", slides="even", mixture="qwen2"),
-    "Qwen3MoeForCausalLM": LlamaLike(biases="config", qk_norm="head", slides="flagged", mixture="qwen3"),
-    "MellumForCausalLM": LlamaLike(
-        biases="config",
-        qk_norm="head",
-        head_size=128,
-        slides="listed",
-        theta=500000.0,
-        local=10000.0,
-        mixture="mellum",
-    ),
-    "AriaTextForCausalLM": _ARIA,
-    "AriaForConditionalGeneration": _ARIA,
-    "Emu3ForCausalLM": _EMU3,
-    "Emu3ForConditionalGeneration": _EMU3,
-    "GotOcr2ForConditionalGeneration": replace(_QWEN2, tied=True),
-    "MossTranscribeDiarizeForConditionalGeneration": replace(_QWEN3, tied=True),
-    "NanoChatForCausalLM": LlamaLike(
-        biases="config", qk_norm="head", qk_norm_last=True, act="relu2", gated=False, weightless=True
-    ),
-    "GptOssForCausalLM": LlamaLike(
-        biases="config", slides="alternate", theta=150000.0, head_size=64, eps=1e-5, mixture="gpt-oss", oss=True
-    ),
-    "SmolLM3ForCausalLM": LlamaLike(
-        biases="config", mlp_bias=True, slides="nope", nope="listed", tied=True, theta=2000000.0
-    ),
-    "GraniteForCausalLM": LlamaLike(biases="config", mlp_bias=True, scaled="granite"),
-    "Phi3ForCausalLM": _PHI3,
-    "Phi4MultimodalForCausalLM": _PHI3,
-    "OlmoForCausalLM": LlamaLike(biases="config", bare=True),
-    "Olmo2ForCausalLM": LlamaLike(biases="config", qk_norm="whole", pre_norm=False, post_norm=True, eps=1e-5),
-    "Olmo3ForCausalLM": LlamaLike(
-        biases="config",
-        qk_norm="whole",
-        pre_norm=False,
-        post_norm=True,
-        eps=1e-5,
-        theta=500000.0,
-        slides="pattern",
-        local=0,
-    ),
-    "Exaone4ForCausalLM": LlamaLike(
-        qk_norm="head", pre_norm=False, post_norm=True, eps=1e-5, slides="pattern", nope="full"
-    ),
-    "Ernie4_5ForCausalLM": LlamaLike(biases="use_bias", tied=True, theta=500000.0, head_size=128, eps=1e-5),
-    "GlmForCausalLM": LlamaLike(biases="config qkv", eps=1.5625e-07, head_size=128, partial=0.5),
-    "Glm4ForCausalLM": LlamaLike(biases="config qkv", post_norm=True, eps=1.5625e-07, head_size=128, partial=0.5),
-    "SeedOssForCausalLM": LlamaLike(biases="config qkv", mlp_bias=True, head_size=128),
-    "MinistralForCausalLM": LlamaLike(slides="typed"),
-    "Ministral3ForCausalLM": LlamaLike(slides="given", eps=1e-5),
-    "Glm4MoeForCausalLM": LlamaLike(biases="config qkv", qk_norm="flag", eps=1e-5, partial=0.5, mixture=_GLM_MOE),
-    "ExaoneMoEForCausalLM": _EXAONE_MOE,  # as published
-    "ExaoneMoeForCausalLM": _EXAONE_MOE,  # as transformers writes it
-    "MiniMaxM2ForCausalLM": LlamaLike(qk_norm="whole", theta=5000000.0, head_size=128, partial=1.0, mixture="minimax"),
-    "Ernie4_5_MoeForCausalLM": LlamaLike(biases="use_bias", tied=True, theta=500000.0, eps=1e-5, mixture="ernie"),
-    "OlmoeForCausalLM": LlamaLike(biases="config", qk_norm="whole", eps=1e-5, mixture="olmoe"),
-    "ArceeForCausalLM": LlamaLike(biases="config", mlp_bias=True, eps=1e-5, act="relu2", gated=False),
-    "HunYuanDenseV1ForCausalLM": LlamaLike(biases="config", qk_norm="head", qk_norm_last=True, eps=1e-5, alpha=True),
-    "HYV3ForCausalLM": LlamaLike(
-        biases="config",
-        qk_norm="head",
-        head_size=128,
-        theta=11158840.0,
-        eps=1e-5,
-        mixture=Routed(
-            *("sigmoid", ("noaux_tc",), 1, 2.826),
-            renormalise=True,
-            experts="num_experts",
-            shared="num_shared_experts",
-            shared_count=1,
-            factor_key="router_scaling_factor",
-        ),
-    ),
-    "ApertusForCausalLM": _APERTUS,
-    "HunYuanMoEV1ForCausalLM": LlamaLike(
-        biases="config", qk_norm="head", qk_norm_last=True, eps=1e-5, alpha=True, mixture="hunyuan"
-    ),
-    "Apertus1p5TextForCausalLM": _APERTUS,
-    "FlexOlmoForCausalLM": LlamaLike(
-        biases="config", qk_norm="whole", pre_norm=False, post_norm=True, theta=500000.0, mixture="olmoe"
-    ),
-    "GraniteSWAForCausalLM": LlamaLike(
-        biases="config", mlp_bias=True, scaled="granite", slides="typed", tied=True, eps=1e-5, sinks=True
-    ),
-    "GraniteMoeSWAForCausalLM": LlamaLike(
-        biases="config", scaled="granite", slides="typed", mixture="granite", sinks=True
-    ),
-    "Jais2ForCausalLM": LlamaLike(biases="config", mlp_bias=True, plain=True, act="relu2", gated=False, biased=True),
-    "AfmoeForCausalLM": LlamaLike(
-        biases="config",
-        qk_norm="head",
-        post_norm=True,
-        eps=1e-5,
-        slides="every",
-        nope="full",
-        head_size=128,
-        scaled="afmoe",
-        mixture="afmoe",
-    ),
-    "CwmForCausalLM": LlamaLike(eps=1e-5, slides="typed", theta=1000000.0, head_size=128),
-    "Dots1ForCausalLM": LlamaLike(
-        biases="config", qk_norm="head", slides="upper", mixture=replace(_GLM_MOE, dense=0, renormalise=False)
-    ),
-    "HeliumForCausalLM": LlamaLike(eps=1e-8, theta=100000.0, head_size=128),
-    "HyperCLOVAXForCausalLM": LlamaLike(biases="config", mlp_bias=True, scaled="hyperclovax"),
-    "GraniteMoeForCausalLM": LlamaLike(biases="config", scaled="granite", mixture="granite"),
-    "GraniteMoeSharedForCausalLM": LlamaLike(biases="config", scaled="granite", mixture="granite"),
-    "NemotronForCausalLM": LlamaLike(biases="config", mlp_bias=True, plain=True, act="relu2", gated=False, partial=0.5),
-    "StableLmForCausalLM": LlamaLike(biases="use_qkv_bias", plain=True, partial=0.25),
-    "SolarOpenForCausalLM": LlamaLike(
-        biases="config qkv",
-        eps=1e-5,
-        theta=1000000.0,
-        head_size=128,
-        partial=1.0,
-        mixture=replace(_GLM_MOE, dense=0),
-        mlp_width=10240,  # its layers have experts alone
-    ),
-    "MiniCPMForCausalLM": LlamaLike(biases="config", tied=True, scaled="minicpm"),
-    "Starcoder2ForCausalLM": LlamaLike(
-        biases="use_bias", slides="given", tied=True, plain=True, act="gelu_pytorch_tanh", gated=False
-    ),
-}
+    def parse(self, keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
+        found = sizes(keys, mlp_width=self.mlps.width)
+        layers, width = found["layers"], found["width"]
+        heads, kv_heads = heads_of(keys)
+        head_size = keys.whole("head_dim", self.head_size, least=0, most=1 << 16) or size_of_head(keys, width, heads)
+        qkv_bias, out_bias, mlp_bias = self.biases(keys)
+        facts: Facts = {"mixture": read_mixture(keys, self.mixture, layers)}
+        for read in self.more:
+            facts |= read(keys)
+        config = ModelConfig(
+            family="llama",
+            architecture=architecture,
+            **found,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_size=head_size,
+            qkv_bias=qkv_bias,
+            out_bias=out_bias,
+            mlp_bias=mlp_bias,
+            scales=self.scales(keys, layers, width),
+            tied_head=keys.flag("tie_word_embeddings", self.tied),
+            dtype=dtype(keys),
+            **self.positions.read(keys, layers, head_size)
+            | self.norms.read(keys)
+            | (self.qk_norm.read(keys) if self.qk_norm else {})
+            | self.mlps.read(keys)
+            | facts,
+        )
+        return config, decoder(config)

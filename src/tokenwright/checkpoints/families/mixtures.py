@@ -5,31 +5,13 @@ Absent keys take transformers' defaults (configuration_mixtral.py, ..._qwen2_moe
 """
 
 import re
-from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from tokenwright.backends.packed import LANES
 from tokenwright.checkpoints.families.family import TensorSource
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Mixture
-
-Kind = Literal[
-    "mixtral",
-    "qwen2",
-    "qwen3",
-    "qwen3-next",
-    "qwen3.5",
-    "mellum",
-    "lara",
-    "gpt-oss",
-    "minimax",
-    "ernie",
-    "olmoe",
-    "granite",
-    "hunyuan",
-    "afmoe",
-    "aria",
-]
 
 MOST_EXPERTS = 1 << 16
 TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # without effect on the logits
@@ -88,32 +70,26 @@ GPT_OSS_RENAMES = (
 GPT_OSS_STACKS = re.compile(r"layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj\.(?:bias|weight)")
 
 
-def read_mixture(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
-    """The experts that a config.json describes; None if no layer has any. Raises CheckpointError."""
+Reader = Callable[[JsonKeys, int], Mixture | None]  # of a config with so many layers; None: no layer has experts
+
+
+def read_mixture(keys: JsonKeys, read: Reader | None, layers: int) -> Mixture | None:
+    """The experts that a config.json describes, by an architecture's reader. Raises CheckpointError."""
+    if read is None:
+        return None
     for key in TRAINING:
         keys.raw(key)
-    readers = {
-        "mixtral": _mixtral,
-        "gpt-oss": _gpt_oss,
-        "minimax": _minimax,
-        "ernie": _ernie,
-        "olmoe": _olmoe,
-        "granite": _granite,
-        "hunyuan": _hunyuan,
-        "afmoe": _afmoe,
-        "aria": _aria,
-    }
-    return readers[kind](keys, layers) if kind in readers else _qwen(keys, kind, layers)
+    return read(keys, layers)
 
 
-def _mixtral(keys: JsonKeys, layers: int) -> Mixture:
+def mixtral(keys: JsonKeys, layers: int) -> Mixture:
     experts = keys.whole("num_local_experts", 8, most=MOST_EXPERTS)
     chosen = keys.whole("num_experts_per_tok", 2, most=experts)
     keys.only("norm_topk_prob", True, why="experts whose weights are not divided by their sum")
     return Mixture(experts, chosen, expert_width(keys, "intermediate_size", 14336), (True,) * layers)
 
 
-def _granite(keys: JsonKeys, layers: int) -> Mixture:
+def granite(keys: JsonKeys, layers: int) -> Mixture:
     experts = keys.whole("num_local_experts", 8, most=MOST_EXPERTS)
     chosen = keys.whole("num_experts_per_tok", 2, most=experts)
     width = expert_width(keys, "intermediate_size", 11008)
@@ -121,7 +97,7 @@ def _granite(keys: JsonKeys, layers: int) -> Mixture:
     return Mixture(experts, chosen, width, (True,) * layers, shared_width=shared)
 
 
-def _afmoe(keys: JsonKeys, layers: int) -> Mixture:
+def afmoe(keys: JsonKeys, layers: int) -> Mixture:
     """AFMoE: scores of a sigmoid, a learned bias of the choice, and shared experts, behind some dense layers."""
     experts = keys.whole("num_experts", 64, most=MOST_EXPERTS)
     check_same(keys, "num_local_experts", "num_experts", experts)
@@ -138,7 +114,7 @@ def _afmoe(keys: JsonKeys, layers: int) -> Mixture:
     return Mixture(experts, chosen, width, mixed, "sigmoid", corrected=True, factor=factor, shared_width=width * shared)
 
 
-def _hunyuan(keys: JsonKeys, layers: int) -> Mixture:
+def hunyuan(keys: JsonKeys, layers: int) -> Mixture:
     """Hunyuan: experts as wide as the MLP that all tokens meet. Its files list some numbers layer by layer."""
     for key in ("capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token"):  # of training
         keys.raw(key)
@@ -159,7 +135,7 @@ def _hunyuan(keys: JsonKeys, layers: int) -> Mixture:
     return Mixture(experts, number, width, (True,) * layers, shared_width=width)
 
 
-def _aria(keys: JsonKeys, layers: int) -> Mixture:
+def aria(keys: JsonKeys, layers: int) -> Mixture:
     experts = keys.whole("moe_num_experts", 8, most=MOST_EXPERTS)
     chosen = keys.whole("moe_topk", 2, most=experts)
     keys.only("hidden_act", "silu", why="another activation of shared experts than of others")
@@ -168,7 +144,7 @@ def _aria(keys: JsonKeys, layers: int) -> Mixture:
     return Mixture(experts, chosen, width, (True,) * layers, shared_width=width * shared)
 
 
-def _olmoe(keys: JsonKeys, layers: int) -> Mixture:
+def olmoe(keys: JsonKeys, layers: int) -> Mixture:
     experts = keys.whole("num_experts", 64, most=MOST_EXPERTS)
     check_same(keys, "num_local_experts", "num_experts", experts)
     chosen = keys.whole("num_experts_per_tok", 8, most=experts)
@@ -177,7 +153,7 @@ def _olmoe(keys: JsonKeys, layers: int) -> Mixture:
     return Mixture(experts, chosen, width, (True,) * layers, renormalise=normalised)
 
 
-def _minimax(keys: JsonKeys, layers: int) -> Mixture:
+def minimax(keys: JsonKeys, layers: int) -> Mixture:
     """MiniMax-M2: scores of a sigmoid, and a learned bias of the choice."""
     experts = keys.whole("num_local_experts", 256, most=MOST_EXPERTS)
     check_same(keys, "num_experts", "num_local_experts", experts)
@@ -193,7 +169,7 @@ def _minimax(keys: JsonKeys, layers: int) -> Mixture:
     return Mixture(experts, chosen, width, (True,) * layers, "sigmoid", corrected=True)
 
 
-def _ernie(keys: JsonKeys, layers: int) -> Mixture | None:
+def ernie(keys: JsonKeys, layers: int) -> Mixture | None:
     """ERNIE 4.5: a learned bias of the choice, and shared experts, in the layers from one number to another."""
     experts = keys.whole("moe_num_experts", 64, least=0, most=MOST_EXPERTS)
     chosen = keys.whole("moe_k", 6, most=experts or MOST_EXPERTS)
@@ -213,7 +189,7 @@ def _ernie(keys: JsonKeys, layers: int) -> Mixture | None:
     return Mixture(experts, chosen, width, mixed, corrected=True, shared_width=width * shared)
 
 
-def _gpt_oss(keys: JsonKeys, layers: int) -> Mixture:
+def gpt_oss(keys: JsonKeys, layers: int) -> Mixture:
     experts = keys.whole("num_local_experts", 128, most=MOST_EXPERTS)
     chosen = keys.whole("num_experts_per_tok", 4, most=experts)
     check_same(keys, "experts_per_token", "num_experts_per_tok", chosen)
@@ -226,47 +202,56 @@ def _gpt_oss(keys: JsonKeys, layers: int) -> Mixture:
     return Mixture(experts, chosen, width, (True,) * layers, bias=True)
 
 
-class _Defaults(NamedTuple):
-    """The values of absent keys."""
+@dataclass(frozen=True, slots=True)
+class QwenExperts:
+    """Qwen's mixtures; the numbers are defaults of absent keys. shared: 0: the architecture has no shared expert.
+
+    gate: of the shared expert. typed: mlp_layer_types may say which layers have experts. normed: norm_topk_prob can
+    only be true.
+    """
 
     experts: int
     chosen: int
     width: int
-    shared: int  # 0: the architecture has no shared expert
-    renormalise: bool
+    shared: int = 0
+    renormalise: bool = True
+    gate: bool = True
+    typed: bool = False
+    normed: bool = False
 
+    def __call__(self, keys: JsonKeys, layers: int) -> Mixture | None:
+        also = keys.whole("num_local_experts", self.experts, least=0, most=MOST_EXPERTS)
+        experts = keys.whole("num_experts", also, least=0, most=MOST_EXPERTS)
+        check_same(keys, "num_local_experts", "num_experts", experts)
+        chosen = keys.whole("num_experts_per_tok", self.chosen, most=experts or MOST_EXPERTS)
+        mixed = self._layers(keys, layers, experts)
+        width = expert_width(keys, "moe_intermediate_size", self.width)
+        shared = keys.whole("shared_expert_intermediate_size", self.shared, most=1 << 24) if self.shared else 0
+        renormalise = keys.flag("norm_topk_prob", self.renormalise)
+        if self.normed:
+            keys.only("norm_topk_prob", True, why="experts whose weights are not divided by their sum")
+        if not any(mixed):
+            return None
+        gate = shared > 0 and self.gate
+        return Mixture(experts, chosen, width, mixed, renormalise=renormalise, shared_width=shared, shared_gate=gate)
 
-_QWEN_DEFAULTS: Mapping[str, _Defaults] = {
-    "qwen2": _Defaults(60, 4, 1408, 5632, False),
-    "qwen3": _Defaults(128, 8, 768, 0, False),
-    "qwen3-next": _Defaults(512, 10, 512, 512, True),
-    "qwen3.5": _Defaults(256, 8, 512, 512, True),
-    "mellum": _Defaults(64, 8, 896, 0, True),
-    "lara": _Defaults(128, 4, 512, 512, True),
-}
-
-
-def _qwen(keys: JsonKeys, kind: Kind, layers: int) -> Mixture | None:
-    defaults = _QWEN_DEFAULTS[kind]
-    also = keys.whole("num_local_experts", defaults.experts, least=0, most=MOST_EXPERTS)
-    experts = keys.whole("num_experts", also, least=0, most=MOST_EXPERTS)
-    check_same(keys, "num_local_experts", "num_experts", experts)
-    chosen = keys.whole("num_experts_per_tok", defaults.chosen, most=experts or MOST_EXPERTS)
-    step, without = keys.whole("decoder_sparse_step", 1), listed_layers(keys, "mlp_only_layers", layers)
-    mixed = tuple(experts > 0 and (i + 1) % step == 0 and i not in without for i in range(layers))
-    if kind == "mellum":
-        mixed = typed_layers(keys, layers) or mixed
+    def _layers(self, keys: JsonKeys, layers: int, experts: int) -> tuple[bool, ...]:
+        """Whether each layer has experts."""
+        step, without = keys.whole("decoder_sparse_step", 1), listed_layers(keys, "mlp_only_layers", layers)
+        mixed = tuple(experts > 0 and (i + 1) % step == 0 and i not in without for i in range(layers))
+        if not self.typed:
+            return mixed
         for key in ("num_mtp_layers", "num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types"):
             keys.raw(key)
-    width = expert_width(keys, "moe_intermediate_size", defaults.width)
-    shared = keys.whole("shared_expert_intermediate_size", defaults.shared, most=1 << 24) if defaults.shared else 0
-    renormalise = keys.flag("norm_topk_prob", defaults.renormalise)
-    if kind == "qwen3.5":
-        keys.only("norm_topk_prob", True, why="experts whose weights are not divided by their sum")
-    if not any(mixed):
-        return None
-    gate = shared > 0 and kind != "lara"
-    return Mixture(experts, chosen, width, mixed, renormalise=renormalise, shared_width=shared, shared_gate=gate)
+        return typed_layers(keys, layers) or mixed
+
+
+QWEN2 = QwenExperts(60, 4, 1408, 5632, renormalise=False)
+QWEN3 = QwenExperts(128, 8, 768, renormalise=False)
+QWEN3_NEXT = QwenExperts(512, 10, 512, 512)
+QWEN3_5 = QwenExperts(256, 8, 512, 512, normed=True)
+MELLUM = QwenExperts(64, 8, 896, typed=True)
+LARA = QwenExperts(128, 4, 512, 512, gate=False)
 
 
 def check_same(keys: JsonKeys, key: str, other: str, value: int) -> None:

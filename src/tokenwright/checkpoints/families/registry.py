@@ -9,8 +9,9 @@ reads nor knows to be inert. No tensors here.
 from collections.abc import Mapping
 from typing import Any
 
-from tokenwright.checkpoints.families.cohere import COHERE, COMPASS
-from tokenwright.checkpoints.families.deepseek import DEEPSEEK
+from tokenwright.checkpoints.families.cohere import COHERE, COHERE2, COMPASS
+from tokenwright.checkpoints.families.deepseek import DEEPSEEKS
+from tokenwright.checkpoints.families.dense_rows import DENSE
 from tokenwright.checkpoints.families.family import Family, Parsed, TensorSource
 from tokenwright.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
 from tokenwright.checkpoints.families.gemma3n import GEMMA3N
@@ -22,35 +23,9 @@ from tokenwright.checkpoints.families.hybrids.lfm2 import LFM2, LFM2_MOE
 from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, GRANITE_HYBRID, GRANITE_MOE, GRANITE_MOE_SWA, MAMBA2
 from tokenwright.checkpoints.families.hybrids.nemotron import NEMOTRON
 from tokenwright.checkpoints.families.hybrids.qwen_next import LARA_MINI, OLMO_HYBRID, QWEN_DENSE, QWEN_MIXED, QWEN_NEXT
-from tokenwright.checkpoints.families.hybrids.selective import JAMBA, MAMBA
-from tokenwright.checkpoints.families.llama import (
-    AFMOE,
-    APERTUS,
-    ARIA,
-    ERNIE,
-    ERNIE_MOE,
-    FLEX_OLMO,
-    GLM,
-    GLM4,
-    GPT_OSS,
-    GRANITE_SWA,
-    HELIUM,
-    HUNYUAN,
-    HUNYUAN3,
-    HUNYUAN_MOE,
-    HYPERCLOVAX,
-    LLAMA,
-    MIMO,
-    MINIMAX,
-    MIXTRAL,
-    NANOCHAT,
-    NEMOTRON_PLAIN,
-    OLMO2,
-    PHI3,
-    QWEN_MOE,
-    ROUTED,
-    STARCODER2,
-)
+from tokenwright.checkpoints.families.hybrids.selective import FALCON_MAMBA, JAMBA, MAMBA
+from tokenwright.checkpoints.families.llama import LLAMA
+from tokenwright.checkpoints.families.mixture_rows import MIXTURES
 from tokenwright.checkpoints.families.unsupported import what_it_lacks
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.errors import CheckpointError
@@ -58,12 +33,9 @@ from tokenwright.errors import CheckpointError
 __all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "TensorSource", "parse_config")
 
 FAMILIES = (
-    GPT2, LLAMA, MIXTRAL, QWEN_MOE, GPT_OSS, PHI3, OLMO2, STARCODER2, GEMMA2, GEMMA3, COHERE, NEOX, GLM, GLM4, ERNIE,
-    ROUTED, ERNIE_MOE, MINIMAX, DEEPSEEK, LFM2, QWEN_NEXT, QWEN_DENSE, QWEN_MIXED, GRANITE_HYBRID,
-    BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, HUNYUAN, HELIUM, APERTUS, HUNYUAN_MOE,
-    HYPERCLOVAX, NEMOTRON_PLAIN, GRANITE_MOE, GEMMA, VAULT_GEMMA, OLMO_HYBRID,
-    FALCON_H1, FLEX_OLMO, GRANITE_SWA, GRANITE_MOE_SWA, AFMOE, JAMBA, MAMBA,
-    KIMI_LINEAR, GEMMA4, GEMMA3N, MIMO, HUNYUAN3, COMPASS, ARIA, NANOCHAT, LARA_MINI,
+    GPT2, *DENSE, *MIXTURES, GEMMA2, GEMMA3, COHERE, COHERE2, NEOX, *DEEPSEEKS, LFM2, QWEN_NEXT, QWEN_DENSE, QWEN_MIXED,
+    GRANITE_HYBRID, BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, GRANITE_MOE, GEMMA, VAULT_GEMMA, OLMO_HYBRID, FALCON_H1,
+    GRANITE_MOE_SWA, JAMBA, MAMBA, FALCON_MAMBA, KIMI_LINEAR, GEMMA4, GEMMA3N, COMPASS, LARA_MINI,
 )  # fmt: skip
 
 # Keys that a family may read; where it does not, a config may only have them at a value that changes nothing: those

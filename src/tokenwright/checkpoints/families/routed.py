@@ -48,6 +48,9 @@ class Routed:
     gated: bool = True
     factor_key: str = "routed_scaling_factor"
 
+    def __call__(self, keys: JsonKeys, layers: int) -> Mixture | None:
+        return read_routed(keys, self, layers)
+
 
 def read_routed(keys: JsonKeys, like: Routed, layers: int) -> Mixture | None:
     """The experts of the layers that have some; None if no layer has. Raises CheckpointError."""

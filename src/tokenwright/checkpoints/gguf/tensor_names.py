@@ -33,12 +33,11 @@ from tokenwright.checkpoints.gguf.routed_files import ROUTED_FILES, whole_kv
 from tokenwright.models.residual_streams import MOST_STREAMS
 
 
-def _gemma(found: Found, _: Mapping[str, Stored]) -> Found:
-    """Scores are scaled by the head's size, but in the 27B models by the width of a head's share of the model.
+def _gemma(found: Found, _: Mapping[str, Stored], deepest: int = 46) -> Found:
+    """Scores are scaled by the head's size, but in the 27B models by the width of a head's share of it.
 
     Every published Gemma is bfloat16, so its embeddings are scaled by the root of the width in that dtype.
     """
-    deepest = 46 if found["architectures"] == ["Gemma2ForCausalLM"] else 62
     share = found["hidden_size"] / found["num_attention_heads"]
     scalar = share if found["num_hidden_layers"] == deepest else found["head_dim"]
     return {**found, "query_pre_attn_scalar": scalar, "torch_dtype": "bfloat16"}
@@ -46,7 +45,7 @@ def _gemma(found: Found, _: Mapping[str, Stored]) -> Found:
 
 def _gemma3(found: Found, tensors: Mapping[str, Stored]) -> Found:
     """Without a window in the metadata, all layers have full attention."""
-    return _gemma(found if "sliding_window" in found else {**found, "sliding_window_pattern": 1}, tensors)
+    return _gemma(found if "sliding_window" in found else {**found, "sliding_window_pattern": 1}, tensors, 62)
 
 
 def _gemma3n(found: Found, tensors: Mapping[str, Stored]) -> Found:

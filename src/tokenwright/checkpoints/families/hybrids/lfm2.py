@@ -6,6 +6,7 @@ LFM2-MoE has experts in all but the first layers. Absent keys take transformers'
 
 import re
 from dataclasses import replace
+from functools import partial
 
 from tokenwright.checkpoints.families.family import (
     MOST_MLP,
@@ -37,9 +38,10 @@ _UNUSED = (
 )
 
 
-def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
+def _parse(keys: JsonKeys, architecture: str, mixed: bool = False) -> tuple[ModelConfig, Graph]:
+    """mixed: whether the architecture has experts."""
     attended = read_attended(keys, context=128000, kv_heads=8, theta=1000000.0)
-    layers, mixed = attended["layers"], architecture == "Lfm2MoeForCausalLM"
+    layers = attended["layers"]
     for key in _UNUSED:
         keys.raw(key)
     keys.only("block_use_swiglu", True, why="an MLP without gates in this architecture")
@@ -147,6 +149,7 @@ _EXPERTS = {"gate": "w1", "up": "w3", "down": "w2"}
 LFM2_MOE = replace(
     LFM2,
     architectures={"Lfm2MoeForCausalLM": "lfm2_moe"},
+    parse=partial(_parse, mixed=True),
     names=LFM2.names
     | named(
         {"layers.{i}.mlp.router": "layers.{i}.feed_forward.gate"}

@@ -20,8 +20,8 @@ from tokenwright.checkpoints.families.family import (
 )
 from tokenwright.checkpoints.families.graph_builder import decoder, mixer_norms
 from tokenwright.checkpoints.families.llama import LLAMA, SINK_RENAME, SINKS
-from tokenwright.checkpoints.families.llama_config import granite_scales
-from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, TRAINING, expert_width, listed_layers
+from tokenwright.checkpoints.families.llama_like import LlamaLike, Positions, by_config, granite_scales, sink_logits
+from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, TRAINING, expert_width, granite, listed_layers
 from tokenwright.checkpoints.families.positions import read_attended, read_states
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Mixture, ModelConfig, Rope
@@ -271,14 +271,16 @@ GRANITE_HYBRID = replace(
     renames=RENAMES,
     stacks=re.compile(rf"{CONV}|layers\.\d+\.block_sparse_moe\.(?:input|output)_linear\.weight"),
 )
+_GRANITE_MOE = LlamaLike(by_config(), mixture=granite, scales=granite_scales)
 GRANITE_MOE = replace(
     GRANITE_HYBRID,
     architectures={"GraniteMoeForCausalLM": "granitemoe", "GraniteMoeSharedForCausalLM": "granitemoeshared"},
-    parse=LLAMA.parse,
+    parse=_GRANITE_MOE.parse,
 )
 GRANITE_MOE_SWA = replace(
     GRANITE_MOE,
     architectures={"GraniteMoeSWAForCausalLM": "granitemoe_swa"},
+    parse=replace(_GRANITE_MOE, positions=Positions(windows="typed", without="based"), more=(sink_logits,)).parse,
     names=GRANITE_MOE.names | SINKS,
     renames=(
         *RENAMES,

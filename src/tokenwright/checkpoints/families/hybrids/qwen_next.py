@@ -8,6 +8,7 @@ text model alone. Absent keys take transformers' defaults (configuration_qwen3_n
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tokenwright.checkpoints.families.family import (
@@ -22,7 +23,7 @@ from tokenwright.checkpoints.families.family import (
 )
 from tokenwright.checkpoints.families.graph_builder import block, decoder, graph_of, mixer_norms
 from tokenwright.checkpoints.families.llama import LLAMA
-from tokenwright.checkpoints.families.mixtures import QWEN_NAMES, read_mixture
+from tokenwright.checkpoints.families.mixtures import LARA, QWEN3_5, QWEN3_NEXT, QWEN_NAMES, Reader, read_mixture
 from tokenwright.checkpoints.families.positions import read_attended, read_states
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
@@ -51,19 +52,12 @@ class QwenLike:
     vocab_size: int
     kv_heads: int
     grouped: bool  # whether files have the rows of q, k, v and the gate of a key head side by side
-    experts: bool
+    experts: Reader | None
 
 
-_NEXT = QwenLike(48, 2048, 5632, 151936, 2, grouped=True, experts=True)
-_DENSE = QwenLike(32, 4096, 12288, 248320, 4, grouped=False, experts=False)
-_MIXED = QwenLike(40, 2048, 5632, 248320, 2, grouped=False, experts=True)
-_LIKE: Mapping[str, QwenLike] = {
-    "Qwen3NextForCausalLM": _NEXT,
-    "Qwen3_5ForCausalLM": _DENSE,
-    "Qwen3_5ForConditionalGeneration": _DENSE,
-    "Qwen3_5MoeForCausalLM": _MIXED,
-    "Qwen3_5MoeForConditionalGeneration": _MIXED,
-}
+_NEXT = QwenLike(48, 2048, 5632, 151936, 2, grouped=True, experts=QWEN3_NEXT)
+_DENSE = QwenLike(32, 4096, 12288, 248320, 4, grouped=False, experts=None)
+_MIXED = QwenLike(40, 2048, 5632, 248320, 2, grouped=False, experts=QWEN3_5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +79,7 @@ class DeltaHeads:
         return self.heads * self.value_size
 
 
-def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
-    like = _LIKE[architecture]
+def _parse(keys: JsonKeys, architecture: str, like: QwenLike) -> tuple[ModelConfig, Graph]:
     attended = read_attended(
         keys,
         context=32768,
@@ -116,7 +109,7 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         out_bias=biases,
         qk_norm="head",
         out_gate=True,
-        mixture=read_mixture(keys, "qwen3-next" if like.grouped else "qwen3.5", layers) if like.experts else None,
+        mixture=read_mixture(keys, like.experts, layers),
         tied_head=keys.flag("tie_word_embeddings", False),
         dtype=dtype(keys),
     )
@@ -152,7 +145,7 @@ def _parse_lara(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         qkv_bias=biases,
         out_bias=biases,
         qk_norm="head",
-        mixture=read_mixture(keys, "lara", layers),
+        mixture=read_mixture(keys, LARA, layers),
         tied_head=keys.flag("tie_word_embeddings", True),
         dtype=dtype(keys),
     )
@@ -302,7 +295,7 @@ _NEXT_RENAME = re.compile(rf"mtp\.((?:{'|'.join(_NEXT_PARTS)})\.weight)"), r"mtp
 QWEN_DENSE = replace(
     LLAMA,
     architectures={"Qwen3_5ForCausalLM": "qwen3_5_text", "Qwen3_5ForConditionalGeneration": "qwen3_5"},
-    parse=_parse,
+    parse=partial(_parse, like=_DENSE),
     names={**_one_more(LLAMA.names), **_GATED, **named({**QWEN_NAMES, **_DELTA})},
     renames=((re.compile(r"(layers\.\d+\.linear_attn\.(?:A_log|dt_bias))"), r"\1.weight"), _NEXT_RENAME),
     stacks=re.compile(r"layers\.\d+\.linear_attn\.conv1d\.weight"),  # [channels, 1, taps]
@@ -312,6 +305,7 @@ _GROUPED = {"qkv": "qkvz", "z": "qkvz", "b": "ba", "a": "ba"}
 QWEN_NEXT = replace(
     QWEN_DENSE,
     architectures={"Qwen3NextForCausalLM": "qwen3_next"},
+    parse=partial(_parse, like=_NEXT),
     names=QWEN_DENSE.names
     | named({f"layers.{{i}}.delta.{a}": f"layers.{{i}}.linear_attn.in_proj_{b}" for a, b in _GROUPED.items()}),
     own_orders=delta_order,
@@ -323,6 +317,7 @@ _APART = tuple(f"{_EXPERTS}.{{e}}.{one}" for one in ("gate", "up", "down"))
 QWEN_MIXED = replace(
     QWEN_DENSE,
     architectures={"Qwen3_5MoeForCausalLM": "qwen3_5_moe_text", "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe"},
+    parse=partial(_parse, like=_MIXED),
     names={
         **QWEN_DENSE.names,
         f"{_EXPERTS}.{{e}}.gate": TensorSource(f"{_EXPERTS}.gate_up_proj", stacked=True, turn=(0, 2), halves=True),

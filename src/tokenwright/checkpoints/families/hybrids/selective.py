@@ -5,6 +5,7 @@ Absent keys take transformers' defaults (configuration_mamba.py, ..._falcon_mamb
 
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from typing import Literal
 
@@ -55,9 +56,9 @@ class Selective:
     eps: float = 1e-6
 
 
-def _parse_alone(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
+def _parse_alone(keys: JsonKeys, architecture: str, falcon: bool = False) -> tuple[ModelConfig, Graph]:
+    """falcon: whether dt, B and C have norms."""
     layers, width = keys.whole("num_hidden_layers", 32, most=MOST_LAYERS), keys.whole("hidden_size", most=MOST_WIDTH)
-    falcon = architecture == "FalconMambaForCausalLM"
     keys.only("hidden_act", "silu", "swish", why="another activation behind a convolution")
     for key in _UNUSED:
         keys.raw(key)
@@ -213,12 +214,18 @@ def _names(at: str) -> dict[str, str]:
 _STEPS = (re.compile(r"(layers\.\d+\.(?:mamba|mixer)\.)dt_proj\.bias"), r"\1dt_bias.weight")
 MAMBA = replace(
     MAMBA2,
-    architectures={"MambaForCausalLM": "mamba", "FalconMambaForCausalLM": "falcon_mamba"},
+    architectures={"MambaForCausalLM": "mamba"},
     parse=_parse_alone,
     names=MAMBA2.names | named(_names("layers.{i}.mixer")),
     renames=(_STEPS, *MAMBA2.renames),
     inert=re.compile(r"layers\.\d+\.mixer\.(?:dt|b|c)_layernorm\.weight"),  # of Falcon-Mamba: ones
 )
+FALCON_MAMBA = replace(
+    MAMBA,
+    architectures={"FalconMambaForCausalLM": "falcon_mamba"},
+    parse=partial(_parse_alone, falcon=True),
+)
+
 JAMBA = replace(
     BAMBA,
     architectures={"JambaForCausalLM": "jamba"},
