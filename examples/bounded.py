@@ -41,7 +41,7 @@ if __name__ == "__main__":
     with LLM("stories") as llm:
         for way in WAYS:
             ask(llm, way, "The sun is", ["warm"])  # warm-up: first calls are slow
-        rows = {way: [] for way in WAYS}
+        rows: dict[str, list[tuple[str, int, float, float]]] = {way: [] for way in WAYS}
         for question, answers in QUESTIONS:
             print(question)
             for way in WAYS:

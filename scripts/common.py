@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -23,7 +24,7 @@ def say(message: str) -> None:
     print(f"\033[1m{message}\033[0m" if sys.stdout.isatty() else message, flush=True)
 
 
-def fail(message: str) -> None:
+def fail(message: str) -> NoReturn:
     sys.exit(f"{Path(sys.argv[0]).name}: {message}")
 
 

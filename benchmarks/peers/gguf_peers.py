@@ -32,6 +32,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from benchmarks.peers.peer_servers import PeerServer, llama_cpp
 from benchmarks.peers.peers import OURS, Contender, Process
@@ -135,7 +136,7 @@ def first_token(address: Address, prompt: str) -> Asked:
     reply = asyncio.run(ask(address, "/v1/completions", {"model": NAME, "prompt": prompt, **more}))
     if reply.status != 200 or not reply.times:
         raise SystemExit(f"the server answered {reply.status}: {reply.body[-300:]!r}")
-    usage = next((event["usage"] for event in reply.events() if event.get("usage")), {})
+    usage: dict[str, Any] = next((event["usage"] for event in reply.events() if event.get("usage")), {})
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     return Asked(reply.times[0], usage.get("prompt_tokens", 0), cached)
 

@@ -74,7 +74,7 @@ async def large_bodies(server: Server, scale: float) -> tuple[bool, str]:
     head %= (server.address[0].encode(), server.address[1])
     chunked = head + b"transfer-encoding: chunked\r\n\r\n%x\r\n" % len(large) + large + b"\r\n0\r\n\r\n"
     told, kept = (head + b"content-length: %d\r\n\r\n" % len(body) + body for body in (large, small))
-    replies = await in_turns([lambda d=data: _status(server, d) for data in (told, chunked, kept)] * count)  # type: ignore[misc]
+    replies = await in_turns([lambda d=data: _status(server, d) for data in (told, chunked, kept)] * count)
     met = all(isinstance(one, OSError) or one in (400, 413) for one in replies)  # an OSError: it closed while we sent
     return met, f"{3 * count} bodies: {_counted(replies)}"
 

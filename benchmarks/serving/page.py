@@ -26,7 +26,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, ViewportSize, sync_playwright
 
 from tests.browser.conftest import FLAGS, Explored, executable
 from tests.browser.served import load, serving
@@ -35,7 +35,7 @@ from tests.browser.test_size import packed
 from tokenwright.llm.web_page import page_folder
 
 VISITS = 5
-SIZE = {"width": 1280, "height": 720}
+SIZE: ViewportSize = {"width": 1280, "height": 720}
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 PICTURE = """() => {
   const began = performance.now();

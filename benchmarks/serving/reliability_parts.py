@@ -149,7 +149,8 @@ async def queue(server: Server, report: Report, scale: float) -> None:
     memory, ended = server.memory(), ended_in(server.metrics())
     data = packed(server.address, wanted.path, wanted.sent())
     with Health(server) as health:
-        waiting, most = [], 0.0
+        waiting: list[Exchange] = []
+        most = 0.0
         while most < cap and len(waiting) < 3 * cap:  # some are served meanwhile
             waiting += await _fill(server, data, cap + 64 if not waiting else max(16, cap // 16))
             most = max(most, await _taken(server, len(waiting), cap, ended))

@@ -87,10 +87,10 @@ def judged(grammars: Grammars, path: Path, texts: int) -> Verdict:
     if verdict.left_out:
         return verdict
     for n in range(texts):
-        text = at_random(start.fork(), random.Random(f"{path.name} {n}"))
-        if text is not None:
+        drawn = at_random(start.fork(), random.Random(f"{path.name} {n}"))
+        if drawn is not None:
             verdict.texts += 1
-            verdict.invalid_texts += [] if check.is_valid(json.loads(text)) else [text]
+            verdict.invalid_texts += [] if check.is_valid(json.loads(drawn)) else [drawn]
     return verdict
 
 

@@ -152,7 +152,7 @@ class Health:
         return self
 
     def __exit__(self, *_: object) -> None:
-        said, _ = self._process.communicate(timeout=HANGS_S)
+        said = self._process.communicate(timeout=HANGS_S)[0]
         found = json.loads(said)
         self.seconds, self.failures = found["seconds"], found["failures"]
 

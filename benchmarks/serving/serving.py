@@ -133,7 +133,7 @@ def pairs(arguments: argparse.Namespace) -> dict[str, Any]:
                 (own, lambda asked=asked: engine.seconds(asked)),
             ]
             for found, measure in measures if turn % 2 else measures[::-1]:
-                seconds = measure()  # type: ignore[misc]
+                seconds = measure()
                 if turn >= 0:
                     found.append(seconds)
     tokens = arguments.streams * arguments.tokens
@@ -196,7 +196,7 @@ async def case(address: Address, each: Sequence[Mapping[str, Any]], clients: int
     """Ask for all, with so many clients."""
     cell, began = Cell(), time.perf_counter()
     trials = [lambda one=one: ask(address, "/v1/completions", one) for one in each]
-    for reply in await in_turns(trials, clients):  # type: ignore[arg-type]
+    for reply in await in_turns(trials, clients):
         cell.add(reply)
     cell.seconds = time.perf_counter() - began
     return cell

@@ -48,7 +48,8 @@ KINDS = ("plain", "tiny", "spread", "whole", "large")
 
 
 def packed(w: torch.Tensor, form: str) -> Packed:
-    made = TensorPacked.empty(*w.shape, WeightFormat.parse(form))
+    rows, columns = w.shape
+    made = TensorPacked.empty(rows, columns, WeightFormat.parse(form))
     assert made.pack_rows(0, w) == 0
     return made
 

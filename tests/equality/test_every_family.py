@@ -122,9 +122,9 @@ def check_layer(run: Run, layer: int, *, recurrent: bool) -> None:
     row = looked(lambda: run._weights(3, layer, 0), recurrent=recurrent)
     assert recurrent or np.abs(row - right).max() <= 1e-4
     at = run.last_position(3)
-    block = looked(lambda: run.look(lambda *both: block_view.block(*both, at, layer), at), recurrent=recurrent)
+    block = looked(lambda: run.look(lambda one, two: block_view.block(one, two, at, layer), at), recurrent=recurrent)
     assert recurrent or block.reads[0].weight == pytest.approx(max(right), abs=1e-4)
-    way = looked(lambda: run.look(lambda *both: way_view.way(*both, at, layer, 0, at), at), recurrent=recurrent)
+    way = looked(lambda: run.look(lambda one, two: way_view.way(one, two, at, layer, 0, at), at), recurrent=recurrent)
     assert recurrent or way.weight == pytest.approx(right[at], abs=0.01)
     matrix = looked(lambda: list(heads_view.matrix(run.look, at + 1, 3, layer, 0))[-1], recurrent=recurrent)
     assert recurrent or matrix.tokens == at + 1

@@ -87,11 +87,11 @@ def test_habits(llm: LLM, done: Completion) -> None:
     with pytest.raises(RequestError, match=r"completion\.text"):
         done["choices"]
     with pytest.raises(RequestError, match="tempature is no sampling parameter; did you mean temperature"):
-        SamplingParams(tempature=0.5)
+        SamplingParams(tempature=0.5)  # type: ignore[call-arg]
     with pytest.raises(RequestError, match="prompt is no sampling parameter; did you mean prompts"):
-        llm.generate(prompt="Once")
+        llm.generate(prompt="Once")  # type: ignore[call-arg]
     with pytest.raises(RequestError, match="window_ is no option of LLM; did you mean window"):
-        LLM("stories", window_=3)
+        LLM("stories", window_=3)  # type: ignore[call-arg]
     with pytest.raises(AttributeError, match=r"no attribute 'zzz'$"):
         _ = llm.zzz  # type: ignore[attr-defined]
 

@@ -227,7 +227,7 @@ def left_behind(self: Any, sequence: Any, computed: int, drafts: Any) -> int:
     return FILLED(self, sequence, computed, drafts) if found is None else found.known + len(found.guessed)
 
 
-FILLED = DraftModel._filled_of
+FILLED, KEEP = DraftModel._filled_of, NextLayer._keep
 FAULTS = {
     "left behind": (DraftModel, "_filled_of", left_behind),
     "own states": (NextLayer, "release", DraftModel.release),  # rows that read them count as computed
@@ -237,7 +237,6 @@ FAULTS = {
         lambda self, sequence, start, rows: self._states.get(sequence.id) or KEEP(self, sequence, start, rows),
     ),
 }
-KEEP = NextLayer._keep
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -21,6 +21,7 @@ from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.torch import ops as torch_ops
 from tokenwright.backends.torch.border import tensor
 from tokenwright.backends.torch.kernels import Kernels
+from tokenwright.backends.torch.op_batch import ForwardState
 from tokenwright.checkpoints.families import registry
 from tokenwright.checkpoints.families.registry import LLAMA
 from tokenwright.checkpoints.files.json_keys import JsonKeys
@@ -52,7 +53,7 @@ class TorchCappedMLP:
         self.inner = torch_ops.TorchMLP(op, kernels, weights)
         self.layer, self.cap = op.layer, op.cap
 
-    def __call__(self, x: torch.Tensor, state: torch_ops.ForwardState) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, state: ForwardState) -> torch.Tensor:
         silent = replace(state, tap=lambda *_: None)
         x = x + self.cap * ((self.inner(x, silent) - x) / self.cap).tanh()
         state.tap(Site.MLP, self.layer, x)
