@@ -60,9 +60,7 @@ class Held:
         found = f"{self.type} {self.nbytes:,} bytes ({self.tensors} tensors), {how} as {self.format}"
         if not self.converted or self.type in DTYPES or self.format in DTYPE_BYTES:
             return found
-        return (
-            f"{found}: weights that are rounded twice, which costs accuracy; leave weights out to keep the file's"
-        )
+        return f"{found}: weights that are rounded twice, which costs accuracy; leave weights out to keep the file's"
 
 
 def held(
