@@ -166,7 +166,7 @@ def add_routes(
     """Add all routes of one model, and what answers their errors."""
     app.state.service = service
     answer = add_errors(app, APIS, (RunGone,), metrics.refused)
-    operations.add(app, service, metrics)
+    operations.add(app, metrics, lambda _: operations.health_of(service), lambda: operations.readiness_of(service))
     openai.add(app, service)
     model_list.add(app, service)
     embeddings.add(app, service)

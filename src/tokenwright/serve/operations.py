@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel
 
@@ -12,9 +13,12 @@ import tokenwright
 from tokenwright.errors import EngineError
 from tokenwright.serve.http.api import answers
 from tokenwright.serve.http.reply_schema import Health, Ready, Version
+from tokenwright.serve.http.reply_text import Json
 from tokenwright.serve.service.metrics import CONTENT_TYPE, Metrics
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import NotReady
+
+Said = tuple[Json, int]  # a body and its status
 
 
 def _states(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
@@ -23,47 +27,52 @@ def _states(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     return yes | {503: {"description": "It is not.", "content": yes[200]["content"]}}
 
 
-def add_version(app: FastAPI) -> None:
-    """Add the route that says which version of the program this is."""
+async def health_of(service: Service) -> Said:
+    """Whether the engine makes tokens: a busy one shows it by those it makes, an idle one makes one more.
+
+    A server whose model is still being read is well, and says how far that is; /ready says whether it takes requests.
+    """
+    try:
+        await service.healthy()
+    except EngineError as error:
+        return {"status": "failed", "reason": str(error)}, 503
+    except NotReady as error:
+        loading = service.host.loading
+        told = {"status": loading.phase, "reason": str(error)}
+        if loading.phase != "loading":
+            return told, 503
+        return told | {"progress": loading.done / loading.total if loading.total else 0.0}, 200
+    return {"status": "ok", "version": tokenwright.__version__}, 200
+
+
+def readiness_of(service: Service) -> Said:
+    """Whether the model is loaded and new requests are taken."""
+    state = "draining" if service.draining else service.host.loading.phase
+    return {"status": state}, 200 if service.ready else 503
+
+
+def add(
+    app: FastAPI, metrics: Metrics, health: Callable[[Request], Awaitable[Said]], readiness: Callable[[], Said]
+) -> None:
+    """Add the routes. health, readiness: what they say."""
 
     @app.get("/version", responses=answers(Version), tags=["Operations"], response_model=None)
     async def version() -> JSONResponse:
         """The version of the program."""
         return JSONResponse({"version": tokenwright.__version__})
 
-
-def add(app: FastAPI, service: Service, metrics: Metrics) -> None:
-    """Add the routes."""
-
-    add_version(app)
-
     @app.post("/ping", responses=_states(Health), tags=["Operations"], response_model=None)
     @app.get("/ping", responses=_states(Health), tags=["Operations"], response_model=None)
     @app.get("/v1/health", responses=_states(Health), tags=["Operations"], response_model=None)
     @app.get("/health", responses=_states(Health), tags=["Operations"], response_model=None)
-    async def health() -> JSONResponse:
-        """Whether the engine makes tokens: a busy one shows it by those it makes, an idle one makes one more.
-
-        A server whose model is still being read is well, and says how far that is; /ready says whether it takes
-        requests.
-        """
-        try:
-            await service.healthy()
-        except EngineError as error:
-            return JSONResponse({"status": "failed", "reason": str(error)}, 503)
-        except NotReady as error:
-            loading = service.host.loading
-            told = {"status": loading.phase, "reason": str(error)}
-            if loading.phase != "loading":
-                return JSONResponse(told, 503)
-            return JSONResponse(told | {"progress": loading.done / loading.total if loading.total else 0.0})
-        return JSONResponse({"status": "ok", "version": tokenwright.__version__})
+    async def healthy(request: Request) -> JSONResponse:
+        """Whether tokens can be made, and, of several models that the key may use, what each is doing."""
+        return JSONResponse(*await health(request))
 
     @app.get("/ready", responses=_states(Ready), tags=["Operations"], response_model=None)
     async def ready() -> JSONResponse:
-        """Whether the model is loaded and new requests are taken."""
-        state = "draining" if service.draining else service.host.loading.phase
-        return JSONResponse({"status": state}, 200 if service.ready else 503)
+        """Whether new requests are taken."""
+        return JSONResponse(*readiness())
 
     @app.get("/metrics", tags=["Operations"], response_class=PlainTextResponse)
     async def measured() -> Response:

@@ -22,8 +22,8 @@ PREFIX = "TOKENWRIGHT_"
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
-def _setting(default: Any, help: str) -> Any:  # noqa: A002  (the word of command lines)
-    return field(default=default, metadata={"help": help})
+def _setting(default: Any, help: str, **more: str) -> Any:  # noqa: A002  (the word of command lines)
+    return field(default=default, metadata={"help": help, **more})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,9 @@ class Settings:
     revision: str = _setting("", "A branch, tag or commit of a Hugging Face model.")
     lora: tuple[str, ...] = _setting((), "A folder with a LoRA adapter, merged into the weights; several are possible.")
     adapter: tuple[str, ...] = _setting(
-        (), "NAME=FOLDER: a LoRA adapter beside the model, served as a model of this name; several are possible."
+        (),
+        "NAME=FOLDER: a LoRA adapter beside the model, served as a model of this name; several are possible.",
+        metavar="NAME=FOLDER",
     )
     max_queue: int = _setting(1024, "Requests that may wait; later ones are answered by 429.")
     max_body: int = _setting(4 * 2**20, "Bytes of a request's body at most.")
@@ -74,13 +76,17 @@ class Settings:
     replicas: int = _setting(
         0, "Processes that write the texts and are replaced when they die; 0: the server itself writes them."
     )
-    ray_address: str = _setting("", "A Ray cluster for the replicas, such as auto or HOST:PORT; local starts one.")
+    ray_address: str = _setting(
+        "", "A Ray cluster for the replicas, such as auto or HOST:PORT; local starts one.", metavar="ADDRESS"
+    )
     retries: int = _setting(3, "How many replicas may die with a text before its request fails.")
     heartbeat: float = _setting(
         10.0, "Seconds without a sign of life after which a replica is ended and its texts go on elsewhere."
     )
     kv_events: str = _setting(
-        "", "The address, such as tcp://*:5557, of vLLM's KV events for routers; replays are at the next port."
+        "",
+        "The address, such as tcp://*:5557, of vLLM's KV events for routers; replays are at the next port.",
+        metavar="ADDRESS",
     )
     kv_events_topic: str = _setting("", "The topic of these events, such as kv@pod@model.")
     explorer: bool = _setting(False, "Let the page trace runs; every step is then timed.")
@@ -127,9 +133,6 @@ class Settings:
             return not self.host or ip_address(self.host).is_unspecified
         except ValueError:  # a name
             return False
-
-
-HELP = {one.name: one.metadata["help"] for one in fields(Settings)}
 
 
 def read_settings(

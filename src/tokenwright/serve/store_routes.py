@@ -10,20 +10,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 import tokenwright
-from tokenwright.errors import CheckpointError, EngineError, RequestError, TokenwrightError
+from tokenwright.errors import CheckpointError, RequestError, TokenwrightError
+from tokenwright.serve import operations
 from tokenwright.serve.fleet import Fleet
 from tokenwright.serve.http.api import RefusedRequest, about, answers, body_of, takes
 from tokenwright.serve.http.fields import Body, GivenName, Name, Refused
-from tokenwright.serve.http.reply_schema import Health, Ready
 from tokenwright.serve.http.reply_text import Json, dumps
 from tokenwright.serve.ollama import reply_schema as replies
 from tokenwright.serve.ollama.card import NEVER, entry, loaded
 from tokenwright.serve.ollama.routes import NDJSON, VERSION
-from tokenwright.serve.operations import add_version
-from tokenwright.serve.service.metrics import CONTENT_TYPE, Metrics
+from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.residents import ResidentModel, find
 from tokenwright.serve.service.types import Problem
 from tokenwright.trace.messages.schema import Loading
@@ -65,32 +64,20 @@ def add(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
 
 
 def _add_states(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
-    add_version(app)
-
-    @app.post("/ping", responses=answers(Health), tags=["Operations"], response_model=None)
-    @app.get("/ping", responses=answers(Health), tags=["Operations"], response_model=None)
-    @app.get("/v1/health", responses=answers(Health), tags=["Operations"], response_model=None)
-    @app.get("/health", responses=answers(Health), tags=["Operations"], response_model=None)
-    async def health(request: Request) -> JSONResponse:
-        """Whether the models in memory make tokens, and what each model that the key may use is doing."""
+    async def health(request: Request) -> operations.Said:
         models = [_state(one) for one in fleet.allowed(about(request).caller)]
         for opened in fleet.apps:
             if opened.service.ready:
-                try:
-                    await opened.service.healthy()
-                except EngineError as error:
-                    return JSONResponse({"status": "failed", "reason": str(error), "models": models}, 503)
-        return JSONResponse({"status": "ok", "version": tokenwright.__version__, "models": models})
+                found, status = await operations.health_of(opened.service)
+                if status != 200:
+                    return found | {"models": models}, status
+        return {"status": "ok", "version": tokenwright.__version__, "models": models}, 200
 
-    @app.get("/ready", responses=answers(Ready), tags=["Operations"], response_model=None)
-    async def ready() -> JSONResponse:
-        """Whether new requests are taken; those for a model that is not there wait for it."""
-        return JSONResponse({"status": "draining" if fleet.draining else "ready"}, 503 if fleet.draining else 200)
+    def readiness() -> operations.Said:
+        """New requests for a model that is not there wait for it."""
+        return ({"status": "draining"}, 503) if fleet.draining else ({"status": "ready"}, 200)
 
-    @app.get("/metrics", tags=["Operations"], response_class=PlainTextResponse)
-    async def measured() -> Response:
-        """Prometheus metrics."""
-        return Response(metrics.text(), media_type=CONTENT_TYPE)
+    operations.add(app, metrics, health, readiness)
 
     @app.get("/status", include_in_schema=False)
     async def status(request: Request) -> Loading:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, replace
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,7 @@ from tokenwright.cli.terminal.output import remark
 from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 from tokenwright.importing import uncollected_imports
-from tokenwright.serve.settings import HELP, Settings, read_settings
+from tokenwright.serve.settings import Settings, read_settings
 from tokenwright.units import read_bytes
 
 if TYPE_CHECKING:
@@ -54,11 +55,6 @@ Models = Annotated[
 ]
 
 
-def _setting(name: str, *flags: str, **more: Any) -> Any:
-    """The option of a setting, with the setting's own help."""
-    return Option(*flags, help=HELP[name], rich_help_panel=opt.SERVER, **more)
-
-
 Config = Annotated[
     Path | None,
     Option(
@@ -67,64 +63,31 @@ Config = Annotated[
         rich_help_panel=opt.SERVER,
     ),
 ]
-Memory = Annotated[str | None, _setting("memory")]
-Host = Annotated[str | None, _setting("host")]
-Port = Annotated[int | None, _setting("port")]
-ApiKey = Annotated[list[str] | None, _setting("api_key")]
-ApiKeyFile = Annotated[str | None, _setting("api_key_file")]
-NoKey = Annotated[bool | None, _setting("no_key", "--no-key")]
-AllowedHost = Annotated[list[str] | None, _setting("allowed_host")]
-CorsOrigin = Annotated[list[str] | None, _setting("cors_origin")]
-ServedModelName = Annotated[list[str] | None, _setting("served_model_name")]
-Adapter = Annotated[list[str] | None, _setting("adapter", metavar="NAME=FOLDER")]
-MaxQueue = Annotated[int | None, _setting("max_queue")]
-MaxBody = Annotated[int | None, _setting("max_body")]
-RequestTimeout = Annotated[float | None, _setting("request_timeout")]
-ReaderTimeout = Annotated[float | None, _setting("reader_timeout")]
-DrainTimeout = Annotated[float | None, _setting("drain_timeout")]
-Timings = Annotated[bool | None, _setting("timings", "--timings")]
-StoredResponses = Annotated[int | None, _setting("stored_responses")]
-StrictFields = Annotated[bool | None, _setting("strict_fields", "--strict-fields")]
-AccessLog = Annotated[bool | None, _setting("access_log", "--access-log")]
-Replicas = Annotated[int | None, _setting("replicas")]
-RayAddress = Annotated[str | None, _setting("ray_address", metavar="ADDRESS")]
-Retries = Annotated[int | None, _setting("retries")]
-Heartbeat = Annotated[float | None, _setting("heartbeat")]
-KvEvents = Annotated[str | None, _setting("kv_events", metavar="ADDRESS")]
-KvEventsTopic = Annotated[str | None, _setting("kv_events_topic")]
-Explorer = Annotated[bool | None, _setting("explorer", "--explorer")]
 
 
+def _option(setting: Field[Any]) -> Parameter:
+    """The option of a setting, with its help; None: it is not given."""
+    kind = list[str] if isinstance(setting.default, tuple) else type(setting.default)
+    flags = [f"--{setting.name.replace('_', '-')}"] if kind is bool else []  # it has no --no-
+    option = Option(*flags, rich_help_panel=opt.SERVER, **setting.metadata)
+    annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
+    return Parameter(setting.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose `**flags` are the options of all settings that it does not name itself."""
+    found = signature(command, eval_str=True)
+    own = [one for one in found.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+    more = [_option(one) for one in fields(Settings) if one.name not in found.parameters]
+    command.__signature__ = found.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+    return command
+
+
+@with_settings
 def serve(
     named: Named = None,
     model: Models = None,
-    memory: Memory = None,
     config: Config = None,
-    host: Host = None,
-    port: Port = None,
-    api_key: ApiKey = None,
-    api_key_file: ApiKeyFile = None,
-    no_key: NoKey = None,
-    allowed_host: AllowedHost = None,
-    cors_origin: CorsOrigin = None,
-    served_model_name: ServedModelName = None,
-    adapter: Adapter = None,
-    max_queue: MaxQueue = None,
-    max_body: MaxBody = None,
-    request_timeout: RequestTimeout = None,
-    reader_timeout: ReaderTimeout = None,
-    drain_timeout: DrainTimeout = None,
-    timings: Timings = None,
-    stored_responses: StoredResponses = None,
-    strict_fields: StrictFields = None,
-    access_log: AccessLog = None,
-    replicas: Replicas = None,
-    ray_address: RayAddress = None,
-    retries: Retries = None,
-    heartbeat: Heartbeat = None,
-    kv_events: KvEvents = None,
-    kv_events_topic: KvEventsTopic = None,
-    explorer: Explorer = None,
     revision: opt.Revision = None,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
@@ -143,6 +106,7 @@ def serve(
     speculate: opt.Speculate = "suffix",
     draft: opt.Draft = None,
     draft_weights: opt.DraftWeights = "native",
+    **flags: Any,
 ) -> None:
     """Serve models over HTTP: OpenAI's API and others, so that existing clients work unchanged.
 
@@ -151,7 +115,7 @@ def serve(
     """
     given = locals() | {"lora": [str(folder) for folder in lora or ()]}
     engine = opt.of_engine(given, but=("revision", "lora"))
-    flags = {one.name: given[one.name] for one in fields(Settings)}
+    flags |= {one.name: given[one.name] for one in fields(Settings) if one.name in given}
     models = models_of(named or (), model or ())
     settings = read_settings(config, Environment.read().defaults, flags, of_serve())
     run = serve_many if len(models) > 1 or settings.memory or models[0].named else serve_one

@@ -38,7 +38,8 @@ def _worst(details: Sequence[Any], data: object) -> Complaint:
         return Complaint(field, f"{field}{' ' if kind == 'refused' else ': '}{message}")
     field, value = ".".join(path), _at(data, path)
     if kind == "value_error":  # a checker of ours has said it all
-        return Complaint(field or None, str(context["error"]))
+        said = str(context["error"])
+        return Complaint(field or None, said if said.startswith(field) else f"{field}: {said}")
     if kind == "union_tag_invalid":
         name = "type" if context["discriminator"].endswith("()") else context["discriminator"].strip("'")
         said = f"{name} {shown(context['tag'])} is not supported; it is {context['expected_tags']}"

@@ -11,6 +11,7 @@ The errors, the OpenAPI schema and the tables of the documentation all come from
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from math import isfinite
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
@@ -69,6 +70,18 @@ def others(*own: str) -> Any:
     return BeforeValidator(alone)
 
 
+def finite(value: dict[str, Any]) -> dict[str, Any]:
+    """An object of the client's own, all of whose numbers a reply can repeat: JSON's 1e400 is read as infinite."""
+    left: list[object] = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict | list):
+            left += one.values() if isinstance(one, dict) else one
+        elif isinstance(one, float) and not isfinite(one):
+            raise ValueError("a number in it is too large")
+    return value
+
+
 Text = Annotated[str, Field(max_length=MOST_TEXT)]
 Name = Annotated[str, Field(min_length=1, max_length=MOST_NAME)]
 ModelName = Annotated[str, Field(max_length=MOST_NAME)]  # "": the model that is served
@@ -94,7 +107,9 @@ Metadata = Annotated[
 Effort = Literal[
     "none", "minimal", "low", "medium", "high", "xhigh", "max", "default", "auto"
 ]  # how long a model of OpenAI's reasons
-Object = Annotated[dict[str, Any], names(MOST_NAMES), Field(max_length=MOST_NAMES)]  # a schema, or arguments
+Object = Annotated[  # a schema, or arguments
+    dict[str, Any], names(MOST_NAMES), Field(max_length=MOST_NAMES), AfterValidator(finite)
+]
 _OFF: tuple[object, ...] = (
     None,
     False,

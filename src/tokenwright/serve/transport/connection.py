@@ -14,6 +14,7 @@ import asyncio
 import math
 import select
 import sys
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -112,9 +113,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
     """Closes itself where headers do not arrive within HEADERS_S, are too long, or a client reads nothing any more, and
     where the clients of all connections together leave too much unread."""
 
-    _headers_timer: asyncio.TimerHandle | None = None
-    _reading_timer: asyncio.TimerHandle | None = None
-    _peer_timer: asyncio.TimerHandle | None = None
+    _timers: dict[str, asyncio.TimerHandle]  # of the headers, of the reader and of the peer, while they run
     parser: Any  # httptools' or h11's
     _cycles: list[Any]  # uvicorn's, of the request under way and of those that came behind it
     _all: Connections
@@ -124,10 +123,10 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
     _allowed = math.inf  # bytes that the message under way may have still; httptools' parser has no limit of its own
 
     def connection_made(self, transport: Any) -> None:
-        self._cycles = []
+        self._cycles, self._timers = [], {}
         self._all = connections_of(self.server_state)
         super().connection_made(transport)
-        self._await_headers()
+        self._after("headers", HEADERS_S, self.transport.close)
         self._all.rest(self)
         if len(self.connections) > self._all.most and not self._all.close_idle(self):
             self.transport.write(FULL)
@@ -139,14 +138,14 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
         self._data = data
         super().data_received(data)
         if self.cycle is not before or self.transport.get_protocol() is not self:  # a request, or a WebSocket
-            self._stop_timer()
+            self._stop("headers")
             self._all.work(self)
-        elif self._headers_timer is None and (before is None or before.response_complete):
-            self._await_headers()
+        elif "headers" not in self._timers and (before is None or before.response_complete):
+            self._after("headers", HEADERS_S, self.transport.close)
         if self._allowed < 0 and not self.transport.is_closing():
             self._refuse()
-        if self._peer_timer is None and self.flow.read_paused:
-            self._await_peer()
+        if "peer" not in self._timers and self.flow.read_paused:
+            self._after("peer", LOOK_S, self._look_at_peer)
 
     def on_message_begin(self) -> None:
         """httptools: a message begins in the data that is being read."""
@@ -219,18 +218,17 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._await_reader()
+        self._after("reader", STALL_S, self._look_at_reader, self.unread)
         self._all.add(self)
 
     def resume_writing(self) -> None:
         self._all.remove(self)
-        self._stop_reading_timer()
+        self._stop("reader")
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        self._stop_reading_timer()
-        self._stop_peer_timer()
+        for name in tuple(self._timers):
+            self._stop(name)
         self._all.work(self)
         self._all.remove(self)
         super().connection_lost(exc)
@@ -246,21 +244,15 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
         else:
             self.transport.abort()
 
-    def _await_reader(self) -> None:
-        self._reading_timer = self.loop.call_later(STALL_S, self._look_at_reader, self.unread)
-
     def _look_at_reader(self, before: int) -> None:
         if self.unread < before:
-            self._await_reader()
+            self._after("reader", STALL_S, self._look_at_reader, self.unread)
         else:
             self.transport.abort()  # `close` would wait for the reader
 
-    def _await_peer(self) -> None:
-        self._peer_timer = self.loop.call_later(LOOK_S, self._look_at_peer)
-
     def _look_at_peer(self) -> None:
         """Nothing is read, because another request waits behind the one under way: so the client's end is not seen."""
-        self._peer_timer = None
+        self._stop("peer")
         if not self.flow.read_paused or self.transport.is_closing():
             return
         poll = select.poll()
@@ -268,22 +260,14 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
         if poll.poll(0):
             self.transport.abort()
         else:
-            self._await_peer()
+            self._after("peer", LOOK_S, self._look_at_peer)
 
-    def _stop_peer_timer(self) -> None:
-        if self._peer_timer is not None:
-            self._peer_timer.cancel()
-            self._peer_timer = None
+    def _after(self, name: str, seconds: float, call: Callable[..., object], *arguments: object) -> None:
+        """Set a timer, in place of the one of this name."""
+        self._stop(name)
+        self._timers[name] = self.loop.call_later(seconds, call, *arguments)
 
-    def _stop_reading_timer(self) -> None:
-        if self._reading_timer is not None:
-            self._reading_timer.cancel()
-            self._reading_timer = None
-
-    def _await_headers(self) -> None:
-        self._headers_timer = self.loop.call_later(HEADERS_S, self.transport.close)
-
-    def _stop_timer(self) -> None:
-        if self._headers_timer is not None:
-            self._headers_timer.cancel()
-            self._headers_timer = None
+    def _stop(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
