@@ -15,7 +15,7 @@ def output(*command: str) -> str:
 
 
 def run(*command: str) -> bool:
-    """Run a command; print it and all its output to stderr, because stdout is for results alone."""
+    """Run a command; print it and all its output to stderr, because stdout is for results only."""
     print(f"{sys.argv[0].rpartition('/')[2]}: {' '.join(command)}", file=sys.stderr, flush=True)
     return subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode == 0
 

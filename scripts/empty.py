@@ -50,7 +50,7 @@ def try_wheel(wheel: Path, processor: str, work: Path) -> None:
 
 
 def instruction_sets(processor: str) -> list[str]:
-    """The kernels that a wheel must have: the portable ones, and those of this processor or of qemu's."""
+    """The kernels that a wheel must have: the portable ones, and the kernels of this processor or of qemu's."""
     if processor != "x86_64":
         return ["portable", "dotprod"]
     flags = re.findall(r"^flags\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)[0].split()

@@ -1,4 +1,4 @@
-"""What the kernels of a library compute, from tests/backends/check.cpp, to compare processors."""
+"""The results of a library's kernels, from tests/backends/check.cpp, to compare processors."""
 
 from __future__ import annotations
 

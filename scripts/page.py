@@ -72,7 +72,7 @@ def _checked(program: Path, npm: tuple[str, ...]) -> Node | None:
 
 
 def prepare(folder: Path, packages: str = "--omit=dev") -> Node:
-    """Copy the sources to a folder and install npm packages there: those of the build, or with `--include=dev` all."""
+    """Copy the sources to a folder and install npm packages there: the build's, or with `--include=dev` all."""
     node = system_node() or wheel_node()
     if node is None:
         oldest = ".".join(map(str, OLDEST))

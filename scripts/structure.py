@@ -82,7 +82,7 @@ def repository(root: Path = PACKAGE.parents[1]) -> list[str]:
 
 
 def left_over(files: Iterable[str]) -> list[str]:
-    """What editors and merges left behind."""
+    """The files that editors and merges left behind."""
     return [name for name in files if name.endswith(LEFT_OVER)]
 
 

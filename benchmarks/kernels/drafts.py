@@ -166,7 +166,7 @@ def speed(done: Completion) -> float:
 
 
 def steps_of(done: Completion) -> float:
-    """Tokens a step: those of one step come at one time."""
+    """Tokens a step: the tokens of one step come at one time."""
     return len(done.usage.token_s) / len(set(done.usage.token_s))
 
 

@@ -4,7 +4,7 @@
                                  [--rounds 9] [--mib MIB] [--out build/benchmarks]
 
     linear      a matrix of --mib, larger than any cache, for up to 16 rows; for more rows one of qwen05's, 4,864 x 896
-    attention   qwen05's heads (14, and 2 of K and V, of 64), one layer: one row, compared with reading alone, and a
+    attention   qwen05's heads (14, and 2 of K and V, of 64), one layer: one row, compared with reading only, and a
                 chunk of 512, over the context; sequences of one row follow each other until --mib are read, so that K
                 and V come from memory
     rest        norm and gated activation of 512 rows, in one thread, as a native call runs them; argmax and logsumexp
@@ -91,7 +91,7 @@ class Group:
 class Point:
     """Medians of the rounds. gb_per_second: of the bytes that the kernel must read and write.
 
-    share: of the limit, with its lowest and highest. of_reading: the share if reading alone were the limit.
+    share: of the limit, with its lowest and highest. of_reading: the share if only reading were the limit.
     """
 
     kernel: str
@@ -205,7 +205,7 @@ class Texts:
                 kernels.compute(attend, byref(layer), byref(heads), 1, one.address, PAGE, byref(queries), count)
 
         work = StepWork(len(arrays) * context * self.bytes_per_token)
-        if rows > 1:  # one row is compared with reading alone
+        if rows > 1:  # one row is compared with reading only
             pairs = sum(range(context - rows + 1, context + 1))  # pairs of a row and a token that it reads
             work = replace(work, attention=len(arrays) * 2 * width * pairs)
         kernel = f"attention, {rows} row{'s' if rows > 1 else ''}"

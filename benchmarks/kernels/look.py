@@ -1,4 +1,4 @@
-"""The cost of tracing: decode without a trace, with the counters alone, and with one traced row of attention, whose
+"""The cost of tracing: decode without a trace, with the counters only, and with one traced row of attention, whose
 logits are held for the sampler's panel or are not.
 
     python -m benchmarks.kernels.look [MODEL] [--weights native] [--pairs 30] [--tokens 64] [--out build/benchmarks]

@@ -6,7 +6,7 @@
 OLD_PYTHON and NEW_PYTHON are the interpreters of two installations of Tokenwright. Each runs this file as a worker that
 loads a model once and receives one measurement after another (JSON lines over pipes); while one measures, the other
 waits for its next line. Nothing is drafted. In each pair both measure the same random prompts once, in alternating
-order. The workers use the public API alone. This interpreter's Tokenwright writes missing models with random weights.
+order. The workers use only the public API. This interpreter's Tokenwright writes missing models with random weights.
 
     *-1, *-8, *-16      tokens/s of that many streams of 128 tokens (`qwen05`: 32) after 32, once all run
     qwen05-prefill      prefill of 512 tokens, from the time to first token: tokens/s

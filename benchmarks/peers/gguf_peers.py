@@ -10,7 +10,7 @@ output gives the medians, and the ratio of both turns of a round: median, lowest
 
 Then both read the same random texts. A position qualifies if llama.cpp's most probable token is at least MARGIN nats
 before the next one. The output gives the share of positions that qualify, and that of them at which our most
-probable token is llama.cpp's. Run nothing else meanwhile; `--rounds 0` compares the tokens alone.
+probable token is llama.cpp's. Run nothing else meanwhile; `--rounds 0` compares only the tokens.
 
 --turns: instead of all that, a conversation over the servers of both, which ends at --length tokens. Each turn asks for
 one token after all earlier words and as many new ones, so that what llama.cpp holds is the beginning of the next
@@ -82,7 +82,7 @@ def speeds(processes: Mapping[str, Process], vocab_size: int, rounds: int) -> di
 
 
 def agreement(processes: Mapping[str, Process], vocab_size: int, texts: int) -> tuple[int, int, int]:
-    """Positions, those that qualify, and those of them at which both choose the same token."""
+    """The number of positions, of qualifying ones, and of qualifying ones at which both choose the same token."""
     rng = random.Random(0)
     read = [[rng.randrange(5, vocab_size) for _ in range(LENGTH)] for _ in range(texts)]
     ours, theirs = (processes[one].ask("picks", prompts=read) for one in processes)
@@ -123,7 +123,7 @@ def compare(file: Path, python: str, rounds: int, threads: int, texts: int, logs
 
 @dataclass(frozen=True)
 class Asked:
-    """What a server did with a prompt. cached: tokens of the prompt that it had; 0 where it does not tell."""
+    """A server's reply to a prompt. cached: tokens of the prompt that it had; 0 where it does not tell."""
 
     seconds: float
     tokens: int

@@ -11,15 +11,15 @@ warms up, and continues new prompts of random ids, greedily and past every end t
     8, 16        that many streams of 128 tokens after 32, once all run   tokens/s of all together
     first        time to first token after 32                             ms
     peak         peak resident memory, weights included                   MB
-    4,096, 8,192 prefill of so many tokens, with --long                   tokens/s
-    agrees       first tokens equal to those of transformers in bfloat16  a check that all compute the same model
+    4,096, 8,192 prefill of that many tokens, with --long                   tokens/s
+    agrees       first tokens equal to transformers' in bfloat16  a check that all compute the same model
 
 A measurement is repeated until it has taken a second (at most ten times); a turn's value is the median of these, and
 the output gives the medians of the rounds. A ratio compares two turns of one round, and has its lowest and highest. For
 an engine that cannot run here the output gives the reason. Every engine has the same number of threads and CPUs; run
 nothing else meanwhile.
 
-`ours-avx2` and `llama.cpp-avx2` use AVX2 alone, as on most people's processors, and are compared with one another; the
+`ours-avx2` and `llama.cpp-avx2` use only AVX2, as on most people's processors, and are compared with one another; the
 other peers have no setting for it that works.
 """
 
@@ -45,7 +45,7 @@ from tokenwright.bench.measures import MEASURES, Measure, repeated, warm_up
 
 HERE = Path(__file__).parent
 OURS, REFERENCE = "ours", "transformers"
-AVX2 = "-avx2"  # ends the name of an engine that uses AVX2 alone
+AVX2 = "-avx2"  # ends the name of an engine that uses only AVX2
 OUR_FORMATS = {"bf16": 16, "int8": 8, "int4": 4}
 LONG = {"4,096": Measure(1, 4096, 1), "8,192": Measure(1, 8192, 1)}
 BOTH = {**MEASURES, **LONG}
@@ -268,7 +268,7 @@ class Ratio:
 
 
 def ratios(shape: str, turns: list[Turn]) -> list[Ratio]:
-    """Each of our formats against the best peer at equal bits, and against the best at any; those of AVX2 apart."""
+    """Each of our formats against the best peer at equal bits, and against the best at any; AVX2 apart."""
     found = by_contender(turns)
     able = [one for one in CONTENDERS if one.name in found]
     compared = []

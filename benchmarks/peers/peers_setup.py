@@ -4,7 +4,7 @@
 
 Each peer has its own virtual environment, ROOT/peers/PEER/venv, since their dependencies conflict; pip installs the
 packages by name. It compiles llama.cpp, which needs a compiler and many minutes on two cores; the script prefers clang,
-because a build by g++ 12 crashes on processors with AMX. `llama.cpp-avx2` is compiled for AVX2 alone. Existing
+because a build by g++ 12 crashes on processors with AMX. `llama.cpp-avx2` is compiled for AVX2 only. Existing
 environments and models stay unchanged. The script prints each failure with the last line of its log and stores it in
 ROOT/peers/PEER/setup.json, from which `peers.py` reports it. The logs are in ROOT/peers/PEER.
 """
@@ -145,7 +145,7 @@ def install(state: State, peer: Peer) -> None:
     pip = (state.python(), "-m", "pip", "--disable-pip-version-check")
     torch = state.folder / "constraints.txt"
     torch.write_text(TORCH + "\n", encoding="utf-8")
-    # pip caches what it builds by name and version alone: of two builds it would install the first twice.
+    # pip caches what it builds by name and version only: of two builds it would install the first twice.
     why = run(
         ("nice", *pip, "install", "--no-cache-dir", "-c", torch, *peer.packages),
         state.folder / "install.log",

@@ -6,13 +6,13 @@
 A load is a trace, of Mooncake (JSON lines: timestamp, input_length, output_length, hash_ids of blocks of 512 tokens) or
 Azure (CSV: TIMESTAMP, ContextTokens, GeneratedTokens; no two prompts share anything); or chats whose sessions begin
 at random times: `poisson`, or `bursty`, with six times as many in a burst of some 6 seconds as in the 24 between two.
-There are so many chats for each replica; traces stay as they are.
+The chats grow with the replicas; traces stay as they are.
 
 Time is simulated: a step takes
 
     base + prompt tokens x token + sequences x sequence + cached tokens that are read x key (prompt_key by a prompt)
 
-whose costs are assumptions for a model of some 70 billion parameters on one node, or those of a file (--costs). One
+whose costs are assumptions for a model of some 70 billion parameters on one node, or costs of a file (--costs). One
 simulated token stands for `--scale` tokens, in prompts and in answers, so first tokens are late by
 up to that many steps.
 
@@ -78,7 +78,7 @@ def simulate(load: str, replicas: int, policy: str, source: Source, options: arg
 
 
 def figures(asks: list[Ask], options: argparse.Namespace) -> Figures:
-    """Of requests that were served."""
+    """The figures of served requests."""
     tokens, firsts, gaps, met = 0, [], [], 0
     for ask in asks:
         assert ask.first is not None and ask.sequence is not None, "every request is answered"

@@ -1,4 +1,4 @@
-"""What comes to a simulated cluster: requests of traces, and chats at random times.
+"""The arrivals at a simulated cluster: requests of traces, and chats at random times.
 
 One simulated token stands for `scale` tokens, in prompts and in answers. A block of a trace is its hash, as often as it
 has simulated tokens; so is each part of a chat's text.

@@ -52,7 +52,7 @@ class ModelledReplica:
         self._scale = scale
 
     def take(self, ask: Ask, most: int, hashes: PrefixHashes) -> int:
-        """Queue a request that writes so many tokens; its number. hashes: of its prompt, as the router has them."""
+        """Queue a request that writes `written` tokens; its number. hashes: of its prompt, as the router has them."""
         request = Request(ask.tokens, greedy(most))
         ask.sequence = self.scheduler.new(request, request.limit(CONTEXT))
         if not self.scheduler.fits(ask.sequence):

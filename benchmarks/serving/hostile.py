@@ -66,7 +66,7 @@ async def slow_loris(server: Server, scale: float) -> tuple[bool, str]:
 
 
 async def large_bodies(server: Server, scale: float) -> tuple[bool, str]:
-    """Bodies of 27 MB, and those of just under the limit, whose prompts are far too long."""
+    """Bodies of 27 MB, and bodies just under the limit, whose prompts are far too long."""
     count = max(1, round(8 * scale))
     large = b'{"model":"' + NAME.encode() + b'","prompt":"' + b"a b " * (27 * 2**18) + b'"}'
     small = b'{"model":"' + NAME.encode() + b'","prompt":"' + b"a b " * (39 * 2**18 // 10) + b'"}'

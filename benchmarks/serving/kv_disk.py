@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving.kv_disk [MODEL] [--weights int8] [--tokens 8000] [--rounds 15] [--folder build/kv-disk]
 
-MODEL is a folder, a name, or a shape of `tokenwright bench`; by default qwen05. Of two engines over one folder, the
+MODEL is a folder, a name, or a shape of `tokenwright bench`; by default qwen05. Where two engines share one folder, the
 first computes the prompt. The second, which stands for the process after a restart, answers it in turn from memory and,
 once all pages are evicted, from the folder. Each round has one of both, so that a busy machine slows both. The files
 are in the system's page cache. The output gives medians, and the part of the time that passes before the first step.

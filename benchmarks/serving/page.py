@@ -7,7 +7,7 @@ The figures, each with the mark that it is held to (docs/explorer.md):
     JavaScript, gzip    of all programs of both pages
     first paint         the browser's own entry, the median of five visits; the server runs in this process
     draw calls, triangles
-                        of the 3-D scene of a text of so many tokens and layers
+                        of the 3-D scene of a text of that many tokens and layers
     the page's own time of a picture, without WebGL's: what is left of 16.7 ms is a graphics card's
     a picture in software
                         until its pixels are there, for 3-D at 1280 x 720, and for 2-D
@@ -49,7 +49,7 @@ PICTURE = """() => {
 
 
 def wider(trace: dict[str, object], layers: int) -> dict[str, object]:
-    """The trace with so many layers in each step."""
+    """The trace with `layers` layers in each step."""
     model, steps = trace["model"], trace["steps"]
     assert isinstance(model, dict) and isinstance(steps, list)
     model["layers"] = layers

@@ -241,7 +241,7 @@ def health_target(report: Report, when: str, health: Health, limit_ms: float) ->
 
 @dataclass(frozen=True)
 class Stopped:
-    """What a server that was told to end has done."""
+    """The end of a server that was told to end."""
 
     found: Sequence[Any]
     status: int | None
@@ -300,7 +300,7 @@ async def soak(server: Server, report: Report, requests: int, seconds: float, di
 
 @dataclass
 class _Soak:
-    """What a soak has seen. memory: (seconds, bytes)."""
+    """The measurements of a soak. memory: (seconds, bytes)."""
 
     times: list[float]
     memory: list[tuple[float, int]]

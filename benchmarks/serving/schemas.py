@@ -38,7 +38,7 @@ _KIND = re.compile(r"([A-Za-z]+(?:_[a-z]+(?=---))?2?K?)")
 
 @dataclass
 class Verdict:
-    """What came of one schema: what is left out, the compiler's error, and instances on the wrong side."""
+    """The result of one schema: what is left out, the compiler's error, and instances on the wrong side."""
 
     name: str
     left_out: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the server costs: its throughput beside the engine's own, and its speed under load beside other servers'.
+"""The cost of the server: its throughput beside the engine's own, and its speed under load beside other servers'.
 
     python -m benchmarks.serving.serving pairs [--model qwen05] [--pairs 12] [--streams 16] [--tokens 64]
     python -m benchmarks.serving.serving load [--model qwen05] [--peers llama.cpp vllm] [--clients 1 8 32] [--kinds ...]
@@ -16,8 +16,8 @@ have been answered, for short and long prompts, with a beginning that all share 
 the servers of --peers beside it (peers_setup.py installs them), and asks each in turn in each case; or those whose
 addresses are given: any server with OpenAI's /v1/completions, with its model under the name that --served says.
 
-threads: two servers with so many threads each, in turn: the tokens per second of clients that stream short texts, with
-the ratio of each pair, and the times of /health meanwhile.
+threads: two servers with these numbers of threads, in turn: the tokens per second of clients that stream short texts,
+with the ratio of each pair, and the times of /health meanwhile.
 
 token: one client's stream from the servers of two installations in turn, by their interpreters: the milliseconds of a
 token, from the first event to the last, and how many events a text has. Steps that the event loop finds together, and
@@ -155,7 +155,7 @@ def pairs(arguments: argparse.Namespace) -> dict[str, Any]:
 
 @dataclass
 class Cell:
-    """What one case has measured of one server."""
+    """The measurements of one case on one server."""
 
     seconds: float = 0.0
     requests: int = 0
@@ -193,7 +193,7 @@ def load_bodies(kind: str, count: int, tokens: int, served: str, seed: int) -> l
 
 
 async def case(address: Address, each: Sequence[Mapping[str, Any]], clients: int) -> Cell:
-    """Ask for all, with so many clients."""
+    """Ask for all, with `clients` clients."""
     cell, began = Cell(), time.perf_counter()
     trials = [lambda one=one: ask(address, "/v1/completions", one) for one in each]
     for reply in await in_turns(trials, clients):

@@ -1,7 +1,7 @@
 """Mixed requests of one seed, and what a reply to one says, streamed or not.
 
 Requests differ in API (completions, chat), length, sampling, stop strings, number of texts and shared beginnings. A
-text depends on its request alone, so `told` of a reply must be the same however busy the server is.
+text depends only on its request, so `told` of a reply must be the same however busy the server is.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Told = tuple[tuple[str, str], ...]  # of each text: what it says and why it ende
 
 
 def fixed(tokens: int, stream: bool = False, prompt: str = "One day") -> Wanted:
-    """A greedy request of so many tokens."""
+    """A greedy request of `tokens` tokens."""
     body = {"model": NAME, "prompt": prompt, "max_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
     return Wanted("/v1/completions", body, stream)
 
@@ -89,7 +89,7 @@ def _one(draws: random.Random, longest: int, long: bool) -> Wanted:
 
 
 def told(reply: Reply, stream: bool) -> Told:
-    """What a reply says. Raises ValueError for one that is not a whole 200."""
+    """The texts of a reply. Raises ValueError for one that is not a whole 200."""
     if reply.status != 200:
         raise ValueError(f"status {reply.status}: {reply.body[:300]!r}")
     if stream and not reply.body.endswith(b"data: [DONE]\n\n"):

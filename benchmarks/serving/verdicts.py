@@ -25,7 +25,7 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
 
     def invariant(self, what: str, holds: bool, figure: object, mark: str = "") -> None:
-        """What must hold on any machine."""
+        """A condition that must hold on any machine."""
         self._add(what, str(figure), mark, "holds" if holds else "BROKEN")
 
     def target(self, what: str, value: float, limit: float, unit: str) -> None:

@@ -315,7 +315,7 @@ def weather() -> Iterator[str]:
 
 
 def code() -> Iterator[str]:
-    """Tiny functions: alone, followed by an example, in pairs, and as the answer to a request."""
+    """Tiny functions: by themselves, followed by an example, in pairs, and as the answer to a request."""
     draw = random.Random(0)
     names = list(FUNCTIONS)
     source = {name: f"def {name}({args}):\n    {body}\n" for name, (args, body) in FUNCTIONS.items()}

@@ -1,7 +1,7 @@
 """The model for training: one pass over all positions of a row, under a causal mask.
 
 Inference runs the same weights one token at a time; here the mask lets one pass predict all positions of a row, so
-training needs no cache. The layout and the names of the weights are those of Hugging Face's `LlamaForCausalLM` without
+training needs no cache. The layout and the names of the weights are Hugging Face's of `LlamaForCausalLM` without
 its `model.` prefix, so export only renames and rounds to bf16.
 
 Shapes: `B` rows, `T` positions, `C` width, `H` query heads, `G` key and value heads, `D` head size, `V` vocabulary.

@@ -144,6 +144,22 @@ def test_words_are_counted_in_first_lines_and_public_docstrings(tmp_path: Path) 
     assert len({form for _, form in found}) == len(found)
 
 
+def test_words_are_read_in_docstrings_comments_and_messages(tmp_path: Path) -> None:
+    style, module, page = script("style"), tmp_path / "wordy.py", tmp_path / "wordy.ts"
+    module.write_text(WORDY + "\n\ndef _two() -> None:\n    # whoever reads\n    raise ValueError(f'{1} is alone')\n")
+    found = [(line, form) for line, text in style.words(module) for form in style.forms(text)]
+    assert sorted({line for line, _ in found}) == [1, 6, 9, 12, 20, 21]
+    page.write_text('// What a page\n// shows.\nconst a = "so many"; // alone\n')
+    assert [line for line, text in style.comments(page) for _ in style.forms(text)] == [1, 3]
+
+
+def test_a_folder_with_more_places_than_are_left_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    style = script("style")
+    monkeypatch.setattr(style, "LEFT", {"src": 10_000, "tests": 0})
+    assert list(style.beyond("src")) == []
+    assert len(list(style.beyond("tests"))) == 1
+
+
 def test_the_docstrings_are_plain_english() -> None:
     style = script("style")
     assert [f"{path.name}:{line}: {wrong}" for path, line, wrong in style.places("src")] == []

@@ -1,4 +1,4 @@
-"""An engine in a process of its own: requests as lines of JSON on stdin, answers on stdout. Standard library alone.
+"""An engine in a process of its own: requests as lines of JSON on stdin, answers on stdout. Standard library only.
 
     {"do": "load", "model": PATH, "format": NAME, "threads": 2, "streams": 16, "length": 640}   ->  {"load_s": 1.2}
     {"do": "run", "prompts": [[5, 17, ...], ...], "tokens": 64}   ->  {"ids": [[...], ...], "seconds": [[...], ...]}

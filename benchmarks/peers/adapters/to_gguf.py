@@ -77,7 +77,7 @@ def read_tensors(path: Path) -> dict[str, numpy.ndarray]:
 
 
 def stacked(tensors: dict[str, numpy.ndarray]) -> dict[str, numpy.ndarray]:
-    """The tensors with those of a layer's experts as one [experts, out, in]."""
+    """The tensors, with a layer's experts as one [experts, out, in]."""
     found: dict[str, numpy.ndarray] = {}
     each: dict[str, list[numpy.ndarray]] = {}
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-// What one head of one layer read to choose the newest token, by position. The first token often takes most of it: a
+// The tokens that one head of one layer read to choose the newest token, by position. The first token often takes most of it: a
 // place to leave attention that has nothing else to look at, not a sign that it matters.
 
 import { useSignal } from "@preact/signals";

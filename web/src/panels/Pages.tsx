@@ -122,7 +122,7 @@ function Live() {
     const timer = setInterval(() => void again(), open === null ? AT_REST : EVERY);
     return () => clearInterval(timer);
   }, [id, open]);
-  useEffect(() => () => void end(), []); // the server ends a batch, too, that nobody asks about
+  useEffect(() => () => void end(), []); // the server ends a batch, too, that no page asks about
   const found = pool.value.value;
   return (
     <>

@@ -1,5 +1,5 @@
 // The replicas of a server as rooms with their walls, and the ways of the last texts through them: a text whose replica
-// died goes on in another room, at its next token. What the texts say is their clients', and is not told.
+// died goes on in another room, at its next token. The page does not show the texts, which belong to their clients.
 
 import { useEffect } from "preact/hooks";
 import { call } from "../visit/api";

@@ -1,4 +1,4 @@
-// What several panels share: asking the server again when the shown step rests, errors as sentences, and small parts.
+// Shared by several panels: asking the server again when the shown step rests, errors as sentences, and small parts.
 
 import { signal, type Signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";

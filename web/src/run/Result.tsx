@@ -135,7 +135,7 @@ interface BarsProps {
 /** Layer-tokens and time of this text with the cache at every step and at none; and of this run, if it did both. */
 function Bars({ sum, times, timed, waiting }: BarsProps) {
   const own = [sum.cached, sum.naive].includes(sum.layer_tokens);
-  // What this run did is counted; the other way of doing it is a formula.
+  // The work of this run is counted; the other way of doing it is a formula.
   const work = (name: "cached" | "naive") => (sum.layer_tokens === sum[name] ? "layer_tokens" : name);
   const most = Math.max(sum.naive, sum.layer_tokens, 1);
   const longest = Math.max(times?.naive_us ?? 0, times?.cached_us ?? 0, 1);

@@ -45,7 +45,7 @@ const WINDOW = 9; // steps of the running median
 
 type Mode = "time" | "work";
 
-type Step = Bar & Partial<StepFrame>; // of a race there is the work alone
+type Step = Bar & Partial<StepFrame>; // a race has only the work
 
 /** The bars: of the work the race's while it is on the stage. A run's array grows in place, so its length is asked for. */
 function barsOf(mode: Mode): readonly Step[] {

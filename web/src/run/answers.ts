@@ -1,4 +1,4 @@
-// What the engine computes about a recorded step on request. An answer is kept with the run. So is a refusal, for the
+// Answers that the engine computes about a recorded step on request. An answer is kept with the run. So is a refusal, for the
 // server's run that gave it; where the server did not answer, the same request is made again.
 
 import { signal } from "@preact/signals";

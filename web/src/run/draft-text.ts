@@ -1,4 +1,4 @@
-// What the panel Drafts says of a text with drafts, and where the shown step stands in it.
+// The sentences of the panel Drafts about a text with drafts, and where the shown step stands in it.
 
 import { count, figures, plural } from "../ui/format";
 import type { DraftsCard, DraftStep } from "../schema/drafting";

@@ -1,4 +1,4 @@
-// What can be taken home of a run: the trace, the same trace with a page around it that plays alone, a Chrome trace for
+// Files to take home of a run: the trace, the same trace with a page around it that plays by itself, a Chrome trace for
 // Perfetto, and a picture of the stage. A prompt of any length goes into these files; a link has room for a short one.
 
 import { address } from "../visit/api";
@@ -6,7 +6,7 @@ import { numbered } from "../ui/format";
 import { link, problem, run } from "../visit/store";
 import { writeTrace } from "./trace";
 
-const SLOT = '<script type="application/json" id="trace">'; // of alone.html; see alone.config.ts
+const SLOT = '<script type="application/json" id="trace">'; // of `alone.html`; see `alone.config.ts`
 
 /** Why the server cannot be asked for the whole run; "": it can. */
 export function unserved(): string {

@@ -1,4 +1,4 @@
-// What every head did at the shown step: the share on the first token, on the last eight, and how even its row is. The
+// The work of every head at the shown step: the share on the first token, on the last eight, and how even its row is. The
 // engine computes it on request, from the cache; it is asked once a step has stayed shown for a moment.
 
 import { computed, effect, signal } from "@preact/signals";
@@ -14,7 +14,7 @@ export const measure = signal<Measure>("sink");
 
 const PATIENCE = 350; // ms that a step must stay shown
 
-const GRID = 600; // cells of the grid of layers and heads; a larger model has the steppers alone
+const GRID = 600; // cells of the grid of layers and heads; a larger model has only the steppers
 
 const fetched = new Answers<HeadMasses>();
 

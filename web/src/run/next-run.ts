@@ -1,4 +1,4 @@
-// What the next run is asked for: the prompt box and the dials beside it. The prompt's tokens are asked for while it is
+// The request of the next run: the prompt box and the dials beside it. The prompt's tokens are asked for while it is
 // typed, so that what the model will read is seen before it runs.
 
 import { computed, effect, signal } from "@preact/signals";

@@ -1,4 +1,4 @@
-// The playhead. It moves over the frames that are here, whoever made them; at the end of a live run, moving on means to
+// The playhead. It moves over the frames that are here, from any source; at the end of a live run, moving on means to
 // let the engine work. Going back never asks the engine for anything. Every arriving frame is shown when the pace
 // leaves time for it; at engine speed those that arrive between two pictures are shown as one.
 
@@ -13,7 +13,7 @@ let following = true; // whether the playhead goes along with new frames
 let working = false; // whether the engine has been told to play
 let single = 0; // steps that were asked for one by one and are not here yet
 let owed = 0; // steps to ask for when the link is there
-let slowly = false; // whether the first steps are shown slowly, for somebody who sees them for the first time
+let slowly = false; // whether the first steps are shown slowly, for a visitor who sees them for the first time
 let most: number | null = null; // tokens per second, where the page shows something by itself
 let timer: ReturnType<typeof setTimeout> | undefined;
 

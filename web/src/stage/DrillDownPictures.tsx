@@ -1,4 +1,4 @@
-// What the stops of the way are drawn with. Every number is the engine's; the page computes the length of bars alone.
+// The pictures of the stops of a drill-down. Every number is the engine's; the page computes only the length of bars.
 
 import { figures, numbered, percent } from "../ui/format";
 import type { StepFrame } from "../schema";

@@ -32,7 +32,7 @@ interface Shown {
 export interface Lane {
   place: Place;
   text: string; // what it has written
-  tokens: number; // sent through the layers so far, those of the step under way not counted
+  tokens: number; // sent through the layers so far, without the step under way
   ended: number; // µs since the start at the end of its newest step
 }
 

@@ -1,4 +1,4 @@
-// The scene of one step: what the renderers draw. It is derived from the run's frames alone, in time proportional to
+// The scene of one step: what the renderers draw. It is derived only from the run's frames, in time proportional to
 // tokens times layers, and only when another step, row or layer is shown. The arrays are kept and grown, so that a run
 // of a thousand steps allocates a few times, not a thousand.
 
@@ -64,7 +64,7 @@ export class SceneBuilder {
     if (this.cells.length < size) this.cells = new Uint8Array(Math.ceil(size * 1.5));
     const cells = this.cells.subarray(0, size);
     if (frame === undefined) return cells.fill(Cell.empty);
-    // What had been computed is always a beginning of the text, so the recomputed positions are the first ones.
+    // The computed part is always a beginning of the text, so the recomputed positions are the first ones.
     const again = frame.start + frame.recomputed;
     const end = frame.start + frame.length;
     cells.fill(Cell.kept, 0, frame.start * layers);

@@ -29,7 +29,7 @@ import { type Box, enter } from "./drill-down";
 type Kind = "2d" | "3d";
 
 const SLOW = 50; // ms a picture may take before a machine without graphics hardware is given the 2-D renderer
-const TRIAL = 3; // pictures by which that is judged, drawn where nobody sees them
+const TRIAL = 3; // pictures by which that is judged, drawn where they cannot be seen
 const TRIAL_TOKENS = 60;
 const SOFTWARE = /swiftshader|llvmpipe|software|basic render/i;
 const ORBIT = 0.008; // radians per CSS pixel

@@ -1,5 +1,5 @@
 // The drawer beside the stage: the panels in four groups. Numbers and Next token stay in the document while it is closed or
-// shows another panel, so that every number of the shown step is there for whoever reads the page by a program.
+// shows another panel, so that every number of the shown step is there for programs that read the page.
 
 import { effect, signal } from "@preact/signals";
 import type { ComponentType } from "preact";

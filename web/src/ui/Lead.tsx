@@ -1,5 +1,5 @@
 // The head of a panel: what it has found in one sentence, and in small what the panel does. Until it has found something
-// that stands alone.
+// that stands by itself.
 
 import type { ComponentChildren } from "preact";
 

@@ -1,4 +1,4 @@
-// What is said about the stage when there is more to say than the picture: loading, nothing yet, a failure, a lost
+// Messages about the stage when there is more to say than the picture: loading, nothing yet, a failure, a lost
 // connection, a replay. Where there is a picture it stands in a banner above it and covers nothing; where there is none
 // it takes the middle. Each says what is the case, what is kept, and offers the next action.
 

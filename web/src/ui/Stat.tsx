@@ -29,7 +29,7 @@ const SHARES: readonly (keyof StepFrame)[] = ["sampled", "uniform"]; // between 
 type Value = number | bigint | boolean | null;
 
 interface NumberProps {
-  name?: string; // of the statistic, for whoever reads the DOM
+  name?: string; // of the statistic, for programs that read the DOM
   value: Value;
   source: Source;
   unit: string;

@@ -1,4 +1,4 @@
-// What a person can do, one function each: the buttons, the keys and the test hook all call these.
+// The actions of a visitor, one function each: the buttons, the keys and the test probe all call these.
 
 import * as live from "./live";
 import * as player from "../run/player";

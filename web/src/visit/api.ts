@@ -28,7 +28,7 @@ export interface EarlierStep {
 
 export interface RunRequest {
   prompt: string;
-  ids?: number[]; // of the prompt, where its text alone does not tell them
+  ids?: number[]; // of the prompt, where its text does not tell them
   written?: number[];
   max_tokens: number;
   temperature: number;
@@ -50,7 +50,7 @@ export interface RaceRequest extends Partial<Settings> {
   prompt: string;
   max_tokens: number;
   seed: number | null;
-  every: number; // the uncached lane computes every so many-th step
+  every: number; // the uncached lane computes every `every`-th step
   budget_s: number;
 }
 

@@ -1,4 +1,4 @@
-// What the page says about itself in words: the state of the connection and of the run, and the sentence about a step.
+// The page's messages about itself: the state of the connection and of the run, and the sentence about a step.
 // Kept apart from the components so that the live region, the bar and the stage say the same.
 
 import { computed } from "@preact/signals";

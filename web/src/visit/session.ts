@@ -39,7 +39,7 @@ import { readTrace } from "../run/trace";
 
 const LOOKS = ["camera", "renderer"]; // of a link: with no more than these a visit begins with the tour
 const ASK = 250; // ms between two looks at a loading model
-const LONGEST_ASK = 4000; // where nobody answers
+const LONGEST_ASK = 4000; // milliseconds, where no server answers
 const GLANCE = 250; // ms in which an engine that is there says so: then nothing is played before the real run
 
 let reviving: Promise<void> | null = null;

@@ -65,10 +65,10 @@ export const resultClosed = signal(false); // whether the band at the end of a r
 
 /** How it goes on. */
 export const playing = signal(false);
-export const PACE = 4; // tokens per second, until somebody says otherwise
+export const PACE = 4; // tokens per second, until the visitor says otherwise
 export const pace = signal<number | null>(PACE); // null: as fast as the engine
 export const cache = signal(true); // for the next step of a live run
-export const switched = signal(false); // whether the cache was ever switched: then nobody needs to be told how
+export const switched = signal(false); // whether the cache was ever switched: then no visitor needs to be told how
 
 export const frame = computed<StepFrame | null>(() => run.value?.frames[shown.value] ?? null);
 export const totals = computed<Totals | null>(() => run.value?.totals[shown.value] ?? null);

@@ -1,4 +1,4 @@
-// What tests may look at: attributes of the document and one global, window.__explorer. Nothing in the page reads them.
+// For tests to look at: attributes of the document and one global, window.__explorer. Nothing in the page reads them.
 
 import { effect } from "@preact/signals";
 import { pending } from "./clock";

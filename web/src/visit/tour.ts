@@ -1,5 +1,5 @@
 // The first twenty seconds of a visit play themselves: the prompt, the cache as it fills, eight tokens, some steps without
-// the cache, and on with it. Then it is the visitor's turn. Whoever does anything ends it, and the run goes on.
+// the cache, and on with it. Then it is the visitor's turn. Any action ends it, and the run goes on.
 
 import { effect, signal, untracked } from "@preact/signals";
 import * as live from "./live";

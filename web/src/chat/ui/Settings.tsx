@@ -1,4 +1,4 @@
-// What the next answer is asked for. An empty field means what the checkpoint suggests, which stands in it dimly.
+// The options of the next answer. An empty field means what the checkpoint suggests, which stands in it dimly.
 
 import { model, options, setOptions, suggested } from "../store";
 import type { Options } from "../keep";

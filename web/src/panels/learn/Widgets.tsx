@@ -1,5 +1,5 @@
-// What a card does on the stage: its buttons begin a run, make a step, switch the cache, move to a step, choose a head,
-// and its figures are those of the step that is then shown.
+// The actions of a card on the stage: its buttons begin a run, make a step, switch the cache, move to a step, choose a head,
+// and its figures belong to the step that is then shown.
 
 import type { ComponentChildren } from "preact";
 import * as actions from "../../visit/actions";

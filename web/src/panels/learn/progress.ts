@@ -1,5 +1,5 @@
 // Where a learner is: the open card, the level of its text, the cards that were read and the challenges that were met.
-// Kept in this browser alone.
+// Kept only in this browser.
 
 import { effect, signal } from "@preact/signals";
 import { CARDS, LEVELS, type Level } from "./cards";
@@ -18,7 +18,7 @@ function read(): Partial<Kept> {
     const found: unknown = JSON.parse(localStorage.getItem(KEY) ?? "{}");
     return typeof found === "object" && found !== null ? found : {};
   } catch {
-    return {}; // no storage here, or somebody else's
+    return {}; // no storage here, or another page's
   }
 }
 

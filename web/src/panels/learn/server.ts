@@ -1,4 +1,4 @@
-// What the lesson asks the server.
+// The lesson's calls to the server.
 
 import { call, post } from "../../visit/api";
 import type { Checked, Lesson, Losses } from "../../schema/learn";

@@ -16,7 +16,7 @@ export const camerasOf = (renderer: "2d" | "3d" | null): readonly Camera[] =>
   renderer === "2d" ? CAMERAS.filter((name) => name !== "head") : CAMERAS;
 
 export interface SceneToken {
-  label: string; // readable: a space shows as "␣" where it stands alone, a line break as "⏎"
+  label: string; // readable: a space shows as "␣" where it stands by itself, a line break as "⏎"
   kind: "prompt" | "generated" | "special";
 }
 
@@ -31,7 +31,7 @@ export interface SceneRow {
 export interface Scene {
   tokens: SceneToken[]; // all up to the shown step; the newest is the last one
   head: number; // position of the write head: that of the newest token
-  layers: number; // slices of a column: those of all its walls
+  layers: number; // slices of a column, over all its walls
   states: readonly number[]; // layers that keep a state, which each token rewrites, in place of a key and a value of each
   lanes: number; // walls under the tokens, one above the other: 2 in a race, else 1
   cells: Uint8Array; // cells[position * layers + layer]: a value of Cell. The newest token's are empty until the next step

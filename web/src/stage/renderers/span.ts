@@ -1,7 +1,7 @@
 // Which positions a view holds, and where each of them stands. A run grows by one token a step; if the view were fitted to
 // the tokens it would move with each. So it is fitted to a number of slots from a ladder, and the write head moves through
 // them as over a page. When the page is full, the newest tokens keep their width, and all older ones share what is left:
-// the wall is always whole. The cameras that follow the head show the newest tokens alone.
+// the wall is always whole. The cameras that follow the head show only the newest tokens.
 
 import type { Camera } from "./renderer";
 import { clamp } from "./motion";

@@ -1,4 +1,4 @@
-// What the write head read: the arcs of attention, the head itself, and what is said about them in words.
+// The tokens that the write head read: the arcs of attention, the head itself, and what is said about them in words.
 
 import { percent } from "../../../ui/format";
 import { beamOpacity, beamWidth, dropWidth, drops, readerOf } from "../beams";

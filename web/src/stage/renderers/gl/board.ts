@@ -1,4 +1,4 @@
-// What is behind the tokens and the wall, or under them where TOP folds it flat: one quad. Its shader draws the ground of
+// The board behind the tokens and the wall, or under them where TOP folds it flat: one quad. Its shader draws the ground of
 // the cache, the free slots, the band of the hovered column and of the selected layer. One draw call, two triangles.
 
 import { Part } from "./device";

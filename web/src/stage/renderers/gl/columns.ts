@@ -1,5 +1,5 @@
 // The cache: an upright wall, one instanced box per token, sliced into its layers from the top down by the fragment
-// shader, which reads each cell's state. What is kept is a solid block; what was computed and thrown away is a thin,
+// shader, which reads each cell's state. A kept cell is a solid block; a computed and discarded one is a thin,
 // hollow, hatched plate; what is not there is an empty one. 12 triangles a token, for any number of layers; the older
 // tokens, where they are narrow, have one box together, which the shader slices into columns too.
 

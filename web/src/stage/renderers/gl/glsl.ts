@@ -1,4 +1,4 @@
-// What the shaders of the scene share: the uniforms of a frame, and the cells' states, one byte each, four to a texel of an integer-addressed texture (a row is a position; byte 0 is the kind of token, then
+// Shared by the shaders of the scene: the uniforms of a frame, and the cells' states, one byte each, four to a texel of an integer-addressed texture (a row is a position; byte 0 is the kind of token, then
 // layers).
 
 import type { Palette, Rgb } from "../theme";

@@ -64,7 +64,7 @@ export class Text {
         uniform sampler2D uAtlas;
         void main() {
           vec4 ink = texture(uAtlas, vUv);
-          // What has a colour of its own (an emoji) keeps it; the rest takes the word's.
+          // A glyph with a colour (an emoji) keeps it; the rest takes the word's.
           float own = max(ink.r, max(ink.g, ink.b)) - min(ink.r, min(ink.g, ink.b));
           vec3 c = mix(vTint.rgb * ink.a, ink.rgb, smoothstep(0.05, 0.2, own));
           colour = vec4(c + uPanel * vPlate * (1.0 - ink.a), ink.a + vPlate * (1.0 - ink.a)) * vTint.a;

@@ -1,4 +1,4 @@
-// What is written in the scene, and where on the screen: the tokens' labels, the names of layers and positions, the
+// The words in the scene, and where on the screen: the tokens' labels, the names of layers and positions, the
 // strongest weight where its beam lands, and the hovered token in full. Places are projected here, so that words face the
 // viewer and are as sharp as the screen is, from whatever camera; the layout keeps them apart.
 
