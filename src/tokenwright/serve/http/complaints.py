@@ -42,7 +42,8 @@ def _worst(details: Sequence[Any], data: object) -> Complaint:
         return Complaint(field or None, said if said.startswith(field) else f"{field}: {said}")
     if kind == "union_tag_invalid":
         name = "type" if context["discriminator"].endswith("()") else context["discriminator"].strip("'")
-        said = f"{name} {shown(context['tag'])} is not supported; it is {context['expected_tags']}"
+        expected = context["expected_tags"].replace(", 'hosted'", "")  # no type but our mark of several
+        said = f"{name} {shown(context['tag'])} is not supported; it is {expected}"
         return Complaint(field or None, f"{field}: {said}" if field else said)
     same = [one for one in details if list(_path(one["loc"], data, missing=False)) == path]
     wanted = [

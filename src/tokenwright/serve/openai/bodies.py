@@ -12,6 +12,7 @@ from tokenwright.sampling_params import MOST_CHOICES, MOST_LOGPROBS, Whitespace
 from tokenwright.serve.http.fields import (
     MOST_ITEMS,
     MOST_PARTS,
+    MOST_STOPS,
     MOST_TEXT,
     MOST_TOOLS,
     Body,
@@ -143,6 +144,8 @@ class Sampling(Samplers):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool = True
+    bad_words: Annotated[list[StopText], many(MOST_STOPS)] | None = None
+    allowed_token_ids: Annotated[list[Id], many(MAX_TOKENS >> 8)] | None = None
     priority: Annotated[int, Field(ge=PRIORITIES[0], le=PRIORITIES[-1])] = 0
     timeout_s: Seconds | None = None
     truncate_prompt_tokens: Annotated[Tokens | None, absent(-1)] = None

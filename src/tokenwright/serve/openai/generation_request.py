@@ -51,6 +51,7 @@ def sampling_of(body: Sampling) -> Json:
     found["seed"] = None if body.seed is None else body.seed % 2**64
     found["stop"] = (body.stop,) if isinstance(body.stop, str) else body.stop
     found["stop_ids"], found["include_stop"] = body.stop_token_ids, body.include_stop_str_in_output
+    found["bad_words"], found["allowed_ids"] = body.bad_words or None, body.allowed_token_ids or None
     found["logit_bias"] = {int(token): bias for token, bias in (body.logit_bias or {}).items()} or None
     return found
 

@@ -20,7 +20,7 @@ from tokenwright.serve.service.types import PRIORITIES, GenerationRequest
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
 
-_SLOW = ("grammar", "logit_bias", "stop", "stop_ids", "dry_multiplier")  # each may be long
+_SLOW = ("grammar", "logit_bias", "stop", "stop_ids", "dry_multiplier", "bad_words", "allowed_ids")  # each may be long
 MOST_LOGPROBS = 2**20  # of one reply, of all its texts and of the prompt
 ANY_OBJECT = Grammar.json_schema({"type": "object"})
 
