@@ -39,6 +39,8 @@ SENT: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"xtc_probability": 0.7, "xtc_threshold": 0.002}, {"xtc_probability": 0.7, "xtc_threshold": 0.002}),
     ({"mirostat": 2, "mirostat_tau": 2.0}, {"mirostat": 2, "mirostat_tau": 2.0}),
     ({"mirostat_mode": 1, "mirostat_eta": 0.9}, {"mirostat": 1, "mirostat_eta": 0.9}),
+    ({"allowed_token_ids": [9, 10, 11]}, {"allowed_ids": (9, 10, 11)}),
+    ({"bad_words": ["the"], "allowed_token_ids": []}, {"bad_words": ("the",)}),
 ]
 
 
