@@ -13,7 +13,7 @@ from typing import Any
 from tests.engines import assert_at_rest
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
-from tokenwright.engine import FinishReason
+from tokenwright.engine import FinishReason, Grammar
 from tokenwright.serve.app import Served, make_app
 from tokenwright.serve.explorer.explorer import Explorer
 from tokenwright.serve.transport.guard import Policy
@@ -87,12 +87,19 @@ class Talker:
         [one] = self.service._running.values()
         return one.generation
 
-    def greedy(self, messages: list[dict[str, Any]], tokens: int = 8, **more: Any) -> str:
+    def greedy(
+        self, messages: list[dict[str, Any]], tokens: int = 8, *, grammar: Grammar | None = None, **more: Any
+    ) -> str:
         """What the model answers, asked without a server."""
-        params = self.llm.sampling(temperature=0.0, max_tokens=tokens)
+        params = self.llm.sampling(temperature=0.0, max_tokens=tokens, grammar=grammar)
         ids = self.llm.template.render(messages, **more).ids
         [completion] = self.llm.generate([ids], params)
         return completion.text
+
+    @property
+    def silence(self) -> Grammar | None:
+        """The grammar of answers that must not call a tool."""
+        return self.llm.conversations.tools.silence()
 
     def tokens(self, messages: list[dict[str, Any]], **more: Any) -> int:
         """The tokens of a conversation's prompt."""
