@@ -2,7 +2,7 @@
 // the explorer's form. The conversation is in this browser's storage, so the address names it and holds no text.
 
 import { batch } from "@preact/signals";
-import * as form from "../run/next-run";
+import * as nextRun from "../run/next-run";
 import * as calls from "./calls";
 import * as keep from "./keep";
 
@@ -16,7 +16,7 @@ export async function take(from: string): Promise<void> {
   const { template } = await calls.model();
   const { text, tokens } = await calls.promptOf(conversation, Number(number), template);
   batch(() => {
-    form.given.value = {
+    nextRun.given.value = {
       from,
       text,
       ids: tokens.map((token) => token.id),
@@ -24,10 +24,10 @@ export async function take(from: string): Promise<void> {
       top_p: asked.top_p,
       stop: asked.stop,
     };
-    form.prompt.value = text;
-    form.tokens.value = { text, cards: tokens };
-    form.seed.value = asked.seed;
-    form.temperature.value = asked.temperature;
-    form.maxTokens.value = asked.max_tokens;
+    nextRun.prompt.value = text;
+    nextRun.tokens.value = { text, cards: tokens };
+    nextRun.seed.value = asked.seed;
+    nextRun.temperature.value = asked.temperature;
+    nextRun.maxTokens.value = asked.max_tokens;
   });
 }

@@ -4,7 +4,7 @@
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { call, post } from "../visit/api";
-import * as form from "../run/next-run";
+import * as nextRun from "../run/next-run";
 import { count, figures, plural } from "../ui/format";
 import { model, site } from "../visit/store";
 import { quoted } from "../ui/text";
@@ -23,14 +23,14 @@ const search = (): void =>
     site.value !== null
       ? call<BeamCard>("beams.json")
       : call<BeamCard>("beams", {
-          ...post({ prompt: form.prompt.value, beams: beams.value ?? 4, max_tokens: tokens.value ?? 14 }),
+          ...post({ prompt: nextRun.prompt.value, beams: beams.value ?? 4, max_tokens: tokens.value ?? 14 }),
           timeout: 120_000,
         }),
   );
 
 export default function Beams() {
   useEffect(() => {
-    const can = site.peek() !== null || (model.peek() !== null && form.prompt.peek() !== "");
+    const can = site.peek() !== null || (model.peek() !== null && nextRun.prompt.peek() !== "");
     if (can && found.value.peek() === null && !found.busy.peek()) search();
   }, [model.value]);
   const card = found.value.value;
@@ -63,7 +63,7 @@ function Dials() {
     >
       <Whole name="beams" value={beams} least={2} most={8} placeholder="4" />
       <Whole name="tokens" value={tokens} least={1} most={64} placeholder="14" />
-      <button type="submit" class="panel-go" disabled={found.busy.value || form.prompt.value === ""}>
+      <button type="submit" class="panel-go" disabled={found.busy.value || nextRun.prompt.value === ""}>
         {found.busy.value ? "Searching…" : "Search"}
       </button>
     </form>

@@ -5,7 +5,7 @@ import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { call } from "../visit/api";
 import { count, percent, plural } from "../ui/format";
-import * as form from "../run/next-run";
+import * as nextRun from "../run/next-run";
 import { select, selected } from "../run/attention-row";
 import { WEIGHTS } from "../stage/scene";
 import { start } from "../visit/session";
@@ -123,7 +123,7 @@ function Kinds({ card }: { card: AtlasCard }) {
             type="button"
             class="panel-go"
             onClick={() => {
-              form.prompt.value = form.REPEATED;
+              nextRun.prompt.value = nextRun.REPEATED;
               void start();
             }}
           >

@@ -4,7 +4,7 @@
 import { computed, signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import * as api from "../visit/api";
-import * as form from "../run/next-run";
+import * as nextRun from "../run/next-run";
 import * as lanes from "../stage/lanes";
 import * as player from "../run/player";
 import { count, flop, joined, micros, numbered, plural, sentence } from "../ui/format";
@@ -75,7 +75,7 @@ async function start(): Promise<void> {
   card.value = end.value = null;
   failure.value = "";
   if (site.value !== null) return replay();
-  const { temperature, top_k, top_p, min_p, seed, prompt: text } = form.request(true, 0, 0);
+  const { temperature, top_k, top_p, min_p, seed, prompt: text } = nextRun.request(true, 0, 0);
   const wanted = { prompt: text, temperature, top_k, top_p, ...(min_p && { min_p }), seed, max_tokens: tokens.value };
   try {
     prompt = lanes.looksOf(text, await api.tokenize(text));
@@ -161,7 +161,7 @@ function Controls() {
       <button
         type="submit"
         class="bright"
-        disabled={site.value === null && (model.value === null || form.prompt.value === "")}
+        disabled={site.value === null && (model.value === null || nextRun.prompt.value === "")}
       >
         {busy ? "Stop" : "Race"}
       </button>

@@ -3,10 +3,10 @@
 
 import { signal } from "@preact/signals";
 import * as api from "../visit/api";
-import * as form from "./next-run";
+import * as nextRun from "./next-run";
 import * as player from "./player";
 import * as session from "../visit/session";
-import { kin } from "./live-runs";
+import { liveRuns } from "./live-runs";
 import { Run } from "./run";
 import { asking, live, model, playing, problem, run } from "../visit/store";
 import type { Branches } from "../schema/branches";
@@ -39,11 +39,11 @@ export async function fork(step: number, token: number | null, settings: Partial
 function room(parent: Run, step: number): { max_tokens?: number } {
   const frame = parent.frames.find((one) => one.step === step);
   const written = (frame?.seq_len ?? 0) - parent.promptTokens;
-  return written < parent.card.max_tokens ? {} : { max_tokens: written + form.maxTokens.value };
+  return written < parent.card.max_tokens ? {} : { max_tokens: written + nextRun.maxTokens.value };
 }
 
 /** The run of this page that the server calls so. */
-export const known = (id: string): Run | undefined => [...kin].find((one) => one.id.value === id);
+export const known = (id: string): Run | undefined => [...liveRuns].find((one) => one.id.value === id);
 
 /** Shows another run of the tree. */
 export function choose(id: string): void {
@@ -56,10 +56,10 @@ export function choose(id: string): void {
 /** Ends a run and frees its pages; the run that it forked from is shown instead, or another one that is left. */
 export async function close(id: string): Promise<void> {
   const gone = known(id);
-  if (gone === undefined || kin.size < 2) return;
+  if (gone === undefined || liveRuns.size < 2) return;
   const parent = gone.card.parent === null ? undefined : known(gone.card.parent);
-  kin.delete(gone);
-  if (gone === run.value) session.adopt(parent ?? [...kin][0] ?? gone);
+  liveRuns.delete(gone);
+  if (gone === run.value) session.adopt(parent ?? [...liveRuns][0] ?? gone);
   await api.endRun(id);
   await refresh();
 }

@@ -5,11 +5,11 @@ import * as api from "../visit/api";
 import type { Run } from "./run";
 import { joined } from "../visit/store";
 
-export const kin = new Set<Run>();
+export const liveRuns = new Set<Run>();
 
 /** Ends all of them on the server, but for one that a link named: it is another page's. */
 export async function free(): Promise<void> {
-  const own = [...kin].filter((run) => run.id.value !== joined.value);
-  kin.clear();
+  const own = [...liveRuns].filter((run) => run.id.value !== joined.value);
+  liveRuns.clear();
   await Promise.all(own.map((run) => api.endRun(run.id.value)));
 }

@@ -7,40 +7,45 @@ import { count, numbered, percent, plural } from "../ui/format";
 import { selected } from "../run/attention-row";
 import { card, frame, length, run } from "../visit/store";
 import { quoted } from "../ui/text";
-import * as way from "./drill-down";
+import * as drillDown from "./drill-down";
 import { Icon } from "../ui/icons";
 import { Candidates, Layers, Product, Reads, Stages, Vector } from "./DrillDownPictures";
 
 const FLIGHT = 520; // ms
 
 export function Way() {
-  const stop = way.stop.value;
+  const stop = drillDown.stop.value;
   const place = useRef<HTMLElement>(null);
   useLayoutEffect(() => {
-    const box = way.from.peek();
+    const box = drillDown.from.peek();
     if (stop !== null && place.current !== null) fly(place.current, box);
-  }, [stop, way.cell.value]);
+  }, [stop, drillDown.cell.value]);
   if (stop === null || run.value === null) return null;
-  const last = way.stops.value.at(-1) === stop;
+  const last = drillDown.stops.value.at(-1) === stop;
   return (
     <section class="way" ref={place} aria-label="The way into a cell" data-stop={stop}>
       <nav class="way-path" aria-label="Where">
-        <button type="button" onClick={() => way.go(null)}>
+        <button type="button" onClick={() => drillDown.go(null)}>
           wall
         </button>
-        {way.stops.value.slice(0, way.stops.value.indexOf(stop) + 1).map((one) => (
-          <button type="button" key={one} aria-current={one === stop ? "step" : undefined} onClick={() => way.go(one)}>
+        {drillDown.stops.value.slice(0, drillDown.stops.value.indexOf(stop) + 1).map((one) => (
+          <button
+            type="button"
+            key={one}
+            aria-current={one === stop ? "step" : undefined}
+            onClick={() => drillDown.go(one)}
+          >
             {nameOf(one)}
           </button>
         ))}
         <span class="fill" />
-        <button type="button" onClick={() => way.move(-1)} title="Out (Esc)">
+        <button type="button" onClick={() => drillDown.move(-1)} title="Out (Esc)">
           Out
         </button>
-        <button type="button" class="bright" disabled={last} onClick={() => way.move(1, inner(place.current))}>
+        <button type="button" class="bright" disabled={last} onClick={() => drillDown.move(1, inner(place.current))}>
           Next
         </button>
-        <button type="button" class="quiet" aria-label="Back to the wall" onClick={() => way.go(null)}>
+        <button type="button" class="quiet" aria-label="Back to the wall" onClick={() => drillDown.go(null)}>
           <Icon name="close" />
         </button>
       </nav>
@@ -55,7 +60,7 @@ export function Way() {
 }
 
 /** The picture grows from a box; from none it comes back from nearer. */
-function fly(place: HTMLElement, box: way.Box | null): void {
+function fly(place: HTMLElement, box: drillDown.Box | null): void {
   const { width, height } = place.getBoundingClientRect();
   const flight = matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : FLIGHT;
   const start = box
@@ -69,25 +74,25 @@ function fly(place: HTMLElement, box: way.Box | null): void {
 }
 
 /** Where the picture has what the next stop looks into. */
-function inner(place: HTMLElement | null): way.Box | null {
+function inner(place: HTMLElement | null): drillDown.Box | null {
   const target = place?.querySelector("[data-into]");
   return place && target ? boxIn(place, target) : null;
 }
 
-export function boxIn(place: Element, target: Element): way.Box {
+export function boxIn(place: Element, target: Element): drillDown.Box {
   const [outer, own] = [place.getBoundingClientRect(), target.getBoundingClientRect()];
   return { x: own.x - outer.x, y: own.y - outer.y, width: own.width, height: own.height };
 }
 
 const token = (position: number): string => quoted(run.value?.tokens[position]?.text ?? "");
 
-function nameOf(stop: way.Stop): string {
-  const { position, layer } = way.cell.value;
-  const names: Record<way.Stop, string> = {
+function nameOf(stop: drillDown.Stop): string {
+  const { position, layer } = drillDown.cell.value;
+  const names: Record<drillDown.Stop, string> = {
     column: token(position),
     cell: `layer ${layer}`,
     head: `head ${selected.value.head}`,
-    product: `number ${numbered(way.number.value)}`,
+    product: `number ${numbered(drillDown.number.value)}`,
     softmax: "softmax",
     value: "V",
     mlp: "MLP",
@@ -102,21 +107,21 @@ export function cellWords(position: number, layer: number): string {
   if (model === null) return "";
   if (model.windows[layer] === 0)
     return "no key and no value: this layer keeps one state of the text, which each token rewrites";
-  const { written, reads } = way.history(position, layer);
+  const { written, reads } = drillDown.history(position, layer);
   const size = `${model.kv_heads} × ${model.head_size}`;
   const parts = model.latent > 0 ? `one row of ${model.latent} numbers for K and V` : `K ${size}, V ${size}`;
   if (written === null) return `${parts}, kept nowhere: the next step computes them`;
   return `${parts}, written in step ${numbered(written)}, read ${reads === 1 ? "once" : `${count(reads)} times`}`;
 }
 
-function wordsOf(stop: way.Stop): ComponentChildren {
-  const { position, layer } = way.cell.value;
+function wordsOf(stop: drillDown.Stop): ComponentChildren {
+  const { position, layer } = drillDown.cell.value;
   const model = card.value;
-  const view = way.view.value;
+  const view = drillDown.view.value;
   const { head } = selected.value;
   if (model === null) return "";
-  if (way.refusal.value !== "" && stop !== "column") return way.refusal.value;
-  const [word, asks] = [token(position), token(way.reader.value)];
+  if (drillDown.refusal.value !== "" && stop !== "column") return drillDown.refusal.value;
+  const [word, asks] = [token(position), token(drillDown.reader.value)];
   switch (stop) {
     case "column":
       return `${word} went through ${plural(model.layers, "layer")}. Each of them made a key K and a value V of it: its column of the cache.`;
@@ -140,10 +145,10 @@ function wordsOf(stop: way.Stop): ComponentChildren {
   }
 }
 
-function pictureOf(stop: way.Stop): ComponentChildren {
-  const view = way.view.value;
+function pictureOf(stop: drillDown.Stop): ComponentChildren {
+  const view = drillDown.view.value;
   if (stop === "column" || stop === "cell") return <Layers stop={stop} />;
-  if (stop === "mlp") return way.block.value && <Stages stages={way.block.value.stages} />;
+  if (stop === "mlp") return drillDown.block.value && <Stages stages={drillDown.block.value.stages} />;
   if (stop === "logits") return frame.value && <Candidates step={frame.value} />;
   if (view === null) return null;
   if (stop === "head")
@@ -154,7 +159,7 @@ function pictureOf(stop: way.Stop): ComponentChildren {
         <Vector name="q × k" role="beam" values={view.products} choose />
       </>
     );
-  if (stop === "product") return <Product view={view} at={way.number.value} />;
+  if (stop === "product") return <Product view={view} at={drillDown.number.value} />;
   if (stop === "softmax") return <Reads view={view} />;
   return (
     <>

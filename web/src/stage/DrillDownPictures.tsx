@@ -8,22 +8,22 @@ import { WAY_VIEW } from "../schema/way";
 import { selected } from "../run/attention-row";
 import { card, run } from "../visit/store";
 import { quoted } from "../ui/text";
-import * as way from "./drill-down";
+import * as drillDown from "./drill-down";
 import { Told } from "../ui/Stat";
 import { boxIn } from "./DrillDown";
 
 /** On the way to the element that was clicked. */
-const into = (event: Event, to: way.Stop): void => {
+const into = (event: Event, to: drillDown.Stop): void => {
   const target = event.currentTarget as HTMLElement;
   const place = target.closest(".way");
-  way.go(to, place && boxIn(place, target));
+  drillDown.go(to, place && boxIn(place, target));
 };
 
 /** The column, a row for each layer; one layer, a row for each KV head. */
 export function Layers({ stop }: { stop: "column" | "cell" }) {
   const model = card.value;
   if (model === null) return null;
-  const { layer } = way.cell.value;
+  const { layer } = drillDown.cell.value;
   const group = Math.floor((selected.value.head * model.kv_heads) / model.heads);
   const whole = stop === "column";
   const rows = whole ? model.layers : model.kv_heads;
@@ -36,9 +36,9 @@ export function Layers({ stop }: { stop: "column" | "cell" }) {
             type="button"
             {...(i === chosen && { "data-into": "" })}
             aria-current={i === chosen ? "true" : undefined}
-            disabled={!whole && (i !== chosen || !way.stops.value.includes("head"))}
+            disabled={!whole && (i !== chosen || !drillDown.stops.value.includes("head"))}
             onClick={(event) => {
-              if (whole) way.cell.value = { ...way.cell.value, layer: i };
+              if (whole) drillDown.cell.value = { ...drillDown.cell.value, layer: i };
               into(event, whole ? "cell" : "head");
             }}
           >
@@ -62,10 +62,10 @@ interface VectorProps {
 /** Arrows go from number to number. */
 function walk(event: KeyboardEvent): void {
   const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-  const next = by === undefined ? null : (event.currentTarget as HTMLElement).children[way.number.value + by];
+  const next = by === undefined ? null : (event.currentTarget as HTMLElement).children[drillDown.number.value + by];
   if (!(next instanceof HTMLElement) || by === undefined) return;
   event.preventDefault();
-  way.choose(way.number.value + by);
+  drillDown.choose(drillDown.number.value + by);
   next.focus();
 }
 
@@ -99,13 +99,13 @@ export function Vector({ name, role, values, choose = false }: VectorProps) {
             <button
               type="button"
               key={i}
-              tabIndex={i === way.number.value ? 0 : -1}
+              tabIndex={i === drillDown.number.value ? 0 : -1}
               title={title}
               aria-label={title}
               data-number={value}
-              {...(i === way.number.value && { "data-into": "" })}
+              {...(i === drillDown.number.value && { "data-into": "" })}
               onClick={(event) => {
-                way.choose(i);
+                drillDown.choose(i);
                 into(event, "product");
               }}
             >

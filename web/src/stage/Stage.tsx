@@ -12,7 +12,7 @@ import { WEIGHTS } from "./scene";
 import * as stage from "./stage";
 import { cache, clustered, embedded, frame, live, run, shown, summary, switched } from "../visit/store";
 import { tour } from "../visit/tour";
-import { stop as way } from "./drill-down";
+import { stop as drillDownStop } from "./drill-down";
 import { CellHint } from "./CellHint";
 import { Banners, Centre } from "../ui/Overlay";
 import { Story } from "../run/Story";
@@ -56,7 +56,7 @@ function View() {
   const host = useRef<HTMLDivElement>(null);
   useEffect(() => (host.current ? stage.mount(host.current) : undefined), []);
   return (
-    <div class={way.value === null ? "view" : "view inside"}>
+    <div class={drillDownStop.value === null ? "view" : "view inside"}>
       <div class={run.value === null && lanes.value === null ? "canvas blank" : "canvas"} ref={host} />
       <Centre />
       <CellHint />

@@ -1,5 +1,5 @@
-// The way into a cell of the wall: from the column to one layer, one head, the row of its key and the query that meets it,
-// one product, the softmax, the value, the MLP, and the logits. Where the way is, and what the engine says of it.
+// The drill-down into a cell of the wall: from the column to one layer, one head, the row of its key and its query,
+// one product, the softmax, the value, the MLP, and the logits. Its place, and the figures of the engine there.
 
 import { computed, effect, signal } from "@preact/signals";
 import { Answers } from "../run/answers";
@@ -22,7 +22,7 @@ export interface Box {
   height: number;
 }
 
-/** Where the way is; null: on the wall. */
+/** The place of the drill-down; null: on the wall. */
 export const stop = signal<Stop | null>(null);
 export const cell = signal({ position: 0, layer: 0 });
 /** Which of the vectors' numbers is shown: the one that was chosen, or that of the largest product. */

@@ -6,7 +6,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import * as actions from "../visit/actions";
-import * as form from "../run/next-run";
+import * as nextRun from "../run/next-run";
 import { modelName, plural, sentence } from "./format";
 import { lanes } from "../stage/lanes";
 import * as session from "../visit/session";
@@ -173,12 +173,12 @@ function Empty() {
       text="A model reads the prompt once, then writes one token after the other. Begin with one of these, or your own."
     >
       <div class="choices">
-        {form.PROMPTS.map(({ name, text }) => (
+        {nextRun.PROMPTS.map(({ name, text }) => (
           <button
             type="button"
             key={name}
             onClick={() => {
-              form.prompt.value = text;
+              nextRun.prompt.value = text;
               void session.start();
             }}
           >

@@ -3,14 +3,14 @@
 
 import { dismiss } from "../visit/actions";
 import { start, visit } from "../visit/session";
-import * as form from "../run/next-run";
+import * as nextRun from "../run/next-run";
 import { type Problem, alone, clustered, joined, model, pageState, problem, result, run, site } from "../visit/store";
 import { align } from "./text";
 import { plural, sentence } from "./format";
 import { Icon } from "./icons";
 import { Settings } from "./Settings";
 
-const READY = form.PROMPTS.slice(0, 3);
+const READY = nextRun.PROMPTS.slice(0, 3);
 const UNRUN = "Replicas make no runs to step through";
 
 export function Prompt() {
@@ -39,7 +39,7 @@ export function Prompt() {
       </div>
     );
   const busy = pageState.value === "tokenizing";
-  const ready = model.value !== null && form.prompt.value !== "" && !busy && !clustered.value;
+  const ready = model.value !== null && nextRun.prompt.value !== "" && !busy && !clustered.value;
   const go = (event: Event) => {
     event.preventDefault();
     void start();
@@ -48,7 +48,7 @@ export function Prompt() {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) go(event);
     if (event.key === "Escape") (event.currentTarget as HTMLElement).blur();
   };
-  const lines = Math.min(4, form.prompt.value.split("\n").length);
+  const lines = Math.min(4, nextRun.prompt.value.split("\n").length);
   return (
     <form class="prompt-row" onSubmit={go} aria-label="Prompt">
       <div class="prompt-line">
@@ -59,9 +59,9 @@ export function Prompt() {
           id="prompt"
           rows={lines}
           spellcheck={false}
-          value={form.prompt.value}
+          value={nextRun.prompt.value}
           placeholder="Write the beginning of a text"
-          onInput={(event) => (form.prompt.value = event.currentTarget.value)}
+          onInput={(event) => (nextRun.prompt.value = event.currentTarget.value)}
           onKeyDown={onKey}
           aria-describedby="chips-count"
         />
@@ -79,11 +79,11 @@ export function Prompt() {
             <button
               type="button"
               key={name}
-              aria-pressed={form.prompt.value === text}
+              aria-pressed={nextRun.prompt.value === text}
               disabled={clustered.value}
               title={clustered.value ? UNRUN : `Run: ${text}`}
               onClick={() => {
-                form.prompt.value = text;
+                nextRun.prompt.value = text;
                 void start();
               }}
             >
@@ -116,23 +116,23 @@ function Trouble() {
 /** For a run that did not start: what would mend it, or another attempt. */
 function Fix({ kind, message, again }: Required<Problem>) {
   if (kind === "bad_request") return null; // the sentence says what to change
-  const cards = form.tokens.value?.text === form.prompt.value ? form.tokens.value.cards : null;
+  const cards = nextRun.tokens.value?.text === nextRun.prompt.value ? nextRun.tokens.value.cards : null;
   const over = Number(/shorten it by (\d+)/.exec(message)?.[1] ?? NaN);
   if (kind === "context_overflow" && over > 0 && cards !== null) {
     // The beginning goes: what is nearest to the end says most about how it goes on.
-    const pieces = align(form.prompt.value, cards);
+    const pieces = align(nextRun.prompt.value, cards);
     const begins = cards.filter((card) => card.special).length;
     const shorter = pieces.slice(over + begins).join("");
     return (
-      <button type="button" onClick={() => (form.prompt.value = shorter)}>
+      <button type="button" onClick={() => (nextRun.prompt.value = shorter)}>
         Drop the first {plural(over, "token")}
       </button>
     );
   }
-  if (kind === "capacity" && form.maxTokens.value > 32) {
-    const fewer = Math.max(32, form.maxTokens.value >> 1);
+  if (kind === "capacity" && nextRun.maxTokens.value > 32) {
+    const fewer = Math.max(32, nextRun.maxTokens.value >> 1);
     return (
-      <button type="button" onClick={() => (form.maxTokens.value = fewer)}>
+      <button type="button" onClick={() => (nextRun.maxTokens.value = fewer)}>
         Use {fewer} max tokens
       </button>
     );

@@ -3,7 +3,7 @@
 
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import * as form from "../run/next-run";
+import * as nextRun from "../run/next-run";
 import { alone, card, model, run } from "../visit/store";
 import { glyphs, marked } from "./text";
 import { modelName, plural } from "./format";
@@ -79,28 +79,29 @@ function Dials() {
     <div class="dials">
       <Dial
         label="max tokens"
-        value={String(form.maxTokens.value)}
+        value={String(nextRun.maxTokens.value)}
         min={1}
         max={model.value?.context ?? 100_000}
         step={1}
-        onValue={(value) => value !== null && value >= 1 && (form.maxTokens.value = Math.floor(value))}
+        onValue={(value) => value !== null && value >= 1 && (nextRun.maxTokens.value = Math.floor(value))}
       />
       <Dial
         label="temperature"
-        value={String(Number(form.usedTemperature.value.toFixed(3)))}
+        value={String(Number(nextRun.usedTemperature.value.toFixed(3)))}
         min={0}
         max={5}
         step={0.05}
-        onValue={(value) => (form.temperature.value = value === null ? null : Math.max(0, Math.min(10, value)))}
+        onValue={(value) => (nextRun.temperature.value = value === null ? null : Math.max(0, Math.min(10, value)))}
       />
       <Dial
         label="seed"
-        value={form.seed.value === null ? "" : String(form.seed.value)}
+        value={nextRun.seed.value === null ? "" : String(nextRun.seed.value)}
         placeholder="fresh"
         min={0}
         step={1}
         onValue={(value) =>
-          (form.seed.value = value === null ? null : Math.min(Number.MAX_SAFE_INTEGER, Math.max(0, Math.floor(value))))
+          (nextRun.seed.value =
+            value === null ? null : Math.min(Number.MAX_SAFE_INTEGER, Math.max(0, Math.floor(value))))
         }
       />
       <label class="dial" title="The run ends where the model writes this text, which is left out">
@@ -109,8 +110,8 @@ function Dials() {
           type="text"
           class="dial-text"
           maxLength={200}
-          value={form.stop.value}
-          onChange={(event) => (form.stop.value = event.currentTarget.value)}
+          value={nextRun.stop.value}
+          onChange={(event) => (nextRun.stop.value = event.currentTarget.value)}
         />
       </label>
       <Brought />
@@ -120,14 +121,14 @@ function Dials() {
 
 /** Settings of the sampler that came with a link, which have no dial here. */
 function Brought() {
-  const brought = Object.entries(form.sampler.value);
+  const brought = Object.entries(nextRun.sampler.value);
   if (brought.length === 0) return null;
   return (
     <button
       type="button"
       class="dial-open"
       title="From the link, for the next run too. Click to remove them; the model's own then apply"
-      onClick={() => (form.sampler.value = {})}
+      onClick={() => (nextRun.sampler.value = {})}
     >
       {brought
         .map(([name, value]) => `${name.replace("_", "-").replace("repetition-", "repetition ")} ${value}`)
@@ -167,9 +168,9 @@ function Dial({ label, value, onValue, ...rest }: DialProps) {
 }
 
 function Chips() {
-  const found = form.tokens.value;
+  const found = nextRun.tokens.value;
   const cards = found?.cards ?? [];
-  const stale = found !== null && found.text !== form.prompt.value;
+  const stale = found !== null && found.text !== nextRun.prompt.value;
   return (
     <div class={`chips ${stale ? "stale" : ""}`}>
       <span id="chips-count" class="chips-count">

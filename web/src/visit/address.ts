@@ -3,7 +3,7 @@
 
 import { effect } from "@preact/signals";
 import { fits, format, parse, type Link, type SamplerLink } from "./hash";
-import * as form from "../run/next-run";
+import * as nextRun from "../run/next-run";
 import { HOME_CAMERA } from "../stage/renderers/renderer";
 import {
   PACE,
@@ -36,12 +36,12 @@ let written = location.hash; // what the page itself put there
  * says how many there are. */
 export function read(): Link {
   const link = parse(location.hash);
-  form.prompt.value = link.prompt ?? form.PROMPTS[0].text;
-  form.seed.value = link.seed ?? null;
-  form.temperature.value = link.temperature ?? null;
-  form.sampler.value = link.sampler ?? {};
-  form.stop.value = link.stop ?? "";
-  form.maxTokens.value = link.tokens ?? form.MAX_TOKENS;
+  nextRun.prompt.value = link.prompt ?? nextRun.PROMPTS[0].text;
+  nextRun.seed.value = link.seed ?? null;
+  nextRun.temperature.value = link.temperature ?? null;
+  nextRun.sampler.value = link.sampler ?? {};
+  nextRun.stop.value = link.stop ?? "";
+  nextRun.maxTokens.value = link.tokens ?? nextRun.MAX_TOKENS;
   pace.value = link.pace === undefined ? PACE : link.pace;
   cache.value = link.cache ?? true;
   camera.value = { name: link.camera ?? HOME_CAMERA };
@@ -61,14 +61,14 @@ export function listen(follow: (link: Link) => void): void {
 /** What the page shows now, as far as it differs from the defaults. */
 function now(): Link {
   const link: Link = {};
-  const came = form.givenNow();
+  const came = nextRun.givenNow();
   if (came !== null) link.inside = came.from;
-  else if (form.prompt.value !== form.PROMPTS[0].text) link.prompt = form.prompt.value;
-  if (form.seed.value !== null) link.seed = form.seed.value;
-  if (form.temperature.value !== null) link.temperature = form.temperature.value;
-  if (Object.keys(form.sampler.value).length > 0) link.sampler = form.sampler.value;
-  if (form.maxTokens.value !== form.MAX_TOKENS) link.tokens = form.maxTokens.value;
-  if (form.stop.value !== "") link.stop = form.stop.value;
+  else if (nextRun.prompt.value !== nextRun.PROMPTS[0].text) link.prompt = nextRun.prompt.value;
+  if (nextRun.seed.value !== null) link.seed = nextRun.seed.value;
+  if (nextRun.temperature.value !== null) link.temperature = nextRun.temperature.value;
+  if (Object.keys(nextRun.sampler.value).length > 0) link.sampler = nextRun.sampler.value;
+  if (nextRun.maxTokens.value !== nextRun.MAX_TOKENS) link.tokens = nextRun.maxTokens.value;
+  if (nextRun.stop.value !== "") link.stop = nextRun.stop.value;
   if (pace.value !== PACE) link.pace = pace.value;
   if (!cache.value) link.cache = false;
   if (picked.value) Object.assign(link, { layer: layer.value, head: head.value });
@@ -86,7 +86,7 @@ function now(): Link {
 /** Whether a link can hold the run that is shown; a trace file always can. A branch has tokens that nobody would draw. */
 export const linkable = (): boolean =>
   site.value !== null ||
-  (live.value && run.value?.card.parent == null && fits(run.value?.card.prompt ?? "") && form.givenNow() === null);
+  (live.value && run.value?.card.parent == null && fits(run.value?.card.prompt ?? "") && nextRun.givenNow() === null);
 
 /** Whether the page's address leads to this machine alone. */
 export const nearby = /^(localhost|127\.|\[?::1)/.test(location.hostname);

@@ -5,7 +5,7 @@ import * as actions from "./actions";
 import { CAMERAS } from "../stage/renderers/renderer";
 import { hideFirst } from "../run/attention-row";
 import * as stage from "../stage/stage";
-import * as way from "../stage/drill-down";
+import * as drillDown from "../stage/drill-down";
 import { helpOpen, panelled, result, resultClosed } from "./store";
 
 interface Key {
@@ -77,13 +77,13 @@ const KEYS: readonly Key[] = [
     keys: "I",
     does: "into the cell that is read most, and further in",
     match: is("i", "I"),
-    run: () => (way.stop.value === null ? way.enterRead(stage.readCell()) : way.move(1)),
+    run: () => (drillDown.stop.value === null ? drillDown.enterRead(stage.readCell()) : drillDown.move(1)),
   },
   {
     keys: "Esc",
     does: "close this sheet, leave the prompt box, out of a cell, put away the end of a run",
-    match: (event) => event.key === "Escape" && (way.stop.value !== null || result.value !== null),
-    run: () => (way.stop.value !== null ? way.move(-1) : (resultClosed.value = true)),
+    match: (event) => event.key === "Escape" && (drillDown.stop.value !== null || result.value !== null),
+    run: () => (drillDown.stop.value !== null ? drillDown.move(-1) : (resultClosed.value = true)),
   },
   { keys: "?", does: "this sheet", match: is("?"), run: () => (helpOpen.value = !helpOpen.value) },
 ];

@@ -4,11 +4,11 @@
 
 import { batch } from "@preact/signals";
 import * as api from "./api";
-import * as form from "../run/next-run";
+import * as nextRun from "../run/next-run";
 import * as live from "./live";
 import * as player from "../run/player";
 import type { Link } from "./hash";
-import { free, kin } from "../run/live-runs";
+import { free, liveRuns } from "../run/live-runs";
 import { Run } from "../run/run";
 import type { ModelCard, RunCard } from "../schema";
 import {
@@ -191,8 +191,8 @@ async function playRecording(): Promise<void> {
 /** Runs what the form asks for, from its first step; a recording begins again. */
 export async function start(stopAt: number | null = null): Promise<void> {
   if (alone.value) return player.again(stopAt);
-  if (form.prompt.value === "" || clustered.value) return;
-  await begin(() => api.createRun(form.request(cache.value, layer.value, head.value)), stopAt);
+  if (nextRun.prompt.value === "" || clustered.value) return;
+  await begin(() => api.createRun(nextRun.request(cache.value, layer.value, head.value)), stopAt);
 }
 
 /** Writes the shown run's text once more, by its card: the same ids, settings and seed, whatever the form says now. */
@@ -235,7 +235,7 @@ async function begin(make: () => Promise<RunCard>, stopAt: number | null = null,
 
 /** Shows a live run at its end, and follows it. What was shown before stays on the server, until `release`. */
 export function adopt(next: Run): void {
-  kin.add(next);
+  liveRuns.add(next);
   resultClosed.value = false;
   show(next, next.count.value - 1);
   watch(next);
@@ -273,7 +273,7 @@ async function rebuild(): Promise<void> {
     });
     if (run.value !== current) return void api.endRun(card.run);
     current.continueAs(card);
-    kin.add(current); // it is freed with the others, also where they were freed before
+    liveRuns.add(current); // it is freed with the others, also where they were freed before
     watch(current);
   } catch (error) {
     if (error instanceof api.ApiError && error.kind === "unreachable") return rest(ASK).then(rebuild);

@@ -3,7 +3,7 @@
 
 import type { ComponentChildren } from "preact";
 import * as actions from "../../visit/actions";
-import * as form from "../../run/next-run";
+import * as nextRun from "../../run/next-run";
 import { numbered } from "../../ui/format";
 import { masses } from "../../run/heads";
 import * as player from "../../run/player";
@@ -249,8 +249,8 @@ const DIALS = [0, 0.7, 1.5] as const;
 
 function Dial() {
   const begin = (temperature: number) => {
-    form.temperature.value = temperature;
-    form.seed.value = form.seed.value ?? 1;
+    nextRun.temperature.value = temperature;
+    nextRun.seed.value = nextRun.seed.value ?? 1;
     void session.start();
   };
   return (
