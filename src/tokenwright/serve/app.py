@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,6 +71,26 @@ def limits_of(served: Served, policy: Policy) -> ServiceLimits:
     return replace(limits, keys=max(1, len(policy.keys)), any_model=not served.adapters)
 
 
+@asynccontextmanager
+async def living(
+    served: Served,
+    resting: Callable[[], bool],
+    stop: Callable[[], object],
+    close: Callable[[], object],
+    *beside: Coroutine[Any, Any, None],
+) -> AsyncIterator[None]:
+    """What runs beside a server, and its end. resting: whether few requests are there. close: is called in a thread."""
+    collecting = [collect_at_rest(resting)] if served.alone else []
+    tasks = [asyncio.create_task(one) for one in (*beside, *collecting)]
+    yield
+    for task in tasks:
+        task.cancel()
+    stop()
+    await asyncio.to_thread(close)
+    if served.spans is not None:
+        await asyncio.to_thread(served.spans.close)
+
+
 PAGES = {"chat": "chat.html"}  # pages by the paths that people type
 
 
@@ -116,16 +136,9 @@ def make_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         explorer.start()
-        beside = [collect_at_rest(lambda: not service.admission.waiting)] if served.alone else []
-        tasks = [asyncio.create_task(one) for one in beside]
-        yield
-        for task in tasks:
-            task.cancel()
-        service.stop()
-        await asyncio.to_thread(explorer.close)
+        async with living(served, lambda: not service.admission.waiting, service.stop, explorer.close):
+            yield
         service.close()
-        if served.spans is not None:
-            await asyncio.to_thread(served.spans.close)
 
     app = new_app(lifespan=lifespan)
     add_routes(app, explorer, service, metrics, page, StoredResponses(served.stored_responses))

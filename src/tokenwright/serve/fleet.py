@@ -91,13 +91,6 @@ class Fleet:
         self._open = open_
 
     @property
-    def default(self) -> ResidentModel:
-        """The model of requests that name none."""
-        if not self.residents.entries:
-            raise NotReady("this server has no model; pull one")
-        return self.residents.entries[0]
-
-    @property
     def failure(self) -> Exception | None:
         """Models are loaded again when they are asked for, so none ends the server."""
         return None
@@ -146,4 +139,6 @@ class Fleet:
     def named(self, caller: Caller, name: str | None) -> ResidentModel:
         """The entry of a request, by default the first that its key may use. Raises Missing: a key sees no others."""
         allowed = self.allowed(caller)
-        return allowed[0] if name is None and allowed else find(name or "", allowed)
+        if not allowed:
+            raise NotReady("this server has no model; pull one")
+        return allowed[0] if name is None else find(name, allowed)

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenwright.errors import RequestError
 from tokenwright.serve import model_list, store_routes
-from tokenwright.serve.app import APIS, QUEUED, Page, Served, add_access_log, new_app, refusing
+from tokenwright.serve.app import APIS, QUEUED, Page, Served, add_access_log, living, new_app, refusing
 from tokenwright.serve.fleet import Fleet, LoadedApp, ManySource
 from tokenwright.serve.http.api import LARGE, about, add_errors, add_schemas, unless_gone
 from tokenwright.serve.http.dispatch import HeadRequests
@@ -36,7 +36,7 @@ from tokenwright.serve.ollama.bodies import keep_alive
 from tokenwright.serve.ollama.routes import loaded_line
 from tokenwright.serve.openai.responses.stored import StoredResponses
 from tokenwright.serve.service.metrics import Metrics
-from tokenwright.serve.service.model_host import Load, collect_at_rest
+from tokenwright.serve.service.model_host import Load
 from tokenwright.serve.service.residents import ResidentModel, Residents
 from tokenwright.serve.service.service import ServiceLimits
 from tokenwright.serve.transport.guard import Guard, Policy
@@ -179,15 +179,9 @@ def make_many_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         if residents.entries:
-            residents.warm(fleet.default)
-        beside = asyncio.create_task(collect_at_rest(lambda: not fleet.pending)) if served.alone else None
-        yield
-        if beside is not None:
-            beside.cancel()
-        fleet.stop()
-        await asyncio.to_thread(residents.close)
-        if served.spans is not None:
-            await asyncio.to_thread(served.spans.close)
+            residents.warm(residents.entries[0])
+        async with living(served, lambda: not fleet.pending, fleet.stop, residents.close):
+            yield
 
     app = new_app(lifespan=lifespan, openapi_url=None)
     app.state.service = fleet

@@ -22,11 +22,11 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenwright.errors import TokenwrightError
-from tokenwright.serve.app import QUEUED, Served, add_access_log, limits_of, names_of, new_app, refusing
+from tokenwright.serve.app import QUEUED, Served, add_access_log, limits_of, living, names_of, new_app, refusing
 from tokenwright.serve.fleet import LoadedApp
 from tokenwright.serve.openai.responses.stored import StoredResponses
 from tokenwright.serve.service.metrics import Metrics
-from tokenwright.serve.service.model_host import Load, collect_at_rest, uncollected
+from tokenwright.serve.service.model_host import Load, uncollected
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Problem
 from tokenwright.serve.transport.guard import Guard, Policy
@@ -206,15 +206,8 @@ def make_versions_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         versions.present.start()  # once the server handles signals: Ray changes that, and what loads it sets it back
-        beside = [versions.run(), *([collect_at_rest(lambda: not versions.pending)] if served.alone else [])]
-        tasks = [asyncio.create_task(one) for one in beside]
-        yield
-        for task in tasks:
-            task.cancel()
-        versions.stop()
-        await asyncio.to_thread(versions.close)
-        if served.spans is not None:
-            await asyncio.to_thread(served.spans.close)
+        async with living(served, lambda: not versions.pending, versions.stop, versions.close, versions.run()):
+            yield
 
     app = new_app(lifespan=lifespan, openapi_url=None)
     app.state.service, app.state.renew = versions, versions.ask
