@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.backends.native import KERNELS, each_isa, noise, threads
+from tests.poison import poison
 from tests.profiles import examples
 from tests.tensors import address, kv_memory
 from tokenwright.backends.native import structs
@@ -71,7 +72,7 @@ def same(ours: torch.Tensor, right: torch.Tensor) -> bool:
 def test_what_is_stored_is_what_the_codec_makes(isa: str, form: str, size: int, seed: int) -> None:
     spec = LayerSpec(Heads(3, size), AttentionWindow(), CODECS[form], CODECS[form], native=CODECS["float32"])
     store = KVStore([spec], 4, 3)
-    store.poison()
+    poison(store)
     before = [tensor.clone() for tensor in kv_memory(store, 0)]
     slots = torch.tensor([7, 0, 8, 11, 2])
     k, v = (hard_rows(15, size, seed + i).view(5, 3, size) for i in range(2))
@@ -150,7 +151,7 @@ class Text:
         count = -(-case.tokens // size)
         pages = random.Random(case.seed).sample(range(count + 2), count)
         self.store = KVStore([self.spec], count + 2, size)
-        self.store.poison()
+        poison(self.store)
         self.tables = [
             PageTable(
                 {page: pages[page] for found in group.window.pages(case.start, case.tokens, size) for page in found}
@@ -358,7 +359,7 @@ def test_operations_alone_read_what_they_wrote(isa: str) -> None:
     case = Case(34, 2, 3, 7, 90, 20, AttentionWindow(30, 4), 10, "int8", "int4", 3)
     text = Text(case)
     right = text.attend(isa)
-    text.store.poison()
+    poison(text.store)
     k, v = (noise(90, 2, 34, seed=3 + i) for i in range(2))
     table = PageTable(dict(enumerate(range(13))))
     slots = [text.store.slots(group, table.pages, range(90)) for group in range(2)]

@@ -22,6 +22,7 @@ from tests.backends.native import KERNELS, each_isa, needs_native, noise, thread
 from tests.engine.hand import sequence_of
 from tests.models.fixtures import VOCAB, make_checkpoint
 from tests.oracle.harness import prompt_of
+from tests.poison import poison
 from tests.profiles import examples
 from tests.tensors import kv_memory, tensor_decoder
 from tokenwright.backends import Logits, Scored
@@ -131,7 +132,7 @@ class Bench:
         self.store = KVStore(
             layer_specs(made.graph, "float32", KVFormat.parse(kv), window, sinks), self.PAGES, page_size
         )
-        self.store.poison()
+        poison(self.store)
         self.backend = backend_over(made, self.store)
         self.free = torch.randperm(self.PAGES, generator=torch.Generator().manual_seed(1)).tolist()
         self.tables: dict[int, list[PageTable]] = {}

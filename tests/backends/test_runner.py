@@ -14,6 +14,7 @@ from tests.engine.hand import sequence_of
 from tests.models.fixtures import KINDS, VOCAB
 from tests.models.naive import naive_logits
 from tests.oracle.harness import TOLERANCE, Subject, greedy, make_subject, prompt_of
+from tests.poison import poison
 from tests.profiles import examples
 from tests.tensors import TensorModel
 from tokenwright.backends.native.native_kernels import find_kernels
@@ -207,7 +208,7 @@ def test_a_windowed_model_forgets_what_lies_behind_all_its_windows(pieces: Seque
 
 def runner_of(subject: Subject, pages: int, page_size: int) -> ModelRunner:
     store = KVStore(layer_specs(subject.graph, subject.dtype), pages, page_size)
-    store.poison()
+    poison(store)
     return ModelRunner(subject.decoder(), store)
 
 
@@ -253,7 +254,7 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
     subject = make_subject("qwen2-window")
     specs, kernels, size = subject.specs(kv, window, sinks), ReferenceKernels(torch.float64), 4
     store = KVStore(specs, 26, size)
-    store.poison()
+    poison(store)
     runner = ModelRunner(subject.decoder(kernels), store)
     texts = [prompt_of(50, 1), prompt_of(41, 2)]
     right = [subject.model(specs, kernels)(text)[0] for text in texts]

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.poison import poison
 from tests.profiles import examples
 from tests.tensors import decode, encode, kv_memory
 from tokenwright.backends.protocol import Scored as Scoring
@@ -128,7 +129,7 @@ def spec_of(
 def store_of(spec: LayerSpec, pages: int, page_size: int) -> KVStore:
     """Memory of one layer, full of NaN: what is read must have been written."""
     store = KVStore([spec], pages, page_size)
-    store.poison()
+    poison(store)
     return store
 
 

@@ -9,7 +9,7 @@ from tokenwright import LLM
 from tokenwright.bench.run_halves import run_halves
 from tokenwright.llm.run import Run
 from tokenwright.llm.run_trace import trace_of
-from tokenwright.trace.run_half import RunHalf
+from tokenwright.trace.summary import RunHalf
 
 PROMPT = "Once upon a time, there was a little fox who"
 

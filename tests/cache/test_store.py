@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.cache.test_spec import SPECS
 from tests.models.fixtures import make_config
+from tests.poison import poison
 from tests.tensors import decode, encode, kv_memory
 from tokenwright.backends.torch import kv_codec
 from tokenwright.backends.torch.border import tensor as tensor_of
@@ -96,7 +97,7 @@ def test_a_row_comes_back_from_where_it_was_put(kv: str) -> None:
     """And from nowhere else: every layer, side and slot has its own memory."""
     specs = specs_of(kv)
     store = KVStore(specs, 3, 4)
-    store.poison()
+    poison(store)
     slots, x = torch.tensor([9, 2, 15]), noise(3, 2, 16)
     for layer in range(len(specs)):
         for index, part in enumerate(store.view(layer).parts):
@@ -113,7 +114,7 @@ def test_a_row_comes_back_from_where_it_was_put(kv: str) -> None:
                 one = store.view(layer).head(1).parts[index]
                 alone = one.k if side is part.k else one.v
                 assert torch.equal(kv_codec.read(alone, slots, torch.float64), exact[:, 1:])
-                store.poison()
+                poison(store)
 
 
 def test_what_is_read_is_not_the_memory_itself() -> None:
@@ -159,7 +160,7 @@ def test_pages_go_out_and_come_back(kv: str) -> None:
     """Into other pages of another store, in the order they were taken."""
     specs = specs_of(kv)
     one, other = written(specs), KVStore(specs, 5, 4)
-    other.poison()
+    poison(other)
     for group in range(len(one.groups)):
         taken = one.read(group, [2, 0])
         before = [part.copy() for part in taken]
@@ -216,7 +217,7 @@ def test_what_rows_of_a_chunk_read() -> None:
 @pytest.mark.parametrize("kv", KVS)
 def test_poison_is_found_wherever_it_is_read(kv: str) -> None:
     store = written(specs_of(kv))
-    store.poison()
+    poison(store)
     for layer in range(len(store.specs)):
         for part in store.view(layer).parts:
             for side in (part.k, part.v):

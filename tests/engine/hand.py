@@ -6,6 +6,7 @@ Nothing here is taken from the engine but its plain data: what a row reads is fo
 from functools import cache
 from random import Random
 
+from tests.engine.scripted import ScriptedModel
 from tokenwright.engine import (
     AttentionWindow,
     Engine,
@@ -25,7 +26,6 @@ from tokenwright.engine import (
 from tokenwright.engine.layer_group import StateWindow
 from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.engine.request import group_for
-from tokenwright.engine.scripted import ScriptedModel
 
 
 class Planted(Exception):

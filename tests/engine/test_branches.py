@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.hand import Planted, running, seen
+from tests.engine.scripted import ScriptedModel
 from tests.profiles import examples
 from tokenwright.engine import (
     AttentionWindow,
@@ -39,7 +40,6 @@ from tokenwright.engine import (
     SwapSpace,
     Token,
 )
-from tokenwright.engine.scripted import ScriptedModel
 from tokenwright.errors import CapacityError
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.engine.hand import FULL, Guesses, build, drain, heard, kept_pages, mixed, naive, request, run, seen
+from tests.engine.scripted import ScriptedModel
 from tokenwright.engine import AttentionWindow, Chunk, FinishReason, Group, LogitsNeeded, NoStopChecker, Token
 from tokenwright.engine.layer_group import StateWindow
-from tokenwright.engine.scripted import ScriptedModel
 from tokenwright.engine.step import most_drafts
 
 

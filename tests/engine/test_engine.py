@@ -5,6 +5,7 @@ import random
 import pytest
 
 from tests.engine.hand import Planted, build, drain, request, sequence_of
+from tests.engine.scripted import ScriptedModel, main, scripted_engine
 from tokenwright.engine import (
     AttentionWindow,
     Chunk,
@@ -22,7 +23,6 @@ from tokenwright.engine import (
     Token,
 )
 from tokenwright.engine.scheduler import MAX_PREEMPTIONS
-from tokenwright.engine.scripted import ScriptedModel, main, scripted_engine
 from tokenwright.errors import CapacityError, ContextError, RequestError
 
 

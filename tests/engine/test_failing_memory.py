@@ -2,9 +2,9 @@
 
 import pytest
 
+from tests.engine.scripted import ScriptedModel
 from tests.engine.test_engine import request
 from tokenwright.engine import Engine, Group, PagePool, Scheduler, SwapSpace
-from tokenwright.engine.scripted import ScriptedModel
 
 
 class Failing(ScriptedModel):

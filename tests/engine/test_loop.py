@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.engine.scripted import scripted_engine
 from tokenwright.engine import (
     Dropped,
     Failed,
@@ -22,7 +23,6 @@ from tokenwright.engine import (
     Token,
 )
 from tokenwright.engine.loop import AsyncListener, EngineLoop, Inbox
-from tokenwright.engine.scripted import scripted_engine
 from tokenwright.errors import ContextError, EngineError
 
 
@@ -313,7 +313,7 @@ def test_the_interpreter_ends_while_a_text_is_written():
     code = """
 from tokenwright.engine import Request, SamplingParams
 from tokenwright.engine.loop import EngineLoop, Inbox
-from tokenwright.engine.scripted import scripted_engine
+from tests.engine.scripted import scripted_engine
 engine, _ = scripted_engine(lambda text: text[-1] + 1, pages=9000, context=30000)
 inbox = Inbox()
 loop = EngineLoop(engine)

@@ -25,6 +25,7 @@ from tests.models.fixtures import make_checkpoint, write_tokenizer
 from tests.models.random_models import PLAIN, plain_model
 from tests.models.weights import make_model
 from tests.oracle.harness import CPU, DEVICE, Recorder, Subject, prompt_of
+from tests.poison import poison
 from tests.tensors import tensors_of
 from tokenwright.backends.kv_sizing import memory_of
 from tokenwright.backends.native.native_kernels import find_kernels
@@ -178,7 +179,7 @@ class Case:
     ) -> Bench:
         pages = pages or -(-CONTEXT // page_size)
         memory = store(self.specs, pages, page_size, memory_of(DEVICE if self.weights == "reference" else CPU))
-        memory.poison()
+        poison(memory)
         groups = [
             Group(count, group.window, group.page_bytes(page_size))
             for count, group in zip(memory.pages, memory.groups, strict=True)

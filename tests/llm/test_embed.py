@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.engine.scripted import scripted_engine
 from tests.engines import assert_at_rest, held
 from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import prompt_of
 from tokenwright import LLM, ContextError, EngineError, RequestError, SamplingParams
 from tokenwright.engine import Failed, Finished, HiddenAdded, LogitsNeeded, Output, Request, Step
-from tokenwright.engine.scripted import scripted_engine
 
 KERNELS = ("native", "reference")
 TEXTS = [prompt_of(length, seed) for seed, length in enumerate((1, 40, 7, 23))]

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.models.fixtures import VOCAB, make_checkpoint
+from tests.poison import poison
 from tests.tensors import NativeOverTensors, TensorModel, tensors_of
 from tokenwright.backends.device import CPU, Device
 from tokenwright.backends.kv_sizing import memory_of
@@ -147,7 +148,7 @@ class Subject:
         specs = specs or self.specs()
         groups = groups_for(specs, page_size, pages, token_budget, max_sequences)
         store = KVStore(specs, [group.pages for group in groups], page_size, memory_of(device_of(kernels)))
-        store.poison()
+        poison(store)
         runner = ModelRunner(self.decoder(kernels), store)
         scheduler = Scheduler(PagePool(groups, page_size, store), token_budget, max_sequences)
         return Engine(around(runner), sampler, scheduler, self.config.context)

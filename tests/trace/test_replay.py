@@ -12,6 +12,7 @@ import torch
 from tests.backends.test_runner import KEPT
 from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import Subject, make_subject, prompt_of
+from tests.poison import poison
 from tests.tensors import tensor_decoder
 from tokenwright import LLM
 from tokenwright.arrays import Floats
@@ -40,7 +41,7 @@ def text_of(replay: AttentionReplay, tokens: tuple[int, ...], cuts: Sequence[int
     """A text that was computed in pieces, on pages in any order, those that are not read any more taken away."""
     pages = -(-len(tokens) // SIZE)
     store = KVStore(replay.specs, pages, SIZE, memory_of(replay.device))
-    store.poison()
+    poison(store)
     random = torch.Generator().manual_seed(7)
     tables = [PageTable(dict(enumerate(torch.randperm(pages, generator=random).tolist()))) for _ in store.groups]
     batcher = Batcher(replay.decoder.graph, store)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from tokenwright.llm.run import Run
 from tokenwright.llm.run_start import start_run
 from tokenwright.trace.messages.schema import StepFrame
-from tokenwright.trace.run_half import RunHalf
+from tokenwright.trace.summary import RunHalf
 
 MOST_S = 60.0
 

@@ -309,19 +309,6 @@ class KVStore:
             for mine, theirs in zip(self.arrays(group), other.arrays(group), strict=True):
                 mine[:, :count] = theirs[:, :count]
 
-    def poison(self) -> None:
-        """Fill every slot with what decodes to NaN, so that a read of a slot never written shows. For tests."""
-        for view in self._views:
-            if isinstance(view, StateView):
-                view.memory[...] = float("nan")
-            for part in view.parts if isinstance(view, KVView) else ():
-                for side in (part.k, part.v):
-                    for memory, (dtype, _) in zip(side.memory, side.codec.parts(side.size), strict=True):
-                        memory[...] = _NAN_BYTE if dtype.itemsize == 1 else float("nan")
-
-
-_NAN_BYTE = 0x7F  # a NaN in fp8; a code of int8 or int4, whose scale is NaN
-
 
 def _in_slots(pages: Any) -> Any:
     """An array [pages, page_size, ...] as [slots, ...]."""

@@ -1,7 +1,7 @@
 """The engine: the loop, and the guarantee that every request ends.
 
-It takes a Runner and a Sampler as protocols, so it knows no model and imports no torch; `scripted.py` runs it by
-hand. It is not thread-safe: one thread owns it (`loop.py`).
+It takes a Runner and a Sampler as protocols, so it knows no model and imports no torch. It is not thread-safe:
+one thread owns it (`loop.py`).
 """
 
 from typing import Generic, Protocol, TypeVar

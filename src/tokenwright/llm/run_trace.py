@@ -26,7 +26,7 @@ from tokenwright.trace.summary import summarise
 
 if TYPE_CHECKING:  # a run makes its trace by this module
     from tokenwright.llm.run import Run
-    from tokenwright.trace.run_half import RunHalf
+    from tokenwright.trace.summary import RunHalf
 
 
 def token_cards(tokenizer: Tokenizer, ids: Iterable[int]) -> tuple[TokenCard, ...]:

@@ -1,9 +1,10 @@
 """A finished run in figures: sums over its steps, and the work that the same text costs with and without the cache."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from tokenwright.trace.messages.schema import Summary
+from tokenwright.trace.messages.schema import StepFrame, Summary
 
 
 class StepSums(Protocol):
@@ -19,6 +20,14 @@ class StepSums(Protocol):
     def step_us(self) -> int: ...
     @property
     def token(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunHalf:
+    """A run's steps with the cache at each (`cache`) or at none. frames: fewer than the run's where time ran out."""
+
+    cache: bool
+    frames: list[StepFrame] = field(default_factory=list)
 
 
 def contexts(steps: Sequence[StepSums]) -> list[int]:

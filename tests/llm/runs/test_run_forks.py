@@ -6,7 +6,7 @@ import pytest
 from tests.engines import settled
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM, Grammar, RequestError, SamplingParams
-from tokenwright.trace.held_logits import HeldLogits
+from tokenwright.trace.step_record import HeldLogits
 
 DRAWN = {"temperature": 1.0, "seed": 5, "max_tokens": 40, "ignore_eos": True}
 PROMPT = list(range(2, 22))

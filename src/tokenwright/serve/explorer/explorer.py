@@ -20,7 +20,7 @@ from tokenwright.trace.messages.schema import Loading, ModelCard, RunCard, Token
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server (llm/run_trace.py needs it too)
     from tokenwright.llm.llm import LLM
     from tokenwright.llm.run import Run
-    from tokenwright.trace.run_half import RunHalf
+    from tokenwright.trace.summary import RunHalf
 
 HIDDEN: dict[str, Any] = {"include_in_schema": False}  # the page's own protocol, which changes with the page
 

@@ -17,7 +17,7 @@ from tokenwright.serve.http.reply_text import dumps_in_parts
 from tokenwright.trace.chrome_trace import chrome_trace
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
-    from tokenwright.trace.run_half import RunHalf
+    from tokenwright.trace.summary import RunHalf
 
 
 def add(app: FastAPI, explorer: Explorer) -> None:

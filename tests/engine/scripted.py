@@ -1,6 +1,6 @@
 """A model that follows a script, so that the engine can be run and tested by hand, without a tensor.
 
-    python -m tokenwright.engine.scripted
+    python -m tests.engine.scripted
 
 Its "KV cache" stores, in each slot, the very token whose K and V would stand there. Before it answers it reads the text
 back through the page tables, as far as a row reads in each group. So it notices at once a page that is wrong, stale,

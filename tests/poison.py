@@ -1,0 +1,17 @@
+"""A KV memory in which a read of a slot that was never written shows."""
+
+from tokenwright.cache import KVStore
+from tokenwright.cache.store import KVView, StateView
+
+_NAN_BYTE = 0x7F  # a NaN in fp8; a code of int8 or int4, whose scale is NaN
+
+
+def poison(store: KVStore) -> None:
+    """Fill every slot with what decodes to NaN."""
+    for view in store._views:
+        if isinstance(view, StateView):
+            view.memory[...] = float("nan")
+        for part in view.parts if isinstance(view, KVView) else ():
+            for side in (part.k, part.v):
+                for memory, (dtype, _) in zip(side.memory, side.codec.parts(side.size), strict=True):
+                    memory[...] = _NAN_BYTE if dtype.itemsize == 1 else float("nan")
