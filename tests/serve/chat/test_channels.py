@@ -11,6 +11,7 @@ from tests.serve.chat.channel_model import make_channels
 from tests.serve.chat.test_tool_apis import Scripted
 from tests.serve.talking import HANGS_S, SCHEMA, Talker, talking, valid
 from tokenwright.llm.chat.answer import Delta
+from tokenwright.llm.chat.chat_request import ChatRequest, Tool, ToolMode
 from tokenwright.llm.chat.tool_forms.channels import MARKS, ChannelReader
 
 BEGUN = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "I am"}]
@@ -100,3 +101,26 @@ def test_marks_that_steer_nothing_are_spelled() -> None:
     head = [at["<|channel|>"], ("analysis", 90), at["<|message|>"]]
     found = read([*head, ("a", 91), at["<|constrain|>"], at["<|end|>"], ("b", 92), at["<|message|>"], ("c", 93)])
     assert (found.reasoning, found.text) == ("a<|constrain|>", "b<|message|>c")
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "none"])
+def test_the_grammar_allows_a_call_on_either_channel(harmony: tuple[Talker, Scripted], choice: ToolMode) -> None:
+    """By the tokens of the model: a recipient makes a call, behind the channel or before it."""
+    llm = harmony[0].llm
+    wanted = ChatRequest(messages=BEGUN[:1], tools=[Tool("look", "", SCHEMA)], tool_choice=choice)
+    grammar = llm.conversations.grammar(wanted, OPENED, None)
+    assert grammar is not None
+    arguments = '<|constrain|>json<|message|>{"hot": true, "where": "in"}<|call|>'
+    for head in (
+        "<|channel|>analysis to=functions.look ",
+        "<|channel|>commentary to=functions.look ",
+        " to=functions.look<|channel|>analysis ",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>analysis to=functions.look ",
+    ):
+        request = llm.prepare([0], llm.sampling(grammar=grammar))
+        allowed = True
+        for token in llm.tokenizer.encode(head + arguments, add_special=False):
+            allowed = allowed and bool(int(request.stop_checker.mask()[token // 32]) >> token % 32 & 1)
+            if allowed:
+                request.stop_checker.advance(token)
+        assert allowed == (choice != "none"), head
