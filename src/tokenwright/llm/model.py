@@ -145,6 +145,7 @@ class LoadedModel:
         self.traced = trace
         numbered = {self.number(name): adapter.updates for name, adapter in self.adapters.items()}
         self.team: Team | None = None  # the other processes that compute it
+        self._read = read
         if read:
             self.decoder = make_decoder(
                 self.checkpoint, form, kind, place, native, report, numbered, shared, tensor_parallel
@@ -210,8 +211,11 @@ class LoadedModel:
     def again(self, *, trace: bool = False) -> "LoadedModel":
         """The same model, its weights shared, for engines whose work must not be counted with that of this one's.
 
-        trace: whether they record runs. It must not outlive the engines of this one.
+        trace: whether they record runs. It must not outlive the engines of this one. Raises RequestError for a model
+        that was opened without weights.
         """
+        if not self._read:
+            raise RequestError("replicas have the weights, and this needs them here; serve without --replicas for it")
         other = copy(self)
         other.traced = trace
         other.decoder = self.decoder.again()
