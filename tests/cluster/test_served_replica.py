@@ -15,6 +15,7 @@ from tokenwright import LLM, SamplingParams
 from tokenwright.cluster import ray_replicas, served_replica
 from tokenwright.cluster.cluster_llm import ReplicatedModel
 from tokenwright.cluster.ray_replicas import RayReplicas, desired_replicas
+from tokenwright.cluster.replica import ReplicaTexts
 from tokenwright.cluster.served_replica import CHALLENGE, PROOF, WELCOME, ReplicaServer, proof_of
 from tokenwright.engine.loop import Inbox
 from tokenwright.errors import EngineError, RequestError
@@ -254,3 +255,12 @@ def context(replicas, waiting, kv, fewest=1, most=9):
 )
 def test_replicas_follow_waiting_texts_and_kv_use(given, wanted):
     assert desired_replicas(given)[0] == wanted
+
+
+def test_a_number_that_a_router_gives_to_two_texts_ends_its_connection():
+    """The second text's end made the engine's thread write a traceback for each."""
+    engine = SimpleNamespace(pool=None, scheduler=SimpleNamespace(sequences={}))
+    texts = ReplicaTexts(SimpleNamespace(engine=engine), None, None)
+    texts.expect(1)
+    with pytest.raises(ValueError, match="the text 1 is begun twice"):
+        texts.expect(1)

@@ -115,8 +115,10 @@ class ReplicaTexts:
         self._lock = threading.Lock()
 
     def expect(self, number: int) -> None:
-        """A text is about to be built."""
+        """A text is about to be built. Raises ValueError for the number of one that has not ended."""
         with self._lock:
+            if number in self._handles:
+                raise ValueError(f"the text {number} is begun twice")
             self._handles[number] = []
 
     def submit(self, number: int, request: Request, paused: bool) -> None:
