@@ -22,7 +22,7 @@ from tests.oracle.test_families import all_kernels
 WRITTEN = 12
 
 
-def _split_convolutions(folder: Path, oracle: PreTrainedModel) -> None:
+def split_convolutions(folder: Path, oracle: PreTrainedModel) -> None:
     """Cut Olmo-Hybrid's convolutions into those of q, k and v, which transformers cuts into equal parts."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
@@ -45,7 +45,7 @@ def _rounding(oracle: PreTrainedModel, tokens: Sequence[int], logits: torch.Tens
 def check(config: Config, seed: int, folder: Path) -> None:
     oracle = make_model(config, seed)
     oracle.save_pretrained(folder)
-    _split_convolutions(folder, oracle)
+    split_convolutions(folder, oracle)
     write_tokenizer(folder)
     subject = subject_of(folder, oracle, config["model_type"])
     length = 1 + 37 * seed % 150
