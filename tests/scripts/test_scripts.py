@@ -97,6 +97,18 @@ def test_the_code_of_a_module_needs_no_new_installation(install: ModuleType, tmp
     assert install.digest() == before
 
 
+@pytest.mark.parametrize("name", ["tokenwright", "tokenwright_engine"])
+def test_the_distribution_of_the_former_name_is_removed(
+    name: str, install: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lib" / "python3.11" / "site-packages" / f"{name}-0.1.0.dist-info").mkdir(parents=True)
+    ran: list[tuple[object, ...]] = []
+    monkeypatch.setattr(install, "VENV", tmp_path)
+    monkeypatch.setattr(install, "must", lambda *command: ran.append(command))
+    install.remove_former_name()
+    assert [command[-1] for command in ran] == (["tokenwright"] if name == "tokenwright" else [])
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_kernels_that_change_while_they_are_compiled_are_compiled_again(
     fails: bool, install: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
