@@ -85,10 +85,10 @@ Whitespace = Literal["spaced", "compact", "any"]
 class Grammar:
     """A grammar that the whole text must match; use one of its constructors. Raises RequestError.
 
-    special: the special tokens that a Lark grammar may name, as <[id]>; it allows no others. looser: what the server
-    follows instead where this one cannot be used. whitespace: between the tokens of JSON: "spaced", one space behind
-    colons and commas, which models write most naturally and which leaves them no choice; "compact", none; "any": a
-    space or a newline with its indentation anywhere.
+    special: the special tokens that a Lark grammar may name, as <[id]>; it allows no others. whitespace: between the
+    tokens of JSON: "spaced", one space behind colons and commas, which models write most naturally and which leaves
+    them no choice; "compact", none; "any": a space or a newline with its indentation anywhere. client: the schema is a
+    client's: what no grammar can enforce is left out of it, unless a field forbids that, whose name is in `strict`.
 
     >>> Grammar.choice(["yes", "no"])
     Grammar(kind='choice', text='["yes", "no"]')
@@ -97,8 +97,9 @@ class Grammar:
     kind: Literal["json_schema", "regex", "lark", "choice"]
     text: str
     special: frozenset[int] = field(default=frozenset(), repr=False)
-    looser: "Grammar | None" = field(default=None, repr=False)
     whitespace: Whitespace = field(default="spaced", repr=False)
+    client: bool = field(default=False, repr=False)
+    strict: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         if self.kind not in ("json_schema", "regex", "lark", "choice"):

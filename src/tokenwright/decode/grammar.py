@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tokenwright.decode import grammar_worker
 from tokenwright.decode.grammar_kinds import NAMES, SOURCES
-from tokenwright.decode.grammar_trials import LIMITS, SIMPLER, GrammarWorkers, shortened
+from tokenwright.decode.grammar_trials import LIMITS, SIMPLER, Budget, GrammarWorkers, shortened
 from tokenwright.engine import Grammar
 from tokenwright.errors import EngineError, GrammarError, RequestError
 
@@ -54,20 +54,16 @@ class Grammars:
         self._tokenizer: Any = None
         self._workers: GrammarWorkers | None = None
 
-    def compile(self, grammar: Grammar, *, opens: bool = False) -> "GrammarState":
+    def compile(self, grammar: Grammar, *, opens: bool = False, budget: Budget | None = None) -> "GrammarState":
         """The constraint at the start of a text; `opens`: no prompt token has text.
 
-        Raises RequestError, within seconds, for a grammar that is invalid, allows no text, is not supported or exceeds
-        its limits; EngineError if no worker starts.
+        budget: what is left of the request's. Raises RequestError, within seconds, for a grammar that is invalid,
+        allows no text, is not supported or exceeds its limits; EngineError if no worker starts.
         """
         what = f"the {NAMES[grammar.kind]}"
-        try:
-            grammar.text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(f"character {error.start} of {what} is half of a surrogate pair; remove it") from None
-        source = SOURCES[grammar.kind](grammar)
+        source = _source(grammar)
         tokenizer, workers = self._ready()
-        complaint = workers.complaint(source)
+        complaint = workers.complaint(source, budget or Budget())
         if complaint:
             raise RequestError(f"{what} cannot be used: {complaint}")
         special = _words(grammar.special - self._ids.end_ids, self._ids.vocab_size)
@@ -77,6 +73,22 @@ class Grammars:
         except EngineError as error:
             raise RequestError(f"{what} cannot be used: {error}") from None
         return state
+
+    def complaint(self, grammar: Grammar, budget: Budget) -> str:
+        """Why a grammar cannot be used; "": it can. It leaves of the budget what a last compilation may take."""
+        try:
+            return self._ready()[1].complaint(_source(grammar), budget, budget.kept)
+        except RequestError as error:
+            return str(error)
+
+    def enforceable(self, schema: str, budget: Budget) -> tuple[str, list[str]] | None:
+        """A client's schema, in JSON, as far as a grammar can enforce it, and the places of the rest; None: unknown."""
+        said = self._ready()[1].ask({"schema": schema, "ask": "enforceable"}, budget, budget.kept).said
+        return said and (said[0], said[1])
+
+    def mistake(self, schema: str, budget: Budget) -> str:
+        """Where a client's schema, in JSON, is wrong in itself; "": nowhere, as far as the budget lets one know."""
+        return self._ready()[1].ask({"schema": schema, "ask": "mistake"}, budget, budget.kept).said or ""
 
     def close(self) -> None:
         """End the idle grammar workers; a later `compile` starts a new one."""
@@ -91,6 +103,16 @@ class Grammars:
                 self._tokenizer = grammar_worker.byte_tokenizer(tokens)
                 self._workers = GrammarWorkers(tokens)
             return self._tokenizer, self._workers
+
+
+def _source(grammar: Grammar) -> str:
+    """What llguidance compiles. Raises RequestError."""
+    try:
+        grammar.text.encode()
+    except UnicodeEncodeError as error:
+        what = f"the {NAMES[grammar.kind]}"
+        raise RequestError(f"character {error.start} of {what} is half of a surrogate pair; remove it") from None
+    return SOURCES[grammar.kind](grammar)
 
 
 class _Ids:

@@ -7,8 +7,7 @@ from typing import Any
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar, Whitespace
 
-# Without \\u: other names than those of a schema would be its own ones, spelt with it.
-_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
+_ESCAPES = 'nrbtf\\"'  # and u, with which llguidance writes control characters alone
 _SPACES: Mapping[Whitespace, Mapping[str, Any]] = {
     "spaced": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
     "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
@@ -44,9 +43,25 @@ def json_rule(schema: Mapping[str, Any], whitespace: Whitespace = "spaced") -> s
     if "x-guidance" in schema:
         raise RequestError("x-guidance in a JSON schema is not supported; leave it out")
     try:
-        return "%json " + json.dumps({**schema, "x-guidance": {**_ESCAPES, **_SPACES[whitespace]}})
+        escapes = {"json_allowed_escapes": _ESCAPES if _has_other_names(schema) else _ESCAPES + "u"}
+        return "%json " + json.dumps({**schema, "x-guidance": {**escapes, **_SPACES[whitespace]}})
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"the JSON schema cannot be written as JSON: {error}") from None
+
+
+def _has_other_names(schema: Any) -> bool:
+    """Whether an object names some of its properties and allows others: with \\u, these could be its own, spelt so."""
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting += one
+        elif isinstance(one, Mapping):
+            naming = any(one.get(name) for name in ("properties", "patternProperties", "required"))
+            if naming and one.get("additionalProperties") is not False:
+                return True
+            waiting += one.values()
+    return False
 
 
 def _refuse_constant(name: str) -> None:

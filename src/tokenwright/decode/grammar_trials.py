@@ -1,4 +1,4 @@
-"""Tries grammars in grammar workers, processes that may die of them, and turns llguidance's errors into remedies."""
+"""Asks grammar workers about grammars and schemas within a budget, and turns llguidance's errors into remedies."""
 
 import json
 import os
@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import weakref
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, LifoQueue
 from threading import BoundedSemaphore, Timer
+from typing import Any, NamedTuple
 
 from tokenwright.decode import grammar_worker
-from tokenwright.errors import EngineError
+from tokenwright.errors import EngineError, RequestError
 
 # Speeds as measured by llguidance. A large public schema (FHIR) takes 500,000 of the initial lexer fuel.
 LIMITS = {
@@ -26,6 +29,9 @@ LIMITS = {
 }
 WORKERS = 2  # grammars checked at the same time; others wait
 WORKER_SECONDS = 60.0  # wall-clock time; only a worker that hangs without computing takes this long
+CPU_SECONDS = 0.8  # of a worker, for one question
+REQUEST_SECONDS = 2.0  # of a worker, for all questions of one request
+LEAST_SECONDS = 0.01  # that a question is asked with
 MOST_MESSAGE = 300  # characters
 
 SIMPLER = "make it simpler: fewer alternatives, smaller bounds"
@@ -41,6 +47,10 @@ _MEANINGS = (  # a phrase in llguidance's message, and the message that a user g
     ("Too many items", f"too many of its alternatives are open at one place; {SIMPLER}"),
     ("panic", f"llguidance fails on it; {SIMPLER}"),
 )
+_TOO_LONG = f"to compile it takes more than {CPU_SECONDS} s; {SIMPLER}"
+_TOO_LARGE = (
+    f"to compile it takes more than {grammar_worker.MEMORY_BYTES >> 20} MiB, or it is nested too deeply; {SIMPLER}"
+)
 _EXCERPT = re.compile(r"\n *\d+ \|.*|\n *\^+|^at \d+\(\d+\): ", re.MULTILINE)  # a source line with its ^ pointer
 _REST = re.compile(r"\n?<(non-verbose|backtrace|state).*", re.DOTALL)
 
@@ -54,6 +64,32 @@ def shortened(error: str) -> str:
     return line if len(line) <= MOST_MESSAGE else line[:MOST_MESSAGE] + " ..."
 
 
+@dataclass
+class Budget:
+    """The workers' processor time that one request may take, for all of its schemas and grammars together.
+
+    left: seconds. kept: those that the last compilation may take. cancelled: set where the client has gone; then
+    nothing more is begun for it.
+    """
+
+    left: float = REQUEST_SECONDS
+    kept: float = CPU_SECONDS
+    cancelled: bool = False
+
+    def limit(self, kept: float = 0.0) -> float:
+        """The seconds that the next question may take, so that `kept` are left. Raises RequestError where cancelled."""
+        if self.cancelled:
+            raise RequestError("the client has gone")
+        return min(CPU_SECONDS, self.left - kept)
+
+
+class WorkerAnswer(NamedTuple):
+    """A worker's answer, or why there is none."""
+
+    said: Any
+    error: str = ""
+
+
 class GrammarWorkers:
     """At most WORKERS processes that run `grammar_worker`, started on demand and reused."""
 
@@ -64,15 +100,29 @@ class GrammarWorkers:
         self._idle: LifoQueue[subprocess.Popen[bytes]] = LifoQueue()
         weakref.finalize(self, _end_all, self._idle, os.getpid())
 
-    def complaint(self, source: str) -> str:
+    def complaint(self, source: str, budget: Budget, kept: float = 0.0) -> str:
         """The error of a grammar, "" if it has none. Raises EngineError if no worker can be started."""
+        answer = self.ask({"grammar": source}, budget, kept)
+        return answer.error or shortened(answer.said)
+
+    def ask(self, question: Mapping[str, Any], budget: Budget, kept: float = 0.0) -> WorkerAnswer:
+        """A worker's answer, within a request's budget. kept: the seconds of it that are to be left.
+
+        Raises EngineError if no worker can be started, RequestError where the budget is cancelled.
+        """
         with self._turns:
+            seconds = budget.limit(kept)
+            if seconds < LEAST_SECONDS:
+                return WorkerAnswer(None, _TOO_LONG)
             worker = self._take()
-            answer = _ask(worker, source)
-            if answer is None:
-                return _died(worker)
+            reply = _ask(worker, {**question, "seconds": seconds})
+            if reply is None:
+                return WorkerAnswer(None, f"the process that tries it has ended after {WORKER_SECONDS:g} s; try again")
             self._idle.put(worker)
-            return shortened(answer)
+        budget.left -= reply["seconds"]
+        if reply["said"] is not None:
+            return WorkerAnswer(reply["said"])
+        return WorkerAnswer(None, _TOO_LONG if reply["signal"] == signal.SIGPROF else _TOO_LARGE)
 
     def close(self) -> None:
         _end_all(self._idle, os.getpid())
@@ -91,22 +141,22 @@ class GrammarWorkers:
             )
             if _ask(worker, self._setting) is None:
                 raise EngineError(
-                    f"the process that tries grammars does not start ({_died(worker)}); check that llguidance is "
-                    "installed and that the machine has memory left"
+                    "the process that tries grammars does not start; check that llguidance is installed and that the "
+                    "machine has memory left"
                 ) from None
         return worker
 
 
-def _ask(worker: "subprocess.Popen[bytes]", question: object) -> str | None:
-    """A worker's answer; None if the worker has died."""
+def _ask(worker: "subprocess.Popen[bytes]", question: object) -> dict[str, Any] | None:
+    """A worker's answer; None if the worker has ended."""
     assert worker.stdin is not None and worker.stdout is not None, "a worker has pipes"
     timer = Timer(WORKER_SECONDS, worker.kill)
     timer.start()
     try:
         worker.stdin.write(json.dumps(question).encode() + b"\n")
         worker.stdin.flush()
-        return str(json.loads(worker.stdout.readline()))
-    except (OSError, ValueError):  # a truncated answer is invalid JSON
+        return dict(json.loads(worker.stdout.readline()))
+    except (OSError, ValueError, RecursionError):  # a truncated answer is invalid JSON
         _end(worker)
         return None
     finally:
@@ -126,15 +176,3 @@ def _end_all(workers: "LifoQueue[subprocess.Popen[bytes]]", owner: int) -> None:
     with suppress(Empty):
         while True:
             _end(workers.get_nowait())
-
-
-def _died(worker: "subprocess.Popen[bytes]") -> str:
-    if worker.returncode == -signal.SIGPROF:
-        return f"to compile it takes more than {grammar_worker.CPU_SECONDS} s; {SIMPLER}"
-    if worker.returncode == -signal.SIGKILL:
-        return (
-            f"the process that tries it was killed, after {WORKER_SECONDS:g} s or for the machine's memory; try again"
-        )
-    return (
-        f"to compile it takes more than {grammar_worker.MEMORY_BYTES >> 20} MiB, or it is nested too deeply; {SIMPLER}"
-    )

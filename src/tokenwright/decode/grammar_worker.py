@@ -1,27 +1,32 @@
-"""The grammar worker: compiles a grammar in a separate process before the engine's process compiles it.
+"""The grammar worker: a process in which what clients send is rewritten and compiled before the engine compiles it.
 
 llguidance's fuel bounds most grammars, but not all: the automaton of a `multipleOf` of six digits takes ten seconds
-and 400 MB, and a chain of 20,000 rules overflows the stack and crashes the process. So the worker first compiles each
-grammar and computes its first mask under limits on CPU time, memory and stack. A grammar that exceeds them ends only
-the worker.
+and 400 MB, and a chain of 20,000 rules overflows the stack and crashes the process. A schema is rewritten in time that
+grows faster than its length. So the worker forks itself for each question, and the fork has limits on processor time,
+memory and stack. A question that exceeds them ends only the fork: the tokens need not be read again.
 
-The worker imports nothing of the package (torch would take seconds) and is run by its path. On stdin and stdout it
-exchanges lines of JSON: first the settings with the tokens' bytes as Latin-1, then one grammar per line; it answers
-each with llguidance's error, "" if there is none.
+The worker is run by its path, and imports of the package only the rewriting of schemas. On stdin and stdout it
+exchanges lines of JSON: first the settings with the tokens' bytes as Latin-1, then one question per line, which is
+{"seconds", "grammar"} or {"seconds", and the arguments of schemas.answered}. It answers each with {"said", "signal",
+"seconds"}: what came of it, the signal that ended the fork, and the processor time that it took.
 """
 
+import gc
 import json
+import os
 import resource
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-CPU_SECONDS = 0.8  # for one grammar
 MEMORY_BYTES = 256 * 2**20  # beyond the worker's own memory with the tokens loaded
 STACK_BYTES = 2 * 2**20  # a quarter of a thread's default: a grammar that fits here does not overflow the engine's
+LONGEST_SECONDS = 50  # wall-clock time of a fork, which a fork only takes where the machine does not let it compute
+_DEPTH = 10_000  # of calls in Python; the stack ends first
 
 
 class _ByteTokens:
@@ -59,29 +64,65 @@ def complaint(made: Any) -> str:
     return str(made.get_error())
 
 
-def _limit_memory() -> None:
+def _complaint_of(tokenizer: Any, limits: Mapping[str, Any], grammar: str) -> str:
+    return complaint(matcher(tokenizer, grammar, limits))
+
+
+def _limit(seconds: float) -> None:
+    """Limit this process. SIGPROF ends it after its processor time."""
     statm = Path("/proc/self/statm")
     taken = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 2**30
     resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY_BYTES, taken + MEMORY_BYTES))
+    signal.alarm(LONGEST_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def _serve(grammars: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer grammars until the input closes."""
-    setting = json.loads(grammars.readline())
+def _in_fork(answer: Callable[[], Any], seconds: float) -> dict[str, Any]:
+    """The answer of a fork with limits; None where the fork ended without one."""
+    end, start = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            _limit(seconds)
+            with os.fdopen(start, "wb") as pipe:
+                pipe.write(json.dumps(answer()).encode())
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(start)
+    with os.fdopen(end, "rb") as pipe:
+        said = pipe.read()
+    _, status, usage = os.wait4(child, 0)
+    ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    whole = status == 0 and said
+    return {"said": json.loads(said) if whole else None, "signal": ended, "seconds": usage.ru_utime + usage.ru_stime}
+
+
+def _serve(questions: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer questions until the input closes."""
+    setting = json.loads(questions.readline())
     sys.path[:] = setting["path"]
-    tokenizer = byte_tokenizer([token.encode("latin-1") for token in setting["tokens"]])
+    from tokenwright.decode import schemas
+
+    tokenizer = byte_tokenizer([token.encode("latin-1") for token in setting.pop("tokens")])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _limit_memory()
-    answer = ""
+    sys.setrecursionlimit(_DEPTH)
+    gc.collect()
+    gc.freeze()  # so that a fork shares what is here
+    reply: dict[str, Any] = {}
     while True:
-        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.write(json.dumps(reply).encode() + b"\n")
         answers.flush()
-        line = grammars.readline()
+        line = questions.readline()
         if not line:
             return
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # SIGPROF ends the worker
-        answer = complaint(matcher(tokenizer, json.loads(line), setting["limits"]))
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        question = json.loads(line)
+        seconds = question.pop("seconds")
+        if "grammar" in question:
+            reply = _in_fork(partial(_complaint_of, tokenizer, setting["limits"], **question), seconds)
+        else:
+            reply = _in_fork(partial(schemas.answered, **question), seconds)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from tokenwright.cache import LayerSpec
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults
 from tokenwright.checks import OF_METHODS, no_attribute
 from tokenwright.config import EngineConfig, ModelConfig
+from tokenwright.decode.grammar_trials import Budget
 from tokenwright.engine import Engine, Request, Thoughts
 from tokenwright.engine.loop import Listener, RequestHandle
 from tokenwright.errors import RequestError
@@ -205,14 +206,16 @@ class EngineView:
         prediction: str = "",
         speculate: bool = True,
         thoughts: Thoughts | None = None,
+        budget: Budget | None = None,
     ) -> Request:
         """A request for `submit`: the prompt tokenised, the grammar compiled. Takes time. Raises RequestError.
 
         prediction: what the text may come to; where it does, several of its tokens are computed in one step.
         speculate=False: one token a step, as `LLM` has it. thoughts: that precede the answer, if it may have any.
+        budget: what the grammar's compilation may take.
         """
         options = RequestOptions(
-            salt=salt, adapter=adapter, prediction=prediction, speculate=speculate, thoughts=thoughts
+            salt=salt, adapter=adapter, prediction=prediction, speculate=speculate, thoughts=thoughts, budget=budget
         )
         return self.llm_engine.inputs.build(prompt, params, options=options)
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tokenwright.checks import OF_TEXT, check_bool, shown, unknown_name
 from tokenwright.config import angle_length
 from tokenwright.decode import BeamSearch, TextStopChecker
+from tokenwright.decode.grammar_trials import Budget
 from tokenwright.decode.stopping import Constraint
 from tokenwright.engine import Request, Thoughts, TokenConstraints
 from tokenwright.errors import RequestError
@@ -33,7 +34,8 @@ class RequestOptions:
 
     cache=False: the naive loop. salt: only requests of the same salt share cached pages. adapter: the name of the
     adapter to compute it with, whose pages no other request shares; None: the model as it is. prediction: what
-    the text may come to, for drafts. speculate: there may be drafts. thoughts: that may precede the answer.
+    the text may come to, for drafts. speculate: there may be drafts. thoughts: that may precede the answer. budget: of
+    the compilation of its grammar; None: a whole one.
     """
 
     cache: bool = True
@@ -42,6 +44,7 @@ class RequestOptions:
     prediction: str = ""
     speculate: bool = True
     thoughts: Thoughts | None = None
+    budget: Budget | None = None
 
 
 NO_OPTIONS = RequestOptions()
@@ -157,7 +160,7 @@ class InputProcessor:
         if params.prompt_logprobs is not None:
             prompt_logprobs_from = 1
         constraints = self.constraints(params)
-        stop_checker = self._stop_checker(params, ids, options.thoughts)
+        stop_checker = self._stop_checker(params, ids, options)
         for token in more:
             stop_checker.advance(token)
         stop_checker.take_text()
@@ -247,16 +250,15 @@ class InputProcessor:
         before = b"" if adapter is None else b"\xff" + bytes.fromhex(self._loaded.adapters[adapter].digest)  # no text
         return before + (salt if length is None else f"{length} {salt}").encode()
 
-    def _stop_checker(
-        self, params: SamplingParams, prompt: Sequence[int], thoughts: Thoughts | None
-    ) -> TextStopChecker:
+    def _stop_checker(self, params: SamplingParams, prompt: Sequence[int], options: RequestOptions) -> TextStopChecker:
         asked = time.monotonic()
         tokenizer = self._facts.tokenizer
         constraint: Constraint | None = None
         if params.grammar is not None:
             opens = all(tokenizer.token_bytes(token) is None for token in prompt)
             grammars = self._loaded.vocabulary.grammars(self.eos_ids)
-            constraint = grammars.compile(params.grammar, opens=opens)
+            constraint = grammars.compile(params.grammar, opens=opens, budget=options.budget)
+        thoughts = options.thoughts
         if thoughts is not None and params.beams == 1:  # beams are ranked by their own tokens
             held = thoughts.budget is not None or params.grammar is not None or params.stop
             constraint = ThoughtGate(constraint, thoughts, tokenizer, self._masks) if held else None

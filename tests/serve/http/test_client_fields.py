@@ -181,7 +181,7 @@ def test_schemas_are_loosened_by_steps_unless_they_are_strict(
         (
             CHAT,
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": WRONG}}]},
-            "properties.tags.type in the schema of f's parameters is wrong",
+            "f: properties.tags.type of its parameters is wrong",
         ),
     ],
     ids=lambda value: str(value)[:60],

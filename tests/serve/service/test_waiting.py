@@ -6,7 +6,6 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,6 +19,7 @@ from tokenwright.serve.app import APIS, Served
 from tokenwright.serve.explorer.inside import in_parts
 from tokenwright.serve.http.api import ClientGone, unless_gone
 from tokenwright.serve.service import model_host
+from tokenwright.serve.service.preparation import Preparation
 from tokenwright.serve.service.preprocess import Preprocessor
 from tokenwright.serve.service.service import AHEAD, Service, ServiceLimits
 from tokenwright.serve.service.types import GenerationRequest
@@ -243,13 +243,13 @@ def reading(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
         threads[0].start()
         assert inside.wait(HANGS_S)
         threads[1].start()
-        until(lambda: talker.service.reading.waiting == 1)
+        until(lambda: talker.service.preparation.reading.waiting == 1)
         yield talker
         go.set()
         for thread in threads:
             thread.join(HANGS_S)
         assert answers == [200, 200]
-        assert (talker.service.reading.used, talker.service.reading.waiting) == (0, 0)
+        assert (talker.service.preparation.reading.used, talker.service.preparation.reading.waiting) == (0, 0)
 
 
 def test_texts_that_are_only_read_wait_in_a_bounded_queue(reading: Talker) -> None:
@@ -270,34 +270,23 @@ def test_a_thread_that_reads_for_a_client_that_has_gone_counts() -> None:
     async def main() -> tuple[int, int]:
         service = Service(None, ["tiny"], ServiceLimits(queue=1))  # type: ignore[arg-type]  # it needs no model for this
         work = asyncio.ensure_future(service.read("", lambda: go.wait(HANGS_S)))
-        while not service.reading.used:
+        while not service.preparation.reading.used:
             await asyncio.sleep(0)
         await asyncio.sleep(0)  # it is in a thread
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
-        held = service.reading.used
+        held = service.preparation.reading.used
         go.set()
-        while service.reading.used:
+        while service.preparation.reading.used:
             await asyncio.sleep(0.005)
         service.close()
-        return held, service.reading.used
+        return held, service.preparation.reading.used
 
     assert asyncio.run(main()) == (1, 0)
 
 
-class Place:
-    """A place in the queue that is free at once."""
-
-    async def enter(self, *_: object) -> "Place":
-        return self
-
-    def leave(self) -> None: ...
-
-
 def read_by_a_service(work: Callable[[], object]) -> Coroutine[Any, Any, object]:
-    service = SimpleNamespace(reading=Place(), limits=SimpleNamespace(deadline_s=None))
-    service.in_thread = lambda function: asyncio.to_thread(function)
-    return Service.read(service, "", work)  # type: ignore[arg-type]
+    return Preparation(2, 8, 1).read("", work, None)
 
 
 def made_in_parts(work: Callable[[], object]) -> Coroutine[Any, Any, object]:

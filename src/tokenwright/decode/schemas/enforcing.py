@@ -1,32 +1,32 @@
 """JSON schemas as clients send them, made such that a grammar can enforce them.
 
-What a grammar cannot say in a keyword is said by alternatives where that is possible (schema_logic.py), perhaps
-stricter than the schema. Keywords that are left are left out where the client did not ask for strictness, and their
-places are returned. An object that lists properties and says nothing of others has no others (as in OpenAI's strict
-mode), so that a model cannot go on for ever. A `format` that is not known is an annotation, as the standard has it.
+What a grammar cannot say in a keyword is said by alternatives where that is possible (one_of.py, complements.py),
+perhaps stricter than the schema. Keywords that are left are left out where the client did not ask for strictness, and
+their places are returned. An object that lists properties and says nothing of others has no others (as in OpenAI's
+strict mode), so that a model cannot go on for ever. A `format` that is not known is an annotation, as the standard has
+it. It takes time that grows faster than a schema: a client's is rewritten in a grammar worker.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations, permutations
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote
 
-from tokenwright.decode.schemas.mistakes import OF_NAMES, OF_ONE, SEVERAL, named, readable, without_nulls
-from tokenwright.decode.schemas.patterns import listed, parted, plain, with_written_classes
-from tokenwright.decode.schemas.schema_logic import (
+from tokenwright.decode.schemas.complements import Complements
+from tokenwright.decode.schemas.mistakes import OF_NAMES, OF_ONE, SEVERAL, mistake_in, named, readable, without_nulls
+from tokenwright.decode.schemas.one_of import Comparison
+from tokenwright.decode.schemas.patterns import readable as readable_pattern
+from tokenwright.decode.schemas.references import (
     RESTRICTING,
     References,
     Schema,
     any_of,
-    meeting_names,
     pointer,
     same,
 )
-from tokenwright.decode.schemas.schema_pairs import Pairs
-from tokenwright.decode.schemas.schema_values import Values
 
 # Keywords that restrict JSON and that no grammar here enforces.
 LACKING = frozenset(("$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"))
@@ -36,24 +36,30 @@ FORMATS = frozenset(
 MOST_VALUES = 8  # of an array's distinct items that are written as alternatives
 MOST_ORDERED = 4  # of those in any order
 MOST_EXCLUDED = 4_000  # characters of what one alternative of a oneOf excludes
-MOST_COMPARED = 10_000  # pairs of alternatives of a document's oneOfs; a pair costs 0.1 ms
-MOST_PARTED = 3  # patterns of names that are made such that no name follows two of them
 MOST_COPIED = 50  # schemas that stand in the place of references to them
-_LOOKS = re.compile(r"\(\?(?:[=!]|<[=!])|(?<!\\)(?:\\\\)*\\[1-9]")  # look-around and references to groups
 _WITH_OTHERS = ("then", "else", "minContains", "maxContains")  # read with `if` and `contains`
 _ELSEWHERE = frozenset(("additionalProperties", "patternProperties", "allOf", "$ref"))  # may name more properties
 
 
-def enforceable(schema: Mapping[str, Any], *, rewritten: bool = True) -> tuple[Schema, list[str]]:
+def enforceable(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
     """The schema without what no grammar enforces, and the places of that, such as "properties.tags.uniqueItems".
 
-    rewritten: alternatives say what keywords cannot. One that is wrong in itself may be returned as it is.
+    One that is wrong in itself may be returned as it is.
     """
     said: Schema = without_nulls(schema)
     if not readable(said):
         return said, []
-    maker = _Maker(said, rewritten=rewritten)
+    maker = _Maker(said)
     return maker.made(said, (), close=True), maker.places
+
+
+def answered(schema: str, ask: Literal["enforceable", "mistake"]) -> Any:
+    """A grammar worker's answer about a schema: what is enforced of it and the places of the rest, or its mistake."""
+    given = json.loads(schema)
+    if ask == "mistake":
+        return mistake_in(given)
+    made, places = enforceable(given)
+    return json.dumps(made), places
 
 
 Place = tuple[str, ...]  # names that lead to a part of a schema
@@ -66,15 +72,14 @@ class _Maker:
     copied: the references that the schema being made stands for, from the outside inwards.
     """
 
-    def __init__(self, root: Mapping[str, Any], *, rewritten: bool) -> None:
-        self._rewritten = rewritten
+    def __init__(self, root: Mapping[str, Any]) -> None:
         self.places: list[str] = []
         self._references = References(root)
-        self._pairs = Pairs(self._references)
-        self._values = Values(self._references)
+        self._complements = Complements(self._references)
+        self._comparison = Comparison(self._references)
         self._parts = frozenset(_parts(root, within=False))
         self._copied: list[str] = []
-        self._copies = self._compared = 0
+        self._copies = 0
         self._joined_below = False  # whether all that is made belongs to one of two schemas that are joined
 
     def made(self, schema: Any, place: Place, *, close: bool) -> Any:
@@ -82,26 +87,24 @@ class _Maker:
             return schema
         if place and not self._references.types(schema):
             return False  # llguidance takes no reference to a schema without values
-        if (listed := self._listed(schema, place)) is not None:
-            return {"enum": listed} if listed else False
         schema = self._naming(self._references.terse(schema), place, close=close)
         found: Schema = {}
         more: list[Any] = []
         branches_close = close and not schema.get("properties")
         shared = len(schema.keys() & RESTRICTING) > 1
-        meeting = meeting_names(schema)
+        meeting = bool(schema.get("properties") and schema.get("patternProperties"))
         for name, value in schema.items():
             at = (*place, name)
             if name in _WITH_OTHERS or (name == "format" and value not in FORMATS):
                 continue
-            if name in LACKING or (name == "pattern" and _readable(value) is None):
+            if name in LACKING or (name == "pattern" and readable_pattern(value) is None):
                 self._left_out(at)
             elif name == "pattern":
-                found[name] = _readable(value)
+                found[name] = readable_pattern(value)
             elif name == "oneOf" and isinstance(value, list):
                 more.append({"anyOf": self._one_of(value, at, close=branches_close, shared=shared)})
             elif name in _REWRITES:
-                part = _REWRITES[name](self, value, schema, at) if self._rewritten else None
+                part = _REWRITES[name](self, value, schema, at)
                 if part is None:
                     self._left_out(at)
                 elif part is not True:
@@ -111,7 +114,7 @@ class _Maker:
                 both = shared or self._joined_below or name == "allOf"
                 found[name] = [self._member(one, (*at, str(n)), close=closes, both=both) for n, one in enumerate(value)]
             else:
-                found[name] = self._inner(name, value, at, meeting)
+                found[name] = self._inner(name, value, at, meeting=meeting)
         if len(named(found.get("patternProperties"))) < len(named(schema.get("patternProperties"))):
             found.pop("additionalProperties", None)
         return self._closed(self._joined(found, more), close=close)
@@ -124,52 +127,36 @@ class _Maker:
         least, required = schema.get("minProperties"), schema.get("required", [])
         if type(least) is not int or least <= max(1, len(required) if isinstance(required, list) else 0):
             return schema
-        schema = _names_listed(schema)
         given = schema.get("additionalProperties", not (close and schema.get("properties")))
         if given is not False or schema.get("patternProperties"):
             self._left_out((*place, "minProperties"))
             return schema
         known = [name for name, _ in named(schema.get("properties"))]
-        if not self._rewritten or len(known) > MOST_VALUES or "maxProperties" in schema:
+        if len(known) > MOST_VALUES or "maxProperties" in schema:
             return schema
         ways = {"anyOf": [{"required": list(one)} for one in combinations(known, least)]}
         kept = {name: value for name, value in schema.items() if name != "minProperties"}
         return {**kept, "allOf": [*schema.get("allOf", ()), ways]}
 
-    def _listed(self, schema: Mapping[str, Any], place: Place) -> list[Any] | None:
-        """The values of a schema that lists some and says more about them; None: it lists none, or more is unknown."""
-        more = schema.keys() & RESTRICTING - {"type", "enum", "const"}
-        if not more or "$ref" in schema or pointer(place) in self._references.above or not self._rewritten:
-            return None
-        each = (self._references.values(one) for one in self._pairs.joined(schema))
-        values = next((one for one in each if one is not None), None)
-        if values is None:
-            return None
-        verdicts = [self._values.follows(one, schema) for one in values]
-        listed = [one for one, good in zip(values, verdicts, strict=True) if good]
-        return None if None in verdicts or not (listed or place) else listed
-
-    def _of_patterns(self, value: Mapping[str, Any], at: Place, meeting: Collection[str]) -> Schema:
-        """patternProperties without the patterns that no grammar reads."""
+    def _of_patterns(self, value: Mapping[str, Any], at: Place, *, meeting: bool) -> Schema:
+        """patternProperties without the patterns that no grammar reads, and without any that meets an earlier one."""
         found: Schema = {}
         for key, one in value.items():
-            pattern = _readable(key)
-            if pattern is None or pattern in found:
+            pattern, names = readable_pattern(key), {"type": "string", "pattern": key}
+            others = ({"type": "string", "pattern": other} for other in found)
+            if pattern is None or not all(self._comparison.apart(names, other) for other in others):
                 self._left_out((*at, key))
             else:
-                found[pattern] = self._named(one, (*at, key), joined=key in meeting)
-        each = parted(tuple(found)) if len(found) <= MOST_PARTED else None
-        if each is None:
-            return found
-        several = {pattern: [found[one] for one in of] for pattern, of in each.items()}
-        return {pattern: of[0] if len(of) == 1 else {"allOf": of} for pattern, of in several.items()}
+                found[pattern] = self._named(one, (*at, key), joined=meeting)
+        return found
 
-    def _inner(self, name: str, value: Any, at: Place, meeting: Collection[str]) -> Any:
-        """The value of a keyword that alternatives do not rewrite. meeting: names whose schemas are joined."""
+    def _inner(self, name: str, value: Any, at: Place, *, meeting: bool) -> Any:
+        """The value of a keyword that alternatives do not rewrite. meeting: a name may follow several schemas."""
         if name == "patternProperties" and isinstance(value, Mapping):
-            return self._of_patterns(value, at, meeting)
+            return self._of_patterns(value, at, meeting=meeting)
         if name in OF_NAMES and isinstance(value, Mapping):
-            return {key: self._named(one, (*at, key), joined=key in meeting) for key, one in value.items()}
+            joined = meeting and name == "properties"
+            return {key: self._named(one, (*at, key), joined=joined) for key, one in value.items()}
         if name in (*OF_ONE, "prefixItems") and isinstance(value, list):
             return [self.made(one, (*at, str(n)), close=True) for n, one in enumerate(value)]
         if name in OF_ONE:
@@ -230,47 +217,45 @@ class _Maker:
     def _one_of(self, schemas: list[Any], at: Place, *, close: bool, shared: bool) -> list[Any]:
         """Alternatives of which a value satisfies one alone. shared: and other keywords.
 
-        Beyond MOST_COMPARED a value may satisfy several.
+        Those that are beyond comparison may be satisfied together.
         """
-        self._compared += len(schemas) * (len(schemas) - 1)
-        if self._compared > MOST_COMPARED:
-            self._left_out(at)
-            return [self._member(one, (*at, str(n)), close=close, both=shared) for n, one in enumerate(schemas)]
-        lacking, found = not self._rewritten, []
+        found, whole = [], True
         for n, one in self._alone(schemas):
             place = (*at, str(n))
-            rest, whole = self._rest(n, schemas, place, close=close) if self._rewritten else ([], True)
-            lacking |= not whole
+            rest = self._rest(n, schemas, place, close=close)
+            whole = whole and rest is not None
             made = self._member(one, place, close=close, both=shared or bool(rest))
             found.append({"allOf": [made, *rest]} if rest else made)
-        if lacking:
+        if not whole:
             self._left_out(at)
         return found
 
     def _alone(self, schemas: list[Any]) -> list[tuple[int, Any]]:
         """The alternatives with values of their own: none of one that is within another; all, where none is left."""
         each = list(enumerate(schemas))
-        within = {n for n, one in each if any(self._pairs.within(one, other) for m, other in each if m != n)}
-        return [(n, one) for n, one in each if n not in within or len(within) == len(each) or not self._rewritten]
+        broad = [(m, other) for m, other in each if self._comparison.broad(other)]
+        within = {n for n, one in each if any(self._comparison.within(one, other) for m, other in broad if m != n)}
+        return [(n, one) for n, one in each if n not in within or len(within) == len(each)]
 
-    def _rest(self, n: int, schemas: list[Any], place: Place, *, close: bool) -> tuple[list[Any], bool]:
-        """What values of the n-th schema must follow besides, so that no other holds; and whether that is all."""
+    def _rest(self, n: int, schemas: list[Any], place: Place, *, close: bool) -> list[Any] | None:
+        """What values of the n-th schema must follow besides, so that no other holds; None: that cannot be said."""
         one = schemas[n]
         shut = close and not (isinstance(one, Mapping) and unquote(str(one.get("$ref"))) in self._parts)
         rivals = [other for m, other in enumerate(schemas) if m != n]
-        others = [other for other in rivals if not self._pairs.apart(one, other, closed=shut)]
-        partings = [self._pairs.parting(one, other) for other in others]
-        named = sorted({name for name in partings if name is not None})
-        others = [other for other, name in zip(others, partings, strict=True) if name is None]
-        excluded = [self._references.excluded(other) for other in others]
+        others = [other for other in rivals if not self._comparison.apart(one, other, closed=shut)]
+        if self._comparison.exhausted:
+            return None
+        partings = [self._comparison.parting(one, other) for other in others]
+        names = sorted({name for name in partings if name is not None})
+        excluded = [self._complements.of(other) for other, name in zip(others, partings, strict=True) if name is None]
         rest = [self._of_types(other, one) for other in excluded if other]
-        whole = None not in rest and len(str(rest)) <= MOST_EXCLUDED
-        made = [self.made(other, place, close=False) for other in rest] if whole else []
-        made += [{"type": "object", "required": named}] if named else []
-        return made, whole and None not in excluded and False not in excluded
+        if None in rest or None in excluded or False in excluded or len(str(rest)) > MOST_EXCLUDED:
+            return None
+        made = [self.made(other, place, close=False) for other in rest]
+        return [*made, {"type": "object", "required": names}] if names else made
 
     def _not(self, value: Any, schema: Mapping[str, Any], at: Place) -> Any:
-        excluded = self._references.excluded(value)
+        excluded = self._complements.of(value)
         if excluded is None or isinstance(excluded, bool):
             return excluded
         fitting = self._of_types(excluded, schema)
@@ -286,7 +271,7 @@ class _Maker:
         then, other = schema.get("then", True), schema.get("else", True)
         if then is True and other is True:
             return True
-        excluded = self._references.excluded(value)
+        excluded = self._complements.of(value)
         if excluded is None:
             return None
         both = {"allOf": [value, then]} if then is not True else value
@@ -336,30 +321,12 @@ class _Maker:
         if (listed := self._references.values(names)) is not None:
             return {"properties": dict.fromkeys(listed, of_each), "additionalProperties": False}
         restricting = names.keys() - {"type", "description", "title"}
-        if restricting == {"pattern"} and (pattern := _readable(names["pattern"])) is not None:
+        if restricting == {"pattern"} and (pattern := readable_pattern(names["pattern"])) is not None:
             return {"patternProperties": {pattern: of_each}, "additionalProperties": False}
         if restricting <= {"minLength", "maxLength"}:
             length = f"{names.get('minLength', 0)},{names.get('maxLength', '')}"
             return {"patternProperties": {rf"^[\s\S]{{{length}}}$": of_each}, "additionalProperties": False}
         return None
-
-
-def _readable(pattern: Any) -> Any:
-    """A pattern as a grammar reads it, or None."""
-    if not isinstance(pattern, str):
-        return pattern
-    read = plain(pattern) if _LOOKS.search(pattern) else pattern
-    return read if read is None else with_written_classes(read)
-
-
-def _names_listed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema whose properties are listed, in place of patterns of few names."""
-    patterns = schema.get("patternProperties")
-    if not isinstance(patterns, Mapping) or len(patterns) != 1 or schema.get("properties"):
-        return schema
-    [(pattern, one)] = patterns.items()
-    names = listed(pattern, MOST_VALUES)
-    return {**schema, "patternProperties": {}, "properties": dict.fromkeys(names, one)} if names else schema
 
 
 def _parts(schema: Any, *, within: bool) -> Iterator[str]:

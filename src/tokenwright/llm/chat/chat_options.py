@@ -7,11 +7,10 @@ import json
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tokenwright.checks import check_bool, shown
-from tokenwright.decode.schemas import enforceable
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_request import ChatRequest, Tool, check_chat, distinct
 from tokenwright.llm.chat.tools import whole_escapes
@@ -139,8 +138,7 @@ def form_of(given: Any) -> tuple[Grammar | None, Parse | None]:
     if given is None:
         return None, None
     if is_pydantic(given):
-        schema, validate = enforceable(given.model_json_schema())[0], given.model_validate_json
-        return Grammar.json_schema(schema), validate
+        return _schema(given.model_json_schema()), given.model_validate_json
     if isinstance(given, Grammar):
         return given, json.loads if given.kind == "json_schema" else None
     if isinstance(given, Mapping):
@@ -150,14 +148,18 @@ def form_of(given: Any) -> tuple[Grammar | None, Parse | None]:
         if kind in ("json_object", "json_schema"):
             inner = given.get("json_schema", given)
             found = inner.get("schema", {"type": "object"}) if isinstance(inner, Mapping) else {"type": "object"}
-            return Grammar.json_schema(enforceable(_object("response_format", found))[0]), json.loads
+            return _schema(_object("response_format", found)), json.loads
         if kind in _JSON_TYPES.values() or "$ref" in given or "anyOf" in given:  # a schema itself, as ollama takes it
-            return Grammar.json_schema(enforceable(given)[0]), json.loads
+            return _schema(given), json.loads
     raise RequestError(
         f"response_format must be a Pydantic model, a Grammar, {{'type': 'json_object'}} or {{'type': 'json_schema', "
         f"'json_schema': {{'schema': ...}}}}, not {shown(given)}",
         "response_format",
     )
+
+
+def _schema(given: Mapping[str, Any]) -> Grammar:
+    return replace(Grammar.json_schema(given), client=True)
 
 
 def _messages(given: Any) -> Any:

@@ -11,9 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tokenwright.decode.grammar_kinds import schema_rule
+from tokenwright.decode.grammar_trials import Budget
 from tokenwright.engine import Grammar, SamplingParams
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_request import ChatRequest
+from tokenwright.llm.chat.client_schemas import ClientSchemas
 from tokenwright.llm.chat.output_parser import NewReader, PlainReader, SortingReader, ThinkTags, tags_of
 from tokenwright.llm.chat.template_messages import TemplateMessages
 from tokenwright.llm.chat.template_order import FILLERS, TemplateOrder
@@ -135,11 +137,18 @@ class ChatProcessor:
         ids += encode(own, add_special=False, parse_special=False)
         return replace(start, text=text + own, ids=tuple(ids))
 
-    def grammar(self, wanted: ChatRequest, prompt: str, grammar: Grammar | None) -> Grammar | None:
-        """The grammar of an answer: calls of tools, or text of `grammar` (None: any). Raises RequestError."""
+    def schemas(self, wanted: ChatRequest, answer: Grammar | None, budget: Budget) -> ClientSchemas:
+        """The schemas of a conversation, as far as they can be enforced. Raises RequestError for a strict one."""
+        tools = callable_tools(wanted) if self.tools is not None and wanted.may_call else []
+        return ClientSchemas(self._loaded.vocabulary.grammars(self._loaded.eos_ids), budget, tools, answer)
+
+    def grammar(self, wanted: ChatRequest, prompt: str, schemas: ClientSchemas) -> Grammar | None:
+        """The grammar of an answer: calls of tools, or the text of an answer. Raises RequestError."""
+        grammar = schemas.answer
         if self.tools is None:
             return grammar
         if wanted.may_call:
+            wanted = replace(wanted, tools=schemas.tools)
             answer = None if grammar is None else _answer_rule(grammar)
             return self.tools.grammar(wanted, prompt, answer, self._channels)
         if self._channels and wanted.messages is not None and (grammar is not None or wanted.tools):

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from tokenwright.checks import check_bool, hinting
+from tokenwright.decode.grammar_trials import Budget
 from tokenwright.engine import Request
 from tokenwright.engine.loop import Inbox
 from tokenwright.errors import RequestError
@@ -170,7 +171,8 @@ class ChatView(EngineView):
         if form is not None and its.grammar is not None:
             raise RequestError("response_format and grammar each say the form of the answer; leave one of them out")
         prompt = self._rendered(wanted, options.answers)
-        its = replace(its, grammar=chat.grammar(wanted, prompt.text, form or its.grammar))
+        schemas = chat.schemas(wanted, form or its.grammar, Budget())
+        its = replace(its, grammar=chat.grammar(wanted, prompt.text, schemas))
         build = inputs.streamed if streamed else inputs.prepared
         tags = chat.tags(wanted, prompt.text, its)
         thoughts = None if tags is None else tags.thoughts(wanted.thinking_budget)

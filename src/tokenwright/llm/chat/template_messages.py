@@ -70,13 +70,16 @@ def nine_letters(identity: str) -> str:
     return found
 
 
+_WRITTEN = ("content", "reasoning_content", "tool_calls")  # of a message
+
+
 def without_oldest(messages: Messages, share: float) -> list[Mapping[str, Any]]:
     """The messages without their oldest, about this share of their text: the system's stay, and the last one.
 
     The rest begins with a user's message, if there is one. Empty if nothing can be left out.
     """
     start = next((at for at, one in enumerate(messages) if one["role"] not in ("system", "developer")), len(messages))
-    sizes = [len(str(one.get("content") or "")) + 1 for one in messages]
+    sizes = [1 + sum(len(str(one.get(name) or "")) for name in _WRITTEN) for one in messages]
     excess, at = share * sum(sizes), start
     while at < len(messages) - 1 and (excess > 0 or at == start):
         excess -= sizes[at]

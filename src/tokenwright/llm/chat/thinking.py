@@ -26,7 +26,7 @@ _BEFORE, _AFTER = "\n", "\n\n"  # the end tag, as it is written for a model
 
 def switches_of(source: str) -> tuple[str, ...]:
     """The variables by which a template's reasoning is switched, from its source: those that it asks for by name."""
-    statements = " ".join(re.findall(r"\{[%{](.*?)[%}]\}", source, re.DOTALL))
+    statements = " ".join(re.split(r"[%}]\}", part)[0] for part in re.split(r"\{[%{]", source)[1:])
     code = re.sub(r"'[^']*'|\"[^\"]*\"", "''", statements)
     return tuple(name for name in SWITCHES if re.search(rf"(?<![\w.]){name}(?!\w)(?!\s*=(?!=))", code))
 

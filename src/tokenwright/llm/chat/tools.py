@@ -10,12 +10,10 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tokenwright.decode.schemas import enforceable
 from tokenwright.engine import Grammar
-from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_request import ChatRequest, Tool
 from tokenwright.llm.chat.output_parser import CallReader, stand_ins
 from tokenwright.llm.chat.tool_forms.channels import channel_grammar
@@ -24,23 +22,6 @@ from tokenwright.llm.chat.tool_forms.lark import LarkRules
 from tokenwright.llm.chat.tool_forms.probing import TemplateTools, declared
 from tokenwright.llm.chat.tool_forms.reading import FormReader
 from tokenwright.llm.chat.tool_forms.supplement import as_template_reads
-
-
-def enforced(tool: Tool) -> dict[str, Any]:
-    """The schema that a tool's arguments follow. Raises RequestError where it is strict and cannot be enforced."""
-    schema, places = enforceable(tool.parameters)
-    if places and tool.strict:
-        raise RequestError(
-            f"tools: {tool.name} is strict, and {places[0]} of its parameters cannot be enforced here; leave it out or "
-            "set strict to false"
-        )
-    return schema
-
-
-def unenforced(tools: Sequence[Tool]) -> list[str]:
-    """The keywords of the tools' schemas that are not enforced, such as "tools.search.uniqueItems"."""
-    places = ((tool.name, place) for tool in tools for place in enforceable(tool.parameters)[1])
-    return [f"tools.{name}.{place.rpartition('.')[2]}" for name, place in places]
 
 
 def callable_tools(wanted: ChatRequest) -> list[Tool]:
@@ -80,7 +61,7 @@ class ModelTools:
 
     def grammar(self, wanted: ChatRequest, prompt: str, answer: str | None, channels: bool) -> Grammar:
         """The grammar of an answer; `answer`: the rule of one that is no call. Raises RequestError."""
-        tools = [replace(tool, parameters=enforced(tool)) for tool in callable_tools(wanted)]
+        tools = callable_tools(wanted)
         if channels:
             begun = wanted.continue_last
             return channel_grammar(tools, wanted.tool_choice, self.special, self.ends, answer, begun=begun)

@@ -48,7 +48,6 @@ from tokenwright.serve.http.replying import (
     check_model,
     event,
     events_of,
-    offered,
     said,
     schema_grammar,
     started,
@@ -66,6 +65,7 @@ from tokenwright.serve.service.types import (
     TokenCounts,
     Tool,
     ToolCallDelta,
+    distinct,
 )
 
 ERROR_TYPES: dict[Kind, str] = {
@@ -115,7 +115,7 @@ def add(app: FastAPI, service: Service) -> None:
         body.model = check_model(request, service, body.model)
         wanted = GenerationRequest(
             **await off_loop(request, lambda: prompt_of(request, body)),
-            overrides=overrides_of(request, body),
+            overrides=overrides_of(body),
             caller=about(request).caller,
             request_id=about(request).request_id,
             streamed=body.stream,
@@ -162,7 +162,7 @@ def _encoded(one: Event) -> bytes:
     return event(one["type"], one)
 
 
-def overrides_of(request: Request, body: Messages) -> dict[str, Any]:
+def overrides_of(body: Messages) -> dict[str, Any]:
     """The sampling parameters of a request."""
     found: dict[str, Any] = {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p")}
     found["top_k"] = 0 if body.top_k == -1 else body.top_k
@@ -171,7 +171,7 @@ def overrides_of(request: Request, body: Messages) -> dict[str, Any]:
         found["stop"] = body.stop_sequences
     form = (body.output_config and body.output_config.format) or body.output_format
     if form is not None:
-        found["grammar"] = schema_grammar(request, form.schema_, False, "output_config.format")
+        found["grammar"] = schema_grammar(form.schema_, "output_config.format")
     return found
 
 
@@ -216,7 +216,7 @@ def tools_of(request: Request, body: AnthropicPrompted) -> list[Tool]:
                 place = f"tools.{at}.{'name' if tool.name is None else 'input_schema'}"
                 raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
             found.append(Tool(tool.name, tool.description, tool.input_schema, tool.strict))
-    return offered(request, found)
+    return distinct(found)
 
 
 def choice_of(choice: object) -> dict[str, Any]:

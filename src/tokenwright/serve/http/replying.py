@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
 from fastapi import Request, Response
 
-from tokenwright.decode.schemas import enforceable
 from tokenwright.errors import RequestError, TokenwrightError
-from tokenwright.llm.chat.tools import read_begun, read_json, unenforced
+from tokenwright.llm.chat.tools import read_begun, read_json
 from tokenwright.sampling_params import Grammar
-from tokenwright.serve.http.api import RefusedRequest, about, unless_gone
+from tokenwright.serve.http.api import about, unless_gone
 from tokenwright.serve.http.reply_text import LONG, Json, dumps, server_timing, timings_of, written
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
@@ -24,9 +23,7 @@ from tokenwright.serve.service.types import (
     GenerationRequest,
     NotReady,
     Problem,
-    Tool,
     ToolCall,
-    distinct,
     no_model,
     problem_of,
 )
@@ -50,32 +47,12 @@ def check_model(request: Request, service: Service, name: str, *, exact: bool = 
     return name
 
 
-def offered(request: Request, tools: Sequence[Tool]) -> list[Tool]:
-    """The tools without repetitions; the reply names the keywords of their schemas that the answer need not follow."""
-    found = distinct(tools)
-    about(request).ignored += unenforced(found)
-    return found
-
-
-def schema_grammar(request: Request, schema: Mapping[str, Any], strict: bool, where: str) -> Grammar:
-    """A grammar of JSON that follows a schema as far as it can be enforced; the rest is named in the reply.
-
-    Raises RefusedRequest where the client asked for strictness and not all can be, RequestError for a wrong schema.
-    """
-    found, places = enforceable(schema)
-    if places and strict:
-        why = f"{where} is strict, and {places[0]} cannot be enforced here; leave it out, or set strict to false"
-        raise RefusedRequest(Problem(400, "invalid", why, where))
-    about(request).ignored += [f"schema.{place.rpartition('.')[2]}" for place in places]
-    if strict:
-        return Grammar.json_schema(found)
-    kind = schema.get("type")
-    looser = Grammar.json_schema({"type": kind} if isinstance(kind, str) else {})
-    plain = replace(Grammar.json_schema(enforceable(schema, rewritten=False)[0]), looser=looser)
+def schema_grammar(schema: Mapping[str, Any], where: str, *, strict: bool = False) -> Grammar:
+    """A grammar of JSON that follows a client's schema. where: the field that has it. Raises RequestError."""
     try:
-        return replace(Grammar.json_schema(found), looser=plain)
-    except RequestError:  # its alternatives made it too large
-        return plain
+        return Grammar("json_schema", json.dumps(schema), client=True, strict=where if strict else "")
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{where} cannot be written as JSON: {error}") from None
 
 
 async def started(request: Request, service: Service, wanted: GenerationRequest) -> Generation:

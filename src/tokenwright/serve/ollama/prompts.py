@@ -11,9 +11,8 @@ from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.serve.http.api import about
 from tokenwright.serve.http.hosted import leave_out
 from tokenwright.serve.http.open_calls import OpenCalls
-from tokenwright.serve.http.replying import offered
 from tokenwright.serve.ollama.bodies import Chat, Generate, OllamaMessage
-from tokenwright.serve.service.types import Gap, Tool
+from tokenwright.serve.service.types import Gap, Tool, distinct
 
 
 def generate_prompt(body: Generate) -> dict[str, Any]:
@@ -90,4 +89,4 @@ def tools_of(request: Request, body: Chat) -> list[Tool]:
             if tool.function is None:
                 raise RequestError(f"tools.{at}.function: this field is required")
             found.append(Tool(tool.function.name, tool.function.description, tool.function.parameters))
-    return offered(request, found)
+    return distinct(found)

@@ -196,7 +196,7 @@ async def _reply(request: Request, service: Service, body: Chat | Generate, prom
     thinking = Thinking.of(None if body.think is None else body.think is not False, None, effort)
     wanted = GenerationRequest(
         **prompt,
-        overrides=overrides_of(request, body),
+        overrides=overrides_of(body),
         json_object=body.format == "json",
         thinking=thinking.on,
         variables=thinking.variables,
@@ -233,7 +233,7 @@ def _encoded(line: Line) -> bytes:
     return f"{dumps(line)}\n".encode()
 
 
-def overrides_of(request: Request, body: OllamaPrompted) -> dict[str, Any]:
+def overrides_of(body: OllamaPrompted) -> dict[str, Any]:
     """The sampling parameters of a request. Raises RequestError for a schema that cannot be written."""
     options = body.options
     names = ("temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty")
@@ -247,7 +247,7 @@ def overrides_of(request: Request, body: OllamaPrompted) -> dict[str, Any]:
         **samplers_of(options),
     }
     if isinstance(body.format, Mapping):
-        found["grammar"] = schema_grammar(request, body.format, False, "format")
+        found["grammar"] = schema_grammar(body.format, "format")
     if body.logprobs:
         found["logprobs"] = body.top_logprobs
     elif body.top_logprobs:

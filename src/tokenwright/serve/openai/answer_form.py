@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from fastapi import Request
-
 from tokenwright.decode.gbnf import is_gbnf, lark_of
 from tokenwright.errors import RequestError
-from tokenwright.sampling_params import MOST_GRAMMAR, Grammar, Whitespace
+from tokenwright.sampling_params import MOST_GRAMMAR, Grammar
 from tokenwright.serve.http.api import RefusedRequest
 from tokenwright.serve.http.replying import schema_grammar
 from tokenwright.serve.openai.bodies import Sampling
@@ -21,12 +19,12 @@ from tokenwright.serve.service.types import Problem
 Form = Grammar | None  # None: any JSON object
 
 
-def form_of(request: Request, body: Sampling) -> dict[str, Any]:
+def form_of(body: Sampling) -> dict[str, Any]:
     """The fields of a GenerationRequest and its overrides that say the form: {"json_object"} or {"grammar"}, or {}.
 
     Raises RefusedRequest for two forms, and RequestError for one that cannot be read.
     """
-    found = list(_forms(request, body))
+    found = list(_forms(body))
     if len(found) > 1:
         names = " and ".join(name for name, _ in found)
         why = f"{names} each say the form of the answer; leave all but one of them out"
@@ -36,18 +34,13 @@ def form_of(request: Request, body: Sampling) -> dict[str, Any]:
     [(_, form)] = found
     if body.whitespace is None:
         return {"json_object": True} if form is None else {"grammar": form}
-    return {"grammar": _spaced(form or ANY_OBJECT, body.whitespace)}
+    return {"grammar": replace(form or ANY_OBJECT, whitespace=body.whitespace)}
 
 
-def _spaced(form: Grammar, whitespace: Whitespace) -> Grammar:
-    looser = form.looser and _spaced(form.looser, whitespace)
-    return replace(form, whitespace=whitespace, looser=looser)
-
-
-def _forms(request: Request, body: Sampling) -> Iterator[tuple[str, Form]]:
+def _forms(body: Sampling) -> Iterator[tuple[str, Form]]:
     """The forms that a body has, with the names of their fields."""
-    yield from _of_format(request, body.response_format)
-    for place, made in _made(request).items():
+    yield from _of_format(body.response_format)
+    for place, made in _made().items():
         outer, _, inner = place.rpartition(".")
         holder = getattr(body, outer) if outer else body
         given = None if holder is None else getattr(holder, inner)
@@ -55,16 +48,12 @@ def _forms(request: Request, body: Sampling) -> Iterator[tuple[str, Form]]:
             yield place.rstrip("_"), made(given)
 
 
-def _made(request: Request) -> dict[str, Callable[[Any], Form]]:
+def _made() -> dict[str, Callable[[Any], Form]]:
     """What makes the form of each field that has one, but for response_format."""
     outputs = "structured_outputs."
 
     def enforced(schema: Any) -> Grammar:
-        return (
-            schema_grammar(request, schema, False, "schema")
-            if isinstance(schema, dict)
-            else Grammar.json_schema(schema)
-        )
+        return schema_grammar(schema, "schema") if isinstance(schema, dict) else Grammar.json_schema(schema)
 
     return {
         **dict.fromkeys(("json_schema", "guided_json", f"{outputs}json_"), enforced),
@@ -75,12 +64,12 @@ def _made(request: Request) -> dict[str, Callable[[Any], Form]]:
     }
 
 
-def _of_format(request: Request, given: object) -> Iterator[tuple[str, Form]]:
+def _of_format(given: object) -> Iterator[tuple[str, Form]]:
     name = "response_format"
     match given:
         case ObjectFormat():
             found = given.value if given.schema_ is None else given.schema_
-            yield name, None if found is None else schema_grammar(request, found, False, name)
+            yield name, None if found is None else schema_grammar(found, name)
         case SchemaFormat():
             inner = None if given.json_schema is None else given.json_schema.schema_
             found = given.schema_ if inner is None else inner
@@ -88,7 +77,7 @@ def _of_format(request: Request, given: object) -> Iterator[tuple[str, Form]]:
                 place = f"{name}.json_schema.schema"
                 raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
             strict = given.json_schema is not None and given.json_schema.strict in (True, "true")
-            yield name, schema_grammar(request, found, strict, f"{name}.json_schema")
+            yield name, schema_grammar(found, f"{name}.json_schema", strict=strict)
         case RegexFormat():
             yield name, Grammar.regex(given.pattern or given.regex or given.value or "")
         case GrammarFormat():

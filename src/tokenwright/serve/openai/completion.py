@@ -56,7 +56,7 @@ async def wanted_of(
     if body.grammar:
         overrides["grammar"] = grammar(body.grammar)
     elif body.json_schema:
-        overrides["grammar"] = schema_grammar(request, body.json_schema, False, "json_schema")
+        overrides["grammar"] = schema_grammar(body.json_schema, "json_schema")
     prompts = await read_prompts(request, service, given)
     each = [
         GenerationRequest(

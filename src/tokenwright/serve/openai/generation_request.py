@@ -12,7 +12,7 @@ from tokenwright.serve.http.api import RefusedRequest, about
 from tokenwright.serve.http.hosted import leave_out
 from tokenwright.serve.http.open_calls import OpenCalls
 from tokenwright.serve.http.reasoning_options import Thinking
-from tokenwright.serve.http.replying import check_model, offered
+from tokenwright.serve.http.replying import check_model
 from tokenwright.serve.http.samplers import samplers_of
 from tokenwright.serve.openai.answer_form import form_of
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
@@ -32,7 +32,7 @@ from tokenwright.serve.openai.message_bodies import (
     ToolMessage,
 )
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import Gap, GenerationRequest, Problem, Tool, ToolMode
+from tokenwright.serve.service.types import Gap, GenerationRequest, Problem, Tool, ToolMode, distinct
 
 Json = dict[str, Any]
 DEFAULT_TOKENS = 16  # of a completion; a chat goes on to its end
@@ -154,7 +154,7 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Generatio
     if body.top_logprobs and not body.logprobs:
         raise RefusedRequest(Problem(400, "invalid", "top_logprobs needs logprobs: true", "top_logprobs"))
     overrides["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
-    form = form_of(request, body)
+    form = form_of(body)
     thinking = thinking_of(body)
     return GenerationRequest(
         messages=messages_of(body.messages),
@@ -209,7 +209,7 @@ def given_choice(body: ChatBody) -> ChoiceField:
 def tools_of(request: Request, tools: Sequence[FunctionTool]) -> list[Tool]:
     """The tools that the model may call. Raises RefusedRequest for one without its function, and as `leave_out`."""
     leave_out(about(request), [tool.type for tool in tools], TYPES)
-    return offered(request, [_tool(request, at, tool) for at, tool in enumerate(tools) if tool.type in TYPES])
+    return distinct([_tool(request, at, tool) for at, tool in enumerate(tools) if tool.type in TYPES])
 
 
 def _tool(request: Request, at: int, tool: FunctionTool) -> Tool:
@@ -288,7 +288,7 @@ def completion_wanted(service: Service, request: Request, body: CompletionBody) 
     overrides["max_tokens"] = next((one for one in given if one is not None), DEFAULT_TOKENS)
     if body.echo and body.logprobs is not None:
         overrides["prompt_logprobs"] = body.logprobs
-    form = form_of(request, body)
+    form = form_of(body)
     overrides |= {name: one for name, one in form.items() if name == "grammar"}
     prompt = body.prompt
     prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]

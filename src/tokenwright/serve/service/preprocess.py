@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tokenwright.checks import check_whole
-from tokenwright.decode.schemas import mistake_in
+from tokenwright.decode.grammar_trials import Budget
 from tokenwright.engine import Grammar, Request, SamplingParams
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.llm.chat.chat_request import check_chat
 from tokenwright.llm.chat.output_parser import NewReader, PlainReader
 from tokenwright.llm.chat.template_messages import without_oldest
-from tokenwright.llm.chat.tools import enforced
 from tokenwright.serve.service.types import PRIORITIES, GenerationRequest
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
@@ -88,8 +86,13 @@ class Preprocessor:
         given = wanted.overrides
         return short and not (wanted.gap or wanted.json_object or any(given.get(name) for name in _SLOW))
 
-    def prepare(self, wanted: GenerationRequest) -> Prepared:
-        """Raises RequestError, ContextError."""
+    def constrained(self, wanted: GenerationRequest) -> bool:
+        """Whether `prepare` asks a grammar worker."""
+        return bool(wanted.json_object or wanted.overrides.get("grammar") or wanted.tools)
+
+    def prepare(self, wanted: GenerationRequest, budget: Budget | None = None) -> Prepared:
+        """budget: of all its schemas and grammars. Raises RequestError, ContextError."""
+        budget = budget or Budget()
         ids, text = self.prompt(wanted)
         truncated = max(0, len(ids) - (wanted.truncate_prompt_tokens or len(ids)))
         ids = ids[truncated:]
@@ -104,61 +107,34 @@ class Preprocessor:
             "prediction": wanted.prediction,
             "speculate": wanted.speculate,
         }
-        loosened: tuple[str, ...] = ()
+        answer = ANY_OBJECT if wanted.json_object else wanted.overrides.get("grammar")
+        schemas = self.chat.schemas(wanted, answer, budget)
         while True:
-            params = self._params(wanted, text, len(ids))
+            # A grammar of channels cannot heed ignore_eos.
+            silent = answer is None and not wanted.may_call and wanted.overrides.get("ignore_eos")
+            grammar = None if silent else self.chat.grammar(wanted, text, schemas)
+            params = self._params(wanted, len(ids), grammar)
             tags = self.chat.tags(wanted, text, params)
             thoughts = None if tags is None else tags.thoughts(wanted.thinking_budget)
             try:
-                request = self._llm.prepare(ids, params, thoughts=thoughts, **shared)
+                request = self._llm.prepare(ids, params, thoughts=thoughts, budget=budget, **shared)
                 break
             except RequestError as error:
-                if params.grammar is None:
-                    raise
-                _check_schemas(wanted, error)
-                wanted, more = self._loosened(wanted)
-                if not more:
-                    raise
-                loosened += more
+                schemas.loosen(error)
+        left_out = schemas.left_out
         if wanted.shows_special and _at_end(params):  # texts that are known at the end do not say where tokens stand
-            wanted, loosened = replace(wanted, shows_special=False), (*loosened, "skip_special_tokens")
+            wanted, left_out = replace(wanted, shows_special=False), [*left_out, "skip_special_tokens"]
         reader = self.chat.reader(wanted, text, tags)
-        return Prepared(request, text, reader, _at_end(params), truncated, tuple(dict.fromkeys(loosened)))
+        return Prepared(request, text, reader, _at_end(params), truncated, tuple(dict.fromkeys(left_out)))
 
-    def _params(self, wanted: GenerationRequest, text: str, prompt: int) -> SamplingParams:
+    def _params(self, wanted: GenerationRequest, prompt: int, grammar: Grammar | None) -> SamplingParams:
         """Raises RequestError, ContextError."""
-        params = self._llm.sampling(**self._overrides(wanted, text, prompt))
+        params = self._llm.sampling(**self._overrides(wanted, prompt), grammar=grammar)
         _check_logprobs(params, prompt, wanted.together)
         if _at_end(params) and wanted.streamed:
             name = "beams" if params.beams > 1 else "best_of"
             raise RequestError(f"{name} cannot be streamed: its texts are known at the end alone; leave stream out")
         return params
-
-    def _loosened(self, wanted: GenerationRequest) -> tuple[GenerationRequest, tuple[str, ...]]:
-        """A request without the schemas that no grammar can be made of, and their names; unchanged where all can.
-
-        Raises RequestError for those of a strict tool.
-        """
-        grammar = wanted.overrides.get("grammar")
-        if grammar is not None and grammar.looser is not None and self._complaint(grammar):
-            overrides = {**wanted.overrides, "grammar": grammar.looser}
-            return replace(wanted, overrides=overrides), ("schema",)
-        tools, names = list(wanted.tools), []
-        for n, tool in enumerate(tools):
-            complaint = self._complaint(Grammar.json_schema(enforced(tool)))
-            if complaint and tool.strict:
-                raise RequestError(f"tools: {tool.name} is strict, and its parameters cannot be enforced: {complaint}")
-            if complaint:
-                tools[n] = replace(tool, parameters={"type": "object"})
-                names.append(f"tools.{tool.name}.parameters")
-        return replace(wanted, tools=tools), tuple(names)
-
-    def _complaint(self, grammar: Grammar) -> str:
-        try:
-            self._llm.prepare([0], self._llm.sampling(max_tokens=1, grammar=grammar))
-        except RequestError as error:
-            return str(error)
-        return ""
 
     def prompt(self, wanted: GenerationRequest, *, add_special: bool = True) -> tuple[Sequence[int], str]:
         """The ids of the prompt, uncut, and its text. Raises RequestError.
@@ -178,15 +154,21 @@ class Preprocessor:
         return rendered.ids, rendered.text
 
     def _shortened(self, wanted: GenerationRequest) -> GenerationRequest:
-        """The request without its oldest messages, so that there is room for an answer. Raises RequestError."""
+        """The request without its oldest messages, so that there is room for an answer. Raises RequestError.
+
+        It renders no more messages than the context has tokens, and from the third time on at most half of the last.
+        """
         context = min(self._llm.context, wanted.context or self._llm.context)
         most = context - min(wanted.overrides.get("max_tokens") or 1, context // 2)
+        rendered = 0
         while True:
             assert wanted.messages is not None, "only a conversation is shortened"
             texts = [str(one.get("content") or "") for one in wanted.messages]
-            least = sum(map(self._llm.tokenizer.least_tokens, texts))
-            length = least if least > most else len(self.chat.rendered(wanted).ids)
-            messages = without_oldest(wanted.messages, 1 - most / length) if length > most else []
+            length = len(texts) + sum(map(self._llm.tokenizer.least_tokens, texts))  # a template marks each message
+            if length <= most:
+                length, rendered = len(self.chat.rendered(wanted).ids), rendered + 1
+            share = max(1 - most / length, 0.5 if rendered > 1 else 0)
+            messages = without_oldest(wanted.messages, share) if length > most else []
             if not messages:
                 return wanted
             wanted = replace(wanted, messages=messages)
@@ -206,14 +188,8 @@ class Preprocessor:
             return list(prompt)
         return self._llm.tokenizer.encode(prompt, add_special=add_special)
 
-    def _overrides(self, wanted: GenerationRequest, text: str, prompt: int) -> dict[str, Any]:
-        found = {name: value for name, value in wanted.overrides.items() if value is not None}
-        if wanted.json_object:
-            found["grammar"] = ANY_OBJECT
-        given = found.get("grammar")
-        silent = given is None and not wanted.may_call and found.get("ignore_eos")  # which no grammar can heed
-        if not silent and (grammar := self.chat.grammar(wanted, text, given)) is not None:
-            found["grammar"] = grammar
+    def _overrides(self, wanted: GenerationRequest, prompt: int) -> dict[str, Any]:
+        found = {name: value for name, value in wanted.overrides.items() if value is not None and name != "grammar"}
         if wanted.gap is not None and not found.get("ignore_eos"):
             found["stop_ids"] = (*found.get("stop_ids", ()), *self._infill.ends)
         if wanted.deadline_s is not None:
@@ -227,16 +203,6 @@ class Preprocessor:
                 raise RequestError(f"the prompt has {prompt} tokens, and {limit}; raise it, or shorten the prompt")
             found["max_tokens"] = min(found["max_tokens"], wanted.context - prompt)
         return found
-
-
-def _check_schemas(wanted: GenerationRequest, error: RequestError) -> None:
-    """Raises RequestError for a schema that is wrong, and not only more than a grammar can enforce."""
-    for tool in wanted.tools:
-        if place := mistake_in(tool.parameters):
-            raise RequestError(f"tools: {place} in the schema of {tool.name}'s parameters is wrong: {error}") from None
-    grammar = wanted.overrides.get("grammar")
-    if grammar is not None and grammar.looser is not None and mistake_in(json.loads(grammar.text)):
-        raise error
 
 
 def _at_end(params: SamplingParams) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,7 +21,8 @@ from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.health import EngineHealth
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import ModelHost
-from tokenwright.serve.service.opening import Opened, Opening, heard
+from tokenwright.serve.service.opening import Opened, Opening
+from tokenwright.serve.service.preparation import Preparation
 from tokenwright.serve.service.preprocess import Prepared, Preprocessor, check
 from tokenwright.serve.service.quota import Quota
 from tokenwright.serve.service.types import (
@@ -80,10 +80,8 @@ class Service:
         self.limits = limits or ServiceLimits()
         self.draining = False
         self.admission = Admission(1, self.limits.queue, self.limits.keys)
-        # Texts that are only read. One thread stays free for the prompts of those that generate.
-        self.reading = Admission(max(1, self.limits.threads - 1), self.limits.queue, self.limits.keys)
         self._running: dict[RequestHandle, _Running] = {}
-        self._threads = ThreadPoolExecutor(self.limits.threads, "tokenwright requests")
+        self.preparation = Preparation(self.limits.threads, self.limits.queue, self.limits.keys)
         # Requests that wait for the model: at most as many as the queue takes, and one that would be in the engine.
         self._opening = Opening(self._open, Quota(1 + self.limits.queue, self.limits.keys))
         self._health = EngineHealth(self._probe)
@@ -145,19 +143,12 @@ class Service:
         return self._opening.opened.preparer
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """Run what takes time (tokenising, templates, grammars) in one of the service's threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+        """Run what takes time in a thread, as `Preparation.in_thread`."""
+        return await self.preparation.in_thread(function)
 
     async def read(self, key: str, function: Callable[[], T]) -> T:
-        """As `in_thread`, for a request that needs no place in the engine: it waits for its turn among its kind.
-
-        Raises Busy where too many wait, Late if the server's deadline passes meanwhile.
-        """
-        place = await self.reading.enter(key, 1, 0, self.limits.deadline_s)
-        work = asyncio.ensure_future(self.in_thread(function))
-        work.add_done_callback(lambda _: place.leave())
-        work.add_done_callback(heard)
-        return await asyncio.shield(work)  # a thread goes on for a client that has gone, and so the place is held
+        """As `in_thread`, for a request that needs no place in the engine, as `Preparation.read`."""
+        return await self.preparation.read(key, function, self.limits.deadline_s)
 
     async def start(self, wanted: GenerationRequest) -> Generation:
         """Admit a request and hand it to the engine; the caller must `cancel` it if it stops to read before the end.
@@ -183,10 +174,7 @@ class Service:
                 if left <= 0:
                     raise _late(deadline)
                 wanted = replace(wanted, deadline_s=left)
-            if preparer.quick(wanted):
-                prepared = preparer.prepare(wanted)
-            else:
-                prepared = await self.in_thread(lambda: preparer.prepare(wanted))
+            prepared = await self.preparation.prepared(preparer, wanted)
             if self._stopped:
                 raise NotReady(ENDING)
             return self._submit(prepared, place, asked)
@@ -260,14 +248,14 @@ class Service:
     def stop(self) -> None:
         """End every request now."""
         self.draining = self._stopped = True
-        for queue in (self.admission, self.reading):
-            queue.close(NotReady(ENDING))
+        self.admission.close(NotReady(ENDING))
+        self.preparation.stop()
         for handle in list(self._running):
             handle.cancel()
 
     def close(self) -> None:
         """End the threads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.preparation.close()
 
 
 def _late(deadline_s: float | None) -> Late:

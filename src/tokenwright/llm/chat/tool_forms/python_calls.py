@@ -29,7 +29,7 @@ class PythonCall:
 
         def add(part: str) -> None:
             name.append(part)
-            if not re.fullmatch(r"\s*[\w.\-]*\s*", "".join(name)) or len("".join(name)) > LONGEST_NAME:
+            if len("".join(name)) > LONGEST_NAME or not re.fullmatch(r"[\w.\-]*", "".join(name).strip()):
                 raise NoCall
 
         yield from source.until("(", give=add)

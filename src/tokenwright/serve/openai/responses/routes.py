@@ -33,7 +33,6 @@ from tokenwright.serve.http.replying import (
     check_model,
     event,
     events_of,
-    offered,
     said,
     schema_grammar,
     started,
@@ -67,7 +66,7 @@ from tokenwright.serve.openai.responses.output_items import (
 from tokenwright.serve.openai.responses.stored import StoredItem, StoredResponse, StoredResponses, read_items
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import Answer, Delta, GenerationRequest, Problem, ToolCallDelta, ToolMode
+from tokenwright.serve.service.types import Answer, Delta, GenerationRequest, Problem, ToolCallDelta, ToolMode, distinct
 
 WITH_LOGPROBS = "message.output_text.logprobs"
 WITH_SEALED = "reasoning.encrypted_content"
@@ -100,7 +99,7 @@ class Responses:
         asked = await self._asked(request, body)
         wanted = GenerationRequest(
             **asked.prompt,
-            overrides=overrides_of(request, body),
+            overrides=overrides_of(body),
             caller=about(request).caller,
             request_id=about(request).request_id,
             streamed=body.stream,
@@ -152,7 +151,7 @@ class Responses:
         new = list(self.stored.resolved(about(request).caller.key, own))
         items = [*read_items(earlier), *new]
         tools = tools_of(body.tools, about(request))
-        tools.tools = offered(request, tools.tools)
+        tools.tools = distinct(tools.tools)
         asked = Asked([*earlier, *(StoredItem.of(_kept(item)) for item in new)], tools)
         messages = conversation(items, body.instructions, about(request))
         messages += [{"role": "user", "content": COMPACT}] if body.compacts else []
@@ -308,7 +307,7 @@ def as_delta(answer: Answer) -> Delta:
     return Delta(answer.choice, answer.text, answer.reasoning, calls, answer.tokens, answer.finish, answer.reason)
 
 
-def overrides_of(request: Request, body: Create) -> dict[str, Any]:
+def overrides_of(body: Create) -> dict[str, Any]:
     """The sampling parameters of a request. Raises RequestError for a schema that cannot be written."""
     found: dict[str, Any] = {
         "max_tokens": body.max_output_tokens,
@@ -318,7 +317,7 @@ def overrides_of(request: Request, body: Create) -> dict[str, Any]:
     if isinstance(body.text.format, ResponseJsonSchema):
         form = body.text.format
         strict = "strict" in form.model_fields_set and form.strict
-        found["grammar"] = schema_grammar(request, form.schema_, strict, "text.format")
+        found["grammar"] = schema_grammar(form.schema_, "text.format", strict=strict)
     if WITH_LOGPROBS in body.include:
         found["logprobs"] = body.top_logprobs
     elif body.top_logprobs:

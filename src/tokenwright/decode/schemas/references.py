@@ -1,0 +1,185 @@
+"""The references, types and listed values of the schemas of one document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+from urllib.parse import unquote
+
+Schema = dict[str, Any]
+
+TYPES = ("null", "boolean", "number", "string", "array", "object")
+_MOST_DEPTH = 8  # of references to references
+
+RESTRICTING = frozenset(
+    (
+        "$ref", "additionalProperties", "allOf", "anyOf", "const", "contains", "dependencies", "dependentRequired",
+        "dependentSchemas", "else", "enum", "exclusiveMaximum", "exclusiveMinimum", "if", "items", "maxItems",
+        "maxLength", "maxProperties", "maximum", "minItems", "minLength", "minProperties", "minimum", "multipleOf",
+        "not", "oneOf", "pattern", "patternProperties", "prefixItems", "properties", "propertyNames", "required",
+        "then", "type", "uniqueItems",
+    )
+)  # fmt: skip
+
+
+class References:
+    """Finds the schemas that one document's references name, within the document."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._types: dict[int, tuple[Any, frozenset[str]]] = {}  # by id(); the schema is kept, and so is its id
+
+    @cached_property
+    def named(self) -> frozenset[str]:
+        """The references within the document, as they are written there, without the escapes of addresses."""
+        return frozenset(_references(self._root))
+
+    @cached_property
+    def above(self) -> frozenset[str]:
+        """The references to what encloses the schemas that they name."""
+        return frozenset(name[:at] for name in self.named for at, letter in enumerate(name) if letter == "/")
+
+    def circular(self, name: str) -> bool:
+        """Whether a reference's schema leads back to the reference."""
+        seen: set[str] = set()
+        waiting = [name]
+        while waiting:
+            new = set(_references(self._at(waiting.pop()))) - seen
+            seen |= new
+            waiting += new
+        return unquote(name) in seen
+
+    def followed(self, schema: Any) -> Any:
+        """A schema, or the one that it refers to where it says nothing else. Another document's stays a reference."""
+        for _ in range(_MOST_DEPTH):
+            if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+                break
+            found = self._at(schema["$ref"])
+            if found is None:
+                break
+            schema = found
+        return schema
+
+    def _at(self, reference: str) -> Any:
+        if not reference.startswith("#"):
+            return None
+        found: Any = self._root
+        for part in unquote(reference)[1:].split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and name.isdigit() and int(name) < len(found):
+                found = found[int(name)]
+            elif isinstance(found, Mapping) and name in found:
+                found = found[name]
+            else:
+                return None
+        return found
+
+    def values(self, schema: Any) -> list[Any] | None:
+        """All values of a schema that lists them, or None."""
+        schema = self.followed(schema)
+        if not isinstance(schema, Mapping):
+            return None
+        if isinstance(schema.get("enum"), list):
+            return list(schema["enum"])
+        if "const" in schema:
+            return [schema["const"]]
+        listed: dict[str, list[Any]] = {"boolean": [False, True], "null": [None]}
+        return listed.get(str(schema.get("type")))
+
+    def types(self, schema: Any) -> frozenset[str]:
+        """The types that its values can have, or more; number stands for integer too."""
+        schema = self.followed(schema)
+        if schema is False:
+            return frozenset()
+        if not isinstance(schema, Mapping):
+            return frozenset(TYPES)
+        if id(schema) in self._types:
+            return self._types[id(schema)][1]
+        self._types[id(schema)] = schema, frozenset(TYPES)  # what a schema that contains itself finds here
+        found = frozenset(TYPES)
+        if isinstance(given := schema.get("type"), str | list):
+            found = frozenset("number" if one == "integer" else one for one in listed(given))
+        if (values := self.values(schema)) is not None:
+            found &= frozenset(map(type_of, values))
+        for each in schemas_in(schema.get("allOf")):
+            found &= self.types(each)
+        for name in ("anyOf", "oneOf"):
+            if several := schemas_in(schema.get(name)):
+                found &= frozenset[str]().union(*map(self.types, several))
+        found -= self._whole_types(schema.get("not", False))
+        known, other = mapping(schema.get("properties")), schema.get("additionalProperties")
+        if other is False and not mapping(schema.get("patternProperties")):
+            lacking = any(isinstance(one, str) and one not in known for one in listed(schema.get("required", [])))
+            found -= {"object"} if lacking else set()
+        self._types[id(schema)] = schema, found
+        return found
+
+    def _whole_types(self, schema: Any) -> frozenset[str]:
+        """The types all of whose values follow a schema that says nothing else."""
+        schema = self.followed(schema)
+        if isinstance(schema, Mapping) and not schema.keys() & (RESTRICTING | {"$ref"}) - {"type"}:
+            return frozenset(listed(schema.get("type", list(TYPES))))
+        return frozenset(TYPES if schema is True else ())
+
+    def terse(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A schema without keywords that its others imply: llguidance joins each with what the references name."""
+        idle = set()
+        inner = [one for name in ("anyOf", "oneOf") for one in schemas_in(schema.get(name))]
+        kinds = listed(schema.get("type"))
+        if inner and kinds and "integer" not in kinds and all(self.types(one) <= {*kinds} for one in inner):
+            idle.add("type")
+        if not schema.get("properties") and not schema.get("patternProperties"):
+            idle |= {"additionalProperties"} if schema.get("additionalProperties") in ({}, True) else set()
+        return {name: value for name, value in schema.items() if name not in idle} if idle else schema
+
+
+def pointer(place: Sequence[str]) -> str:
+    """The reference to a place in a document (RFC 6901)."""
+    return "".join(["#", *(f"/{name.replace('~', '~0').replace('/', '~1')}" for name in place)])
+
+
+def _references(schema: Any) -> Iterator[str]:
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Mapping):
+            if isinstance(name := one.get("$ref"), str):
+                yield unquote(name)
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+
+
+def any_of(schemas: Sequence[Any]) -> Any:
+    """One schema of several alternatives."""
+    schemas = [one for one in schemas if one is not False]
+    return False if not schemas else schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
+
+
+def type_of(value: Any) -> str:
+    """The type of a JSON value, integers as numbers."""
+    if value is None:
+        return "null"
+    kinds = {bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
+    return kinds.get(type(value), "object")
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal; 1 is 1.0, and is not true."""
+    if type_of(one) == type_of(other) == "number":
+        return bool(one == other)
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def listed(value: Any) -> list[Any]:
+    return [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def schemas_in(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
