@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from tests.decode import schemas
 from tests.profiles import examples
 from tests.text import kinds
-from tokenwright.decode import grammar, grammar_worker
+from tokenwright.decode import grammar, grammar_trials, grammar_worker
 from tokenwright.decode.grammar import Grammars, GrammarState
+from tokenwright.decode.grammar_trials import CPU_SECONDS, REQUEST_SECONDS, Budget
 from tokenwright.engine import Grammar
 from tokenwright.errors import EngineError, GrammarError, RequestError
 from tokenwright.sampling_params import Whitespace
@@ -409,6 +410,26 @@ def test_a_grammar_that_ends_its_trial_harms_no_other() -> None:
     worker.kill()
     worker.wait()
     grammars.compile(Grammar.regex("[ab]+"))
+
+
+def test_a_request_has_one_budget_for_all_its_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty that each take a worker's whole time take that of two or three; of a client that has gone none is begun."""
+    _, grammars, _ = BYTE_LEVEL
+    slow, asked = REFUSED["multipleOf a great number"][0], []
+    ask = grammar_trials._ask
+    monkeypatch.setattr(grammar_trials, "_ask", lambda *given: asked.append(given) or ask(*given))
+    budget = Budget()
+    for _ in range(60):
+        assert "takes more than" in grammars.complaint(slow, budget)
+    assert len(asked) <= 1 + REQUEST_SECONDS / CPU_SECONDS
+    with pytest.raises(RequestError, match="takes more than"):
+        grammars.compile(slow, budget=budget)
+    assert len(asked) <= 2 + REQUEST_SECONDS / CPU_SECONDS, "the last compilation has what was kept for it"
+    begun, budget = len(asked), Budget(cancelled=True)
+    with pytest.raises(RequestError, match="the client has gone"):
+        grammars.compile(slow, budget=budget)
+    assert grammars.complaint(slow, budget)
+    assert len(asked) == begun
 
 
 def test_a_worker_that_cannot_start_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -334,6 +334,20 @@ def test_a_keyword_that_is_null_is_none(keyword: str) -> None:
     assert enforceable({"type": "object", "properties": []})[0] == {"type": "object"}
 
 
+def test_control_characters_are_written_where_no_name_could_be_spelt_with_them() -> None:
+    """JSON can only write them so. A letter is never written so, and nothing in an object of names and others."""
+    text = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    for schema in (text, {"type": "object", "additionalProperties": {"type": "string"}}, {"type": "object"}):
+        start = GRAMMARS.compile(Grammar.json_schema(enforceable(schema)[0]))
+        for letter in ("\\u001b", "\\u0000", "\\u001F", "\\u007f", "\\n"):
+            assert written(start.fork(), f'{{"text": "{letter}[31mred"}}'), (schema, letter)
+        assert not written(start.fork(), '{"text": "\\u0061"}')
+        assert not written(start.fork(), '{"te\\u0078t": "a"}')
+    several = {"patternProperties": {"^a": text}, "properties": {"b": text}, "additionalProperties": {"type": "string"}}
+    start = GRAMMARS.compile(Grammar.json_schema(enforceable({"type": "object", **several})[0]))
+    assert not any(written(start.fork(), f'{{"{name}": "a"}}') for name in ("\\u0061", "\\u0062", "a", "b"))
+
+
 def test_a_name_that_is_spelt_otherwise_is_the_same_name() -> None:
     """JSON has two ways to write the name a, and its value must be a string in both."""
     for given in ({"properties": {"a": {"type": "string"}}}, {"patternProperties": {"^a": {"type": "string"}}}):

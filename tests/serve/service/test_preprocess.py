@@ -6,7 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serve.talking import Talker, make_talker, talking
+from tests.serve.talking import HANGS_S, Talker, make_talker, talking
+from tokenwright.llm.chat.chat_processor import ChatProcessor
 from tokenwright.llm.chat.tool_forms.known_forms import HERMES
 
 SILENT = """\
@@ -54,3 +55,29 @@ def test_calls_that_the_template_would_leave_out_are_written_for_it(silent: Talk
     written = HERMES.written([("f", {})])
     text = {"role": "assistant", "content": f"a\n{written}"}
     assert ids(silent, USER, message, USER) == ids(silent, USER, text, USER)
+
+
+def test_what_is_cut_off_a_conversation_is_not_rendered_again_and_again(
+    silent: Talker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20,000 turns, the oldest of them with calls that their contents say nothing of."""
+    rendered: list[int] = []
+    render = ChatProcessor.rendered
+
+    def counted(self: ChatProcessor, wanted: Any, **more: Any) -> Any:
+        rendered.append(len(wanted.messages))
+        return render(self, wanted, **more)
+
+    monkeypatch.setattr(ChatProcessor, "rendered", counted)
+    call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": '{"a": "' + "b" * 500 + '"}'}
+    turns = [
+        {"role": "user", "content": ""},
+        call,
+        {"type": "function_call_output", "call_id": "a", "output": ""},
+    ] * 300
+    turns += [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 9_500 + [USER]
+    body = {"model": "tiny", "input": turns, "truncation": "auto", "max_output_tokens": 1}
+    answer = httpx.post(f"{silent.url}/v1/responses", json=body, timeout=HANGS_S)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["input_tokens"] <= silent.llm.context
+    assert sum(rendered) < 3 * silent.llm.context, rendered
