@@ -79,7 +79,7 @@ async def living(
     close: Callable[[], object],
     *beside: Coroutine[Any, Any, None],
 ) -> AsyncIterator[None]:
-    """What runs beside a server, and its end. resting: whether few requests are there. close: is called in a thread."""
+    """The tasks beside a server, and its end. resting: whether few requests are there. close: is called in a thread."""
     collecting = [collect_at_rest(resting)] if served.alone else []
     tasks = [asyncio.create_task(one) for one in (*beside, *collecting)]
     yield
