@@ -35,8 +35,7 @@ from benchmarks.serving.served import HANGS_S, Server, family, get
 from benchmarks.serving.traffic import Told, Wanted, answer, mixed
 from benchmarks.serving.verdicts import HEAD, Report
 
-CLIENTS = 8
-REQUESTS = 64
+CLIENTS, REQUESTS = 8, 64
 TAKING = 2  # replicas, at least, when one is killed
 WARM = 10  # kills before open files and threads are counted
 SPARE = 4  # files and threads of helpers that start on demand
@@ -73,8 +72,7 @@ class Replicas:
 
     def note(self, processes: Sequence[int]) -> None:
         """Remember processes, to look for them after the server's end."""
-        for one in processes:
-            self.seen[one] = began(one)
+        self.seen |= {one: began(one) for one in processes}
 
     def left(self) -> list[int]:
         """The processes that still run."""
@@ -214,9 +212,9 @@ def main() -> int:
             print(reports[0].table(), flush=True)
             asyncio.run(trial.ingress(reports[1]))
             print(reports[1].table(), flush=True)
-    findings = [one for report in reports for one in report.record()]
+    record = {"about": about(), "findings": [one for report in reports for one in report.record()]}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({"about": about(), "findings": findings}, indent=1) + "\n", encoding="utf-8")
+    arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return 1 if any(report.broken for report in reports) else 0
 
 
