@@ -35,7 +35,7 @@ from benchmarks.kernels.pairs import interval, told
 from tokenwright import LLM, Grammar, SamplingParams
 from tokenwright.backends.device import compute_with
 from tokenwright.bench import shapes
-from tokenwright.decode.speculate import LENGTHS, SuffixProposer, repeated
+from tokenwright.decode.drafts.speculate import LENGTHS, SuffixProposer, repeated
 from tokenwright.engine import Request
 from tokenwright.environment import Environment
 from tokenwright.llm.model import LoadedModel

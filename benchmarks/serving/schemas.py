@@ -25,7 +25,7 @@ from pathlib import Path
 
 import jsonschema
 
-from tokenwright.decode.grammar import Grammars, GrammarState
+from tokenwright.decode.grammars.grammar import Grammars, GrammarState
 from tokenwright.decode.schemas import enforceable
 from tokenwright.engine import Grammar
 from tokenwright.errors import EngineError, RequestError

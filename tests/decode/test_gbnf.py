@@ -3,7 +3,7 @@
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from tokenwright.decode.gbnf import is_gbnf, lark_of
+from tokenwright.decode.grammars.gbnf import is_gbnf, lark_of
 from tokenwright.errors import RequestError
 
 BYTES = LLTokenizer("byte")

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from tests.decode import schemas
 from tests.profiles import examples
 from tests.text import kinds
-from tokenwright.decode import grammar, grammar_trials, grammar_worker
-from tokenwright.decode.grammar import Grammars, GrammarState
-from tokenwright.decode.grammar_trials import CPU_SECONDS, REQUEST_SECONDS, Budget
+from tokenwright.decode.grammars import grammar, grammar_trials, grammar_worker
+from tokenwright.decode.grammars.grammar import Grammars, GrammarState
+from tokenwright.decode.grammars.grammar_trials import CPU_SECONDS, REQUEST_SECONDS, Budget
 from tokenwright.engine import Grammar
 from tokenwright.errors import EngineError, GrammarError, RequestError
 from tokenwright.sampling_params import Whitespace

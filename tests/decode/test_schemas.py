@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from tokenwright.decode.grammar import Grammars, GrammarState
-from tokenwright.decode.grammar_kinds import json_rule
+from tokenwright.decode.grammars.grammar import Grammars, GrammarState
+from tokenwright.decode.grammars.grammar_kinds import json_rule
 from tokenwright.decode.schemas import LACKING, enforceable, mistake_in
 from tokenwright.decode.schemas.one_of import MOST_COMPARED, Comparison
 from tokenwright.engine import Grammar

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.engine.hand import sequence_of
-from tokenwright.decode.speculate import MARGIN, MOST_DRAFTS, SuffixProposer
-from tokenwright.decode.step_costs import StepCosts, costs_of
+from tokenwright.decode.drafts.speculate import MARGIN, MOST_DRAFTS, SuffixProposer
+from tokenwright.decode.drafts.step_costs import StepCosts, costs_of
 from tokenwright.engine import Chunk, LogitsNeeded, NoStopChecker, Request, SamplingParams, Step
 
 FREE = StepCosts({1: 1.0, 64: 1.0})

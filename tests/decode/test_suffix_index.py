@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenwright.decode import suffix_index
-from tokenwright.decode.suffix_index import BETWEEN, LEAD, LEAST, LONGEST, EarlierTexts, SuffixIndex
+from tokenwright.decode.drafts import suffix_index
+from tokenwright.decode.drafts.suffix_index import BETWEEN, LEAD, LEAST, LONGEST, EarlierTexts, SuffixIndex
 
 texts = st.lists(st.integers(0, 2), max_size=40)
 

@@ -1,8 +1,8 @@
 """From logits to tokens: logits processors, sampling, beam search, grammars and stop checkers, drafts."""
 
 from tokenwright.decode.beam import BeamSearch
+from tokenwright.decode.drafts.speculate import SuffixProposer
 from tokenwright.decode.sampler import RowSampler, uniform
-from tokenwright.decode.speculate import SuffixProposer
 from tokenwright.decode.stopping import TextStopChecker
 
 __all__ = ["BeamSearch", "RowSampler", "SuffixProposer", "TextStopChecker", "uniform"]

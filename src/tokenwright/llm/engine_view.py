@@ -14,7 +14,7 @@ from tokenwright.cache import LayerSpec
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults
 from tokenwright.checks import OF_METHODS, no_attribute
 from tokenwright.config import EngineConfig, ModelConfig
-from tokenwright.decode.grammar_trials import Budget
+from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Engine, Request, Thoughts
 from tokenwright.engine.loop import Listener, RequestHandle
 from tokenwright.errors import RequestError

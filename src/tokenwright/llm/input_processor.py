@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokenwright.checks import OF_TEXT, check_bool, shown, unknown_name
 from tokenwright.config import angle_length
 from tokenwright.decode import BeamSearch, TextStopChecker
-from tokenwright.decode.grammar_trials import Budget
+from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.decode.stopping import Constraint
 from tokenwright.engine import Request, Thoughts, TokenConstraints
 from tokenwright.errors import RequestError

@@ -5,7 +5,7 @@ from functools import lru_cache
 from threading import Lock
 
 from tokenwright.checks import shown
-from tokenwright.decode.grammar import Grammars
+from tokenwright.decode.grammars.grammar import Grammars
 from tokenwright.engine import SamplingParams, TokenConstraints
 from tokenwright.errors import RequestError
 from tokenwright.text import Tokenizer

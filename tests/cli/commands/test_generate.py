@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.models.fixtures import make_checkpoint
-from tokenwright.decode import step_costs
+from tokenwright.decode.drafts import step_costs
 from tokenwright.llm.drafts import sources
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.output_processor import Stream

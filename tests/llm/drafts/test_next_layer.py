@@ -18,8 +18,8 @@ from tests.profiles import share
 from tokenwright import LLM, SamplingParams
 from tokenwright.backends.runner import backend_over
 from tokenwright.cache import KVStore
-from tokenwright.decode.draft_model import DraftModel
-from tokenwright.decode.step_costs import StepCosts
+from tokenwright.decode.drafts.draft_model import DraftModel
+from tokenwright.decode.drafts.step_costs import StepCosts
 from tokenwright.engine import one_chunk
 from tokenwright.engine.layer_group import PageTable
 from tokenwright.errors import CheckpointError, RequestError

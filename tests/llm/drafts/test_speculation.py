@@ -19,8 +19,8 @@ from tests.models.fixtures import make_checkpoint
 from tests.profiles import share
 from tokenwright import LLM, SamplingParams
 from tokenwright.decode import SuffixProposer
-from tokenwright.decode.draft_model import DraftModel
-from tokenwright.decode.step_costs import StepCosts
+from tokenwright.decode.drafts.draft_model import DraftModel
+from tokenwright.decode.drafts.step_costs import StepCosts
 from tokenwright.errors import RequestError
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.outputs import Completion

@@ -10,7 +10,7 @@ import pytest
 
 from tokenwright import LLM
 from tokenwright.backends.native.program import NativeDecoder
-from tokenwright.decode.step_costs import FAR, measured
+from tokenwright.decode.drafts.step_costs import FAR, measured
 from tokenwright.llm.drafts import sources, step_times
 from tokenwright.llm.drafts.step_times import LONGEST, ROUNDS, ROWS, measure, read_times
 from tokenwright.llm.model import LoadedModel

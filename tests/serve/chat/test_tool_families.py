@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.profiles import examples
 from tests.serve.chat.tool_families import FAMILIES, PLAIN, SAYS_ONLY, Family
 from tests.text.kinds import byte_level, byte_token, of_tokens
-from tokenwright.decode.grammar import Grammars
+from tokenwright.decode.grammars.grammar import Grammars
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.tool_forms.form import ToolForm
 from tokenwright.llm.chat.tool_forms.known_forms import FORMS

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.text.kinds import byte_level, byte_token, of_tokens
-from tokenwright.decode.grammar import Grammars
-from tokenwright.decode.grammar_kinds import schema_rule
+from tokenwright.decode.grammars.grammar import Grammars
+from tokenwright.decode.grammars.grammar_kinds import schema_rule
 from tokenwright.engine import Grammar
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.llm.chat.chat_options import read_arguments

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tokenwright.decode.grammar_kinds import schema_rule
-from tokenwright.decode.grammar_trials import Budget
+from tokenwright.decode.grammars.grammar_kinds import schema_rule
+from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Grammar, SamplingParams
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_request import ChatRequest

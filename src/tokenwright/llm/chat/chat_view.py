@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from tokenwright.checks import check_bool, hinting
-from tokenwright.decode.grammar_trials import Budget
+from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Request
 from tokenwright.engine.loop import Inbox
 from tokenwright.errors import RequestError

@@ -10,8 +10,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tokenwright.decode.grammar import Grammars
-from tokenwright.decode.grammar_trials import Budget
+from tokenwright.decode.grammars.grammar import Grammars
+from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Grammar
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_request import Tool

@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from tokenwright.arrays import Floats
-from tokenwright.decode.draft_model import DraftModel
+from tokenwright.decode.drafts.draft_model import DraftModel
 from tokenwright.engine import Chunk, LogitsNeeded, Output, PagePool, Runner, Sequence, Step
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tokenwright.decode import SuffixProposer
-from tokenwright.decode.step_costs import StepCosts
+from tokenwright.decode.drafts.step_costs import StepCosts
 from tokenwright.errors import RequestError
 from tokenwright.llm.drafts.sources import costs_of_steps
 from tokenwright.llm.engine import LLMEngine

@@ -19,9 +19,9 @@ from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.config import EngineConfig
-from tokenwright.decode.draft_model import DraftModel, DraftProposer
-from tokenwright.decode.speculate import SuffixProposer
-from tokenwright.decode.step_costs import StepCosts, costs_of, measured
+from tokenwright.decode.drafts.draft_model import DraftModel, DraftProposer
+from tokenwright.decode.drafts.speculate import SuffixProposer
+from tokenwright.decode.drafts.step_costs import StepCosts, costs_of, measured
 from tokenwright.engine import PagePool, Proposer
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType, WeightFormat

@@ -1,8 +1,8 @@
 """How long a model's steps take by their rows: measured once for a model on a machine, and kept in the cache folder.
 
-Drafts are weighed against these times (`decode/step_costs.py`). Each step is timed several times, in turn with those of
-other numbers of rows, and the least counts. Where the two least differ, or more rows are faster than fewer, a busy
-machine has disturbed the measurement: nothing is kept, and the next engine measures again.
+Drafts are weighed against these times (`decode/drafts/step_costs.py`). Each step is timed several times, in turn with
+those of other numbers of rows, and the least counts. Where the two least differ, or more rows are faster than fewer, a
+busy machine has disturbed the measurement: nothing is kept, and the next engine measures again.
 """
 
 import json

@@ -23,7 +23,7 @@ from tokenwright.trace.messages.heads import AtlasCard, LensCard, MatrixCard
 from tokenwright.trace.messages.way import WayView
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
-    from tokenwright.decode.step_costs import StepCosts
+    from tokenwright.decode.drafts.step_costs import StepCosts
     from tokenwright.llm.run import Run
 
 T = TypeVar("T")

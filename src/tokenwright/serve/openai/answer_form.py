@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tokenwright.decode.gbnf import is_gbnf, lark_of
+from tokenwright.decode.grammars.gbnf import is_gbnf, lark_of
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import MOST_GRAMMAR, Grammar
 from tokenwright.serve.http.api import RefusedRequest

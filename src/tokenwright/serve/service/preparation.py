@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from tokenwright.decode.grammar_trials import WORKERS, Budget
+from tokenwright.decode.grammars.grammar_trials import WORKERS, Budget
 from tokenwright.serve.service.admission import Admission
 from tokenwright.serve.service.opening import heard
 from tokenwright.serve.service.preprocess import Prepared, Preprocessor

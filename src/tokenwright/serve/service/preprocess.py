@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tokenwright.checks import check_whole
-from tokenwright.decode.grammar_trials import Budget
+from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Grammar, Request, SamplingParams
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.llm.chat.chat_request import check_chat

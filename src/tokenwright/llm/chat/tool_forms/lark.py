@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tokenwright.decode.grammar_kinds import json_rule
+from tokenwright.decode.grammars.grammar_kinds import json_rule
 
 _JSON_SYMBOLS = re.compile(r'"[^"]*"|\s+|.')  # of JSON whose strings have no escapes
 _ANY_TEXT = r"/(.|\n)*/"

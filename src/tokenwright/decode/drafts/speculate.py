@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 
-from tokenwright.decode.step_costs import StepCosts
-from tokenwright.decode.suffix_index import BETWEEN, EarlierTexts, SuffixIndex
+from tokenwright.decode.drafts.step_costs import StepCosts
+from tokenwright.decode.drafts.suffix_index import BETWEEN, EarlierTexts, SuffixIndex
 from tokenwright.engine import Sequence, Step
 
 MOST_DRAFTS = 15  # of one text in a step: with its own row they fill the sixteen that weights are read for at once

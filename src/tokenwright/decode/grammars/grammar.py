@@ -17,9 +17,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenwright.decode import grammar_worker
-from tokenwright.decode.grammar_kinds import NAMES, SOURCES
-from tokenwright.decode.grammar_trials import LIMITS, SIMPLER, Budget, GrammarWorkers, shortened
+from tokenwright.decode.grammars import grammar_worker
+from tokenwright.decode.grammars.grammar_kinds import NAMES, SOURCES
+from tokenwright.decode.grammars.grammar_trials import LIMITS, SIMPLER, Budget, GrammarWorkers, shortened
 from tokenwright.engine import Grammar
 from tokenwright.errors import EngineError, GrammarError, RequestError
 

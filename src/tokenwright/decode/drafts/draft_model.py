@@ -18,8 +18,7 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenwright.decode.sampler import Guessing
-from tokenwright.decode.speculate import (
+from tokenwright.decode.drafts.speculate import (
     CONFIDENCES,
     EARLIER_BYTES,
     FROM_MODEL,
@@ -28,7 +27,8 @@ from tokenwright.decode.speculate import (
     Guess,
     SuffixProposer,
 )
-from tokenwright.decode.step_costs import StepCosts
+from tokenwright.decode.drafts.step_costs import StepCosts
+from tokenwright.decode.sampler import Guessing
 from tokenwright.engine import Chunk, LogitsNeeded, Output, PagePool, Runner, Sequence, Step
 
 log = logging.getLogger(__name__)

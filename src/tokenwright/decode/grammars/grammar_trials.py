@@ -14,7 +14,7 @@ from queue import Empty, LifoQueue
 from threading import BoundedSemaphore, Timer
 from typing import Any, NamedTuple
 
-from tokenwright.decode import grammar_worker
+from tokenwright.decode.grammars import grammar_worker
 from tokenwright.errors import EngineError, RequestError
 
 # Speeds as measured by llguidance. A large public schema (FHIR) takes 500,000 of the initial lexer fuel.

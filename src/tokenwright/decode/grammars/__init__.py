@@ -1,0 +1,1 @@
+"""Grammars: masks of the tokens that may come next, compiled within limits in processes of their own."""
