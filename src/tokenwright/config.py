@@ -246,7 +246,7 @@ class LatentHeads:
     value: int  # numbers of a value of a head
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The hyperparameters of one decoder-only model.
 
@@ -255,7 +255,6 @@ class ModelConfig:
     latent attention there is one KV head, and `head_size` is that of a query.
     """
 
-    family: str
     architecture: str  # as in the checkpoint, e.g. "Qwen2ForCausalLM"
     layers: int
     width: int
@@ -265,13 +264,13 @@ class ModelConfig:
     mlp_width: int
     vocab_size: int
     context: int
-    positions: Learned | Rope
+    positions: Learned | Rope = Rope()
     windows: tuple[int | None, ...]
     rotary: tuple[bool, ...]
-    norm: Literal["layer", "rms"]
+    norm: Literal["layer", "rms"] = "rms"
     norm_eps: float
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "clamped_swiglu"]
-    gated: bool  # SwiGLU-like: down(act(gate(x)) * up(x)); otherwise down(act(up(x)))
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "clamped_swiglu"] = "silu"
+    gated: bool = True  # SwiGLU-like: down(act(gate(x)) * up(x)); otherwise down(act(up(x)))
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False

@@ -278,7 +278,7 @@ def test_a_damaged_download_names_the_file(hub: FakeHub, single: Files) -> None:
 
 def test_a_folder_of_that_name_comes_first(hub: FakeHub, tmp_path: Path) -> None:
     make_checkpoint(tmp_path / NAME, "gpt2")
-    assert Checkpoint.open(NAME).config.family == "gpt2"
+    assert Checkpoint.open(NAME).config.architecture == "GPT2LMHeadModel"
     assert hub.requests == []
 
 

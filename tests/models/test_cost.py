@@ -22,7 +22,6 @@ from tokenwright.models.cost import Cost, CostModel
 
 def shape(family, layers, width, heads, kv_heads, mlp, vocab, *, tied, bias=False, dtype="bfloat16"):
     config = ModelConfig(
-        family=family,
         architecture="-",
         layers=layers,
         width=width,

@@ -34,7 +34,6 @@ def _parse(keys: JsonKeys, architecture: str, second: bool = False, third: bool 
         rotary = tuple(not second or window is not None for window in windows)
     biases = keys.flag("attention_bias", False)
     config = ModelConfig(
-        family="cohere",
         architecture=architecture,
         **found,
         heads=heads,
@@ -49,7 +48,6 @@ def _parse(keys: JsonKeys, architecture: str, second: bool = False, third: bool 
         norm_eps=keys.number("layer_norm_eps", 1e-5),
         norm_bias=False,
         activation=activation(keys, "hidden_act", "silu"),
-        gated=True,
         qkv_bias=biases,
         out_bias=biases,
         qk_norm="own" if keys.flag("use_qk_norm", False) else None,

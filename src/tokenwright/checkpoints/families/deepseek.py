@@ -60,7 +60,6 @@ def _parse(
     keys.only("mlp_bias", False, why="biases in the MLP in this architecture")
     keys.only("rope_interleave", True, why="rotation of the halves of a head in this architecture")
     config = ModelConfig(
-        family="deepseek",
         architecture=architecture,
         **found,
         heads=heads,
@@ -70,10 +69,8 @@ def _parse(
         positions=rope,
         windows=(None,) * layers,
         rotary=(True,) * layers,
-        norm="rms",
         norm_eps=keys.number("rms_norm_eps", eps),
         activation=activation(keys, "hidden_act", "silu"),
-        gated=True,
         scales=Scales(attention=_score_scale(keys, rope, latent)),
         mixture=read_routed(keys, like, layers),
         latent=latent,

@@ -63,7 +63,6 @@ def _parse(keys: JsonKeys, architecture: str, like: GemmaLike) -> tuple[ModelCon
     keys.raw("hidden_act")  # a name of former times; hidden_activation decides
     keys.only("use_bidirectional_attention", False, why="attention to later tokens")
     config = ModelConfig(
-        family="gemma",
         architecture=architecture,
         **found,
         heads=heads,
@@ -73,10 +72,8 @@ def _parse(keys: JsonKeys, architecture: str, like: GemmaLike) -> tuple[ModelCon
         positions=rope,
         windows=_windows(keys, layers, like),
         rotary=(True,) * layers,
-        norm="rms",
         norm_eps=keys.number("rms_norm_eps", 1e-6),
         activation=activation(keys, "hidden_activation", "gelu_pytorch_tanh"),
-        gated=True,
         qkv_bias=biases,
         out_bias=biases,
         qk_norm="head" if like.third else None,

@@ -70,7 +70,6 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     windows = _windows(keys, layers)
     biases, kept = keys.flag("attention_bias", False), dtype(keys)
     config = ModelConfig(
-        family="gemma",
         architecture=architecture,
         layers=layers,
         width=width,
@@ -83,10 +82,8 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         positions=rope,
         windows=windows,
         rotary=(True,) * layers,
-        norm="rms",
         norm_eps=keys.number("rms_norm_eps", 1e-6),
         activation=activation(keys, "hidden_activation", "gelu_pytorch_tanh"),
-        gated=True,
         qkv_bias=biases,
         out_bias=biases,
         qk_norm="head",

@@ -34,7 +34,6 @@ def _parse_gpt2(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     context = keys.whole("n_positions", most=MAX_TOKENS)
     check_repeats(keys, context)
     config = ModelConfig(
-        family="gpt2",
         architecture=architecture,
         layers=layers,
         width=width,
@@ -96,7 +95,6 @@ def _parse_neox(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     biases = keys.flag("attention_bias", True)
     keys.only("tie_word_embeddings", False, why="a head tied to the embeddings in this architecture")
     config = ModelConfig(
-        family="neox",
         architecture=architecture,
         **found,
         heads=heads,

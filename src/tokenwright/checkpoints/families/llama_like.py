@@ -111,7 +111,7 @@ class Norms:
 
     def read(self, keys: JsonKeys) -> Facts:
         eps = self.eps(keys) if callable(self.eps) else keys.number("rms_norm_eps", self.eps)
-        return {"norm": "rms", "norm_eps": eps, **self.facts}
+        return {"norm_eps": eps, **self.facts}
 
 
 def _layer_eps(keys: JsonKeys) -> float:
@@ -348,7 +348,6 @@ class LlamaLike:
         for read in self.more:
             facts |= read(keys)
         config = ModelConfig(
-            family="llama",
             architecture=architecture,
             **found,
             heads=heads,

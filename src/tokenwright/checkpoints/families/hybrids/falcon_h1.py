@@ -31,15 +31,12 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     keys.only("hidden_act", "silu", "swish", why="another activation behind a convolution")
     gates, last = _numbers(keys, "mlp_multipliers", 2)
     config = ModelConfig(
-        family="falcon-h1",
         architecture=architecture,
         **attended,
         mlp_width=keys.whole("intermediate_size", 14336, most=MOST_MLP),
         vocab_size=keys.whole("vocab_size", 128000, most=MOST_VOCAB),
-        norm="rms",
         norm_eps=keys.number("rms_norm_eps", 1e-5),
         activation=activation(keys, "hidden_act", "silu"),
-        gated=True,
         qkv_bias=biases,
         out_bias=biases,
         mlp_bias=keys.flag("mlp_bias", False),

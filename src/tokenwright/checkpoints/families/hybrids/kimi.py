@@ -22,7 +22,7 @@ from tokenwright.checkpoints.families.positions import read_states
 from tokenwright.checkpoints.families.routed import Routed, read_routed
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import Mixture, ModelConfig, Rope
+from tokenwright.config import Mixture, ModelConfig
 from tokenwright.models.graph import Graph
 from tokenwright.models.op import Matrix, Norm
 from tokenwright.models.recurrent import MOST_TAPS, Inner, Places, Recurrence, Recurrent
@@ -76,20 +76,15 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     keys.only("mla_use_nope", True, why="latent attention with positions in this architecture")
     rules, states = _rules(keys, layers)
     config = ModelConfig(
-        family="kimi",
         architecture=architecture,
         **found,
         heads=heads,
         kv_heads=1,
         head_size=latent.nope + latent.rope,
         context=context,
-        positions=Rope(),
         windows=(None,) * layers,
         rotary=(False,) * layers,
-        norm="rms",
         norm_eps=keys.number("rms_norm_eps", 1e-5),
-        activation="silu",
-        gated=True,
         mixture=_mixture(keys, layers),
         latent=latent,
         next_layers=keys.whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS),

@@ -47,15 +47,11 @@ def _parse(keys: JsonKeys, architecture: str, mixed: bool = False) -> tuple[Mode
     keys.only("block_use_swiglu", True, why="an MLP without gates in this architecture")
     keys.only("use_pos_enc", True, why="attention without positions in this architecture")
     config = ModelConfig(
-        family="lfm2",
         architecture=architecture,
         **attended,
         mlp_width=keys.whole("intermediate_size", 7168, most=MOST_MLP) if mixed else _mlp_width(keys),
         vocab_size=keys.whole("vocab_size", 65536, most=MOST_VOCAB),
-        norm="rms",
         norm_eps=keys.number("norm_eps", 1e-5),
-        activation="silu",
-        gated=True,
         qk_norm="head",
         mixture=_mixture(keys, layers) if mixed else None,
         tied_head=keys.flag("tie_embedding", keys.flag("tie_word_embeddings", True)),

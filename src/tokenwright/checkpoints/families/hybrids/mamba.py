@@ -91,15 +91,12 @@ def _attention_config(keys: JsonKeys, architecture: str, context: int, partial: 
     """What the hybrids have in common beside their Mamba layers."""
     biases = keys.flag("attention_bias", False)
     return ModelConfig(
-        family="mamba",
         architecture=architecture,
         **read_attended(keys, context=context, partial=partial),
         mlp_width=keys.whole("intermediate_size", most=MOST_MLP),
         vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
-        norm="rms",
         norm_eps=keys.number("rms_norm_eps", 1e-6 if partial is None else 1e-5),
         activation=activation(keys, "hidden_act", "silu"),
-        gated=True,
         qkv_bias=biases,
         out_bias=biases,
         tied_head=keys.flag("tie_word_embeddings", False),
@@ -144,7 +141,6 @@ def _parse_alone(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]
     for key in ("time_step_rank", "time_step_min", "time_step_max", "time_step_floor"):  # of the initialisation
         keys.raw(key)
     config = ModelConfig(
-        family="mamba",
         architecture=architecture,
         layers=layers,
         width=width,
@@ -154,13 +150,9 @@ def _parse_alone(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]
         mlp_width=0,
         vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
         context=_ALONE,
-        positions=Rope(),
         windows=(None,) * layers,
         rotary=(False,) * layers,
-        norm="rms",
         norm_eps=keys.number("layer_norm_epsilon", 1e-5),
-        activation="silu",
-        gated=True,
         tied_head=keys.flag("tie_word_embeddings", False),
         dtype=dtype(keys),
     )

@@ -28,7 +28,7 @@ from tokenwright.checkpoints.families.mixtures import TRAINING
 from tokenwright.checkpoints.families.routed import ROUTED_NAMES, Routed, read_routed
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import ModelConfig, Rope
+from tokenwright.config import ModelConfig
 from tokenwright.models.graph import Graph
 from tokenwright.models.op import Op
 from tokenwright.models.recurrent import MOST_TAPS
@@ -62,7 +62,6 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     keys.only("moe_latent_size", why="experts of a projection of the row")
     size = keys.whole("head_dim", keys.whole("attention_head_dim", 128, most=1 << 16), most=1 << 16)
     config = ModelConfig(
-        family="nemotron",
         architecture=architecture,
         layers=layers,
         width=width,
@@ -72,10 +71,8 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         mlp_width=keys.whole("intermediate_size", 21504, most=MOST_MLP),
         vocab_size=keys.whole("vocab_size", 131072, most=MOST_VOCAB),
         context=context,
-        positions=Rope(),
         windows=(None,) * layers,
         rotary=(False,) * layers,
-        norm="rms",
         norm_eps=keys.number("layer_norm_epsilon", 1e-5),
         activation=activation(keys, "mlp_hidden_act", "relu2"),
         gated=False,

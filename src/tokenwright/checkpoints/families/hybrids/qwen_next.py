@@ -96,15 +96,12 @@ def _parse(keys: JsonKeys, architecture: str, like: QwenLike) -> tuple[ModelConf
         keys.raw(key)
     biases = keys.flag("attention_bias", False)
     config = ModelConfig(
-        family="qwen-next",
         architecture=architecture,
         **attended,
         mlp_width=keys.whole("intermediate_size", like.mlp_width, most=MOST_MLP),
         vocab_size=keys.whole("vocab_size", like.vocab_size, most=MOST_VOCAB),
-        norm="rms",
         norm_eps=keys.number("rms_norm_eps", 1e-6),
         activation=activation(keys, "hidden_act", "silu"),
-        gated=True,
         qkv_bias=biases,
         out_bias=biases,
         qk_norm="head",
@@ -133,15 +130,12 @@ def _parse_lara(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     windows = tuple(window if one == "sliding_attention" else None for one in types)
     biases = keys.flag("attention_bias", False)
     config = ModelConfig(
-        family="qwen-next",
         architecture=architecture,
         **(attended | {"windows": windows, "rotary": tuple(one is not None for one in windows)}),
         mlp_width=keys.whole("intermediate_size", 5632, most=MOST_MLP),  # its layers have experts alone
         vocab_size=keys.whole("vocab_size", 151936, most=MOST_VOCAB),
-        norm="rms",
         norm_eps=keys.number("rms_norm_eps", 1e-6),
         activation=activation(keys, "hidden_act", "silu"),
-        gated=True,
         qkv_bias=biases,
         out_bias=biases,
         qk_norm="head",
@@ -166,15 +160,12 @@ def _parse_olmo(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     keys.only("linear_use_gate", True, why="a delta rule without its gate in this architecture")
     biases = keys.flag("attention_bias", False)
     config = ModelConfig(
-        family="qwen-next",
         architecture=architecture,
         **(attended | {"rotary": (not nope,) * layers}),
         mlp_width=keys.whole("intermediate_size", 11008, most=MOST_MLP),
         vocab_size=keys.whole("vocab_size", 100352, most=MOST_VOCAB),
-        norm="rms",
         norm_eps=keys.number("rms_norm_eps", 1e-6),
         activation=activation(keys, "hidden_act", "silu"),
-        gated=True,
         qkv_bias=biases,
         out_bias=biases,
         qk_norm="whole",

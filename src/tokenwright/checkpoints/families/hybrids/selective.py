@@ -26,7 +26,7 @@ from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, MAMBA2
 from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, TRAINING, check_same, expert_width
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import Mixture, ModelConfig, Rope
+from tokenwright.config import Mixture, ModelConfig
 from tokenwright.models.graph import Graph
 from tokenwright.models.op import Matrix, Norm
 from tokenwright.models.recurrent import MOST_TAPS, Inner, Places, Recurrence, Recurrent
@@ -121,7 +121,6 @@ def _config(
 ) -> ModelConfig:
     """What both have. heads: of q, of K and V, and their size."""
     return ModelConfig(
-        family="selective",
         architecture=architecture,
         layers=layers,
         width=width,
@@ -131,13 +130,9 @@ def _config(
         mlp_width=0,
         vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
         context=context,
-        positions=Rope(),
         windows=(None,) * layers,
         rotary=(False,) * layers,
-        norm="rms",
         norm_eps=1e-6,
-        activation="silu",
-        gated=True,
         dtype=dtype(keys),
     )
 
