@@ -1,5 +1,6 @@
 """The native kernels, each instruction set of this processor: what they compute, alone and in company."""
 
+import ctypes
 import math
 import re
 import subprocess
@@ -26,7 +27,8 @@ from tests.backends.native import (
 )
 from tests.profiles import examples
 from tests.tensors import NativeOverTensors
-from tokenwright.backends.native.library import find
+from tokenwright.backends.native import structs
+from tokenwright.backends.native.library import find, load
 from tokenwright.backends.native.native_kernels import find_kernels, usable
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.torch.kernels import Dense
@@ -436,3 +438,44 @@ def test_without_a_library_the_reference_computes(
 def test_dense_weights_are_refused() -> None:
     with pytest.raises(RequestError, match="load_packed"):
         next(iter(KERNELS.values())).linear(noise(1, 4), Dense(noise(3, 4)))
+
+
+def test_structs_are_read_from_their_declarations() -> None:
+    text = """
+constexpr int64_t MOST = 3;
+struct Inside {
+  double a, b;
+};
+struct Whole {
+  int64_t first, second;
+  const float *one, *other;
+  const int32_t* const* tables;
+  Inside inside;
+  int64_t sizes[MOST];
+  Inside two[2];
+
+  void run() const;
+};
+struct Unread {
+  uint8_t byte;
+};
+"""
+    found = structs._structs(text)
+    assert found.keys() == {"Inside", "Whole"}
+    whole = found["Whole"]
+    assert [name for name, _ in whole._fields_] == [
+        *("first", "second", "one", "other", "tables", "inside", "sizes", "two")
+    ]
+    assert (whole.tables.offset, whole.inside.offset, whole.two.offset) == (32, 40, 80)
+    assert (ctypes.sizeof(whole), ctypes.sizeof(found["Inside"])) == (112, 16)
+
+
+@pytest.mark.skipif(find() is None, reason="no native kernels were compiled")
+@pytest.mark.parametrize("name", ["Norm", "AttentionOp", "Batch"])
+def test_a_library_of_other_headers_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = [*structs.STRUCTS[name]._fields_, ("more", ctypes.c_int64)]
+    monkeypatch.setitem(structs.STRUCTS, name, type(f"C{name}", (ctypes.Structure,), {"_fields_": fields}))
+    file = find()
+    assert file is not None
+    with pytest.raises(RequestError, match="compiled from other sources"):
+        load.__wrapped__(file)

@@ -1,8 +1,9 @@
-"""What it takes to add a family with an op of its own: its reading of config.json, the op, and the torch op. No more.
+"""What it takes to add a family: a row, if its parts are known; with an op of its own the op, and the torch op as well.
 
-The toy is Llama with an MLP whose result is capped softly. Everything else (files, packing, the engine, the cache,
-cost, plan, inspect) finds the new op in the graph. The native kernels lack it, so its model runs op by op on those they
-have; a native op would touch the files in `NATIVE`.
+The toy of known parts is OLMo 2 under another name. The toy with an op is Llama with an MLP whose result is capped
+softly. Everything else (files, packing, the engine, the cache, cost, plan, inspect) finds the new op in the graph. The
+native kernels lack it, so its model runs op by op on those they have; a native op would be a struct in `step.h` and a
+file of `ops/` as well.
 """
 
 import json
@@ -16,25 +17,25 @@ from typer.testing import CliRunner
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM, SamplingParams, plan
 from tokenwright.backends.layout import Weights
-from tokenwright.backends.native import compile as native_compile
+from tokenwright.backends.native import structs
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.torch import ops as torch_ops
 from tokenwright.backends.torch.border import tensor
 from tokenwright.backends.torch.kernels import Kernels
 from tokenwright.backends.torch.op_batch import ForwardState
-from tokenwright.checkpoints.families import registry
+from tokenwright.checkpoints.families import llama, registry
+from tokenwright.checkpoints.families import llama_like as parts
+from tokenwright.checkpoints.families.llama_like import LlamaLike, by_config
 from tokenwright.checkpoints.families.registry import LLAMA
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.cli import app
 from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError
-from tokenwright.models.graph import MLP, Attention, Graph
+from tokenwright.models.graph import MLP, Graph
 from tokenwright.models.taps import Site
 
 ROOM = Path(registry.__file__).parents[2]
 FAMILY, OP, TORCH = "checkpoints/families/registry.py", "models/graph.py", "backends/torch/ops.py"
-# The struct, its case and its functions, the struct's mirror, and what fills it.
-NATIVE = ("backends/native/cpp/step/step.h", "pass.h", "ops.h", "mlp.cpp", "structs.py", "compile.py")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
 PROMPT = [7, 40, 3, 99, 200, 12, 5, 31]
 
@@ -157,12 +158,32 @@ def test_without_its_family_it_is_refused(tmp_path: Path) -> None:
         LLM(folder)
 
 
-def test_a_native_op_has_its_places() -> None:
-    """One file each for the struct and the function, the struct's mirror, and what fills it: no other names an op."""
+def test_a_family_of_known_parts_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = llama.row(
+        {"KnownForCausalLM": "known"},
+        LlamaLike(by_config(), parts.behind(1e-5), llama.ALL_HEADS),
+        llama.in_layers(attention_post_norm="post_attention_layernorm", mlp_post_norm="post_feedforward_layernorm"),
+    )
+    folder, _ = make_checkpoint(tmp_path / "olmo2", "olmo2")
+    with LLM(folder) as llm:
+        theirs, _ = llm.model(PROMPT)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["KnownForCausalLM"], "model_type": "known"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="unknown architecture KnownForCausalLM"):
+        LLM(folder)
+    monkeypatch.setattr(registry, "FAMILIES", (*registry.FAMILIES, known))
+    with LLM(folder) as llm:
+        ours, _ = llm.model(PROMPT)
+        assert llm.graph.architecture == "KnownForCausalLM"
+        assert (ours == theirs).all()
+
+
+def test_a_native_op_has_two_places() -> None:
+    """Its struct, and its functions: no other file of the kernels, and none in Python, names an op."""
     room = ROOM / "backends" / "native"
-    found = {
-        file.name for file in room.rglob("*") if file.suffix in (".py", ".h", ".cpp") and "MLPOp" in file.read_text()
-    }
-    assert found - {"library.cpp"} == {Path(name).name for name in NATIVE}  # library.cpp compares sizes alone
-    assert {MLP, Attention} < native_compile.COMPILERS.keys()
-    assert CappedMLP not in native_compile.COMPILERS
+    sources = {file.name: file.read_text() for file in room.rglob("*") if file.suffix in (".py", ".h", ".cpp")}
+    for op, file in (("EmbedOp", "embed.cpp"), ("NextInputOp", "next_input.cpp")):
+        assert {name for name, source in sources.items() if op in source} == {"step.h", file}
+    assert {"MLP", "Attention"} < set(structs.OPS)
+    assert "CappedMLP" not in structs.OPS

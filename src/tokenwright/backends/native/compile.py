@@ -1,7 +1,9 @@
 """Compile a graph for the native kernels: each op becomes a struct that points into the weights.
 
-`COMPILERS` has a function for each op. A model with an op that is missing there runs op by op (`backends/torch`), with
-the native kernels behind the `Kernels` protocol.
+The struct of an op, `LaurelOp` of `Laurel`, is declared in `cpp/step/step.h`. A field takes its value from the op's
+field of that name, by its type: see `NativeModel.value`. `FACTS` has a function for each op with fields beside these. A
+model with an op that no header declares runs op by op (`backends/torch`), with the native kernels behind the `Kernels`
+protocol.
 """
 
 import ctypes
@@ -20,15 +22,14 @@ from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.native.struct_builders import matrix, recurrence_of, routing_of, turned
 from tokenwright.backends.packed import Packed
 from tokenwright.config import Rope
-from tokenwright.models.combined import Mixed, Parallel
+from tokenwright.models.combined import Mixed
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head
+from tokenwright.models.graph import MLP, Attention, Embed, Graph
 from tokenwright.models.latent import LatentAttention
 from tokenwright.models.layer_inputs import InputGate, LayerInputs
-from tokenwright.models.next_input import NextInput
-from tokenwright.models.op import Matrix, Norm, Op
+from tokenwright.models.op import Matrix, Norm
 from tokenwright.models.recurrent import MOST_NORMS, Inner, Recurrence, Recurrent
-from tokenwright.models.residual_streams import Correct, Laurel, Merge, Predict, Spread, StreamRouter
+from tokenwright.models.residual_streams import Laurel, Merge, StreamRouter
 from tokenwright.models.split import Cuts
 
 
@@ -55,11 +56,45 @@ class NativeModel:
         self._updates: list[object] = []  # arrays that ops point to, beside the weights
         self._count = max((number for each in adapters.values() for number in each), default=0)  # of adapters
         self._zeros = np.zeros(graph.width, np.float32)  # the bias of a LayerNorm without one
-        self._ops = [COMPILERS[type(op)](op, self) for op in graph.ops]
-        pairs = [structs.COp(structs.OPS.index(type(one)), ctypes.addressof(one)) for one in self._ops]
-        self._list = (structs.COp * len(pairs))(*pairs)
-        angles = sum(graph.rotary_sizes.values())
-        self.struct = structs.CModel(graph.width, angles, len(pairs), self._list, ranks and ctypes.pointer(ranks))
+        self._ops = [self.filled(op) for op in graph.ops]
+        self._list = (structs.COp * len(self._ops))()
+        for place, op, made in zip(self._list, graph.ops, self._ops, strict=True):
+            place.kind, place.op = structs.OPS.index(type(op).__name__), ctypes.addressof(made)
+        self._ranks = ranks
+        self.struct = structs.CModel(
+            graph.width,
+            sum(graph.rotary_sizes.values()),
+            len(self._ops),
+            ctypes.addressof(self._list),
+            None if ranks is None else ctypes.addressof(ranks),
+        )
+
+    def filled(self, part: object) -> Any:
+        """The struct of an op, or of a part of one, which has its class's name."""
+        name, given = type(part).__name__, FACTS.get(type(part), _no_facts)(part, self)
+        struct = structs.STRUCTS[f"{name}Op" if name in structs.OPS else name]
+        fields = struct._fields_
+        return struct(*(given[field] if field in given else self.value(part, field, kind) for field, kind in fields))
+
+    def value(self, part: Any, name: str, kind: type) -> Any:
+        """The value of a struct's field, whose type is `kind`, from the field of that name."""
+        if name == "after":
+            return structs.CAfter(self.norm(part.post_norm), part.residual_scale, 1.0)
+        if name == "rotation":
+            return self.rotation(part.rotary)
+        if name.endswith("_updates"):
+            of = getattr(part, name.removesuffix("_updates"))
+            return None if of is None else self.updates(of)
+        found = getattr(part, name)
+        if name in _CODES:
+            return _CODES[name][found]
+        if kind is structs.CNorm:
+            return self.norm(found)
+        if issubclass(kind, ctypes.Structure):
+            return kind() if found is None else self.matrix(found) if isinstance(found, Matrix) else self.filled(found)
+        if kind is ctypes.c_void_p:
+            return None if found is None else self.address(f"{found}.weight")
+        return 0 if found is None else found
 
     def packed(self, of: Matrix) -> Packed:
         found = self._weights[of.name]
@@ -144,12 +179,12 @@ class NativeModel:
 
 def compiles(graph: Graph) -> bool:
     """Whether the native backend can compile every op of a graph."""
-    return all(type(op) in COMPILERS for op in graph.ops)
+    return all(type(op).__name__ in structs.OPS for op in graph.ops)
 
 
 def lacking(graph: Graph) -> list[str]:
     """The names of a graph's block ops that no backend has, sorted. Asks torch's only for ops that are missing here."""
-    missing = [op for op in graph.blocks if type(op) not in COMPILERS]
+    missing = [op for op in graph.blocks if type(op).__name__ not in structs.OPS]
     if missing and torch_is_there():
         from tokenwright.backends.torch.ops import OPS
 
@@ -157,57 +192,32 @@ def lacking(graph: Graph) -> list[str]:
     return sorted({type(op).__name__ for op in missing})
 
 
-def _embed(op: Embed, model: NativeModel) -> structs.CEmbedOp:
-    inputs = structs.CLayerInputs() if op.inputs is None else _layer_inputs(op.inputs, model)
-    learned = model.address("positions.weight")
-    return structs.CEmbedOp(model.matrix(op.table), learned, op.scale, model.norm(op.norm), inputs)
+Facts = dict[str, Any]  # values of a struct's fields by their names
+_CODES = {"activation": structs.ACTIVATIONS, "scores": structs.SCORES}
 
 
-def _layer_inputs(of: LayerInputs, model: NativeModel) -> structs.CLayerInputs:
-    size = of.norm.size
-    project = model.matrix(of.project), of.project_scale, model.norm(of.norm)
-    return structs.CLayerInputs(model.matrix(of.table), of.scale, *project, of.project.out // size, size, of.factor)
+def _no_facts(part: object, model: NativeModel) -> Facts:  # noqa: ARG001
+    return {}
 
 
-def _input_gate(of: InputGate, stream: float, model: NativeModel) -> structs.CInputGate:
-    matrices = model.matrix(of.gate), model.matrix(of.out)
-    after = structs.CAfter(model.norm(of.post_norm), 1.0, stream)
-    updates = model.updates(of.gate), model.updates(of.out)
-    return structs.CInputGate(of.at, structs.ACTIVATIONS[of.activation], *matrices, after, *updates)
+def _embed(op: Embed, model: NativeModel) -> Facts:  # noqa: ARG001
+    return {"positions": model.address("positions.weight")}
 
 
-def _after(op: Attention | LatentAttention | Experts | Recurrent, model: NativeModel) -> structs.CAfter:
-    return structs.CAfter(model.norm(op.post_norm), op.residual_scale, 1.0)
+def _layer_inputs(of: LayerInputs, model: NativeModel) -> Facts:  # noqa: ARG001
+    return {"layers": of.project.out // of.norm.size, "size": of.norm.size}
 
 
-def _parallel(op: Parallel, model: NativeModel) -> structs.CParallelOp:
-    return structs.CParallelOp(_attention(op.attention, model), _mlp(op.mlp, model))
+def _input_gate(of: InputGate, model: NativeModel, stream: float = 1.0) -> Facts:
+    return {"after": structs.CAfter(model.norm(of.post_norm), 1.0, stream)}
 
 
-def _attention(op: Attention, model: NativeModel) -> structs.CAttentionOp:
+def _attention(op: Attention, model: NativeModel) -> Facts:
     assert op.clip is None or not (op.norms_last or op.source is not None), "no family has both"
     learned = None if op.sink_logits is None else model.address(f"{op.sink_logits}.weight")
     sizes = (op.kv_heads, op.head_size, op.head_size)
-    return structs.CAttentionOp(
-        op.layer,
-        op.kept,
-        structs.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, learned),
-        model.rotation(op.rotary),
-        model.norm(op.norm),
-        model.matrix(op.qkv),
-        model.norm(op.q_norm),
-        model.norm(op.k_norm),
-        model.norm(op.v_norm),
-        _sources(op),
-        _head_norms(op),
-        op.norms_last,
-        model.matrix(op.out),
-        _after(op, model),
-        model.updates(op.qkv),
-        model.updates(op.out),
-        op.out_gate,
-        op.clip or 0,
-    )
+    heads = structs.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, learned)
+    return {"heads": heads, "sources": _sources(op), "head_norms": _head_norms(op)}
 
 
 def _sources(op: Attention) -> int:
@@ -225,148 +235,82 @@ def _head_norms(op: Attention) -> int:
     return structs.ALL_HEADS if op.q_norm.parts == 1 else structs.OWN_WEIGHTS
 
 
-def _latent(op: LatentAttention, model: NativeModel) -> structs.CLatentOp:
+def _latent(op: LatentAttention, model: NativeModel) -> Facts:  # noqa: ARG001
     sizes = (1, op.rank + op.rope_size, op.rank)
-    return structs.CLatentOp(
-        op.layer,
-        structs.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, None),
-        model.rotation(op.rotary),
-        op.nope_size,
-        model.norm(op.norm),
-        model.matrix(op.down),
-        model.norm(op.q_norm),
-        structs.CMatrix() if op.q_up is None else model.matrix(op.q_up),
-        model.norm(op.kv_norm),
-        model.matrix(op.k_up),
-        model.matrix(op.v_up),
-        model.matrix(op.out),
-        _after(op, model),
-        model.updates(op.down),
-        None if op.q_up is None else model.updates(op.q_up),
-        model.updates(op.out),
-    )
+    heads = structs.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, None)
+    return {"heads": heads, "still": op.nope_size}
 
 
-def _mlp(op: MLP, model: NativeModel) -> structs.CMLPOp:
-    activation = structs.ACTIVATIONS[op.activation]
-    up, down = model.matrix(op.up), model.matrix(op.down)
-    updates = model.updates(op.up), model.updates(op.down)
-    learned = None if op.learned is None else model.xielu(op.learned)
-    factors = model.factors(op.up, [out for _, out in op.up.parts], op.factors)
-    after, gate = _end(op, op.residual_scale, model)
-    sparse = op.deviations is not None, op.deviations or 0
-    ends = after, *updates, gate, *sparse
-    return structs.CMLPOp(activation, op.gated, learned, factors, model.norm(op.norm), up, down, *ends)
+def _mlp(op: MLP, model: NativeModel) -> Facts:
+    return _end(op, op.residual_scale, model) | {
+        "xielu": None if op.learned is None else model.xielu(op.learned),
+        "factors": model.factors(op.up, [out for _, out in op.up.parts], op.factors),
+        "sparse": op.deviations is not None,
+    }
 
 
-def _end(op: MLP | Mixed, scale: float, model: NativeModel) -> tuple[structs.CAfter, structs.CInputGate]:
+def _end(op: MLP | Mixed, scale: float, model: NativeModel) -> Facts:
     """What stands behind an MLP's result; the factor of the residual stream stands behind the last of it."""
     stream = 1.0 if op.stream is None else model.number(f"{op.stream}.weight")
-    gate = structs.CInputGate() if op.inputs is None else _input_gate(op.inputs, stream, model)
-    return structs.CAfter(model.norm(op.post_norm), scale, stream if op.inputs is None else 1.0), gate
+    if op.inputs is None:
+        return {"after": structs.CAfter(model.norm(op.post_norm), scale, stream)}
+    gate = model.filled(op.inputs)
+    gate.after.stream = stream
+    return {"after": structs.CAfter(model.norm(op.post_norm), scale, 1.0), "inputs": gate}
 
 
-def _experts(op: Experts, model: NativeModel) -> structs.CExpertsOp:
-    shared = [model.matrix(one) for one in op.shared] if op.shared else [structs.CMatrix(), structs.CMatrix()]
-    return structs.CExpertsOp(
-        routing_of(op.routing, None if op.correction is None else model.address(f"{op.correction}.weight")),
-        structs.ACTIVATIONS[op.activation],
-        op.gated,
-        model.norm(op.norm),
-        model.matrix(op.router),
-        model.matrix(op.up),
-        model.matrix(op.down),
-        *shared,
-        _after(op, model),
-        model.norm(op.router_norm),
-        op.router_scale,
-        None if op.weight_scales is None else model.address(f"{op.weight_scales}.weight"),
-    )
+def _mixed(op: Mixed, model: NativeModel) -> Facts:
+    return _end(op, 1.0, model)
 
 
-def _mixed(op: Mixed, model: NativeModel) -> structs.CMixedOp:
-    after, gate = _end(op, 1.0, model)
-    return structs.CMixedOp(_mlp(op.mlp, model), _experts(op.experts, model), after, gate)
+def _experts(op: Experts, model: NativeModel) -> Facts:
+    correction = None if op.correction is None else model.address(f"{op.correction}.weight")
+    up, down = map(model.matrix, op.shared) if op.shared else (structs.CMatrix(), structs.CMatrix())
+    return {"routing": routing_of(op.routing, correction), "shared_up": up, "shared_down": down}
 
 
-def _inner(one: Inner, model: NativeModel) -> structs.CInnerMatrix:
+def _inner(one: Inner, model: NativeModel) -> Facts:
     assert len(one.norms) <= MOST_NORMS
     sizes = (ctypes.c_int64 * MOST_NORMS)(*(norm.size for norm in one.norms))
-    norms = (structs.CNorm * MOST_NORMS)(*(model.norm(norm) for norm in one.norms))
-    return structs.CInnerMatrix(one.at, model.matrix(one.matrix), sizes, norms)
+    return {"sizes": sizes, "norms": (structs.CNorm * MOST_NORMS)(*map(model.norm, one.norms))}
 
 
-def _recurrent(op: Recurrent, model: NativeModel) -> structs.CRecurrentOp:
+def _recurrent(op: Recurrent, model: NativeModel) -> Facts:
     assert not (op.factors and op.inner), "no family has both"
-    inner = (structs.CInnerMatrix * len(op.inner))(*(_inner(one, model) for one in op.inner))
-    return structs.CRecurrentOp(
-        op.layer,
-        op.beside,
-        model.factors(op.project, [rows for rows, _ in op.factors], [one for _, one in op.factors]),
-        model.recurrence(op.recurrence),
-        model.norm(op.norm),
-        model.matrix(op.project),
-        model.matrix(op.out),
-        op.row,
-        len(op.inner),
-        model.pointed(inner),
-        _after(op, model),
-        model.updates(op.project),
-        model.updates(op.out),
-    )
+    inner = (structs.CInner * len(op.inner))(*map(model.filled, op.inner))
+    return {
+        "factors": model.factors(op.project, [rows for rows, _ in op.factors], [one for _, one in op.factors]),
+        "recurrence": model.recurrence(op.recurrence),
+        "inners": len(op.inner),
+        "inner": model.pointed(inner),
+    }
 
 
-def _next_input(op: NextInput, model: NativeModel) -> structs.CNextInputOp:
-    norms = model.norm(op.token_norm), model.norm(op.hidden_norm)
-    return structs.CNextInputOp(*norms, model.matrix(op.project), op.hidden_first)
+def _stream_router(of: StreamRouter, model: NativeModel) -> Facts:  # noqa: ARG001
+    return {"streams": of.matrix.out}
 
 
-def _spread(op: Spread, model: NativeModel) -> structs.CSpreadOp:
-    return structs.CSpreadOp(model.matrix(op.project))
+def _laurel(op: Laurel, model: NativeModel) -> Facts:
+    return {"after": structs.CAfter(model.norm(op.post_norm), 1.0, op.factor)}
 
 
-def _stream_router(of: StreamRouter, model: NativeModel) -> structs.CStreamRouter:
-    matrices = model.matrix(of.matrix), model.matrix(of.coefficients)
-    return structs.CStreamRouter(of.matrix.out, model.norm(of.norm), of.scale, *matrices)
-
-
-def _predict(op: Predict, model: NativeModel) -> structs.CPredictOp:
-    return structs.CPredictOp(_stream_router(op.router, model))
-
-
-def _laurel(op: Laurel, model: NativeModel) -> structs.CLaurelOp:
-    after = structs.CAfter(model.norm(op.post_norm), 1.0, op.factor)
-    return structs.CLaurelOp(model.norm(op.norm), model.matrix(op.left), model.matrix(op.right), after)
-
-
-def _correct(op: Correct, model: NativeModel) -> structs.CCorrectOp:
-    scale = None if op.scale is None else model.address(f"{op.scale}.weight")
-    return structs.CCorrectOp(_stream_router(op.router, model), scale, _input_gate(op.inputs, 1.0, model))
-
-
-def _merge(op: Merge, model: NativeModel) -> structs.CMergeOp:
+def _merge(op: Merge, model: NativeModel) -> Facts:
     each = (structs.CMatrix * len(op.each))(*map(model.matrix, op.each))
-    return structs.CMergeOp(1 + len(op.each), model.pointed(each))
+    return {"streams": 1 + len(op.each), "matrix": model.pointed(each)}
 
 
-def _head(op: Head, model: NativeModel) -> structs.CHeadOp:
-    return structs.CHeadOp(model.norm(op.norm), model.matrix(op.matrix), op.scale, op.cap or 0)
-
-
-COMPILERS: Mapping[type[Op], Callable[[Any, NativeModel], ctypes.Structure]] = {
+FACTS: Mapping[type[Any], Callable[[Any, NativeModel], Facts]] = {
     Embed: _embed,
+    LayerInputs: _layer_inputs,
+    InputGate: _input_gate,
     Attention: _attention,
     LatentAttention: _latent,
     MLP: _mlp,
-    Experts: _experts,
     Mixed: _mixed,
-    Parallel: _parallel,
+    Experts: _experts,
+    Inner: _inner,
     Recurrent: _recurrent,
-    NextInput: _next_input,
-    Spread: _spread,
-    Predict: _predict,
+    StreamRouter: _stream_router,
     Laurel: _laurel,
-    Correct: _correct,
     Merge: _merge,
-    Head: _head,
 }

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tokenwright.arrays import Array, place_of
-from tokenwright.backends.native.structs import STRUCTS
+from tokenwright.backends.native.structs import OPS, STRUCTS
 from tokenwright.cache.disk_pages import Unpack
 from tokenwright.cache.page_folder import ROW
 from tokenwright.errors import RequestError
@@ -21,6 +21,7 @@ NAME = "_native.so"
 # Every function of library.cpp: the types of its result and arguments. `k`: the kernels, `w`: a workspace, `p`: another
 # pointer, `s`: a C string, `n`: an integer, `d`: a double.
 _FUNCTIONS = {
+    "tw_size": ("n", "s"),
     "tw_kernels": ("k", "s"),
     "tw_workspace_new": ("w", ""),
     "tw_workspace_free": ("", "w"),
@@ -64,16 +65,15 @@ def load(file: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(file))
     foreign = RequestError(f"{file} was compiled from other sources than these; install Tokenwright again")
     try:
-        library.tw_sizes.restype = c_int64
         for name, (result, takes) in _FUNCTIONS.items():
             function: Any = library[name]
             function.restype, function.argtypes = _TYPES[result], tuple(_TYPES[one] for one in takes)
             setattr(library, name, function)
     except AttributeError:
         raise foreign from None
-    sizes = (c_int64 * len(STRUCTS))()
-    known = library.tw_sizes(sizes, c_int64(len(STRUCTS)))
-    if known != len(STRUCTS) or list(sizes) != [ctypes.sizeof(struct) for struct in STRUCTS]:
+    sizes = {name: library.tw_size(name.encode()) for name in STRUCTS}
+    differ = [name for name, size in sizes.items() if size not in (0, ctypes.sizeof(STRUCTS[name]))]
+    if differ or not all(sizes[f"{op}Op"] for op in OPS):
         raise foreign
     return library
 

@@ -110,7 +110,7 @@ class NativePasses:
             kept, width = kv_tensor(rows), heads * side.size
             part = structs.CPart(0, -1, 0, 2 * heads * side.codec.nbytes(side.size), kept, kept)
             layer = structs.CKVLayer(1, (structs.CPart * 2)(part), 1, 0, None)  # a window of one position
-            shape = structs.CHeads(heads, heads, side.size, side.size, 1.0, 0, None, None)
+            shape = structs.CHeads(heads, heads, side.size, side.size, 1.0, 0, None)
             chunk = ChunkArray([(range(count), 0, (np.arange(count, dtype=np.int32),))])
             ends = structs.CQueries(0, 0, 0, 0, address(queries), None, address(out), width, width, width)
             read = (byref(layer), byref(shape), 1, chunk.address, 1)

@@ -1,5 +1,5 @@
 // The data that Python and the kernels share: plain structs of 8-byte fields and pointers. backends/native/structs.py
-// mirrors them.
+// reads them here.
 //
 // Terms: a row is a token of the step; a matrix is [out, in]; a block is 16 consecutive outputs, whose weights are
 // contiguous; a slab is one block's weights over a range of inputs. A vector has 16 lanes in every instruction set.
@@ -113,7 +113,6 @@ struct Heads {
   double scale;              // of q k
   double cap;                // soft cap of the scores, scale included: cap tanh(score / cap); 0: none
   const float* sink_logits;  // [heads]: learned logits that the softmax counts as one more key's; or null
-  const float* slopes;       // [heads]: ALiBi, slope (key's position - query's) is added to a score; or null
 };
 
 }  // namespace tw

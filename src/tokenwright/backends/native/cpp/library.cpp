@@ -128,20 +128,26 @@ int64_t with_workspace(Workspace* shared, Run run) {
 
 #define TW_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Writes the sizes of the structs that Python mirrors, so that it can refuse a library built from other sources.
-TW_EXPORT int64_t tw_sizes(int64_t* sizes, int64_t count) {
-  const int64_t ours[] = {sizeof(Matrix),      sizeof(Norm),        sizeof(KVTensor),    sizeof(Part),
-                          sizeof(KVLayer),     sizeof(ChunkRows),   sizeof(Heads),       sizeof(EmbedOp),
-                          sizeof(AttentionOp), sizeof(MLPOp),       sizeof(HeadOp),      sizeof(ParallelOp),
-                          sizeof(ExpertsOp),   sizeof(LatentOp),    sizeof(RecurrentOp), sizeof(NextInputOp),
-                          sizeof(MixedOp),     sizeof(SpreadOp),    sizeof(PredictOp),   sizeof(LaurelOp),
-                          sizeof(CorrectOp),   sizeof(MergeOp),     sizeof(SharedOp),    sizeof(Op),
-                          sizeof(Model),       sizeof(Batch),       sizeof(Queries),     sizeof(Routing),
-                          sizeof(LowRank),     sizeof(LowRankPart), sizeof(AdaptedRows), sizeof(WatchedRow),
-                          sizeof(Observed),    sizeof(Recurrence),  sizeof(InnerMatrix), sizeof(Ranks)};
-  const int64_t known = sizeof(ours) / sizeof(ours[0]);
-  for (int64_t i = 0; i < count && i < known; i++) sizes[i] = ours[i];
-  return known;
+// The size of a struct of the headers by its name, so that Python can refuse a library built from others; 0: unknown.
+TW_EXPORT int64_t tw_size(const char* name) {
+#define TW_SIZE(Name) {#Name, sizeof(Name)},
+#define TW_OP_SIZE(Name) {#Name "Op", sizeof(Name##Op)},
+  static const struct {
+    const char* name;
+    size_t size;
+    // clang-format off
+  } sizes[] = {
+      TW_OPS(TW_OP_SIZE)
+      TW_SIZE(Matrix) TW_SIZE(Norm) TW_SIZE(KVLayer) TW_SIZE(ChunkRows) TW_SIZE(Heads) TW_SIZE(Queries)
+      TW_SIZE(Routing) TW_SIZE(Recurrence) TW_SIZE(Inner) TW_SIZE(LowRank) TW_SIZE(Op) TW_SIZE(Model) TW_SIZE(Batch)
+      TW_SIZE(AdaptedRows) TW_SIZE(WatchedRow) TW_SIZE(Observed) TW_SIZE(Ranks)
+  };
+  // clang-format on
+#undef TW_SIZE
+#undef TW_OP_SIZE
+  for (const auto& one : sizes)
+    if (!strcmp(one.name, name)) return (int64_t)one.size;
+  return 0;
 }
 
 // The kernels of an instruction set; null if this processor or this build lacks it.

@@ -422,11 +422,5 @@ TW_INLINE F only(F x, int64_t lane, Stretch read, float other) {
   return x;
 }
 
-// first, first + 1, ...: whole numbers below 2^24.
-TW_INLINE F counting(int64_t first) {
-  static const float numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return load(numbers) + all((float)first);
-}
-
 }  // namespace TW_ISA
 }  // namespace tw

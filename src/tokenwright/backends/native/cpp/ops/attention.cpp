@@ -190,25 +190,20 @@ void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, c
   needs.mixed = std::max(needs.mixed, q_width);
   if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, outputs_of(op.out));
   reserve_updates(r, batch, op.qkv_updates);
-  reserve_low_ranks(needs, r, batch, op.low_ranks, op.low_rank);
   reserve_updates(r, batch, op.out_updates);
   if (batch.kv[op.layer].sinks) needs.sink = std::max(needs.sink, q_width);
   needs.scratch = std::max(needs.scratch, k.attention_scratch(op.heads));
 }
 
-void run(Pass& p, Team& team, int64_t thread, const AttentionOp& op) { run_attention(p, team, thread, p.x, op, true); }
-
-void run_attention(Pass& p, Team& team, int64_t thread, const float* x, const AttentionOp& op, bool adds) {
+void run(Pass& p, Team& team, int64_t thread, const AttentionOp& op) {
   const KVLayer& kv = p.batch.kv[op.layer];
   const int64_t rows = p.batch.rows, q_width = op.heads.heads * op.heads.size, stride = row_size(op);
   const bool sinks = op.rotation >= 0 && kv.sinks;
 
   if (op.kept) keep_rows(p, team);
-  QuantisedRows quantised = normed_rows(p, team, thread, x, op.norm, op.qkv);
+  QuantisedRows quantised = normed_rows(p, team, thread, p.x, op.norm, op.qkv);
   linears_of(p, team, op.qkv, quantised, p.qkv, nullptr, stride);
-  update(p, team, op.qkv_updates, p.qkv, stride,
-         [&](int64_t row) { return normed_row(p, thread, x, op.norm, row, op.qkv.in); });
-  add_low_ranks(p, team, thread, x, op.norm, op.low_ranks, op.low_rank, p.qkv, stride);
+  update(p, team, op.qkv_updates, p.qkv, stride, [&](int64_t row) { return normed_row(p, thread, p.x, op.norm, row); });
   each_row(team, rows, [&](int64_t row) { heads_of(p, op, kv, row); });
   const std::optional<Gather> gather = gather_of(p, q_width, op.out);
   float* const all_mixed = gather ? gather->rows : p.mixed;
@@ -226,10 +221,7 @@ void run_attention(Pass& p, Team& team, int64_t thread, const float* x, const At
   quantised = p.r.rows.of(p.k, op.out, rows);
   const auto mixed = [&](int64_t row) { return all_mixed + row * op.out.in; };
   each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.out, mixed(row), row, quantised); });
-  if (adds)
-    add_linear(p, team, op.out, quantised, op.after, op.out_updates, mixed);
-  else
-    make_added(p, team, op.out, quantised, op.out_updates, mixed);
+  add_linear(p, team, op.out, quantised, op.after, op.out_updates, mixed);
 }
 
 }  // namespace tw

@@ -102,7 +102,7 @@ void attend_latent(Pass& p, Team& team, const KVLayer& kv, const Heads& h, const
 // One pass over latent attention's rows.
 struct LatentRows {
   Pass& p;
-  const LatentOp& op;
+  const LatentAttentionOp& op;
   const KVLayer& kv;
   const float* q;  // [rows][stride]
   int64_t stride;
@@ -150,7 +150,7 @@ struct LatentRows {
 
 }  // namespace
 
-void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, const LatentOp& op) {
+void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, const LatentAttentionOp& op) {
   LatentMemory& m = r.latent;
   const Heads& h = op.heads;
   const int64_t tiles = h.heads * whole_tiles(batch.rows);
@@ -174,7 +174,7 @@ void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, c
   needs.scratch = std::max(needs.scratch, k.attention_scratch(h));
 }
 
-void run(Pass& p, Team& team, int64_t thread, const LatentOp& op) {
+void run(Pass& p, Team& team, int64_t thread, const LatentAttentionOp& op) {
   const KVLayer& kv = p.batch.kv[op.layer];
   const Heads& h = op.heads;
   const int64_t rows = p.batch.rows, heads = h.heads, value = op.v_up.out / heads, down = outputs_of(op.down);

@@ -40,8 +40,7 @@ void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& o
   const auto activated = [&](int64_t row) {
     return gather ? gather->rows + row * op.down.in : activate_to(row, p.act + thread * inner);
   };
-  if (!gather && !p.batch.adapted && !op.xielu && !op.factors && !op.sparse && !op.low_ranks &&
-      p.k.fuses(op.up, quantised, between)) {
+  if (!gather && !p.batch.adapted && !op.xielu && !op.factors && !op.sparse && p.k.fuses(op.up, quantised, between)) {
     team.share(inner / ACTIVATED, 2, [&](int64_t first, int64_t end) {
       p.k.up_rows(op.up, quantised, first, end, between);
       for (int64_t half = 0; half <= op.gated; half++)
@@ -51,7 +50,6 @@ void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& o
     linears_of(p, team, op.up, quantised, p.up, nullptr, op.up.out);
     update(p, team, op.up_updates, p.up, op.up.out,
            [&](int64_t row) { return normed_row(p, thread, x, op.norm, row); });
-    add_low_ranks(p, team, thread, x, op.norm, op.low_ranks, op.low_rank, p.up, op.up.out);
     multiply_rows(p, team, op.factors, p.up, op.up.out);
     if (op.sparse) each_row(team, rows, [&](int64_t row) { sparsify(inner, op.deviations, p.up + row * op.up.out); });
     if (gather) {
@@ -101,7 +99,6 @@ void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, con
   if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, outputs_of(op.down));
   reserve_updates(r, batch, op.up_updates);
   reserve_updates(r, batch, op.down_updates);
-  reserve_low_ranks(needs, r, batch, op.low_ranks, op.low_rank);
   if (op.inputs.gate.out) reserve_inputs(needs, r, batch, op.inputs);
 }
 

@@ -228,7 +228,7 @@ void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, con
 // The matrices between the convolution and the rule: each adds numbers to all rows.
 void extend_rows(Pass& p, Team& team, const RecurrentOp& op) {
   int64_t end = outputs_of(op.project);
-  for (const InnerMatrix* one = op.inner; one < op.inner + op.inners; end += one->matrix.out, one++) {
+  for (const Inner* one = op.inner; one < op.inner + op.inners; end += one->matrix.out, one++) {
     const QuantisedRows quantised = p.r.rows.of(p.k, one->matrix, p.batch.rows);
     each_row(team, p.batch.rows,
              [&](int64_t row) { p.k.quantise_row(one->matrix, p.qkv + row * op.row + one->at, row, quantised); });

@@ -96,23 +96,4 @@ QuantisedRows normed_rows(Pass& p, Team& team, int64_t thread, const float* all,
   return quantised;
 }
 
-void add_low_ranks(Pass& p, Team& team, int64_t thread, const float* all, const Norm& norm, int64_t count,
-                   const LowRankPart* parts, float* y, int64_t stride) {
-  for (const LowRankPart* one = parts; one < parts + count; one++) {
-    const int64_t rank = one->down.out;
-    linears_of(p, team, one->down, normed_rows(p, team, thread, all, norm, one->down), p.mixed, nullptr, rank);
-    const QuantisedRows low = p.r.rows.of(p.k, one->up, p.batch.rows);
-    each_row(team, p.batch.rows, [&](int64_t row) { p.k.quantise_row(one->up, p.mixed + row * rank, row, low); });
-    linears_of(p, team, one->up, low, y + one->at, y + one->at, stride);
-  }
-}
-
-void reserve_low_ranks(Needs& needs, Workspace& r, const Batch& batch, int64_t count, const LowRankPart* parts) {
-  for (const LowRankPart* one = parts; one < parts + count; one++) {
-    r.rows.reserve(one->down, batch.rows);
-    r.rows.reserve(one->up, batch.rows);
-    needs.mixed = std::max(needs.mixed, one->down.out);
-  }
-}
-
 }  // namespace tw

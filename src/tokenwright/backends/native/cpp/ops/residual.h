@@ -130,9 +130,4 @@ inline const float* normed_row(const Pass& p, int64_t thread, const float* all, 
 // Quantises norm(x) of all rows x [rows][inputs of the linear] for a linear.
 QuantisedRows normed_rows(Pass& p, Team& team, int64_t thread, const float* all, const Norm& norm, const Matrix& m);
 
-// y [rows][stride] += what low ranks make of norm(x) of all rows x.
-void add_low_ranks(Pass& p, Team& team, int64_t thread, const float* all, const Norm& norm, int64_t count,
-                   const LowRankPart* parts, float* y, int64_t stride);
-void reserve_low_ranks(Needs& needs, Workspace& r, const Batch& batch, int64_t count, const LowRankPart* parts);
-
 }  // namespace tw

@@ -42,9 +42,8 @@ const Heads* heads_in(const Other&, int64_t) {
   return nullptr;
 }
 const Heads* heads_in(const AttentionOp& op, int64_t layer) { return op.layer == layer ? &op.heads : nullptr; }
-const Heads* heads_in(const LatentOp& op, int64_t layer) { return op.layer == layer ? &op.heads : nullptr; }
+const Heads* heads_in(const LatentAttentionOp& op, int64_t layer) { return op.layer == layer ? &op.heads : nullptr; }
 const Heads* heads_in(const ParallelOp& op, int64_t layer) { return heads_in(op.attention, layer); }
-const Heads* heads_in(const SharedOp& op, int64_t layer) { return heads_in(op.attention, layer); }
 
 // The attention heads of a layer.
 const Heads* heads_of_layer(const Model& model, int64_t layer) {
@@ -129,9 +128,8 @@ void count_cache(const Other&, const Batch&) {}
 void count_cache(const AttentionOp& op, const Batch& batch) {
   count_layer(op.layer, op.heads, batch, op.sources != OTHER_LAYER);
 }
-void count_cache(const LatentOp& op, const Batch& batch) { count_layer(op.layer, op.heads, batch); }
+void count_cache(const LatentAttentionOp& op, const Batch& batch) { count_layer(op.layer, op.heads, batch); }
 void count_cache(const ParallelOp& op, const Batch& batch) { count_cache(op.attention, batch); }
-void count_cache(const SharedOp& op, const Batch& batch) { count_cache(op.attention, batch); }
 void count_cache(const RecurrentOp& op, const Batch& batch) {
   const int64_t bytes = batch.kv[op.layer].part[0].bytes;
   for (int64_t i = 0; i < batch.chunks; i++) {

@@ -12,7 +12,7 @@ namespace tw {
 // The largest workspace need of any op of a model, in numbers per row of the step or per thread.
 struct Needs {
   int64_t before = 0, inputs = 0, streams = 0, qkv = 0, sink = 0, mixed = 0, up = 0, added = 0;  // per row
-  int64_t normed = 0, act = 0, scratch = 0;                                                      // per thread
+  int64_t act = 0, scratch = 0;                                                                  // per thread
   int64_t partial = 0, gathered = 0;                                                             // in total
 };
 
@@ -34,24 +34,10 @@ struct Pass {
 // Calls f with the op cast to its own struct.
 template <typename F>
 void visit(const Op& op, F f) {
-  switch (op.kind) {
-    case EMBED: return f(*(const EmbedOp*)op.op);
-    case ATTENTION: return f(*(const AttentionOp*)op.op);
-    case MLP: return f(*(const MLPOp*)op.op);
-    case HEAD: return f(*(const HeadOp*)op.op);
-    case EXPERTS: return f(*(const ExpertsOp*)op.op);
-    case PARALLEL: return f(*(const ParallelOp*)op.op);
-    case LATENT: return f(*(const LatentOp*)op.op);
-    case RECURRENT: return f(*(const RecurrentOp*)op.op);
-    case NEXT_INPUT: return f(*(const NextInputOp*)op.op);
-    case MIXED: return f(*(const MixedOp*)op.op);
-    case SPREAD: return f(*(const SpreadOp*)op.op);
-    case PREDICT: return f(*(const PredictOp*)op.op);
-    case LAUREL: return f(*(const LaurelOp*)op.op);
-    case CORRECT: return f(*(const CorrectOp*)op.op);
-    case MERGE: return f(*(const MergeOp*)op.op);
-    case SHARED: return f(*(const SharedOp*)op.op);
-  }
+#define TW_CASE(Name) \
+  case OpKind::Name: return f(*(const Name##Op*)op.op);
+  switch (op.kind) { TW_OPS(TW_CASE) }
+#undef TW_CASE
 }
 
 // The index of the chunk that a row of the batch belongs to.

@@ -31,18 +31,31 @@ int64_t chunk_of(const Batch& batch, int64_t row) {
 
 namespace {
 
+// The halves of a layer that an op ends; the time of an op on the streams counts as the next op's.
+template <typename Other>
+int64_t halves_of(const Other&) {
+  return 1;
+}
+int64_t halves_of(const ParallelOp&) { return 2; }
+int64_t halves_of(const SpreadOp&) { return 0; }
+int64_t halves_of(const PredictOp&) { return 0; }
+int64_t halves_of(const LaurelOp&) { return 0; }
+int64_t halves_of(const CorrectOp&) { return 0; }
+int64_t halves_of(const MergeOp&) { return 0; }
+
 void run_pass(void* context, Team& team, int64_t thread) {
   Pass& p = *(Pass*)context;
   counted = {};  // by this thread
   begun_gathers = 0;
-  int64_t ended = 0;
+  int64_t ended = 0, halves = 0;
   for (int64_t i = 0; i < p.model.ops; i++) {
-    const int64_t kind = p.model.op[i].kind;
-    if (p.observer && kind == HEAD) p.observer->add(p.observer->layers);
-    visit(p.model.op[i], [&](const auto& op) { run(p, team, thread, op); });
-    if (SPREAD <= kind && kind <= MERGE) continue;  // its time counts as the next op's
-    ended += kind == PARALLEL ? 2 : 1;
-    if (p.observer) p.observer->end(ended - 1);
+    if (p.observer && i == p.model.ops - 1) p.observer->add(p.observer->layers);  // the last one is the head
+    visit(p.model.op[i], [&](const auto& op) {
+      run(p, team, thread, op);
+      halves = halves_of(op);
+    });
+    ended += halves;
+    if (p.observer && halves) p.observer->end(ended - 1);
   }
   if (!p.observer) return;
   p.observer->add(p.observer->head);
@@ -63,7 +76,7 @@ void forward(const Kernels& k, Workspace& r, const Model& model, const Batch& ba
             batch,
             r,
             r.x.of<float>(rows * model.width),
-            r.normed.of<float>(threads * std::max(model.width, needs.normed)),
+            r.normed.of<float>(threads * model.width),
             r.before.of<float>(rows * needs.before),
             r.inputs.of<float>(rows * needs.inputs),
             r.streams.of<float>(rows * needs.streams),

@@ -6,27 +6,18 @@
 
 namespace tw {
 
-// A model is a list of ops over its residual stream x [rows][width]. An op is a struct here, a case of `visit`
-// (pass.h), and two functions of ops.h: `reserve` for its share of the workspace, and `run`. `native/compile.py` fills
-// the structs.
-enum OpKind : int64_t {
-  EMBED = 0,
-  ATTENTION = 1,
-  MLP = 2,
-  HEAD = 3,
-  PARALLEL = 4,
-  EXPERTS = 5,
-  LATENT = 6,
-  RECURRENT = 7,
-  NEXT_INPUT = 8,
-  MIXED = 9,
-  SPREAD = 10,
-  PREDICT = 11,
-  LAUREL = 12,
-  CORRECT = 13,
-  MERGE = 14,
-  SHARED = 15
-};
+// A model is a list of ops over its residual stream x [rows][width]. An op is a name in this list, a struct `NameOp`
+// here, and two functions in a file of `ops/`: `reserve` for its share of the workspace, and `run`. `native/structs.py`
+// reads the list and the structs, and `native/compile.py` fills them.
+// clang-format off
+#define TW_OPS(OP)                                                                                  \
+  OP(Embed) OP(Attention) OP(MLP) OP(Head) OP(Parallel) OP(Experts) OP(LatentAttention) OP(Recurrent) \
+  OP(NextInput) OP(Mixed) OP(Spread) OP(Predict) OP(Laurel) OP(Correct) OP(Merge)
+// clang-format on
+
+#define TW_KIND(Name) Name,
+enum class OpKind : int64_t { TW_OPS(TW_KIND) };
+#undef TW_KIND
 
 // What the embedding makes for the layers: factor * (norm(project_scale * project(x)) + scale * the table's row of each
 // token), `layers` parts of `size` numbers, with the norm over each part. A table without outputs: nothing.
@@ -62,12 +53,6 @@ struct LowRank {
   Matrix down, up;
 };
 
-// Adds up(down(row)) to the results of another matrix over the same row, from number `at` on.
-struct LowRankPart {
-  int64_t at;
-  Matrix down, up;
-};
-
 // Norms of q and k: over each head with the same weights, over all heads together, over each head with its own weights.
 enum HeadNorms : int64_t { EACH_HEAD = 0, ALL_HEADS = 1, OWN_WEIGHTS = 2 };
 
@@ -95,14 +80,12 @@ struct AttentionOp {
   int64_t
       out_gate;  // whether `qkv` ends with a gate for each number of q's heads, whose sigmoid weights what they read
   double clip;   // the greatest magnitude of q, k and v behind their norms; 0: any
-  int64_t low_ranks;
-  const LowRankPart* low_rank;  // [low_ranks], of `qkv`
 };
 
 // x += after(out(values of heads)), by latent attention: the cache has one row for all heads, the latent and then the
 // part of the key that turns. A head's query is its `still` numbers times k_up, beside those that turn; its values are
 // the mixed latents times v_up.
-struct LatentOp {
+struct LatentAttentionOp {
   int64_t layer;
   Heads heads;       // of one KV head: its size is that of a row, its values that of the latent
   int64_t rotation;  // as in AttentionOp
@@ -145,7 +128,7 @@ struct Recurrence {
 // A matrix between the convolution and the rule, over the numbers of a row from `at` on: its results are the next
 // numbers of the row. norms: of its first parts, in order; a size of 0 ends them.
 constexpr int64_t MOST_NORMS = 3;
-struct InnerMatrix {
+struct Inner {
   int64_t at;
   Matrix matrix;
   int64_t sizes[MOST_NORMS];
@@ -163,7 +146,7 @@ struct RecurrentOp {
   Matrix project, out;
   int64_t row;  // numbers of a row: of project, and then of the inner matrices
   int64_t inners;
-  const InnerMatrix* inner;
+  const Inner* inner;
   After after;
   const LowRank *project_updates, *out_updates;  // as in AttentionOp
 };
@@ -190,8 +173,6 @@ struct MLPOp {
   InputGate inputs;
   int64_t sparse;  // whether a gate becomes max(gate - mean - deviations * standard deviation, 0) of its row
   double deviations;
-  int64_t low_ranks;
-  const LowRankPart* low_rank;  // [low_ranks], of `up`
 };
 
 // The logits of the batch's logits rows: matrix(scale * norm(x)), softly capped if cap > 0: cap tanh(logit / cap); and
@@ -293,17 +274,8 @@ struct MergeOp {
   const Matrix* matrix;  // of all streams but the first
 };
 
-// before = x + out(mlp(attention([x; scale * the table's row of the token]))), where both have no residual stream; x
-// itself stays. Attention reads rows of twice the width.
-struct SharedOp {
-  AttentionOp attention;
-  MLPOp mlp;
-  Matrix out, table;
-  double scale;
-};
-
 struct Op {
-  int64_t kind;
+  OpKind kind;
   const void* op;  // one of these structs
 };
 

@@ -213,7 +213,6 @@ static Tile begin_tile(const KVLayer& layer, const Heads& heads, const ChunkRows
                        int64_t first, float* scratch) {
   Tile tile = tile_of(heads, chunk, queries, first, scratch);
   const int64_t row = chunk.row + first, column = queries.head * heads.size;
-  tile.last_place = layer.window ? layer.sinks + layer.window - 1 : INT32_MAX;
   tile.in_tiles = false;
 #if defined(TW_TILES)
   tile.in_tiles = fits_tiles(layer, tile);
@@ -360,7 +359,6 @@ static Tile row_of(const Tile& tile, int64_t row, int64_t position) {
   one.sums += first * 16;
   one.highest += first;
   one.turned += first;
-  if (one.slopes) one.slopes += first, one.places += first;
   return one;
 }
 
@@ -369,7 +367,6 @@ static void attend_shared(const KVLayer& layer, const Heads& heads, int64_t chun
                           int64_t shared, int64_t page_size, const Queries& queries, float* scratch) {
   const ChunkRows together = {chunk->row, chunks, shared, chunk->rotation, chunk->tables};
   const Tile tile = begin_tile(layer, heads, together, queries, 0, scratch);
-  for (int64_t i = 0; tile.slopes && i < tile.queries(); i++) tile.places[i] = (int32_t)chunk[i / tile.heads].start;
   begin_sums(heads, queries, tile);
   read_blocks(layer, tile, {layer, heads, together, page_size, 0, shared});
   const int64_t column = queries.head * heads.values;
@@ -398,7 +395,6 @@ static void attend_shared(const KVLayer& layer, const Heads& heads, int64_t chun
     score_queries(tile, block, 0, 1);
     if (tile.cap > 0)
       for (int64_t i = 0; i < BLOCK; i += 16) store(tile.weights + i, soft_capped(load(tile.weights + i), tile.cap));
-    if (tile.slopes) add_distances(tile, block, 0);
     memcpy(weights + block.start + block.low, tile.weights + block.low, 4 * (block.high - block.low));
   }
   end_tile(tile);

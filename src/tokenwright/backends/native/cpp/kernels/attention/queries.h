@@ -47,9 +47,6 @@ struct Tile {
   float* shares;          // [queries]: the factor from the block's weights to the query's maximum
   float* turned;          // [queries]: 1 once `mixed` is that of values times the Hadamard matrix, else 0
   Stretch* read;          // [queries]: the lanes that each query reads
-  float* slopes;          // [queries]: of ALiBi; null: none
-  int32_t* places;        // [queries]: their positions, for ALiBi,
-  int64_t last_place;     // of which none is counted as farther than this from sinks, as with rotations
   float* numbers;         // [64 * depth]: the queries as loaded; then a block's decoded keys, then its values
   float* value_codes;     // [32 * depth]: the second half of `numbers`, for pairs of value codes beside those of keys
   float* copies;          // [32 * depth]: copies of keys that are not evenly spaced
@@ -72,7 +69,7 @@ static int64_t attention_scratch(const Heads& heads) {
   const int64_t queries = whole(most(QUERIES_TOGETHER, heads.heads / heads.kv_heads), 16);
   const int64_t groups = row_scales(heads.size), depth = groups * SCALED;
   const int64_t totals = heads.values < heads.size ? stretch_sums(heads) : 0;
-  const int64_t each = totals + 2 * (2 * depth + groups) + BLOCK + groups * BLOCK / 2 + groups + depth + 16 + 5 + 4;
+  const int64_t each = totals + 2 * (2 * depth + groups) + BLOCK + groups * BLOCK / 2 + groups + depth + 16 + 3 + 4;
   return queries * each + (BLOCK + 32) * depth + groups * (3 * BLOCK + 1) + 16;
 }
 
@@ -120,12 +117,6 @@ static Tile tile_of(const Heads& heads, const ChunkRows& chunk, const Queries& q
   tile.turned = take(scratch, n);
   tile.worth = take(scratch, tile.groups);
   tile.totals = take(scratch, tile.values < tile.size ? n * stretch_sums(heads) : 0);
-  tile.slopes = heads.slopes ? take(scratch, n) : nullptr;
-  tile.places = (int32_t*)take(scratch, heads.slopes ? n : 0);
-  for (int64_t i = 0; heads.slopes && i < n; i++) {
-    tile.slopes[i] = heads.slopes[queries.head + i % tile.heads];
-    tile.places[i] = (int32_t)(tile.position + i / tile.heads);
-  }
   return tile;
 }
 

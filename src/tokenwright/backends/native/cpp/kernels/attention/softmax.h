@@ -17,26 +17,14 @@ TW_INLINE void multiply(float* x, int64_t n, float factor) {
   for (int64_t i = 0; i < n; i += 16) store(x + i, load(x + i) * all(factor));
 }
 
-// Adds what ALiBi has for a query and a block's keys to its scores. Not inlined: others' sums would leave registers.
-static __attribute__((noinline)) void add_distances(const Tile& tile, const Block& block, int64_t query) {
-  const int64_t place = block.sinks ? least(tile.places[query], tile.last_place) : tile.places[query];
-  float* scores = tile.weights + query * BLOCK;
-  for (int64_t i = 0; i < BLOCK; i += 16)
-    store(scores + i, fma(all(tile.slopes[query]), counting(block.start + i - place), load(scores + i)));
-}
-
-// The largest of a query's scores in the lanes that it reads, after the soft cap and ALiBi; the others become -inf.
-TW_INLINE float highest_score(const Tile& tile, const Block& block, int64_t query) {
+// The largest of a query's scores in the lanes that it reads, after the soft cap; the others become -inf.
+TW_INLINE float highest_score(const Tile& tile, int64_t query) {
   const Stretch read = tile.read[query];
   float* scores = tile.weights + query * BLOCK;
   F x[4];
   for (int v = 0; v < 4; v++) x[v] = load(scores + 16 * v);
   if (tile.cap > 0)
     for (int v = 0; v < 4; v++) store(scores + 16 * v, x[v] = soft_capped(x[v], tile.cap));
-  if (tile.slopes) {
-    add_distances(tile, block, query);
-    for (int v = 0; v < 4; v++) x[v] = load(scores + 16 * v);
-  }
   if (read.low > 0 || read.high < BLOCK)
     for (int v = 0; v < 4; v++) store(scores + 16 * v, x[v] = only(x[v], 16 * v, read, -__builtin_inff()));
   return largest(larger(larger(x[0], x[1]), larger(x[2], x[3])));
@@ -66,9 +54,9 @@ static void weigh_scales(const Tile& tile, Stretch read) {
 struct Maxima {
   float before[16], of_block[16], now[16], factors[16];
 
-  __attribute__((always_inline)) void find(const Tile& tile, const Block& block, int64_t first, int64_t count) {
+  __attribute__((always_inline)) void find(const Tile& tile, int64_t first, int64_t count) {
     float distances[16] = {};
-    for (int64_t i = 0; i < count; i++) of_block[i] = highest_score(tile, block, first + i);
+    for (int64_t i = 0; i < count; i++) of_block[i] = highest_score(tile, first + i);
     for (int64_t i = 0; i < count; i++) {
       before[i] = tile.highest[first + i];
       now[i] = of_block[i] > before[i] ? of_block[i] : before[i];
@@ -110,7 +98,7 @@ static void soften(const Tile& tile, const Block& block, int64_t first, int64_t 
   Maxima maxima;
   for (; first < last; first += 16) {
     const int64_t count = least(16, last - first);
-    maxima.find(tile, block, first, count);
+    maxima.find(tile, first, count);
     for (int64_t i = 0; i < count; i++) {
       const int64_t query = first + i;
       float* sums = tile.sums + query * 16;
