@@ -20,7 +20,7 @@ PUBLIC = (
     "sampling_params.Grammar",
     "llm.outputs.Completion",
     "llm.outputs.Piece",
-    "llm.run_page.show",
+    "llm.run_trace.show",
     "planner.plan",
     "errors",
 )

@@ -259,6 +259,49 @@ def test_what_is_left_over_is_found(tmp_path: Path) -> None:
     assert STRUCTURE.left_over(STRUCTURE.repository(tmp_path)) == ["src/a.py.orig"]
 
 
+# Classes that still extend a concrete one of another room. The list only shrinks: what several rooms must be able to
+# do is a Protocol, and each has its parts.
+EXTENDING = {
+    "backends/native/ranks.py:SplitStore extends KVStore of cache",
+    "backends/protocol.py:Scored extends Scoring of models",
+    "llm/drafts/layer_drafts.py:NextLayer extends DraftModel of decode",
+    "serve/service/types.py:GenerationRequest extends ChatRequest of llm",
+}
+
+
+def extending(trees: dict[str, ast.Module]) -> set[str]:
+    """The classes that extend a class of another room, but for Protocols and exceptions."""
+    classes = {
+        node.name: (path, node)
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+
+    def bases(node: ast.ClassDef) -> list[str]:
+        each = [one.value if isinstance(one, ast.Subscript) else one for one in node.bases]
+        return [ast.unparse(one).split(".")[-1] for one in each]
+
+    def abstract(name: str) -> bool:
+        if name not in classes:
+            return name in ("Protocol", "ABC", "Exception", "BaseException")
+        return any(map(abstract, bases(classes[name][1])))
+
+    def room(path: str) -> str:
+        return path.split("/")[0].removesuffix(".py")
+
+    return {
+        f"{path}:{name} extends {base} of {room(classes[base][0])}"
+        for name, (path, node) in classes.items()
+        for base in bases(node)
+        if base in classes and room(classes[base][0]) != room(path) and not abstract(base)
+    }
+
+
+def test_no_class_extends_a_concrete_one_of_another_room(trees: dict[str, ast.Module]) -> None:
+    assert extending(trees) == EXTENDING
+
+
 def planted(**sources: str) -> dict[str, ast.Module]:
     """A package: sources by their paths, with __ for the slash."""
     return {f"{name.replace('__', '/')}.py": ast.parse(source) for name, source in sources.items()}
@@ -280,6 +323,12 @@ def test_a_planted_crowd_and_a_wide_class_are_found() -> None:
     fields = "\n".join(f"    a{at}: int = {at}" for at in range(13))
     values = f"@dataclass(frozen=True)\nclass Values:\n{fields}\n    def total(self): ..."
     assert STRUCTURE.widths(planted(a=wide, b=values)) == [(13, "a.py:Wide")]
+
+
+def test_a_class_that_extends_one_of_another_room_is_found() -> None:
+    one = "class Port(Protocol): ...\nclass Refused(Exception): ...\nclass Engine: ..."
+    two = "class Near(Port): ...\nclass Worse(Refused): ...\nclass Local(Engine): ...\nclass Own(Local): ..."
+    assert extending(planted(a__x=one, b__y=two)) == {"b/y.py:Local extends Engine of a"}
 
 
 def test_a_planted_circle_is_found_and_those_of_types_and_of_functions_are_not() -> None:

@@ -38,6 +38,7 @@ from tokenwright.bench import shapes
 from tokenwright.decode.drafts.speculate import LENGTHS, SuffixProposer, repeated
 from tokenwright.engine import Request
 from tokenwright.environment import Environment
+from tokenwright.llm.asking import finish
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.outputs import Completion
 
@@ -156,7 +157,7 @@ def request_of(llm: LLM, case: Case, turn: str) -> Request:
 
 
 def write(llm: LLM, case: Case, turn: str) -> Completion:
-    [done] = llm.llm_engine.finish([request_of(llm, case, turn)])
+    [done] = finish(llm.llm_engine, [request_of(llm, case, turn)])
     return done.completion()
 
 
@@ -180,7 +181,7 @@ def measure(loaded: LoadedModel, case: Case, pairs: int) -> Measured:
             def force(engine: Any) -> None:
                 engine.scheduler.proposer = Forced(engine.scheduler.proposer, ids, case.chance or 0.0, case.most)
 
-            on.llm_engine.inspect(force)
+            on.inspect(force)
         write(on, case, "warm")
         for turn in range(pairs):
             both = [(off, found.off), (on, found.on)]

@@ -70,7 +70,7 @@ def main() -> None:
         print(shown("restarted", [first_token(llm, prompt)]))
         for _ in range(asked.rounds):
             memory.append(first_token(llm, prompt))
-            llm.llm_engine.loop.call(evict)
+            llm.llm_engine.local("engine").loop.call(evict)
             disk.append(first_token(llm, prompt))
     print(shown("memory", memory))
     print(shown("disk", disk))

@@ -24,11 +24,13 @@ import numpy as np
 
 from benchmarks.serving.reliability_parts import about
 from benchmarks.serving.served import quantile
-from tokenwright.cluster.cluster_llm import ClusterLLM
+from tokenwright import LLM
+from tokenwright.cluster.cluster_llm import cluster_of
+from tokenwright.cluster.cluster_loop import ClusterLoop
 from tokenwright.cluster.processes import open_cluster
 from tokenwright.cluster.router import RoutedReplica, Router
 from tokenwright.engine import Request, SamplingParams, Token
-from tokenwright.engine.loop import Delivery, RequestHandle
+from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.engine.prefix_index import PrefixHashes
 
 LEAST_ID = 300  # token ids from here on are ordinary ones
@@ -62,7 +64,7 @@ class Told:
 class Load:
     """Asks replicas for texts of random tokens."""
 
-    def __init__(self, llm: ClusterLLM, seed: int) -> None:
+    def __init__(self, llm: LLM, seed: int) -> None:
         self.llm = llm
         self.ended: SimpleQueue[Told] = SimpleQueue()
         self.draws = random.Random(seed)
@@ -82,11 +84,17 @@ class Load:
         return told
 
 
+def loop_of(llm: LLM) -> ClusterLoop:
+    cluster = cluster_of(llm)
+    assert cluster is not None, "it was opened over replicas"
+    return cluster.loop
+
+
 @contextmanager
-def opened(options: argparse.Namespace) -> Iterator[ClusterLLM]:
+def opened(options: argparse.Namespace) -> Iterator[LLM]:
     llm = open_cluster(options.model, options.replicas, {"kv_memory": options.kv_memory << 20, "speculate": "off"})
     try:
-        while len(llm.cluster.names) < options.replicas:
+        while len(loop_of(llm).names) < options.replicas:
             time.sleep(0.05)
         gc.collect()
         gc.freeze()  # as the server does
@@ -111,7 +119,7 @@ class ByTurns(Router):
         return chosen, chosen.pages.cached(hashes, tokens)
 
 
-def chatted(llm: ClusterLLM, options: argparse.Namespace, seed: int) -> list[Told]:
+def chatted(llm: LLM, options: argparse.Namespace, seed: int) -> list[Told]:
     """All turns of all sessions."""
     load, found = Load(llm, seed), []
     systems = [load.prompt(options.system) for _ in range(options.groups)]
@@ -151,7 +159,7 @@ def chats(options: argparse.Namespace) -> None:
     for seed in range(options.rounds):
         for name, router in (("router", Router()), ("in turn", ByTurns())):
             with opened(options) as llm:
-                llm.cluster.dispatcher.router = router
+                loop_of(llm).dispatcher.router = router
                 told = chatted(llm, options, seed)
             hits = sum(one.handle.sequence.counts.prefix_hit for one in told if one.handle is not None)
             ttft = [1e3 * one.ttft for one in told]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from tokenwright.llm.llm import LLM
     from tokenwright.llm.outputs import Completion, Piece
-    from tokenwright.llm.run_page import show
+    from tokenwright.llm.run_trace import show
     from tokenwright.planner import plan
     from tokenwright.sampling_params import Grammar, SamplingParams
 
@@ -55,7 +55,7 @@ _HOMES = {
     "SamplingParams": "tokenwright.sampling_params",
     "Grammar": "tokenwright.sampling_params",
     "plan": "tokenwright.planner",
-    "show": "tokenwright.llm.run_page",
+    "show": "tokenwright.llm.run_trace",
 }
 
 

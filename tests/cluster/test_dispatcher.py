@@ -167,7 +167,7 @@ class Setting:
         rest = [first.fork(next(self.engine.scheduler.ids), [], order.choice) for order in orders[1:]]
         texts = [TextInFlight(one, order, one is first) for one, order in zip([first, *rest], orders, strict=True)]
         client = Client(request)
-        client.handle = RoutedHandle(self, texts, client, self.clock(), self.tell)
+        client.handle = RoutedHandle(self.clock, texts, client, self.clock(), self.tell)
         self.clients.append(client)
         self.dispatcher.add(client.handle)
         return client

@@ -86,7 +86,7 @@ def place(models, tmp_path):
     shutil.copytree(models / "one", tmp_path / "first")
     link.symlink_to(tmp_path / "first")
     flags = "--kv-disk", str(tmp_path / "pages"), "--drain-timeout", "0.2"
-    with served(2, *flags, model=link) as server:
+    with served(2, *flags, "--heartbeat", "3600", model=link) as server:
         yield Place(server, link)
 
 

@@ -135,7 +135,7 @@ def ingress(fake):
     def open_one(secret=SECRET):
         wanted = ReplicatedModel("stories", {}, {}, 1, secret)
         made.append(wanted.opened(RayReplicas(fake, 2, secret)))
-        until(lambda: len(made[-1].cluster.names) == 2)
+        until(lambda: len(made[-1].llm_engine.loop.names) == 2)
         return made[-1]
 
     yield open_one
@@ -163,10 +163,10 @@ def test_killed_and_replaced_replicas_change_no_text(fake, ingress, alone):
         for client in clients:
             client.join()
         assert [found.pop(at) for at in range(4)] == [alone] * 4
-        until(lambda: len(llm.cluster.names) == 2)
+        until(lambda: len(llm.llm_engine.loop.names) == 2)
 
     def kill():
-        busy = llm.cluster.dispatcher
+        busy = llm.llm_engine.loop.dispatcher
         until(lambda: busy.members and busy.texts_of(busy.members[0]))
         before = fake.processes[0][1]
         before.kill()
@@ -174,16 +174,16 @@ def test_killed_and_replaced_replicas_change_no_text(fake, ingress, alone):
 
     asked(kill)
     before = {process.pid for _, process in fake.processes.values()}
-    asked(llm.cluster.roll)
+    asked(llm.llm_engine.loop.roll)
     until(lambda: before.isdisjoint(process.pid for _, process in fake.processes.values()))
-    until(lambda: len(llm.cluster.names) == 2)
+    until(lambda: len(llm.llm_engine.loop.names) == 2)
 
 
 def test_a_second_router_knows_what_is_cached_and_outlives_the_first(fake, ingress):
     first, prompt = ingress(), PROMPTS[0] * 20
     first.generate(prompt, max_tokens=1)
     second = ingress()
-    until(lambda: sum(sum(map(len, one.routed.pages.reported)) for one in second.cluster.dispatcher.members))
+    until(lambda: sum(sum(map(len, one.routed.pages.reported)) for one in second.llm_engine.loop.dispatcher.members))
     handle = second.stream(prompt, max_tokens=400, ignore_eos=True)
     next(handle)
     first.close()
@@ -198,7 +198,7 @@ def test_a_router_that_is_gone_leaves_no_text(fake, ingress):
     def free():
         second.generate("a", max_tokens=1)  # replicas report what they have at each step
         time.sleep(0.05)
-        members = second.cluster.dispatcher.members
+        members = second.llm_engine.loop.dispatcher.members
         return all(one.available == sum(group.pages for group in second.llm_engine.shape.groups) for one in members)
 
     params = SamplingParams(max_tokens=400, ignore_eos=True)
@@ -206,9 +206,13 @@ def test_a_router_that_is_gone_leaves_no_text(fake, ingress):
         [handle] = first.submit([first.llm_engine.inputs.build(prompt, params)], inbox := Inbox())
         inbox.get()
         handle.pause()  # so it has its pages until it is cancelled, and none where it begins again
-    until(lambda: not free() and sum(one.routed.others for one in second.cluster.dispatcher.members) == len(PROMPTS))
-    for seat in first.cluster._supervisor.seats:
-        first.cluster._asyncio.call_soon_threadsafe(seat.link._writer.transport.abort)
+    until(
+        lambda: (
+            not free() and sum(one.routed.others for one in second.llm_engine.loop.dispatcher.members) == len(PROMPTS)
+        )
+    )
+    for seat in first.llm_engine.loop._supervisor.seats:
+        first.llm_engine.loop._asyncio.call_soon_threadsafe(seat.link._writer.transport.abort)
     until(free)
 
 

@@ -16,61 +16,76 @@ from tokenwright.checkpoints.folder import Report
 from tokenwright.checkpoints.model_files import ModelFiles, pinned
 from tokenwright.cluster.cluster_loop import ClusterLoop
 from tokenwright.cluster.replica_messages import OptionValue
+from tokenwright.cluster.routed_handle import UNPAUSED, RoutedHandle
 from tokenwright.cluster.supervisor import Launcher, RouterSettings
 from tokenwright.config import EngineConfig
-from tokenwright.engine import Request
-from tokenwright.engine.loop import Listener, RequestHandle
+from tokenwright.engine import PagePool, Request
+from tokenwright.engine.loop import CLOSED
+from tokenwright.engine.port import Listener, Occupancy
 from tokenwright.errors import RequestError
 from tokenwright.formats import KVFormat
 from tokenwright.llm.async_streams import AsyncStreams
 from tokenwright.llm.drafts.sources import draft_specs
-from tokenwright.llm.engine import LLMEngine, Occupancy, context_of, specs_of
-from tokenwright.llm.engine_view import EngineView
+from tokenwright.llm.engine import context_of, specs_of
 from tokenwright.llm.input_processor import InputProcessor
 from tokenwright.llm.llm import LLM
-from tokenwright.llm.model import LoadedModel
+from tokenwright.llm.model import PreparedModel
 from tokenwright.sampling_params import check_unicode
 
-UNPAUSED = "replicas write their texts without pauses; serve one replica to step through a run"
 OF_LOADING = ("revision", "device", "dtype", "weights", "lora", "adapters")  # options of LoadedModel
 
 
-class ClusterEngine(LLMEngine):
-    """Replicas as the engine over a model that is loaded without weights."""
+class ClusterEngine:
+    """Replicas as one engine, of a model that is prepared here and loaded by them. files: that all of them have."""
 
     def __init__(
-        self, loaded: LoadedModel, options: EngineConfig, loop: ClusterLoop, report: Report | None = None
+        self,
+        prepared: PreparedModel,
+        options: EngineConfig,
+        loop: ClusterLoop,
+        report: Report | None = None,
+        files: ModelFiles | None = None,
     ) -> None:
-        self.facts = loaded.facts
-        self.specs = specs_of(options, loaded.graph, loaded.dtype)
-        self._specs = (*self.specs, *draft_specs(loaded, options))
-        self.context = context_of(options, loaded.config)
-        self.cluster = loop
+        self.facts = prepared.facts
+        self.specs = specs_of(options, prepared.graph, prepared.dtype)
+        self._all_specs = (*self.specs, *draft_specs(prepared, options))
+        self.context = context_of(options, prepared.config)
+        self.loop = loop
         self.shape = loop.opened(self.context, report)
         self.options = replace(options, max_sequences=self.shape.max_sequences * loop.replicas)
         self.streams = AsyncStreams()
-        self._loaded = loaded
-        self._inputs = InputProcessor(loaded, self.context)
-        loaded.enter()
+        self.files = files
+        self._prepared = prepared
+        self._inputs = InputProcessor(prepared, self.context)
+        prepared.enter()
 
     def __str__(self) -> str:
-        return f"{self.facts.name}: {self.facts.graph.architecture}, {self.cluster.replicas} replicas"
+        if self.loop.closed:
+            return "closed"
+        return f"{self.facts.name}: {self.facts.graph.architecture}, {self.loop.replicas} replicas"
+
+    def local(self, name: str) -> NoReturn:
+        raise RequestError(
+            f"{name} needs an engine in this process, and replicas compute: use LLM(...), or serve without --replicas"
+        )
+
+    def _refuse_closed(self) -> None:
+        if self.loop.closed:
+            raise RequestError(CLOSED)
 
     @property
-    def loaded(self) -> LoadedModel:
-        return self._loaded
-
-    @property
-    def loop(self) -> ClusterLoop:
-        return self.cluster
+    def prepared(self) -> PreparedModel:
+        self._refuse_closed()
+        return self._prepared
 
     @property
     def inputs(self) -> InputProcessor:
+        self._refuse_closed()
         return self._inputs
 
     @property
-    def recording(self) -> NoReturn:
-        raise RequestError(UNPAUSED)
+    def pool(self) -> PagePool:
+        return self.loop.engine.pool
 
     @property
     def weight_bytes(self) -> int:
@@ -78,7 +93,7 @@ class ClusterEngine(LLMEngine):
 
     @property
     def kv_memory(self) -> int:
-        return self.shape.kv_memory * self.cluster.replicas
+        return self.shape.kv_memory * self.loop.replicas
 
     @property
     def kv_format(self) -> str:
@@ -86,29 +101,42 @@ class ClusterEngine(LLMEngine):
 
     @property
     def replicas(self) -> int:
-        return len(self.cluster.dispatcher.members)
+        return len(self.loop.dispatcher.members)
 
     @property
     def occupancy(self) -> Occupancy:
-        members, pages = list(self.cluster.dispatcher.members), sum(group.pages for group in self.shape.groups)
+        members, pages = list(self.loop.dispatcher.members), sum(group.pages for group in self.shape.groups)
         available = sum(one.available for one in members)
         return Occupancy(pages * len(members), available, sum(one.cached for one in members))
 
-    def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[RequestHandle]:
+    def kv_bytes(self, tokens: int) -> int:
+        return sum(spec.nbytes(tokens) for spec in self._all_specs)
+
+    def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[RoutedHandle]:
+        self._refuse_closed()
         if paused:
             raise RequestError(UNPAUSED)
-        return self.cluster.route(requests, listener, list(self._loaded.adapters))
+        return self.loop.route(requests, listener, list(self._prepared.adapters))
+
+    def check(self) -> None:
+        self._refuse_closed()
+        self.loop.check()
 
     def close(self) -> None:
-        if not self.cluster.closed:
-            self.cluster.close()
+        if not self.loop.closed:
+            self.loop.close()
             self.streams.close()
-            self._loaded.leave()
+            self._prepared.leave()
+
+
+def cluster_of(llm: LLM) -> ClusterEngine | None:
+    """The engine of an LLM over replicas; None: it computes in this process."""
+    return llm.llm_engine if isinstance(llm.llm_engine, ClusterEngine) else None
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedModel:
-    """A model that several replicas open. loading, engine: as ClusterLLM has them. threads: that each computes with.
+    """A model that several replicas open. loading, engine: options of LLM. threads: that each computes with.
 
     secret: of all page hashes; with kv_disk that of its folder, in which the pages of all replicas are found again.
     name: of the model, where `model` is the place to which it led. files: what all of them must find there, if it is
@@ -150,9 +178,25 @@ class ReplicatedModel:
 
     def opened(
         self, launcher: Launcher, *, report: Report | None = None, starting: int | None = None, **settings: Any
-    ) -> ClusterLLM:
-        """The LLM over the replicas of a launcher. settings: of RouterSettings; the rest as ClusterLLM has it."""
-        return ClusterLLM(self, launcher, RouterSettings(**settings), report=report, starting=starting)
+    ) -> LLM:
+        """An LLM over the replicas of a launcher.
+
+        report: as `LLM` has it, of the first replica. starting: as ClusterLoop has it. settings: of RouterSettings.
+        """
+        engine, shared = self.engine, self.engine.get("kv_disk") is not None
+        own = {name: value for name, value in engine.items() if name not in ("kv", "kv_memory")}
+        config = EngineConfig(kv=KVFormat.parse(engine.get("kv", "native")), **own)
+        loop = ClusterLoop(launcher, self.secret, RouterSettings(**settings), shared=shared, starting=starting)
+        try:
+            prepared = PreparedModel(self.model, **self.loading)
+            prepared.facts = replace(prepared.facts, name=self.name or self.model)
+            made = ClusterEngine(prepared, config, loop, report, self.files)
+            if self.files is not None:
+                self.files.check()
+        except BaseException:
+            loop.close()
+            raise
+        return LLM.over(made)
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, OptionValue]:
@@ -175,36 +219,3 @@ def _plain(name: str, value: object) -> OptionValue:
 def _text(name: str, value: object) -> str:
     check_unicode(name, text := str(value))
     return text
-
-
-class ClusterLLM(LLM):
-    """An LLM over the replicas that a launcher starts.
-
-    settings, starting: as ClusterLoop has them. report: as `LLM` has it, of the first replica.
-    """
-
-    def __init__(
-        self,
-        wanted: ReplicatedModel,
-        launcher: Launcher,
-        settings: RouterSettings,
-        *,
-        starting: int | None = None,
-        report: Report | None = None,
-    ) -> None:
-        engine, shared = wanted.engine, wanted.engine.get("kv_disk") is not None
-        own = {name: value for name, value in engine.items() if name not in ("kv", "kv_memory")}
-        config = EngineConfig(kv=KVFormat.parse(engine.get("kv", "native")), **own)
-        loop = ClusterLoop(launcher, wanted.secret, settings, shared=shared, starting=starting)
-        try:
-            loaded = LoadedModel(wanted.model, read=False, **wanted.loading)
-            loaded.facts = replace(loaded.facts, name=wanted.name or wanted.model)
-            made = ClusterEngine(loaded, config, loop, report)
-            if wanted.files is not None:
-                wanted.files.check()
-        except BaseException:
-            loop.close()
-            raise
-        EngineView.__init__(self, made)
-        self.cluster = loop
-        self.files = wanted.files

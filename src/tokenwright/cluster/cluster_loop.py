@@ -16,7 +16,7 @@ from collections.abc import Sequence as ListLike
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from traceback import format_exception
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 from tokenwright.cluster.dispatcher import Dispatcher
 from tokenwright.cluster.replica_messages import Progress, ReplicaShape
@@ -24,18 +24,17 @@ from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, TextWa
 from tokenwright.cluster.supervisor import Launcher, News, RouterSettings, Seat, Supervisor
 from tokenwright.cluster.text_orders import orders_of
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler
-from tokenwright.engine.loop import CLOSED, EngineLoop, Listener, RequestHandle
-from tokenwright.engine.mailbox import Action
+from tokenwright.engine.loop import CLOSED
+from tokenwright.engine.port import Listener
 from tokenwright.errors import EngineError
 from tokenwright.trace.messages.rooms import ReplicaRoom, ReplicasCard, TextRoute, WayPart
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LOOK_S = 10.0  # for a look at the replicas: the router's thread is never that busy
 
 
-class ClusterLoop(EngineLoop):
+class ClusterLoop:
     """Replicas as one engine. secret, settings, starting: as the Supervisor has them. shared: as the Dispatcher has it.
 
     watched: called when the router has failed, in its thread.
@@ -123,7 +122,7 @@ class ClusterLoop(EngineLoop):
             texts=tuple(map(_routed, reversed(self.dispatcher.ways.ways.values()))),
         )
 
-    def route(self, requests: ListLike[Request], listener: Listener, adapters: ListLike[str]) -> list[RequestHandle]:
+    def route(self, requests: ListLike[Request], listener: Listener, adapters: ListLike[str]) -> list[RoutedHandle]:
         """`submit`, with the names of the model's adapters. Raises what that raises, and RequestError for beams."""
         self.check()
         handles = [self._handle(request, listener, adapters) for request in requests]
@@ -133,7 +132,7 @@ class ClusterLoop(EngineLoop):
             self._asyncio.call_soon_threadsafe(self._do, self._take_in)
         except RuntimeError:  # the thread has just ended, perhaps before it could refuse them
             self._refuse()
-        return list(handles)
+        return handles
 
     def _take_in(self) -> None:
         """In the router's thread: take the requests that have come."""
@@ -155,7 +154,7 @@ class ClusterLoop(EngineLoop):
             TextInFlight(sequence, order, shown=sequence is first)
             for sequence, order in zip([first, *others], orders, strict=True)
         ]
-        return RoutedHandle(self, texts, listener, self.clock(), self._tell)
+        return RoutedHandle(self.clock, texts, listener, self.clock(), self._tell)
 
     def _tell(self, what: Told, handle: RoutedHandle) -> None:
         with suppress(RuntimeError):  # the thread has ended, and with it all requests
@@ -167,13 +166,6 @@ class ClusterLoop(EngineLoop):
             function(*arguments)
         except Exception as error:
             self._supervisor.fail(error)
-
-    def call(self, function: Callable[[Engine[Any]], T]) -> T:
-        self.check()
-        return function(self.engine)
-
-    def post(self, action: Action) -> None:
-        action(self.engine)
 
     def roll(self) -> None:
         """Replace all replicas, one after another, without losing a request; it does not wait. For any thread."""
@@ -201,24 +193,19 @@ class ClusterLoop(EngineLoop):
             return
         await asyncio.wait((asyncio.wrap_future(future),))
 
-    @property
-    def forked(self) -> bool:
-        return False
-
     def check(self) -> None:
+        """Raises EngineError if the router has failed or is closed."""
         if self._why is not None:
             raise EngineError(str(self._why)) from self._why.__cause__
 
     def close(self) -> None:
-        self.stop()
-        self._thread.join()
-
-    def stop(self) -> None:
+        """End every request with an error, and wait for the thread to end."""
         if not self._closed:
             self._closed = True
             self._why = self._why or EngineError(CLOSED)
             with suppress(RuntimeError):  # the thread has ended
                 self._asyncio.call_soon_threadsafe(self._main.cancel)
+        self._thread.join()
 
     def _run(self) -> None:
         """In the thread: keep the replicas until `stop`. If the router itself fails, so do all requests."""

@@ -17,7 +17,8 @@ from tokenwright.cluster.replica_pages import ReplicaPages
 from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, TextWays
 from tokenwright.cluster.router import RoutedReplica, Router, StoredPages
 from tokenwright.engine import Event, Failed, Finished, FinishReason
-from tokenwright.engine.loop import Delivery, Listener, deliver_each
+from tokenwright.engine.loop import deliver_each
+from tokenwright.engine.port import Delivery, Listener
 from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.engine.step import finished
 from tokenwright.errors import EngineError, ReplicaError

@@ -15,12 +15,13 @@ from typing import Any
 from tokenwright.backends.ram import free_ram
 from tokenwright.checkpoints.folder import Report
 from tokenwright.checkpoints.packing.shared_weights import new_shared_file
-from tokenwright.cluster.cluster_llm import ClusterLLM, ReplicatedModel, plain
+from tokenwright.cluster.cluster_llm import ReplicatedModel, cluster_of, plain
 from tokenwright.cluster.links import ProcessLink
 from tokenwright.cluster.replica_messages import ReplicaOptions
+from tokenwright.llm.llm import LLM
 from tokenwright.sampling_params import check_unicode
 
-Load = Callable[[Report], ClusterLLM]
+Load = Callable[[Report], LLM]
 
 MOST_KV = 4 * 2**30  # bytes of the KV cache of all replicas where nothing is said, as `LLM` has it
 
@@ -102,7 +103,7 @@ def divided(wanted: ReplicatedModel, replicas: int) -> Processes:
     return Processes([replace(options, cores=one.cores, threads=one.threads) for one in each], shared)
 
 
-def open_cluster(model: str, replicas: int, options: Mapping[str, Any], **more: Any) -> ClusterLLM:
+def open_cluster(model: str, replicas: int, options: Mapping[str, Any], **more: Any) -> LLM:
     """An LLM over replicas on this machine. options: LLM's, and `threads`. more: as `ReplicatedModel.opened` has it.
 
     Raises CheckpointError for a model that cannot be opened.
@@ -121,7 +122,7 @@ class ReplicaSource:
 
     load: Load
     again: Load
-    changed: Callable[[ClusterLLM], bool]
+    changed: Callable[[LLM], bool]
 
 
 def processes_of(model: str, replicas: int, options: Mapping[str, Any], **more: Any) -> ReplicaSource:
@@ -129,13 +130,14 @@ def processes_of(model: str, replicas: int, options: Mapping[str, Any], **more: 
     memory = kv_memory_of(options)  # counted once: later the model that is replaced takes some of what is free
     options = dict(options) | {"kv_memory": memory}
 
-    def changed(llm: ClusterLLM) -> bool:
-        return ReplicatedModel.of(model, options).pinned().files != llm.files
+    def changed(llm: LLM) -> bool:
+        cluster = cluster_of(llm)
+        return cluster is None or ReplicatedModel.of(model, options).pinned().files != cluster.files
 
-    def load(report: Report) -> ClusterLLM:
+    def load(report: Report) -> LLM:
         return open_cluster(model, replicas, options, report=report, **more)
 
-    def again(report: Report) -> ClusterLLM:
+    def again(report: Report) -> LLM:
         return open_cluster(model, replicas, options, report=report, starting=1, **more)
 
     return ReplicaSource(load, again, changed)

@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Any
 
 from tokenwright.backends.device import compute_with
-from tokenwright.cluster.cluster_llm import ClusterLLM, ReplicatedModel, plain
+from tokenwright.cluster.cluster_llm import ReplicatedModel, plain
 from tokenwright.cluster.links import RemoteLink, linked
 from tokenwright.cluster.replica_messages import OptionValue
 from tokenwright.cluster.served_replica import ReplicaServer
@@ -204,9 +204,7 @@ def check_ray() -> None:
         raise RequestError("--ray-address needs Ray: pip install 'ray[serve]'", "ray_address") from error
 
 
-def open_on_ray(
-    model: str, replicas: int, address: str, name: str, options: Mapping[str, Any], **more: Any
-) -> ClusterLLM:
+def open_on_ray(model: str, replicas: int, address: str, name: str, options: Mapping[str, Any], **more: Any) -> LLM:
     """An LLM over replicas on a Ray cluster. options: LLM's, and `threads`. more: as `ReplicatedModel.opened` has it.
 
     address: of the cluster; local: a new one on this machine. name: of the application, which takes the place of an

@@ -44,8 +44,8 @@ from tokenwright.cluster.replica_messages import (
 )
 from tokenwright.cluster.text_orders import requested
 from tokenwright.engine import Engine, Failed, Request
-from tokenwright.engine.loop import Delivery, RequestHandle
 from tokenwright.engine.page_events import CachedPage
+from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.errors import EngineError, TokenwrightError
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.model import LoadedModel
@@ -226,7 +226,7 @@ class Worker:
                 self._texts.tell(message)
             case Ping():
                 self._put(Alive())
-                self._llm.llm_engine.loop.post(self._answer)
+                self._llm.llm_engine.local("inspect").loop.post(self._answer)
             case End():
                 os._exit(1)
 

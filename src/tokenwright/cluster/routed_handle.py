@@ -8,13 +8,14 @@ from typing import Literal
 
 from tokenwright.cluster.replica_messages import TextEvent, TextOrder, unpacked_event
 from tokenwright.cluster.router import RoutedReplica
-from tokenwright.engine import Event, Failed, Forked, HiddenAdded, PromptLogprobsAdded, Sequence, Token
-from tokenwright.engine.loop import Delivery, EngineLoop, Listener, RequestHandle
-from tokenwright.errors import EngineError
+from tokenwright.engine import Event, Failed, Forked, HiddenAdded, PromptLogprobsAdded, Request, Sequence, Token
+from tokenwright.engine.port import Delivery, Listener
+from tokenwright.errors import EngineError, RequestError
 
 Told = Literal["cancel", "pause", "resume"]
 Left = Literal["", "died", "replaced"]
 MOST_WAYS = 32
+UNPAUSED = "replicas write their texts without pauses; serve one replica to step through a run"
 
 
 @dataclass(slots=True, eq=False)
@@ -80,25 +81,37 @@ class TextInFlight:
         return replace(event, sequence=self.number)
 
 
-class RoutedHandle(RequestHandle):
-    """As a RequestHandle, for a request of several engines. texts: those that have not ended, by number.
+class RoutedHandle:
+    """A RequestHandle of a request whose texts replicas write. texts: those that have not ended, by number.
 
-    post(what, handle): asks the router's thread for it.
+    clock: seconds. post(what, handle): asks the router's thread for it.
     """
 
     def __init__(
         self,
-        loop: EngineLoop,
+        clock: Callable[[], float],
         texts: list[TextInFlight],
         listener: Listener,
         submitted: float,
         post: Callable[[Told, RoutedHandle], None],
     ) -> None:
-        super().__init__(loop, texts[0].sequence, listener, submitted)
+        self.sequence = texts[0].sequence
+        self.submitted = submitted
+        self.started: float | None = None
+        self.ended = False
+        self.moves = 0
+        self.listener = listener
         self.texts = {text.number: text for text in texts}
-        self.live = set(self.texts)
         self.paused = False
+        self._clock = clock
         self._post = post
+
+    @property
+    def request(self) -> Request:
+        return self.sequence.request
+
+    def let_write(self, tokens: int) -> None:  # noqa: ARG002  (of the protocol)
+        raise RequestError(UNPAUSED)
 
     def cancel(self) -> None:
         if not self.ended:
@@ -121,14 +134,12 @@ class RoutedHandle(RequestHandle):
         texts, self.texts = list(self.texts.values()), {}
         events = [event for text in texts for event in (*self.show(text), Failed(text.number, why))]
         events = events or [Failed(self.sequence.id, why)]  # a fault has taken its texts before it ended
-        self.live.clear()
         self.ended = True
-        self.listener.deliver([Delivery(self, events, self._loop.clock(), True)])
+        self.listener.deliver([Delivery(self, events, self._clock(), True)])
 
     def end(self, number: int) -> None:
         """A text has ended."""
         del self.texts[number]
-        self.live.discard(number)
         self.ended = not self.texts
 
     def seconds_left(self, now: float) -> float | None:

@@ -2,7 +2,7 @@
 
     client threads                         engine thread
     submit, cancel, pause, call   ──►  mailbox ──► step() ──► events, once per step and listener
-    RequestHandle                 ◄──────────────────────────────┘
+    EngineHandle                  ◄──────────────────────────────┘
 
 No client ever runs the engine's code, so an exception in a client (Ctrl-C, a cancelled task) cannot meet a step
 half-way; the engine thread blocks all signals. Mailbox and inboxes are `SimpleQueue`s: one atomic call puts a message
@@ -24,10 +24,11 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as ListLike
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from tokenwright.engine.core import Engine
 from tokenwright.engine.mailbox import Action, Call, Message, Post
+from tokenwright.engine.port import Delivery, Listener
 from tokenwright.engine.request import Request, Sequence
 from tokenwright.engine.step import Dropped, Event, Failed, Finished, Forked
 from tokenwright.errors import EngineError, WorkerError
@@ -44,24 +45,6 @@ FORKED = (
 )
 
 log = logging.getLogger(__name__)
-
-
-class Delivery(NamedTuple):
-    """The news of one request from one step: its events in order, and their time, in seconds of the loop's clock.
-
-    `ended`: it is the request's last delivery.
-    """
-
-    handle: "RequestHandle"
-    events: list[Event]
-    time: float
-    ended: bool
-
-
-class Listener(Protocol):
-    """Receives the deliveries of its requests, in the engine thread, once per step: it must not block."""
-
-    def deliver(self, deliveries: list[Delivery]) -> None: ...
 
 
 def deliver_each(by_listener: Mapping[Listener, list[Delivery]]) -> None:
@@ -119,13 +102,8 @@ class AsyncListener:
             delivery.handle.cancel()
 
 
-class RequestHandle:
-    """A client's hold on a request. Its methods may be called from any thread and never wait.
-
-    `sequence` is the request's first sequence, whose counts may be read at any time. Times are seconds of the loop's
-    clock: `submitted`, and `started`, when the first step began that computed something for it. moves: how often
-    another engine went on with it.
-    """
+class EngineHandle:
+    """A RequestHandle of an engine in this process."""
 
     moves = 0
 
@@ -199,7 +177,7 @@ def _close(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
 class _Submit:
     """Requests that join the engine together."""
 
-    def __init__(self, loop: "EngineLoop", handles: list[RequestHandle]) -> None:
+    def __init__(self, loop: "EngineLoop", handles: list[EngineHandle]) -> None:
         self._loop = loop
         self._handles = handles
 
@@ -225,22 +203,22 @@ class EngineLoop:
         self.clock = clock
         self._end_step = end_step
         self._mailbox: SimpleQueue[Message | None] = SimpleQueue()  # None: close
-        self._handles: dict[int, RequestHandle] = {}  # by the ids of their live sequences
-        self._starting: list[RequestHandle] = []  # those for which nothing was computed yet
+        self._handles: dict[int, EngineHandle] = {}  # by the ids of their live sequences
+        self._starting: list[EngineHandle] = []  # those for which nothing was computed yet
         self._stopped: EngineError | None = None  # why nothing is taken any more
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="tokenwright engine", daemon=True)
         self._thread.start()
         atexit.register(_close, weakref.WeakMethod(self.close))
 
-    def submit(self, requests: ListLike[Request], listener: Listener, *, paused: bool = False) -> list[RequestHandle]:
+    def submit(self, requests: ListLike[Request], listener: Listener, *, paused: bool = False) -> list[EngineHandle]:
         """Queue requests, which join the same step; `paused` ones compute nothing until they are resumed.
 
         It does not wait for a step. Raises what `Engine.accept` raises, with none of them queued, and EngineError where
         the engine thread has ended.
         """
         self.check()
-        handles = [RequestHandle(self, self.engine.accept(one), listener, self.clock()) for one in requests]
+        handles = [EngineHandle(self, self.engine.accept(one), listener, self.clock()) for one in requests]
         if paused:
             for handle in handles:
                 handle.sequence.group.pause_at = 0
@@ -299,7 +277,7 @@ class EngineLoop:
 
     # What follows runs in the engine thread.
 
-    def add(self, handle: RequestHandle) -> None:
+    def add(self, handle: EngineHandle) -> None:
         """Take in a request that was accepted."""
         self._handles[handle.sequence.id] = handle
         self._starting.append(handle)
@@ -360,7 +338,7 @@ class EngineLoop:
     def _deliver(self, events: list[Event]) -> None:
         """Hand every listener the events of its requests."""
         now, handles = self.clock(), self._handles
-        by_handle: dict[RequestHandle, list[Event]] = {}
+        by_handle: dict[EngineHandle, list[Event]] = {}
         for event in events:
             identity = event.sequence
             if isinstance(event, Forked):

@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary
 
-from tokenwright.engine.loop import AsyncListener, Delivery, RequestHandle
+from tokenwright.engine.loop import AsyncListener
+from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.llm.output_processor import OutputProcessor
 from tokenwright.llm.outputs import Piece
 

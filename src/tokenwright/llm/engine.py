@@ -23,7 +23,8 @@ from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import EngineConfig, Learned, ModelConfig, angle_length
 from tokenwright.decode import RowSampler
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler, SwapSpace
-from tokenwright.engine.loop import CLOSED, EngineLoop, Inbox, Listener, RequestHandle
+from tokenwright.engine.loop import CLOSED, EngineHandle, EngineLoop
+from tokenwright.engine.port import Listener, Occupancy
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType
 from tokenwright.llm.async_streams import AsyncStreams
@@ -31,10 +32,8 @@ from tokenwright.llm.cache_file import StepClock, load_pages, open_disk, save_pa
 from tokenwright.llm.drafts.sources import Draft, drafted, open_draft
 from tokenwright.llm.input_processor import InputProcessor, Prompt
 from tokenwright.llm.model import LoadedModel
-from tokenwright.llm.output_processor import OutputProcessor, Report
 from tokenwright.llm.outputs import Completion
 from tokenwright.llm.ranks.tensor_parallel import refuse_files, refuse_undivided
-from tokenwright.llm.relevance import Relevance
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph
 from tokenwright.units import binary
@@ -44,15 +43,6 @@ if TYPE_CHECKING:
     from tokenwright.trace.replay import AttentionReplay
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Occupancy:
-    """The pages of a KV cache. available: that requests can take; cached: of these, those that can be found again."""
-
-    pages: int
-    available: int
-    cached: int
 
 
 @dataclass(frozen=True)
@@ -156,6 +146,11 @@ class LLMEngine:
         return self._open().loaded
 
     @property
+    def prepared(self) -> LoadedModel:
+        """The model, of which all is here."""
+        return self.loaded
+
+    @property
     def store(self) -> KVStore:
         """The KV memory."""
         return self._open().store
@@ -173,6 +168,15 @@ class LLMEngine:
         owned = self._open()
         owned.loop.refuse_forked()  # before it waits for a lock that no thread of this process will release
         return owned.inputs
+
+    def local(self, name: str) -> LLMEngine:  # noqa: ARG002  (of the port)
+        """This engine: it is one in this process."""
+        return self
+
+    @property
+    def pool(self) -> PagePool:
+        """The pages of the KV memory."""
+        return self.loop.engine.pool
 
     @property
     def recording(self) -> Recording | None:
@@ -250,62 +254,13 @@ class LLMEngine:
         """The metadata that a cache file must match. Computed once, as it reads all of the checkpoint's weights."""
         return _about(self.loaded, self.specs, self.options.page_size, self._open().draft)
 
-    @cached_property
-    def relevance(self) -> Relevance:
-        """The form in which this model compares texts."""
-        return Relevance(self.loaded)
-
-    def check_pooling(self) -> None:
-        """Raises RequestError if the checkpoint's embeddings need more than is computed here."""
-        if lacking := self.facts.pooling.lacking:
-            raise RequestError(f"the embeddings of this checkpoint need {lacking}, which is not computed here")
-
-    def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[RequestHandle]:
-        """Hand requests to the engine, whose thread calls `listener` with their events; `transcript` reads them.
-
-        `paused` ones compute nothing until their handles let them. Raises ContextError or CapacityError for one that
-        cannot be served, EngineError where the engine has ended.
-        """
+    def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[EngineHandle]:
+        """Hand requests to the engine, as `EnginePort.submit` says."""
         loop = self.loop
         if (threads := self.threads) != self._threads:  # each thread may ask for its own number
             self._threads, native = threads, isinstance(self.loaded.decoder, NativeDecoder)
             loop.post(lambda _: compute_here(threads, native))
         return loop.submit(requests, listener, paused=paused)
-
-    def transcript(self, handle: RequestHandle) -> OutputProcessor:
-        """The assembler of a submitted request's texts, from its deliveries."""
-        return OutputProcessor(handle, self.facts.config.layers, self.kv_bytes)
-
-    def finish(
-        self, requests: Sequence[Request], *, at_end: bool = True, report: Report | None = None
-    ) -> list[OutputProcessor]:
-        """Submit requests together and wait until all have ended or failed.
-
-        at_end: leave all deliveries unread until then, instead of reading them after each step. report: called after
-        each step, if they are read so.
-        """
-        inbox = Inbox(at_end=len(requests) if at_end else 0)
-        handles = self.submit(requests, inbox)
-        transcripts = {handle: self.transcript(handle) for handle in handles}
-        try:
-            ended = tokens = 0
-            while ended < len(handles):
-                for delivery in inbox.get():
-                    tokens += len(transcripts[delivery.handle].add(delivery))
-                    ended += delivery.ended
-                if report is not None:
-                    report(ended, tokens)
-        finally:
-            for handle in handles:
-                handle.cancel()
-        return list(transcripts.values())
-
-    async def afinish(self, requests: Sequence[Request]) -> list[OutputProcessor]:
-        """`finish` for asyncio."""
-        handles = self.submit(requests, self.streams.listener())
-        transcripts = {handle: self.transcript(handle) for handle in handles}
-        await self.streams.read(transcripts)
-        return list(transcripts.values())
 
     def observed(self, request: Request, done: Completion, heads: Sequence[tuple[int, int]]) -> Completion:
         """A completion, and all its choices, with what the model computes inside. Raises RequestError without torch."""
@@ -321,11 +276,6 @@ class LLMEngine:
 
         return replace(looked(done), others=tuple(map(looked, done.others)))
 
-    async def in_thread(self, prepare: Callable[[], T]) -> T:
-        """`prepare()`, called in another thread: tokenising takes time."""
-        _ = self.loop  # raises for a closed engine
-        return await self.streams.in_thread(prepare)
-
     def inspect(self, function: Callable[[Engine[Floats]], T]) -> T:
         """`function(engine)`, called by the engine thread between two steps; it must leave the engine as it is.
 
@@ -336,10 +286,6 @@ class LLMEngine:
     def check(self) -> None:
         """Raises EngineError if the engine has failed, or is closed."""
         self.loop.check()
-
-    def longest(self) -> int:
-        """The most tokens of one text, prompt included: the context, or what the KV cache holds if that is less."""
-        return self.loop.engine.pool.longest(self.context, self.loop.engine.scheduler.token_budget)
 
     def close(self) -> None:
         """Free the memory. Unfinished requests fail; the engine cannot be used afterwards."""

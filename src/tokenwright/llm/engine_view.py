@@ -16,14 +16,14 @@ from tokenwright.checks import OF_METHODS, no_attribute
 from tokenwright.config import EngineConfig, ModelConfig
 from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Engine, Request, Thoughts
-from tokenwright.engine.loop import Listener, RequestHandle
+from tokenwright.engine.port import Listener, RequestHandle
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType, WeightFormat
-from tokenwright.llm.engine import LLMEngine
+from tokenwright.llm.asking import ModelEngine, transcript
 from tokenwright.llm.input_processor import Prompt, RequestOptions
-from tokenwright.llm.model import LoadedModel
+from tokenwright.llm.model import LoadedModel, PreparedModel
 from tokenwright.llm.output_processor import OutputProcessor
-from tokenwright.llm.relevance import Relevance
+from tokenwright.llm.relevance import Relevance, check_pooling
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph
 from tokenwright.sampling_params import SamplingParams
@@ -38,7 +38,7 @@ T = TypeVar("T")
 class EngineView:
     """Has an engine and shows it; it computes nothing and keeps nothing else. llm_engine: the engine."""
 
-    def __init__(self, llm_engine: LLMEngine) -> None:
+    def __init__(self, llm_engine: ModelEngine) -> None:
         self.llm_engine = llm_engine
 
     def __repr__(self) -> str:
@@ -55,7 +55,12 @@ class EngineView:
     @property
     def loaded(self) -> LoadedModel:
         """The model in memory, over which another LLM can open an engine of its own."""
-        return self.llm_engine.loaded
+        return self.llm_engine.local("loaded").loaded
+
+    @property
+    def prepared(self) -> PreparedModel:
+        """The model without its weights: its files, adapters, tokenizer and chat template."""
+        return self.llm_engine.prepared
 
     @property
     def options(self) -> EngineConfig:
@@ -134,17 +139,17 @@ class EngineView:
     @property
     def model(self) -> Model:
         """The model as a function: `logits, cache = model(tokens, cache)`."""
-        return self.llm_engine.model
+        return self.llm_engine.local("model").model
 
     @property
     def engine(self) -> Engine[Floats]:
         """The engine, for inspection while it is idle: the engine thread changes it at any other time."""
-        return self.llm_engine.loop.engine
+        return self.llm_engine.local("engine").loop.engine
 
     @property
     def costs(self) -> CostModel:
         """The cost of steps of this model with this cache, derived from shapes."""
-        return self.llm_engine.costs
+        return CostModel(self.graph, self.specs)
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -154,20 +159,20 @@ class EngineView:
     @property
     def template(self) -> ChatTemplate:
         """The model's chat template. Raises RequestError if it has none."""
-        _ = self.llm_engine.loop  # raises for a closed engine
-        return self.loaded.template or ChatTemplate(self.tokenizer)
+        _ = self.llm_engine.inputs  # raises for a closed engine
+        return self.prepared.template or ChatTemplate(self.tokenizer)
 
     @property
     def conversations(self) -> ChatProcessor:
         """How the model reads conversations and writes its answers, reasoning and calls of tools among them."""
-        _ = self.llm_engine.loop  # raises for a closed engine
+        _ = self.llm_engine.inputs  # raises for a closed engine
         return self._conversations
 
     @cached_property
     def _conversations(self) -> ChatProcessor:
         from tokenwright.llm.chat.chat_processor import ChatProcessor  # and the forms of tool calls
 
-        return ChatProcessor(self.loaded)
+        return ChatProcessor(self.prepared)
 
     def sampling(self, **overrides: object) -> SamplingParams:
         """The checkpoint's sampling defaults, updated with `overrides`; None overrides nothing.
@@ -182,7 +187,7 @@ class EngineView:
         Below one page it writes no file and returns 0. Raises CacheFileError if the file cannot be written; an existing
         file is then unchanged.
         """
-        return self.llm_engine.save_cache(path, tokens)
+        return self.llm_engine.local("save_cache").save_cache(path, tokens)
 
     def load_cache(self, path: str | Path) -> int:
         """Load a file of `save_cache` into the prefix index, so that texts with the same prefix reuse its pages.
@@ -190,7 +195,7 @@ class EngineView:
         Returns the number of tokens of that prefix. Raises CacheFileError for a file that is damaged or was saved with
         another model or KV format, CapacityError if the cache has too few free pages.
         """
-        return self.llm_engine.load_cache(path)
+        return self.llm_engine.local("load_cache").load_cache(path)
 
     def check_length(self, text: str) -> None:
         """Raises RequestError for a text that by its length cannot fit the context, before it is tokenised."""
@@ -221,15 +226,17 @@ class EngineView:
 
     def prepare_embedding(self, text: Prompt) -> Request:
         """A request for `submit` whose transcript has the text's hidden states. Takes time. Raises RequestError."""
-        self.llm_engine.check_pooling()
+        check_pooling(self.llm_engine.facts.pooling)
         return self.llm_engine.inputs.embedding(text)
 
-    @property
+    @cached_property
     def relevance(self) -> Relevance:
         """The form in which this model compares texts."""
-        return self.llm_engine.relevance
+        return Relevance(self.prepared)
 
-    def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[RequestHandle]:
+    def submit(
+        self, requests: Sequence[Request], listener: Listener, *, paused: bool = False
+    ) -> Sequence[RequestHandle]:
         """Hand requests to the engine, whose thread calls `listener` with their events; `transcript` reads them.
 
         `paused` ones compute nothing until their handles let them. Raises ContextError or CapacityError for one that
@@ -239,14 +246,14 @@ class EngineView:
 
     def transcript(self, handle: RequestHandle) -> OutputProcessor:
         """The assembler of a submitted request's texts, from its deliveries."""
-        return self.llm_engine.transcript(handle)
+        return transcript(self.llm_engine, handle)
 
     def inspect(self, function: Callable[[Engine[Floats]], T]) -> T:
         """`function(engine)`, called by the engine thread between two steps; it must leave the engine as it is.
 
         Raises what it raises, and EngineError if the engine has ended.
         """
-        return self.llm_engine.inspect(function)
+        return self.llm_engine.local("inspect").inspect(function)
 
     def check(self) -> None:
         """Raises EngineError if the engine has failed, or the LLM is closed."""
@@ -254,7 +261,8 @@ class EngineView:
 
     def longest(self) -> int:
         """The most tokens of one text, prompt included: the context, or what the KV cache holds if that is less."""
-        return self.llm_engine.longest()
+        pool, context = self.llm_engine.pool, self.llm_engine.context
+        return pool.longest(context, self.llm_engine.options.token_budget)
 
     def close(self) -> None:
         """Free the memory. Unfinished requests fail; the LLM cannot be used afterwards."""

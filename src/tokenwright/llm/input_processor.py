@@ -19,7 +19,7 @@ from tokenwright.decode.stopping import Constraint
 from tokenwright.engine import Request, Thoughts, TokenConstraints
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.thinking import ThoughtGate, TokenMasks
-from tokenwright.llm.model import LoadedModel
+from tokenwright.llm.model import PreparedModel
 from tokenwright.sampling_params import DRAWING, SamplingParams, check_unicode
 from tokenwright.text import TextStream
 
@@ -53,7 +53,7 @@ NO_OPTIONS = RequestOptions()
 class InputProcessor:
     """Builds requests for one loaded model. context: the most tokens of one text. Thread-safe."""
 
-    def __init__(self, loaded: LoadedModel, context: int) -> None:
+    def __init__(self, loaded: PreparedModel, context: int) -> None:
         self._loaded = loaded
         self._facts = loaded.facts
         self._suggested = loaded.generation.sampling
@@ -250,7 +250,9 @@ class InputProcessor:
         before = b"" if adapter is None else b"\xff" + bytes.fromhex(self._loaded.adapters[adapter].digest)  # no text
         return before + (salt if length is None else f"{length} {salt}").encode()
 
-    def _stop_checker(self, params: SamplingParams, prompt: Sequence[int], options: RequestOptions) -> TextStopChecker:
+    def _stop_checker(
+        self, params: SamplingParams, prompt: Sequence[int], options: RequestOptions = NO_OPTIONS
+    ) -> TextStopChecker:
         asked = time.monotonic()
         tokenizer = self._facts.tokenizer
         constraint: Constraint | None = None

@@ -20,6 +20,7 @@ from tokenwright.engine.loop import Inbox
 from tokenwright.errors import RequestError
 from tokenwright.formats import KVFormat, WeightFormat
 from tokenwright.llm import scoring
+from tokenwright.llm.asking import ModelEngine, afinish, finish, in_thread, transcript
 from tokenwright.llm.chat.chat_view import ChatView
 from tokenwright.llm.engine import LLMEngine, specs_of
 from tokenwright.llm.input_processor import Prompt, RequestOptions
@@ -143,6 +144,13 @@ class LLM(ChatView):
             )
         super().__init__(LLMEngine(model, options, threads))
 
+    @classmethod
+    def over(cls, engine: ModelEngine) -> LLM:
+        """An LLM over an engine that is open already, such as replicas."""
+        made = cls.__new__(cls)
+        ChatView.__init__(made, engine)
+        return made
+
     @hinting
     def stream(
         self,
@@ -172,7 +180,7 @@ class LLM(ChatView):
         engine, inbox = self.llm_engine, Inbox()
         its, options = engine.inputs.params(params, sampling), RequestOptions(cache, salt, adapter)
         [handle] = engine.submit([engine.inputs.streamed(prompt, its, options)], inbox)
-        return Stream(handle, inbox, engine.transcript(handle), owner=engine)
+        return Stream(handle, inbox, transcript(engine, handle), owner=engine)
 
     async def astream(
         self,
@@ -191,7 +199,7 @@ class LLM(ChatView):
         engine, inputs = self.llm_engine, self.llm_engine.inputs
         its = inputs.params(params, sampling)
         prepare = partial(inputs.streamed, prompt, its, RequestOptions(cache, salt, adapter))
-        request = prepare() if inputs.quick(prompt, its) else await engine.in_thread(prepare)
+        request = prepare() if inputs.quick(prompt, its) else await in_thread(engine, prepare)
         async with aclosing(self._apieces(request)) as pieces:
             async for piece in pieces:
                 yield piece
@@ -228,13 +236,16 @@ class LLM(ChatView):
         requests = engine.inputs.batch(prompts, params, sampling, RequestOptions(cache, salt), adapter)
         if progress:
             with progress_bar(len(requests)) as report:
-                ended = engine.finish(requests, at_end=False, report=report)
+                ended = finish(engine, requests, at_end=False, report=report)
         else:
-            ended = engine.finish(requests)
+            ended = finish(engine, requests)
         done = completions_of(ended)
         if heads is None:
             return done
-        return [engine.observed(request, one, heads) for request, one in zip(requests, done, strict=True)]
+        return [
+            engine.local("generate(observe=...)").observed(request, one, heads)
+            for request, one in zip(requests, done, strict=True)
+        ]
 
     async def agenerate(
         self,
@@ -249,7 +260,7 @@ class LLM(ChatView):
         """`generate` for asyncio. A task that is cancelled cancels its requests."""
         engine, options = self.llm_engine, RequestOptions(cache, salt)
         requests = partial(engine.inputs.batch, prompts, params, sampling, options, adapter)
-        return completions_of(await engine.afinish(await engine.in_thread(requests)))
+        return completions_of(await afinish(engine, await in_thread(engine, requests)))
 
     def run(
         self,
@@ -274,7 +285,7 @@ class LLM(ChatView):
         from tokenwright.llm.run_start import start_run  # here: it loads the trace
 
         return start_run(
-            self.llm_engine,
+            self.llm_engine.local("run"),
             prompt,
             self.llm_engine.inputs.params(params, sampling),
             cache=cache,
@@ -295,7 +306,7 @@ class LLM(ChatView):
         """
         from tokenwright.llm.run_start import fork_run
 
-        return fork_run(self.llm_engine, run, step, token, sampling)
+        return fork_run(self.llm_engine.local("fork"), run, step, token, sampling)
 
     @overload
     def score(self, prompt: Prompt) -> NDArray[np.float64]: ...
@@ -343,7 +354,7 @@ class LLM(ChatView):
         A reranker that answers yes or no gives the probability of yes; any other model the cosine of the embeddings.
         instruction: what the query asks for, for models that were trained with one. Raises the errors of `embed`.
         """
-        return scoring.rerank(self.llm_engine, query, documents, instruction)
+        return scoring.rerank(self.llm_engine, self.relevance, query, documents, instruction)
 
 
 def _bytes(size: int | str, name: str) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenwright.backends.adapters import Updates, beside, not_beside, packed
 from tokenwright.backends.device import Device, needs_torch, resolve_device, resolve_dtype
@@ -18,7 +18,7 @@ from tokenwright.backends.layout import Weights, weight_bytes
 from tokenwright.backends.native.compile import compiles, lacking
 from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels
 from tokenwright.backends.native.program import NativeDecoder
-from tokenwright.backends.native.ranks import SplitDecoder, Team
+from tokenwright.backends.native.ranks import SplitDecoder
 from tokenwright.backends.runner import dense_decoder, torch_decoder
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults
 from tokenwright.checkpoints.files.pooling import PoolingConfig
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tokenwright.backends.torch.decoder import Decoder
 
 log = logging.getLogger(__name__)
+Check = Callable[[Graph, DType], object]
 
 
 class _Owner:
@@ -76,16 +77,14 @@ class ModelFacts:
     kernels: str
 
 
-class LoadedModel:
-    """A model in memory, with its tokenizer. It does not change while engines use it.
+class PreparedModel:
+    """All of a model but its weights: files, facts, tokenizer and chat template, with which requests are prepared.
 
     Options and errors as for `LLM`; EngineError in a process that was forked after a model was loaded.
-    check: called with the graph and the dtype before the weights are read, to raise for options that the model does not
-    support. `traced`: whether engines over it record runs (trace). `adapters`: those kept beside the weights, by name.
-    read=False: it has no weights and no decoder, for a process that only prepares requests. shared: the descriptor of a
-    file in memory from which several processes read packed weights (shared_weights.py); None: they are this one's own.
-    tensor_parallel: the number of processes that compute it (tensor_parallel.py).
+    form: the storage format that was asked for. adapters: those kept beside the weights, by name.
     """
+
+    traced = False  # engines over it record no runs
 
     def __init__(
         self,
@@ -95,25 +94,15 @@ class LoadedModel:
         device: str = "auto",
         dtype: str = "auto",
         weights: str | WeightFormat = "native",
-        report: Callable[[int, int], None] | None = None,
-        trace: bool = False,
-        check: Callable[[Graph, DType], object] | None = None,
         lora: Sequence[str | Path] = (),
         adapters: Mapping[str, str | Path] = MappingProxyType({}),
-        read: bool = True,
-        shared: int | None = None,
-        tensor_parallel: int = 1,
+        check: Check | None = None,
+        progress: bool = False,
     ) -> None:
-        check_degree(tensor_parallel)
         _Owner.check()
-        check_bool("trace", trace)
-        if trace and tensor_parallel > 1:
-            raise RequestError(
-                "trace needs a model that one process computes; leave it or tensor_parallel out", "trace"
-            )
         _check_adapters(adapters)
         place = resolve_device(device)
-        self.checkpoint = Checkpoint.open(model, revision, progress=report is not None).merged(lora)
+        self.checkpoint = Checkpoint.open(model, revision, progress=progress).merged(lora)
         self.adapters = {name: _beside(self.checkpoint, name, folder) for name, folder in adapters.items()}
         config = self.checkpoint.config
         native = find_kernels() if place.type == "cpu" else None
@@ -121,9 +110,7 @@ class LoadedModel:
         if check is not None:
             check(self.checkpoint.graph, kind)
         form = WeightFormat.parse(str(weights))
-        if place.type != "cpu":
-            form = form.resolved(kind)  # blocks are computed on the CPU alone
-        self.copies = self.checkpoint.kept(form)  # matrices whose blocks are copied from a GGUF file
+        self.form = form if place.type == "cpu" else form.resolved(kind)  # blocks are computed on the CPU alone
         self.facts = ModelFacts(
             name=str(model),
             config=config,
@@ -133,25 +120,15 @@ class LoadedModel:
             tokenizer=self.checkpoint.tokenizer(),
             device=place,
             dtype=kind,
-            weights=self.checkpoint.main_format(form, kind),
+            weights=self.checkpoint.main_format(self.form, kind),
             kernels="reference" if native is None else native.isa,
         )
-        for row in self.checkpoint.held(form, kind):
+        for row in self.checkpoint.held(self.form, kind):
             log.log(logging.WARNING if row.converted else logging.INFO, "%s: %s", self.name, row)
         self.template = None if self.tokenizer.chat_template is None else ChatTemplate(self.tokenizer)
         if self.template is not None:
             self.template.start()  # parallel to reading the weights; the first request needs its end tokens
         self.vocabulary = Vocabulary(self.tokenizer, config.vocab_size)
-        self.traced = trace
-        numbered = {self.number(name): adapter.updates for name, adapter in self.adapters.items()}
-        self.team: Team | None = None  # the other processes that compute it
-        self._read = read
-        if read:
-            self.decoder = make_decoder(
-                self.checkpoint, form, kind, place, native, report, numbered, shared, tensor_parallel
-            )
-            if isinstance(self.decoder, SplitDecoder):
-                self.team = self.decoder.team
         self._users = 0
         self._lock = threading.Lock()
 
@@ -208,19 +185,6 @@ class LoadedModel:
             raise RequestError(f"the model has no adapter {shown(adapter)}; {there}")
         return list(self.adapters).index(adapter) + 1
 
-    def again(self, *, trace: bool = False) -> "LoadedModel":
-        """The same model, its weights shared, for engines whose work must not be counted with that of this one's.
-
-        trace: whether they record runs. It must not outlive the engines of this one. Raises RequestError for a model
-        that was opened without weights.
-        """
-        if not self._read:
-            raise RequestError("replicas have the weights, and this needs them here; serve without --replicas for it")
-        other = copy(self)
-        other.traced = trace
-        other.decoder = self.decoder.again()
-        return other
-
     def enter(self) -> None:
         """Register an engine that uses the model."""
         with self._lock:
@@ -235,6 +199,58 @@ class LoadedModel:
         if self.template is not None:
             self.template.close()
         self.vocabulary.close()
+        self._free()
+
+    def _free(self) -> None:
+        """No engine uses it any more."""
+
+
+class LoadedModel(PreparedModel):
+    """A model in memory, with its weights. It does not change while engines use it.
+
+    `traced`: whether engines over it record runs (trace). shared: the descriptor of a file in memory from which several
+    processes read packed weights (shared_weights.py); None: they are this one's own. tensor_parallel: the number of
+    processes that compute it (tensor_parallel.py). check: called with the graph and the dtype before the weights are
+    read, to raise for options that the model does not support. preparing: options of PreparedModel.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "stories",
+        *,
+        report: Callable[[int, int], None] | None = None,
+        trace: bool = False,
+        shared: int | None = None,
+        tensor_parallel: int = 1,
+        **preparing: Any,
+    ) -> None:
+        check_degree(tensor_parallel)
+        check_bool("trace", trace)
+        if trace and tensor_parallel > 1:
+            raise RequestError(
+                "trace needs a model that one process computes; leave it or tensor_parallel out", "trace"
+            )
+        super().__init__(model, progress=report is not None, **preparing)
+        self.traced = trace
+        self.copies = self.checkpoint.kept(self.form)  # matrices whose blocks are copied from a GGUF file
+        numbered = {self.number(name): adapter.updates for name, adapter in self.adapters.items()}
+        native = find_kernels() if self.device.type == "cpu" else None
+        self.decoder = make_decoder(
+            self.checkpoint, self.form, self.dtype, self.device, native, report, numbered, shared, tensor_parallel
+        )
+        self.team = self.decoder.team if isinstance(self.decoder, SplitDecoder) else None  # the other processes
+
+    def again(self, *, trace: bool = False) -> "LoadedModel":
+        """The same model, its weights shared, for engines whose work must not be counted with that of this one's.
+
+        trace: whether they record runs. It must not outlive the engines of this one.
+        """
+        other = copy(self)
+        other.traced = trace
+        other.decoder = self.decoder.again()
+        return other
+
+    def _free(self) -> None:
         if self.team is not None:
             self.team.stop()
 

@@ -26,7 +26,8 @@ from tokenwright.engine import (
     Token,
     TopLogprob,
 )
-from tokenwright.engine.loop import Delivery, Inbox, RequestHandle
+from tokenwright.engine.loop import Inbox
+from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.errors import EngineError, GrammarError, ReplicaError
 from tokenwright.llm.chat.answer_reader import AnswerReader
 from tokenwright.llm.outputs import Completion, Piece, TreeToken, Usage

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenwright.checkpoints.files.pooling import PoolingConfig
 from tokenwright.errors import CheckpointError, RequestError
-from tokenwright.llm.model import LoadedModel
+from tokenwright.llm.model import PreparedModel
 from tokenwright.sampling_params import SamplingParams, check_unicode
 
 TASK = "Given a web search query, retrieve relevant passages that answer the query"
@@ -34,13 +35,19 @@ class Answered:
     params: SamplingParams
 
 
+def check_pooling(pooling: PoolingConfig) -> None:
+    """Raises RequestError if the checkpoint's embeddings need more than is computed here."""
+    if pooling.lacking:
+        raise RequestError(f"the embeddings of this checkpoint need {pooling.lacking}, which is not computed here")
+
+
 class Relevance:
     """The form in which one model compares a query and a document. Thread-safe.
 
     answers: the ids of yes and no, of a reranker; None for a model whose embeddings are compared.
     """
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: PreparedModel) -> None:
         self._tokenizer = loaded.tokenizer
         self._prompts: Mapping[str, str] = loaded.facts.pooling.prompts
         self.answers = _answers(loaded)
@@ -79,7 +86,7 @@ def cosines(query: NDArray[np.float32], documents: NDArray[np.float32]) -> NDArr
     return found
 
 
-def _answers(loaded: LoadedModel) -> tuple[int, int] | None:
+def _answers(loaded: PreparedModel) -> tuple[int, int] | None:
     """The ids of yes and no. Raises CheckpointError for files that name ids beyond the vocabulary."""
     tokenizer = loaded.tokenizer
     if loaded.facts.pooling.answers is not None:

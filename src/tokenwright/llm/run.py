@@ -16,6 +16,7 @@ from tokenwright.decode.logits_processors import adjusted
 from tokenwright.engine import Engine, FinishReason, PagePool, Request, SamplingParams, Sequence
 from tokenwright.engine.loop import Inbox
 from tokenwright.errors import RequestError
+from tokenwright.llm.asking import transcript
 from tokenwright.llm.engine import LLMEngine, Recording
 from tokenwright.llm.outputs import Completion
 from tokenwright.llm.run_trace import trace_of
@@ -101,7 +102,7 @@ class Run:
         self._recording = recording
         self._inbox = Inbox()
         [self._handle] = engine.submit([request], self._inbox, paused=True)
-        self._transcript = engine.transcript(self._handle)
+        self._transcript = transcript(engine, self._handle)
         self._log = FrameLog()
         self._cache = self._handle.sequence.cache
         self._read = self._let = len(self.sequence.tokens)  # of the text: as far as it was read, and may be written

@@ -1,13 +1,19 @@
-"""A run as the values of a trace file: the cards of its model and its text, its state, and all of its frames."""
+"""A run as the values of a trace file (cards of its model and text, its state, all frames), and as a page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tokenwright
+from tokenwright.checks import check_whole
+from tokenwright.errors import RequestError
+from tokenwright.llm.asking import ModelEngine
 from tokenwright.llm.engine import LLMEngine
+from tokenwright.llm.web_page import HEIGHT, alone, framed
+from tokenwright.models.cost import CostModel
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.text import TextStream, Tokenizer
 from tokenwright.trace.frame_codec import as_json, named_ids
@@ -34,9 +40,10 @@ def token_cards(tokenizer: Tokenizer, ids: Iterable[int]) -> tuple[TokenCard, ..
     return tuple(TokenCard(i, tokenizer.token_text(i), i in tokenizer.special_ids) for i in ids)
 
 
-def model_card(engine: LLMEngine, name: str) -> ModelCard:
+def model_card(engine: ModelEngine, name: str) -> ModelCard:
     """The facts of a model for the formulas of the page."""
-    facts, costs, usual, pool = engine.facts, engine.costs, engine.inputs.sampling(), engine.loop.engine.pool
+    facts, usual, pool = engine.facts, engine.inputs.sampling(), engine.pool
+    costs = CostModel(facts.graph, engine.specs)
     config = facts.config
     return ModelCard(
         name=name,
@@ -140,3 +147,43 @@ def trace_of_card(engine: LLMEngine, run: Run, card: RunCard, halves: Iterable[R
         summary=run.summary if run.ended else None,
     )
     return trace_values(engine, card, state, run.frames, halves)
+
+
+@dataclass(frozen=True, repr=False)
+class RunPage:
+    """A run in the explorer's page, which plays it without a server. html: the whole page, about 0.8 MB.
+
+    height: CSS pixels of the frame in which a notebook shows it.
+    """
+
+    html: str
+    height: int
+
+    def __repr__(self) -> str:
+        return f"<RunPage of {len(self.html):,} characters; a notebook displays it, save(path) writes it>"
+
+    def _repr_html_(self) -> str:
+        return framed(self.html, self.height)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page to a file that any browser opens. Raises RequestError where that fails."""
+        target = Path(path).expanduser()
+        try:
+            target.write_text(self.html, encoding="utf-8")
+        except OSError as error:
+            raise RequestError(f"the page cannot be written to {target}: {error.strerror}") from error
+        return target
+
+
+def show(run: Run, *, height: int = HEIGHT) -> RunPage:
+    """The steps of a run so far, in the explorer's page; a notebook displays what is returned.
+
+    height: CSS pixels of its frame, from 200 on. Raises RequestError where the page was not built, and for anything but
+    a run of `LLM.run`.
+    """
+    from tokenwright.llm.run import Run  # it makes its trace by this module
+
+    if not isinstance(run, Run):
+        raise RequestError(f"show takes a run of LLM.run, not {type(run).__name__}")
+    check_whole("height", height, 200)
+    return RunPage(alone(run.trace()), height)

@@ -10,14 +10,14 @@ from tokenwright.checkpoints.files.pooling import POOLINGS, Pooling
 from tokenwright.checks import check_bool, shown
 from tokenwright.engine import Request, SamplingParams
 from tokenwright.errors import EngineError, RequestError
-from tokenwright.llm.engine import LLMEngine
+from tokenwright.llm.asking import ModelEngine, afinish, finish, in_thread
 from tokenwright.llm.input_processor import Prompt, prompts_of
 from tokenwright.llm.output_processor import OutputProcessor
-from tokenwright.llm.relevance import cosines
+from tokenwright.llm.relevance import Relevance, check_pooling, cosines
 
 
 def score(
-    engine: LLMEngine, prompt: Prompt, continuations: Sequence[Prompt] | None = None
+    engine: ModelEngine, prompt: Prompt, continuations: Sequence[Prompt] | None = None
 ) -> NDArray[np.float64] | list[NDArray[np.float64]]:
     """The log-probabilities of a prompt's tokens, or of continuations after it, as `LLM.score` says."""
     inputs = engine.inputs
@@ -31,53 +31,54 @@ def score(
     return _scores(engine, [inputs.ids_after(prompt, ids, one) for one in continuations], len(ids))
 
 
-def _scores(engine: LLMEngine, texts: Sequence[list[int]], start: int) -> list[NDArray[np.float64]]:
+def _scores(engine: ModelEngine, texts: Sequence[list[int]], start: int) -> list[NDArray[np.float64]]:
     """The log-probabilities of each text's tokens from position `start` on, all in one batch."""
     params, build = SamplingParams(temperature=0.0, max_tokens=0), engine.inputs.build
-    scored = engine.finish([build(text, params, prompt_logprobs_from=start) for text in texts])
+    scored = finish(engine, [build(text, params, prompt_logprobs_from=start) for text in texts])
     _check_all(scored, "the text could not be scored")
     return [np.array(transcript.prompt_logprobs, dtype=np.float64) for transcript in scored]
 
 
 def embed(
-    engine: LLMEngine, texts: Prompt | Sequence[Prompt], pooling: Pooling | None = None, normalize: bool | None = None
+    engine: ModelEngine, texts: Prompt | Sequence[Prompt], pooling: Pooling | None = None, normalize: bool | None = None
 ) -> NDArray[np.float32]:
     """The embedding of each text [texts, width], as `LLM.embed` says."""
     requests = _embeddings(engine, texts, pooling, normalize)
-    return _embedded(engine, engine.finish(requests, at_end=False), pooling, normalize)
+    return _embedded(engine, finish(engine, requests, at_end=False), pooling, normalize)
 
 
 async def aembed(
-    engine: LLMEngine, texts: Prompt | Sequence[Prompt], pooling: Pooling | None, normalize: bool | None
+    engine: ModelEngine, texts: Prompt | Sequence[Prompt], pooling: Pooling | None, normalize: bool | None
 ) -> NDArray[np.float32]:
     """`embed` for asyncio."""
-    requests = await engine.in_thread(partial(_embeddings, engine, texts, pooling, normalize))
-    return _embedded(engine, await engine.afinish(requests), pooling, normalize)
+    requests = await in_thread(engine, partial(_embeddings, engine, texts, pooling, normalize))
+    return _embedded(engine, await afinish(engine, requests), pooling, normalize)
 
 
-def rerank(engine: LLMEngine, query: str, documents: Sequence[str], instruction: str = "") -> NDArray[np.float64]:
+def rerank(
+    engine: ModelEngine, relevance: Relevance, query: str, documents: Sequence[str], instruction: str = ""
+) -> NDArray[np.float64]:
     """How relevant each document is to the query [documents], as `LLM.rerank` says."""
     if isinstance(documents, str) or not isinstance(documents, Sequence):
         raise RequestError("documents are given as a list, also if there is only one")
     if not all(isinstance(one, str) for one in (query, *documents, instruction)):
         raise RequestError("a query, its documents and an instruction are texts")
-    relevance = engine.relevance
     if relevance.answers is None:
         texts = [relevance.query(query, instruction), *map(relevance.document, documents)]
         first, *others = embed(engine, texts)
         return cosines(first, np.array(others).reshape(-1, len(first)))
     asked = [relevance.asked(query, document, instruction) for document in documents]
-    ended = engine.finish([engine.inputs.build(one.ids, one.params) for one in asked])
+    ended = finish(engine, [engine.inputs.build(one.ids, one.params) for one in asked])
     _check_all(ended, "a document could not be scored")
     answers = [one.completion() for one in ended]
     return np.array([relevance.score(one.token_ids[0], one.sampler_logprobs[0]) for one in answers], np.float64)
 
 
 def _embeddings(
-    engine: LLMEngine, texts: Prompt | Sequence[Prompt], pooling: Pooling | None, normalize: bool | None
+    engine: ModelEngine, texts: Prompt | Sequence[Prompt], pooling: Pooling | None, normalize: bool | None
 ) -> list[Request]:
     if pooling is None:
-        engine.check_pooling()
+        check_pooling(engine.facts.pooling)
     elif pooling not in POOLINGS:
         raise RequestError(f"pooling must be {', '.join(POOLINGS)} or None, not {shown(pooling)}")
     if normalize is not None:
@@ -86,7 +87,7 @@ def _embeddings(
 
 
 def _embedded(
-    engine: LLMEngine, transcripts: Sequence[OutputProcessor], pooling: Pooling | None, normalize: bool | None
+    engine: ModelEngine, transcripts: Sequence[OutputProcessor], pooling: Pooling | None, normalize: bool | None
 ) -> NDArray[np.float32]:
     """The pooled rows of ended requests, [texts, width]."""
     own = engine.facts.pooling

@@ -14,7 +14,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from tokenwright.checks import check_whole
-from tokenwright.cluster.cluster_llm import ReplicatedModel
+from tokenwright.cluster.cluster_llm import ReplicatedModel, cluster_of
 from tokenwright.cluster.ray_replicas import DEPLOYMENT, ServeApplication, check_ray
 from tokenwright.errors import RequestError
 from tokenwright.llm.llm import LLM
@@ -89,7 +89,8 @@ def ingress_app(wanted: ServeApplication, settings: Settings) -> FastAPI:
             heartbeat_s=settings.heartbeat,
             report=report,
         )
-        llm.cluster.watched.append(lambda: os._exit(1))  # Serve starts another ingress
+        if (cluster := cluster_of(llm)) is not None:
+            cluster.loop.watched.append(lambda: os._exit(1))  # Serve starts another ingress
         return llm
 
     try:

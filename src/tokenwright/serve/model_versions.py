@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -32,7 +32,7 @@ from tokenwright.serve.service.types import Problem
 from tokenwright.serve.transport.guard import Guard, Policy
 
 if TYPE_CHECKING:
-    from tokenwright.cluster.cluster_llm import ClusterLLM
+    from tokenwright.cluster.cluster_loop import ClusterLoop
     from tokenwright.cluster.processes import ReplicaSource
 
 LOOK_S = 0.05  # between two looks at a version whose requests are to end
@@ -128,9 +128,9 @@ class ModelVersions:
 
     async def _follow(self) -> None:
         """Replace all replicas: by those of a new version, if the files are other ones."""
-        llm = _llm_of(self.present)
+        llm, loop = self.present.explorer.llm, _loop_of(self.present)
         if not await asyncio.to_thread(self._source().changed, llm):
-            llm.cluster.roll()
+            loop.roll()
             return
         log.warning("the model's files are others: they are opened")
         former, new = self.present, await self._opened()
@@ -138,7 +138,7 @@ class ModelVersions:
         self.number += 1
         self.present, self._others = new, [former]
         log.warning("new requests go to the new model; %d go on with the one before", former.service.pending)
-        await llm.cluster.retire(_llm_of(new).cluster)
+        await loop.retire(_loop_of(new))
         while self._requests[former] or former.service.pending:
             await asyncio.sleep(LOOK_S)
         self._others.remove(former)
@@ -161,8 +161,12 @@ class ModelVersions:
         return new
 
 
-def _llm_of(version: LoadedApp) -> ClusterLLM:
-    return cast("ClusterLLM", version.explorer.llm)
+def _loop_of(version: LoadedApp) -> ClusterLoop:
+    from tokenwright.cluster.cluster_llm import cluster_of
+
+    cluster = cluster_of(version.explorer.llm)
+    assert cluster is not None, "its source opens replicas"
+    return cluster.loop
 
 
 def _free(version: LoadedApp) -> None:

@@ -40,7 +40,7 @@ def told(replies):
 
 
 def test_a_killed_replica_and_the_room_that_goes_on(browser):
-    with served(2) as server:
+    with served(2, "--heartbeat", "3600") as server:
         context = browser.new_context(reduced_motion="reduce")
         page = Explored(context.new_page(), server.url).open()
         page.until_state("empty")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from tokenwright.serve.settings import Settings
 
 if TYPE_CHECKING:
-    from tokenwright.cluster.cluster_llm import ClusterLLM
     from tokenwright.cluster.processes import ReplicaSource
     from tokenwright.llm.llm import LLM
 
@@ -40,7 +39,7 @@ def clustered(model: str, engine: dict[str, Any], settings: Settings) -> Callabl
 
         name = f"tokenwright-{gethostname()}-{settings.port}"
 
-        def load(report: Callable[[int, int], None]) -> ClusterLLM:
+        def load(report: Callable[[int, int], None]) -> LLM:
             return open_on_ray(model, settings.replicas, settings.ray_address, name, engine, report=report, **more)
 
         return ReplicaSource(load, load, lambda _: False)  # which files its machines have is not known here

@@ -36,7 +36,7 @@ from tokenwright.llm.chat.tools import ModelTools, callable_tools
 from tokenwright.text import ChatTemplate, Rendered
 
 if TYPE_CHECKING:
-    from tokenwright.llm.model import LoadedModel
+    from tokenwright.llm.model import PreparedModel
 
 
 class ChatProcessor:
@@ -45,7 +45,7 @@ class ChatProcessor:
     think_tags: those between which the model reasons, by its template; None: it does not, or uses channels.
     """
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: PreparedModel) -> None:
         self._loaded = loaded
         self._tokenizer = loaded.tokenizer
         source = "" if loaded.template is None else loaded.template.tools_source

@@ -13,6 +13,7 @@ from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Request
 from tokenwright.engine.loop import Inbox
 from tokenwright.errors import RequestError
+from tokenwright.llm.asking import afinish, finish, in_thread, transcript
 from tokenwright.llm.chat.answer_reader import AnswerReader
 from tokenwright.llm.chat.chat_options import AskedOptions, form_of
 from tokenwright.llm.chat.chat_request import ChatRequest
@@ -104,9 +105,9 @@ class ChatView(EngineView):
             adapter=adapter,
         )
         asked = self._asked(messages, params, options, sampling)
-        [transcript] = self.llm_engine.finish([asked.request])
-        transcript.reader = asked.reader
-        [completion] = completions_of([transcript])
+        [answer] = finish(self.llm_engine, [asked.request])
+        answer.reader = asked.reader
+        [completion] = completions_of([answer])
         return completion
 
     @hinting
@@ -118,19 +119,19 @@ class ChatView(EngineView):
         own, sampling = AskedOptions.split(options)
         asked, engine, inbox = self._asked(messages, params, own, sampling, streamed=True), self.llm_engine, Inbox()
         [handle] = engine.submit([asked.request], inbox)
-        transcript = engine.transcript(handle)
-        transcript.reader = asked.reader
-        return Stream(handle, inbox, transcript, owner=engine)
+        answer = transcript(engine, handle)
+        answer.reader = asked.reader
+        return Stream(handle, inbox, answer, owner=engine)
 
     async def achat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any
     ) -> Completion:
         """`chat` for asyncio."""
         own, sampling = AskedOptions.split(options)
-        asked = await self.llm_engine.in_thread(partial(self._asked, messages, params, own, sampling))
-        [transcript] = await self.llm_engine.afinish([asked.request])
-        transcript.reader = asked.reader
-        [completion] = completions_of([transcript])
+        asked = await in_thread(self.llm_engine, partial(self._asked, messages, params, own, sampling))
+        [answer] = await afinish(self.llm_engine, [asked.request])
+        answer.reader = asked.reader
+        [completion] = completions_of([answer])
         return completion
 
     async def achat_stream(
@@ -139,7 +140,7 @@ class ChatView(EngineView):
         """`chat_stream` for asyncio."""
         own, sampling = AskedOptions.split(options)
         prepare = partial(self._asked, messages, params, own, sampling, streamed=True)
-        asked = await self.llm_engine.in_thread(prepare)
+        asked = await in_thread(self.llm_engine, prepare)
         async with aclosing(self._apieces(asked.request, asked.reader)) as pieces:
             async for piece in pieces:
                 yield piece
@@ -148,9 +149,9 @@ class ChatView(EngineView):
         """The pieces of a request, in an event loop."""
         engine = self.llm_engine
         [handle] = engine.submit([request], engine.streams.listener())
-        transcript = engine.transcript(handle)
-        transcript.reader = reader
-        with engine.streams.open(handle, transcript) as stream:
+        answer = transcript(engine, handle)
+        answer.reader = reader
+        with engine.streams.open(handle, answer) as stream:
             while (pieces := await stream.pieces()) is not None:
                 for piece in pieces:
                     yield piece

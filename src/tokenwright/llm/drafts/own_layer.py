@@ -14,11 +14,11 @@ from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.config import EngineConfig
 from tokenwright.errors import RequestError
 from tokenwright.formats import WeightFormat
-from tokenwright.llm.model import LoadedModel, make_decoder
+from tokenwright.llm.model import LoadedModel, PreparedModel, make_decoder
 from tokenwright.models.graph import Graph
 
 
-def next_layer_specs(loaded: LoadedModel, options: EngineConfig) -> tuple[LayerSpec, ...]:
+def next_layer_specs(loaded: PreparedModel, options: EngineConfig) -> tuple[LayerSpec, ...]:
     """The cache of the layer that `open_next_layer` loads. Raises RequestError for a model without one."""
     return _specs(_checkpoint(loaded, ends=False).graph, loaded, options)
 
@@ -46,9 +46,9 @@ def open_next_layer(loaded: LoadedModel, options: EngineConfig) -> tuple[Checkpo
     return checkpoint, decoder, _specs(checkpoint.graph, loaded, options)
 
 
-def _checkpoint(loaded: LoadedModel, *, ends: bool) -> Checkpoint:
+def _checkpoint(loaded: PreparedModel, *, ends: bool) -> Checkpoint:
     return next_layer_of(loaded.checkpoint, ends=ends)
 
 
-def _specs(graph: Graph, loaded: LoadedModel, options: EngineConfig) -> tuple[LayerSpec, ...]:
+def _specs(graph: Graph, loaded: PreparedModel, options: EngineConfig) -> tuple[LayerSpec, ...]:
     return layer_specs(graph, loaded.dtype, window=options.window, sinks=options.sinks)

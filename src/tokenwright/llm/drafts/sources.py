@@ -28,7 +28,7 @@ from tokenwright.formats import DType, WeightFormat
 from tokenwright.llm.drafts.layer_drafts import NextLayer
 from tokenwright.llm.drafts.own_layer import next_layer_specs, open_next_layer
 from tokenwright.llm.drafts.step_times import SMALLEST, step_times
-from tokenwright.llm.model import LoadedModel, make_decoder
+from tokenwright.llm.model import LoadedModel, PreparedModel, make_decoder
 from tokenwright.models.graph import Graph
 
 LEAST = 0.2  # of a step of the model's: what a draft model's takes at least, where they were not measured
@@ -70,7 +70,7 @@ def open_draft(loaded: LoadedModel, options: EngineConfig) -> Draft | None:
     return Draft(checkpoint, decoder, specs, f"{form} {dtype}", checkpoint.config.context)
 
 
-def draft_specs(loaded: LoadedModel, options: EngineConfig) -> tuple[LayerSpec, ...]:
+def draft_specs(loaded: PreparedModel, options: EngineConfig) -> tuple[LayerSpec, ...]:
     """The cache of the layers of the draft model that `open_draft` loads. Raises what that raises."""
     if _drafts_itself(loaded, options):
         return next_layer_specs(loaded, options)
@@ -78,12 +78,12 @@ def draft_specs(loaded: LoadedModel, options: EngineConfig) -> tuple[LayerSpec, 
     return () if checkpoint is None else _layers(checkpoint, loaded, options)[1]
 
 
-def _drafts_itself(loaded: LoadedModel, options: EngineConfig) -> bool:
+def _drafts_itself(loaded: PreparedModel, options: EngineConfig) -> bool:
     """Whether a model drafts with a layer of its own."""
     return options.speculate == "mtp" and not loaded.traced
 
 
-def _checkpoint(loaded: LoadedModel, options: EngineConfig) -> Checkpoint | None:
+def _checkpoint(loaded: PreparedModel, options: EngineConfig) -> Checkpoint | None:
     if options.draft is None or options.speculate == "off" or loaded.traced:
         return None
     checkpoint = Checkpoint.open(options.draft)
@@ -102,7 +102,9 @@ def _checkpoint(loaded: LoadedModel, options: EngineConfig) -> Checkpoint | None
     return checkpoint
 
 
-def _layers(checkpoint: Checkpoint, loaded: LoadedModel, options: EngineConfig) -> tuple[DType, tuple[LayerSpec, ...]]:
+def _layers(
+    checkpoint: Checkpoint, loaded: PreparedModel, options: EngineConfig
+) -> tuple[DType, tuple[LayerSpec, ...]]:
     """The dtype of a draft model and the cache of its layers."""
     native = loaded.device.type == "cpu" and find_kernels() is not None
     dtype: DType = resolve_dtype("auto", checkpoint.config.dtype, loaded.device, native)

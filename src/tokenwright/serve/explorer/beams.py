@@ -11,7 +11,8 @@ from pydantic import Field
 
 from tokenwright.engine import Failed
 from tokenwright.engine import Request as EngineRequest
-from tokenwright.engine.loop import AsyncListener, Delivery
+from tokenwright.engine.loop import AsyncListener
+from tokenwright.engine.port import Delivery
 from tokenwright.errors import EngineError
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, Strict
 from tokenwright.serve.http.api import about, reads, unless_gone

@@ -52,8 +52,8 @@ def add(app: FastAPI, explorer: Explorer) -> None:
         suggested = llm.sampling()
         return ChatModel(
             name=service.names[0],
-            template=llm.loaded.template is not None,
-            traced=llm.loaded.traced,
+            template=llm.prepared.template is not None,
+            traced=llm.prepared.traced,
             context=llm.context,
             temperature=suggested.temperature,
             top_k=suggested.top_k,

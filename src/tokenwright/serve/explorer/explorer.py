@@ -125,19 +125,19 @@ class Explorer:
         return player
 
     def model(self) -> ModelCard:
-        from tokenwright.cluster.cluster_llm import ClusterLLM
+        from tokenwright.cluster.cluster_llm import cluster_of
         from tokenwright.llm.run_trace import model_card
 
-        card, llm = model_card(self.llm.llm_engine, self.name), self.llm
-        return replace(card, replicas=llm.cluster.replicas) if isinstance(llm, ClusterLLM) else card
+        card, cluster = model_card(self.llm.llm_engine, self.name), cluster_of(self.llm)
+        return card if cluster is None else replace(card, replicas=cluster.loop.replicas)
 
     def replicas(self) -> ReplicasCard:
         """The replicas of the server. Raises RequestError without any."""
-        from tokenwright.cluster.cluster_llm import ClusterLLM
+        from tokenwright.cluster.cluster_llm import cluster_of
 
-        if not isinstance(self.llm, ClusterLLM):
+        if (cluster := cluster_of(self.llm)) is None:
             raise RequestError("this server has no replicas; start it with --replicas 2")
-        return self.llm.cluster.look()
+        return cluster.loop.look()
 
     def begin(self, wanted: NewRun) -> RunCard:
         """A new run, paused before its first step.
@@ -180,7 +180,9 @@ class Explorer:
         """Add a new run; `prompt` is its text."""
         from tokenwright.llm.run_trace import run_card
 
-        card = replace(run_card(self.llm.llm_engine, run, self.name, prompt), run=new_identity(), parent=parent)
+        card = replace(
+            run_card(self.llm.llm_engine.local("run"), run, self.name, prompt), run=new_identity(), parent=parent
+        )
         self.runs.add(run, card)
         return card
 
@@ -193,4 +195,4 @@ class Explorer:
         """A run as the content of a trace file."""
         from tokenwright.llm.run_trace import trace_values
 
-        return trace_values(self.llm.llm_engine, player.card, player.state(), player.run.frames, halves)
+        return trace_values(self.llm.llm_engine.local("run"), player.card, player.state(), player.run.frames, halves)

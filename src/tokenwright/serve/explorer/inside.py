@@ -118,7 +118,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
     def costs() -> StepCosts:
         from tokenwright.llm.drafts.run_drafts import step_costs  # with NumPy
 
-        return step_costs(explorer.llm.llm_engine)
+        return step_costs(explorer.llm.llm_engine.local("run"))
 
     @app.get("/runs/{identity}/drafts", **HIDDEN)
     def drafts(identity: str, free: bool = False) -> DraftsCard:

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from tokenwright.engine import Engine, SamplingParams
 from tokenwright.engine import Request as EngineRequest
-from tokenwright.engine.loop import Delivery, RequestHandle
+from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.errors import CapacityError
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, RunGone, Strict
 from tokenwright.serve.explorer.player import new_identity
@@ -56,7 +56,7 @@ class PromptBatch:
     """Requests that were started together, and the listener for their news."""
 
     prompts: list[str]
-    handles: list[RequestHandle] = field(default_factory=list)
+    handles: Sequence[RequestHandle] = ()
     transcripts: dict[RequestHandle, OutputProcessor] = field(default_factory=dict)
     news: deque[Delivery] = field(default_factory=deque)
     lock: threading.Lock = field(default_factory=threading.Lock)

@@ -101,8 +101,8 @@ def recorded(explorer: Explorer, wanted: SiteRun) -> dict[str, Any]:
         while not run.ended:
             run.step()
         *_, halves = run_halves(run)
-        card = run_card(llm.llm_engine, run, explorer.name, wanted.prompt)
-        return trace_of_card(llm.llm_engine, run, card, halves or ())
+        card = run_card(llm.llm_engine.local("run"), run, explorer.name, wanted.prompt)
+        return trace_of_card(llm.llm_engine.local("run"), run, card, halves or ())
 
 
 def recorded_race(explorer: Explorer) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def recorded_drafts(explorer: Explorer) -> dict[str, Any]:
     """By run: its text with drafts that pay, and with all of them."""
     from tokenwright.llm.drafts.run_drafts import drafts_of, step_costs
 
-    costs, found = step_costs(explorer.llm.llm_engine), {}
+    costs, found = step_costs(explorer.llm.llm_engine.local("run")), {}
     for wanted in RUNS:
         with explorer.llm.run(wanted.prompt, max_tokens=wanted.tokens, seed=SEED) as run:
             while not run.ended:

@@ -32,7 +32,7 @@ def loaded(name: str, llm: LLM, created: int) -> dict[str, Any]:
     """A model in the list of those that are loaded: this one, for as long as the server runs."""
     found = entry(name, llm, created)
     del found["modified_at"]
-    on_gpu = llm.loaded.device.type == "cuda"
+    on_gpu = llm.prepared.device.type == "cuda"
     return found | {
         "expires_at": NEVER,
         "size_vram": llm.weight_bytes if on_gpu else 0,

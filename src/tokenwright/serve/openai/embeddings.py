@@ -98,7 +98,7 @@ async def _embedded(
         await generation.answers()
     finally:
         generation.cancel()
-    vector = generation.embedding(service.host.llm.loaded.facts.pooling.pooling)
+    vector = generation.embedding(service.host.llm.prepared.facts.pooling.pooling)
     return generation, _unit(vector)
 
 
@@ -116,7 +116,7 @@ class Embeddings:
         body.model = check_model(request, self.service, body.model)
         truncate, dimensions = body.truncate_prompt_tokens, body.dimensions
         found = await embedded(request, self.service, body.model, inputs, truncate, dimensions=dimensions)
-        tokens, pooling = tokens_of(found), self.service.host.llm.loaded.facts.pooling.pooling
+        tokens, pooling = tokens_of(found), self.service.host.llm.prepared.facts.pooling.pooling
 
         def reply() -> Json:
             data = [

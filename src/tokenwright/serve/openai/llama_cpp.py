@@ -85,4 +85,4 @@ def add(app: FastAPI, service: Service) -> None:
     async def lora_adapters() -> JSONResponse:
         """The adapters that are served, each as a model of its name."""
         llm = await service.opened()
-        return JSONResponse([{"id": at, "path": name, "scale": 0.0} for at, name in enumerate(llm.loaded.adapters)])
+        return JSONResponse([{"id": at, "path": name, "scale": 0.0} for at, name in enumerate(llm.prepared.adapters)])

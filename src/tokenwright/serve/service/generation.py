@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.engine import Finished, FinishReason, SamplingParams, Token
-from tokenwright.engine.loop import Delivery, RequestHandle
+from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.llm.chat.answer_reader import CUT
 from tokenwright.llm.chat.text_tokens import TextTokens
 from tokenwright.llm.output_processor import OutputProcessor

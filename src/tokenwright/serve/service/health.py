@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from tokenwright.engine import Failed, Request, SamplingParams, Token
-from tokenwright.engine.loop import Delivery, RequestHandle
+from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.errors import EngineError
 from tokenwright.serve.service.opening import heard
 

@@ -138,7 +138,7 @@ class _Gauges(Collector):
         yield _gauge("kv_usage_ratio", "The share of the KV cache that requests hold", used)
         yield _gauge("pages_available", "Pages that requests can take, cached ones included", available)
         yield _caches(models)
-        if adapters := [name for one in models for name in one.host.llm.loaded.adapters]:
+        if adapters := [name for one in models for name in one.host.llm.prepared.adapters]:
             yield _adapters(adapters)
 
 

@@ -96,7 +96,7 @@ class Preprocessor:
         ids, text = self.prompt(wanted)
         truncated = max(0, len(ids) - (wanted.truncate_prompt_tokens or len(ids)))
         ids = ids[truncated:]
-        adapter = wanted.model if wanted.model in self._llm.loaded.adapters else None
+        adapter = wanted.model if wanted.model in self._llm.prepared.adapters else None
         if wanted.embed and adapter:
             raise RequestError(f"{adapter} is an adapter, and embeddings are those of the model alone; name the model")
         if wanted.embed:

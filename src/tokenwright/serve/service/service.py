@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from tokenwright.engine import Failed, Finished, FinishReason, Request
-from tokenwright.engine.loop import AsyncListener, Delivery, RequestHandle
+from tokenwright.engine.loop import AsyncListener
+from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.serve.service.admission import Admission, AdmissionSlot
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.health import EngineHealth

@@ -1,0 +1,117 @@
+"""The port of an engine: all that `LLM` and the server ask of one, in this process or as replicas in others.
+
+`LLMEngine` and `ClusterEngine` meet it side by side. What only an engine in this process can do (its steps, its memory,
+recorded runs) is asked of `local`, which says so where there is none.
+"""
+
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from tokenwright.config import EngineConfig
+from tokenwright.engine.page_pool import PagePool
+from tokenwright.engine.request import Request, Sequence
+from tokenwright.engine.step import Event
+
+
+class RequestHandle(Protocol):
+    """A client's hold on a request. Its methods may be called from any thread and never wait.
+
+    `sequence` is the request's first sequence, whose counts may be read at any time. Times are seconds of the engine's
+    clock: `submitted`, and `started`, when the first step began that computed something for it. ended: its last event
+    was delivered. moves: how often another engine went on with it.
+    """
+
+    sequence: Sequence
+    submitted: float
+    started: float | None
+    ended: bool
+    moves: int
+
+    @property
+    def request(self) -> Request: ...
+
+    def cancel(self) -> None:
+        """End the request in whatever state it is; its last event says ABORTED. Ended ones are left as they are."""
+
+    def pause(self) -> None:
+        """Pause all of its sequences after the step under way. They keep their pages until others need them."""
+
+    def resume(self) -> None:
+        """Let all of its sequences go on to their ends."""
+
+    def let_write(self, tokens: int) -> None:
+        """Let each of its sequences write a number of tokens more and pause then. Raises RequestError over replicas."""
+
+
+class Delivery(NamedTuple):
+    """The news of one request from one step: its events in order, and their time, in seconds of the engine's clock.
+
+    `ended`: it is the request's last delivery.
+    """
+
+    handle: RequestHandle
+    events: list[Event]
+    time: float
+    ended: bool
+
+
+class Listener(Protocol):
+    """Receives the deliveries of its requests, in the engine's thread, once per step: it must not block."""
+
+    def deliver(self, deliveries: list[Delivery]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """The pages of a KV cache. available: that requests can take; cached: of these, those that can be found again."""
+
+    pages: int
+    available: int
+    cached: int
+
+
+class EnginePort(Protocol):
+    """An engine over one model. context: the most tokens of one text. Thread-safe."""
+
+    options: EngineConfig
+    context: int
+
+    @property
+    def pool(self) -> PagePool:
+        """Its pages, or a replica's. Other threads may read only their numbers, which never change."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in memory."""
+
+    @property
+    def kv_memory(self) -> int:
+        """Bytes of the whole KV memory."""
+
+    @property
+    def kv_format(self) -> str:
+        """The storage format of K and V, and the attention window, for display."""
+
+    @property
+    def replicas(self) -> int:
+        """How many engines compute its requests at this moment."""
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """Its pages at this moment."""
+
+    def submit(
+        self, requests: ListLike[Request], listener: Listener, *, paused: bool = False
+    ) -> ListLike[RequestHandle]:
+        """Hand requests to the engine, whose thread calls `listener` with their events.
+
+        `paused` ones compute nothing until they are resumed. Raises ContextError or CapacityError for one that cannot
+        be served, RequestError for what this engine cannot do, EngineError where the engine has ended.
+        """
+
+    def check(self) -> None:
+        """Raises EngineError if the engine has failed, RequestError if it is closed."""
+
+    def close(self) -> None:
+        """Free the memory. Unfinished requests fail; the engine cannot be used afterwards."""
