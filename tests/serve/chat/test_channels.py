@@ -10,6 +10,7 @@ import pytest
 from tests.serve.chat.channel_model import make_channels
 from tests.serve.chat.test_tool_apis import Scripted
 from tests.serve.talking import HANGS_S, SCHEMA, Talker, talking, valid
+from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.llm.chat.answer import Delta
 from tokenwright.llm.chat.chat_request import ChatRequest, Tool, ToolMode
 from tokenwright.llm.chat.tool_forms.channels import MARKS, ChannelReader
@@ -108,7 +109,8 @@ def test_the_grammar_allows_a_call_on_either_channel(harmony: tuple[Talker, Scri
     """By the tokens of the model: a recipient makes a call, behind the channel or before it."""
     llm = harmony[0].llm
     wanted = ChatRequest(messages=BEGUN[:1], tools=[Tool("look", "", SCHEMA)], tool_choice=choice)
-    grammar = llm.conversations.grammar(wanted, OPENED, None)
+    schemas = llm.conversations.schemas(wanted, None, Budget())
+    grammar = llm.conversations.grammar(wanted, OPENED, schemas)
     assert grammar is not None
     arguments = '<|constrain|>json<|message|>{"hot": true, "where": "in"}<|call|>'
     for head in (

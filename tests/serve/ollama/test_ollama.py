@@ -10,7 +10,6 @@ import httpx
 import numpy as np
 import ollama
 import pytest
-from fastapi import Request
 
 from tests.engines import held, slowed
 from tests.serve.talking import LONG, SCHEMA, Talker, aborted, until, valid
@@ -141,9 +140,7 @@ def test_options_act_on_the_text(talker: Talker, client: ollama.Client) -> None:
     ],
 )
 def test_the_window_of_the_repetition_penalty(options: dict[str, Any], penalty: float, window: int) -> None:
-    overrides = adapter.overrides_of(
-        Request({"type": "http"}), Chat.model_validate({"model": "tiny", "options": options})
-    )
+    overrides = adapter.overrides_of(Chat.model_validate({"model": "tiny", "options": options}))
     assert (overrides.get("repetition_penalty"), overrides.get("repetition_window")) == (penalty, window)
 
 

@@ -87,7 +87,7 @@ class _Maker:
             return schema
         if place and not self._references.types(schema):
             return False  # llguidance takes no reference to a schema without values
-        schema = self._naming(self._references.terse(schema), place, close=close)
+        schema = self._naming(self._comparison.named_once(self._references.terse(schema)), place, close=close)
         found: Schema = {}
         more: list[Any] = []
         branches_close = close and not schema.get("properties")
@@ -141,10 +141,11 @@ class _Maker:
     def _of_patterns(self, value: Mapping[str, Any], at: Place, *, meeting: bool) -> Schema:
         """patternProperties without the patterns that no grammar reads, and without any that meets an earlier one."""
         found: Schema = {}
+        apart = self._comparison.names_apart([readable_pattern(key) or key for key in value])
         for key, one in value.items():
             pattern, names = readable_pattern(key), {"type": "string", "pattern": key}
-            others = ({"type": "string", "pattern": other} for other in found)
-            if pattern is None or not all(self._comparison.apart(names, other) for other in others):
+            others = () if apart else ({"type": "string", "pattern": other} for other in found)
+            if pattern in (None, *found) or not all(self._comparison.apart(names, other) for other in others):
                 self._left_out((*at, key))
             else:
                 found[pattern] = self._named(one, (*at, key), joined=meeting)

@@ -73,10 +73,21 @@ class Comparison:
         self._compared += len(values) * len(others)
         return not self.exhausted and not any(same(one, other) for one, other in product(values, others))
 
+    def named_once(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A schema without properties to which a pattern of names gives the same schema: llguidance would join them."""
+        named, patterns = mapping(schema.get("properties")), mapping(schema.get("patternProperties"))
+        pairs = [(name, key) for name in named for key in patterns if _bare(named[name]) == _bare(patterns[key])]
+        twice = {name for name, key in pairs if not self.apart({"const": name}, {"type": "string", "pattern": key})}
+        kept = {name: one for name, one in named.items() if name not in twice}
+        return {**schema, "properties": kept} if twice and not self.exhausted else schema
+
+    def names_apart(self, patterns: Sequence[str]) -> bool:
+        """Whether llguidance takes patterns of names as such that no name follows two of them."""
+        schema = {"type": "object", "patternProperties": dict.fromkeys(patterns, True)}
+        return len(patterns) < 2 or "disjoint" not in _complaint(schema)
+
     def _strings_apart(self, one: Any, other: Any) -> bool:
         """Whether llguidance finds that no string follows both. It takes some milliseconds, and runs no pattern."""
-        from llguidance import LLMatcher, LLTokenizer
-
         self._compared += _OF_STRINGS
         each = self._joined({"allOf": [one, other]})
         parts = [{name: part[name] for name in _STRINGS if name in part} for part in each]
@@ -84,8 +95,7 @@ class Comparison:
             if (pattern := readable(part.pop("pattern", ""))) is None:
                 return False
             part |= {"pattern": pattern} if pattern else {}
-        grammar = LLMatcher.grammar_from_json_schema({"allOf": [part for part in parts if part]})
-        return "Unsatisfiable" in str(LLMatcher.validate_grammar(grammar, LLTokenizer("byte")))
+        return "Unsatisfiable" in _complaint({"allOf": [part for part in parts if part]})
 
     def _objects_apart(self, one: _Object, other: _Object, depth: int) -> bool:
         required = dict.fromkeys([*one.required(), *other.required()])
@@ -105,6 +115,17 @@ class Comparison:
                 found.append(one)
                 waiting += listed(one.get("allOf"))
         return found
+
+
+def _bare(schema: Any) -> Any:
+    return {name: one for name, one in schema.items() if name in RESTRICTING} if isinstance(schema, Mapping) else schema
+
+
+def _complaint(schema: Mapping[str, Any]) -> str:
+    """llguidance's error of a schema. It runs no pattern."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    return str(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema), LLTokenizer("byte")))
 
 
 class _Object:
