@@ -125,7 +125,7 @@ def _complaint(schema: Mapping[str, Any]) -> str:
     """llguidance's error of a schema. It runs no pattern."""
     from llguidance import LLMatcher, LLTokenizer
 
-    return str(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema), LLTokenizer("byte")))
+    return str(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(dict(schema)), LLTokenizer("byte")))
 
 
 class _Object:
