@@ -7,7 +7,7 @@ TokenwrightError
   CacheFileError      a saved KV cache cannot be written or read, is damaged, or does not match the model
   CapacityError       the configured memory cannot hold the request, the model or the cache file
   EngineError         the engine itself failed on a request; its message is safe to show
-    GrammarError      a text's grammar takes more than it may; it is the request's fault
+    GrammarError      a text's constraints take more than they may, or leave no token; it is the request's fault
     ReplicaError      the replicas that wrote a text died, one after another
     WorkerError       a process of tensor parallel has ended, and so has the engine
 """
@@ -68,7 +68,7 @@ class EngineError(TokenwrightError):
 
 
 class GrammarError(EngineError):
-    """The grammar of a text takes more time or memory than one may, which showed only as the text was written."""
+    """The grammar of a text takes more than it may, or leaves no token with other constraints; seen while writing."""
 
 
 class ReplicaError(EngineError):

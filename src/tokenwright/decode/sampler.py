@@ -36,7 +36,7 @@ from tokenwright.engine import (
     TopLogprob,
 )
 from tokenwright.engine.step import ALL, HIDDEN
-from tokenwright.errors import EngineError
+from tokenwright.errors import EngineError, GrammarError
 
 BLOCK = 1 << 22  # logits exponentiated at a time
 RANGE = 128  # ids that are looked at together for the highest logits
@@ -367,9 +367,9 @@ def _drawn(chances: Doubles | None, chosen: int, token: int) -> float:
     return math.log(chance) if chance else -math.inf
 
 
-def exhausted() -> EngineError:
+def exhausted() -> GrammarError:
     """The error of a sequence that has no allowed id left."""
-    return EngineError(
+    return GrammarError(
         "nothing is left to choose: together, the grammar, min_tokens, bad_words, allowed_ids and banned_ids forbid "
         "every token here; loosen one of them"
     )

@@ -22,7 +22,7 @@ from tokenwright.serve.service import model_host
 from tokenwright.serve.service.preparation import Preparation
 from tokenwright.serve.service.preprocess import Preprocessor
 from tokenwright.serve.service.service import AHEAD, Service, ServiceLimits
-from tokenwright.serve.service.types import GenerationRequest
+from tokenwright.serve.service.types import GenerationRequest, NotReady
 
 ASKED = {"model": "tiny", "prompt": "Once upon", "max_tokens": 2, "temperature": 0}
 QUEUED = sorted(path for api in APIS for path in api.queued)
@@ -318,3 +318,12 @@ def test_work_that_fails_once_its_client_has_gone_is_no_forgotten_task(read: Cal
 
     asyncio.run(leave())
     assert said == []
+
+
+def test_a_stopped_service_prepares_no_model(talker: Talker) -> None:
+    """Its threads may have ended by then, as those of a model that leaves while /health looks at it."""
+    service = Service(talker.service.host, ["tiny"])
+    service.stop()
+    service.close()
+    with pytest.raises(NotReady):
+        asyncio.run(service.opened(taken=True))

@@ -129,10 +129,10 @@ class Service:
 
     async def _open(self) -> Opened:
         """Wait for the model and make what requests of it need, once for all of them. Raises NotReady."""
-        while not self.host.settled.is_set():
+        while not self.host.settled.is_set() and not self._stopped:
             await asyncio.sleep(0.01)
-            if self._stopped:
-                raise NotReady(ENDING)
+        if self._stopped:  # its threads may have ended
+            raise NotReady(ENDING)
         llm = self.host.llm
         self.admission.places = llm.options.max_sequences + AHEAD
         listener = AsyncListener(asyncio.get_running_loop(), self._receive)
