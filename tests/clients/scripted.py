@@ -30,6 +30,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tests.serve.talking import TEMPLATE, Talker, make_talker, running
 from tokenwright import LLM
 from tokenwright.decode import TextStopChecker
+from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.serve.app import make_app
 from tokenwright.serve.explorer.explorer import Explorer
 from tokenwright.serve.service import service
@@ -111,8 +112,8 @@ class Script:
         script = self
 
         class Scripted(Preprocessor):
-            def prepare(self, wanted: GenerationRequest) -> Prepared:
-                prepared = super().prepare(wanted)
+            def prepare(self, wanted: GenerationRequest, budget: Budget | None = None) -> Prepared:
+                prepared = super().prepare(wanted, budget)
                 checker = prepared.request.stop_checker
                 if wanted.messages is not None and isinstance(checker, TextStopChecker):
                     tags = self.chat.think_tags

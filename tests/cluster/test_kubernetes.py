@@ -1,6 +1,7 @@
 """The manifests fit each other, and the server: its flags, its routes, its metrics and its way to end."""
 
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_ports_and_volumes_are_those_of_the_container(manifests, pod, container)
 
 def test_flags_are_those_of_the_command(container):
     named = {one.replace("-", "_") for one in flags(container)}
-    assert named <= set(serve.__annotations__)
+    assert named <= set(signature(serve).parameters)
     assert named - {one.name for one in fields(Settings)} == {"kv_memory"}
     Settings(drain_timeout=float(flags(container)["drain-timeout"]))
 

@@ -82,7 +82,7 @@ def raw(field: str, path: str = COMPLETE) -> bytes:
 ANY = {str(token): -100 for token in range(VOCAB)}
 OK, EITHER = (200,), (200, 400)
 DEPTH = 11 if share(100) == 100 else 9  # in CI a quarter of the parts
-LARGE = Case(23, f"oneOf of {2 ** (DEPTH + 1) - 1:,} parts", schema(nested(DEPTH)), EITHER, CHAT)
+LARGE = Case(23, f"oneOf of {2 ** (DEPTH + 1) - 1:,} parts", schema(nested(DEPTH)), EITHER, CHAT, "grammar")
 CASES = [
     Case(1, "n of a billion", {"n": 10**9}, names="n"),
     Case(2, "best_of below n", {"n": 3, "best_of": 2, "temperature": 1}, names="best_of"),
@@ -201,8 +201,8 @@ CASES = [
     ),
     Case(23, "a recursive schema", schema({"properties": {"a": {"$ref": "#"}}}), EITHER, CHAT),
     LARGE,
-    Case(23, "oneOf of depth 30", schema(deep(30)), EITHER, CHAT),
-    Case(23, "an enum of ten thousand", schema({"enum": [str(n) for n in range(10**4)]}), EITHER, CHAT),
+    Case(23, "oneOf of depth 30", schema(deep(30)), EITHER, CHAT, "grammar"),
+    Case(23, "an enum of ten thousand", schema({"enum": [str(n) for n in range(10**4)]}), EITHER, CHAT, "grammar"),
     Case(23, "a remote $ref", schema({"$ref": "http://127.0.0.1:1/x"}), path=CHAT, names="schema"),
     Case(23, "a pattern that doubles", schema({"type": "string", "pattern": "(a+)+$"}), EITHER, CHAT),
     Case(23, "a look-behind", schema({"type": "string", "pattern": "(?<=x)*"}), EITHER, CHAT),

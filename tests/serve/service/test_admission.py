@@ -128,8 +128,9 @@ def test_a_short_prompt_is_prepared_at_once(
     server: Live, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], threads: int
 ) -> None:
     assert httpx2.post(f"{server.url}/v1/completions", json=ASKED, timeout=HANGS).status_code == 200  # opens the model
-    asked, in_thread = [], server.service.in_thread
-    monkeypatch.setattr(server.service, "in_thread", lambda function: (asked.append(1), in_thread(function))[1])
+    preparation = server.service.preparation
+    asked, in_thread = [], preparation.in_thread
+    monkeypatch.setattr(preparation, "in_thread", lambda function: (asked.append(1), in_thread(function))[1])
     wanted = ASKED | body
     assert httpx2.post(f"{server.url}/v1/completions", json=wanted, timeout=HANGS).status_code == 200
     assert len(asked) == threads

@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 from tests.serve.live import HANGS, Live, live, make_chat_model
+from tests.serve.talking import until
 from tokenwright.serve.app import Served
 from tokenwright.serve.transport import guard
 from tokenwright.serve.transport.guard import MOST_HELD, OPEN, Policy
@@ -57,7 +58,7 @@ def test_bodies_without_a_key_cost_a_key_nothing(server: Live, path: str, chunke
     app = server.app.middleware_stack
     while not isinstance(app, guard.Guard):
         app = app.app if hasattr(app, "app") else app._app
-    assert app.bodies.used == 0
+    until(lambda: app.bodies.used == 0)  # the body of the client with a key may be let go after its reply
 
 
 def test_a_body_for_an_open_route_is_answered_and_its_connection_ends(server: Live) -> None:
