@@ -1,4 +1,4 @@
-"""The results of a library's kernels, from tests/backends/check.cpp, to compare processors."""
+"""The results of a library's kernels, from tests/backends/cpp/check.cpp, to compare processors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import debian
 from common import NATIVE, PYTHON, ROOT, fail, must
 
-CHECK = ROOT / "tests" / "backends" / "check.cpp"
+CHECK = ROOT / "tests" / "backends" / "cpp" / "check.cpp"
 Results = dict[str, tuple[str, list[str]]]  # by name: '=' or '~', and the numbers
 
 

@@ -157,7 +157,7 @@ def test_the_pool_under_the_thread_sanitizer(tmp_path: Path) -> None:
     """Every piece once and in its phase, with threads that come late, stay away or hold a piece for long."""
     assert COMPILER is not None
     sources = [
-        Path(__file__).with_name("check_pool.cpp"),
+        Path(__file__).parent / "cpp" / "check_pool.cpp",
         NATIVE / "threads/pool.cpp",
         NATIVE / "threads/processors.cpp",
     ]

@@ -124,7 +124,7 @@ def test_kernels_that_change_while_they_are_compiled_are_compiled_again(
             sys.exit("a kernel does not compile")
 
     with pytest.raises(SystemExit, match="does not compile" if fails else "changed during the installation"):
-        install.install_editable("test", pip_install_for_tests)
+        install.install_editable("test", "", pip_install_for_tests)
     assert kernel.stat().st_mtime > 1
     assert not (tmp_path / "stamp").exists()
 
