@@ -15,6 +15,7 @@ from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Grammar
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_request import Tool
+from tokenwright.sampling_params import MOST_GRAMMAR
 
 
 @dataclass(slots=True)
@@ -87,6 +88,8 @@ class ClientSchemas:
         whole = name if name == part else f"{name}.{part}"
         schema = _ClientSchema(whole, owner, part, strict, given.text, replace(given, client=False))
         found = self._grammars.enforceable(given.text, self._budget)
+        if found is not None and len(found[0]) > MOST_GRAMMAR:  # written out it is more than a grammar may have
+            found = None
         if strict and (found is None or found[1]):
             place = f"its {part}" if found is None else found[1][0]
             raise RequestError(
