@@ -23,8 +23,9 @@ from tokenwright.serve.explorer import routes as explore
 from tokenwright.serve.explorer.explorer import Explorer, RunGone
 from tokenwright.serve.http.api import Api, add_errors, add_schemas, api_of
 from tokenwright.serve.http.dispatch import Direct, HeadRequests, ShortPaths, handlers_of
+from tokenwright.serve.llama_cpp import routes as llama_cpp
 from tokenwright.serve.ollama import routes as ollama
-from tokenwright.serve.openai import completion, embeddings, infill, llama_cpp, rerank, tokenize
+from tokenwright.serve.openai import embeddings, rerank
 from tokenwright.serve.openai import routes as openai
 from tokenwright.serve.openai.responses import routes as responses
 from tokenwright.serve.openai.responses.stored import MOST_BYTES, StoredResponses
@@ -36,7 +37,13 @@ from tokenwright.serve.transport.access_log import AccessLog
 from tokenwright.serve.transport.guard import App, Guard, Policy
 from tokenwright.serve.transport.telemetry import Spans
 
-APIS: tuple[Api, ...] = (anthropic.API, ollama.API, openai.API, explore.API)  # the last answers for all paths of no API
+APIS: tuple[Api, ...] = (
+    anthropic.API,
+    ollama.API,
+    llama_cpp.API,
+    openai.API,
+    explore.API,
+)  # the last answers for all paths of no API
 QUEUED = frozenset[str]().union(*(api.queued for api in APIS))  # paths whose requests wait
 
 
@@ -184,10 +191,8 @@ def add_routes(
     model_list.add(app, service)
     embeddings.add(app, service)
     responses.add(app, service, stored)
-    for other in (rerank, infill, completion, anthropic, ollama):
+    for other in (rerank, anthropic, ollama, llama_cpp):
         other.add(app, service)
-    for beside in (tokenize, llama_cpp):
-        beside.add(app, service)
     explore.add(app, explorer)
     add_schemas(app, APIS)
     if page is not None:

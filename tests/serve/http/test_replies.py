@@ -9,6 +9,7 @@ from tests.serve.talking import SCHEMA, Talker
 from tokenwright.serve.anthropic import reply_schema as anthropic_replies
 from tokenwright.serve.http.api import STATUSES
 from tokenwright.serve.http.reply_schema import Health, Ready, Reply, Version
+from tokenwright.serve.llama_cpp import reply_schema as llama_replies
 from tokenwright.serve.ollama import reply_schema as ollama_replies
 from tokenwright.serve.openai import reply_schema as replies
 from tokenwright.serve.openai.bodies import Problems
@@ -64,16 +65,16 @@ ASKED: list[tuple[str, dict[str, Any], type[Reply]]] = [
     ("/api/show", {}, ollama_replies.OllamaCard),
     ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}, replies.Reranked),
     ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}, replies.ScoreReply),
-    ("/tokenize", {"messages": HELLO, "return_token_strs": True}, replies.Tokenized),
-    ("/tokenize", {"text": "a"}, replies.TokenCards),
-    ("/tokenize", {"content": "a", "with_pieces": True}, replies.TokenPieces),
-    ("/tokenize", {"content": "a"}, replies.TokenPieces),
-    ("/embedding", {"content": ["a", "b"]}, replies.LlamaEmbeddings),
+    ("/tokenize", {"messages": HELLO, "return_token_strs": True}, llama_replies.Tokenized),
+    ("/tokenize", {"text": "a"}, llama_replies.TokenCards),
+    ("/tokenize", {"content": "a", "with_pieces": True}, llama_replies.TokenPieces),
+    ("/tokenize", {"content": "a"}, llama_replies.TokenPieces),
+    ("/embedding", {"content": ["a", "b"]}, llama_replies.LlamaEmbeddings),
     ("/v1/chat/completions/input_tokens", {"messages": HELLO}, replies.InputTokensReply),
-    ("/apply-template", {"messages": HELLO}, replies.AppliedTemplate),
+    ("/apply-template", {"messages": HELLO}, llama_replies.AppliedTemplate),
     ("/v1/responses/input_tokens", {"input": "a"}, stored.ResponseTokens),
-    ("/detokenize", {"tokens": [1]}, replies.Detokenized),
-    ("/detokenize", {"ids": [1]}, replies.DetokenizedText),
+    ("/detokenize", {"tokens": [1]}, llama_replies.Detokenized),
+    ("/detokenize", {"ids": [1]}, llama_replies.DetokenizedText),
 ]
 ANTHROPIC = {"anthropic-version": "2023-06-01"}
 GOT: list[tuple[str, type[Reply]]] = [
@@ -84,9 +85,9 @@ GOT: list[tuple[str, type[Reply]]] = [
     ("/api/tags", ollama_replies.OllamaTags),
     ("/api/ps", ollama_replies.OllamaRunning),
     ("/api/version", ollama_replies.OllamaVersion),
-    ("/props", replies.Props),
-    ("/slots", replies.Slots),
-    ("/lora-adapters", replies.LoraAdapters),
+    ("/props", llama_replies.Props),
+    ("/slots", llama_replies.Slots),
+    ("/lora-adapters", llama_replies.LoraAdapters),
     ("/health", Health),
     ("/v1/health", Health),
     ("/ping", Health),

@@ -1,1 +1,1 @@
-"""OpenAI's APIs: completions, chat completions, embeddings, responses, and the ids of texts."""
+"""OpenAI's APIs: completions, chat completions, embeddings and responses."""

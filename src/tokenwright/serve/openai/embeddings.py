@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
-from tokenwright.errors import RequestError
 from tokenwright.serve.http.api import About, RefusedRequest, about, answers, body_of, takes, unless_gone
-from tokenwright.serve.http.fields import Body, ModelName
 from tokenwright.serve.http.reply_text import Json, server_timing, timings_of, written
 from tokenwright.serve.http.replying import check_model
-from tokenwright.serve.openai.bodies import LABELS, MOST_INPUTS, EmbeddingBody
-from tokenwright.serve.openai.prompt_forms import Prompts, prompts_of, read_prompts
+from tokenwright.serve.openai.bodies import MOST_INPUTS, EmbeddingBody
+from tokenwright.serve.openai.prompt_forms import prompts_of, read_prompts
 from tokenwright.serve.openai.replies import cut
-from tokenwright.serve.openai.reply_schema import EmbeddingList, LlamaEmbeddings
+from tokenwright.serve.openai.reply_schema import EmbeddingList
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.multi_prompt import gathered
 from tokenwright.serve.service.service import Service
@@ -130,29 +128,6 @@ class Embeddings:
 
         return await vectors(request, found, reply, body.return_timings)
 
-    async def embed_content(self, request: Request) -> Response:
-        """The embedding of each text, in the manner of llama.cpp: a list of one vector."""
-        body = await body_of(request, LlamaEmbeddingBody)
-        content = body.input if body.content is None else body.content
-        if content is None or (body.input is not None and body.content is not None):
-            raise RequestError("content: give one of content and input")
-        given, _ = prompts_of(content, MOST_INPUTS)
-        inputs = await unless_gone(request, read_prompts(request, self.service, given))
-        found = await embedded(request, self.service, body.model, inputs)
-        reply = [{"index": at, "embedding": [vector.tolist()]} for at, (_, vector) in enumerate(found)]
-        text = await written(lambda: reply, sum(len(vector) for _, vector in found))
-        return Response(text, media_type="application/json")
-
-
-class LlamaEmbeddingBody(Body):
-    """POST /embedding, as llama.cpp's server has it. input: another name of content."""
-
-    harmless: ClassVar = {"encoding_format": "vectors are numbers here", **dict.fromkeys(LABELS, "it is a label")}
-
-    model: ModelName = ""
-    content: Prompts | None = None
-    input: Prompts | None = None
-
 
 def _written(vector: NDArray[np.float32], form: str) -> list[float] | str:
     """A vector as numbers, or as the base64 of its float32 bytes, the lowest first."""
@@ -162,16 +137,12 @@ def _written(vector: NDArray[np.float32], form: str) -> list[float] | str:
 def add(app: FastAPI, service: Service) -> None:
     """Add the routes."""
     api = Embeddings(service)
-    for path, handler, body, reply, tag in (
-        ("/v1/embeddings", api.embed, EmbeddingBody, EmbeddingList, "OpenAI"),
-        ("/embedding", api.embed_content, LlamaEmbeddingBody, LlamaEmbeddings, "llama.cpp"),
-    ):
-        app.add_api_route(
-            path,
-            handler,
-            methods=["POST"],
-            openapi_extra=takes(body),
-            responses=answers(reply),
-            response_model=None,
-            tags=[tag],
-        )
+    app.add_api_route(
+        "/v1/embeddings",
+        api.embed,
+        methods=["POST"],
+        openapi_extra=takes(EmbeddingBody),
+        responses=answers(EmbeddingList),
+        response_model=None,
+        tags=["OpenAI"],
+    )

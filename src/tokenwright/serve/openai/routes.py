@@ -48,42 +48,10 @@ from tokenwright.serve.service.types import Answer, Delta, GenerationRequest, No
 log = logging.getLogger(__name__)
 
 API = Api(
-    (
-        "/v1",
-        "/tokenize",
-        "/detokenize",
-        "/apply-template",
-        "/props",
-        "/slots",
-        "/infill",
-        "/completion",
-        "/embedding",
-        "/lora-adapters",
-        *RERANK,
-        *SCORE,
-    ),
+    ("/v1", *RERANK, *SCORE),
     error_body,
-    queued=frozenset(
-        (
-            "/v1/completions",
-            "/v1/chat/completions",
-            "/v1/responses",
-            "/v1/embeddings",
-            "/infill",
-            "/completion",
-            "/embedding",
-            *RERANK,
-            *SCORE,
-        )
-    ),
-    prompts={
-        "/infill": "input_prefix",
-        "/completion": "prompt",
-        "/embedding": "content",
-        "/v1/completions": "prompt",
-        "/v1/embeddings": "input",
-        "/v1/responses": "input",
-    },
+    queued=frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", *RERANK, *SCORE)),
+    prompts={"/v1/completions": "prompt", "/v1/embeddings": "input", "/v1/responses": "input"},
     errors=Problems,
 )
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.serve.live import Live, live, make_chat_model, settled
 from tests.vocabulary import add_tokens
-from tokenwright.serve.openai.reply_schema import Infilled, InfilledList
+from tokenwright.serve.llama_cpp.reply_schema import Infilled, InfilledList
 from tokenwright.text.fill_in_middle import Infill
 
 MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", "<|fim_pad|>")

@@ -3,59 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse
 
-from tokenwright.checks import MAX_TOKENS
 from tokenwright.errors import RequestError
-from tokenwright.serve.http.api import about, answers, body_of, takes, unless_gone
-from tokenwright.serve.http.fields import MOST_ITEMS, MOST_TOOLS, Body, ModelName, Refused, Text, many, others
+from tokenwright.serve.http.api import about, body_of, unless_gone
 from tokenwright.serve.http.reasoning_options import Thinking
 from tokenwright.serve.http.replying import check_model
+from tokenwright.serve.llama_cpp.bodies import DetokenizeBody, TokenizeBody
 from tokenwright.serve.openai.generation_request import messages_of, tools_of
-from tokenwright.serve.openai.message_bodies import AnyMessage, FunctionTool, Variables
-from tokenwright.serve.openai.prompt_forms import Id
-from tokenwright.serve.openai.reply_schema import Detokenized, DetokenizedText, TokenCards, Tokenized, TokenPieces
 from tokenwright.serve.service.preprocess import Preprocessor, check
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import GenerationRequest
-
-Ids = Annotated[list[Id], many(MAX_TOKENS >> 8)]
-
-
-class TokenizeBody(Body):
-    """POST /tokenize: one of a prompt, the messages of a conversation, content, and a text for tokens with their texts.
-
-    add_special_tokens false: a prompt without those that the tokenizer adds; a chat template writes its own. content is
-    llama.cpp's prompt: add_special, parse_special and with_pieces belong to it.
-    """
-
-    refused: ClassVar = {"chat_template": Refused("the model's own template is used")}
-
-    model: ModelName = ""
-    prompt: Text | None = None
-    messages: Annotated[list[AnyMessage], many(MOST_ITEMS, 1)] | None = None
-    text: Text | None = None
-    content: Text | None = None
-    tools: Annotated[list[Annotated[FunctionTool, others("function", "custom")]], many(MOST_TOOLS)] | None = None
-    chat_template_kwargs: Variables | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    return_token_strs: bool = False
-    add_special: bool = False
-    parse_special: bool = True
-    with_pieces: bool = False
-
-
-class DetokenizeBody(Body):
-    """POST /detokenize: token ids, as `tokens` (answered by `prompt`) or as `ids` (answered by `text`)."""
-
-    model: ModelName = ""
-    tokens: Ids | None = None
-    ids: Ids | None = None
 
 
 class Texts:
@@ -123,15 +84,3 @@ class Texts:
         decoded = self.service.read(about(request).caller.key, lambda: llm.tokenizer.decode(ids or ()))
         text = await unless_gone(request, decoded)
         return JSONResponse({"text": text} if body.tokens is None else {"prompt": text, "content": text})
-
-
-def add(app: FastAPI, service: Service) -> None:
-    """Add the routes."""
-    texts = Texts(service)
-    for path, handler, body, replies in (
-        ("/tokenize", texts.tokenize, TokenizeBody, (Tokenized, TokenCards, TokenPieces)),
-        ("/detokenize", texts.detokenize, DetokenizeBody, (Detokenized, DetokenizedText)),
-    ):
-        app.add_api_route(
-            path, handler, methods=["POST"], openapi_extra=takes(body), responses=answers(*replies), tags=["OpenAI"]
-        )

@@ -13,7 +13,7 @@ from tokenwright.sampling_params import SamplingParams
 from tokenwright.serve.http.api import about
 from tokenwright.serve.http.reply_text import Json, dumps, llama_timings
 from tokenwright.serve.http.replying import events_of
-from tokenwright.serve.openai.llama_bodies import LlamaBody
+from tokenwright.serve.llama_cpp.bodies import LlamaBody
 from tokenwright.serve.openai.replies import Tokens, error_body
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.types import Answer, Delta

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.serve.live import Live, live, make_chat_model, settled
-from tokenwright.serve.openai.reply_schema import Infilled
+from tokenwright.serve.llama_cpp.reply_schema import Infilled
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "n_predict": 6}
 TEXT = "Once upon a time"

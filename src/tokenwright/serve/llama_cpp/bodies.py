@@ -1,4 +1,4 @@
-"""Bodies in the manner of llama.cpp's server: what /completion and /infill have in common."""
+"""The bodies of llama.cpp's server: /completion, /infill, /embedding, /tokenize and /detokenize."""
 
 from __future__ import annotations
 
@@ -11,25 +11,35 @@ from tokenwright.checks import MAX_TOKENS
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import MOST_LOGPROBS
 from tokenwright.serve.http.fields import (
+    MOST_ITEMS,
+    MOST_TOOLS,
+    Body,
     ModelName,
     Nucleus,
+    Object,
     Positive,
     Refused,
     Repetition,
     Share,
     Stops,
     StopText,
+    Text,
     absent,
     many,
     names,
+    others,
 )
 from tokenwright.serve.http.samplers import Samplers, samplers_of
-from tokenwright.serve.openai.prompt_forms import MOST_BATCH, Id
+from tokenwright.serve.openai.bodies import LABELS
+from tokenwright.serve.openai.message_bodies import AnyMessage, FunctionTool, Variables
+from tokenwright.serve.openai.prompt_forms import MOST_BATCH, Id, Prompts
 from tokenwright.text import Tokenizer
 
 MOST_BIASES = 4096
+MOST_FILES = 1_024
 
 Json = dict[str, Any]
+Ids = Annotated[list[Id], many(MAX_TOKENS >> 8)]
 Real = Annotated[float, Field(ge=-100, le=100)]
 Biased = Annotated[list[Id | StopText | Real | bool], many(2, 2)]  # an id or a text, and its bias; false: never
 Biases = Annotated[list[Biased], many(MOST_BIASES)] | Annotated[dict[StopText, Real | bool], names(MOST_BIASES)]
@@ -76,6 +86,78 @@ class LlamaBody(Samplers):
     def names_texts(self) -> bool:
         """Whether a bias is that of a text, so that the tokenizer must be asked."""
         return any(isinstance(what, str) and not what.isdecimal() for what, _ in _biases(self.logit_bias))
+
+
+class LlamaCompletionBody(LlamaBody):
+    """POST /completion: continue one text, or several at once. json_schema, grammar: the form of what follows.
+
+    prompt: a text, ids, both in one list, an object with a prompt_string, or a list of these.
+    """
+
+    prompt: Prompts
+    grammar: Text = ""
+    json_schema: Object | None = None
+
+
+class ExtraFile(Body):
+    """Another file, or a part of one, that the model reads before."""
+
+    filename: Text = ""
+    text: Text
+
+
+class InfillBody(LlamaBody):
+    """POST /infill. prompt: how the text of the gap begins."""
+
+    refused: ClassVar = {"grammar": Refused("use /v1/completions", ("",))}
+
+    input_prefix: Text = ""
+    input_suffix: Text = ""
+    input_extra: Annotated[list[ExtraFile], many(MOST_FILES)] | None = None
+    prompt: Text = ""
+
+
+class LlamaEmbeddingBody(Body):
+    """POST /embedding, as llama.cpp's server has it. input: another name of content."""
+
+    harmless: ClassVar = {"encoding_format": "vectors are numbers here", **dict.fromkeys(LABELS, "it is a label")}
+
+    model: ModelName = ""
+    content: Prompts | None = None
+    input: Prompts | None = None
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: one of a prompt, the messages of a conversation, content, and a text for tokens with their texts.
+
+    add_special_tokens false: a prompt without those that the tokenizer adds; a chat template writes its own. content is
+    llama.cpp's prompt: add_special, parse_special and with_pieces belong to it.
+    """
+
+    refused: ClassVar = {"chat_template": Refused("the model's own template is used")}
+
+    model: ModelName = ""
+    prompt: Text | None = None
+    messages: Annotated[list[AnyMessage], many(MOST_ITEMS, 1)] | None = None
+    text: Text | None = None
+    content: Text | None = None
+    tools: Annotated[list[Annotated[FunctionTool, others("function", "custom")]], many(MOST_TOOLS)] | None = None
+    chat_template_kwargs: Variables | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    return_token_strs: bool = False
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize: token ids, as `tokens` (answered by `prompt`) or as `ids` (answered by `text`)."""
+
+    model: ModelName = ""
+    tokens: Ids | None = None
+    ids: Ids | None = None
 
 
 def overrides_of(body: LlamaBody, tokenizer: Tokenizer | None) -> Json:
