@@ -11,6 +11,7 @@ from tests.cluster.test_replica_messages import read
 from tests.llm.test_lora import make_adapter
 from tests.serve.talking import SCHEMA, make_talker
 from tokenwright import LLM, SamplingParams
+from tokenwright.backends.native.native_kernels import arithmetic, find_kernels, usable
 from tokenwright.cluster.replica_messages import Begin, Report, TextNews, framed, packed_event
 from tokenwright.cluster.routed_handle import TextInFlight
 from tokenwright.cluster.text_orders import orders_of, requested
@@ -129,23 +130,38 @@ OF_TEXTS = ("n", "best_of", "prompt_logprobs", "max_seconds")
 
 
 @pytest.fixture(scope="module")
-def router(tmp_path_factory):
+def how_to_open(tmp_path_factory):
+    """The model and its adapters, as an LLM takes them."""
     folder = tmp_path_factory.mktemp("orders")
     model = make_talker(folder, {"use_sliding_window": False, "sliding_window": None})
     how = {"target_modules": ["q_proj", "v_proj"], "r": 4, "lora_alpha": 8}
     adapters = {name: make_adapter(model, folder / name, at, **how)[0] for at, name in enumerate(("first", "second"))}
-    with LLM(model, adapters=adapters, pages=1024) as found:
+    return {"model": model, "adapters": adapters, "pages": 1024}
+
+
+@pytest.fixture(scope="module")
+def router(how_to_open):
+    with LLM(**how_to_open) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def others(router):
-    """Engines that compute in other steps, over the same weights: with other pages, without drafts, with many."""
+def others(router, how_to_open):
+    """Engines that compute otherwise: with other pages, without drafts, with many, by another instruction set."""
+    own = arithmetic(router.loaded.kernels)
+    [*_, slowest] = [isa for isa in usable(find_kernels().library) if arithmetic(isa) == own]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOKENWRIGHT_ISA", slowest)
+        find_kernels.cache_clear()
+        other = LLM(**how_to_open)
+    find_kernels.cache_clear()
     with (
+        other,
         LLM(router.loaded, pages=2048, page_size=8, token_budget=5, speculate="off") as plain,
         LLM(router.loaded, pages=1024, max_sequences=2) as narrow,
     ):
-        yield [router, plain, narrow]
+        assert other.loaded.kernels == slowest
+        yield [router, plain, narrow, other]
 
 
 def sent(order):
