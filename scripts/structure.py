@@ -30,7 +30,7 @@ ROLES: dict[str, str] = {
     "reply_schema.py": "the replies of an API",
 }
 # A panel of the page is named alike on each side, and after the command or the part of the package that it shows.
-PANELS = ("trace/messages", "serve/explorer")
+PANELS = ("explorer/messages", "serve/explorer")
 SHOWN = ("cli/commands", "decode/sampler.py")
 
 Trees = Mapping[str, ast.Module]

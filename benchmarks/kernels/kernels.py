@@ -35,12 +35,12 @@ from tokenwright.backends.native import structs
 from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels
 from tokenwright.backends.native.struct_builders import ChunkArray, kv_layer, matrix
 from tokenwright.backends.packed import LANES, Packed, packed_sizes
-from tokenwright.bench.bandwidth import best_seconds, beyond_caches
 from tokenwright.bench.limits import TURN, Bound, StepWork, processor
 from tokenwright.cache import Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS
 from tokenwright.engine.layer_group import AttentionWindow
 from tokenwright.formats import WeightFormat
+from tokenwright.planner.bandwidth import best_seconds, beyond_caches
 
 DRAW = np.random.default_rng(0)
 OF_K_QUANTS = (("int4", 32, 256, True), ("int5", 32, 256, True), ("int6", 16, 256, False), ("int6", 16, 256, True))

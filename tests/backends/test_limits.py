@@ -9,7 +9,7 @@ from tests.backends.native import KERNELS, each_isa, threads
 from tokenwright.arrays import Bytes
 from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.native.native_kernels import NativeKernels
-from tokenwright.bench.bandwidth import best_seconds
+from tokenwright.planner.bandwidth import best_seconds
 
 PIECE = 1 << 16  # the fewest bytes that a thread takes at a time
 SIZES = (4, 255, 256, 1000, PIECE, 3 * PIECE + 512, 11 * PIECE + 77)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tokenwright.bench import bandwidth, limits, machine_load, measures
+from tokenwright.bench import limits, measures
+from tokenwright.planner import bandwidth, machine_load
 
 
 def read_little(monkeypatch: pytest.MonkeyPatch) -> None:

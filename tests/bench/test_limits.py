@@ -9,8 +9,8 @@ from tests.backends.native import needs_native
 from tokenwright.backends.device import kernel_threads, threads_of
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.bench import limits
-from tokenwright.bench.bandwidth import BandwidthProbe
 from tokenwright.bench.limits import FORMATS, Bound, Least, Multiplier, StepWork, cache_bytes, measure_limits
+from tokenwright.planner.bandwidth import BandwidthProbe
 
 KINDS = ("torch", pytest.param("native", marks=needs_native))
 

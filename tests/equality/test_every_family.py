@@ -20,11 +20,11 @@ from tokenwright import LLM, RequestError
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.cache.store import KVView
 from tokenwright.cluster.processes import open_cluster
+from tokenwright.explorer.views import block_view, heads_view, way_view
+from tokenwright.explorer.views.chrome_trace import chrome_trace
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.run import Run
 from tokenwright.llm.run_trace import run_card
-from tokenwright.trace import block_view, heads_view, way_view
-from tokenwright.trace.chrome_trace import chrome_trace
 from tokenwright.trace.frame_codec import pack, unpack
 
 PROMPT = list(range(5, 45))  # longer than the windows, and than a page

@@ -13,11 +13,11 @@ import tokenwright
 from tests.models.fixtures import KINDS, make_config
 from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.config import Heads, Latent, LayerKV, Learned
+from tokenwright.explorer.views.block_view import _flops
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head
 from tokenwright.models.layer_inputs import InputGate
 from tokenwright.models.op import Matrix, Norm, Op, Shape, numbers
 from tokenwright.models.split import RankPlace, cut_graph
-from tokenwright.trace.block_view import _flops
 
 PACKAGE = Path(tokenwright.__file__).parent
 

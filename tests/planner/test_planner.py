@@ -27,7 +27,6 @@ from tests.tensors import kv_memory
 from tokenwright import LLM, SamplingParams, plan
 from tokenwright.backends.device import Device
 from tokenwright.backends.torch.border import TorchDevice
-from tokenwright.bench.bandwidth import cache_sizes, measure
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.cache.codec import CODECS
 from tokenwright.checkpoints.families.registry import parse_config
@@ -45,6 +44,7 @@ from tokenwright.models.experts import Experts
 from tokenwright.models.graph import Embed, Graph, Head
 from tokenwright.models.op import Matrix, Norm
 from tokenwright.planner import Plan
+from tokenwright.planner.bandwidth import cache_sizes, measure
 from tokenwright.planner.kv_memory import KVMemory
 from tokenwright.units import read_bytes, read_rate, read_tokens
 

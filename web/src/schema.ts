@@ -1,4 +1,4 @@
-// Generated from src/tokenwright/trace/messages/schema.py. Do not edit.
+// Generated from src/tokenwright/trace/schema.py. Do not edit.
 
 export const VERSION = 1;
 

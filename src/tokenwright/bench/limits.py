@@ -18,8 +18,8 @@ import numpy as np
 
 from tokenwright.backends.device import CPU, kernel_threads, on_torch, threads_of
 from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels, usable
-from tokenwright.bench import machine_load
-from tokenwright.bench.bandwidth import BandwidthProbe, best_seconds, beyond_caches, cache_sizes
+from tokenwright.planner import machine_load
+from tokenwright.planner.bandwidth import BandwidthProbe, best_seconds, beyond_caches, cache_sizes
 
 MATRICES: Mapping[str, str] = {  # weight format: the format whose rate bounds its products
     "float32": "float32",

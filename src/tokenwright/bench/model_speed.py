@@ -13,7 +13,6 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from tokenwright.backends.layout import read_bytes
-from tokenwright.bench import machine_load
 from tokenwright.bench.limits import Bound, Report, StepWork
 from tokenwright.bench.measures import MEASURES, Measure, Write, repeated, warm_up
 from tokenwright.engine import SamplingParams
@@ -21,6 +20,7 @@ from tokenwright.errors import RequestError
 from tokenwright.formats import WeightFormat
 from tokenwright.llm.llm import LLM
 from tokenwright.models.cost import CostModel
+from tokenwright.planner import machine_load
 
 SHORTEST = max(measure.tokens for measure in MEASURES.values()) + 1  # tokens: the shortest context for all measures
 

@@ -27,7 +27,7 @@ from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler
 from tokenwright.engine.loop import CLOSED
 from tokenwright.engine.port import Listener
 from tokenwright.errors import EngineError
-from tokenwright.trace.messages.rooms import ReplicaRoom, ReplicasCard, TextRoute, WayPart
+from tokenwright.trace.rooms import ReplicaRoom, ReplicasCard, TextRoute, WayPart
 
 log = logging.getLogger(__name__)
 

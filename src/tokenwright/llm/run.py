@@ -21,11 +21,11 @@ from tokenwright.llm.engine import LLMEngine, Recording
 from tokenwright.llm.outputs import Completion
 from tokenwright.llm.run_trace import trace_of
 from tokenwright.llm.web_page import alone, framed
-from tokenwright.trace.messages.schema import AttentionRow, HeadMasses, StepFrame, Summary
 from tokenwright.trace.observed_text import check_attention
 from tokenwright.trace.recorder import Watch
 from tokenwright.trace.replay import AttentionReplay, ReplayedText
 from tokenwright.trace.rows import coded, masses
+from tokenwright.trace.schema import AttentionRow, HeadMasses, StepFrame, Summary
 from tokenwright.trace.summary import StepSums, summarise
 
 

@@ -17,7 +17,7 @@ from tokenwright.models.cost import CostModel
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.text import TextStream, Tokenizer
 from tokenwright.trace.frame_codec import as_json, named_ids
-from tokenwright.trace.messages.schema import (
+from tokenwright.trace.schema import (
     VERSION,
     Half,
     ModelCard,

@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from tokenwright.backends.device import free_memory, resolve_device
-from tokenwright.bench.bandwidth import Bandwidth, measure
 from tokenwright.cache import layer_specs
 from tokenwright.checks import folders
 from tokenwright.errors import RequestError
 from tokenwright.formats import KVFormat, WeightFormat
+from tokenwright.planner.bandwidth import Bandwidth, measure
 from tokenwright.planner.figures import Plan, native_dtype
 from tokenwright.planner.find import Blueprint, adapter_bytes, find
 from tokenwright.units import Size, read_bytes, read_count, read_rate, read_tokens

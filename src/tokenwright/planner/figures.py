@@ -19,7 +19,6 @@ from typing import Any, cast
 
 from tokenwright.backends.layout import read_bytes, weight_bytes
 from tokenwright.backends.native.compile import lacking
-from tokenwright.bench.bandwidth import Bandwidth
 from tokenwright.cache import LayerSpec, group_layers, groups_for
 from tokenwright.cache.codec import CODECS, Codec
 from tokenwright.config import EngineConfig, Learned
@@ -27,6 +26,7 @@ from tokenwright.engine.layer_group import AttentionWindow, Group, StateWindow
 from tokenwright.formats import DType, KVFormat, WeightFormat
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph
+from tokenwright.planner.bandwidth import Bandwidth
 from tokenwright.planner.find import Blueprint
 from tokenwright.planner.kv_memory import KVMemory
 from tokenwright.planner.remarks import remarks

@@ -25,7 +25,7 @@ from tokenwright.serve.ollama.routes import NDJSON, VERSION
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.residents import ResidentModel, find
 from tokenwright.serve.service.types import Problem
-from tokenwright.trace.messages.schema import Loading
+from tokenwright.trace.schema import Loading
 
 MOST_COPIES = 100  # further names of all models
 

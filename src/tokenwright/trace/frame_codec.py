@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from tokenwright.trace.messages.schema import VERSION, AttentionRow, Candidate, LayerTime, StepFrame
-from tokenwright.trace.messages.wire import wires
+from tokenwright.trace.schema import VERSION, AttentionRow, Candidate, LayerTime, StepFrame
+from tokenwright.trace.wire import wires
 
 EXACT = 2**53  # whole numbers beyond it are strings in JSON
 NOTHING = {"I": 0xFFFFFFFF, "f": math.nan, "d": math.nan}  # stands for None in the header

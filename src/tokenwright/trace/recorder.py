@@ -21,7 +21,7 @@ from tokenwright.decode.logits_processors import Doubles
 from tokenwright.decode.sampler import Observe, unobserved
 from tokenwright.engine import Chunk, Output, Pick, Result, Sequence, Step
 from tokenwright.models.cost import CostModel
-from tokenwright.trace.messages.schema import StepFrame
+from tokenwright.trace.schema import StepFrame
 from tokenwright.trace.step_record import Choice, ChunkFacts, HeldLogits, Recorded, StepTimes
 
 

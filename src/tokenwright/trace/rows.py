@@ -6,7 +6,7 @@ import numpy as np
 
 from tokenwright.arrays import Floats
 from tokenwright.decode.logits_processors import Doubles
-from tokenwright.trace.messages.schema import AttentionRow, HeadMasses
+from tokenwright.trace.schema import AttentionRow, HeadMasses
 
 LOCAL = 8  # positions, the row's own included, that count as local
 

@@ -18,8 +18,8 @@ from tokenwright.decode.sampler import uniform
 from tokenwright.engine import Pick
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph
-from tokenwright.trace.messages.schema import AttentionRow, Candidate, LayerTime, StepFrame
 from tokenwright.trace.rows import coded
+from tokenwright.trace.schema import AttentionRow, Candidate, LayerTime, StepFrame
 
 T = TypeVar("T")
 MOST_BYTES = 16 * 2**20  # of the logits of one run

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tokenwright.trace.messages.schema import StepFrame, Summary
+from tokenwright.trace.schema import StepFrame, Summary
 
 
 class StepSums(Protocol):

@@ -63,7 +63,7 @@ def test_page(run: Run, model: Path) -> None:
 
 def test_a_busy_machine_is_told_instead_of_a_figure(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "tokenwright.bench.machine_load.quietly", lambda measure, doubt: (measure(), "others were there")
+        "tokenwright.planner.machine_load.quietly", lambda measure, doubt: (measure(), "others were there")
     )
     page = run("bench", "--model", model).stdout
     table = [
@@ -75,11 +75,11 @@ def test_a_busy_machine_is_told_instead_of_a_figure(run: Run, model: Path, monke
     assert page.endswith("the machine was busy: others were there. Run it again when nothing else runs.\n")
     shares = count(20)
     monkeypatch.setattr(
-        "tokenwright.bench.machine_load.quietly", lambda measure, doubt: (measure(), f"others took {next(shares)}%")
+        "tokenwright.planner.machine_load.quietly", lambda measure, doubt: (measure(), f"others took {next(shares)}%")
     )
     assert run("bench", "--model", model).stdout.count("others took") == 1
     monkeypatch.setattr(
-        "tokenwright.bench.machine_load.quietly", lambda measure, doubt: (measure(), "others were there")
+        "tokenwright.planner.machine_load.quietly", lambda measure, doubt: (measure(), "others were there")
     )
     found = json.loads(run("bench", "--model", model, "--json").stdout)
     assert found["limits"]["memory"] == {"all_threads": None, "one_thread": None, "busy": "others were there"}

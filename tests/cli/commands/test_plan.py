@@ -149,7 +149,7 @@ def test_bandwidth_is_measured_where_none_is_given(run: Run, monkeypatch: pytest
 def test_a_busy_machine_is_told_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     read_little(monkeypatch)
     monkeypatch.setattr(
-        "tokenwright.bench.machine_load.quietly", lambda measure, doubt: (7e9, "the host took 30% of it")
+        "tokenwright.planner.machine_load.quietly", lambda measure, doubt: (7e9, "the host took 30% of it")
     )
     told = run("plan").stdout
     assert "7 GB/s" in told and told.count("the machine was busy: the host took 30% of it. Run it again") == 1

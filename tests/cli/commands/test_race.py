@@ -105,7 +105,7 @@ def test_report_and_chart(race: Race, tmp_path: Path) -> None:
 
 def test_a_busy_machine_is_told_once(race: Race, found: Race, monkeypatch: pytest.MonkeyPatch) -> None:
     told = ["", "other processes took 40% of the processors' time"]
-    monkeypatch.setattr("tokenwright.bench.machine_load.load_between", lambda before, after: told[-1])
+    monkeypatch.setattr("tokenwright.planner.machine_load.load_between", lambda before, after: told[-1])
     assert race("-n", 2).stdout.splitlines()[-2] == (
         f"the machine was busy: {told[-1]}. Run it again when nothing else runs."
     )

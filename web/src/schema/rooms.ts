@@ -1,4 +1,4 @@
-// Generated from src/tokenwright/trace/messages/rooms.py. Do not edit.
+// Generated from src/tokenwright/trace/rooms.py. Do not edit.
 
 import type { About } from "../schema";
 

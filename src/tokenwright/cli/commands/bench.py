@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from tokenwright.bench.machine_load import told, verdict
 from tokenwright.cli.options import shared as opt
 from tokenwright.cli.terminal.output import bar, remark, show_anything, write, write_json
 from tokenwright.errors import RequestError
+from tokenwright.planner.machine_load import told, verdict
 from tokenwright.units import binary
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tokenwright.bench import machine_load
 from tokenwright.cli.options import shared as opt
 from tokenwright.cli.reports.chart_file import Force, Out, check_chart_file, save_chart
 from tokenwright.cli.reports.race_report import (
@@ -38,14 +37,15 @@ from tokenwright.cli.terminal.output import show_anything, write, write_json
 from tokenwright.config import EngineConfig
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.formats import KVFormat
+from tokenwright.planner import machine_load
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from tokenwright.explorer.messages.race import RaceSums
     from tokenwright.llm.llm import LLM
     from tokenwright.llm.outputs import Completion
     from tokenwright.sampling_params import SamplingParams
-    from tokenwright.trace.messages.race import RaceSums
 
 Agreement = Annotated[
     bool,
@@ -121,7 +121,7 @@ def race(
 
 def _compared(llm: LLM, cached: Completion, prompt: str, params: SamplingParams) -> RaceSums:
     """Run both lanes again, step by step over the same ids, and compare their logits: as the explorer's race does."""
-    from tokenwright.bench.lanes import Race
+    from tokenwright.explorer.views.lanes import Race
 
     with Race(llm, prompt, replace(params, max_tokens=len(cached.token_ids))) as raced:
         *_, last = raced

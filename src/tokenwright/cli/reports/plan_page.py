@@ -8,9 +8,9 @@ import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from tokenwright.bench.machine_load import told
 from tokenwright.config import Heads, Latent
 from tokenwright.formats import KVFormat
+from tokenwright.planner.machine_load import told
 
 if TYPE_CHECKING:
     from tokenwright.planner import Plan

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from tokenwright.bench.machine_load import told
 from tokenwright.cli.reports.chart import Line, Picture
 from tokenwright.cli.reports.statistics import rate, seconds
+from tokenwright.planner.machine_load import told
 from tokenwright.units import binary
 
 if TYPE_CHECKING:
+    from tokenwright.explorer.messages.race import RaceSums
     from tokenwright.llm.outputs import Completion
     from tokenwright.models.cost import Cost
-    from tokenwright.trace.messages.race import RaceSums
 
 CACHED, NAIVE, PREFIX, KV, WINDOW = "cached", "naive", "prefix", "kv", "window"
 COLOURS = {CACHED: "#0072B2", NAIVE: "#D55E00", PREFIX: "#009E73", KV: "#CC79A7", WINDOW: "#E69F00"}

@@ -29,7 +29,7 @@ from tokenwright.units import binary
 if TYPE_CHECKING:
     from tokenwright.llm.llm import LLM
     from tokenwright.llm.run import Run
-    from tokenwright.trace.messages.schema import StepFrame
+    from tokenwright.trace.schema import StepFrame
 
 PACE = 4.0  # tokens per second while it plays
 CANDIDATES = 6  # rows of next tokens

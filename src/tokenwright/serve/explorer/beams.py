@@ -14,9 +14,9 @@ from tokenwright.engine import Request as EngineRequest
 from tokenwright.engine.loop import AsyncListener
 from tokenwright.engine.port import Delivery
 from tokenwright.errors import EngineError
+from tokenwright.explorer.messages.beams import BeamCard, BeamNode, BeamText
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, Strict
 from tokenwright.serve.http.api import about, reads, unless_gone
-from tokenwright.trace.messages.beams import BeamCard, BeamNode, BeamText
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.decode.beam import BeamSearch, Node

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from fastapi import FastAPI
 
+from tokenwright.explorer.messages.branches import Branch, Branches
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, NewFork
 from tokenwright.serve.explorer.player import Player
 from tokenwright.serve.http.api import reads
-from tokenwright.trace.messages.branches import Branch, Branches
-from tokenwright.trace.messages.schema import RunCard
+from tokenwright.trace.schema import RunCard
 
 LONGEST = 200  # characters of a branch's text
 

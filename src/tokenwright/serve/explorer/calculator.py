@@ -11,9 +11,9 @@ from pydantic import Field
 
 from tokenwright.config import EngineConfig
 from tokenwright.errors import CapacityError, CheckpointError, RequestError
+from tokenwright.explorer.messages.calculator import CalculatorCard
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, Strict
 from tokenwright.serve.http.api import reads
-from tokenwright.trace.messages.calculator import CalculatorCard
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
@@ -82,7 +82,7 @@ class Calculator:
         )
 
     def _measure(self, llm: LLM) -> None:
-        from tokenwright.bench.bandwidth import measure  # with NumPy
+        from tokenwright.planner.bandwidth import measure  # with NumPy
 
         with self._lock:
             self._bandwidth = self._bandwidth or measure(llm.device)

@@ -11,6 +11,7 @@ from typing import Annotated
 from fastapi import FastAPI, Request
 
 from tokenwright.errors import RequestError
+from tokenwright.explorer.messages.chat import ChatModel, ChatPrompt
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer
 from tokenwright.serve.http.api import about, body_of, unless_gone
 from tokenwright.serve.http.fields import MOST_ITEMS, Body, Text, many
@@ -18,7 +19,6 @@ from tokenwright.serve.openai.generation_request import messages_of
 from tokenwright.serve.openai.message_bodies import AnyMessage
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import GenerationRequest
-from tokenwright.trace.messages.chat import ChatModel, ChatPrompt
 
 
 class PromptBody(Body):

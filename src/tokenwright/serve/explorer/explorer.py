@@ -14,8 +14,8 @@ from tokenwright.errors import RequestError
 from tokenwright.serve.explorer.player import Player, Runs, new_identity
 from tokenwright.serve.http.fields import MOST_STOPS, Text, many
 from tokenwright.serve.service.model_host import Load, ModelHost
-from tokenwright.trace.messages.rooms import ReplicasCard
-from tokenwright.trace.messages.schema import Loading, ModelCard, RunCard, TokenCard
+from tokenwright.trace.rooms import ReplicasCard
+from tokenwright.trace.schema import Loading, ModelCard, RunCard, TokenCard
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server (llm/run_trace.py needs it too)
     from tokenwright.llm.llm import LLM

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from tokenwright.explorer.views.chrome_trace import chrome_trace
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer
 from tokenwright.serve.explorer.inside import in_parts
 from tokenwright.serve.explorer.player import Player
 from tokenwright.serve.http.api import unless_gone
 from tokenwright.serve.http.reply_text import dumps_in_parts
-from tokenwright.trace.chrome_trace import chrome_trace
 
 if TYPE_CHECKING:  # torch is loaded with the model, not with the server
     from tokenwright.trace.summary import RunHalf
@@ -24,7 +24,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
     """Add the routes."""
 
     def both_ways(player: Player) -> Generator[list[RunHalf] | None, None, None]:
-        from tokenwright.bench.run_halves import run_halves
+        from tokenwright.explorer.views.run_halves import run_halves
 
         with explorer.runs.guests([player.run]):  # the lane that goes the other way needs as much again
             yield from run_halves(player.run)

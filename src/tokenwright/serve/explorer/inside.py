@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from fastapi import FastAPI, Request
 
 from tokenwright.errors import RequestError
+from tokenwright.explorer.messages.block import BlockView
+from tokenwright.explorer.messages.drafting import DraftsCard
+from tokenwright.explorer.messages.heads import AtlasCard, LensCard, MatrixCard
+from tokenwright.explorer.messages.way import WayView
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer
 from tokenwright.serve.http.api import unless_gone
 from tokenwright.serve.service.opening import heard
-from tokenwright.trace.messages.block import BlockView
-from tokenwright.trace.messages.drafting import DraftsCard
-from tokenwright.trace.messages.heads import AtlasCard, LensCard, MatrixCard
-from tokenwright.trace.messages.way import WayView
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.decode.drafts.step_costs import StepCosts
@@ -63,7 +63,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
 
     @app.get("/runs/{identity}/block", **HIDDEN)
     def block(identity: str, step: int, layer: int, position: int | None = None) -> BlockView:
-        from tokenwright.trace import block_view  # with NumPy
+        from tokenwright.explorer.views import block_view  # with NumPy
 
         run = watched(identity)
         last = run.last_position(step)
@@ -75,7 +75,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
 
     @app.get("/runs/{identity}/way", **HIDDEN)
     def way_in(identity: str, step: int, layer: int, head: int, position: int) -> WayView:
-        from tokenwright.trace.way_view import way  # with NumPy
+        from tokenwright.explorer.views.way_view import way  # with NumPy
 
         run = watched(identity)
         run.check(layer, head)
@@ -86,7 +86,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
 
     @app.get("/runs/{identity}/lens", **HIDDEN)
     def lens(identity: str, step: int) -> LensCard:
-        from tokenwright.trace import heads_view  # with NumPy
+        from tokenwright.explorer.views import heads_view  # with NumPy
 
         run = watched(identity)
         token = run.frame(step).token
@@ -96,7 +96,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
 
     @app.get("/runs/{identity}/atlas", **HIDDEN)
     async def all_heads(request: Request, identity: str, step: int) -> AtlasCard:
-        from tokenwright.trace import heads_view  # with NumPy
+        from tokenwright.explorer.views import heads_view  # with NumPy
 
         run = watched(identity)
         tokens = run.tokens[: run.last_position(step) + 1]
@@ -107,7 +107,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
 
     @app.get("/runs/{identity}/matrix", **HIDDEN)
     async def matrix(request: Request, identity: str, step: int, layer: int, head: int) -> MatrixCard:
-        from tokenwright.trace import heads_view  # with NumPy
+        from tokenwright.explorer.views import heads_view  # with NumPy
 
         run = watched(identity)
         run.check(layer, head)
@@ -116,12 +116,12 @@ def add(app: FastAPI, explorer: Explorer) -> None:
 
     @cache
     def costs() -> StepCosts:
-        from tokenwright.llm.drafts.run_drafts import step_costs  # with NumPy
+        from tokenwright.explorer.views.run_drafts import step_costs  # with NumPy
 
         return step_costs(explorer.llm.llm_engine.local("run"))
 
     @app.get("/runs/{identity}/drafts", **HIDDEN)
     def drafts(identity: str, free: bool = False) -> DraftsCard:
-        from tokenwright.llm.drafts.run_drafts import drafts_of  # with NumPy
+        from tokenwright.explorer.views.run_drafts import drafts_of  # with NumPy
 
         return drafts_of(watched(identity), costs(), free=free)

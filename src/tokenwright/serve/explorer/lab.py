@@ -16,10 +16,10 @@ from pydantic import Field
 from tokenwright.engine import SamplingParams
 from tokenwright.engine.loop import Inbox
 from tokenwright.errors import CapacityError, RequestError
+from tokenwright.explorer.messages.lab import Changed, LabCard
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, Strict
 from tokenwright.serve.explorer.inside import in_parts
 from tokenwright.serve.http.api import reads, unless_gone
-from tokenwright.trace.messages.lab import Changed, LabCard
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.arrays import Floats

@@ -17,15 +17,15 @@ from fastapi import FastAPI, Request
 from pydantic import Field
 
 from tokenwright.errors import CapacityError, RequestError
+from tokenwright.explorer.messages.learn import Checked, Fact, Lesson, Losses
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, Strict
 from tokenwright.serve.http.api import reads, unless_gone
 from tokenwright.serve.http.fields import many, names
 from tokenwright.serve.service.types import Missing
-from tokenwright.trace.messages.learn import Checked, Fact, Lesson, Losses
-from tokenwright.trace.messages.wire import Source
+from tokenwright.trace.wire import Source
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
-    from tokenwright.learn import CheckWork
+    from tokenwright.explorer.learn import CheckWork
     from tokenwright.llm.llm import LLM
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class Desk:
             self._waiting -= 1
 
     async def _done(self, do: Callable[[CheckWork], T]) -> T:
-        from tokenwright.learn import CheckWork
+        from tokenwright.explorer.learn import CheckWork
 
         work = self.working = CheckWork(self.explorer.llm)
         task = asyncio.get_running_loop().run_in_executor(self._thread, do, work)
@@ -114,13 +114,13 @@ def add(app: FastAPI, explorer: Explorer) -> Desk:
 
     @app.get("/learn", **HIDDEN)
     def learn() -> Lesson:
-        from tokenwright.learn import lesson
+        from tokenwright.explorer.learn import lesson
 
         return lesson(explorer.llm)
 
     @app.post("/check/{challenge}", **HIDDEN)
     async def check(request: Request, challenge: str, body: Annotated[AnswerBody, reads(AnswerBody)]) -> Checked:
-        from tokenwright.learn import CHALLENGES
+        from tokenwright.explorer.learn import CHALLENGES
 
         asked = CHALLENGES.get(challenge)
         if asked is None:

@@ -19,16 +19,16 @@ from tokenwright.engine import Engine, SamplingParams
 from tokenwright.engine import Request as EngineRequest
 from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.errors import CapacityError
+from tokenwright.explorer.messages.pages import BatchCard, PoolCard
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, RunGone, Strict
 from tokenwright.serve.explorer.player import new_identity
 from tokenwright.serve.http.api import about, reads
 from tokenwright.serve.http.fields import many
-from tokenwright.trace.messages.pages import BatchCard, PoolCard
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
+    from tokenwright.explorer.views.pool import Known
     from tokenwright.llm.llm import LLM
     from tokenwright.llm.output_processor import OutputProcessor
-    from tokenwright.trace.pool import Known
 
 LEASE_S = 30.0
 MOST_BATCHES = 4
@@ -67,7 +67,7 @@ class PromptBatch:
 
     def known(self) -> list[Known]:
         """Its sequences, with what they have written so far."""
-        from tokenwright.trace.pool import Known  # with NumPy
+        from tokenwright.explorer.views.pool import Known  # with NumPy
 
         with self.lock:
             while self.news:
@@ -155,7 +155,7 @@ def _check_room(engine: Engine[Any], requests: Sequence[EngineRequest]) -> None:
 
 def _pool(explorer: Explorer, batches: Batches, run: str | None, batch: str | None) -> PoolCard:
     from tokenwright.cache import group_layers  # with NumPy
-    from tokenwright.trace.pool import Known, snapshot
+    from tokenwright.explorer.views.pool import Known, snapshot
 
     known: list[Known] = []
     if run is not None:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tokenwright.errors import CapacityError, EngineError
-from tokenwright.trace.messages.schema import RunCard, RunState
+from tokenwright.trace.schema import RunCard, RunState
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.llm.run import Run

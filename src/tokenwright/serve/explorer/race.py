@@ -20,15 +20,15 @@ from fastapi import FastAPI, Response
 from pydantic import Field
 
 from tokenwright.errors import EngineError
+from tokenwright.explorer.messages.race import RaceCard, RaceEnd, RaceStep
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, Strict
 from tokenwright.serve.http.api import reads
 from tokenwright.serve.http.fields import Text
 from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.service.types import Busy
-from tokenwright.trace.messages.race import RaceCard, RaceEnd, RaceStep
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
-    from tokenwright.bench.lanes import Race
+    from tokenwright.explorer.views.lanes import Race
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class _Prepared:
 
 def _prepared(explorer: Explorer, body: NewRace) -> _Prepared:
     """Raises what `Explorer.begin` raises."""
-    from tokenwright.bench.lanes import Race
+    from tokenwright.explorer.views.lanes import Race
 
     names = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "ignore_eos")
     params = explorer.llm.sampling(**{name: getattr(body, name) for name in names})

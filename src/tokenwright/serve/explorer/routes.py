@@ -1,6 +1,6 @@
 """The explorer's server: serves the page, and the engine's runs to the page.
 
-Every answer is a message of `trace/messages/schema.py`. A run's frames go over a WebSocket (viewer.py).
+Every answer is a message of `trace/schema.py`. A run's frames go over a WebSocket (viewer.py).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from tokenwright.serve.explorer.viewer import Viewer
 from tokenwright.serve.http.api import Api, reads
 from tokenwright.serve.service.types import NotReady, Problem
 from tokenwright.trace.frame_codec import as_json
-from tokenwright.trace.messages.rooms import ReplicasCard
-from tokenwright.trace.messages.schema import HeadMasses, Loading, ModelCard, RunCard, RunState
+from tokenwright.trace.rooms import ReplicasCard
+from tokenwright.trace.schema import HeadMasses, Loading, ModelCard, RunCard, RunState
 
 
 def problem(error: Exception) -> Problem | None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI, Response
 
 from tokenwright.engine import SamplingParams
+from tokenwright.explorer.messages.sampler import Ranked, SamplerView
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer
-from tokenwright.trace.messages.sampler import Ranked, SamplerView
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.arrays import Floats

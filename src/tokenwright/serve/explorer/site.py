@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenwright.errors import RequestError
+from tokenwright.explorer.messages.pages import PoolCard
 from tokenwright.serve.explorer import beams, race
 from tokenwright.serve.explorer.explorer import Explorer
-from tokenwright.trace.messages.pages import PoolCard
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.engine import Engine
@@ -91,7 +91,7 @@ def write_site(
 
 def recorded(explorer: Explorer, wanted: SiteRun) -> dict[str, Any]:
     """A run to its end, with both ways, as the content of a trace file."""
-    from tokenwright.bench.run_halves import run_halves
+    from tokenwright.explorer.views.run_halves import run_halves
     from tokenwright.llm.run_trace import run_card, trace_of_card
 
     llm = explorer.llm
@@ -123,8 +123,8 @@ def recorded_batch(explorer: Explorer) -> dict[str, Any]:
     """The pool of a small engine after each step of a batch: texts share pages, and the youngest gives its own away."""
     from tokenwright.cache import group_layers  # with NumPy
     from tokenwright.engine import SamplingParams
+    from tokenwright.explorer.views.pool import Known, snapshot
     from tokenwright.llm.llm import LLM
-    from tokenwright.trace.pool import Known, snapshot
 
     params = SamplingParams(temperature=0.0, max_tokens=BATCH_TOKENS)
     with LLM(explorer.llm.loaded, pages=BATCH_PAGES) as llm:
@@ -152,7 +152,7 @@ def recorded_batch(explorer: Explorer) -> dict[str, Any]:
 
 def recorded_drafts(explorer: Explorer) -> dict[str, Any]:
     """By run: its text with drafts that pay, and with all of them."""
-    from tokenwright.llm.drafts.run_drafts import drafts_of, step_costs
+    from tokenwright.explorer.views.run_drafts import drafts_of, step_costs
 
     costs, found = step_costs(explorer.llm.llm_engine.local("run")), {}
     for wanted in RUNS:

@@ -8,10 +8,10 @@ from collections.abc import Generator
 from fastapi import FastAPI, Request
 
 from tokenwright.errors import RequestError
+from tokenwright.explorer.messages.times import RunTimes
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer
 from tokenwright.serve.explorer.inside import in_parts
 from tokenwright.serve.http.api import unless_gone
-from tokenwright.trace.messages.times import RunTimes
 
 POLL_S = 0.1
 
@@ -21,7 +21,7 @@ def add(app: FastAPI, explorer: Explorer) -> None:
     busy = threading.Lock()  # one measurement after the other: two would slow each other
 
     def alone(identity: str) -> Generator[RunTimes | None, None, None]:
-        from tokenwright.bench.run_times import run_times  # with NumPy
+        from tokenwright.explorer.views.run_times import run_times  # with NumPy
 
         player = explorer.player(identity)
         player.renew()

@@ -22,7 +22,7 @@ from tokenwright.serve.explorer.player import Player
 from tokenwright.serve.http.api import close_reason
 from tokenwright.serve.http.complaints import complaint
 from tokenwright.trace.frame_codec import named_ids, pack
-from tokenwright.trace.messages.schema import Labels, RunState
+from tokenwright.trace.schema import Labels, RunState
 
 WINDOW = 8  # unacknowledged frames of a page at most
 SAMPLE = 4  # a page that is behind gets the attention row of every fourth step

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tokenwright.errors import EngineError, TokenwrightError
 from tokenwright.serve.service.types import NotReady
-from tokenwright.trace.messages.schema import Loading
+from tokenwright.trace.schema import Loading
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM

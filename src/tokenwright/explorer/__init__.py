@@ -1,0 +1,1 @@
+"""The explorer: what the page asks of the engine, panel by panel, and its answers."""

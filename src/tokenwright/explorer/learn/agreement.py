@@ -1,0 +1,188 @@
+"""The challenge `agree`: a planted fault makes cached and uncached disagree; the evidence says which fault it is."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import numpy as np
+
+from tokenwright.arrays import Floats
+from tokenwright.config import Rope
+from tokenwright.engine import SamplingParams
+from tokenwright.explorer.learn.challenge import Challenge, ChallengeAnswer, Figures, choice
+from tokenwright.explorer.learn.challenge_texts import OPENING, QUESTION, STORY, asked, repeated
+from tokenwright.explorer.learn.forward import ForwardPass
+from tokenwright.explorer.learn.work import PAGE, CheckWork
+from tokenwright.explorer.messages.learn import Checked
+from tokenwright.llm.llm import LLM
+from tokenwright.models.taps import Site, Tap
+
+ROWS = 64
+SHIFTED, TWICE, MASK, STALE, EOS = (
+    "position off by one", "RoPE applied twice", "missing mask", "stale page", "EOS ignored",
+)  # fmt: skip
+LOOK = "not named yet: show the evidence"
+NAMES = ("A", "B", "C", "D", "E")
+DIFFERS = 1e-2  # of the largest number, from which on a key or a value is another one
+
+
+def planted(llm: LLM) -> dict[str, str]:
+    """The fault of each case: in an order that depends on the model. Models without rotation have four."""
+    faults = [SHIFTED, MASK, STALE, EOS] + ([TWICE] if isinstance(llm.config.positions, Rope) else [])
+    random.Random(sha256(llm.loaded.name.encode()).digest()).shuffle(faults)
+    return dict(zip(NAMES, faults, strict=False))
+
+
+@dataclass
+class ComputedLane:
+    """The results of one way of computing a text: logits [rows, V], and K and V of the first layer by position."""
+
+    logits: list[Floats] = field(default_factory=list)
+    keys: dict[int, Floats] = field(default_factory=dict)
+    values: dict[int, Floats] = field(default_factory=dict)
+
+    def tap(self, start: int) -> Tap:
+        """A tap for a chunk from position `start` on."""
+
+        def keep(site: Site, layer: int, value: Floats) -> None:
+            if layer == 0 and site in (Site.KEY, Site.VALUE):
+                found = self.keys if site is Site.KEY else self.values
+                found.update(enumerate(value.astype(np.float32), start))
+
+        return keep
+
+    def rows(self) -> Floats:
+        return np.concatenate(self.logits)
+
+
+def uncached(work: CheckWork, ids: Sequence[int], start: int) -> ComputedLane:
+    """One pass over the whole text; its rows from `start - 1` on."""
+    lane, whole = ComputedLane(), ForwardPass(work, len(ids))
+    lane.logits.append(whole.rows(ids, 0, lane.tap(0))[start - 1 : -1])
+    return lane
+
+
+def cached(work: CheckWork, ids: Sequence[int], start: int, fault: str = "") -> ComputedLane:
+    """The prompt in one chunk, then token by token, with a fault planted."""
+    lane, text = ComputedLane(), ForwardPass(work, len(ids), {TWICE: "twice", MASK: "unmasked"}.get(fault, ""))
+    lane.logits.append(text.rows(ids[:start], 0, lane.tap(0))[-1:])
+    if fault == STALE:  # a page that still holds the K and V of another branch
+        other = repeated(work.llm.tokenizer.encode(OPENING, add_special=False), PAGE)
+        text.rows(other, PAGE, lane.tap(PAGE))
+    for position in range(start, len(ids) - 1):
+        lane.logits.append(
+            text.rows(ids[position : position + 1], position, lane.tap(position), further=fault == SHIFTED)
+        )
+    return lane
+
+
+def _texts(work: CheckWork, fault: str) -> tuple[list[int], int]:
+    """The text of a case, and the length of its prompt."""
+    if fault != EOS:
+        prompt = work.ids(STORY)
+        return prompt + work.greedy(prompt, ROWS), len(prompt)
+    prompt = asked(work.llm, f"{QUESTION} Answer in one word.")
+    with work.engine(work.context) as llm:
+        answer = work.text(llm, prompt, SamplingParams(temperature=0.0, max_tokens=256))
+    ended = prompt + [token for token in answer.token_ids if token not in work.llm.eos_ids]
+    return ended + work.greedy(ended, ROWS), len(ended)
+
+
+def _written(llm: LLM, ids: Sequence[int], start: int, fault: str) -> tuple[int, int]:
+    """Tokens that the uncached and the cached loop write: a loop ends at an end token, unless its test is missing.
+
+    In the case of the missing test the first token is one of them, as a stop id where the model has not ended its text.
+    """
+    stops = llm.eos_ids | ({ids[start]} if fault == EOS else set())
+    ends = [n + 1 for n, token in enumerate(ids[start:]) if token in stops]
+    right = ends[0] if ends else ROWS
+    return right, (next((end for end in ends if end > 1), ROWS) if fault == EOS else right)
+
+
+def _other(one: dict[int, Floats], other: dict[int, Floats]) -> str:
+    """The tokens, counted from 1, whose keys or values differ, in words."""
+    there = sorted(one.keys() & other.keys())
+    largest = max(float(np.abs(one[position]).max()) for position in there)
+    found = [
+        position + 1 for position in there if float(np.abs(one[position] - other[position]).max()) > DIFFERS * largest
+    ]
+    if not found:
+        return "nowhere"
+    whole = len(found) == found[-1] - found[0] + 1
+    return f"{found[0]} to {found[-1]}" if whole else f"{len(found)} from {found[0]} to {found[-1]}"
+
+
+def _evidence(figures: Figures, work: CheckWork, fault: str) -> None:
+    ids, start = _texts(work, fault)
+    right, wrong = uncached(work, ids, start), cached(work, ids, start, fault)
+    equal = int((right.rows().argmax(-1) == wrong.rows().argmax(-1)).sum())
+    apart = float(np.abs(right.rows() - wrong.rows()).max())
+    written = _written(work.llm, ids, start, fault)
+    rows = len(right.rows())
+    figures.counted("prompt", "prompt", start, "tokens", "tokens before the first written one")
+    figures.counted("case_equal", f"argmax equal, of {rows}", equal, "", "rows whose largest logit is at the same id")
+    figures.read("case_apart", "largest |Δ logit|", apart, "logit", "over all rows and the whole vocabulary")
+    where = "in layer 0, whose input is the token alone"
+    figures.counted("case_keys", "keys that differ", _other(right.keys, wrong.keys), "", f"of these tokens, {where}")
+    figures.counted(
+        "case_values", "values that differ", _other(right.values, wrong.values), "", f"of these tokens, {where}"
+    )
+    figures.counted("uncached_tokens", "uncached wrote", written[0], "tokens", "up to the first end token, or 64")
+    figures.counted("cached_tokens", "cached wrote", written[1], "tokens", "up to where its loop ended")
+
+
+def agree(work: CheckWork, answer: ChallengeAnswer) -> Checked:
+    """Show a case's evidence; with the right fault named, compute it again without the fault."""
+    figures, cases = Figures(), planted(work.llm)
+    case, named = answer.text("case"), answer.text("fault")
+    if case not in cases:
+        done = f"This model has no rotation of positions, so there are {len(cases)} cases; choose another."
+        return figures.verdict("agree", done, "")
+    _evidence(figures, work, cases[case])
+    if named == LOOK:
+        return figures.verdict("agree", "Here is the evidence. Which fault leaves this trace? Name it.", "")
+    if named != cases[case]:
+        return figures.verdict("agree", f"It is not {named}: {_HINTS[named]} Look at the evidence again.", "")
+    ids, start = _texts(work, cases[case])
+    healthy, right = cached(work, ids, start), uncached(work, ids, start)
+    rows = len(right.rows())
+    equal = int((right.rows().argmax(-1) == healthy.rows().argmax(-1)).sum())
+    apart = float(np.abs(right.rows() - healthy.rows()).max())
+    most = tolerance(work.llm)
+    figures.counted("equal", f"argmax equal without it, of {rows}", equal, "", "rows")
+    figures.read("apart", "largest |Δ logit| without it", apart, "logit", f"at most {most:g} in {work.llm.dtype}")
+    why = "" if equal == rows and apart <= most else "Without the fault they still disagree. That is ours: report it."
+    return figures.verdict("agree", why, f"Named, and without it cached and uncached agree on {equal} of {rows} rows.")
+
+
+_HINTS = {
+    SHIFTED: "it would change the keys of the written tokens, and no values.",
+    TWICE: "it would change all keys but the first, and no values.",
+    MASK: "it would leave layer 0 as it is: there K and V follow from the token alone.",
+    STALE: "it would change keys and values of one page.",
+    EOS: "it would change no logit, but where the text ends.",
+}
+
+
+def tolerance(llm: LLM) -> float:
+    """How far logits may be apart: 1e-3 where activations are in fp32; in 16 bits they have three digits.
+
+    AMX multiplies in bfloat16: there a difference in an activation's last bit can become one in its third digit.
+    """
+    return 1e-3 if llm.kernels not in ("reference", "amx") or llm.dtype == "float32" else 0.25
+
+
+CHALLENGES = (
+    Challenge(
+        "agree",
+        2,
+        "qkv",
+        "Make cached and uncached agree",
+        "Each case has one planted fault, computed in a reference forward pass beside the engine. See what it does to "
+        "logits, keys and values, and name it.",
+        lambda llm: f"the fault named; then {ROWS} of {ROWS} argmax equal, |Δ logit| at most {tolerance(llm):g}",
+        (choice("case", "case", *NAMES), choice("fault", "fault", LOOK, SHIFTED, TWICE, MASK, STALE, EOS)),
+        agree,
+    ),
+)

@@ -1,0 +1,163 @@
+"""A challenge: its words, the fields of its answer, its target for a model, and the function that checks it.
+
+A check gets the engine's answer to the learner's own, with the figures that it used; the page computes nothing. An
+answer that could never be right (a field missing, a number out of range) is a RequestError, which names the field.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tokenwright.errors import RequestError
+from tokenwright.explorer.learn.work import CheckWork
+from tokenwright.explorer.messages.learn import ChallengeCard, Checked, Fact, Field
+from tokenwright.llm.llm import LLM
+from tokenwright.trace.wire import Source
+
+Value = int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class ChallengeAnswer:
+    """A learner's answer: values that have been read by the challenge's fields."""
+
+    values: Mapping[str, Value]
+
+    def whole(self, name: str) -> int:
+        return int(self.values[name])
+
+    def number(self, name: str) -> float:
+        return float(self.values[name])
+
+    def text(self, name: str) -> str:
+        return str(self.values[name])
+
+    def head(self, name: str) -> tuple[int, int]:
+        """Layer and head."""
+        layer, _, head = str(self.values[name]).partition(".")
+        return int(layer), int(head)
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """A challenge. `number`: as in the list of all; `card`: of the lesson; `target`: its goal, for the loaded model."""
+
+    id: str
+    number: int
+    card: str
+    title: str
+    task: str
+    target: Callable[[LLM], str]
+    fields: tuple[Field, ...]
+    check: Callable[[CheckWork, ChallengeAnswer], Checked]
+
+    def describe(self, llm: LLM) -> ChallengeCard:
+        """The challenge as the page shows it."""
+        words = (self.id, self.number, self.card, self.title, self.task)
+        return ChallengeCard(*words, self.target(llm), self.fields)
+
+    def read(self, given: Mapping[str, Value]) -> ChallengeAnswer:
+        """An answer by its fields. Raises RequestError, naming the field, for one that is missing or makes no sense."""
+        if unknown := sorted(given.keys() - {field.name for field in self.fields}):
+            raise RequestError(f"{unknown[0]} is no field of the challenge {self.id}; leave it out")
+        found: dict[str, Value] = {}
+        for field in self.fields:
+            if field.name not in given:
+                raise RequestError(f"{field.name} is missing; the challenge {self.id} needs it")
+            found[field.name] = _read(field, given[field.name])
+        return ChallengeAnswer(found)
+
+
+def whole(name: str, label: str, start: int, least: int, most: int) -> Field:
+    """A field for a whole number."""
+    return Field(name, label, "whole", start, (), least, most)
+
+
+def number(name: str, label: str, start: float, least: float, most: float) -> Field:
+    """A field for a number."""
+    return Field(name, label, "number", start, (), least, most)
+
+
+def text(name: str, label: str, start: str, most: int) -> Field:
+    """A field for a text of at most `most` characters."""
+    return Field(name, label, "text", start, (), None, most)
+
+
+def choice(name: str, label: str, *options: str) -> Field:
+    """A field for one of several names."""
+    return Field(name, label, "choice", options[0], options, None, None)
+
+
+def head(name: str, label: str) -> Field:
+    """A field for a head: layer.head."""
+    return Field(name, label, "head", "0.0", (), None, None)
+
+
+def streak(most: int) -> Field:
+    """A field that the page fills: right answers in a row so far."""
+    return Field("streak", "right in a row", "streak", 0, (), 0, most)
+
+
+def _read(field: Field, value: Value) -> Value:
+    match field.kind:
+        case "whole" | "streak" | "number":
+            return _number(field, value)
+        case "choice":
+            if value not in field.options:
+                raise RequestError(f"{field.name} must be one of {', '.join(field.options)}, not {value!r}")
+            return value
+        case "head":
+            layer, dot, index = str(value).partition(".")
+            if not (dot and layer.isascii() and layer.isdigit() and index.isascii() and index.isdigit()):
+                raise RequestError(f"{field.name} must be a layer and a head, such as 4.1, not {value!r}")
+            return str(value)
+        case "text":
+            if not isinstance(value, str) or not value or len(value) > (field.most or 0):
+                raise RequestError(f"{field.name} must be text of 1 to {field.most:g} characters")
+            return value
+
+
+def _number(field: Field, value: Value) -> Value:
+    least, most = field.least or 0, field.most or 0
+    plain = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not plain or not least <= float(value) <= most:
+        raise RequestError(f"{field.name} must be a number from {least:g} to {most:g}, not {value!r}")
+    if field.kind != "number" and float(value) != int(value):
+        raise RequestError(f"{field.name} must be a whole number, not {value!r}")
+    return int(value) if field.kind != "number" else float(value)
+
+
+class Figures:
+    """Collects the figures of a check, and becomes its answer."""
+
+    def __init__(self) -> None:
+        self.facts: list[Fact] = []
+
+    def measured(self, name: str, label: str, value: float | str | None, unit: str, meaning: str) -> None:
+        """A figure of the clock."""
+        self.facts.append(Fact(name, label, value, unit, Source.MEASURED, meaning))
+
+    def counted(self, name: str, label: str, value: float | str | None, unit: str, meaning: str) -> None:
+        """A figure that the engine has counted."""
+        self.facts.append(Fact(name, label, value, unit, Source.COUNTED, meaning))
+
+    def read(self, name: str, label: str, value: float | str | None, unit: str, meaning: str) -> None:
+        """A figure read out of the model: a log-probability, a weight, an entropy."""
+        self.facts.append(Fact(name, label, value, unit, Source.READ, meaning))
+
+    def derived(self, name: str, label: str, value: float | str | None, unit: str, meaning: str) -> None:
+        """A figure of a formula."""
+        self.facts.append(Fact(name, label, value, unit, Source.DERIVED, meaning))
+
+    def given(self, name: str, label: str, value: float | str | None, unit: str, meaning: str) -> None:
+        """A figure of the learner's own, or a name."""
+        self.facts.append(Fact(name, label, value, unit, Source.GIVEN, meaning))
+
+    def verdict(self, challenge: str, why_not: str, done: str, *, streak: int = 0) -> Checked:
+        """The answer: passed with the sentence `done` unless `why_not` says something."""
+        return Checked(challenge, not why_not, why_not or done, tuple(self.facts), streak)
+
+
+def within(value: float, right: float, share: float) -> bool:
+    """Whether a value is right but for a share of it."""
+    return abs(value - right) <= share * abs(right)

@@ -1,0 +1,194 @@
+"""The challenge that closes the lesson, claims: sentences about the cache from articles, some of them wrong.
+
+Each sentence has the figure that decides it, from the planner's shapes or from a formula. A figure is shown once the
+learner's verdict on its sentence is right, so that the answer stays the learner's own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tokenwright.explorer.learn.challenge import Challenge, ChallengeAnswer, Figures, choice, number, within
+from tokenwright.explorer.learn.work import CheckWork
+from tokenwright.explorer.messages.learn import Checked, Field
+from tokenwright.planner import plan
+
+LLAMA, LARGE = "Meta-Llama-3-8B", "Llama-3.1-70B"
+OPEN, RIGHT, WRONG = "open", "right", "wrong"
+GIB = 2**30
+PROMPT, WRITTEN, LAYERS = 8, 20, 6  # of the small example
+CACHED = LAYERS * (PROMPT + WRITTEN - 1)  # layer-tokens
+NAIVE = LAYERS * sum(range(PROMPT, PROMPT + WRITTEN))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A sentence, whether it is right, what to look at for one who is mistaken, and the figure that decides it."""
+
+    name: str
+    sentence: str
+    right: bool
+    hint: str
+    figure: Callable[[Figures], None]
+
+
+def _llama(tokens: int) -> int:
+    return plan(LLAMA, context=tokens).kv_bytes_total
+
+
+def _heads(figures: Figures) -> None:
+    figures.derived("heads", f"{LLAMA}, 8,192 tokens", _llama(8192), "B", "2 L G D e t, with G = 8 KV heads")
+
+
+def _megabyte(figures: Figures) -> None:
+    size = plan(LARGE, context=131_072).kv_bytes_total
+    figures.derived("megabyte", f"{LARGE}, 131,072 tokens", size, "B", "2 L G D e t: 320 KiB a token")
+
+
+def _weights(figures: Figures) -> None:
+    figures.derived("cache", f"{LLAMA}, cache of 32,768 tokens", _llama(32_768), "B", "2 L G D e t")
+    size = plan(LLAMA).graph.parameters * 2
+    figures.derived("weights", f"{LLAMA}, weights", size, "B", "parameters times two bytes")
+
+
+def _past(figures: Figures) -> None:
+    figures.given("past", "K and V of a past token", "fixed", "", "causal mask, and keys rotated at their place")
+
+
+def _ratio(figures: Figures) -> None:
+    figures.derived("cached", "layer-tokens with the cache", CACHED, "", "L (N + T - 1): the prompt goes through, too")
+    figures.derived("naive", "layer-tokens without", NAIVE, "", "L times the sum of t for t = N .. N + T - 1")
+    figures.derived("ratio", "times as many", NAIVE / CACHED, "times", "the second, divided by the first")
+
+
+def _batch(figures: Figures) -> None:
+    size = plan(LLAMA, context=8192, batch=8).kv_bytes_total
+    figures.derived("batch", f"{LLAMA}, 8 texts of 8,192 tokens", size, "B", "8 caches; the weights are there once")
+
+
+def _linear(figures: Figures) -> None:
+    pairs = [tokens * (tokens + 1) // 2 for tokens in (1000, 2000)]
+    figures.derived(
+        "linear", "reads of 2,000 tokens over those of 1,000", pairs[1] / pairs[0], "times", "sums of 1 .. T"
+    )
+
+
+def _products(figures: Figures) -> None:
+    costs = plan(LLAMA).costs
+    size = 2 * (costs.block_weights + costs.head_weights)
+    figures.derived("products", f"{LLAMA}, products of a cached step", size, "FLOP", "2 (P_b + P_lm), without t")
+
+
+def _limit(figures: Figures) -> None:
+    figures.given("limit", "an answer at its limit ends by", "length", "", "it is cut, not shorter")
+
+
+CLAIMS = (
+    Claim(
+        "heads",
+        "“Llama 3 8B needs about 4 GiB of cache for 8,192 tokens in bf16.”",
+        False,
+        "Count KV heads, not query heads; the panel Calculator has both.",
+        _heads,
+    ),
+    Claim(
+        "past",
+        "“K and V of a past token never change: no later token reaches back, and its position is fixed.”",
+        True,
+        "Ask which later token could change them, under the causal mask.",
+        _past,
+    ),
+    Claim(
+        "megabyte",
+        "“Large models keep about 1 MB for each token, so 128K tokens take about 128 GB.”",
+        False,
+        f"Calculate it for {LARGE}, in the panel Calculator.",
+        _megabyte,
+    ),
+    Claim(
+        "weights",
+        "“The cache of one text of 32,768 tokens is larger than the weights of Llama 3 8B, both in bf16.”",
+        False,
+        "Calculate both; the challenge KV = weights finds where they are equal.",
+        _weights,
+    ),
+    Claim(
+        "ratio",
+        f"“A prompt of {PROMPT} tokens and {WRITTEN} new ones in {LAYERS} layers: 120 layer-tokens with the cache, "
+        "2,436 without, so 20 times as many.”",
+        False,
+        "120 leaves out the prompt, and the other number reads the prompt token by token.",
+        _ratio,
+    ),
+    Claim(
+        "batch",
+        "“Eight texts at once need eight caches, and the weights only once.”",
+        True,
+        "K and V belong to one text; weights belong to the model.",
+        _batch,
+    ),
+    Claim(
+        "linear",
+        "“With the cache, the attention of a whole text takes work that is linear in its length.”",
+        False,
+        "Each step reads all earlier tokens: sum that over the steps.",
+        _linear,
+    ),
+    Claim(
+        "products",
+        "“In a cached step the matrix products cost the same at every length; only attention grows with the text.”",
+        True,
+        "One token goes through the matrices, however many are in the cache.",
+        _products,
+    ),
+    Claim(
+        "limit",
+        "“A smaller max tokens makes the model answer more briefly, without a loss.”",
+        False,
+        "See how an answer ends that meets the limit, in the challenge Bound the answer.",
+        _limit,
+    ),
+)
+
+
+def claims(work: CheckWork, answer: ChallengeAnswer) -> Checked:
+    """The learner's verdicts; then the right figures of two wrong sentences."""
+    work.check()
+    figures = Figures()
+    mistaken = [one for one in CLAIMS if answer.text(one.name) != (RIGHT if one.right else WRONG)]
+    for one in CLAIMS:
+        if one not in mistaken:
+            one.figure(figures)
+    held = len(CLAIMS) - len(mistaken)
+    figures.counted("verdicts", f"verdicts that hold, of {len(CLAIMS)}", held, "", "right or wrong, as they are")
+    why = ""
+    if mistaken:
+        first = mistaken[0]
+        why = f"{held} of {len(CLAIMS)} verdicts hold. Look again at {first.sentence} {first.hint}"
+    elif not within(answer.number("gib"), _llama(8192) / GIB, 0.01):
+        why = "All verdicts hold. The right size of the first cache is another one: the panel Calculator has it in GiB."
+    elif not within(answer.number("times"), NAIVE / CACHED, 0.02):
+        why = f"All verdicts hold. The right ratio is {NAIVE:,} to {CACHED}: divide."
+    return figures.verdict("claims", why, f"All {len(CLAIMS)} verdicts hold, and both figures are right.")
+
+
+def _claim(one: Claim) -> Field:
+    return choice(one.name, one.sentence, OPEN, RIGHT, WRONG)
+
+
+CHALLENGES = (
+    Challenge(
+        "claims",
+        15,
+        "training",
+        "Spot the error",
+        "Nine sentences about the cache, as one reads them in articles. Which are right? Then give the right figures "
+        "of two that are wrong. The panel Calculator helps.",
+        lambda _: f"{len(CLAIMS)} verdicts, and two figures within 1 and 2 %; the same for every loaded model",
+        (
+            *map(_claim, CLAIMS),
+            number("gib", "the cache of the first sentence, GiB", 4, 0, 1e6),
+            number("times", "the ratio of the fifth sentence, times", 20, 0, 1e6),
+        ),
+        claims,
+    ),
+)

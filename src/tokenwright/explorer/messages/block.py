@@ -1,0 +1,65 @@
+"""One token in one layer, as the page shows it. The page's types are generated from this module (typescript.py)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from tokenwright.trace.wire import COUNTED, DERIVED, READ, Wire
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStage:
+    """A vector, or one for each head, on its way through the layer."""
+
+    name: str  # input, norm, query, key, value, attention, output, residual, mlp_norm, hidden, mlp_output, result
+    shape: tuple[int, ...]
+    norm: Annotated[
+        float,
+        Wire("d", READ, "", "norm", "the length of the vector, of all its numbers together: computed in a replay"),
+    ]
+    heads: tuple[float, ...]  # the norm of each head, where there are heads
+    flops: Annotated[int, Wire("Q", DERIVED, "FLOP", "FLOPs", "2 x inputs x outputs, or 4 H D for each token read")]
+    share: Annotated[float, Wire("d", DERIVED, "share", "share", "of the FLOPs of this token in this layer")]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRead:
+    """The positions that a head of the layer read most."""
+
+    head: int
+    position: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class ContextShare:
+    """Attention's share of the layer's FLOPs for one token, at a length of the text."""
+
+    context: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlockView:
+    """GET /runs/ID/block: one token in one layer, run again read-only with taps."""
+
+    position: int
+    layer: int
+    context: Annotated[int, Wire("Q", COUNTED, "tokens", "read", "tokens that this one attends to, itself included")]
+    kv_bytes: Annotated[int, Wire("Q", DERIVED, "B", "K and V kept", "of this token in this layer")]
+    flops: Annotated[int, Wire("Q", DERIVED, "FLOP", "FLOPs of the layer", "for this token, in this layer")]
+    model_flops: Annotated[
+        int,
+        Wire(
+            "Q",
+            DERIVED,
+            "FLOP",
+            "FLOPs of the model",
+            "2 (P_b + P_lm) + A(t): for this token, in all layers and the head",
+        ),
+    ]
+    stages: tuple[BlockStage, ...]
+    reads: tuple[HeadRead, ...]  # of each head
+    by_context: tuple[ContextShare, ...]
+
+
+MESSAGES = (BlockStage, HeadRead, ContextShare, BlockView)

@@ -1,0 +1,32 @@
+"""Messages of the chat page beside the public API: the model's card, and a conversation as a prompt."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenwright.trace.schema import TokenCard
+
+
+@dataclass(frozen=True, slots=True)
+class ChatModel:
+    """GET /chat/model: the model that answers, and how it samples unless it is told otherwise."""
+
+    name: str  # as clients of the API name it
+    template: bool  # whether it has a chat template; otherwise it continues texts
+    traced: bool  # whether its runs can be opened in the explorer
+    context: int  # tokens of prompt and answer together
+    temperature: float
+    top_k: int
+    top_p: float
+    kind: Literal["chat"] = "chat"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """POST /chat/prompt: a conversation as the model reads it, or the text that it continues."""
+
+    text: str
+    tokens: tuple[TokenCard, ...]
+    kind: Literal["prompt"] = "prompt"
+
+
+MESSAGES = (ChatModel, ChatPrompt)

@@ -1,0 +1,47 @@
+"""A run's text with speculation. The page's types are generated from this module (typescript.py)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from tokenwright.trace.schema import TokenCard
+from tokenwright.trace.wire import COUNTED, DERIVED, GIVEN, Wire
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """One step with speculation: it computes the last token of the text and the drafts, and writes kept + 1 tokens."""
+
+    position: int  # of the first token that it writes
+    drafts: tuple[TokenCard, ...]
+    kept: int  # the first of the drafts
+    written: tuple[TokenCard, ...]
+    open: bool  # the text does not have all of its tokens yet: it is the last, and not counted
+
+
+@dataclass(frozen=True, slots=True)
+class DraftsCard:
+    """GET /runs/ID/drafts: the steps that an engine with speculation makes for the text of a run."""
+
+    free: bool  # drafted as if a row cost nothing
+    steps: Annotated[int, Wire("Q", COUNTED, "", "steps with drafts on", "of the scheduler, that write this text")]
+    tokens: Annotated[int, Wire("Q", COUNTED, "", "steps without", "one for each token of this text")]
+    drafting: Annotated[int, Wire("Q", COUNTED, "", "of these with a draft", "steps with more rows than one")]
+    drafted: Annotated[int, Wire("Q", COUNTED, "tokens", "drafted", "draft tokens that the steps compute")]
+    kept: Annotated[int, Wire("Q", COUNTED, "tokens", "kept", "drafts that the sampler's own draw was equal to")]
+    per_step: Annotated[float, Wire("d", DERIVED, "", "tokens a step", "tokens of this text, divided by the steps")]
+    cost: Annotated[
+        float,
+        Wire("d", DERIVED, "", "cost with drafts", "of the steps behind the prompt's, by the table of step costs"),
+    ]
+    plain_cost: Annotated[
+        float,
+        Wire("d", DERIVED, "", "cost without", "of as many tokens one by one, by the table; a step of one row costs 1"),
+    ]
+    second_row: Annotated[
+        float,
+        Wire("d", GIVEN, "", "a step of two rows", "its cost by the table, in steps of one row; a draft must pay it"),
+    ]
+    each: tuple[DraftStep, ...]
+
+
+MESSAGES = (DraftStep, DraftsCard)

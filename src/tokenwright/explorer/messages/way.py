@@ -1,0 +1,43 @@
+"""The way into a cell: one query that meets one key, and what one head makes of it."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from tokenwright.trace.wire import DERIVED, READ, Wire
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPosition:
+    """A position that the head reads. score: before the softmax; weight: after it."""
+
+    position: int
+    score: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class WayView:
+    """GET /runs/ID/way: head `head` of layer `layer` at a step, and the cell of `position`, run again read-only.
+
+    group: the KV head that the head reads. query, key: [D], as they are multiplied. value, mixed: [v]; mixed is what
+    the head has read of all positions. reads: the positions with the largest weights, and this one, in their order.
+    """
+
+    reader: int  # the position whose query it is
+    position: int
+    layer: int
+    head: int
+    group: int
+    query: tuple[float, ...]
+    key: tuple[float, ...]
+    products: tuple[float, ...]
+    value: tuple[float, ...]
+    mixed: tuple[float, ...]
+    dot: Annotated[float, Wire("d", READ, "", "q · k", "the sum of the products of query and key, number by number")]
+    scale: Annotated[float, Wire("d", DERIVED, "", "scale", "1 / sqrt(D), or what the model has in its place")]
+    score: Annotated[float, Wire("d", READ, "", "score", "scale x q · k, and the soft cap of models that have one")]
+    weight: Annotated[float, Wire("d", READ, "share", "weight", "e^score / the sum of e^score over all positions read")]
+    reads: tuple[ReadPosition, ...]
+
+
+MESSAGES = (ReadPosition, WayView)

@@ -1,0 +1,107 @@
+"""One token inside the model: the vectors of a layer, and each layer's guess at the next token. Replayed with taps.
+
+A replay runs the token again read-only on the weights and the cache of the run (replay.py), so every vector is one that
+the model computes. FLOPs are derived from the shapes of the layer's ops.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tokenwright.decode.logits_processors import Doubles
+from tokenwright.engine import AttentionWindow
+from tokenwright.explorer.messages.block import BlockStage, BlockView, ContextShare, HeadRead
+from tokenwright.models.cost import CostModel
+from tokenwright.models.graph import Graph
+from tokenwright.models.op import Op
+from tokenwright.models.taps import Site
+from tokenwright.trace.replay import AttentionReplay, ReplayedText
+
+CONTEXTS = (16, 128, 1024, 8192, 65536)  # lengths at which a layer's FLOPs are compared
+_PLACES = (  # stages in their order: its name, and the site that it is read from
+    ("norm", Site.ATTENTION_INPUT),
+    ("query", Site.QUERY),
+    ("key", Site.KEY),
+    ("value", Site.VALUE),
+    ("attention", Site.MIXED),
+    ("output", None),
+    ("residual", Site.ATTENTION),
+    ("mlp_norm", Site.MLP_INPUT),
+    ("hidden", Site.MLP_HIDDEN),
+    ("mlp_output", None),
+    ("result", Site.MLP),
+)
+
+
+def block(replay: AttentionReplay, text: ReplayedText, position: int, layer: int) -> BlockView:
+    """The vectors of the token at `position` in one layer, with their norms and the FLOPs that lead to them."""
+    seen: dict[Site, Doubles] = {}
+    before: list[Doubles] = []  # the residual stream on its way to the layer
+
+    def tap(site: Site, at: int, value: Doubles) -> None:
+        if at == layer and site is not Site.EMBEDDING:
+            seen[site] = value[-1].astype(np.float64)
+        elif site is Site.EMBEDDING or (site in (Site.ATTENTION, Site.MLP) and at < layer):
+            before[:] = [value[-1].astype(np.float64)]
+
+    chunk = replay.replayed(text, position, tap)
+    vectors: dict[str, Doubles] = {"input": before[0]}
+    vectors |= {name: seen[site] for name, site in _PLACES if site is not None and site in seen}
+    vectors["output"] = seen[Site.ATTENTION] - before[0]
+    vectors["mlp_output"] = seen[Site.MLP] - seen[Site.ATTENTION]
+    graph, specs = replay.decoder.graph, replay.specs
+    context = specs[layer].window.kept(position, position + 1)
+    flops = _flops(graph, layer, context)
+    total = sum(flops.values())
+    names = ["input", *(name for name, _ in _PLACES if name in vectors)]
+    view, queries, sinks = text.store.view(layer), seen[Site.QUERY].astype(np.float32), seen.get(Site.SINK_QUERY)
+    reads = []
+    for head, query in enumerate(queries):
+        sink = None if sinks is None else sinks[head].astype(np.float32)
+        row = replay.passes.row(view, chunk, query, sink, replay.group(layer, head), replay.passes.scoring(layer, head))
+        reads.append(HeadRead(head, int(row.argmax()), float(row.max())))
+    return BlockView(
+        position=position,
+        layer=layer,
+        context=context,
+        kv_bytes=specs[layer].stored_bytes(range(position, position + 1)),
+        flops=total,
+        model_flops=CostModel(graph, specs).chunk(position, 1).flops,
+        stages=tuple(_stage(name, vectors[name], flops.get(name, 0), total) for name in names),
+        reads=tuple(reads),
+        by_context=_by_context(graph, specs[layer].window, layer, position + 1),
+    )
+
+
+def _stage(name: str, vector: Doubles, flops: int, total: int) -> BlockStage:
+    heads = np.linalg.norm(vector, axis=-1).tolist() if vector.ndim > 1 else ()
+    return BlockStage(name, tuple(vector.shape), float(np.linalg.norm(vector)), tuple(heads), flops, flops / total)
+
+
+def _ops(graph: Graph, layer: int) -> Sequence[Op]:
+    """The ops of a layer: its attention, and what follows up to the next one's."""
+    first = graph.blocks.index(graph.attention[layer])
+    rest = [*graph.attention, None][layer + 1]
+    stop = len(graph.blocks) if rest is None else graph.blocks.index(rest)
+    return graph.blocks[first:stop]
+
+
+def _flops(graph: Graph, layer: int, context: int) -> Mapping[str, int]:
+    """FLOPs of the stages of one token that attends to `context` tokens."""
+    found: dict[str, int] = {}
+    for op in (part for one in _ops(graph, layer) for part in one.parts):
+        for name, weights in op.products.items():
+            found[name] = found.get(name, 0) + 2 * weights
+        if op.pair_flops:
+            found["attention"] = op.pair_flops * context
+    return found
+
+
+def _by_context(graph: Graph, window: AttentionWindow, layer: int, now: int) -> tuple[ContextShare, ...]:
+    """Attention's share of the layer's FLOPs at several lengths: it grows, the rest does not."""
+    lengths = sorted({now, graph.context, *(length for length in CONTEXTS if length < graph.context)})
+    shares = []
+    for length in lengths:
+        flops = _flops(graph, layer, window.kept(length - 1, length))
+        shares.append(ContextShare(length, flops["attention"] / sum(flops.values())))
+    return tuple(shares)

@@ -1,0 +1,69 @@
+"""A run as a Chrome trace, which https://ui.perfetto.dev and chrome://tracing open: steps, their parts, counters.
+
+Two rows of slices (ph X): the steps, and below them what was measured in them, one part after another: each layer's
+attention and MLP, the LM head, the choice of the token. Their durations are those of the frames; where in a step a part
+began is not recorded, so the parts of a step stand side by side from its begin, and the rest of the step is what no
+part measured. Counters (ph C) are those of the frames at the end of each step. Times are microseconds from the
+acceptance of the run; the gaps between steps are a viewer's pauses.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tokenwright.trace.schema import RunCard, StepFrame
+
+Event = dict[str, Any]
+
+PROCESS = 1
+STEPS, PARTS = 1, 2  # rows
+COUNTERS = {
+    "KV cache (bytes)": ("kv_resident", "kv_allocated"),
+    "text (tokens)": ("seq_len",),
+    "work (layer-tokens)": ("layer_tokens",),
+    "work (FLOP)": ("flops",),
+}
+
+
+def chrome_trace(card: RunCard, frames: Iterable[StepFrame]) -> dict[str, Any]:
+    """The trace as JSON values. The durations of category "step" sum to the engine time of the run."""
+    about = {"model": card.model, "run": card.run, "seed": card.seed, "prompt_tokens": len(card.tokens)}
+    events = [*_rows(card), *(event for frame in frames for event in _of_step(frame))]
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+
+
+def _rows(card: RunCard) -> Iterator[Event]:
+    yield _named("process_name", f"tokenwright: {card.model}")
+    yield _named("thread_name", "steps", STEPS)
+    yield _named("thread_name", "parts of a step", PARTS)
+
+
+def _named(kind: str, name: str, row: int = 0) -> Event:
+    return {"ph": "M", "pid": PROCESS, "tid": row, "name": kind, "args": {"name": name}}
+
+
+def _of_step(frame: StepFrame) -> Iterator[Event]:
+    about = {"computed": frame.length, "computed again": frame.recomputed, "KV cache": frame.cache, "text": frame.text}
+    name = f"step {frame.step + 1}: {frame.length} {'token' if frame.length == 1 else 'tokens'}"
+    yield _slice(name, "step", STEPS, frame.began_us, frame.step_us, about)
+    at = frame.began_us
+    for part, duration in _parts(frame):
+        yield _slice(part, "part", PARTS, at, duration)
+        at += duration
+    for counter, names in COUNTERS.items():
+        values = {name: getattr(frame, name) for name in names}
+        end = frame.began_us + frame.step_us
+        yield {"ph": "C", "pid": PROCESS, "name": counter, "ts": end, "args": values}
+
+
+def _parts(frame: StepFrame) -> Iterator[tuple[str, int]]:
+    """What was measured in a step, in the order of its computation: names and microseconds."""
+    for number, layer in enumerate(frame.layers):
+        yield f"layer {number}: attention", layer.attention_us
+        yield f"layer {number}: MLP", layer.mlp_us
+    yield "LM head", frame.head_us
+    yield "choosing the token", frame.sampling_us
+
+
+def _slice(name: str, category: str, row: int, at: int, duration: int, about: Event | None = None) -> Event:
+    found: Event = {"ph": "X", "pid": PROCESS, "tid": row, "name": name, "cat": category, "ts": at, "dur": duration}
+    return found if about is None else found | {"args": about}

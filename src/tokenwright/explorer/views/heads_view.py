@@ -1,0 +1,199 @@
+"""All heads of a text: what each does, by the mass of its weights; one head's whole matrix; and the lens.
+
+A replay gives the queries of the last rows (replay.py); their weights are computed from the cached keys, layer by
+layer. `atlas` and `matrix` are generators of the parts of that work, so that others' steps run between two of them:
+their last item is the answer, the others are None. `look` calls a function between two steps (Run.look).
+"""
+
+import base64
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from tokenwright.arrays import Array, Bytes, Floats
+from tokenwright.decode.logits_processors import Doubles, log_softmax
+from tokenwright.explorer.messages.heads import AtlasCard, HeadCard, HeadKind, LensCard, LensRow, MatrixCard
+from tokenwright.models.taps import Site
+from tokenwright.trace.replay import AttentionReplay, ReplayedText, StreamTap
+from tokenwright.trace.rows import LOCAL
+from tokenwright.trace.schema import TokenCard
+
+T = TypeVar("T")
+
+ROWS = 128  # positions over which the atlas averages
+MOST_WEIGHTS = 2**26  # of one layer in one part
+START = 2 * LOCAL  # the first position that counts: at earlier ones nearly all is local
+COLUMNS = 48  # of a head's row in the atlas
+NEEDED = 8  # repeated tokens, below which induction is not judged
+KINDS: tuple[HeadKind, ...] = ("previous", "induction", "sink", "local")
+THRESHOLDS = (0.5, 0.4, 0.5, 0.7)
+MOST_MATRIX = 2048  # tokens of a matrix: the last ones
+SLICE = 512  # of its rows in one part
+CELLS = 256  # of a matrix, in each direction
+
+
+class Look(Protocol):
+    """Calls `read` between two steps, with the replay and a text of which it can replay `rows` rows."""
+
+    def __call__(self, read: Callable[[AttentionReplay, ReplayedText], T], position: int, rows: int = 1) -> T: ...
+
+
+@dataclass(slots=True)
+class _LayerQueries:
+    """A tap: the queries [rows, H, D] of each layer, or of `layer` alone, for the rows from position `first` on."""
+
+    first: int
+    rows: int
+    layer: int | None = None
+    queries: dict[int, Floats] = field(default_factory=dict)
+    sinks: dict[int, Floats] = field(default_factory=dict)  # for the keys of sinks, where there are such
+
+    def __call__(self, site: Site, layer: int, value: Floats) -> None:
+        if self.layer in (None, layer):
+            if site is Site.QUERY:
+                self.queries[layer] = value.copy()
+            elif site is Site.SINK_QUERY:
+                self.sinks[layer] = value.copy()
+
+    def take(self, replay: AttentionReplay, text: ReplayedText) -> "_LayerQueries":
+        """Replay the rows."""
+        replay.replayed(text, self.first, self, self.rows)
+        return self
+
+    def weights(self, replay: AttentionReplay, text: ReplayedText, layer: int, head: int | None = None) -> Floats:
+        """The weights [heads, rows, first + rows], fp32, of all heads of a layer or of one."""
+        chosen = slice(None) if head is None else slice(head, head + 1)
+        view = text.store.view(layer) if head is None else text.store.view(layer).head(replay.group(layer, head))
+        chunk = text.store.chunk_rows([table.pages for table in text.tables], range(self.rows), self.first)
+        sinks = self.sinks.get(layer)
+        others = None if sinks is None else sinks[:, chosen]
+        scoring = replay.passes.scoring(layer, head)
+        return replay.passes.weights(view, chunk, self.queries[layer][:, chosen], others, scoring)
+
+
+def atlas(
+    look: Look, tokens: Sequence[int], step: int, layers: int, heads: int
+) -> Generator[AtlasCard | None, None, None]:
+    """Every head over the last rows of `tokens`, the text up to the step's last token."""
+    stop = len(tokens)
+    rows = min(stop, ROWS, max(1, MOST_WEIGHTS // (heads * stop)))
+    first = stop - rows
+    queries = look(_LayerQueries(first, rows).take, first, rows)
+    yield None
+    found: list[HeadCard] = []
+    pairs = _repeats(tokens, first)
+    for layer in range(layers):
+        weights = look(lambda replay, text, at=layer: queries.weights(replay, text, at), first, rows)  # type: ignore[misc]
+        found += _cards(weights, layer, first, pairs)
+        yield None
+    counted = len(_counted(first, stop))
+    yield AtlasCard(step, counted, len(pairs), NEEDED, KINDS, THRESHOLDS, tuple(found))
+
+
+def _counted(first: int, stop: int) -> range:
+    """The positions over which the means go: those from START on, or in a short text all but the first."""
+    return range(max(first, START if stop > START else 1), stop)
+
+
+def _repeats(tokens: Sequence[int], first: int) -> list[tuple[int, int]]:
+    """Positions whose token stood in the text before, each with the position after its last occurrence."""
+    last: dict[int, int] = {}
+    found = []
+    for position, token in enumerate(tokens):
+        before = last.get(token)
+        if before is not None and before + 1 < position and position >= max(1, first):
+            found.append((position, before + 1))
+        last[token] = position
+    return found
+
+
+def _cards(weights: Floats, layer: int, first: int, pairs: list[tuple[int, int]]) -> list[HeadCard]:
+    stop = weights.shape[-1]
+    counted = list(_counted(first, stop)) or [stop - 1]
+    places = np.array(counted)
+    chosen = weights[:, places - first].astype(np.float64)  # [H, n, stop]
+    sink = chosen[:, :, 0].mean(1)
+    before = chosen[:, np.arange(len(counted)), (places - 1).clip(min=0)].mean(1)
+    near = np.stack([chosen[:, n, max(0, at + 1 - LOCAL) : at + 1].sum(1) for n, at in enumerate(counted)]).mean(0)
+    again: Doubles | None = None
+    if len(pairs) >= NEEDED:
+        at, target = np.array(pairs).T
+        again = weights[:, at - first, target].astype(np.float64).mean(1)
+    found = []
+    for head in range(len(weights)):
+        induction = None if again is None else round(float(again[head]), 6)
+        means = (float(before[head]), induction, float(sink[head]), float(near[head]) if stop > START else None)
+        row = base64.b64encode(_coded(_pooled(weights[head, -1], COLUMNS))).decode()
+        on_first, previous, local = (round(float(one[head]), 6) for one in (sink, before, near))
+        found.append(HeadCard(layer, head, _kind(means), on_first, previous, local, induction, row))
+    return found
+
+
+def _kind(means: Sequence[float | None]) -> HeadKind:
+    """The first kind whose threshold its mean reaches."""
+    for kind, mean, least in zip(KINDS, means, THRESHOLDS, strict=True):
+        if mean is not None and mean >= least:
+            return kind
+    return "mixed"
+
+
+def _pooled(row: Floats, columns: int) -> Floats:
+    """The largest of each of at most `columns` parts of a row [t]; neighbours may share a number."""
+    if len(row) <= columns:
+        return row
+    borders = ((at * len(row) // columns, -(-(at + 1) * len(row) // columns)) for at in range(columns))
+    return np.array([row[start:stop].max() for start, stop in borders])
+
+
+def _coded(weights: Floats) -> bytes:
+    """round(255 sqrt(weight)) of each weight."""
+    codes: Bytes = (np.sqrt(weights.clip(0, 1)) * np.float32(255)).round().astype(np.uint8)
+    return bytes(codes)
+
+
+def _cells(weights: Floats, cell: int) -> Floats:
+    """The largest of each square of `cell` rows and columns of weights [n, t], smaller at the far edges."""
+    rows = np.maximum.reduceat(weights, np.arange(0, weights.shape[0], cell), 0)
+    pooled: Floats = np.maximum.reduceat(rows, np.arange(0, weights.shape[1], cell), 1)
+    return pooled
+
+
+def matrix(look: Look, stop: int, step: int, layer: int, head: int) -> Generator[MatrixCard | None, None, None]:
+    """The weights of one head in the last MOST_MATRIX rows of a text of `stop` tokens, the largest of each cell."""
+    first = max(0, stop - MOST_MATRIX)
+    tokens = stop - first
+    cell = -(-tokens // CELLS)
+    size = -(-tokens // cell)
+    found = np.zeros((size, size), np.float32)
+    rows = max(cell, SLICE // cell * cell)  # whole cells
+    for start in range(first, stop, rows):
+        count = min(rows, stop - start)
+
+        def read(replay: AttentionReplay, text: ReplayedText, at: int = start, count: int = count) -> Array:
+            one: Array = _LayerQueries(at, count, layer).take(replay, text).weights(replay, text, layer, head)[0]
+            return one
+
+        weights = look(read, start, count)[:, first:]  # [count, start + count - first]
+        pooled = _cells(weights, cell)
+        down = (start - first) // cell
+        found[down : down + len(pooled), : pooled.shape[1]] = pooled
+        yield None
+    codes = base64.b64encode(_coded(found)).decode()
+    yield MatrixCard(step, layer, head, first, tokens, cell, size, codes)
+
+
+def lens(look: Look, position: int, step: int, chosen: int, card: Callable[[int], TokenCard]) -> LensCard:
+    """Each layer's guess at the token after `position`, where `chosen` was written."""
+
+    def read(replay: AttentionReplay, text: ReplayedText) -> Doubles:
+        replay.replayed(text, position, tap := StreamTap())
+        return log_softmax(replay.passes.logits(np.ascontiguousarray(tap.streams()[:, -1])))  # [L + 1, V]
+
+    rows = []
+    for layer, logprobs in enumerate(look(read, position), start=-1):
+        best, own = int(logprobs.argmax()), logprobs[chosen]
+        rank = int((logprobs > own).sum())
+        rows.append(LensRow(layer, card(best), float(np.exp(logprobs[best])), rank, float(np.exp(own))))
+    return LensCard(step, card(chosen), tuple(rows))

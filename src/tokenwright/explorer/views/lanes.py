@@ -1,0 +1,205 @@
+"""A race of two lanes over the same ids: each step with the KV cache, and computed whole without it.
+
+The cached lane writes a text as any run does. The uncached lane is teacher-forced: at a step it gets the cached lane's
+tokens so far, whatever it would have chosen itself, and computes all of them for the one row of logits that the cached
+lane has for a chunk of one. The lanes take turns on one engine, so both meet the same machine at the same time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from tokenwright.arrays import Floats
+from tokenwright.checks import check_whole
+from tokenwright.decode.logits_processors import log_softmax
+from tokenwright.errors import RequestError
+from tokenwright.explorer.messages.race import RaceStep, RaceSums
+from tokenwright.llm.input_processor import Prompt
+from tokenwright.llm.llm import LLM
+from tokenwright.sampling_params import SamplingParams
+from tokenwright.trace.schema import StepFrame, TokenCard
+
+MOST_BUDGET_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far two rows of logits agree. kl: KL(cached || uncached) in nats. equal: both have the same argmax."""
+
+    max_delta: float
+    kl: float
+    equal: bool
+
+
+def agreement(cached: Floats, uncached: Floats) -> Agreement:
+    """Compare two rows of logits [V], in fp64."""
+    log_p, log_q = log_softmax(cached), log_softmax(uncached)
+    kl = float((np.exp(log_p) * (log_p - log_q)).sum())
+    apart = float(np.abs(cached.astype(np.float64) - uncached).max())
+    return Agreement(apart, max(0.0, kl), bool(cached.argmax() == uncached.argmax()))
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStep:
+    """One lane's step: sums over its frames, of which a long chunk has several."""
+
+    step_us: int
+    flops: int
+    tokens: int
+
+    @classmethod
+    def of(cls, frames: Sequence[StepFrame]) -> Self:
+        return cls(
+            sum(frame.step_us for frame in frames),
+            sum(frame.flops for frame in frames),
+            sum(frame.length for frame in frames),
+        )
+
+    def __add__(self, other: LaneStep) -> LaneStep:
+        return LaneStep(self.step_us + other.step_us, self.flops + other.flops, self.tokens + other.tokens)
+
+
+@dataclass(slots=True)
+class Sums:
+    """The steps so far; times and work are of the compared steps."""
+
+    cached: LaneStep = LaneStep(0, 0, 0)
+    uncached: LaneStep = LaneStep(0, 0, 0)
+    steps: int = 0
+    compared: int = 0
+    equal: int = 0
+    max_delta: float = 0.0
+    kl: float = 0.0
+    divergent: int | None = None
+
+    def compare(self, step: int, cached: LaneStep, uncached: LaneStep, found: Agreement) -> None:
+        """Add a step that both lanes computed."""
+        self.cached += cached
+        self.uncached += uncached
+        self.compared += 1
+        self.equal += found.equal
+        self.max_delta = max(self.max_delta, found.max_delta)
+        self.kl += found.kl
+        if not found.equal and self.divergent is None:
+            self.divergent = step
+
+    def message(self) -> RaceSums:
+        some = self.compared > 0
+        return RaceSums(
+            steps=self.steps,
+            compared=self.compared,
+            cached_us=self.cached.step_us,
+            uncached_us=self.uncached.step_us,
+            cached_flops=self.cached.flops,
+            uncached_flops=self.uncached.flops,
+            cached_tokens=self.cached.tokens,
+            uncached_tokens=self.uncached.tokens,
+            times=self.uncached.step_us / max(1, self.cached.step_us) if some else None,
+            equal=self.equal,
+            max_delta=self.max_delta if some else None,
+            kl=self.kl / self.compared if some else None,
+            divergent=self.divergent,
+        )
+
+
+class Race:
+    """One race. Iterate over it for its steps; `close` it, or use it in a `with`.
+
+    every: the uncached lane computes one step in `every`, beginning with the first. budget_s: seconds after which no
+    further step begins; None: no limit. `reason` says afterwards why it ended: "budget", "closed", or the finish reason
+    of the text. Raises what `LLM.run` raises, and RequestError for `every` or `budget_s` out of range.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        every: int = 1,
+        budget_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        check_whole("every", every, 1)
+        if budget_s is not None and not 0 < budget_s <= MOST_BUDGET_S:
+            raise RequestError(f"budget_s must be above 0 and at most {MOST_BUDGET_S:g} seconds, not {budget_s!r}")
+        self.llm = llm
+        self.every = every
+        self.budget_s = budget_s
+        self.reason: str | None = None
+        self.run = llm.run(prompt, params)  # the cached lane
+        self._clock = clock
+        self._closed = threading.Event()
+        self._sums = Sums()
+
+    def __iter__(self) -> Iterator[RaceStep]:
+        until = None if self.budget_s is None else self._clock() + self.budget_s
+        while not self.run.ended:
+            if self._closed.is_set():
+                self.reason = "closed"
+                return
+            if until is not None and self._clock() >= until and self._sums.steps:
+                self.reason = "budget"
+                return
+            frames = self.run.step()
+            if frames and frames[-1].token is not None:
+                yield self._raced(frames)
+        self.reason = "closed" if self._closed.is_set() else self.run.reason and self.run.reason.value
+
+    def _raced(self, frames: Sequence[StepFrame]) -> RaceStep:
+        """A step of the cached lane, and of the other one if it is its turn."""
+        last, cached = frames[-1], LaneStep.of(frames)
+        context = last.start + last.length
+        number, uncached, found = self._sums.steps, None, None
+        self._sums.steps += 1
+        if number % self.every == 0:
+            uncached, logits = self._uncached(last.step, context)
+            found = agreement(self.run.logits(last.step), logits)
+            self._sums.compare(last.step, cached, uncached, found)
+        again = uncached is not None and number > 0
+        return RaceStep(
+            step=last.step,
+            context=context,
+            token=self._look(last.token or 0),
+            text=last.text,
+            cached_us=cached.step_us,
+            cached_flops=cached.flops,
+            cached_tokens=cached.tokens,
+            uncached_us=None if uncached is None else uncached.step_us,
+            uncached_flops=None if uncached is None else uncached.flops,
+            uncached_tokens=None if uncached is None else uncached.tokens,
+            recomputed=(context - 1) / context if again else None,
+            max_delta=None if found is None else found.max_delta,
+            kl=None if found is None else found.kl,
+            equal=None if found is None else found.equal,
+            sums=self._sums.message(),
+        )
+
+    def _uncached(self, step: int, context: int) -> tuple[LaneStep, Floats]:
+        """Compute the first `context` tokens of the text without a cache; the work, and the last row's logits [V]."""
+        start = self.run.start
+        forced = self.run.tokens[len(start.prompt) : context]
+        with self.llm.run(start.prompt, start.params, cache=False, written=forced, first_step=step) as lane:
+            frames = lane.step()
+            return LaneStep.of(frames), lane.logits(frames[-1].step)
+
+    def _look(self, token: int) -> TokenCard:
+        tokenizer = self.llm.tokenizer
+        return TokenCard(token, tokenizer.token_text(token), token in tokenizer.special_ids)
+
+    def close(self) -> None:
+        """End the race after the step under way, and free its pages. Any thread may call it."""
+        self._closed.set()
+        self.run.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,78 @@
+"""A run's text with speculation. An engine that records runs has none itself, for a frame shows one token."""
+
+from collections.abc import Sequence
+
+from tokenwright.decode import SuffixProposer
+from tokenwright.decode.drafts.step_costs import StepCosts
+from tokenwright.errors import RequestError
+from tokenwright.explorer.messages.drafting import DraftsCard, DraftStep
+from tokenwright.explorer.views.drafted_text import DraftedStep, drafted_steps
+from tokenwright.llm.drafts.sources import costs_of_steps
+from tokenwright.llm.engine import LLMEngine
+from tokenwright.llm.input_processor import RequestOptions
+from tokenwright.llm.run import Run
+from tokenwright.llm.run_trace import token_cards
+
+FREE = StepCosts({1: 1.0, 2: 1.0})  # so that every guess is drafted
+
+
+def step_costs(engine: LLMEngine) -> StepCosts:
+    """The costs by which an engine would weigh drafts. Steps of a large model are measured for it once."""
+    return engine.inspect(lambda _: costs_of_steps(engine.loaded, engine.specs))
+
+
+def drafts_of(run: Run, costs: StepCosts, *, free: bool = False) -> DraftsCard:
+    """The steps that write the run's text so far with the drafts of its own tokens, and of its grammar.
+
+    costs: of steps; free: draft as if rows cost nothing, whatever they do. Raises RequestError for a model with states,
+    and for a run that has written nothing.
+    """
+    engine, start, text = run.engine, run.start, run.tokens
+    if engine.facts.graph.recurrent:
+        raise RequestError(
+            "layers of this model keep a state, which cannot go back to where a draft was rejected; so it has no drafts"
+        )
+    prompt = run.sequence.request.prompt
+    if len(text) == len(prompt):
+        raise RequestError("the run has written no token yet; make a step first")
+    options = RequestOptions(salt=start.salt)
+    request = engine.inputs.build(start.prompt, start.params, options=options, written=prompt[len(start.prompt) :])
+    budget = engine.loop.engine.scheduler.token_budget
+    proposer = SuffixProposer(FREE if free else costs, earlier=0)
+    steps = list(drafted_steps(request, text, run.sequence.limit, budget, proposer))
+    return _card(run, steps, costs, free)
+
+
+def _card(run: Run, steps: Sequence[DraftedStep], costs: StepCosts, free: bool) -> DraftsCard:
+    done = [step for step in steps if not step.open]
+    tokenizer = run.engine.facts.tokenizer
+    tokens = sum(len(step.written) for step in done)
+    decoding = [step for step in done if step.decodes]
+    plain = (step.position + place for step in decoding for place in range(len(step.written)))
+    return DraftsCard(
+        free=free,
+        steps=len(done),
+        tokens=tokens,
+        drafting=sum(bool(step.drafts) for step in done),
+        drafted=sum(len(step.drafts) for step in done),
+        kept=sum(step.kept for step in done),
+        per_step=tokens / max(1, len(done)),
+        cost=sum(_cost(costs, step.position, step.rows) for step in decoding),
+        plain_cost=sum(_cost(costs, position, 1) for position in plain),
+        second_row=costs.of(2),
+        each=tuple(
+            DraftStep(
+                position=step.position,
+                drafts=token_cards(tokenizer, step.drafts),
+                kept=step.kept,
+                written=token_cards(tokenizer, step.written),
+                open=step.open,
+            )
+            for step in steps
+        ),
+    )
+
+
+def _cost(costs: StepCosts, length: int, rows: int) -> float:
+    """The cost of a step behind a text of `length` tokens, whose last one is computed, as the proposer weighs it."""
+    return costs.of(rows) + costs.context * length * rows

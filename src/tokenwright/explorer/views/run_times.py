@@ -1,0 +1,85 @@
+"""The time of a finished run's text with the KV cache at each step, and with none.
+
+Of both ways a few steps are computed, on the run's own tokens and with no observer, and the sums over all steps are
+derived from them: a pass over t tokens takes about a + b t + c t², whose mean Simpson's rule takes from three. The
+times of the run's own steps are not used: those were made at another moment, and their frames were sent and drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from tokenwright.explorer.messages.times import RunTimes
+from tokenwright.explorer.views.lanes import LaneStep
+from tokenwright.llm.llm import LLM
+from tokenwright.llm.run import Run
+from tokenwright.trace.schema import Summary
+from tokenwright.trace.summary import contexts
+
+REPEATS = 3  # of a pass, and three times as many steps with the cache: the fastest was disturbed least
+REPEAT_US = 100_000  # spent on repeating, at most
+LONGEST_US = 2_000_000  # of the middle pass, for the shortest and the longest to be measured too
+MOST_US = 60_000_000  # of one pass, if each token took as long as a step: longer ones are not tried
+
+
+class _Passes:
+    """Steps computed for the measurement, each on the tokens that the run had then."""
+
+    def __init__(self, llm: LLM, run: Run) -> None:
+        self.llm, self.run = llm, run
+        self.first = len(run.start.prompt)
+        self.count = 0
+
+    def _lane(self, context: int, cache: bool) -> Run:
+        start = self.run.start
+        return self.llm.run(start.prompt, start.params, cache=cache, written=self.run.tokens[self.first : context])
+
+    def whole(self, context: int) -> int:
+        """µs of one pass over the first `context` tokens."""
+        times: list[int] = []
+        while not times or (len(times) < REPEATS and sum(times) < REPEAT_US):
+            with self._lane(context, cache=False) as lane:
+                times.append(self._step(lane))
+        return min(times)
+
+    def decode(self, context: int) -> int:
+        """µs of a step with the cache, behind about `context` tokens."""
+        with self._lane(context, cache=True) as lane:
+            self._step(lane)  # fills the cache
+            times = [self._step(lane)]
+            while len(times) < 3 * REPEATS and sum(times) < REPEAT_US and not lane.ended:
+                times.append(self._step(lane))
+        return min(times)
+
+    def _step(self, lane: Run) -> int:
+        self.count += 1
+        return LaneStep.of(lane.step()).step_us
+
+
+def run_times(llm: LLM, run: Run) -> Generator[RunTimes | None, None, None]:
+    """Measure and derive, one pass at a time; the last item is the answer. `run` has ended and wrote several tokens."""
+    summary = run.summary
+    assert summary is not None and summary.written > 1, "one token is written in the same time either way"
+    lengths = contexts(run.steps)
+    first, middle, last = lengths[0], lengths[(len(lengths) - 1) // 2], lengths[-1]
+    passes = _Passes(llm, run)
+    shortest = passes.whole(first)
+    yield None
+    cached = shortest + (summary.written - 1) * passes.decode(middle)
+    yield None
+    naive = None
+    if _middle_us(summary, middle) <= MOST_US:
+        whole = passes.whole(middle)
+        if whole <= LONGEST_US:
+            yield None
+            whole = (shortest + 4 * whole + passes.whole(last)) // 6
+        naive = summary.written * whole
+    slower = naive / cached if naive is not None and cached else None
+    yield RunTimes(cached, naive, slower, passes.count)
+
+
+def _middle_us(summary: Summary, context: int) -> int:
+    """µs that a pass over `context` tokens takes at most, if each token takes as long as a step with the cache."""
+    if summary.layer_tokens == summary.naive:
+        return summary.engine_us // summary.written  # the run made such passes
+    return context * (int(1e6 / summary.tokens_per_s) if summary.tokens_per_s else summary.ttft_us)

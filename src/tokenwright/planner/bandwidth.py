@@ -1,0 +1,122 @@
+"""The memory bandwidth of this machine, by a clock: the one measured figure of a plan."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from tokenwright.arrays import aligned_bytes
+from tokenwright.backends.device import Device, free_memory, kernel_threads, on_torch, resolve_device
+from tokenwright.backends.native.native_kernels import find_kernels
+from tokenwright.planner import machine_load
+
+_LEAST, _MOST = 1 << 28, 1 << 32  # bytes of the buffer
+_SECONDS = 0.3
+_AHEAD = (0, 4096)  # bytes from a read to its prefetch; 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """Bytes read per second; `kind`: measured on this machine, or given by the user."""
+
+    bytes_per_second: float
+    kind: Literal["measured", "given"]
+    place: str  # the device
+    busy: str = ""  # why a measured one may be below the machine's own, or ""
+
+    def facts(self) -> dict[str, Any]:
+        """The figure as JSON values."""
+        return {
+            "bytes_per_second": self.bytes_per_second,
+            "kind": self.kind,
+            "of": self.place,
+            "busy": self.busy,
+        }
+
+
+class BandwidthProbe:
+    """A buffer of `nbytes`. A call reads every byte once, with torch's threads, and writes nothing.
+
+    On the CPU the native kernels read it, from memory allocated as for weights, with a prefetch if that is faster;
+    without them, and on other devices, torch sums it up.
+    """
+
+    def __init__(self, nbytes: int, place: Device) -> None:
+        self._native = find_kernels() if place.type == "cpu" else None
+        self._read: Callable[[], object] = self._by_kernels
+        if self._native is None:
+            self._read, self.nbytes = on_torch(place).summing(nbytes)
+        else:
+            self._buffer = aligned_bytes(nbytes)
+            self._buffer[:] = 1  # a write makes the system allocate the memory
+            self.nbytes = self._buffer.nbytes
+        self._ahead = 0
+        self()  # the first pass pays the one-time costs
+        if self._native is not None:
+            self._ahead = min(_AHEAD, key=self._seconds)
+
+    def __call__(self) -> None:
+        self._read()
+
+    def _by_kernels(self) -> None:
+        assert self._native is not None, "without kernels torch reads"
+        self._native.read(self._buffer, self._ahead)
+
+    def _seconds(self, ahead: int) -> float:
+        """The seconds of a pass with a prefetch at this distance."""
+        self._ahead = ahead
+        return min(best_seconds(self, 0.0) for _ in range(2))
+
+    def plain_bytes_per_second(self, seconds: float) -> float:
+        """The rate of NumPy's maxima over the same buffer, by as many threads: no kernel of ours."""
+        numbers, count = self._buffer.view(np.uint64), kernel_threads.count
+        parts = np.array_split(numbers, count)
+        with ThreadPoolExecutor(count) as pool:
+            return self.nbytes / best_seconds(lambda: list(pool.map(np.max, parts)), seconds)
+
+    def bytes_per_second(self, seconds: float) -> float:
+        """The rate of the fastest of the calls made within `seconds`."""
+        return self.nbytes / best_seconds(self, seconds)
+
+
+def best_seconds(call: Callable[[], object], seconds: float) -> float:
+    """The seconds of the fastest of the calls made within `seconds`; it makes at least one.
+
+    The fastest, because other load on the machine can only slow a call down.
+    """
+    best, end = float("inf"), time.perf_counter() + seconds
+    while best == float("inf") or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def measure(device: str = "auto", seconds: float = _SECONDS) -> Bandwidth:
+    """The bandwidth of reading a buffer that is larger than the caches, with torch's threads.
+
+    It is measured again while the machine is busy, a few times at most.
+    """
+    place = resolve_device(device)
+    reader = BandwidthProbe(beyond_caches(place), place)
+    rate, reason = machine_load.quietly(lambda: reader.bytes_per_second(seconds), lambda _: "")
+    return Bandwidth(rate, "measured", str(place), reason)
+
+
+def beyond_caches(place: Device) -> int:
+    """Bytes of a buffer that is larger than the caches.
+
+    At least four times the largest cache, but at most a quarter of the free memory.
+    """
+    wanted = _MOST if place.type != "cpu" else max(_LEAST, 4 * max(cache_sizes(), default=0))
+    return max(4, min(wanted, _MOST, (free_memory(place) or _MOST) // 4))
+
+
+def cache_sizes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> list[int]:
+    """Bytes of each cache of a processor, in ascending order; empty where the system does not report them."""
+    texts = [file.read_text().strip() for file in folder.glob("index*/size")]
+    return sorted(int(text[:-1]) << 10 for text in texts if text.endswith("K") and text[:-1].isdigit())

@@ -1,0 +1,56 @@
+"""The replicas of a server, as the page shows them: what each holds, and the ways of the last texts.
+
+The page's types are generated from this module (explorer/typescript.py).
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tokenwright.trace.wire import COUNTED, Wire
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRoom:
+    """The place of a replica, which another one takes when it dies. Its pages are as it reported last."""
+
+    name: str  # of the replica: its process; empty before there is one
+    state: Literal["starting", "taking", "draining"]
+    opened: Annotated[int, Wire("Q", COUNTED, "", "opened", "replicas that took this place: beyond 1, after others")]
+    texts: Annotated[int, Wire("Q", COUNTED, "", "texts", "texts that it writes now")]
+    pages: Annotated[int, Wire("Q", COUNTED, "", "pages", "pages of its KV cache")]
+    used: Annotated[int, Wire("Q", COUNTED, "", "in use", "pages that its texts hold")]
+    cached: Annotated[int, Wire("Q", COUNTED, "", "cached", "pages of ended texts, found by their prefix")]
+
+
+@dataclass(frozen=True, slots=True)
+class WayPart:
+    """A part of a text that one replica wrote."""
+
+    room: int  # index of its place
+    name: str  # of the replica
+    since: Annotated[int, Wire("Q", COUNTED, "tokens", "written before", "tokens of the text that others had written")]
+    left: Literal["", "died", "replaced"]  # why another replica went on
+
+
+@dataclass(frozen=True, slots=True)
+class TextRoute:
+    """A text of a client, as the router sees it: what it says is the client's."""
+
+    number: int
+    prompt: Annotated[int, Wire("Q", COUNTED, "tokens", "prompt", "tokens of the prompt")]
+    written: Annotated[int, Wire("Q", COUNTED, "tokens", "written", "tokens delivered so far")]
+    ended: bool
+    way: tuple[WayPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasCard:
+    """GET /replicas: at one moment of the router's thread."""
+
+    page_size: int  # tokens
+    waiting: Annotated[int, Wire("Q", COUNTED, "", "waiting", "texts that no replica has")]
+    rooms: tuple[ReplicaRoom, ...]
+    texts: tuple[TextRoute, ...]  # the last ones, the newest first
+
+
+MESSAGES = (ReplicaRoom, WayPart, TextRoute, ReplicasCard)

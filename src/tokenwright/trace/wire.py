@@ -1,0 +1,40 @@
+"""Where the numbers of a message come from: declared in their annotations, read by the codec and by the page's types.
+
+    tokens: Annotated[int, Wire("I", _C, "tokens", "tokens computed", "tokens sent through the layers")]
+
+A module of messages lists its dataclasses in `MESSAGES`. `explorer/typescript.py` makes the page's types of them.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+
+
+class Source(StrEnum):
+    """Where a number comes from. The page shows it as a badge."""
+
+    MEASURED = "measured"  # by the monotonic clock of the engine's process
+    COUNTED = "counted"  # by the engine, where the work is done
+    DERIVED = "derived"  # by a formula, from shapes alone
+    READ = "read"  # out of the model: a probability, a weight, a norm
+    GIVEN = "given"  # a name or a choice
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How one number of the header travels, what it is, and in which unit."""
+
+    code: Literal["B", "I", "Q", "f", "d"]  # as in `struct`
+    source: Source
+    unit: str
+    label: str  # a short name for people
+    meaning: str
+
+
+MEASURED, COUNTED, DERIVED, READ, GIVEN = Source
+
+
+def wires(kind: type) -> dict[str, Wire]:
+    """The annotated fields of a message, in their order."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: get_args(hint)[1] for name, hint in hints.items() if get_origin(hint) is Annotated}
