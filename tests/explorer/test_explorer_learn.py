@@ -55,7 +55,7 @@ def test_an_answer_is_checked(lesson):
     ("path", "body", "status", "told"),
     [
         ("/check/nothing", {"answer": {}}, 404, "there are bound"),
-        ("/check/fit", {"answer": FIT | {"window": 0}}, 400, "window must be a number from 1"),
+        ("/check/fit", {"answer": FIT | {"window": 0}}, 400, "must be a number from 1"),
         ("/check/fit", {"answer": {name: FIT[name] for name in ("level", "kv")}}, 400, "kv_heads is missing"),
         ("/check/fit", {"answer": {str(n): n for n in range(17)}}, 400, "answer"),
         ("/check/fit", {"answer": FIT, "more": 1}, 400, "more"),

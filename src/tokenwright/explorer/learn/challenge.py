@@ -1,12 +1,14 @@
 """A challenge: its words, the fields of its answer, its target for a model, and the function that checks it.
 
 A check gets the engine's answer to the learner's own, with the figures that it used; the page computes nothing. An
-answer that could never be right (a field missing, a number out of range) is a RequestError, which names the field.
+answer that could never be right (a number out of range, an empty field) is a RequestError, which names the field by
+its label. No challenge passes with what its form begins with: a field that could be right by chance begins empty.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partialmethod
 
 from tokenwright.errors import RequestError
 from tokenwright.explorer.learn.work import CheckWork
@@ -68,8 +70,8 @@ class Challenge:
         return ChallengeAnswer(found)
 
 
-def whole(name: str, label: str, start: int, least: int, most: int) -> Field:
-    """A field for a whole number."""
+def whole(name: str, label: str, start: int | str, least: int, most: int) -> Field:
+    """A field for a whole number; `start` "": it begins empty."""
     return Field(name, label, "whole", start, (), least, most)
 
 
@@ -83,14 +85,14 @@ def text(name: str, label: str, start: str, most: int) -> Field:
     return Field(name, label, "text", start, (), None, most)
 
 
-def choice(name: str, label: str, *options: str) -> Field:
-    """A field for one of several names."""
-    return Field(name, label, "choice", options[0], options, None, None)
+def choice(name: str, label: str, *options: str, start: str | None = None) -> Field:
+    """A field for one of several names; it begins with the first, or with `start`: "", for none of them."""
+    return Field(name, label, "choice", options[0] if start is None else start, options, None, None)
 
 
 def head(name: str, label: str) -> Field:
     """A field for a head: layer.head."""
-    return Field(name, label, "head", "0.0", (), None, None)
+    return Field(name, label, "head", "", (), None, None)
 
 
 def streak(most: int) -> Field:
@@ -104,16 +106,16 @@ def _read(field: Field, value: Value) -> Value:
             return _number(field, value)
         case "choice":
             if value not in field.options:
-                raise RequestError(f"{field.name} must be one of {', '.join(field.options)}, not {value!r}")
+                raise RequestError(f"“{field.label}” must be one of {', '.join(field.options)}, not {value!r}")
             return value
         case "head":
             layer, dot, index = str(value).partition(".")
             if not (dot and layer.isascii() and layer.isdigit() and index.isascii() and index.isdigit()):
-                raise RequestError(f"{field.name} must be a layer and a head, such as 4.1, not {value!r}")
+                raise RequestError(f"“{field.label}” must be a layer and a head, such as 4.1, not {value!r}")
             return str(value)
         case "text":
             if not isinstance(value, str) or not value or len(value) > (field.most or 0):
-                raise RequestError(f"{field.name} must be text of 1 to {field.most:g} characters")
+                raise RequestError(f"“{field.label}” must be text of 1 to {field.most:g} characters")
             return value
 
 
@@ -121,9 +123,9 @@ def _number(field: Field, value: Value) -> Value:
     least, most = field.least or 0, field.most or 0
     plain = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not plain or not least <= float(value) <= most:
-        raise RequestError(f"{field.name} must be a number from {least:g} to {most:g}, not {value!r}")
+        raise RequestError(f"“{field.label}” must be a number from {least:g} to {most:g}, not {value!r}")
     if field.kind != "number" and float(value) != int(value):
-        raise RequestError(f"{field.name} must be a whole number, not {value!r}")
+        raise RequestError(f"“{field.label}” must be a whole number, not {value!r}")
     return int(value) if field.kind != "number" else float(value)
 
 
@@ -133,25 +135,14 @@ class Figures:
     def __init__(self) -> None:
         self.facts: list[Fact] = []
 
-    def measured(self, name: str, label: str, value: float | str | None, unit: str, meaning: str) -> None:
-        """A figure of the clock."""
-        self.facts.append(Fact(name, label, value, unit, Source.MEASURED, meaning))
+    def _add(self, source: Source, name: str, label: str, value: float | str | None, unit: str, meaning: str) -> None:
+        self.facts.append(Fact(name, label, value, unit, source, meaning))
 
-    def counted(self, name: str, label: str, value: float | str | None, unit: str, meaning: str) -> None:
-        """A figure that the engine has counted."""
-        self.facts.append(Fact(name, label, value, unit, Source.COUNTED, meaning))
-
-    def read(self, name: str, label: str, value: float | str | None, unit: str, meaning: str) -> None:
-        """A figure read out of the model: a log-probability, a weight, an entropy."""
-        self.facts.append(Fact(name, label, value, unit, Source.READ, meaning))
-
-    def derived(self, name: str, label: str, value: float | str | None, unit: str, meaning: str) -> None:
-        """A figure of a formula."""
-        self.facts.append(Fact(name, label, value, unit, Source.DERIVED, meaning))
-
-    def given(self, name: str, label: str, value: float | str | None, unit: str, meaning: str) -> None:
-        """A figure of the learner's own, or a name."""
-        self.facts.append(Fact(name, label, value, unit, Source.GIVEN, meaning))
+    measured = partialmethod(_add, Source.MEASURED)  # by the clock
+    counted = partialmethod(_add, Source.COUNTED)  # by the engine
+    read = partialmethod(_add, Source.READ)  # out of the model: a log-probability, a weight, an entropy
+    derived = partialmethod(_add, Source.DERIVED)  # by a formula
+    given = partialmethod(_add, Source.GIVEN)  # by the learner, or a name
 
     def verdict(self, challenge: str, why_not: str, done: str, *, streak: int = 0) -> Checked:
         """The answer: passed with the sentence `done` unless `why_not` says something."""

@@ -52,7 +52,7 @@ def beams(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     """Greedy and beam search after the learner's opening: the sums of log-probabilities."""
     figures, ids = Figures(), work.ids(answer.text("prompt"))
     if len(ids) + WRITTEN > work.context:
-        raise RequestError(f"prompt leaves no room for {WRITTEN} tokens; shorten it")
+        raise RequestError(f"the opening leaves no room for {WRITTEN} tokens; shorten it")
     params = SamplingParams(temperature=0.0, max_tokens=WRITTEN, ignore_eos=True)
     search = SamplingParams(beams=BEAMS, max_tokens=WRITTEN, ignore_eos=True)
     with work.engine(len(ids) + WRITTEN, texts=2 * BEAMS) as llm:
@@ -121,7 +121,7 @@ CHALLENGES = (
         (
             number("temperature", "temperature", 1.0, 0.01, 100),
             number("top_p", "top-p", 1.0, 0.01, 1),
-            whole("seed", "seed", 0, 0, 2**32),
+            whole("seed", "seed", "", 0, 2**32),
         ),
         sampler,
     ),
@@ -133,7 +133,7 @@ CHALLENGES = (
         "Greedy takes the likeliest token each time, and may end in an unlikely text. Write an opening where four "
         "beams find a better one.",
         lambda _: f"{BEAMS} beams, {WRITTEN} tokens: at least {GAIN:g} nat more than greedy",
-        (text("prompt", "opening", "Once upon a time", 400),),
+        (text("prompt", "opening", "", 400),),
         beams,
     ),
     Challenge(

@@ -1,4 +1,8 @@
-"""The challenge `heads`: find a previous-token head, a sink head and an induction head by their computed mass."""
+"""The challenge `heads`: find a previous-token head, a sink head and an induction head by their computed mass.
+
+A sink head is what the panel Heads calls one: its mean weight is on the first token of an ordinary text. The other two
+are found on random ids that are repeated, where nothing else but the repetition can be read.
+"""
 
 import random
 
@@ -7,16 +11,18 @@ import numpy as np
 from tokenwright.arrays import Floats
 from tokenwright.errors import RequestError
 from tokenwright.explorer.learn.challenge import Challenge, ChallengeAnswer, Figures, head
+from tokenwright.explorer.learn.challenge_texts import STORY
 from tokenwright.explorer.learn.forward import ForwardPass
 from tokenwright.explorer.learn.work import CheckWork
 from tokenwright.explorer.messages.learn import Checked
+from tokenwright.explorer.views.heads_view import START
 from tokenwright.models.taps import Site
 
 SEGMENT, SEGMENTS = 100, 2  # ids, each segment repeated once
 NEAR_BEST = 0.9
 KINDS = {
     "previous": ("previous token", 0.5, "mean weight on the token before"),
-    "sink": ("sink", 0.5, "mean weight on the first token"),
+    "sink": ("sink", 0.5, "mean weight on the first token of a story"),
     "induction": ("induction", 0.4, "mean weight on the token after the previous occurrence, in the second copy"),
 }
 
@@ -29,17 +35,16 @@ def _segment(work: CheckWork, seed: int) -> list[int]:
 
 
 def masses(work: CheckWork) -> dict[str, Floats]:
-    """For each kind of head its mean weight, [layers, heads], on repeated random ids."""
-    sums: dict[str, Floats] = {}
-    for seed in range(SEGMENTS):
-        for name, found in _of(work, _segment(work, seed)).items():
-            sums[name] = sums.get(name, np.zeros_like(found)) + found / np.float32(SEGMENTS)
-    return sums
-
-
-def _of(work: CheckWork, segment: list[int]) -> dict[str, Floats]:
+    """For each kind of head its mean weight, [layers, heads]."""
     begin = work.llm.tokenizer.encode("")
-    ids, back = begin + segment * 2, len(segment) - 1  # from a token to the one after its previous occurrence
+    each = [_of(work, begin, _segment(work, seed) * 2) for seed in range(SEGMENTS)]
+    means = {name: np.stack([found[name] for found in each]).mean(0) for name in KINDS}
+    return means | {"sink": _of(work, [], work.llm.tokenizer.encode(STORY)[: work.context - 1])["sink"]}
+
+
+def _of(work: CheckWork, begin: list[int], text_ids: list[int]) -> dict[str, Floats]:
+    """The masses on ids; those of induction hold for a segment that stands there twice."""
+    ids, back = begin + text_ids, len(text_ids) // 2 - 1  # from a token to the one after its previous occurrence
     text = ForwardPass(work, len(ids))
     queries: dict[int, Floats] = {}
     found: dict[str, list[Floats]] = {name: [] for name in KINDS}
@@ -51,7 +56,7 @@ def _of(work: CheckWork, segment: list[int]) -> dict[str, Floats]:
         elif site is Site.MIXED:  # by then the layer's keys are in the cache
             rows = text.weights(layer, queries.pop(layer))  # [H, t, t]
             found["previous"].append(rows.diagonal(-1, 1, 2).mean(-1))
-            found["sink"].append(rows[:, 1:, 0].mean(-1))
+            found["sink"].append(rows[:, min(START, len(ids) - 1) :, 0].mean(-1))
             found["induction"].append(rows.diagonal(-back, 1, 2)[:, len(begin) + 1 :].mean(-1))
 
     text.rows(ids, 0, tap)
@@ -59,13 +64,14 @@ def _of(work: CheckWork, segment: list[int]) -> dict[str, Floats]:
 
 
 def heads(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    """The learner's three heads, by the masses that these have on repeated random ids."""
+    """The learner's three heads, by the masses that these have."""
     figures, config = Figures(), work.llm.config
     for name in KINDS:
         layer, index = answer.head(name)
         if layer >= config.layers or index >= config.heads:
             last = f"{config.layers - 1}.{config.heads - 1}"
-            raise RequestError(f"{name} must be a layer and a head from 0.0 to {last}, not {layer}.{index}")
+            label = KINDS[name][0]
+            raise RequestError(f"“{label} head” must be a layer and a head from 0.0 to {last}, not {layer}.{index}")
     found, why = masses(work), ""
     for name, (label, published, meaning) in KINDS.items():
         layer, index = answer.head(name)
@@ -80,7 +86,7 @@ def heads(work: CheckWork, answer: ChallengeAnswer) -> Checked:
 
 _HINTS = {
     "previous": "Look for a thin beam to the token just before, at every step.",
-    "sink": "Colour the grid of heads by “sink”, and take the brightest.",
+    "sink": "Run the ready prompt Story, and colour the grid of heads by “sink”.",
     "induction": "Run a text that repeats itself: which head looks behind the earlier copy?",
 }
 
@@ -90,11 +96,12 @@ CHALLENGES = (
         10,
         "qkv",
         "Head hunter",
-        "On random ids that are repeated, find a head that looks at the token before, one that rests on the first "
-        "token (sink), and one that looks at what came after the last occurrence (induction).",
+        "Find a head that looks at the token before, one that in a story rests on the first token (sink), and one "
+        "that looks at what came after the last occurrence (induction). The first and the third are checked on "
+        "random tokens that are repeated.",
         lambda _: "mean weights of 0.5, 0.5 and 0.4, or 0.9 of the model's best head where that is less",
         (
-            head("previous", "previous-token head"),
+            head("previous", "previous token head"),
             head("sink", "sink head"),
             head("induction", "induction head"),
         ),

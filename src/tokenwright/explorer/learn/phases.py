@@ -72,7 +72,7 @@ def phases(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     for name in ("prefill", "decode"):
         tokens, new = answer.whole(f"{name}_tokens"), answer.whole(f"{name}_new")
         if tokens + new > work.context:
-            raise RequestError(f"{name}_tokens and {name}_new are together at most {work.context} tokens here")
+            raise RequestError(f"prompt and new tokens of a run are together at most {work.context} here")
         params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
         with work.engine(tokens + new) as llm:
             texts = [work.text(llm, repeated(ids, tokens), params, salt=str(n)) for n in range(ROUNDS)]
@@ -172,7 +172,7 @@ CHALLENGES = (
         f"The question is: “{QUESTION}” Add a few words that fix the form of the answer, and a limit, so that the "
         "right answer comes whole in far fewer tokens. A cut answer does not count.",
         _bound_target,
-        (text("format", "added to the question", "Explain.", 200), whole("max_tokens", "max tokens", 128, 1, FREE)),
+        (text("format", "added to the question", "", 200), whole("max_tokens", "max tokens", 128, 1, FREE)),
         bound,
     ),
     Challenge(

@@ -1,6 +1,6 @@
 """Challenges of the card on windows, sharing and fewer bits: window, bits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,14 +14,17 @@ from tokenwright.explorer.learn.work import CheckWork
 from tokenwright.explorer.messages.learn import Checked
 from tokenwright.formats import KVFormat
 
-KL, LAST = 0.05, 32
+SMALL, SHARE, LAST = 4, 3, 32  # a third of what a window of four costs without sinks
 SAME = 64
 FORMATS = ("native", "fp8", "int8", "int4")
 
 
 def text_of(work: CheckWork) -> list[int]:
-    """The text of the window's challenge: a story, and what the model goes on with."""
-    prompt = work.ids(STORY)
+    """The text of the window's challenge: a story, a second one, and what the model goes on with.
+
+    The second story needs little of the first, so that a small window can do.
+    """
+    prompt = work.ids(f"{STORY} said yes.\n\n{OPENING}")
     return prompt + work.greedy(prompt, LAST)
 
 
@@ -31,10 +34,11 @@ def mean_kl(full: Floats, other: Floats) -> float:
     return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
-def divergence(work: CheckWork, ids: Sequence[int], window: int, sinks: int) -> float:
+def divergence(work: CheckWork, ids: Sequence[int]) -> Callable[[int, int], float]:
     """The mean KL, over the last rows of a text, between the full cache and one with a window and sinks."""
     rows = slice(-LAST - 1, -1)
-    return mean_kl(work.logits(ids)[rows], work.logits(ids, window=window, sinks=sinks)[rows])
+    full = work.logits(ids)[rows]
+    return lambda window, sinks: mean_kl(full, work.logits(ids, window=window, sinks=sinks)[rows])
 
 
 def window(work: CheckWork, answer: ChallengeAnswer) -> Checked:
@@ -46,33 +50,30 @@ def window(work: CheckWork, answer: ChallengeAnswer) -> Checked:
             "window", "This model has learned positions: it has windows, but no sinks. Set them to 0.", ""
         )
     ids = text_of(work)
-    own = divergence(work, ids, size, sinks)
+    kl = divergence(work, ids)
+    own, most = kl(size, sinks), kl(SMALL, 0) / SHARE
     figures.counted("tokens", "tokens of the text", len(ids), "", f"of which the last {LAST} are compared")
-    figures.read(
-        "kl", f"mean KL, W = {size}, s = {sinks}", own, "nat per token", "KL(full cache || yours), teacher-forced"
-    )
-    if own > KL:
-        more = "Take a larger window" + ("." if learned else ", or more sinks.")
-        return figures.verdict("window", f"The mean KL is {own:.3f}, above {KL:g}. {more}", "")
-    smaller = divergence(work, ids, size - 1, sinks) if size > 1 else float("inf")
+    figures.read("kl", f"mean KL, W = {size}, s = {sinks}", own, "nat per token", "KL(full || yours), teacher-forced")
+    figures.derived("most", "at most", most, "nat per token", f"a third of the mean KL of W = {SMALL}, s = 0")
+    if own >= most:
+        more = "Take a larger window" + ("." if learned else ", or other sinks.")
+        return figures.verdict("window", f"The mean KL is {own:.3f}, above {most:.3f}. {more}", "")
+    smaller = kl(size - 1, sinks) if size > 1 else float("inf")
     figures.read("smaller", f"mean KL, W = {size - 1}, s = {sinks}", smaller, "nat per token", "one token less")
-    if smaller <= KL:
-        return figures.verdict("window", f"It holds, but so does a window of {size - 1}. Find the smallest.", "")
-    if learned:
-        return figures.verdict(
-            "window", "", f"W = {size} is the smallest: one token less, and the mean KL is {smaller:.3f}."
+    why, done = "", f"W = {size} is the smallest: one token less, and the mean KL is {smaller:.3f}."
+    if smaller < most:
+        why = f"It holds, but so does a window of {size - 1}. Find the smallest."
+    elif sinks == 0 and not learned:
+        why = "It holds without sinks. Now keep some first tokens, and make it smaller."
+    elif not learned:
+        without = kl(size, 0)
+        figures.read("without", f"mean KL, W = {size}, s = 0", without, "nat per token", "without the sinks")
+        if without < most:
+            why = "The same window holds without sinks. With them a smaller one does: find it."
+        done = (
+            f"W = {size} with {sinks} sink{'s' * (sinks > 1)} holds; without, the mean KL is {without:.3f}, too much."
         )
-    if sinks == 0:
-        return figures.verdict("window", "It holds without sinks. Now keep some first tokens, and make it smaller.", "")
-    without = divergence(work, ids, size, 0)
-    figures.read("without", f"mean KL, W = {size}, s = 0", without, "nat per token", "the same window without sinks")
-    if without <= KL:
-        return figures.verdict(
-            "window", "The same window holds without sinks. With them a smaller one does: find it.", ""
-        )
-    return figures.verdict(
-        "window", "", f"W = {size} with {sinks} sinks holds; without them the KL is {without:.3f}, too much."
-    )
+    return figures.verdict("window", why, done)
 
 
 def _per_token(work: CheckWork, k: str, v: str) -> int:
@@ -96,7 +97,7 @@ def bits(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     figures.derived("native", "native", _per_token(work, "native", "native"), "B", f"in {work.llm.dtype}")
     figures.counted("same", f"tokens the same, of {SAME}", held, "", "greedy, until the first that differs")
     if held < SAME:
-        why = f"The text changes at token {held}. Give K or V more bits."
+        why = f"The text changes at its token {held + 1}. Give K or V more bits."
         return figures.verdict("bits", why, "")
     fewer = sorted((_per_token(work, one, other), one, other) for one in FORMATS for other in FORMATS)
     for less, one, other in fewer:
@@ -114,10 +115,10 @@ CHALLENGES = (
         11,
         "smaller",
         "Break and save the window",
-        "Let the model see only the last W tokens and the first s (sinks). Find the smallest window that hardly "
-        "changes what it predicts; the check then takes the sinks away.",
-        lambda _: f"mean KL at most {KL:g} nat over {LAST} tokens, by the smallest W; and with s = 0 it fails",
-        (whole("window", "window W", 16, 1, 1024), whole("sinks", "sinks s", 0, 0, 64)),
+        f"Let the model see only the last W tokens and the first s (sinks). A window of {SMALL} breaks what it "
+        "predicts. Find the smallest one that a few sinks save; the check then takes the sinks away.",
+        lambda _: f"mean KL over {LAST} tokens below a third of that of W = {SMALL}, s = 0, by the smallest W",
+        (whole("window", "window W", SMALL, 1, 1024), whole("sinks", "sinks s", 0, 0, 64)),
         window,
     ),
     Challenge(
@@ -127,7 +128,7 @@ CHALLENGES = (
         "Fewest bits",
         f"Store K and V in few bytes, so that greedy still writes the same {SAME} tokens after “{OPENING}”.",
         lambda _: f"the fewest bytes per token of {len(FORMATS)} formats for K and {len(FORMATS)} for V",
-        (choice("k", "K in", *FORMATS), choice("v", "V in", *FORMATS)),
+        (choice("k", "K in", *FORMATS, start=""), choice("v", "V in", *FORMATS, start="")),
         bits,
     ),
 )
