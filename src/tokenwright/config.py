@@ -310,6 +310,7 @@ class ModelConfig:
 
 SPECULATIONS = ("suffix", "mtp", "off")
 KV_DISK_SIZE = 20 * 10**9
+AUTO_DISK = "auto"  # in place of a folder: files without a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,8 +326,9 @@ class EngineConfig:
     window: int | None = None  # attention window in tokens for every layer, besides the model's own windows
     sinks: int = 0  # first tokens that every token attends to, in addition to the attention window
     swap_memory: int = 0  # bytes of RAM to swap out K and V of preempted sequences; 0: they are recomputed
-    kv_disk: str | None = None  # folder for pages of the prefix cache, which outlive the process; None: they do not
-    kv_disk_size: int = KV_DISK_SIZE  # bytes of that folder
+    # A folder in which pages of the prefix cache outlive the process; "auto": files that end with it; None: neither.
+    kv_disk: str | None = None
+    kv_disk_size: int | None = None  # the most bytes in them; None: 20 GB, or a half of what is free for files
     speculate: str = "suffix"  # where draft tokens come from: one of SPECULATIONS
     draft: str | None = None  # the folder or the name of a draft model; None: there is none
     draft_weights: str = "native"  # the format of its matrices
@@ -344,10 +346,10 @@ class EngineConfig:
         WeightFormat.parse(self.draft_weights)
         check_whole("sinks", self.sinks)
         check_whole("swap_memory", self.swap_memory, most=MAX_BYTES)
-        check_whole("kv_disk_size", self.kv_disk_size, 1, MAX_BYTES)
         if self.kv_disk is not None:
             check_folder("kv_disk", self.kv_disk)
-        for name, most in (("window", MAX_TOKENS), ("pages", MAX_BYTES), ("kv_memory", MAX_BYTES)):
+        bytes_of = ("pages", "kv_memory", "kv_disk_size")
+        for name, most in (("window", MAX_TOKENS), *((one, MAX_BYTES) for one in bytes_of)):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1, most)
         if self.pages is not None and self.kv_memory is not None:

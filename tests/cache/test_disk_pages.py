@@ -10,7 +10,7 @@ from tokenwright.arrays import BFLOAT16, FLOAT8_E4M3, aligned_bytes, place_of
 from tokenwright.backends.native.library import page_unpacker
 from tokenwright.cache import disk_pages
 from tokenwright.cache.disk_pages import DiskPages
-from tokenwright.cache.page_folder import row_keys, sums_of
+from tokenwright.cache.page_folder import PageFolder, row_keys, sums_of
 from tokenwright.cache.page_writer import QUEUE
 
 PAGES = 50
@@ -58,7 +58,7 @@ def disk(tmp_path, contents, request):
     if unpack is None and request.param == "by the library":
         pytest.skip("this installation has none")
     like = [[part[:, :1] for part in parts] for parts in contents]
-    found = DiskPages(tmp_path, 1 << 30, bytes(32), like, 4, unpack)
+    found = DiskPages(PageFolder(tmp_path, 1 << 30, bytes(32)), like, 4, unpack)
     yield found
     found.close()
 
@@ -149,7 +149,7 @@ def test_a_page_that_waits_is_not_wanted_again(disk, contents, monkeypatch):
 def test_pages_of_many_processes_are_found(tmp_path, disk, contents):
     """Another process writes after this one has looked at the folder."""
     like = [[part[:, :1] for part in parts] for parts in contents]
-    other = DiskPages(tmp_path, 1 << 30, bytes(32), like, 4)
+    other = DiskPages(PageFolder(tmp_path, 1 << 30, bytes(32)), like, 4)
     written(other, contents)
     other.close()
     assert all(disk.held(0, HASHES))

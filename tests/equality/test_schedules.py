@@ -23,6 +23,7 @@ from tests.oracle.harness import prompt_of
 from tests.oracle.test_beams import Silent
 from tokenwright.cache import KVStore
 from tokenwright.cache.disk_pages import DiskPages
+from tokenwright.cache.page_folder import PageFolder
 from tokenwright.decode import BeamSearch, TextStopChecker
 from tokenwright.engine import Request, SamplingParams, State
 from tokenwright.engine import Sequence as Text
@@ -68,7 +69,7 @@ def naive_search(case: Case, prompt: tuple[int, ...]) -> list[tuple[list[int], f
 def disk_of(bench: Bench, folder: Path) -> Iterator[None]:
     """Give an engine a page tier in a folder."""
     like = [bench.store.read(group, [0]) for group in range(len(bench.store.groups))]
-    disk = DiskPages(folder, 1 << 30, bytes(32), like, bench.store.page_size)
+    disk = DiskPages(PageFolder(folder, 1 << 30, bytes(32)), like, bench.store.page_size)
     prefixes = bench.engine.prefixes
     prefixes.tier, prefixes.secret = disk, disk.secret
     try:

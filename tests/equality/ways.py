@@ -7,6 +7,7 @@ from tests.oracle.harness import prompt_of
 from tests.profiles import some
 from tests.tensors import kv_memory
 from tokenwright.cache.disk_pages import DiskPages
+from tokenwright.cache.page_folder import PageFolder
 from tokenwright.engine import State
 
 LATE = 5  # tokens after which something happens to a text
@@ -145,7 +146,7 @@ def from_disk(case: Case, folder: Path) -> None:
         texts = []
         for one in (donor, bench):
             like = [one.store.read(group, [0]) for group in range(len(one.store.groups))]
-            disk = DiskPages(folder / "disk", 1 << 30, bytes([page_size]) * 32, like, page_size)
+            disk = DiskPages(PageFolder(folder / "disk", 1 << 30, bytes([page_size]) * 32), like, page_size)
             one.engine.prefixes.tier, one.engine.prefixes.secret = disk, disk.secret
             texts.append(one.engine.submit(case.request()))
             one.run()

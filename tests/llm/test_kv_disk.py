@@ -1,12 +1,15 @@
 """A prefix cache that outlives the process: restarts, other models, other processes, kills, and what replies say."""
 
 import logging
+import os
 import random
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +59,29 @@ def test_pages_that_memory_has_evicted_are_read(folder: Path, tmp_path: Path) ->
         [again] = llm.generate([text_of(97)], most(4))
         assert again.token_ids == first.token_ids
         assert (again.usage.reused_tokens, again.usage.disk_tokens) == (96, 80), "its first page was evicted last"
+
+
+@pytest.mark.parametrize("options", [{}, {"kv": "int8"}, {"kv": "int4"}, {"window": 24, "sinks": 3}])
+def test_files_without_a_name_keep_what_memory_evicts_and_leave_nothing(
+    folder: Path, tmp_path: Path, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setattr(DiskPages, "_worth", lambda *_: True)  # however fast the disk is
+    with LLM(folder, **options) as plain:  # type: ignore[arg-type]
+        expected = [(one.token_ids, one.logprobs) for one in plain.generate([text_of(97)], most(4))]
+    for found in (80, 80):  # a second process knows nothing of the first
+        with LLM(folder, kv_disk="auto", pages=8 if "window" not in options else 12, **options) as llm:  # type: ignore[arg-type]
+            disk = disk_of(llm)
+            for seed in (0, 1, 2):
+                first = llm.generate([text_of(97, seed)], most(4))[0]
+                assert first.usage.disk_tokens == 0
+                disk.writer.flush()
+            assert llm.generate([text_of(97)], most(4), salt="b")[0].usage.disk_tokens == 0
+            again = llm.generate([text_of(97)], most(4))
+            assert [(one.token_ids, one.logprobs) for one in again] == expected, "to the bit"
+            assert again[0].usage.disk_tokens >= found
+            assert not [one for one in tmp_path.rglob("*") if one.is_file()], "no file has a name"
+            llm.inspect(lambda engine: engine.scheduler.check())
 
 
 def test_salts_models_and_formats_keep_apart(folder: Path, tmp_path: Path) -> None:
@@ -204,3 +230,37 @@ def test_a_killed_process_loses_nothing(
             found = [llm.generate([text_of(121, seed)], most(6))[0].usage.disk_tokens for seed in range(4)]
         assert all(tokens == 112 for tokens in found[:known])
         known = 4
+
+
+@pytest.mark.parametrize("fault", ["full", "slow"])
+def test_a_full_or_slow_disk_under_files_without_a_name_is_harmless(
+    folder: Path, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENWRIGHT_CACHE", str(tmp_path))
+    with LLM(folder) as plain:
+        expected = {seed: list(plain.generate([text_of(97, seed)], most(4))[0].token_ids) for seed in range(3)}
+    preadv, calls = os.preadv, 0
+
+    def slow(*given: Any) -> int:
+        nonlocal calls
+        calls += 1
+        time.sleep(0.2)
+        return preadv(*given)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "preadv", slow)
+    if fault == "full":
+        monkeypatch.setattr(os, "pwritev", full)
+    with LLM(folder, kv_disk="auto", pages=8) as llm:
+        disk = disk_of(llm)
+        disk._model.add(1e4, 1.0)  # tokens a second
+        for turn in range(3):
+            for seed in range(3):
+                found = list(llm.generate([text_of(97, seed)], most(4))[0].token_ids)
+                assert found == expected[seed], (turn, seed)
+                if not turn:
+                    disk.writer.flush()
+        assert calls == 0 if fault == "full" else 1 <= calls <= 2, "each helper reads a page, and then none"
+        llm.inspect(lambda engine: engine.scheduler.check())

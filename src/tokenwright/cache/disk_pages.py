@@ -1,4 +1,5 @@
-"""A page tier on a disk (`engine/page_events.py`): an engine's pages in a folder, which a later process reads again.
+"""A page tier on a disk (`engine/page_events.py`): an engine's pages in a folder, which a later process reads again, or
+in files that the process has for itself.
 
 Helpers read files and copy them into the KV memory while they verify them, for about a step's time at once; the engine
 thread waits. `page_writer.py` writes them. A page is worth its bytes if reading them takes less time than computing its
@@ -11,12 +12,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tokenwright.arrays import Array, Bytes, aligned_bytes, place_of
+from tokenwright.cache.page_file import PageFile
 from tokenwright.cache.page_folder import BLOCK, OVERHEAD, PageFolder, page_key, taken
 from tokenwright.cache.page_writer import QUEUE, PageToWrite, PageWriter
 from tokenwright.errors import RequestError
@@ -66,30 +67,28 @@ ReadPage = Callable[[int, bytes, Bytes], bool]
 
 
 class DiskPages:
-    """The pages of one engine in a folder.
+    """The pages of one engine in a folder, or in files of its own.
 
-    model: sha256 of everything but the tokens that pages depend on. like: the contents of one page of each group, as
-    `KVStore.read` returns them; page_size: its tokens. unpack: of a KV memory of NumPy arrays; None: it is written to
-    by `Memory.write`. read_pages: pages read since it was opened. Raises RequestError for a folder or quota that cannot
-    be used.
+    like: the contents of one page of each group, as `KVStore.read` returns them; page_size: its tokens. unpack: of a KV
+    memory of NumPy arrays; None: it is written to by `Memory.write`. read_pages: pages read since it was opened. Raises
+    RequestError for a quota that is less than a page.
     """
 
     def __init__(
         self,
-        folder: Path,
-        quota: int,
-        model: bytes,
+        folder: PageFolder | PageFile,
         like: Sequence[Sequence[Array]],
         page_size: int,
         unpack: Unpack | None = None,
     ) -> None:
         self._layouts = [PageLayout(parts) for parts in like]
         least = 2 * BLOCK + sum(taken(OVERHEAD + one.nbytes) for one in self._layouts)
-        if quota < least:
+        if folder.quota < least:
+            folder.close()
             raise RequestError(
-                f"kv_disk_size is {quota:,} bytes, and a page alone takes {least:,}; give more", "kv_disk_size"
+                f"kv_disk_size is {folder.quota:,} bytes, and a page alone takes {least:,}; give more", "kv_disk_size"
             )
-        self.folder = PageFolder(folder, quota, model)
+        self.folder = folder
         self.writer = PageWriter(self.folder)
         self.read_pages = 0
         self._helpers = ThreadPoolExecutor(_HELPERS, "tokenwright KV disk")
@@ -102,9 +101,9 @@ class DiskPages:
         self.folder.seal.hash_rows = lambda contents, keys: unpack(memoryview(contents), _NOWHERE, keys)
 
     @property
-    def secret(self) -> bytes:
-        """The secret of the page hashes."""
-        return self.folder.seal.secret
+    def secret(self) -> bytes | None:
+        """The secret of the page hashes, which all processes of a folder share; None: they may follow from any."""
+        return self.folder.seal.secret if self.folder.lasts else None
 
     def held(self, group: int, hashes: Sequence[bytes]) -> list[bool]:
         return self.folder.held([page_key(one, group) for one in hashes])

@@ -154,6 +154,16 @@ class PageSeal:
         found.update(contents[len(contents) // ROW * ROW :])
         return found.digest()
 
+    def header(self, model: bytes, key: bytes, contents: bytes) -> bytes:
+        """The bytes [OVERHEAD] before a page's contents."""
+        header = _HEADER.pack(_MAGIC, model, key)
+        return header + self.mac(header, contents)
+
+    def holds(self, model: bytes, key: bytes, page: memoryview, hash_rows: HashRows | None = None) -> bool:
+        """Whether these bytes are a model's page, header and contents. hash_rows: may copy these in the same pass."""
+        header, mac, contents = page[: _HEADER.size], page[_HEADER.size : OVERHEAD], page[OVERHEAD:]
+        return header == _HEADER.pack(_MAGIC, model, key) and mac == self.mac(header, contents, hash_rows)
+
 
 class PageFolder:
     """The page files of one model in a folder; it removes files of other models, too, when it needs room.
@@ -163,6 +173,8 @@ class PageFolder:
 
     pages: the keys of the model's pages that are known. used: bytes of all files. seal: of its pages.
     """
+
+    lasts = True  # other processes find the pages, also later
 
     def __init__(self, folder: Path, quota: int, model: bytes) -> None:
         self.folder = folder
@@ -235,14 +247,10 @@ class PageFolder:
         except OSError as error:
             self._skip(key, error.strerror or str(error))
             return False
-        header, contents = whole[: _HEADER.size], whole[OVERHEAD:-1]
-        if length != len(whole) - 1 or header != _HEADER.pack(_MAGIC, self.model, key):
-            self._skip(key, "it is not this page of this model")
-            return False
-        if self.seal.mac(header, contents, hash_rows) != whole[_HEADER.size : OVERHEAD]:
-            self._skip(key, "it is damaged")
-            return False
-        return True
+        if length == len(whole) - 1 and self.seal.holds(self.model, key, whole[:-1], hash_rows):
+            return True
+        self._skip(key, "it is damaged, or not this page of this model")
+        return False
 
     def _skip(self, key: bytes, why: str) -> None:
         """Forget a page that cannot be read. Its file is replaced when the page is computed."""
@@ -276,9 +284,8 @@ class PageFolder:
                 return False
             self._remove(path, before.st_size)
         self._announce()
-        header = _HEADER.pack(_MAGIC, self.model, key)
         try:
-            _write_new(draft, [header, self.seal.mac(header, contents), contents])
+            _write_new(draft, [self.seal.header(self.model, key, contents), contents])
             draft.rename(path)
         except OSError:
             draft.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokenwright.arrays import Array, as_bytes
+from tokenwright.cache.page_file import PageFile
 from tokenwright.cache.page_folder import PageFolder
 
 QUEUE = 64 << 20  # bytes of pages that may wait
@@ -43,7 +44,7 @@ class PageWriter:
     waiting: keys of pages that are not written yet. nbytes: theirs. written: pages written since it was opened.
     """
 
-    def __init__(self, folder: PageFolder) -> None:
+    def __init__(self, folder: PageFolder | PageFile) -> None:
         self.waiting: set[bytes] = set()
         self.nbytes = 0
         self.written = 0
@@ -78,7 +79,7 @@ class PageWriter:
             self._wake.wait_for(lambda: not (self._busy or self._pages or self._touched))
 
     def close(self) -> None:
-        """Write what waits, and end the thread; in a forked process, which does not have it, nothing."""
+        """Write what waits, if it lasts, and end the thread; in a forked process, which does not have it, nothing."""
         if os.getpid() == self._pid:
             self.stop()
             self._thread.join()
@@ -87,6 +88,9 @@ class PageWriter:
         """`close` without waiting."""
         with self._wake:
             self.closing = True
+            if not self._folder.lasts:
+                self._pages.clear()
+                self._touched.clear()
             self._wake.notify_all()
 
     # What follows runs in the thread.

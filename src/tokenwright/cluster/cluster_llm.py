@@ -18,7 +18,7 @@ from tokenwright.cluster.cluster_loop import ClusterLoop
 from tokenwright.cluster.replica_messages import OptionValue
 from tokenwright.cluster.routed_handle import UNPAUSED, RoutedHandle
 from tokenwright.cluster.supervisor import Launcher, RouterSettings
-from tokenwright.config import EngineConfig
+from tokenwright.config import AUTO_DISK, EngineConfig
 from tokenwright.engine import PagePool, Request
 from tokenwright.engine.loop import CLOSED
 from tokenwright.engine.port import Listener, Occupancy
@@ -155,7 +155,7 @@ class ReplicatedModel:
     def of(cls, model: str, options: Mapping[str, Any]) -> ReplicatedModel:
         """From options of LLM, and `threads`. Raises RequestError for a folder kv_disk that cannot be used."""
         engine, disk = dict(options), options.get("kv_disk")
-        secret = token_bytes(32) if disk is None else folder_secret(Path(disk).expanduser())
+        secret = token_bytes(32) if disk in (None, AUTO_DISK) else folder_secret(Path(disk).expanduser())
         threads = engine.pop("threads", None)
         loading = {name: engine.pop(name) for name in OF_LOADING if name in engine}
         return cls(model, loading, engine, threads, secret)
@@ -183,7 +183,7 @@ class ReplicatedModel:
 
         report: as `LLM` has it, of the first replica. starting: as ClusterLoop has it. settings: of RouterSettings.
         """
-        engine, shared = self.engine, self.engine.get("kv_disk") is not None
+        engine, shared = self.engine, self.engine.get("kv_disk") not in (None, AUTO_DISK)
         own = {name: value for name, value in engine.items() if name not in ("kv", "kv_memory")}
         config = EngineConfig(kv=KVFormat.parse(engine.get("kv", "native")), **own)
         loop = ClusterLoop(launcher, self.secret, RouterSettings(**settings), shared=shared, starting=starting)

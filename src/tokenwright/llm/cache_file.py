@@ -16,8 +16,10 @@ from tokenwright.arrays import populate
 from tokenwright.backends.native.library import find, page_unpacker
 from tokenwright.cache import HOST, KVStore
 from tokenwright.cache.disk_pages import DiskPages
+from tokenwright.cache.page_file import PageFile, disk_place
+from tokenwright.cache.page_folder import PageFolder
 from tokenwright.cache.snapshot import Snapshot, load, save
-from tokenwright.config import EngineConfig
+from tokenwright.config import AUTO_DISK, KV_DISK_SIZE, EngineConfig
 from tokenwright.engine import Engine, Output, Runner, Step
 from tokenwright.engine.loop import EndStep, EngineLoop
 from tokenwright.errors import CapacityError
@@ -75,16 +77,22 @@ def load_pages(
     return spared
 
 
-def open_disk(folder: str, options: EngineConfig, store: KVStore, about: Mapping[str, str]) -> DiskPages:
+def open_disk(folder: str, options: EngineConfig, store: KVStore, about: Mapping[str, str]) -> DiskPages | None:
     """The tier of an engine. about: everything that its pages depend on but the program and the tokens.
 
-    Raises RequestError for a folder or a size that cannot be used.
+    None: `folder` is auto, and no disk has room. Raises RequestError for a folder or a size that cannot be used.
     """
     like = [store.read(group, [0]) for group in range(len(store.groups))]
     model = sha256(json.dumps(dict(about) | _program(about["kernels"]), sort_keys=True).encode()).digest()
     host, unpack = store.memory is HOST, page_unpacker()
-    place, quota = Path(folder).expanduser(), options.kv_disk_size
-    disk = DiskPages(place, quota, model, like, options.page_size, unpack if host else None)
+    files: PageFolder | PageFile
+    if folder != AUTO_DISK:
+        files = PageFolder(Path(folder).expanduser(), options.kv_disk_size or KV_DISK_SIZE, model)
+    elif found := disk_place(options.kv_disk_size):
+        files = PageFile(*found, model)
+    else:
+        return None
+    disk = DiskPages(files, like, options.page_size, unpack if host else None)
     if unpack is not None:
         disk.hash_with(unpack)
     if host:

@@ -110,7 +110,8 @@ class LLMEngine:
         disk = None
         if options.kv_disk is not None:  # last: nothing that it holds is left behind by an error above
             disk = open_disk(options.kv_disk, options, store, _about(loaded, self.specs, options.page_size, draft))
-            prefixes.secret, prefixes.tier = disk.secret, disk
+        if disk is not None:
+            prefixes.secret, prefixes.tier = disk.secret or prefixes.secret, disk
             runner = times = StepClock(runner, disk, end_step)
             end_step = times.end_step
         loop = EngineLoop(Engine(runner, sampler, scheduler, self.context), end_step=end_step)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.checks import check_whole, folders, hinting
-from tokenwright.config import KV_DISK_SIZE, EngineConfig
+from tokenwright.config import EngineConfig
 from tokenwright.engine import SamplingParams
 from tokenwright.engine.loop import Inbox
 from tokenwright.errors import RequestError
@@ -54,8 +54,8 @@ class LLM(ChatView):
     page_size: tokens of a KV page. pages or kv_memory (bytes, or "2GB"): the size of the cache; by default an eighth of
         the free memory, 4 GiB at most, and no more than `max_sequences` full contexts. swap_memory: bytes of RAM to
         swap out K and V of sequences that are preempted when pages run out; without it they are recomputed.
-    kv_disk: a folder in which the prefix cache outlives the process, of kv_disk_size bytes (or "20GB") at most; several
-        processes may use it.
+    kv_disk: a folder in which the prefix cache outlives the process, of kv_disk_size bytes (20 GB) at most; several
+        processes may use it. "auto": files without a name, which are gone when the process ends.
     token_budget: tokens computed in one step. max_sequences: sequences running at once.
     speculate: compute tokens ahead where earlier text repeats itself ("suffix"), also those that a layer in the model's
         files guesses (multi-token prediction, "mtp"), or do not ("off"). Texts and log-probabilities are equal to the
@@ -90,7 +90,7 @@ class LLM(ChatView):
         kv_memory: int | str | None = None,
         swap_memory: int | str = 0,
         kv_disk: str | Path | None = None,
-        kv_disk_size: int | str = KV_DISK_SIZE,
+        kv_disk_size: int | str | None = None,
         token_budget: int = 512,
         max_sequences: int = 64,
         speculate: str = "suffix",
@@ -116,7 +116,7 @@ class LLM(ChatView):
             sinks=sinks,
             swap_memory=_bytes(swap_memory, "swap_memory"),
             kv_disk=str(kv_disk) if isinstance(kv_disk, Path) else kv_disk,
-            kv_disk_size=_bytes(kv_disk_size, "kv_disk_size"),
+            kv_disk_size=None if kv_disk_size is None else _bytes(kv_disk_size, "kv_disk_size"),
             speculate=speculate,
             draft=str(draft) if isinstance(draft, Path) else draft,
             draft_weights=draft_weights,

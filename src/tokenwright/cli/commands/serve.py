@@ -17,11 +17,12 @@ from tokenwright.cli.options import replicas as of_replicas
 from tokenwright.cli.options import shared as opt
 from tokenwright.cli.options.defaults import of_serve
 from tokenwright.cli.terminal.output import remark
+from tokenwright.config import AUTO_DISK
 from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 from tokenwright.importing import uncollected_imports
 from tokenwright.serve.settings import Settings, read_settings
-from tokenwright.units import read_bytes
+from tokenwright.units import binary, read_bytes
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -96,7 +97,7 @@ def serve(
     threads: opt.ServerThreads = None,
     tensor_parallel: opt.TensorParallel = 1,
     kv_memory: opt.KvMemory = None,
-    kv_disk: opt.KvDisk = None,
+    kv_disk: opt.KvDisk = AUTO_DISK,
     kv_disk_size: opt.KvDiskSize = None,
     kv: opt.Kv = "native",
     window: opt.Window = None,
@@ -113,6 +114,8 @@ def serve(
     Several models are loaded when a request asks for one. The server accepts connections from this machine only,
     unless --host says otherwise. Ctrl-C stops it.
     """
+    if tensor_parallel > 1 and kv_disk == AUTO_DISK:
+        kv_disk = None  # no process has whole pages
     given = locals() | {"lora": [str(folder) for folder in lora or ()]}
     engine = opt.of_engine(given, but=("revision", "lora"))
     flags |= {one.name: given[one.name] for one in fields(Settings) if one.name in given}
@@ -134,10 +137,12 @@ def serve_one(models: Sequence[NamedModel], engine: dict[str, Any], settings: Se
     if settings.replicas and "tensor_parallel" in engine:
         raise RequestError("--replicas and --tensor-parallel both divide the machine; give one of them", "replicas")
     if settings.replicas:
-        serve_replicas(chosen, of_replicas.clustered(chosen, engine, settings), settings, tuple(adapters))
+        serve_replicas(
+            chosen, of_replicas.clustered(chosen, engine, settings), settings, tuple(adapters), _room(engine)
+        )
         return
     load = of_replicas.published(opt.loader(chosen, trace=settings.explorer, **engine), settings)
-    serve_app(chosen, load, settings, tuple(adapters))
+    serve_app(chosen, load, settings, tuple(adapters), _room(engine))
 
 
 def adapters_of(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
@@ -206,7 +211,7 @@ def serve_many(models: Sequence[NamedModel], engine: dict[str, Any], settings: S
         sources = [source_of(one.name, one.source) for one in models]
         return make_many_app(sources, source_of, limit, policy, page, served)
 
-    _listen(", ".join(one.name for one in models), build, settings)
+    _listen(", ".join(one.name for one in models), build, settings, _room(engine))
 
 
 def needed(source: str, engine: Mapping[str, Any]) -> int:
@@ -220,10 +225,12 @@ def needed(source: str, engine: Mapping[str, Any]) -> int:
     return found.weight_bytes + min(int(engine["kv_memory"]), found.kv_bytes_total)
 
 
-def serve_app(model: str, load: of_replicas.Load, settings: Settings, adapters: Sequence[str] = ()) -> None:
+def serve_app(
+    model: str, load: of_replicas.Load, settings: Settings, adapters: Sequence[str] = (), disk: str = ""
+) -> None:
     """Listen, load the model and serve it until a signal ends the server. Raises what keeps it from being loaded.
 
-    adapters: the names of those that `load` opens the model with.
+    adapters: the names of those that `load` opens the model with. disk: a line about the room on a disk.
     """
 
     def build(policy: Policy, page: Path | None, served: Served) -> FastAPI:
@@ -234,11 +241,11 @@ def serve_app(model: str, load: of_replicas.Load, settings: Settings, adapters: 
         named = _named(served, settings, policy, adapters)
         return make_app(Explorer(model, uncollected(load)), policy, page, named)
 
-    _listen(model, build, settings)
+    _listen(model, build, settings, disk)
 
 
 def serve_replicas(
-    model: str, source: Callable[[], ReplicaSource], settings: Settings, adapters: Sequence[str] = ()
+    model: str, source: Callable[[], ReplicaSource], settings: Settings, adapters: Sequence[str] = (), disk: str = ""
 ) -> None:
     """As `serve_app`, with replicas, which SIGHUP replaces. source: makes them."""
 
@@ -247,7 +254,7 @@ def serve_replicas(
 
         return make_versions_app(model, source, policy, page, _named(served, settings, policy, adapters))
 
-    _listen(model, build, settings)
+    _listen(model, build, settings, disk)
 
 
 def _named(served: Served, settings: Settings, policy: Policy, adapters: Sequence[str]) -> Served:
@@ -257,8 +264,22 @@ def _named(served: Served, settings: Settings, policy: Policy, adapters: Sequenc
     return replace(served, names=settings.served_model_name, adapters=adapters)
 
 
-def _listen(what: str, build: Callable[[Policy, Path | None, Served], FastAPI], settings: Settings) -> None:
-    """Listen, build the app and serve until a signal ends the server."""
+def _room(engine: Mapping[str, Any]) -> str:
+    """A line about the room for pages on a disk, if the process takes some without being told where."""
+    if engine.get("kv_disk") != AUTO_DISK:
+        return ""
+    from tokenwright.cache.page_file import disk_place
+
+    if (found := disk_place(engine.get("kv_disk_size"))) is None:
+        return "no disk has room for the prefix cache (--kv-disk FOLDER)"
+    folder, quota = found
+    return f"cached pages also go to files without a name in {folder}, {binary(quota)} at most (--kv-disk off: nowhere)"
+
+
+def _listen(
+    what: str, build: Callable[[Policy, Path | None, Served], FastAPI], settings: Settings, disk: str = ""
+) -> None:
+    """Listen, build the app and serve until a signal ends the server. disk: as `serve_app` has it."""
     from tokenwright.serve.transport.sockets import listen
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server is there
@@ -283,4 +304,6 @@ def _listen(what: str, build: Callable[[Policy, Path | None, Served], FastAPI], 
         log_access(logging.StreamHandler())
     at = f"http://{in_url(settings.host)}:{port}"
     remark(f"serving {what} at {at}/v1{'' if page is None else f', with a page at {at}'} (Ctrl-C ends it)")
+    if disk:
+        remark(disk)
     Server(app, settings.drain_timeout, remark).keep(listener)

@@ -136,14 +136,13 @@ KvMemory = Annotated[
 KvDisk = Annotated[
     str | None,
     Option(
-        help="A folder where the prefix cache outlives the process; several processes may use it.",
+        help="A folder where the prefix cache outlives the process; several processes may use it. auto: files that end "
+        "with the process; off: neither.",
         rich_help_panel=ENGINE,
         show_default=False,
     ),
 ]
-KvDiskSize = Annotated[
-    str | None, Option(help="The most bytes in that folder; by default 20GB.", rich_help_panel=ENGINE)
-]
+KvDiskSize = Annotated[str | None, Option(help="The most bytes on that disk; by default 20GB.", rich_help_panel=ENGINE)]
 NoCache = Annotated[bool, Option("--no-cache", help="Recompute every token at every step.", rich_help_panel=ENGINE)]
 PageSize = Annotated[int, Option(help="Token slots of a page of the KV cache.", rich_help_panel=ENGINE)]
 TokenBudget = Annotated[
@@ -207,6 +206,8 @@ def of_engine(parameters: Mapping[str, Any], *, but: Sequence[str] = ()) -> dict
     Raises RequestError for a --kv-memory or --kv-disk-size that is no size, and for the latter without --kv-disk.
     """
     found = {name: parameters[name] for name in OF_ENGINE if name in parameters and name not in but}
+    if found.get("kv_disk") == "off":
+        found["kv_disk"] = None
     for name in ("kv_memory", "kv_disk_size"):
         if found.get(name) is not None:
             found[name] = read_bytes(found[name], name)

@@ -1,6 +1,6 @@
 """Time to first token of a long prompt whose K and V are in memory, in the folder of --kv-disk, or in neither.
 
-    python -m benchmarks.serving.kv_disk [MODEL] [--weights int8] [--tokens 8000] [--rounds 15] [--folder build/kv-disk]
+    python -m benchmarks.cache.kv_disk [MODEL] [--weights int8] [--tokens 8000] [--rounds 15] [--folder build/kv-disk]
 
 MODEL is a folder, a name, or a shape of `tokenwright bench`; by default qwen05. Where two engines share one folder, the
 first computes the prompt. The second, which stands for the process after a restart, answers it in turn from memory and,

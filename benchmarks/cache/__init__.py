@@ -1,0 +1,1 @@
+"""Benchmarks of the prefix cache: its tier on a disk, and recorded agents."""
