@@ -1,4 +1,4 @@
-"""An inference engine for language models in one file: torch, the standard library, and two readers of files.
+"""An inference engine for language models in one file: NumPy and the standard library.
 
     python examples/one_file_engine.py "Once upon a time" "One day, a cat" --temperature 0.7 --seed 4
 
@@ -17,9 +17,8 @@ The parts, in the order of the file:
     Llama      the model, which writes and reads K and V through page tables
     sample     from logits to a token, by a random number that depends on seed and position only
 
-K and V of a token depend on the tokens up to it and on no later one, so they are computed once and kept. Their memory
-is divided into pages, alike in every layer. A page table lists the pages of a sequence in the order of its positions.
-Sequences that begin with the same tokens share the pages of that prefix:
+K and V of a token depend on the tokens up to it and on no later one, so they are computed once and kept, in pages. A
+page table lists a sequence's pages in order; sequences that begin with the same tokens share the pages of that prefix:
 
     page tables, with pages of 4 tokens                   the pool
     A  Once upon a time|, there was a|little girl         page 0  free
@@ -39,14 +38,10 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import takewhile
 from pathlib import Path
-from struct import pack
+from struct import pack, unpack_from
 from typing import Any, NamedTuple
 
-import torch
-import torch.nn.functional as F
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
-from torch import Tensor
+import numpy as np
 
 
 class Sampling(NamedTuple):
@@ -139,9 +134,7 @@ class Pool:
         used = Counter(page for table in tables for page in table)
         assert used == self.refcounts, "a refcount is not the number of tables with that page"
         assert sorted([*self.available, *used]) == list(range(self.pages)), "a page is lost, or in two places"
-        assert {page: page_hash for page_hash, page in self.page_of.items()} == self.hash_of, (
-            "a page has two hashes, or a hash two pages"
-        )
+        assert {page: key for key, page in self.page_of.items()} == self.hash_of, "a page or a hash occurs twice"
 
 
 class Scheduler:
@@ -228,21 +221,19 @@ class Scheduler:
         for sequence in self.running:
             assert sequence.computed <= len(sequence.pages) * size, "a computed token has no page"
             for page in sequence.pages[sequence.computed // size :]:
-                private = self.pool.refcounts[page] == 1 and page not in self.pool.hash_of
-                assert private, "a page that will be written to is shared or cached"
+                assert self.pool.refcounts[page] == 1, "a page that will be written to is shared"
+                assert page not in self.pool.hash_of, "a page that will be written to is cached"
 
 
 class Batch:
-    """The chunks of a step as tensors: T tokens, one chunk after another."""
+    """The chunks of a step as arrays: T tokens, one chunk after another."""
 
-    def __init__(self, chunks: list[Chunk], page_size: int) -> None:
-        self.ids = torch.tensor([token for s, start, stop in chunks for token in s.tokens[start:stop]])  # [T]
-        self.positions = torch.cat([torch.arange(start, stop) for _, start, stop in chunks])  # [T]
-        tables = [torch.tensor(s.pages)[:, None] * page_size + torch.arange(page_size) for s, _, _ in chunks]
-        self.contexts = [table.flatten()[:stop] for table, (_, _, stop) in zip(tables, chunks, strict=True)]  # to read
-        self.lengths = [stop - start for _, start, stop in chunks]
-        self.slots = torch.cat([at[-n:] for at, n in zip(self.contexts, self.lengths, strict=True)])  # [T], to write
-        self.ends = torch.tensor(self.lengths).cumsum(0) - 1  # the row of each chunk's last token
+    def __init__(self, chunks: list[Chunk], size: int) -> None:
+        self.ids = np.array([token for s, start, stop in chunks for token in s.tokens[start:stop]])  # [T]
+        self.positions = np.concatenate([np.arange(start, stop, dtype=np.float32) for _, start, stop in chunks])  # [T]
+        self.ends = np.cumsum([stop - start for _, start, stop in chunks])  # the row behind each chunk's last token
+        self.contexts = [(np.array(s.pages)[:, None] * size + np.arange(size)).ravel()[:stop] for s, _, stop in chunks]
+        self.slots = np.concatenate([at[c.start :] for at, c in zip(self.contexts, chunks, strict=True)])  # to write
 
 
 class Llama:
@@ -259,90 +250,99 @@ class Llama:
         self.context, self.eps = config["max_position_embeddings"], config["rms_norm_eps"]
         self.end_ids: list[int] = ends if isinstance(ends := config["eos_token_id"], list) else [ends]
         self.frequencies = frequencies(config, self.head_size)
-        tensors = [item for file in folder.glob("*.safetensors") for item in load_file(file).items()]
-        self.weights = {name.removeprefix("model.").removesuffix(".weight"): x.float() for name, x in tensors}
+        self.weights = dict(tensor for file in folder.glob("*.safetensors") for tensor in read_tensors(file))
         self.weights.setdefault("lm_head", self.weights["embed_tokens"])  # "tied": one matrix for both
 
-    def __call__(self, batch: Batch, cache: Tensor) -> Tensor:
+    def __call__(self, batch: Batch, cache: np.ndarray) -> np.ndarray:
         """The logits after the last token of each chunk: [chunks, V]."""
         angles = batch.positions[:, None] * self.frequencies  # [T, D / 2]
         x = self.weights["embed_tokens"][batch.ids]  # [T, width]
         for layer, kv in zip(self.layers, cache, strict=True):  # kv [2, slots, G, D]
             x = x + self.attention(f"{layer}.self_attn", self.norm(f"{layer}.input_layernorm", x), angles, batch, kv)
             x = x + self.mlp(f"{layer}.mlp", self.norm(f"{layer}.post_attention_layernorm", x))
-        return self.linear("lm_head", self.norm("norm", x[batch.ends]))
+        return self.linear("lm_head", self.norm("norm", x[batch.ends - 1]))
 
-    def attention(self, name: str, x: Tensor, angles: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        q, k, v = (self.linear(f"{name}.{part}_proj", x).unflatten(1, (-1, self.head_size)) for part in "qkv")
+    def attention(self, name: str, x: np.ndarray, angles: np.ndarray, batch: Batch, kv: np.ndarray) -> np.ndarray:
+        q, k, v = (self.linear(f"{name}.{part}_proj", x).reshape(len(x), -1, self.head_size) for part in "qkv")
         q, k = rotate(q, angles), rotate(k, angles)  # q [T, H, D], k and v [T, G, D]
-        kv[:, batch.slots] = torch.stack((k, v))  # before they are read: a token attends to itself as well
-        out = [attend(rows, *kv[:, at]) for rows, at in zip(q.split(batch.lengths), batch.contexts, strict=True)]
-        return self.linear(f"{name}.o_proj", torch.cat(out).flatten(1))  # [T, width]
+        kv[:, batch.slots] = k, v  # before they are read: a token attends to itself as well
+        out = [attend(rows, *kv[:, at]) for rows, at in zip(np.split(q, batch.ends[:-1]), batch.contexts, strict=True)]
+        return self.linear(f"{name}.o_proj", np.concatenate(out))  # [T, width]
 
-    def mlp(self, name: str, x: Tensor) -> Tensor:
-        gate = F.silu(self.linear(f"{name}.gate_proj", x))
-        return self.linear(f"{name}.down_proj", gate * self.linear(f"{name}.up_proj", x))
+    def mlp(self, name: str, x: np.ndarray) -> np.ndarray:
+        gate, up = (self.linear(f"{name}.{part}_proj", x) for part in ("gate", "up"))
+        return self.linear(f"{name}.down_proj", gate * (0.5 + 0.5 * np.tanh(gate / 2)) * up)  # silu(gate) up
 
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        return F.linear(x, self.weights[name], self.weights.get(f"{name}.bias"))
+    def linear(self, name: str, x: np.ndarray) -> np.ndarray:
+        return x @ self.weights[name].T + self.weights.get(f"{name}.bias", np.float32(0))
 
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.weights[name], self.eps)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q k / sqrt(D)) v, [n, H, D]: q [n, H, D] of the last n tokens of a context, k and v [context, G, D]."""
-    causal = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))  # the last row sees everything
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, heads, tokens, D]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=causal, enable_gqa=True)[0].transpose(0, 1)
+    def norm(self, name: str, x: np.ndarray) -> np.ndarray:
+        return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + np.float32(self.eps)) * self.weights[name]
 
 
-def rotate(x: Tensor, angles: Tensor) -> Tensor:
+def read_tensors(file: Path) -> Iterable[tuple[str, np.ndarray]]:
+    """The weights of a safetensors file, by name, in float32: after a length comes a JSON header, and then the data."""
+    start = 8 + unpack_from("<Q", data := file.read_bytes())[0]
+    for name, header in json.loads(data[8:start]).items():
+        if name != "__metadata__":
+            (begin, end), kind = header["data_offsets"], {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[header["dtype"]]
+            x = np.frombuffer(data[start + begin : start + end], kind).reshape(header["shape"])
+            x = (x.astype("<u4") << 16).view("<f4") if kind == "<u2" else x.astype("<f4")  # bfloat16: its upper half
+            yield name.removeprefix("model.").removesuffix(".weight"), x
+
+
+def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """softmax(q k / sqrt(D)) v, [n, H D]: q [n, H, D] of the last n tokens of a context, k and v [context, G, D]."""
+    rows, (context, kv_heads, size) = len(q), k.shape
+    q = q.reshape(rows, kv_heads, -1, size).transpose(1, 2, 0, 3)  # [G, H / G, n, D]
+    scores = q @ k.transpose(1, 2, 0)[:, None] / np.float32(math.sqrt(size))  # [G, H / G, n, context]
+    scores[..., ~np.tri(rows, context, context - rows, dtype=bool)] = -math.inf  # the last row sees everything
+    return (softmax(scores) @ v.swapaxes(0, 1)[:, None]).transpose(2, 0, 1, 3).reshape(rows, -1)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    return (powers := np.exp(x - x.max(-1, keepdims=True))) / powers.sum(-1, keepdims=True)
+
+
+def rotate(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
     """Rotate each pair (i, i + D / 2) of x [T, heads, D] by its angle [T, D / 2] (RoPE, arXiv 2104.09864)."""
-    cos, sin = angles.cos()[:, None], angles.sin()[:, None]  # [T, 1, D / 2]
-    left, right = x.chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]  # [T, 1, D / 2]
+    left, right = np.split(x, 2, axis=-1)
+    return np.concatenate((left * cos - right * sin, right * cos + left * sin), axis=-1)
 
 
-def frequencies(config: dict[str, Any], head_size: int) -> Tensor:
+def frequencies(config: dict[str, Any], head_size: int) -> np.ndarray:
     """The angle of each pair from one position to the next, in radians: [D / 2]."""
     rope = config | (config.get("rope_parameters") or config.get("rope_scaling") or {})
-    angles = rope.get("rope_theta", 10000.0) ** (-torch.arange(0, head_size, 2) / head_size)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
+    angles = rope.get("rope_theta", 10000.0) ** np.float32(-np.arange(0, head_size, 2) / head_size)
+    if (kind := rope.get("rope_type", rope.get("type", "default"))) == "default":
         return angles
     if kind != "llama3":
         raise ValueError(f"rope_scaling is {kind}; this file knows default and llama3 only")
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     rotations = rope["original_max_position_embeddings"] * angles / math.tau  # in the context of pretraining
-    kept = ((rotations - low) / (high - low)).clamp(0, 1)  # share of the original angle; the rest is divided by factor
+    kept = np.clip((rotations - low) / (high - low), 0, 1)  # share of the original angle; the rest is divided by factor
     return angles * (kept + (1 - kept) / rope["factor"])
 
 
-def sample(logits: Tensor, how: Sampling, number: float) -> int:
+def sample(logits: np.ndarray, how: Sampling, number: float) -> int:
     """The inverse CDF, in the order of ids: the token of logits [V] on which a number from [0, 1) falls."""
     if how.temperature == 0:
         return int(logits.argmax())
-    chances = (logits.double() / how.temperature).softmax(-1)
+    chances = softmax(logits.astype(np.float64) / how.temperature)
     if how.top_p < 1:  # keep the most probable ids until their sum reaches top_p
-        highest, ids = chances.sort(descending=True, stable=True)
-        chances[ids[highest.cumsum(0) - highest >= how.top_p]] = 0
-    ends = chances.cumsum(0)
-    return int(torch.searchsorted(ends, number * ends[-1], right=True))
+        highest = chances[ids := np.argsort(-chances, kind="stable")]
+        chances[ids[highest.cumsum() - highest >= how.top_p]] = 0
+    ends = chances.cumsum()
+    return int(np.searchsorted(ends, number * ends[-1], side="right"))
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number from [0, 1) without a generator's state: Philox 4x64 ("Parallel random numbers: as easy as 1, 2, 3")."""
-    mask = 2**64 - 1
-    (a, b, c, d), (k, m) = (position + 1, 0, 0, 0), (seed, 0)
-    for _ in range(10):
-        left, right = a * 0xD2E7470EE14C6C93, c * 0xCA5A826395121157  # of 128 bits
-        a, b, c, d = right >> 64 ^ b ^ k, right & mask, left >> 64 ^ d ^ m, left & mask
-        k, m = (k + 0x9E3779B97F4A7C15) & mask, (m + 0xBB67AE8584CAA73B) & mask
-    return (a >> 11) * 2.0**-53
+    """A number from [0, 1) that depends on nothing else: Philox ("Parallel random numbers: as easy as 1, 2, 3")."""
+    return int(np.random.Philox(key=seed, counter=position).random_raw() >> 11) * 2.0**-53
 
 
-def pick(chunks: list[Chunk], logits: Tensor) -> list[int | None]:
+def pick(chunks: list[Chunk], logits: np.ndarray) -> list[int | None]:
     """The next token of each chunk's sequence, from logits [chunks, V]; None where tokens of it are still pending."""
     return [
         sample(row, s.sampling, uniform(s.sampling.seed, stop)) if stop == len(s.tokens) else None
@@ -356,7 +356,7 @@ class Engine:
     def __init__(self, model: Llama, *, pages: int = 256, page_size: int = 16, token_budget: int = 256) -> None:
         self.model, self.pool = model, Pool(pages, page_size)
         self.scheduler = Scheduler(self.pool, token_budget, model.end_ids)
-        self.cache = torch.zeros(len(model.layers), 2, pages * page_size, model.kv_heads, model.head_size)  # K and V
+        self.cache = np.zeros((len(model.layers), 2, pages * page_size, model.kv_heads, model.head_size), "f4")  # K, V
 
     def add(self, prompt: list[int], sampling: Sampling) -> Sequence:
         """Queue a prompt, at any time between two steps. Raises ValueError if it can never run."""
@@ -367,7 +367,6 @@ class Engine:
         self.scheduler.waiting.append(Sequence([*prompt], sampling, limit))
         return self.scheduler.waiting[-1]
 
-    @torch.inference_mode()
     def step(self) -> list[Sequence]:
         """Compute one step; returns the sequences that ended."""
         chunks = self.scheduler.schedule()
@@ -377,14 +376,15 @@ class Engine:
 
 
 def main() -> None:
+    from tokenizers import Tokenizer  # the engine itself needs only ids
+
     parser = argparse.ArgumentParser(description="Continue all prompts at once, by a folder with a Llama model.")
     parser.add_argument("prompts", nargs="*", default=["Once upon a time"])
     parser.add_argument("--model", type=Path, default=Path(__file__).parents[1] / "src/tokenwright/stories")
-    options = {"temperature": 0.7, "top-p": 0.95, "seed": 0, "max-tokens": 200, "pages": 256, "threads": 1}
+    options = {"temperature": 0.7, "top-p": 0.95, "seed": 0, "max-tokens": 200, "pages": 256}
     for name, default in options.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{default} if not given")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)  # a small model is fastest with one
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     engine = Engine(Llama(args.model), pages=args.pages)
     scheduler, how = engine.scheduler, Sampling(args.temperature, args.top_p, args.seed, args.max_tokens)
