@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 import pytest
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.models.files.originals import ORIGINALS
 from tests.models.fixtures import KINDS, VARIANTS, make_config
+from tests.models.random_models import plain_model
 from tokenwright.checkpoints.families.dense_rows import PHI3
 from tokenwright.checkpoints.families.registry import GPT2, LLAMA, TensorSource, parse_config
 from tokenwright.checkpoints.quantised.published import read_scheme
@@ -102,6 +103,30 @@ def test_layers_without_positions_are_those_of_transformers(interval: int) -> No
     theirs = theirs_of(values)
     assert parse_config(values).config.rotary == tuple(bool(one) for one in theirs.no_rope_layers)
     assert parse("smollm3").rotary == (True, True, False, True)
+
+
+@pytest.mark.parametrize("window", [24, None])
+@pytest.mark.parametrize("types", ["f", "s", "sf"])
+def test_a_window_that_no_layer_has_still_takes_positions_away(window: int | None, types: str) -> None:
+    """EXAONE 4 asks whether the config has a window, not whether a layer has."""
+    named = {"f": "full_attention", "s": "sliding_attention"}
+    listed = [named[types[i % len(types)]] for i in range(3)]
+    if window is None and "s" in types:
+        assert "no sliding_window is in use" in refusal("exaone4", sliding_window=None, layer_types=listed)
+        return
+    values = make_config("exaone4") | {"sliding_window": window, "layer_types": listed}
+    layers = AutoModelForCausalLM.from_config(theirs_of(values)).model.layers
+    expected = tuple(one.self_attn.sliding_window is None or one.self_attn.is_sliding for one in layers)
+    assert parse_config(values).config.rotary == expected
+
+
+@pytest.mark.parametrize("kind", ["cwm", "vaultgemma", "granite_swa", "granitemoe_swa"])
+def test_layers_without_listed_types_are_those_of_transformers(kind: str) -> None:
+    values = {key: one for key, one in plain_model(kind).items() if key not in ("layer_types", "layer_rope_theta")}
+    for given in (values, {key: one for key, one in values.items() if key != "sliding_window"}):
+        theirs = theirs_of(given | {"num_hidden_layers": 6})
+        expected = tuple(theirs.sliding_window if one == "sliding_attention" else None for one in theirs.layer_types)
+        assert parse_config(given | {"num_hidden_layers": 6}).config.windows == expected
 
 
 YARN: list[dict[str, Any]] = [

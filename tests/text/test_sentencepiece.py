@@ -16,6 +16,8 @@ KINDS = {  # options of the trainer
     | {"remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True},
     "bpe": {"model_type": "bpe", "byte_fallback": True, "user_defined_symbols": ["<|im_start|>"]},
     "unigram": {"model_type": "unigram"},
+    "unigram-spaces": {"model_type": "unigram", "normalization_rule_name": "identity"}
+    | {"remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True},
     "unigram-bytes": {"model_type": "unigram", "byte_fallback": True, "add_dummy_prefix": False},
 }
 
@@ -42,7 +44,7 @@ def test_ids_and_text_are_the_librarys(folder: Path) -> None:
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     assert (ours.vocab_size, ours.bos_id, ours.eos_ids) == (600, theirs.bos_id(), (theirs.eos_id(),))
     draw = random.Random(0)
-    texts = [*strings(150), "", " ", "  two  spaces ", "a\n\nb", "Hello world 12"]
+    texts = [*strings(150), "", " ", " Hello", "  two  spaces ", "a\n\nb", "Hello world 12"]
     texts += ["".join(draw.choices("ab c,.\n 1é中😀", k=draw.randrange(1, 40))) for _ in range(200)]
     normalizer = ours._library.normalizer
     composed = [text for text in texts if _spaced(normalizer.normalize_str(text)) == _spaced(theirs.normalize(text))]

@@ -7,6 +7,7 @@ next prompt begins with exactly the tokens whose pages are cached.
 """
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,16 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from tokenwright.errors import RequestError
+from tokenwright.text.content_forms import ContentForms
 from tokenwright.text.control import ControlTokens, unused_characters
 from tokenwright.text.messages import Message, check_messages, mapped, strings
 from tokenwright.text.renderer import SECONDS, Renderer
 from tokenwright.text.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
+
+# Fields of messages and parts that many templates leave out.
+_FIELDS = frozenset(("role", "content", "tool_calls", "tool_call_id", "name", "thinking", "type", "text"))
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
 _IN_CHANNEL = "<|channel|>final<|message|>"
 _PROBE = "9f1c6e"  # an answer that no template treats specially
@@ -61,6 +67,8 @@ class ChatTemplate:
         self._for_tools = (
             self._process if tokenizer.tool_template is None else Renderer(self._tools_source, values, seconds)
         )
+        self._contents = ContentForms(self._source), ContentForms(self._tools_source)
+        self._unread: set[str] = set()
         self._key = (self._source, *values.items())
 
     def render(
@@ -92,16 +100,34 @@ class ChatTemplate:
             tools, variables = mapped([tools, variables], lambda text: self._control.broken(text, marker))
         more = {"tools": tools, "variables": dict(variables or {})}
         process = self._process if tools is None else self._for_tools
+
+        forms = self._contents[tools is not None]
+
+        def printed(messages: Sequence[Message]) -> str:
+            fitted = [forms.fitted(one, lambda probe: process.render(probe, False)) for one in messages]
+            return process.render(fitted, add_generation_prompt, more)
+
         try:
-            text = process.render(checked, add_generation_prompt, more)
+            text = printed(checked)
         except RequestError as error:
             raise RequestError(str(error).replace(marker, "")) from None
+        self._warn_of_unread(checked, text)
         kept = {at: own for at, ids in (answers or {}).items() if (own := self._own(checked, at, ids, marker))}
         if kept:
-            bordered = process.render(_bordered(checked, kept, border), add_generation_prompt, more)
+            bordered = printed(_bordered(checked, kept, border))
             if re.sub(f"{border}(?:[0-9]+{border})?", "", bordered) == text:  # the borders changed nothing
                 return self._encoded(bordered, marker, border, kept)
         return self._encoded(text, marker, border, {})
+
+    def _warn_of_unread(self, messages: Sequence[Message], text: str) -> None:
+        """Warn once of each field of messages that the template does not read: its source and text lack the name."""
+        read = self._source + self._tools_source
+        listed = [part for one in messages if not isinstance(one["content"], str) for part in one["content"]]
+        fields = {name for one in (*messages, *listed) for name, value in one.items() if value}
+        fields -= _FIELDS | self._unread
+        if unread := sorted(name for name in fields if name not in read and name not in text):
+            self._unread.update(unread)
+            log.warning("the chat template reads no %s of messages, so the prompt lacks it", " and no ".join(unread))
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
@@ -164,8 +190,8 @@ class ChatTemplate:
         if role not in _ROLES and f"'{role}'" not in self._source and f'"{role}"' not in self._source:
             role = self._control.broken(role, marker)
         tokens = self._tokenizer.special_control if role == "assistant" else self._control
-        rest = {name: value for name, value in message.items() if name != "role"}
-        return {"role": role, **mapped(rest, lambda text: tokens.broken(text, marker))}
+        broken: dict[str, Any] = mapped(message, lambda text: tokens.broken(text, marker))
+        return {**broken, "role": role}
 
     def _own(self, messages: Sequence[Message], at: int, ids: Sequence[int], marker: str) -> "_Own | None":
         """The answer of these ids without its end token; None if the ids do not decode to the message's text."""
@@ -179,7 +205,8 @@ class ChatTemplate:
         pieces = [self._tokenizer.token_bytes(token, first=False) or b"" for token in body]
         text = b"".join(pieces).decode("utf-8", errors="replace")
         core = text.strip()
-        if not core or core != messages[at]["content"].replace(marker, "").strip():
+        content = messages[at]["content"]
+        if not core or not isinstance(content, str) or core != content.replace(marker, "").strip():
             return None
         before, _, after = text.partition(core)
         return _Own(tuple(body), before, core, after)

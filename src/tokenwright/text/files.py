@@ -1,7 +1,7 @@
 """Reads and checks the tokenizer files of a checkpoint's folder; no tokenising here.
 
 The files are tokenizer.json (or SentencePiece's tokenizer.model, or vocab.json and merges.txt), tokenizer_config.json,
-special_tokens_map.json and chat_template.jinja. Only the first is required; a damaged file is always an error.
+special_tokens_map.json and chat_template.jinja or .json. Only the first is required; a damaged file is an error.
 """
 
 import json
@@ -193,19 +193,22 @@ def _variables(config: Mapping[str, Any]) -> dict[str, str | tuple[str, ...]]:
 
 
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The template of conversations, and the one named "tool_use", of files or of the config.
+    """The template of conversations, and the one named "tool_use".
 
-    Of several named templates the first is "default", or the first of them.
+    Files of templates replace those of the config, as in transformers; chat_template.json, which older processors
+    have, counts where neither is. Of several named templates the first is "default", or the first of them.
     """
     file, tools = folder / "chat_template.jinja", folder / "additional_chat_templates" / "tool_use.jinja"
-    value = config.get("chat_template")
-    named = {item["name"]: item["template"] for item in value} if isinstance(value, list) else {}
-    for_tools = _read_text(tools) if tools.exists() else named.get("tool_use")
-    if file.exists():
-        return _read_text(file), for_tools
+    value = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(value, list):
-        value = named.get("default", next(iter(named.values()), None))
-    return value if isinstance(value, str) else None, for_tools
+        value = {item["name"]: item["template"] for item in value}
+    named = value if isinstance(value, dict) else {"default": value}
+    if file.exists():
+        named = {"default": _read_text(file)}
+    if tools.exists():
+        named = {**named, "tool_use": _read_text(tools)}
+    first, for_tools = named.get("default", next(iter(named.values()), None)), named.get("tool_use")
+    return first if isinstance(first, str) else None, for_tools if isinstance(for_tools, str) else None
 
 
 def _read_text(path: Path) -> str:

@@ -6,9 +6,16 @@ from typing import Any
 from tokenwright.errors import RequestError
 from tokenwright.text.tokenizer import check_text
 
-# "role" and "content" (text, or a list of parts {"type": "text", "text": ...}), and perhaps what OPTIONAL names
-Message = Mapping[str, Any]
-OPTIONAL = frozenset(("tool_calls", "tool_call_id", "name", "reasoning_content"))  # of a message
+Message = Mapping[str, Any]  # "role", "content" (text, or a list of parts), and what else the chat template reads
+
+# Parts that a model of text cannot read, though its template may have a mark for them.
+_MEDIA = frozenset(
+    ("image", "image_url", "input_image", "audio", "audio_url", "input_audio", "video", "video_url", "file")
+)
+# Fields whose texts templates print and do not compare.
+_WRITTEN = frozenset(
+    ("", "content", "text", "name", "arguments", "description", "reasoning_content", "reasoning", "thinking")
+)
 
 MOST_MESSAGES = 100_000
 MOST_LEVELS = 64  # of objects and lists in tools and their arguments
@@ -17,7 +24,7 @@ MOST_LEVELS = 64  # of objects and lists in tools and their arguments
 def check_messages(messages: object) -> list[dict[str, Any]]:
     """A copy of the messages, checked. Raises RequestError for anything but a list of messages in text.
 
-    The content may be None or missing beside "tool_calls", and is then empty.
+    The content of the assistant's may be None or missing beside other fields, and is then empty.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise RequestError(f'messages must be a list of {{"role", "content"}}, not {type(messages).__name__}')
@@ -27,22 +34,45 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
 
 
 def _checked(at: int, message: object) -> dict[str, Any]:
-    if isinstance(message, Mapping) and message.get("tool_calls"):
-        message = {"content": None, **message}
-    if not isinstance(message, Mapping) or message.keys() - OPTIONAL != {"role", "content"}:
-        is_what = f"has {sorted(map(str, message))}" if isinstance(message, Mapping) else f"is {type(message).__name__}"
-        raise RequestError(f'message {at} must have "role" and "content" and nothing else; it {is_what}'[:500])
-    found = {**message, "content": _content(at, message["content"])}
-    if found["content"] is None and found.get("tool_calls"):
+    if not isinstance(message, Mapping):
+        raise RequestError(f'message {at} must have "role" and "content"; it is {type(message).__name__}')
+    found = dict(message)
+    others = [one for name, one in found.items() if name not in ("role", "name", "content")]
+    if found.get("content") is None and (found.get("tool_calls") or (found.get("role") == "assistant" and any(others))):
         found["content"] = ""
-    for name, value in found.items():
-        if name != "tool_calls" and not isinstance(value, str):
-            raise RequestError(f"the {name} of message {at} must be text, not {type(value).__name__}")
-        for text in strings(value, 0):
-            check_text(text)
+    if "role" not in found or "content" not in found:
+        raise RequestError(f'message {at} must have "role" and "content"; it has {sorted(map(str, message))}'[:500])
+    for name in ("role", "tool_call_id", "name"):
+        if not isinstance(found.get(name, ""), str):
+            raise RequestError(f"the {name} of message {at} must be text, not {type(found[name]).__name__}")
+    _check_content(at, found["content"])
+    for text in strings(found, 0):
+        check_text(text)
     if not found["role"]:
         raise RequestError(f"the role of message {at} is empty; it is system, user or assistant")
     return found
+
+
+def _check_content(at: int, content: object) -> None:
+    """Raises RequestError for content that is neither text nor a list of parts, and for parts that are not text."""
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list | tuple):
+        raise RequestError(f"the content of message {at} must be text, not {type(content).__name__}")
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if not isinstance(part, Mapping) or kind in _MEDIA or not isinstance(part.get("text", ""), str):
+            raise RequestError(
+                f"the content of message {at} has a part that is no text ({kind!r}); give text, or parts of the form "
+                '{"type": "text", "text": "..."}'
+            )
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content, for a template that takes no parts: those are joined by line breaks."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(str(part.get("text", "")) for part in content)
 
 
 def strings(value: object, depth: int) -> Iterator[str]:
@@ -71,24 +101,14 @@ def _no_json(what: str) -> RequestError:
     return RequestError(f"the messages and tools hold what JSON lacks: {what}; give texts, numbers, lists and objects")
 
 
-def mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """A copy of a value of JSON with every string changed, but for names of fields that templates may ask for."""
+def mapped(value: Any, change: Callable[[str], str], field: str = "") -> Any:
+    """A copy of a value of JSON, of a field, with its strings changed.
+
+    Names of fields stay that templates may ask for, and words that they may compare, such as the type of a part.
+    """
     if isinstance(value, str):
-        return change(value)
+        word = field not in _WRITTEN and value.replace("-", "_").isidentifier()
+        return value if word else change(value)
     if isinstance(value, Mapping):
-        return {n if n.isidentifier() else change(n): mapped(one, change) for n, one in value.items()}
-    return [mapped(one, change) for one in value] if isinstance(value, Sequence) else value
-
-
-def _content(at: int, content: Any) -> Any:
-    """The text of a content in parts, which are joined by line breaks; any other value as it is."""
-    if not isinstance(content, list | tuple):
-        return content
-    for part in content:
-        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise RequestError(
-                f"the content of message {at} has a part that is no text ({kind!r}); give text, or parts of the form "
-                '{"type": "text", "text": "..."}'
-            )
-    return "\n".join(part["text"] for part in content)
+        return {n if n.isidentifier() else change(n): mapped(one, change, n) for n, one in value.items()}
+    return [mapped(one, change, field) for one in value] if isinstance(value, Sequence) else value

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import Regex, models, normalizers, pre_tokenizers
+from tokenizers import Regex, models, normalizers
 
 from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.regular_file import read_regular
@@ -88,8 +88,8 @@ def _unigram(model: SentencePieceModel) -> tokenizers.Tokenizer:
     unknown = model.special["unknown"]
     vocab = list(zip(model.pieces, model.scores, strict=True))
     library = tokenizers.Tokenizer(models.Unigram(vocab, unknown, model.byte_fallback))
-    scheme = "always" if model.prefix else "never"
-    library.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=True)
+    first = [normalizers.Prepend("▁")] if model.prefix else []
+    library.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
     library.decoder = spaces_restored(prefix=model.prefix)
     return library
 

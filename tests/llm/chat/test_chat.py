@@ -3,23 +3,49 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from functools import cache
+from itertools import chain, product
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import pytest
 from pydantic import BaseModel
+from transformers import PreTrainedTokenizerFast
 
 from tests.engines import assert_at_rest
 from tests.models.fixtures import make_checkpoint
-from tests.serve.talking import TEMPLATE
+from tests.serve.chat.tool_families import FAMILIES, OTHERS, PLAIN, SAYS_ONLY
+from tests.serve.talking import TEMPLATE, make_talker
+from tests.text.kinds import wrap
+from tests.text.templates import TEMPLATES, byte_level
 from tokenwright import LLM, Grammar, RequestError
 from tokenwright.engine import FinishReason
 from tokenwright.llm.chat.answer import Delta
 from tokenwright.llm.chat.answer_reader import AnswerReader
+from tokenwright.llm.chat.chat_options import AskedOptions
+from tokenwright.llm.chat.chat_processor import ChatProcessor
 from tokenwright.llm.outputs import Piece, ToolCall
 from tokenwright.serve.service.preprocess import Preprocessor
 from tokenwright.serve.service.types import GenerationRequest, Tool
+from tokenwright.text import ChatTemplate
 
 ASKED = [{"role": "user", "content": "Hello"}]
+
+
+def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def parts(*texts: str, **more: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text, **more} for text in texts]
+
+
+def called(arguments: Any, identity: str = "call_1") -> list[dict[str, Any]]:
+    function = {"name": "weather", "arguments": arguments}
+    return [{"id": identity, "type": "function", "function": function}]
+
+
 PLACES = {
     "type": "object",
     "properties": {"city": {"enum": ["Oslo", "Rome"]}},
@@ -130,6 +156,92 @@ def test_an_answer_has_a_form(llm: LLM, form: Any) -> None:
 def test_each_of_several_texts_is_read(llm: LLM) -> None:
     done = llm.chat(ASKED, tools=[WEATHER], tool_choice="required", n=2, max_tokens=100, seed=3)
     assert [len(one.tool_calls) > 0 for one in done.choices] == [True, True]
+
+
+RAIN = said("tool", "rain", tool_call_id="call_1", name="weather")
+SHAPES: dict[str, list[dict[str, Any]]] = {
+    "plain": [said("system", "s"), said("user", "one"), said("assistant", "two"), said("user", "three")],
+    "parts": [said("user", parts("one", "two"))],
+    "parts of all": [said("system", parts("s1", "s2")), *ASKED, said("assistant", parts("a1", "a2")), *ASKED],
+    "languages": [said("user", parts("Hi", source_lang_code="cs", target_lang_code="en"))],
+    "reasoning": [*ASKED, said("assistant", "two", reasoning="hm"), *ASKED],
+    "call": [*ASKED, said("assistant", "", tool_calls=called({"city": "Oslo"})), RAIN],
+    "call of nine": [
+        *ASKED,
+        said("assistant", "", tool_calls=called({"city": "Oslo"}, "a12345678")),
+        RAIN | {"tool_call_id": "a12345678"},
+    ],
+    "call in text": [*ASKED, said("assistant", "", tool_calls=called('{"city":"Oslo"}')), RAIN],
+    "result in parts": [
+        *ASKED, said("assistant", "", tool_calls=called({"city": "Oslo"})), RAIN | {"content": parts("r1", "r2")}
+    ],
+    "plan": [*ASKED, {"role": "assistant", "tool_plan": "look", "tool_calls": called({"city": "Oslo"})}, RAIN],
+}  # fmt: skip
+TYPED = {"type": "function", "function": {"name": "weather", "return": {"type": "string"}}}
+UNREAD = {"languages": ("source_lang_code", "target_lang_code"), "reasoning": ("reasoning",), "plan": ("tool_plan",)}
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield from texts_in(json.loads(value)) if value.startswith("{") else [value]
+    elif isinstance(value, dict):
+        named = (one for name, one in value.items() if name not in ("role", "type", "id", "tool_call_id"))
+        yield from chain.from_iterable(map(texts_in, named))
+    elif isinstance(value, list):
+        yield from chain.from_iterable(map(texts_in, value))
+
+
+@cache
+def theirs() -> Any:
+    return PreTrainedTokenizerFast(tokenizer_object=byte_level(), bos_token="<s>", eos_token="</s>")
+
+
+ALL = {
+    **{name: source for name, (source, _) in TEMPLATES.items()},
+    **{one.name: one.template for one in (*FAMILIES, PLAIN, SAYS_ONLY)},
+    **OTHERS,
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_a_template_can_read_reaches_it_as_it_was_sent(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The prompt is transformers', but where that is a list as Python prints it, or none, or lacks what was sent."""
+    source, same = ALL[name], 0
+    tokenizer = wrap(byte_level(), bos="<s>", eos=("</s>",), chat_template=source)
+    with ChatTemplate(tokenizer) as chat:
+        loaded: Any = SimpleNamespace(tokenizer=tokenizer, template=chat, eos_ids=tokenizer.eos_ids)
+        processor = ChatProcessor(loaded)
+        for (shape, messages), tools in product(SHAPES.items(), ((), (TYPED,)) if "tools" in source else ((),)):
+            try:
+                given: dict[str, Any] = {"tools": list(tools) or None, "chat_template": source, "tokenize": False}
+                expected = theirs().apply_chat_template(messages, add_generation_prompt=True, **given)
+            except Exception as error:
+                expected = f"none: {error}"
+            try:
+                text = processor.rendered(AskedOptions(tools=tools).request(messages)).text
+            except RequestError:
+                assert expected.startswith("none"), shape
+                continue
+            same += text == expected
+            if text != expected:
+                lost = [one for one in texts_in(messages) if one not in text and one not in json.dumps(text)]
+                told = any(field in caplog.text for field in UNREAD.get(shape, ()))
+                assert not lost or told, (shape, lost)
+                whole = all(one in expected for one in texts_in([*messages, *tools]))
+                named = "functions.weather:0" in text  # as Kimi demands
+                named |= '"content": ""' in text  # of JSON, in which every message has content
+                escaped = named or (shape == "call in text" and '\\"city' in expected)
+                assert expected.startswith("none") or "'type': 'text'" in expected or not whole or escaped, (
+                    shape, expected, text,
+                )  # fmt: skip
+    assert same > 0
+
+
+def test_a_template_has_its_own_form_of_calls(tmp_path: Path) -> None:
+    with LLM(make_talker(tmp_path, template=OTHERS["a plan"]), pages=256) as llm:
+        assert "-> " not in llm.render(SHAPES["plan"], tools=[WEATHER]).text
+        done = llm.chat(ASKED, tools=[WEATHER], tool_choice="required", max_tokens=60, seed=3)
+        assert done.text.startswith("<call>weather(") and done.tool_calls[0].values["city"] in ("Oslo", "Rome")
 
 
 def test_the_server_renders_the_same(llm: LLM) -> None:

@@ -190,3 +190,28 @@ SAYS_ONLY = Family(  # Phi-4-mini's own prints no calls
     "",
     tools=_TOOLS + " Answer with <|tool_call|>[calls]<|/tool_call|>.",
 )
+
+# Templates of other kinds: what they read, whole.
+_TURN = "{% for m in messages %}<|{{ m.role }}|>CONTENT<|end|>{% endfor %}"
+_CALL = "{% if m.tool_calls %}BEFORE{% for c in m.tool_calls %}CALL{% endfor %}{% else %}{{ m.content }}{% endif %}"
+_TYPED = "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}"
+OTHERS = {
+    "text or parts": _TURN.replace(
+        "CONTENT", f"{{% if m.content is string %}}{{{{ m.content }}}}{{% else %}}{_TYPED}{{% endif %}}"
+    ),
+    "parts": _TURN.replace("CONTENT", _TYPED),
+    "languages": "{% set names = {'cs': 'Czech', 'en': 'English'} %}{% for m in messages %}"
+    "{% if m.content is string or m.content | length != 1 %}{{ raise_exception('one item') }}{% endif %}"
+    "{{ names[m.content[0].source_lang_code] }} to {{ names[m.content[0]['target_lang_code']] }}: "
+    "{{ m.content[0].text }}<|end|>{% endfor %}",
+    "a plan": _TURN.replace(
+        "CONTENT", _CALL.replace("BEFORE", "{{ m.tool_plan }}").replace("CALL", f"<call>{_NAME}({_ARGS})</call>")
+    ),
+    "arguments as text": "{% for t in tools or [] %}{{ t.function.name }} -> {{ t.function.return.type }}{% endfor %}"
+    + _TURN.replace(
+        "CONTENT",
+        _CALL.replace("BEFORE", "").replace(
+            "CALL", "{{ '<c>' + c.function.name + ' with ' + c.function.arguments + '</c>' }}"
+        ),
+    ),
+}

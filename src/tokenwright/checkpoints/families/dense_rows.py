@@ -42,7 +42,7 @@ _EMU3 = LlamaLike(by_config(mlp=True), Norms(1e-5), positions=Positions(rope(100
 _GRANITE_SWA = LlamaLike(
     by_config(mlp=True),
     Norms(1e-5),
-    positions=Positions(windows="typed", without="based"),
+    positions=Positions(windows="fourth", without="based"),
     scales=parts.granite_scales,
     tied=True,
     more=(parts.sink_logits,),
@@ -96,7 +96,7 @@ DENSE: tuple[Family, ...] = (
     row({"MiniCPMForCausalLM": "minicpm"}, LlamaLike(by_config(), scales=parts.minicpm_scales, tied=True)),
     row(
         {"CwmForCausalLM": "cwm"},
-        LlamaLike(norms=Norms(1e-5), positions=Positions(rope(1000000.0), windows="typed"), head_size=128),
+        LlamaLike(norms=Norms(1e-5), positions=Positions(rope(1000000.0), windows="cwm"), head_size=128),
     ),
     row(
         {"HeliumForCausalLM": "helium"},

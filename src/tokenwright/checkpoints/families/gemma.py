@@ -160,7 +160,7 @@ _BEFORE_MLP = _one_more({"layers.{i}.mlp_norm": "layers.{i}.pre_feedforward_laye
 VAULT_GEMMA = replace(
     GEMMA,
     architectures={"VaultGemmaForCausalLM": "vaultgemma"},
-    parse=partial(_parse, like=replace(_SECOND, pattern=1 << 20, post_norm=False)),
+    parse=partial(_parse, like=replace(_SECOND, post_norm=False)),
     names=GEMMA.names | _BEFORE_MLP,
 )
 GEMMA2 = replace(

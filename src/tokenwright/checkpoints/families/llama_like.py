@@ -198,7 +198,7 @@ class Positions:
         check_repeats(keys, context, reach)
         rotary = read_rotary(keys, layers) if self.without == "listed" else (True,) * layers
         windows = read_windows(keys, self.windows, rotary)
-        if self.without == "full" and (any(windows) or self.windows == "every"):
+        if self.without == "full" and not (self.windows == "pattern" and keys.is_null("sliding_window")):
             rotary = tuple(window is not None for window in windows)
         if self.without == "based":
             first, local, rotary = read_bases(keys, first, windows)

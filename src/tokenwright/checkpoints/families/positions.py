@@ -38,10 +38,11 @@ _SAME_TYPE: Mapping[str, str] = {"su": "longrope", "mrope": "default"}
 
 # Which layers have an attention window; given: all, if the config has sliding_window; flagged: all, and even: those of
 # even number below max_window_layers, if it has use_sliding_window; alternate: those of even number; pattern: all but
-# every fourth, or as sliding_window_pattern says, if the config has sliding_window; typed: all, listed: none, or as
-# layer_types says.
+# every fourth, or as sliding_window_pattern says, if the config has sliding_window; typed: all, listed: none, fourth
+# (granite) and cwm: all but layers 0, 4, 8 and so on, or as layer_types says.
 Slides = Literal[
-    "none", "all", "given", "flagged", "upper", "even", "alternate", "nope", "pattern", "typed", "every", "listed"
+    "none", "all", "given", "flagged", "upper", "even", "alternate", "nope", "pattern", "typed", "every", "listed",
+    "fourth", "cwm",
 ]  # fmt: skip
 
 
@@ -331,6 +332,8 @@ def read_windows(keys: JsonKeys, slides: Slides, rotary: tuple[bool, ...]) -> tu
         keys.raw("sliding_window_pattern")  # without effect
     if slides in ("even", "alternate"):
         sliding = [i % 2 == 0 and (slides == "alternate" or i < border) for i in range(layers)]
+    if slides in ("fourth", "cwm"):
+        sliding = [i % 4 != 0 for i in range(layers)]
     if slides == "every":
         every = keys.whole("global_attn_every_n_layers", 4)
         sliding = [(i + 1) % every != 0 for i in range(layers)]
@@ -390,6 +393,6 @@ def _window(keys: JsonKeys, slides: Slides) -> int | None:
         return None
     return keys.whole(
         "sliding_window",
-        {"alternate": 128, "every": 1024, "listed": 1024}.get(slides, 4096),
+        {"alternate": 128, "every": 1024, "listed": 1024, "fourth": 128, "cwm": 8192}.get(slides, 4096),
         most=MAX_TOKENS,
     )

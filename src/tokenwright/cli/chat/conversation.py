@@ -95,7 +95,7 @@ def answer_text(done: Completion, tokenizer: Tokenizer) -> str:
 
 def load(path: Path) -> Conversation:
     """Read a conversation from a file. Raises RequestError."""
-    from tokenwright.text.messages import check_messages
+    from tokenwright.text.messages import check_messages, text_of
 
     try:
         messages = json.loads(read_regular(path))
@@ -104,7 +104,7 @@ def load(path: Path) -> Conversation:
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{path} holds no conversation: it is not JSON ({error})") from error
     try:
-        return Conversation(check_messages(messages))
+        return Conversation([{**one, "content": text_of(one["content"])} for one in check_messages(messages)])
     except RequestError as error:
         raise RequestError(f"{path} holds no conversation: {error}") from error
 

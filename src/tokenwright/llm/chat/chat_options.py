@@ -85,9 +85,11 @@ def _tool(given: Any) -> Tool:
     if isinstance(given, Mapping):
         about = given.get("function", given)
         if isinstance(about, Mapping) and isinstance(about.get("name"), str):
-            known = about.get("parameters", about.get("input_schema")) or {"type": "object", "properties": {}}
+            about = {"parameters" if name == "input_schema" else name: one for name, one in about.items()}
+            known = about.get("parameters") or {"type": "object", "properties": {}}
             parameters = _object(f"the parameters of the tool {about['name']}", known)
-            return Tool(about["name"], about.get("description") or "", parameters, bool(about.get("strict")))
+            sent = given if "function" in given else {"type": "function", "function": about}
+            return Tool(about["name"], about.get("description") or "", parameters, bool(about.get("strict")), sent)
     elif inspect.isroutine(given):
         return _tool_of_function(given)
     form = '{"type": "function", "function": {"name", "description", "parameters"}}'
@@ -173,8 +175,6 @@ def _messages(given: Any) -> Any:
 def _message(message: Mapping[str, Any], names: dict[str, str]) -> dict[str, Any]:
     """A message with whole calls; names: of the functions by the ids of their calls, for the results that follow."""
     found = {name: value for name, value in message.items() if value is not None or name == "content"}
-    if "reasoning" in found:
-        found["reasoning_content"] = found.pop("reasoning")
     if found.get("tool_calls"):
         found["tool_calls"] = [_call(at, call) for at, call in enumerate(found["tool_calls"])]
         names.update({call["id"]: call["function"]["name"] for call in found["tool_calls"]})
@@ -182,7 +182,8 @@ def _message(message: Mapping[str, Any], names: dict[str, str]) -> dict[str, Any
         del found["tool_calls"]
     if found.get("role") == "tool":
         found.setdefault("tool_call_id", next(reversed(names), "call_0"))
-        found.setdefault("name", names.get(str(found["tool_call_id"]), ""))
+        if name := names.get(str(found["tool_call_id"])):
+            found.setdefault("name", name)
     return found
 
 
@@ -194,9 +195,9 @@ def _call(at: int, call: Any) -> dict[str, Any]:
     if not isinstance(about, Mapping) or not isinstance(about.get("name"), str):
         form = '{"id", "type": "function", "function": {"name", "arguments"}}'
         raise RequestError(f"a call in tool_calls is {form}, or a ToolCall, not {shown(call)}", "messages")
-    arguments = read_arguments(about.get("arguments", {}))
-    called = {"name": about["name"], "arguments": arguments}
-    return {"id": str(call.get("id") or f"call_{at}"), "type": "function", "function": called}
+    others = call if "function" in call else {}
+    identity, function = str(call.get("id") or f"call_{at}"), {"arguments": about.get("arguments", {})}
+    return {"id": "", "type": "function", **others} | {"id": identity, "function": {**about, **function}}
 
 
 def read_arguments(given: Any) -> Any:

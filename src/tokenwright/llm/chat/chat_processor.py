@@ -14,10 +14,11 @@ from tokenwright.decode.grammars.grammar_kinds import schema_rule
 from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Grammar, SamplingParams
 from tokenwright.errors import RequestError
+from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.llm.chat.chat_request import ChatRequest
 from tokenwright.llm.chat.client_schemas import ClientSchemas
 from tokenwright.llm.chat.output_parser import NewReader, PlainReader, SortingReader, ThinkTags, tags_of
-from tokenwright.llm.chat.template_messages import TemplateMessages
+from tokenwright.llm.chat.template_messages import TemplateMessages, thought_of
 from tokenwright.llm.chat.template_order import FILLERS, TemplateOrder
 from tokenwright.llm.chat.thinking import closing, switches_of, variables_of
 from tokenwright.llm.chat.tool_forms.channels import (
@@ -34,6 +35,7 @@ from tokenwright.llm.chat.tool_forms.channels import (
 from tokenwright.llm.chat.tool_forms.probing import probed
 from tokenwright.llm.chat.tools import ModelTools, callable_tools
 from tokenwright.text import ChatTemplate, Rendered
+from tokenwright.text.messages import text_of
 
 if TYPE_CHECKING:
     from tokenwright.llm.model import PreparedModel
@@ -88,7 +90,7 @@ class ChatProcessor:
         """The prompt of a conversation. answers: as `ChatTemplate.render` has them. Raises RequestError."""
         assert wanted.messages is not None, "a conversation has messages"
         variables = variables_of(wanted.thinking, wanted.variables, self._switches)
-        messages: Sequence[Mapping[str, Any]] = self._adapted.known(wanted.messages)
+        messages: Sequence[Mapping[str, Any]] = self._adapted.known(map(self._with_arguments, wanted.messages))
         tools = None
         if self.tools is not None:
             given = wanted.tools if wanted.may_call else ()
@@ -105,6 +107,14 @@ class ChatProcessor:
             return self._followed(rendered, closing(rendered.text, self.think_tags))
         return rendered
 
+    def _with_arguments(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A message whose calls have arguments as the template prints them: objects, or the text that was sent."""
+        if not message.get("tool_calls") or (self.tools is not None and self.tools.facts.text_arguments):
+            return message
+        functions = [(one, one["function"]) for one in message["tool_calls"]]
+        read = [{**one, "function": {**of, "arguments": read_arguments(of["arguments"])}} for one, of in functions]
+        return {**message, "tool_calls": read}
+
     def _followed(self, rendered: Rendered, text: str) -> Rendered:
         """A prompt with more text behind it."""
         ids = self._tokenizer.encode(text, add_special=False)
@@ -118,10 +128,10 @@ class ChatProcessor:
         if len(messages) < 2:
             raise RequestError("messages: an answer can be continued only after another message")
         start = self._template.render(messages[:-1], tools=tools, variables=variables)
-        own = str(last.get("content") or "").rstrip()
+        own = text_of(last.get("content")).rstrip()
         ids, text = [*start.ids], start.text
         tags, encode = self.think_tags or ThinkTags(), self._tokenizer.encode
-        thought = str(last.get("reasoning_content") or "") if self.thinks else ""
+        thought = thought_of(last) if self.thinks else ""
         if self._channels:
             analysis = f"{CHANNEL}analysis{MESSAGE}"
             before = [analysis, thought, f"{END}{START}assistant"] if thought else []

@@ -17,13 +17,15 @@ ToolMode = Literal["auto", "none", "required"]
 class Tool:
     """A function that the model may call. parameters: the JSON schema of its arguments, an object.
 
-    strict: a schema that cannot be enforced whole is refused; otherwise what can be is.
+    strict: a schema that cannot be enforced whole is refused; otherwise what can be is. sent: the tool as the client
+    sent it, {"type": "function", "function": {...}}, for the chat template; None: it is made of the other fields.
     """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
     strict: bool = False
+    sent: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +33,9 @@ class ChatRequest:
     """A conversation, and how it is to be answered.
 
     messages: a conversation, each message with "role" (system, developer, user, assistant
-        or tool) and "content" (text, or None beside tool calls); an assistant's may have "tool_calls", a list of
-        {"id", "type": "function", "function": {"name", "arguments": an object, or text that is none}}, and
-        "reasoning_content"; a tool's has the "tool_call_id" and the "name" of a call before it; others may have a
-        "name".
+        or tool) and "content" (text, parts, or None beside tool calls); an assistant's may have "tool_calls", a list of
+        {"id", "type": "function", "function": {"name", "arguments": an object or text}}, and "reasoning_content"; a
+        tool's has the "tool_call_id" and the "name" of a call before it. Other fields are the template's.
     tools: functions that the model may call. tool_choice: whether it may, must not or must call any. allowed_tools: the
         names of those that it may call; None: all. parallel_tool_calls: whether it may call several in one answer.
     thinking: whether the model reasons first, if it can; None leaves it to the template. thinking_budget: the most

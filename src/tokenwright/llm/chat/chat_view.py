@@ -23,7 +23,7 @@ from tokenwright.llm.output_processor import Stream, completions_of
 from tokenwright.llm.outputs import Completion, Piece
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.text import Message, Rendered
-from tokenwright.text.messages import check_messages
+from tokenwright.text.messages import check_messages, text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ChatView(EngineView):
         assert wanted.messages is not None, "a conversation has messages"
         _ = self.template  # raises for a model without one
         for message in check_messages(wanted.messages):
-            self.check_length(message["content"])
+            self.check_length(text_of(message["content"]))
         return self.conversations.rendered(wanted, answers)
 
     @hinting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Messages = Sequence[Mapping[str, Any]]
@@ -14,6 +14,7 @@ Messages = Sequence[Mapping[str, Any]]
 VOLATILE = {"x-anthropic-billing-header:": "Claude Code's billing line"}
 _NINE = re.compile(r"(\.id|\[['\"]id['\"]\]|tool_call_id)\s*\|\s*length\s*(!=|==)\s*9|length\s*(!=|==)\s*9")
 _ITEMS = re.compile(r"arguments\s*(\.items\(\)|\|\s*(items|dictsort))")
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of the reasoning of a message
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
@@ -24,13 +25,14 @@ class TemplateMessages:
         self._developer = "developer" in source
         self._nine = _NINE.search(source) is not None
         self._items = _ITEMS.search(source) is not None
+        self._channels = "<|channel|>" in source
 
-    def known(self, messages: Messages) -> list[dict[str, Any]]:
+    def known(self, messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The messages as the template knows them.
 
         A developer is the system where the template has no role of that name, volatile lines are left out, ids of
-        calls have nine letters where it demands that, and arguments that are no object become one where it asks for
-        their fields.
+        calls have nine letters where it demands that, arguments that are no object become one where it asks for
+        their fields, and reasoning has the names under which transformers gives it to templates.
         """
         return [self._known(message) for message in messages]
 
@@ -38,6 +40,9 @@ class TemplateMessages:
         found = dict(message)
         if found.get("tool_calls"):
             found["tool_calls"] = [self._call(call) for call in found["tool_calls"]]
+        if thought := thought_of(found):
+            refused = self._channels and found.get("content") and found.get("tool_calls")  # thoughts beside both
+            found = {**({} if refused else {"thinking": thought}), **found, "reasoning_content": thought}
         if self._nine and "tool_call_id" in found:
             found["tool_call_id"] = nine_letters(found["tool_call_id"])
         if found["role"] in ("system", "developer"):
@@ -52,8 +57,15 @@ class TemplateMessages:
         return {**call, "id": nine_letters(call["id"]) if self._nine else call["id"], "function": function}
 
 
+def thought_of(message: Mapping[str, Any]) -> str:
+    """The reasoning of a message, whatever its name."""
+    return next((one for name in _THOUGHTS if isinstance(one := message.get(name), str)), "")
+
+
 def without_volatile(content: Any) -> Any:
-    """The text of a system message without the lines of VOLATILE."""
+    """The content of a system message without the lines of VOLATILE."""
+    if isinstance(content, list | tuple):
+        return [{**part, "text": without_volatile(part["text"])} if "text" in part else part for part in content]
     if not isinstance(content, str) or not any(start in content for start in VOLATILE):
         return content
     return "\n".join(line for line in content.split("\n") if not line.startswith(tuple(VOLATILE)))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tokenwright.errors import RequestError
+from tokenwright.text.messages import text_of
 
 Message = Mapping[str, Any]
 SYSTEMS = ("system", "developer")
@@ -89,5 +90,5 @@ class TemplateOrder:
 
 
 def _joined(one: Message, other: Message) -> Message:
-    texts = (str(message.get("content") or "") for message in (one, other))
+    texts = (text_of(message.get("content")) for message in (one, other))
     return {**one, **other, "role": one["role"], "content": "\n\n".join(filter(None, texts))}

@@ -272,7 +272,7 @@ GRANITE_MOE = replace(
 GRANITE_MOE_SWA = replace(
     GRANITE_MOE,
     architectures={"GraniteMoeSWAForCausalLM": "granitemoe_swa"},
-    parse=replace(_GRANITE_MOE, positions=Positions(windows="typed", without="based"), more=(sink_logits,)).parse,
+    parse=replace(_GRANITE_MOE, positions=Positions(windows="fourth", without="based"), more=(sink_logits,)).parse,
     names=GRANITE_MOE.names | SINKS,
     renames=(
         *RENAMES,

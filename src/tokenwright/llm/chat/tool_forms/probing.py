@@ -1,8 +1,8 @@
 """Finds what a chat template does with tools, from what it prints for a call that is known.
 
-The form of calls is the one whose reader reads this very call from the template's text. A template that declares tools
-but prints no calls is taken at its word: the form whose marks all stand in what it says. Everything else that a
-template lacks is written for it (supplement.py).
+The form of calls is the one whose reader reads this very call from the template's text, or one made of that text where
+the arguments are JSON after the name. A template that declares tools but prints no calls is taken at its word: the form
+whose marks all stand in what it says. Everything else that a template lacks is written for it (supplement.py).
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from tokenwright.errors import RequestError
 from tokenwright.llm.chat.answer import Answer, Delta
 from tokenwright.llm.chat.chat_request import Tool
 from tokenwright.llm.chat.tool_forms.form import ToolForm
+from tokenwright.llm.chat.tool_forms.json_calls import NamedCall
 from tokenwright.llm.chat.tool_forms.known_forms import FORMS, HERMES
 from tokenwright.llm.chat.tool_forms.reading import FormReader
+from tokenwright.llm.chat.tool_forms.syntax import as_json
 
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None], str]
 Identities = Literal["any", "nine", "named"]  # ids of calls as they came; nine letters; functions.NAME:NUMBER
 
 GENERIC = HERMES  # for templates without a form of their own
 _NAME, _KEY, _VALUE, _RESULT, _SYSTEM = "probe_tool", "probe_key", "probe value", "probe result", "probe system"
-PROBE = Tool(
-    _NAME,
-    "probe",
-    {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]},
-)
+_SCHEMA = {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]}
+_FUNCTION = {"name": _NAME, "description": "probe", "parameters": _SCHEMA, "return": {"type": "string"}}
+PROBE = Tool(_NAME, "probe", _SCHEMA, sent={"type": "function", "function": _FUNCTION})
 _USER = {"role": "user", "content": "Hello"}
+_SAID = {"role": "assistant", "content": "\ue000"}
 _IDENTITIES: dict[Identities, str] = {"any": "call_0123456789ab", "nine": "a12345678", "named": f"functions.{_NAME}:0"}
 
 
@@ -57,7 +58,9 @@ class TemplateTools:
 
 
 def declared(tool: Tool) -> dict[str, Any]:
-    """A tool as templates expect it."""
+    """A tool as the client sent it, or as templates expect it."""
+    if tool.sent is not None:
+        return dict(tool.sent)
     about = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
     return {"type": "function", "function": about}
 
@@ -67,22 +70,48 @@ def probed(render: Render, source: str, known: ToolForm | None = None) -> Templa
 
     known: the form, where it is found otherwise.
     """
-    tools = [declared(PROBE)]
+    tools: list[dict[str, Any]] | None = [declared(PROBE)]
     before = _try(render, [_USER], tools)
+    if not before:  # it refuses tools
+        tools, before = None, _try(render, [_USER], None)
     system = _SYSTEM in _try(render, [{"role": "system", "content": _SYSTEM}, _USER], None)
     declares = _NAME in before
+    found = None  # the first way in which it prints the call, or that of a form that is known
     for text_arguments, (identities, identity) in product((False, True), _IDENTITIES.items()):
         messages = [_USER, _called(identity, text_arguments)]
-        text = _try(render, messages, tools)
-        said = _after(before, text)
-        form = _form_of(said) if known is None else known if _NAME in said and _VALUE in said else None
-        if form is not None:
+        said = _after(before, _try(render, messages, tools))
+        form = _form_of(said) if known is None else known if _calls(said) else None
+        if form is not None or (found is None and _calls(said)):
             result = {"role": "tool", "tool_call_id": identity, "name": _NAME, "content": _RESULT}
             results = _RESULT in _try(render, [*messages, result], tools)
-            return TemplateTools(form, declares, True, text_arguments, identities, results, system)
+            own = form or _own_form(_after(before, _try(render, [_USER, _SAID], tools)), said)
+            found = TemplateTools(own or GENERIC, declares, True, text_arguments, identities, results, system)
+        if form is not None:
+            break
+    if found is not None:
+        return found
     if declares:
         return TemplateTools(known or _named(before, source), True, system=system)
     return TemplateTools(known or GENERIC, system=system)
+
+
+def _calls(said: str) -> bool:
+    """Whether a text has the call of the probe: not as Python prints an object, nor as JSON of a text."""
+    return _NAME in said and _VALUE in said and f"'{_KEY}'" not in said and f'\\"{_KEY}' not in said
+
+
+def _own_form(plain: str, said: str) -> ToolForm | None:
+    """The form of calls that a template prints as a text, the name, a text, JSON and a text; None if it has another.
+
+    plain, said: what it prints for _SAID, and for the call.
+    """
+    head, _, tail = plain.partition(str(_SAID["content"]))
+    begun, name, rest = said.removeprefix(head).removesuffix(tail).partition(_NAME)
+    between, arguments, after = rest.partition(as_json({_KEY: _VALUE}))
+    if not (begun.strip() and between.strip() and name and arguments) or _NAME in after:
+        return None
+    form = ToolForm("own", begun.lstrip(), NamedCall(between), after.rstrip())
+    return form if _fit(form, said) is not None else None
 
 
 def _after(before: str, text: str) -> str:

@@ -10,6 +10,7 @@ from tokenwright.llm.chat.chat_request import Tool
 from tokenwright.llm.chat.template_messages import nine_letters
 from tokenwright.llm.chat.tool_forms.form import ToolForm
 from tokenwright.llm.chat.tool_forms.probing import TemplateTools, declared
+from tokenwright.text.messages import text_of
 
 Message = Mapping[str, Any]
 
@@ -45,7 +46,7 @@ def _calling(message: Message, facts: TemplateTools, renamed: dict[str, str]) ->
     calls = [_renamed(call, facts, renamed) for call in message["tool_calls"]]
     if facts.writes:
         return {**message, "tool_calls": calls}
-    content = message.get("content") or ""
+    content = text_of(message.get("content"))
     text = facts.form.written([(one["function"]["name"], _object(one["function"]["arguments"])) for one in calls])
     kept = {name: value for name, value in message.items() if name != "tool_calls"}
     return {**kept, "content": f"{content}\n{text}" if content else text}
@@ -75,9 +76,9 @@ def _answering(found: list[Message], message: Message, facts: TemplateTools, ren
         found.append({**message, "tool_call_id": renamed.get(identity, identity)})
         return
     name = message.get("name", "")
-    told = json.dumps({"name": name, "content": message["content"]}, ensure_ascii=False)
+    told = json.dumps({"name": name, "content": text_of(message["content"])}, ensure_ascii=False)
     text = f"<tool_response>\n{told}\n</tool_response>"
-    before = str(found[-1].get("content", "")) if found else ""
+    before = text_of(found[-1].get("content")) if found else ""
     if before.startswith("<tool_response>") and found[-1]["role"] == "user":  # several results are one message
         found[-1] = {"role": "user", "content": f"{before}\n{text}"}
     else:
@@ -89,4 +90,4 @@ def _instructed(messages: Sequence[Message], text: str, system: bool) -> list[Me
     first, rest = messages[0], list(messages[1:])
     if system and first["role"] != "system":
         return [{"role": "system", "content": text}, *messages]
-    return [{**first, "content": f"{first.get('content') or ''}\n\n{text}".strip()}, *rest]
+    return [{**first, "content": f"{text_of(first.get('content'))}\n\n{text}".strip()}, *rest]

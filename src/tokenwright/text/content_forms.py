@@ -1,0 +1,55 @@
+"""Whether a chat template takes the content of a message as text, as a list of parts, or both: rendered to find out.
+
+Parts reach a template that prints them. For one that takes text only their texts are joined, and for one that takes
+parts only, such as those of models with encoders, a text becomes a part. A template that prints neither gets the
+content as it was sent.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tokenwright.errors import RequestError
+from tokenwright.text.messages import Message, text_of
+
+Render = Callable[[Sequence[Message]], str]
+_FIRST, _SECOND = "probe 9f1c6e", "probe 51d0a7"  # texts that no template treats specially
+_PARTS = [{"type": "text", "text": text} for text in (_FIRST, _SECOND)]
+_CALL = {"id": "a12345678", "type": "function", "function": {"name": "probe", "arguments": {}}}
+_USER, _CALLING = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+# The messages that stand before and after one of a role.
+_AROUND: Mapping[str, tuple[list[Message], list[Message]]] = {
+    "user": ([], []),
+    "assistant": ([_USER], [_USER]),
+    "tool": ([_USER, _CALLING], []),
+}
+
+
+class ContentForms:
+    """Fits messages to one template. Thread-safe. `render`: what it prints for messages; raises RequestError."""
+
+    def __init__(self, source: str) -> None:
+        self._names_parts = "'text'" in source or '"text"' in source or ".text" in source
+        self._known: dict[tuple[str, bool], bool] = {}
+
+    def fitted(self, message: Message, render: Render) -> Message:
+        """The message with its content in a form that the template prints, if there is one."""
+        role, content = message["role"], message["content"]
+        parts = not isinstance(content, str)
+        if not parts and not (self._names_parts and content):
+            return message
+        if self._prints(role, parts, render) or not self._prints(role, not parts, render):
+            return message
+        return {**message, "content": text_of(content) if parts else [{"type": "text", "text": content}]}
+
+    def _prints(self, role: str, parts: bool, render: Render) -> bool:
+        """Whether the template prints two parts, or two lines, in messages of a role, and no list as Python does."""
+        if (role, parts) not in self._known:
+            before, after = _AROUND.get(role, ([], [_USER]))
+            content: Any = _PARTS if parts else text_of(_PARTS)
+            try:
+                text = render([*before, {"role": role, "content": content}, *after])
+            except RequestError:
+                text = ""
+            between = text.partition(_FIRST)[2].partition(_SECOND)
+            self._known[role, parts] = bool(between[1]) and "'type'" not in between[0]
+        return self._known[role, parts]
