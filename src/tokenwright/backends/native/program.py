@@ -38,12 +38,12 @@ from tokenwright.models.taps import Tap, ignore
 if TYPE_CHECKING:
     from tokenwright.backends.torch.decoder import Decoder
 
-# Filling ctypes structs takes several times as long as making arrays of their 8-byte words.
-assert ctypes.sizeof(structs.CChunkRows) == 5 * 8, "the rows of a chunk are five words"
-assert ctypes.sizeof(structs.CBatch) == 18 * 8, "a batch is eighteen words"
-OBSERVED, ROW = ctypes.sizeof(structs.CObserved) // 8, ctypes.sizeof(structs.CWatchedRow) // 8
-assert (OBSERVED, ROW) == (11, 7), "both are words"
-assert ctypes.sizeof(structs.CAdaptedRows) == 3 * 8, "the rows of an adapter are three words"
+_CHUNK, _BATCH, _ADAPTED, _OBSERVED, _WATCHED = map(
+    structs.packer,
+    (structs.CChunkRows, structs.CBatch, structs.CAdaptedRows, structs.CObserved, structs.CWatchedRow),
+)
+HEAD, ROW = _OBSERVED.size // 8, _WATCHED.size // 8  # words of 8 bytes
+_TABLES = "Q" if ctypes.sizeof(ctypes.c_void_p) == 8 else "L"  # an array of pointers
 ENDED = 2  # what tw_forward returns if another rank has ended
 ROTARY_POSITIONS = 1 << 16  # most positions in the rotary cache
 
@@ -127,13 +127,13 @@ class Program:
         observed: address of a `structs.CObserved` to fill, or 0. Raises CapacityError if the workspace cannot grow.
         """
         tokens, wanted, model = batch.tokens, batch.logits_rows, self.model
-        alive: list[object] = []  # keeps alive the arrays that the words point to
+        alive: list[object] = []  # keeps alive the arrays that the fields point to
         chunks = self._chunk_rows(batch, alive)
         picked = len(wanted)
         best, totals = array("q", [0]) * picked, array("d", [0.0]) * picked
         logits = _empty(picked, model.graph.vocab_size)
         hidden = _empty(len(batch.hidden_rows), model.graph.width) if batch.hidden_rows else None
-        words = (  # the words of a `structs.CBatch`
+        words = (  # the fields of a `structs.CBatch`
             len(tokens),
             tokens.buffer_info()[0],
             len(batch.output_rows),
@@ -152,7 +152,7 @@ class Program:
             observed,
             0 if batch.before is None else place_of(batch.before),
         )
-        struct, kernels = array("q", words), model.kernels
+        struct, kernels = array("q", _BATCH.pack(*words)), model.kernels
         at = struct.buffer_info()[0]
         failed = kernels.library.tw_forward(
             kernels.handle, self._workspace.address, byref(model.struct), at, kernel_threads.count
@@ -166,55 +166,55 @@ class Program:
     def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
         """As a call; also the facts of the pass."""
         chunks, wanted, ids = len(batch.output_rows), batch.logits_rows, self._candidates
-        ends, counts, rows = OBSERVED, OBSERVED + self._ends, OBSERVED + self._ends + 3 * chunks
+        ends, counts, rows = HEAD, HEAD + self._ends, HEAD + self._ends + 3 * chunks
         highest = rows + ROW * len(watched)
         facts, entropies = array("q", bytes(8 * (highest + ids * len(watched)))), array("d", bytes(8 * len(watched)))
         at, entropy = facts.buffer_info()[0], entropies.buffer_info()[0]
-        facts[0], facts[2], facts[3], facts[4] = at + 8 * ends, len(watched), ids, at + 8 * rows
-        for i in range(3):
-            facts[8 + i] = at + 8 * (counts + i * chunks)
+        filled = (at + 8 * (counts + i * chunks) for i in range(3))
+        _OBSERVED.pack_into(facts, 0, at + 8 * ends, 0, len(watched), ids, at + 8 * rows, 0, 0, 0, *filled)
         for i, one in enumerate(watched):
             one.weights = _empty(batch.position(one.row) + 1)
             logits_row = wanted.index(one.row) if one.row in wanted else -1
             places = at + 8 * (highest + ids * i), entropy + 8 * i
             row = (one.layer, one.head, one.row, place_of(one.weights), logits_row, *places)
-            facts[rows + ROW * i : rows + ROW * (i + 1)] = array("q", row)
+            _WATCHED.pack_into(facts, 8 * (rows + ROW * i), *row)
         logits = self(batch, at)
         for i, one in enumerate(watched):
             if one.row in wanted:
                 one.highest = facts[highest + ids * i : highest + ids * (i + 1)]
                 one.entropy = entropies[i] / math.log(2)
         flop, read, written = (facts[counts + i * chunks : counts + (i + 1) * chunks] for i in range(3))
-        looking_s, totals = facts[1] / 1e9, (facts[5], facts[6], facts[7])
+        head = _OBSERVED.unpack_from(facts)
+        looking_s, totals = head[1] / 1e9, (head[5], head[6], head[7])
         return logits, Observed(facts[ends:counts], looking_s, *totals, flop, read, written)
 
     def _chunk_rows(self, batch: Batch, alive: list[object]) -> "array[int]":
-        """The words of a `structs.CChunkRows` for each chunk."""
-        tables = array("q", [pages.buffer_info()[0] for pages in batch.tables])
+        """A `structs.CChunkRows` for each chunk, in words of 8 bytes."""
+        tables = array(_TABLES, [pages.buffer_info()[0] for pages in batch.tables])
         alive.append(tables)
-        words: list[int] = []
+        packed = []
         at, size = tables.buffer_info()[0], tables.itemsize * len(self.store.groups)
         rotary, rotation = self._rotary, 0
         for row, rows, start, limit in batch.each_chunk():
             if rotary is not None:
                 rotation = rotary.address(start, start + rows, limit, alive)
-            words += (row, rows, start, rotation, at)
+            packed.append(_CHUNK.pack(row, rows, start, rotation, at))
             at += size
-        return array("q", words)
+        return array("q", b"".join(packed))
 
     @staticmethod
     def _adapted(batch: Batch, alive: list[object]) -> tuple[int, int]:
         """The number of adapters in a batch, and the address of a `structs.CAdaptedRows` for each."""
         if not batch.adapters:
             return 0, 0
-        words: list[int] = []
+        each = []
         for number, rows in batch.rows_of_adapters().items():
             row = array("q", rows)
             alive.append(row)
-            words += (number - 1, len(row), row.buffer_info()[0])
-        packed = array("q", words)
+            each.append(_ADAPTED.pack(number - 1, len(row), row.buffer_info()[0]))
+        packed = array("q", b"".join(each))
         alive.append(packed)
-        return len(words) // 3, packed.buffer_info()[0]
+        return len(each), packed.buffer_info()[0]
 
 
 class NativeBackend:

@@ -6,8 +6,9 @@ library whose structs have other sizes.
 """
 
 import re
-from ctypes import Structure, c_double, c_int64, c_void_p
+from ctypes import Structure, c_double, c_int64, c_void_p, sizeof
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 _HEADERS = ("api.h", "kernels.h", "step/ranks.h", "step/step.h")
@@ -19,6 +20,7 @@ _STRUCT = re.compile(r"^struct (\w+) \{\n(.*?)^\};", re.MULTILINE | re.DOTALL)
 _DECLARATION = re.compile(r"(?:const )?(\w+)\b(.*)", re.DOTALL)  # a type, and what it declares
 _FIELD = re.compile(r"(?:[*\s]|const\b)*(\w+)(?:\[(\w+)\])?")
 _TYPES: dict[str, Any] = {"int64_t": c_int64, "OpKind": c_int64, "double": c_double}
+_CODES = {c_int64: "q", c_double: "d", c_void_p: "P"}  # of `struct`, with the sizes of this platform
 
 
 def _text() -> str:
@@ -80,3 +82,11 @@ def __getattr__(name: str) -> Any:
     if name[:1] != "C" or name[1:] not in STRUCTS:
         raise AttributeError(f"no header of the kernels declares {name}")
     return STRUCTS[name[1:]]
+
+
+def packer(struct: Any) -> Struct:
+    """Packs the fields of a struct, given in order; filling a ctypes struct takes several times as long."""
+    fields = "".join(_CODES[kind] for _, kind in struct._fields_)
+    found = Struct(f"@{fields}0q")  # padded at its end as C++ pads it
+    assert found.size == sizeof(struct), "pointers of both are this platform's"
+    return found
