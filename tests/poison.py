@@ -1,5 +1,8 @@
 """A KV memory in which a read of a slot that was never written shows."""
 
+import numpy as np
+
+from tokenwright.arrays import BFLOAT16
 from tokenwright.cache import KVStore
 from tokenwright.cache.store import KVView, StateView
 
@@ -14,4 +17,7 @@ def poison(store: KVStore) -> None:
         for part in view.parts if isinstance(view, KVView) else ():
             for side in (part.k, part.v):
                 for memory, (dtype, _) in zip(side.memory, side.codec.parts(side.size), strict=True):
-                    memory[...] = _NAN_BYTE if dtype.itemsize == 1 else float("nan")
+                    if dtype == BFLOAT16:
+                        memory.view(np.uint16)[...] = 0x7FC0
+                    else:
+                        memory[...] = _NAN_BYTE if dtype.itemsize == 1 else float("nan")

@@ -141,7 +141,7 @@ def test_a_planted_violation_is_found(room: str, source: str, told: str) -> None
         ),
         ("llm", "import numpy\nfrom tokenwright.text.stream import TextStream"),
         ("cli", "from tokenwright import __version__\nimport tokenwright"),
-        ("cache", "import ml_dtypes, numpy"),
+        ("cache", "import numpy"),
     ],
 )
 def test_what_is_allowed_is_let_through(room: str, source: str) -> None:

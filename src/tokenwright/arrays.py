@@ -1,7 +1,8 @@
 """Arrays in memory: dtypes by their names, and how a buffer is allocated, aligned, viewed as bytes and addressed.
 
-The engine holds its numbers in NumPy arrays; bfloat16 and fp8 are the types that `ml_dtypes` adds to NumPy. Nothing
-here computes. The torch backend makes tensors of such arrays at its border (`backends/torch/border.py`).
+The engine holds its numbers in NumPy arrays. NumPy has no bfloat16 and no fp8: arrays of these types only hold bits,
+which `widened` and `narrowed` convert. The torch backend makes tensors of such arrays at its border
+(`backends/torch/border.py`).
 """
 
 import ctypes
@@ -12,7 +13,6 @@ from contextlib import suppress
 from math import prod
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,9 +20,9 @@ Array = NDArray[Any]
 Bytes = NDArray[Any]  # uint8, a dtype that shifts and masks lose in the eyes of a type checker
 Floats = NDArray[np.float32]
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-FLOAT8_E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
-FLOAT8_E5M2 = np.dtype(ml_dtypes.float8_e5m2)
+BFLOAT16 = np.dtype("V2")  # the upper half of a float32; NumPy copies such bytes as fast as numbers
+FLOAT8_E4M3 = np.dtype([("e4m3fn", "u1")])  # 4 bits of exponent, no infinity
+FLOAT8_E5M2 = np.dtype([("e5m2", "u1")])  # the upper half of a float16
 # The dtypes that a model computes in, by the names of formats.DType.
 DTYPES: Mapping[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
@@ -35,6 +35,19 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which the module mmap does not name
 HUGE_PAGE = 1 << 21  # bytes
 # The exponents of 16-bit floats, all ones where a number is infinite or NaN.
 _EXPONENTS: Mapping[np.dtype[Any], int] = {BFLOAT16: 0x7F80, np.dtype(np.float16): 0x7C00}
+
+
+def _e4m3() -> Floats:
+    """The numbers of all 256 bytes: (-1)^s 2^(e - 7) (1 + m / 8), subnormal for e = 0, NaN for the highest."""
+    byte = np.arange(256)
+    exponent, fraction = byte >> 3 & 15, byte & 7
+    numbers = np.ldexp(np.where(exponent == 0, fraction, 8 + fraction), np.maximum(exponent, 1) - 10)
+    numbers[byte & 127 == 127] = np.nan
+    signed: Floats = np.where(byte < 128, numbers, -numbers).astype(np.float32)
+    return signed
+
+
+_E4M3 = _e4m3()
 
 
 def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> Array:
@@ -105,16 +118,36 @@ def finite(array: Array) -> bool:
     if (exponent := _EXPONENTS.get(array.dtype)) is not None:  # by their bits, which are quicker to look at
         return not bool(((array.view(np.uint16) & exponent) == exponent).any())
     if array.dtype.itemsize == 1 or not array.size:
-        return bool(np.isfinite(array).all())
+        return bool(np.isfinite(widened(array)).all())
     # In one pass without a copy: any NaN or infinity reaches the minimum or maximum.
     with np.errstate(invalid="ignore"):
         return bool(np.isfinite(array.min()) and np.isfinite(array.max()))
 
 
+def widened(array: Array) -> Floats:
+    """The numbers of an array of any dtype in fp32, which holds those of 16 and 8 bits exactly."""
+    if array.dtype == BFLOAT16:
+        return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    if array.dtype == FLOAT8_E5M2:
+        return (array.view(np.uint8).astype(np.uint16) << 8).view(np.float16).astype(np.float32)
+    if array.dtype == FLOAT8_E4M3:
+        return _E4M3[array.view(np.uint8)]
+    return array.astype(np.float32, copy=False)
+
+
 def narrowed(array: Array, dtype: np.dtype[Any]) -> Array:
     """The array in another dtype, rounded to nearest; numbers beyond its range become infinite, without a warning."""
+    if array.dtype == dtype:
+        return array
+    if array.dtype == BFLOAT16:
+        array = widened(array)
     with np.errstate(over="ignore", invalid="ignore"):
-        return array.astype(dtype, copy=False)
+        if dtype != BFLOAT16:
+            return array.astype(dtype, copy=False)
+        wide = array.astype(np.float32, order="C", copy=False)
+    bits = wide.view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16  # ties to even
+    return np.where(np.isnan(wide), bits >> 16 & 0x8000 | 0x7FC0, rounded).astype(np.uint16).view(BFLOAT16)
 
 
 def padded(array: Array, width: int, value: float = 0) -> Array:

@@ -6,7 +6,6 @@ process keeps is an OSError as well, after a while.
 """
 
 import errno
-import fcntl
 import logging
 import os
 import stat
@@ -67,6 +66,8 @@ def why_not_private(folder: Path) -> str:
 
 def lock(place: int, name: Path) -> None:
     """Lock an open file for this process (flock). Raises TimeoutError if another one keeps it for LOCK_S seconds."""
+    import fcntl  # here: not every platform that reads models has locks
+
     began, told = time.monotonic(), False
     while True:
         try:
@@ -80,3 +81,10 @@ def lock(place: int, name: Path) -> None:
             told = True
             log.warning("waiting for another process that holds the lock %s", name)
         time.sleep(_PAUSE_S)
+
+
+def unlock(place: int) -> None:
+    """Release the lock of an open file."""
+    import fcntl
+
+    fcntl.flock(place, fcntl.LOCK_UN)

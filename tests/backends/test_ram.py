@@ -1,6 +1,8 @@
 """The RAM that a process may use: the least of what the machine, its control groups and its own limit leave."""
 
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ V1_NONE = "9223372036854771712"  # how v1 writes "no limit"
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch):
+def machine(tmp_path):
     """A machine with 1000 MiB free, no control group and no limit; returns a function that writes its files."""
 
     def write(files: dict[str, str]) -> Path:
@@ -24,7 +26,6 @@ def machine(tmp_path, monkeypatch):
             file.write_text(text)
         return tmp_path
 
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
     write({"proc/meminfo": f"MemTotal: 9 kB\nMemAvailable:   {1000 * 1024} kB\n", "proc/self/statm": "10 5 1 1 0 1 0"})
     return write
 
@@ -78,21 +79,24 @@ def test_more_used_than_allowed_leaves_nothing(machine):
     assert free_ram(machine({"proc/self/cgroup": "0::/\n", **v2("", "1000", 2000)})) == 0
 
 
-def test_the_limit_of_the_address_space_counts(machine, monkeypatch):
-    asked = []
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (asked.append(which), (50 * MIB, -1))[1])
-    assert free_ram(machine({})) == 50 * MIB - 10 * resource.getpagesize()
-    assert asked == [resource.RLIMIT_AS]
+LIMITS = """Limit                     Soft Limit           Hard Limit           Units
+Max cpu time              unlimited            unlimited            seconds
+Max address space         %-20s unlimited            bytes
+"""
 
 
-def test_a_system_that_tells_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
+def test_the_limit_of_the_address_space_counts(machine):
+    assert free_ram(machine({"proc/self/limits": LIMITS % "unlimited"})) == 1000 * MIB
+    assert free_ram(machine({"proc/self/limits": LIMITS % (50 * MIB)})) == 50 * MIB - 10 * resource.getpagesize()
+
+
+def test_a_system_that_tells_nothing(tmp_path):
     assert free_ram(tmp_path) is None
 
 
-def test_this_machine_tells(monkeypatch):
+def test_this_machine_tells():
     free = free_memory(torch.device("cpu"))
     assert free is not None and free > MIB
-    here = resource.getrlimit(resource.RLIMIT_AS)
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (2 * MIB, here[1]))
-    assert free_memory(torch.device("cpu")) == 0
+    limit = "import resource as r; r.setrlimit(r.RLIMIT_AS, (2**24,) * 2)"  # less than the process has
+    code = f"from tokenwright.backends.ram import free_ram\n{limit}\nprint(free_ram())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "0\n"

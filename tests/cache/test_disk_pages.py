@@ -88,7 +88,7 @@ def test_contents_come_back_to_the_byte_without_those_that_are_missing(disk, con
         pages = [pages[index] for index in good]
         for place, part in zip(memory.groups[group], parts, strict=True):
             assert place[:, pages].tobytes() == part[:, there].tobytes()
-            place[:, pages] = part.dtype.type(0)
+            place[:, pages] = np.zeros((), part.dtype)
             assert not place.view(np.uint8).any(), "no other page was written to"
         assert disk.held(group, HASHES) == [number in there for number in range(PAGES)]
         assert disk.wanted(group, HASHES) == [number for number in range(PAGES) if number not in there]

@@ -239,11 +239,11 @@ def test_a_failing_engine_ends_every_request_and_says_so_to_whoever_asks(loop, c
     for inbox in inboxes:
         [end] = events_of(inbox)
         assert "the engine has failed (MemoryError: planted)" in str(end.error)
-    loop._thread.join()
+    loop.driver.join()
     for ask in (lambda: loop.submit([asked(1)], Inbox()), lambda: loop.call(lambda engine: engine)):
         with pytest.raises(EngineError, match=r"planted\); open a new LLM"):
             ask()
-    assert "the engine thread has failed" in caplog.text
+    assert "the engine has failed" in caplog.text
 
 
 def test_a_message_that_comes_too_late_is_refused_by_its_sender(loop):
@@ -264,7 +264,7 @@ def test_close_ends_what_is_being_written_with_an_error_and_joins_the_thread(loo
     handle.let_write(3)
     inbox.get()
     loop.close()
-    assert not loop._thread.is_alive()
+    assert not loop.driver.thread.is_alive()
     assert isinstance(events_of(inbox)[-1], Failed)
     loop.close()
     with pytest.raises(EngineError, match="this LLM is closed"):

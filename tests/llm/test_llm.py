@@ -573,7 +573,7 @@ def test_streams_outlive_the_name_of_their_model(folder):
 
 def test_an_llm_that_is_dropped_ends_its_thread(folder):
     llm = LLM(folder, pages=64)
-    thread = llm.llm_engine.loop._thread
+    thread = llm.llm_engine.loop.driver.thread
     del llm
     gc.collect()
     thread.join(60)

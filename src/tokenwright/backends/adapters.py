@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokenwright.arrays import Array, Floats
+from tokenwright.arrays import Array, Floats, widened
 from tokenwright.backends.packed import Packed, packed_sizes
 from tokenwright.formats import WeightFormat
 from tokenwright.models.graph import Graph
@@ -29,7 +29,7 @@ class Update:
     def added_to(self, rows: Array, first: int) -> Floats:
         """Rows [first, first + n) of the layer's weight, [n, in] of any dtype, with the update: fp32."""
         added = self.up[first : first + len(rows)] @ self.down
-        return rows.astype(np.float32, copy=False) + np.float32(self.scale) * added
+        return widened(rows) + np.float32(self.scale) * added
 
 
 class LowRank(NamedTuple):

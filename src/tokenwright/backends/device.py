@@ -5,12 +5,13 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, get_args
+from typing import TYPE_CHECKING, TypeVar, cast, get_args
 
 from tokenwright.backends.ram import free_ram
 from tokenwright.environment import Environment
@@ -19,6 +20,8 @@ from tokenwright.formats import DType
 
 if TYPE_CHECKING:
     from tokenwright.backends.torch.border import TorchDevice
+
+T = TypeVar("T")
 
 QUICK = 64 * 2**20  # bytes of weights, which are read in some 3 ms
 
@@ -187,6 +190,18 @@ def compute_here(threads: int, native: bool) -> None:
     later = threading.Thread(target=torch.set_num_threads, args=[threads])
     later.start()
     later.join()
+
+
+def each_done(jobs: Iterable[Callable[[], T]], threads: int, name: str) -> Iterator[T]:
+    """The results of jobs that `threads` threads do, in the order in which they end; where one computes, the caller."""
+    if min(threads, kernel_threads.count) == 1:
+        yield from (job() for job in jobs)
+        return
+    pool = ThreadPoolExecutor(threads, f"tokenwright-{name}")
+    try:
+        yield from (ended.result() for ended in as_completed([pool.submit(job) for job in jobs]))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager

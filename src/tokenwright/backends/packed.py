@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenwright.arrays import BFLOAT16, Array, Bytes, Floats, aligned_bytes, empty, narrowed, padded
+from tokenwright.arrays import BFLOAT16, Array, Bytes, Floats, aligned_bytes, empty, narrowed, padded, widened
 from tokenwright.formats import WeightFormat
 
 Halves = NDArray[np.float16]
@@ -142,8 +142,8 @@ class Packed:
         if not self.group:
             kept = narrowed(whole, slab.dtype)
             self._units()[blocks, :, :, lanes] = kept.reshape(len(rows), -1, slab.lines, slab.per_unit)
-            return int((~np.isfinite(kept)).sum())
-        groups = whole.astype(np.float32, copy=False).reshape(len(rows), self.depth // self.group, self.group)
+            return int((~np.isfinite(widened(kept))).sum())
+        groups = widened(whole).reshape(len(rows), self.depth // self.group, self.group)
         with np.errstate(all="ignore"):  # bad values are counted
             codes, scales = (_int8 if self.format == "int8" else _int4)(groups)
             self._place(first, codes.astype(np.uint8).reshape(len(rows), -1), scales)
@@ -268,7 +268,7 @@ class Packed:
 
     def _decoded(self, units: Array, levels: Floats) -> Floats:
         """Weights [n, inner] in fp32 from units [n, slabs, lines, per_unit] and levels [n, groups, 1 or 2]."""
-        numbers = self._numbers(units).astype(np.float32, copy=False)
+        numbers = widened(self._numbers(units))
         if not self.group:
             return numbers
         each = levels.repeat(self.group, 1)[:, : self.inner]

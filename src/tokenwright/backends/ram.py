@@ -5,7 +5,7 @@ A container's limit is that of its control group or of one above it (cgroup v2 `
 count as used there, but are dropped when memory runs out, so the inactive ones are free memory.
 """
 
-import resource
+import mmap
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -73,11 +73,12 @@ def _left(folder: Path, files: _Files) -> int | None:
 
 def _of_address_space(root: Path) -> int | None:
     """What is left of RLIMIT_AS (ulimit -v), which counts what is mapped, written or not."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     pages = _text(root / "proc/self/statm").split()
-    if limit == resource.RLIM_INFINITY or not pages:
-        return None
-    return limit - int(pages[0]) * resource.getpagesize()
+    for line in _text(root / "proc/self/limits").splitlines():
+        name, limit = line[:26].rstrip(), line[26:].partition(" ")[0]
+        if name == "Max address space" and limit.isdigit() and pages:
+            return int(limit) - int(pages[0]) * mmap.PAGESIZE
+    return None
 
 
 def _text(file: Path) -> str:

@@ -116,7 +116,7 @@ def make(shape: str, folder: Path, seed: int = 0, report: Report | None = None) 
 
 def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Report | None = None) -> None:
     """Write the safetensors file of `config` tensor by tensor, with at most one in memory."""
-    from tokenwright.arrays import BFLOAT16, as_bytes
+    from tokenwright.arrays import BFLOAT16, as_bytes, narrowed
     from tokenwright.checkpoints.families.registry import parse_config
 
     family, _, graph = parse_config(config)
@@ -136,7 +136,7 @@ def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Repo
         file.write(len(text).to_bytes(8, "little") + text)
         for at, (name, shape) in enumerate(shapes.items()):
             values = weight(sources[name][0], shape, graph.shapes[sources[name][0]][-1], seed * len(shapes) + at)
-            written += file.write(as_bytes(values.astype(BFLOAT16)).data)
+            written += file.write(as_bytes(narrowed(values, BFLOAT16)).data)
             if report is not None:
                 report(written, end)
 

@@ -14,7 +14,6 @@ whole blocks, so the quota holds at every moment. The file that was used longest
 """
 
 import errno
-import fcntl
 import heapq
 import logging
 import os
@@ -33,7 +32,7 @@ import numpy as np
 
 from tokenwright.arrays import Array
 from tokenwright.errors import RequestError
-from tokenwright.regular_file import lock, open_regular, why_not_private
+from tokenwright.regular_file import lock, open_regular, unlock, why_not_private
 
 BLOCK = 4096  # bytes: what a file takes is a multiple of it
 _MAGIC = b"tokenwright page 3\n"  # 1 and 2 had checksums without a key
@@ -338,7 +337,7 @@ class PageFolder:
             self._doubted = True  # what was half done is looked at anew
             raise
         finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            unlock(self._lock)
 
     def _count(self) -> int:
         """How often the folder has changed."""

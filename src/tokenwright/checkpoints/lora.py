@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenwright.arrays import Floats, finite
+from tokenwright.arrays import Floats, finite, widened
 from tokenwright.backends.adapters import Update
 from tokenwright.checkpoints.families.family import TensorSource
 from tokenwright.checkpoints.files.json_keys import JsonKeys, read_json, shown
@@ -280,7 +280,7 @@ def _check_shapes(module: str, pair: tuple[Stored, Stored], rank: int, weight: t
 
 def _values(one: Stored, module: str) -> Floats:
     """A tensor in fp32. Raises CheckpointError for values that are not finite."""
-    values = read_rows(one, 0, one.shape[0]).astype(np.float32, copy=False)
+    values = widened(read_rows(one, 0, one.shape[0]))
     if not finite(values):
         raise CheckpointError(f"{shown(module)} in {one.file} has values that are not finite; the file is damaged")
     return values

@@ -11,7 +11,8 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast, get_args
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast, get_args
 import numpy as np
 
 from tokenwright.arrays import Array, as_bytes
+from tokenwright.backends.device import each_done
 from tokenwright.backends.layout import Weights, empty_weights, format_of
 from tokenwright.backends.packed import Packed, packed_sizes
 from tokenwright.checkpoints.files.atomic_write import draft_file
@@ -84,15 +86,11 @@ def read_weights(file: Path, graph: Graph, form: WeightFormat, report: Report | 
     weights = empty_weights(graph, form)
     tensors = dict(named_tensors(weights))
     done, total = 0, sum(one.nbytes for one in stored.values())
-    pool = ThreadPoolExecutor(THREADS, "tokenwright-read")
-    try:
-        reads = [pool.submit(_read, one, tensors[name], name, sums[name]) for name, one in stored.items()]
-        for ended in as_completed(reads):
-            done += ended.result()
-            if report is not None:
-                report(done, total)
-    finally:
-        pool.shutdown(cancel_futures=True)
+    reads = (partial(_read, one, tensors[name], name, sums[name]) for name, one in stored.items())
+    for nbytes in each_done(reads, THREADS, "read"):
+        done += nbytes
+        if report is not None:
+            report(done, total)
     return weights
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tokenwright.arrays import DTYPES as ARRAYS
-from tokenwright.arrays import FLOAT8_E4M3, FLOAT8_E5M2, Array, Bytes, as_bytes, empty
+from tokenwright.arrays import FLOAT8_E4M3, FLOAT8_E5M2, Array, Bytes, as_bytes, empty, widened
 from tokenwright.checkpoints.families.family import TensorSource
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.blocks import FORMS, IF_SCALES_FIT, codes_and_scales, dequantised, scales_fit
@@ -70,7 +70,9 @@ def read_whole(one: Stored) -> Array:
 
 
 def _parts(one: Compound) -> dict[str, Array]:
-    return {name: read_whole(part) for name, part in one.parts.items()}
+    """The parts of a matrix, those of numbers that NumPy lacks in fp32."""
+    found = ((name, read_whole(part)) for name, part in one.parts.items())
+    return {name: widened(part) if part.dtype.kind == "V" else part for name, part in found}
 
 
 def _read_blocks(one: Stored, first: int, last: int) -> Bytes:
@@ -98,8 +100,8 @@ def piece_of(raw: Array, source: TensorSource) -> Array:
         turned = picked.swapaxes(1, 2) if source.order.turned else picked
         piece = turned.reshape(-1, *turned.shape[2:])
     if source.log:
-        return np.log(-piece.astype(np.float32))
-    return piece.astype(np.float32) + np.float32(source.plus) if source.plus else piece
+        return np.log(-widened(piece))
+    return widened(piece) + np.float32(source.plus) if source.plus else piece
 
 
 @contextmanager

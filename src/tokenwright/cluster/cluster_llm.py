@@ -20,7 +20,7 @@ from tokenwright.cluster.routed_handle import UNPAUSED, RoutedHandle
 from tokenwright.cluster.supervisor import Launcher, RouterSettings
 from tokenwright.config import AUTO_DISK, EngineConfig
 from tokenwright.engine import PagePool, Request
-from tokenwright.engine.loop import CLOSED
+from tokenwright.engine.loop import CLOSED, Inbox
 from tokenwright.engine.port import Listener, Occupancy
 from tokenwright.errors import RequestError
 from tokenwright.formats import KVFormat
@@ -63,6 +63,10 @@ class ClusterEngine:
         if self.loop.closed:
             return "closed"
         return f"{self.facts.name}: {self.facts.graph.architecture}, {self.loop.replicas} replicas"
+
+    def inbox(self, at_end: int = 0) -> Inbox:
+        """A listener for its requests, for a thread that waits."""
+        return Inbox(at_end)
 
     def local(self, name: str) -> NoReturn:
         raise RequestError(

@@ -1,22 +1,21 @@
-"""The engine loop: one thread owns the engine; clients send it messages and receive events.
+"""The engine loop: its driver owns the engine; clients send it messages and receive events.
 
     client threads                         engine thread
     submit, cancel, pause, call   ──►  mailbox ──► step() ──► events, once per step and listener
     EngineHandle                  ◄──────────────────────────────┘
 
-No client ever runs the engine's code, so an exception in a client (Ctrl-C, a cancelled task) cannot meet a step
-half-way; the engine thread blocks all signals. Mailbox and inboxes are `SimpleQueue`s: one atomic call puts a message
-in, also from a finalizer or a signal handler, and no client holds a lock.
+A driver (`driver.py`) calls the loop's turns: by default a thread of its own. Then no client ever runs the engine's
+code, so an exception in a client (Ctrl-C, a cancelled task) cannot meet a step half-way; the engine thread blocks all
+signals. Mailbox and inboxes are `SimpleQueue`s: one atomic call puts a message in, also from a finalizer or a signal
+handler, and no client holds a lock.
 
-If the engine itself fails (not a model, whose faults end single requests), the thread ends every request with an
+If the engine itself fails (not a model, whose faults end single requests), the loop ends every request with an
 EngineError and refuses what comes later with the reason.
 """
 
 import atexit
 import logging
 import os
-import signal
-import threading
 import time
 import weakref
 from asyncio import AbstractEventLoop
@@ -27,6 +26,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from tokenwright.engine.core import Engine
+from tokenwright.engine.driver import Driver, EngineThread
 from tokenwright.engine.mailbox import Action, Call, Message, Post
 from tokenwright.engine.port import Delivery, Listener
 from tokenwright.engine.request import Request, Sequence
@@ -59,10 +59,14 @@ def deliver_each(by_listener: Mapping[Listener, list[Delivery]]) -> None:
 
 
 class Inbox:
-    """A listener for a thread that waits for every step's news, or (`at_end`) for the end of a number of requests."""
+    """A listener for a thread that waits for every step's news, or (`at_end`) for the end of a number of requests.
 
-    def __init__(self, at_end: int = 0) -> None:
+    driver: of the engine that delivers; None: a thread that needs no help of those that wait.
+    """
+
+    def __init__(self, at_end: int = 0, driver: Driver | None = None) -> None:
         self._queue: SimpleQueue[list[Delivery]] = SimpleQueue()
+        self._driver = driver
         self._waits_for = at_end
         self._held: list[Delivery] = []
 
@@ -79,7 +83,7 @@ class Inbox:
 
     def get(self) -> list[Delivery]:
         """Wait for the next deliveries, in order."""
-        return self._queue.get()
+        return self._queue.get() if self._driver is None else self._driver.wait(self._queue)
 
 
 class AsyncListener:
@@ -191,13 +195,18 @@ class _Submit:
 
 
 class EngineLoop:
-    """Runs an engine in a thread of its own, from its creation until `close`.
+    """Runs an engine, from its creation until `close`.
 
     end_step: called with the times at which each step began and ended, before anybody hears of its events.
+    driven: makes the driver, given `turn`.
     """
 
     def __init__(
-        self, engine: Engine[Any], clock: Callable[[], float] = time.perf_counter, end_step: EndStep | None = None
+        self,
+        engine: Engine[Any],
+        clock: Callable[[], float] = time.perf_counter,
+        end_step: EndStep | None = None,
+        driven: Callable[[Callable[[], bool]], Driver] = EngineThread,
     ) -> None:
         self.engine = engine
         self.clock = clock
@@ -206,16 +215,16 @@ class EngineLoop:
         self._handles: dict[int, EngineHandle] = {}  # by the ids of their live sequences
         self._starting: list[EngineHandle] = []  # those for which nothing was computed yet
         self._stopped: EngineError | None = None  # why nothing is taken any more
+        self._looked = time.monotonic()  # at the deadlines of paused requests
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="tokenwright engine", daemon=True)
-        self._thread.start()
+        self.driver = driven(self.turn)
         atexit.register(_close, weakref.WeakMethod(self.close))
 
     def submit(self, requests: ListLike[Request], listener: Listener, *, paused: bool = False) -> list[EngineHandle]:
         """Queue requests, which join the same step; `paused` ones compute nothing until they are resumed.
 
         It does not wait for a step. Raises what `Engine.accept` raises, with none of them queued, and EngineError where
-        the engine thread has ended.
+        the engine has ended.
         """
         self.check()
         handles = [EngineHandle(self, self.engine.accept(one), listener, self.clock()) for one in requests]
@@ -230,7 +239,7 @@ class EngineLoop:
         self.check()
         call = Call(function)
         self._send(call)
-        return call.wait()
+        return call.result(self.driver)
 
     def post(self, action: Action) -> None:
         """Run `action(engine)` between two steps, without waiting. Finalizers and signal handlers may call it."""
@@ -250,10 +259,10 @@ class EngineLoop:
             self._refuse_mail(self._stopped)
 
     def close(self) -> None:
-        """End every request with an error, after the step under way, and wait for the thread to end."""
+        """End every request with an error, after the step under way, and wait for the loop to end."""
         self.stop()
-        if not self.forked and threading.current_thread() is not self._thread:
-            self._thread.join()
+        if not self.forked:
+            self.driver.join()
 
     def stop(self) -> None:
         """`close` without waiting: for finalizers."""
@@ -270,12 +279,12 @@ class EngineLoop:
             raise EngineError(FORKED)
 
     def check(self) -> None:
-        """Raises EngineError if the engine thread has ended, with the reason, or stayed behind in a parent process."""
+        """Raises EngineError if the loop has ended, with the reason, or stayed behind in a parent process."""
         self.refuse_forked()
         if self._stopped is not None:
             raise EngineError(str(self._stopped)) from self._stopped.__cause__
 
-    # What follows runs in the engine thread.
+    # What follows runs in the driver's thread.
 
     def add(self, handle: EngineHandle) -> None:
         """Take in a request that was accepted."""
@@ -283,30 +292,38 @@ class EngineLoop:
         self._starting.append(handle)
         self.engine.add(handle.sequence)
 
-    def _run(self) -> None:
-        if os.name == "posix":
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # kernel threads inherit it
+    def turn(self) -> bool:
+        """Carry out all messages, or wait a while for one if there is nothing to compute; then compute a step, if any.
+
+        False: the loop has ended.
+        """
+        if self._stopped is not None:
+            return False
         stopped = EngineError(CLOSED)
         try:
-            while self._read_mail():
-                self._step()
+            if self._read_mail():
+                if self.engine.busy:
+                    self._step()
+                return True
         except WorkerError as error:
             stopped = EngineError(str(error))
         except BaseException as error:  # the engine itself: its state is unknown from here on
-            log.exception("the engine thread has failed")
+            log.exception("the engine has failed")
             stopped = EngineError(f"the engine has failed ({type(error).__name__}: {error}); open a new LLM")
             stopped.__cause__ = error
         self._stopped = stopped
         self._refuse_all(stopped)
+        return False
 
     def _read_mail(self) -> bool:
-        """Carry out all messages, and wait for more until there is something to compute. False: close.
+        """Carry out all messages; wait for the first one if there is nothing to compute. False: close.
 
         Meanwhile paused requests end at their deadlines.
         """
-        mailbox, engine, looked = self._mailbox, self.engine, time.monotonic()
-        while not mailbox.empty() or not engine.busy:
+        mailbox, engine, waited = self._mailbox, self.engine, False
+        while not mailbox.empty() or not (waited or engine.busy):
             events: list[Event] | None = None
+            waited = True
             try:
                 message = mailbox.get(timeout=EXPIRE_S if engine.scheduler.sequences else None)
             except Empty:
@@ -315,9 +332,9 @@ class EngineLoop:
                 if message is None:
                     return False
                 events = message.run(engine)
-            if time.monotonic() >= looked + EXPIRE_S:
+            if time.monotonic() >= self._looked + EXPIRE_S:
                 events = [*(events or ()), *engine.scheduler.expire()]
-                looked = time.monotonic()
+                self._looked = time.monotonic()
             if events:
                 self._deliver(events)
         return True

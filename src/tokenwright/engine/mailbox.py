@@ -5,6 +5,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
 from tokenwright.engine.core import Engine
+from tokenwright.engine.driver import Driver
 from tokenwright.engine.step import Event
 from tokenwright.errors import EngineError
 
@@ -45,8 +46,9 @@ class Call(Generic[T]):
     def refuse(self, why: EngineError) -> None:
         self._answer.put((False, why))
 
-    def wait(self) -> T:
-        done, value = self._answer.get()
+    def result(self, driver: Driver) -> T:
+        """Wait for the function's result. Raises what it raises, and the reason of a refusal."""
+        done, value = driver.wait(self._answer)
         if not done:
             raise value
         result: T = value

@@ -38,6 +38,9 @@ class ModelEngine(EnginePort, Protocol):
     def inputs(self) -> InputProcessor:
         """The builder of requests. Raises EngineError in a forked process."""
 
+    def inbox(self, at_end: int = 0) -> Inbox:
+        """A listener for requests of this engine, for a thread that waits."""
+
     def local(self, name: str) -> LLMEngine:
         """This engine, for the method `name` of LLM. Raises RequestError if replicas in other processes compute."""
 
@@ -58,7 +61,7 @@ def finish(
     at_end: leave all deliveries unread until then, instead of reading them after each step. report: called after
     each step, if they are read so.
     """
-    inbox = Inbox(at_end=len(requests) if at_end else 0)
+    inbox = engine.inbox(at_end=len(requests) if at_end else 0)
     handles = engine.submit(requests, inbox)
     transcripts = {handle: transcript(engine, handle) for handle in handles}
     try:

@@ -23,7 +23,8 @@ from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import EngineConfig, Learned, ModelConfig, angle_length
 from tokenwright.decode import RowSampler
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler, SwapSpace
-from tokenwright.engine.loop import CLOSED, EngineHandle, EngineLoop
+from tokenwright.engine.driver import CallersThread, EngineThread
+from tokenwright.engine.loop import CLOSED, EngineHandle, EngineLoop, Inbox
 from tokenwright.engine.port import Listener, Occupancy
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType
@@ -73,8 +74,10 @@ class _Owned:
 class LLMEngine:
     """The engine over a loaded model: its KV memory, its thread, its recorder. Thread-safe.
 
-    threads: that compute; None: as many as the thread asks for that submits. facts, specs, context: of the model as it
-    is computed here; they stay after `close`. streams: its asyncio side. ranks: processes that compute the model.
+    threads: that compute; None: as many as the thread asks for that submits; 0: none, each wait computes, so that only
+        one thread may use the engine.
+    facts, specs, context: of the model as it is computed here; they stay after `close`. streams: its asyncio side.
+    ranks: processes that compute the model.
 
     Raises CapacityError if the memory does not suffice, RequestError for options that the model does not support.
     """
@@ -114,10 +117,12 @@ class LLMEngine:
             prefixes.secret, prefixes.tier = disk.secret or prefixes.secret, disk
             runner = times = StepClock(runner, disk, end_step)
             end_step = times.end_step
-        loop = EngineLoop(Engine(runner, sampler, scheduler, self.context), end_step=end_step)
+        driven = CallersThread if threads == 0 else EngineThread
+        loop = EngineLoop(Engine(runner, sampler, scheduler, self.context), end_step=end_step, driven=driven)
         self._owned: _Owned | None = _Owned(loaded, store, model, loop, inputs, recording, disk, draft)
         self.streams = AsyncStreams()
-        self._given_threads, self._threads = threads, 0  # the latter: asked for in the thread that submitted last
+        # The latter: asked for in the thread that submitted last.
+        self._given_threads, self._threads = threads if threads is None else max(1, threads), 0
         loaded.enter()
         if loaded.team is not None:
             loaded.team.watched.append(loop.end)
@@ -169,6 +174,10 @@ class LLMEngine:
         owned = self._open()
         owned.loop.refuse_forked()  # before it waits for a lock that no thread of this process will release
         return owned.inputs
+
+    def inbox(self, at_end: int = 0) -> Inbox:
+        """A listener for its requests, for a thread that waits."""
+        return Inbox(at_end, self.loop.driver)
 
     def local(self, name: str) -> LLMEngine:  # noqa: ARG002  (of the port)
         """This engine: it is one in this process."""

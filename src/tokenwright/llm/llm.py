@@ -16,7 +16,6 @@ from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.checks import check_whole, folders, hinting
 from tokenwright.config import EngineConfig
 from tokenwright.engine import SamplingParams
-from tokenwright.engine.loop import Inbox
 from tokenwright.errors import RequestError
 from tokenwright.formats import KVFormat, WeightFormat
 from tokenwright.llm import scoring
@@ -64,7 +63,8 @@ class LLM(ChatView):
     lora: folders of LoRA adapters (PEFT) that are merged into the weights as they are read.
     adapters: folders of LoRA adapters that are kept beside the weights, by name: a request chooses one, or none.
     report: called with (bytes read, bytes in total) while the weights are read; downloads then show progress bars.
-    threads: that compute; None: one for each core, or as many as OMP_NUM_THREADS says.
+    threads: that compute; None: one for each core, or as many as OMP_NUM_THREADS says; 0: no other than the one that
+        waits for a text, and only one thread may use the LLM then. For platforms without threads.
     tensor_parallel: processes that compute the model together, 1, 2, 4 or 8, among which the threads are divided: each
         has a part of the weights and of the KV heads. All numbers of processes give the same bits.
     trace: count and time the engine's work, as `run` requires.
@@ -104,7 +104,7 @@ class LLM(ChatView):
         tensor_parallel: int = 1,
     ) -> None:
         if threads is not None:
-            check_whole("threads", threads, 1, MOST_THREADS)
+            check_whole("threads", threads, 0, MOST_THREADS)
         options = EngineConfig(
             page_size=page_size,
             pages=pages,
@@ -177,7 +177,7 @@ class LLM(ChatView):
 
         Raises RequestError, ContextError or CapacityError immediately for a request that cannot be served.
         """
-        engine, inbox = self.llm_engine, Inbox()
+        engine, inbox = self.llm_engine, self.llm_engine.inbox()
         its, options = engine.inputs.params(params, sampling), RequestOptions(cache, salt, adapter)
         [handle] = engine.submit([engine.inputs.streamed(prompt, its, options)], inbox)
         return Stream(handle, inbox, transcript(engine, handle), owner=engine)

@@ -14,7 +14,6 @@ from tokenwright.arrays import Floats
 from tokenwright.checks import check_bool, is_whole, shown
 from tokenwright.decode.logits_processors import adjusted
 from tokenwright.engine import Engine, FinishReason, PagePool, Request, SamplingParams, Sequence
-from tokenwright.engine.loop import Inbox
 from tokenwright.errors import RequestError
 from tokenwright.llm.asking import transcript
 from tokenwright.llm.engine import LLMEngine, Recording
@@ -100,7 +99,7 @@ class Run:
         self.engine = engine
         self.start = start
         self._recording = recording
-        self._inbox = Inbox()
+        self._inbox = engine.inbox()
         [self._handle] = engine.submit([request], self._inbox, paused=True)
         self._transcript = transcript(engine, self._handle)
         self._log = FrameLog()

@@ -7,10 +7,8 @@ split the text first, which are published with each model's own tokenizer.json).
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
-
 from tokenwright.errors import CheckpointError
+from tokenwright.text.library import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 _UNKNOWN, _CONTROL, _USER, _BYTE = 2, 3, 4, 6  # token types; 1 is normal, 5 unused
 _MOST_SPLITS = 1 << 27  # characters looked at to find the merges of a vocabulary
@@ -63,7 +61,7 @@ _COMPOSED = ("qwen2", "qwen35", "deepseek-r1-qwen", "command-r")
 
 def sentencepiece(
     tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int], unknown: int | None, *, prefix: bool
-) -> tokenizers.Tokenizer:
+) -> Tokenizer:
     """SentencePiece's BPE: the pair whose token has the highest score is joined first.
 
     kinds: the types of the tokens, 1 to 6 as SentencePiece numbers them. unknown: the id for what has no token.
@@ -86,9 +84,9 @@ def sentencepiece(
 
 def spaced(
     vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], unknown: int | None, *, prefix: bool
-) -> tokenizers.Tokenizer:
+) -> Tokenizer:
     """BPE with ▁ for a space, and byte tokens for what has none. unknown, prefix: as for `sentencepiece`."""
-    library = tokenizers.Tokenizer(
+    library = Tokenizer(
         models.BPE(
             vocab=dict(vocab),
             merges=list(merges),
@@ -112,11 +110,9 @@ def spaces_restored(*, prefix: bool) -> decoders.Decoder:
 
 def byte_level(
     name: str, vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], *, prefix: bool = False
-) -> tokenizers.Tokenizer:
+) -> Tokenizer:
     """Byte-level BPE with the pre-tokenizer of a name in `SPLITS`; prefix: whether a space goes before the text."""
-    library = tokenizers.Tokenizer(
-        models.BPE(vocab=dict(vocab), merges=list(merges), ignore_merges=name in WHOLE_WORDS)
-    )
+    library = Tokenizer(models.BPE(vocab=dict(vocab), merges=list(merges), ignore_merges=name in WHOLE_WORDS))
     if SPLITS[name] == (_GPT2,):
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)  # the library has this pattern
     elif prefix:
@@ -145,7 +141,7 @@ def splits_of(state: Mapping[str, Any]) -> tuple[object, ...]:
     return patterns, plain, state["normalizer"], state["model"]["ignore_merges"]
 
 
-def with_added(library: tokenizers.Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> tokenizers.Tokenizer:
+def with_added(library: Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
     """The tokenizer with its unknown, control and user-defined tokens as added tokens, which text is cut at first."""
     added = [(token, kinds[at]) for at, token in enumerate(tokens) if kinds[at] in (_UNKNOWN, _CONTROL, _USER)]
     library.add_tokens([AddedToken(token, normalized=False) for token, one in added if one == _USER and token])

@@ -13,12 +13,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-from tokenizers import AddedToken
-
 from tokenwright.errors import CheckpointError, TokenwrightError, fetch_again
 from tokenwright.regular_file import read_regular_text
 from tokenwright.text.bpe import byte_level
+from tokenwright.text.library import AddedToken, Tokenizer
 from tokenwright.text.sentencepiece import SentencePieceModel, build, read_model
 
 log = logging.getLogger(__name__)
@@ -37,7 +35,7 @@ _SPLIT_AS: dict[str | None, str] = {
 class TokenizerFiles:
     """The contents of a folder: the library's tokenizer, and the settings of the config files."""
 
-    library: tokenizers.Tokenizer
+    library: Tokenizer
     bos: str | None
     eos: tuple[str, ...]
     add_bos: bool | None  # None: as the post-processor does
@@ -93,12 +91,12 @@ def library_errors(what: str, kind: type[TokenwrightError]) -> Iterator[None]:
         raise kind(f"{what}: {error}") from error
 
 
-def _read_library(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, SentencePieceModel | None]:
+def _read_library(folder: Path, config: Mapping[str, Any]) -> tuple[Tokenizer, SentencePieceModel | None]:
     """The library's tokenizer, and the SentencePiece model that it is made of, if it is."""
     names = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
     whole, pieces, vocab, merges = (folder / name for name in names)
     if whole.exists():
-        return tokenizers.Tokenizer.from_str(_read_text(whole)), None
+        return Tokenizer.from_str(_read_text(whole)), None
     if pieces.exists():
         model = read_model(pieces)
         return build(model), model
@@ -131,7 +129,7 @@ def _merges(text: str) -> list[tuple[str, str]]:
     return [(pair[0], pair[1]) for pair in pairs]
 
 
-def _add_tokens(library: tokenizers.Tokenizer, config: Mapping[str, Any], folder: Path) -> None:
+def _add_tokens(library: Tokenizer, config: Mapping[str, Any], folder: Path) -> None:
     """Add the tokens of tokenizer_config.json, and those only in added_tokens.json, at the ids in these files."""
     tokens = {int(at): spec for at, spec in config.get("added_tokens_decoder", {}).items()}
     for text, at in _read_json(folder / "added_tokens.json").items():
@@ -154,7 +152,7 @@ def _add_tokens(library: tokenizers.Tokenizer, config: Mapping[str, Any], folder
             )
 
 
-def _add(library: tokenizers.Tokenizer, tokens: Sequence[AddedToken]) -> None:
+def _add(library: Tokenizer, tokens: Sequence[AddedToken]) -> None:
     """Add tokens in their order, which gives new ones their ids.
 
     Each call takes time that grows with all tokens added so far, so the tokens go in as few calls as possible.

@@ -9,12 +9,10 @@ used where it is there.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tokenizers
-from tokenizers import processors
-
 from tokenwright.errors import CheckpointError
 from tokenwright.text.bpe import SPLITS, WHOLE_WORDS, byte_level, sentencepiece, spaced, with_added
 from tokenwright.text.files import TokenizerFiles, library_errors
+from tokenwright.text.library import Tokenizer, processors
 
 _KEY = "tokenizer.ggml."
 WHOLE = "tokenizer.huggingface.json"  # a whole tokenizer.json, as text
@@ -114,9 +112,9 @@ class _Facts:
         return tokens, self.listed("token_type", int, len(tokens)) if has_types else [1] * len(tokens)
 
 
-def _whole(facts: _Facts, tokens: Sequence[str], kinds: Sequence[int]) -> tokenizers.Tokenizer:
+def _whole(facts: _Facts, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
     """The tokenizer.json in the metadata. Raises CheckpointError unless it has the file's tokens at their ids."""
-    library = tokenizers.Tokenizer.from_str(facts.whole())
+    library = Tokenizer.from_str(facts.whole())
     library.no_truncation()
     library.no_padding()
     for at, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
@@ -125,12 +123,12 @@ def _whole(facts: _Facts, tokens: Sequence[str], kinds: Sequence[int]) -> tokeni
     return library
 
 
-def _sentencepiece(facts: _Facts, tokens: Sequence[str], kinds: Sequence[int]) -> tokenizers.Tokenizer:
+def _sentencepiece(facts: _Facts, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
     unknown, prefix = facts.token("unknown", len(tokens)), facts.flag("add_space_prefix", True)
     return sentencepiece(tokens, facts.listed("scores", float, len(tokens)), kinds, unknown, prefix=prefix)
 
 
-def _byte_level(facts: _Facts, tokens: Sequence[str]) -> tokenizers.Tokenizer:
+def _byte_level(facts: _Facts, tokens: Sequence[str]) -> Tokenizer:
     """Byte-level BPE with the pre-tokenizer that the file names."""
     name = facts.text("pre")
     if name not in SPLITS:
@@ -138,7 +136,7 @@ def _byte_level(facts: _Facts, tokens: Sequence[str]) -> tokenizers.Tokenizer:
     return byte_level(name, {token: at for at, token in enumerate(tokens)}, _merges(facts))
 
 
-def _merged(facts: _Facts, tokens: Sequence[str]) -> tokenizers.Tokenizer:
+def _merged(facts: _Facts, tokens: Sequence[str]) -> Tokenizer:
     unknown, prefix = facts.token("unknown", len(tokens)), facts.flag("add_space_prefix", False)
     return spaced({token: at for at, token in enumerate(tokens)}, _merges(facts), unknown, prefix=prefix)
 

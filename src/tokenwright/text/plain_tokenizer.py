@@ -7,24 +7,23 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
-import tokenizers
-
 from tokenwright.errors import CheckpointError
 from tokenwright.text.control import ControlTokens
 from tokenwright.text.files import library_errors
+from tokenwright.text.library import Tokenizer
 
 
 class PlainTokenizer:
     """A tokenizer whose control tokens have secret names, so that no text contains one; all ids are the same."""
 
-    def __init__(self, library: tokenizers.Tokenizer, control: ControlTokens) -> None:
+    def __init__(self, library: Tokenizer, control: ControlTokens) -> None:
         self._whole = library
         self._control = control
         self._secret = secrets.token_hex(16)
         self._lock = Lock()
 
     @property
-    def library(self) -> tokenizers.Tokenizer:
+    def library(self) -> Tokenizer:
         """The library's tokenizer; made on first use, since it doubles the memory."""
         with self._lock:
             return self._made
@@ -35,7 +34,7 @@ class PlainTokenizer:
         return "".join(part if isinstance(part, str) else f"<{secret}:{part}>" for part in parts)
 
     @cached_property
-    def _made(self) -> tokenizers.Tokenizer:
+    def _made(self) -> Tokenizer:
         names = {name: f"<{self._secret}:{at}>" for name, at in self._control.ids.items()}
         with library_errors("a tokenizer without control tokens cannot be made", CheckpointError):
             plain = _with_names(json.loads(self._whole.to_str()), names)
@@ -44,7 +43,7 @@ class PlainTokenizer:
         return plain
 
 
-def _with_names(state: dict[str, Any], names: Mapping[str, str]) -> tokenizers.Tokenizer:
+def _with_names(state: dict[str, Any], names: Mapping[str, str]) -> Tokenizer:
     """The same tokenizer with its control tokens renamed to strings that no text contains; all ids stay the same.
 
     The library's own switch (encode_special_tokens) does not suffice: a Unigram or `ignore_merges` model still finds
@@ -63,4 +62,4 @@ def _with_names(state: dict[str, Any], names: Mapping[str, str]) -> tokenizers.T
         model["merges"] = [(a, b) for a, b in model["merges"] if names.keys().isdisjoint((a, b, a + b))]
     if model.get("unk_token") is not None:
         model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
-    return tokenizers.Tokenizer.from_str(json.dumps(state))
+    return Tokenizer.from_str(json.dumps(state))

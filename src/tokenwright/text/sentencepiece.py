@@ -12,12 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-from tokenizers import Regex, models, normalizers
-
 from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.regular_file import read_regular
 from tokenwright.text.bpe import sentencepiece, spaces_restored, with_added
+from tokenwright.text.library import Regex, Tokenizer, models, normalizers
 
 _LARGEST = 1 << 28  # bytes of a file; a vocabulary of 256,000 pieces takes some 4 MiB
 _UNIGRAM, _BPE = 1, 2  # the algorithms
@@ -67,7 +65,7 @@ def read_model(file: Path) -> SentencePieceModel:
     return model
 
 
-def build(model: SentencePieceModel) -> tokenizers.Tokenizer:
+def build(model: SentencePieceModel) -> Tokenizer:
     """The tokenizer of a model, with its control and user-defined pieces. Raises CheckpointError."""
     unknown = model.special["unknown"]
     if len(set(model.pieces)) < len(model.pieces):
@@ -83,11 +81,11 @@ def build(model: SentencePieceModel) -> tokenizers.Tokenizer:
     return with_added(library, model.pieces, model.kinds)
 
 
-def _unigram(model: SentencePieceModel) -> tokenizers.Tokenizer:
+def _unigram(model: SentencePieceModel) -> Tokenizer:
     """The most probable pieces, each piece with its logarithm of a probability."""
     unknown = model.special["unknown"]
     vocab = list(zip(model.pieces, model.scores, strict=True))
-    library = tokenizers.Tokenizer(models.Unigram(vocab, unknown, model.byte_fallback))
+    library = Tokenizer(models.Unigram(vocab, unknown, model.byte_fallback))
     first = [normalizers.Prepend("▁")] if model.prefix else []
     library.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
     library.decoder = spaces_restored(prefix=model.prefix)

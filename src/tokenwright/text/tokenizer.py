@@ -1,8 +1,9 @@
 """A checkpoint's tokenizer: text to ids, ids to text.
 
-The `tokenizers` library splits text into tokens. Decoding is ours (`pieces`): a token is a byte string, and a text is
-their concatenation as UTF-8. So `decode` and the stream agree by construction. A tokenizer is thread-safe: it publishes
-a lazily computed value only when it is complete, and no call switches a flag of the library.
+The `tokenizers` library splits text into tokens, or `text/library/` where it cannot be imported. Decoding is ours
+(`pieces`): a token is a byte string, and a text is their concatenation as UTF-8. So `decode` and the stream agree by
+construction. A tokenizer is thread-safe: it publishes a lazily computed value only when it is complete, and no call
+switches a flag of the library.
 """
 
 import json
@@ -12,11 +13,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import tokenizers
-
 from tokenwright.errors import RequestError
 from tokenwright.text.control import ControlTokens, written_like_a_tag
 from tokenwright.text.files import TokenizerFiles, library_errors, read_folder
+from tokenwright.text.library import Encoding
+from tokenwright.text.library import Tokenizer as Library
 from tokenwright.text.pieces import Pieces
 from tokenwright.text.plain_tokenizer import PlainTokenizer
 
@@ -24,10 +25,10 @@ log = logging.getLogger(__name__)
 
 _LONG = 4096  # characters; other threads run while a longer text is tokenised
 _KEEPING = {"ByteLevel", "Split", "Digits", "Metaspace", "Punctuation"}  # pre-tokenizers that drop nothing
-Encoded = TypeVar("Encoded", tokenizers.Encoding, list[tokenizers.Encoding])
+Encoded = TypeVar("Encoded", Encoding, list[Encoding])
 
 
-def _encoded(library: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+def _encoded(library: Library, text: str) -> Encoding:
     """`text` without special tokens. The library releases the GIL for batches only, which cost a short text more.
 
     Raises RequestError.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenwright.arrays import Array, Floats, address, empty, place_of
+from tokenwright.arrays import DTYPES, Array, Floats, address, empty, place_of
 from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.native import library as lib
 from tokenwright.backends.native import structs
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from tokenwright.backends.torch.kernels import Linear
 
 log = logging.getLogger(__name__)
+
+_FORMATS = {dtype: structs.FORMATS[name] for name, dtype in DTYPES.items()}
 
 
 class Workspace:
@@ -225,7 +227,7 @@ class NativeKernels:
     def pack(self, packed: Packed, first: int, rows: Array, threads: int = 1) -> int:
         """`Packed.pack_rows` in C++, to the same bytes. Returns the number of values that are not finite."""
         assert rows.strides[-1] == rows.itemsize or rows.shape[-1] == 1, "a row's numbers lie side by side"
-        kind, stride = structs.FORMATS[str(rows.dtype)], rows.strides[0] // rows.itemsize
+        kind, stride = _FORMATS[rows.dtype], rows.strides[0] // rows.itemsize
         bad: int = self.library.tw_pack(
             self.handle, byref(matrix(packed)), kind, place_of(rows), stride, first, len(rows), threads
         )

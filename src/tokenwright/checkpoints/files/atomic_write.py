@@ -6,7 +6,6 @@ another process may have by now. Where a file system has no locks, drafts are wr
 others.
 """
 
-import fcntl
 import os
 import re
 import shutil
@@ -100,6 +99,8 @@ def _locked(draft: Path, folder: bool) -> int:
 
 def _written(draft: Path) -> bool:
     """Whether a process writes the draft, as far as can be found out."""
+    import fcntl
+
     try:
         lock = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -6,8 +6,8 @@ if the checkpoint stores them transposed, or quantised by another tool).
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from functools import partial
 from math import lcm
 from types import MappingProxyType
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from tokenwright.arrays import Array, finite, narrowed
 from tokenwright.backends.adapters import Update
+from tokenwright.backends.device import each_done
 from tokenwright.backends.layout import Weights, empty_weights
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.packed import LANES, Packed
@@ -100,14 +101,10 @@ def pack_checkpoint(
     kernels = find_kernels()
     pack = Packed.pack_rows if kernels is None else kernels.pack
     done, total = 0, checkpoint.nbytes
-    pool = ThreadPoolExecutor(THREADS, "tokenwright-pack")
-    try:
-        for ended in as_completed([pool.submit(job.run, pack) for job in _jobs(checkpoint, weights, kept)]):
-            done += ended.result()
-            if report is not None:
-                report(done, total)
-    finally:
-        pool.shutdown(cancel_futures=True)
+    for nbytes in each_done((partial(job.run, pack) for job in _jobs(checkpoint, weights, kept)), THREADS, "pack"):
+        done += nbytes
+        if report is not None:
+            report(done, total)
     return weights
 
 

@@ -6,7 +6,6 @@ The first process packs the weights and writes them, while the others wait; then
 has no name, so the memory is free as soon as the last of them ends, however it ends.
 """
 
-import fcntl
 import json
 import mmap
 import os
@@ -51,6 +50,8 @@ def is_shared(descriptor: int) -> bool:
 @contextmanager
 def _locked(descriptor: int) -> Iterator[None]:
     """Exclude other processes; a process that is killed gives the lock back."""
+    import fcntl
+
     fcntl.lockf(descriptor, fcntl.LOCK_EX)
     try:
         yield

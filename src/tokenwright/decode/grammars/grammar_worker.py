@@ -14,7 +14,6 @@ exchanges lines of JSON: first the settings with the tokens' bytes as Latin-1, t
 import gc
 import json
 import os
-import resource
 import signal
 import sys
 import threading
@@ -70,6 +69,8 @@ def _complaint_of(tokenizer: Any, limits: Mapping[str, Any], grammar: str) -> st
 
 def _limit(seconds: float) -> None:
     """Limit this process. SIGPROF ends it after its processor time."""
+    import resource
+
     statm = Path("/proc/self/statm")
     taken = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 2**30
     resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY_BYTES, taken + MEMORY_BYTES))
@@ -103,6 +104,8 @@ def _serve(questions: IO[bytes], answers: IO[bytes]) -> None:
     """Answer questions until the input closes."""
     setting = json.loads(questions.readline())
     sys.path[:] = setting["path"]
+    import resource  # here, as what is only in the process: the module is imported everywhere
+
     from tokenwright.decode import schemas
 
     tokenizer = byte_tokenizer([token.encode("latin-1") for token in setting.pop("tokens")])

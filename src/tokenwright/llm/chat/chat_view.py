@@ -11,7 +11,6 @@ from typing import Any
 from tokenwright.checks import check_bool, hinting
 from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Request
-from tokenwright.engine.loop import Inbox
 from tokenwright.errors import RequestError
 from tokenwright.llm.asking import afinish, finish, in_thread, transcript
 from tokenwright.llm.chat.answer_reader import AnswerReader
@@ -117,7 +116,8 @@ class ChatView(EngineView):
         options: as `chat` has them. Raises the errors of `chat`.
         """
         own, sampling = AskedOptions.split(options)
-        asked, engine, inbox = self._asked(messages, params, own, sampling, streamed=True), self.llm_engine, Inbox()
+        asked, engine = self._asked(messages, params, own, sampling, streamed=True), self.llm_engine
+        inbox = engine.inbox()
         [handle] = engine.submit([asked.request], inbox)
         answer = transcript(engine, handle)
         answer.reader = asked.reader

@@ -14,7 +14,6 @@ from fastapi import FastAPI, Request
 from pydantic import Field
 
 from tokenwright.engine import SamplingParams
-from tokenwright.engine.loop import Inbox
 from tokenwright.errors import CapacityError, RequestError
 from tokenwright.explorer.messages.lab import Changed, LabCard
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, Strict
@@ -119,7 +118,7 @@ def compare(explorer: Explorer, tokens: Sequence[int], wanted: Lab) -> Generator
 
 def _pages(llm: LLM, tokens: list[int]) -> tuple[int, int]:
     """Pages, and their bytes, that a text has in an engine once it is computed: counted in its page tables."""
-    inbox = Inbox()
+    inbox = llm.llm_engine.inbox()
     request = llm.prepare(tokens, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
     [handle] = llm.submit([request], inbox, paused=True)
     handle.let_write(1)
