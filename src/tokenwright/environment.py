@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from tokenwright.errors import RequestError
 
-ISAS = ("amx", "avx512", "avxvnni", "avx2", "dotprod", "portable")  # of the native kernels, the fastest first
+ISAS = ("amx", "avx512", "avxvnni", "avx2", "dotprod", "wasm", "portable")  # of the native kernels, the fastest first
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,10 +41,10 @@ def published() -> dict[str, dict[str, str]]:
     return hashes
 
 
-def logits_hash(form: str) -> str:
+def logits_hash(form: str, threads: int | None = None) -> str:
     """The SHA-256 of the logits [V], fp32, of every step of a greedy text, in a format of FORMATS."""
     found = sha256()
-    with LLM("stories", trace=True, dtype="float32", device="cpu", **FORMATS[form]) as llm:
+    with LLM("stories", trace=True, dtype="float32", device="cpu", threads=threads, **FORMATS[form]) as llm:
         run = llm.run(PROMPT, temperature=0.0, max_tokens=STEPS, ignore_eos=True)
         for step in range(STEPS):
             run.step()
