@@ -29,7 +29,7 @@ from statistics import median
 
 import numpy as np
 
-from tokenwright.arrays import DTYPES, Floats, address, empty
+from tokenwright.arrays import DTYPES, Floats, address, empty, narrowed
 from tokenwright.backends.device import CPU, kernel_threads, threads_of
 from tokenwright.backends.native import structs
 from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels
@@ -140,7 +140,7 @@ def filled(out: int, inner: int, form: WeightFormat) -> Packed:
         packed.scales.fill(0.01)
     else:
         numbers = packed.codes.view(DTYPES[form.name])
-        numbers[:] = normal(numbers.size)
+        numbers[:] = narrowed(normal(numbers.size), numbers.dtype)
     return packed
 
 

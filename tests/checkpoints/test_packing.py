@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.fixtures import KINDS, make_checkpoint, write_json
 from tests.tensors import tensors_of, unpacked
-from tokenwright.arrays import Array
+from tokenwright.arrays import Array, widened
 from tokenwright.backends.layout import Weights, empty_weights, nbytes, weight_bytes
 from tokenwright.backends.packed import Packed
 from tokenwright.checkpoints.files.atomic_write import draft_file
@@ -84,7 +84,7 @@ def test_every_format_from_every_dtype(form: str, dtype: str, tmp_path: Path) ->
     assert isinstance(embed, Packed)
     qkv.pack_rows(0, np.concatenate([tensors[f"{name}.weight"] for name in joined]))
     embed.pack_rows(0, tensors["embed.weight"])
-    bias = np.concatenate([tensors[f"{name}.bias"] for name in joined]).astype(np.float32)
+    bias = np.concatenate([widened(tensors[f"{name}.bias"]) for name in joined])
     for name, one in (("layers.1.attention.qkv", qkv), ("embed", embed)):
         loaded = weights[name]
         assert isinstance(loaded, Packed)

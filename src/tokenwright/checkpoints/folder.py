@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from tokenwright.arrays import DTYPES as ARRAYS
-from tokenwright.arrays import Array, finite, narrowed
+from tokenwright.arrays import Array, finite, narrowed, widened
 from tokenwright.backends.adapters import Update
 from tokenwright.checkpoints.families.family import Family, TensorSource, next_layer, tower_of
 from tokenwright.checkpoints.families.registry import family_of, parse_config, text_keys
@@ -125,7 +125,7 @@ class Checkpoint:
         from tokenwright.checkpoints.gguf.splits import read_whole_gguf
 
         (file, *others), header = read_whole_gguf(file)
-        model = read_model(header, str(file), lambda one: read_rows(one, 0, one.shape[0]).flatten().tolist())
+        model = read_model(header, str(file), lambda one: widened(read_rows(one, 0, one.shape[0])).flatten().tolist())
         check_fit(file, model.graph, model.sources, model.stored, "its metadata", (*DTYPES, *BLOCKS))
         texts = read_metadata(header.metadata, str(file))
         config = replace(model.config, dtype=_dtype_of_blocks(model.stored.values()))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenwright.arrays import BFLOAT16, Array, Bytes, Floats, as_bytes, finite, narrowed
+from tokenwright.arrays import BFLOAT16, Array, Bytes, Floats, as_bytes, finite, narrowed, widened
 from tokenwright.backends.layout import format_of
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.packed import LANES, Packed
@@ -104,7 +104,7 @@ class Contents:
         step = stored.shape[0] if whole else _rows(stored.shape, source.order.block if source.order else self.paired)
         for first in range(0, stored.shape[0], step):
             raw = read_rows(stored, first, min(first + step, stored.shape[0]))
-            ours = np.ascontiguousarray(piece_of(raw, source), np.float32)
+            ours = np.ascontiguousarray(widened(piece_of(raw, source)))
             for update in updates:
                 ours = update.added_to(ours, first if source.order is None else source.order.ours(first))
             found = _as_bytes(_in_pairs(ours, self.paired) if name in self.turned else ours, kind)
