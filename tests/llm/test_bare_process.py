@@ -31,6 +31,8 @@ with llm.run("The little fox", greedy) as run:
     run.step()
     with llm.fork(run, 3, token=300) as fork:
         fork.step()
+        with LLM(llm.llm_engine.loaded, pages=40) as other:
+            found += [other.generate("A second engine", greedy)[0].token_ids]
         found += [run.tokens, fork.tokens, run.attention(5, 2, 1).codes, run.heads(4)]
 """
 
@@ -41,6 +43,6 @@ def test_texts_runs_and_forks_are_equal_there() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env={"OMP_NUM_THREADS": "1"})
     assert ended.returncode == 0, ended.stderr
     with LLM("stories", trace=True, pages=80) as llm:
-        here = {"llm": llm, "SamplingParams": SamplingParams}
+        here = {"LLM": LLM, "llm": llm, "SamplingParams": SamplingParams}
         exec(WORK, here)
     assert json.loads(ended.stdout) == json.loads(json.dumps(here["found"], default=str))

@@ -292,6 +292,11 @@ class EngineLoop:
         self._starting.append(handle)
         self.engine.add(handle.sequence)
 
+    @property
+    def due(self) -> bool:
+        """Whether a turn would find something to do at once."""
+        return not self._mailbox.empty() or self.engine.busy
+
     def turn(self) -> bool:
         """Carry out all messages, or wait a while for one if there is nothing to compute; then compute a step, if any.
 

@@ -23,7 +23,7 @@ from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import EngineConfig, Learned, ModelConfig, angle_length
 from tokenwright.decode import RowSampler
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler, SwapSpace
-from tokenwright.engine.driver import CallersThread, EngineThread
+from tokenwright.engine.driver import CallersThread
 from tokenwright.engine.loop import CLOSED, EngineHandle, EngineLoop, Inbox
 from tokenwright.engine.port import Listener, Occupancy
 from tokenwright.errors import RequestError
@@ -117,7 +117,7 @@ class LLMEngine:
             prefixes.secret, prefixes.tier = disk.secret or prefixes.secret, disk
             runner = times = StepClock(runner, disk, end_step)
             end_step = times.end_step
-        driven = CallersThread if threads == 0 else EngineThread
+        driven = CallersThread if threads == 0 else loaded.driven
         loop = EngineLoop(Engine(runner, sampler, scheduler, self.context), end_step=end_step, driven=driven)
         self._owned: _Owned | None = _Owned(loaded, store, model, loop, inputs, recording, disk, draft)
         self.streams = AsyncStreams()

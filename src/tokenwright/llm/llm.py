@@ -16,6 +16,7 @@ from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.checks import check_whole, folders, hinting
 from tokenwright.config import EngineConfig
 from tokenwright.engine import SamplingParams
+from tokenwright.engine.driver import CallersThread, EngineThread
 from tokenwright.errors import RequestError
 from tokenwright.formats import KVFormat, WeightFormat
 from tokenwright.llm import scoring
@@ -64,7 +65,7 @@ class LLM(ChatView):
     adapters: folders of LoRA adapters that are kept beside the weights, by name: a request chooses one, or none.
     report: called with (bytes read, bytes in total) while the weights are read; downloads then show progress bars.
     threads: that compute; None: one for each core, or as many as OMP_NUM_THREADS says; 0: no other than the one that
-        waits for a text, and only one thread may use the LLM then. For platforms without threads.
+        waits for a text; then one thread only may use the LLM and others over its model. For platforms without threads.
     tensor_parallel: processes that compute the model together, 1, 2, 4 or 8, among which the threads are divided: each
         has a part of the weights and of the KV heads. All numbers of processes give the same bits.
     trace: count and time the engine's work, as `run` requires.
@@ -134,6 +135,7 @@ class LLM(ChatView):
                 lora=folders("lora", lora),
                 adapters=adapters,
                 tensor_parallel=tensor_parallel,
+                driven=CallersThread if threads == 0 else EngineThread,
             )
         elif (revision, device, dtype, weights, report, trace) != (None, "auto", "auto", "native", None, False) or (
             lora or adapters or tensor_parallel != 1

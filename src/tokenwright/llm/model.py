@@ -29,6 +29,7 @@ from tokenwright.checkpoints.packing.shared_weights import is_shared, load_share
 from tokenwright.checkpoints.packing.weight_cache import WeightCache
 from tokenwright.checks import check_bool, shown
 from tokenwright.config import ModelConfig
+from tokenwright.engine.driver import Driver, EngineThread
 from tokenwright.engine.loop import FORKED
 from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
@@ -211,7 +212,8 @@ class LoadedModel(PreparedModel):
     `traced`: whether engines over it record runs (trace). shared: the descriptor of a file in memory from which several
     processes read packed weights (shared_weights.py); None: they are this one's own. tensor_parallel: the number of
     processes that compute it (tensor_parallel.py). check: called with the graph and the dtype before the weights are
-    read, to raise for options that the model does not support. preparing: options of PreparedModel.
+    read, to raise for options that the model does not support. driven: the driver of engines over it.
+    preparing: options of PreparedModel.
     """
 
     def __init__(
@@ -222,6 +224,7 @@ class LoadedModel(PreparedModel):
         trace: bool = False,
         shared: int | None = None,
         tensor_parallel: int = 1,
+        driven: Callable[[Callable[[], bool]], Driver] = EngineThread,
         **preparing: Any,
     ) -> None:
         check_degree(tensor_parallel)
@@ -231,7 +234,7 @@ class LoadedModel(PreparedModel):
                 "trace needs a model that one process computes; leave it or tensor_parallel out", "trace"
             )
         super().__init__(model, progress=report is not None, **preparing)
-        self.traced = trace
+        self.traced, self.driven = trace, driven
         self.copies = self.checkpoint.kept(self.form)  # matrices whose blocks are copied from a GGUF file
         numbered = {self.number(name): adapter.updates for name, adapter in self.adapters.items()}
         native = find_kernels() if self.device.type == "cpu" else None
