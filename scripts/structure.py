@@ -27,7 +27,7 @@ ROLES: dict[str, str] = {
     "__init__.py": "a room's door",
     "routes.py": "the routes of an API",
     "bodies.py": "the requests of an API",
-    "reply_schema.py": "the replies of an API",
+    "replies.py": "the replies of an API",
 }
 # A panel of the page is named alike on each side, and after the command or the part of the package that it shows.
 PANELS = ("explorer/messages", "serve/explorer")

@@ -25,15 +25,16 @@ from tests.engines import slowed
 from tests.models.files.fake_hub import FakeHub
 from tests.models.fixtures import make_checkpoint
 from tests.profiles import share
+from tests.serve.declared import read
 from tests.serve.many import PAGES, Many, many, until
 from tokenwright import LLM
 from tokenwright.checkpoints import local_models as store
 from tokenwright.cli.commands.serve import NamedModel, models_of, needed
 from tokenwright.errors import RequestError
-from tokenwright.serve.http.reply_schema import Health
+from tokenwright.serve.model_list import ModelList
 from tokenwright.serve.ollama.bodies import keep_alive
-from tokenwright.serve.ollama.reply_schema import OllamaRunning, OllamaTags
-from tokenwright.serve.openai.reply_schema import ModelList
+from tokenwright.serve.ollama.card import OllamaRunning, OllamaTags
+from tokenwright.serve.operations import Health
 from tokenwright.serve.service.residents import find
 from tokenwright.serve.service.types import MOST_NAMED
 from tokenwright.serve.store_routes import MOST_COPIES
@@ -150,16 +151,16 @@ def test_a_response_is_cancelled_while_only_its_model_fits(server: Many) -> None
 
 def test_lists_health_and_metrics(server: Many) -> None:
     complete(server, "b")
-    listed = ModelList.model_validate(httpx.get(f"{server.url}/v1/models").json())
+    listed = read(ModelList, httpx.get(f"{server.url}/v1/models").json())
     assert [(one.id, one.max_model_len is None) for one in listed.data] == [("a", True), ("b", False)]
     context = listed.data[1].max_model_len
     assert listed.data[1].context_length == listed.data[1].meta.n_ctx == context
     assert httpx.get(f"{server.url}/v1/models/a").json()["id"] == "a"
-    tags = OllamaTags.model_validate(httpx.get(f"{server.url}/api/tags").json())
+    tags = read(OllamaTags, httpx.get(f"{server.url}/api/tags").json())
     assert [one.name for one in tags.models] == ["a", "b"]
-    running = OllamaRunning.model_validate(httpx.get(f"{server.url}/api/ps").json())
+    running = read(OllamaRunning, httpx.get(f"{server.url}/api/ps").json())
     assert [one.name for one in running.models] == ["b"]
-    health = Health.model_validate(httpx.get(f"{server.url}/health").json())
+    health = read(Health, httpx.get(f"{server.url}/health").json())
     assert [(one.name, one.state) for one in health.models] == [("a", "absent"), ("b", "ready")]
     assert httpx.head(f"{server.url}/health").status_code == httpx.get(f"{server.url}/ready").status_code == 200
     assert "tokenwright_pages 64.0" in httpx.get(f"{server.url}/metrics").text

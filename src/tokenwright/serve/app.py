@@ -21,8 +21,9 @@ from tokenwright.serve import model_list, operations
 from tokenwright.serve.anthropic import routes as anthropic
 from tokenwright.serve.explorer import routes as explore
 from tokenwright.serve.explorer.explorer import Explorer, RunGone
-from tokenwright.serve.http.api import Api, add_errors, add_schemas, api_of
+from tokenwright.serve.http.api import Api, add_errors, api_of
 from tokenwright.serve.http.dispatch import Direct, HeadRequests, ShortPaths, handlers_of
+from tokenwright.serve.http.openapi import add_schemas
 from tokenwright.serve.llama_cpp import routes as llama_cpp
 from tokenwright.serve.ollama import routes as ollama
 from tokenwright.serve.openai import embeddings, rerank
@@ -207,7 +208,7 @@ def refusing(metrics: Metrics) -> Callable[[Scope, Problem, str], App]:
 
     def refused(scope: Scope, problem: Problem, request_id: str) -> App:
         metrics.refused(problem)
-        body: dict[str, Any] = api_of(APIS, scope).error(problem, request_id)
+        body = api_of(APIS, scope).error(problem, request_id)
         return JSONResponse(body, problem.status, problem.headers)
 
     return refused

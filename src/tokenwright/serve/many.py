@@ -29,11 +29,12 @@ from tokenwright.errors import RequestError
 from tokenwright.serve import model_list, store_routes
 from tokenwright.serve.app import APIS, QUEUED, Page, Served, add_access_log, living, new_app, refusing
 from tokenwright.serve.fleet import Fleet, LoadedApp, ManySource
-from tokenwright.serve.http.api import LARGE, about, add_errors, add_schemas, unless_gone
+from tokenwright.serve.http.api import LARGE, about, add_errors, unless_gone
 from tokenwright.serve.http.dispatch import HeadRequests
+from tokenwright.serve.http.openapi import add_schemas
 from tokenwright.serve.ollama import routes as ollama
 from tokenwright.serve.ollama.bodies import keep_alive
-from tokenwright.serve.ollama.routes import loaded_line
+from tokenwright.serve.ollama.replies import loaded_line
 from tokenwright.serve.openai.responses.stored import StoredResponses
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import Load

@@ -7,21 +7,60 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Literal, NotRequired, Protocol, TypedDict
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.anthropic.reply_schema import AnthropicModel, AnthropicModels
 from tokenwright.serve.anthropic.routes import HEADER
-from tokenwright.serve.http.api import about, answers
-from tokenwright.serve.http.reply_text import Json
-from tokenwright.serve.openai.reply_schema import ModelEntry, ModelList
+from tokenwright.serve.http.api import about
+from tokenwright.serve.http.openapi import answers
 from tokenwright.serve.service.types import Caller, ListedModel, no_model
 
 MOST = 1000  # names on one page, and
 USUAL = 20  # as many where nothing is said
+
+
+class ModelMeta(TypedDict):
+    n_ctx: int
+
+
+class ModelEntry(TypedDict):
+    """A model. max_model_len, context_length and meta.n_ctx: its context, once it is loaded, for clients of several."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: NotRequired[int]
+    context_length: NotRequired[int]
+    meta: NotRequired[ModelMeta]
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[ModelEntry]
+
+
+class AnthropicModel(TypedDict):
+    """A model. Its tokens are its context, once it is loaded."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int | None
+    max_tokens: int | None
+
+
+class AnthropicModels(TypedDict):
+    data: list[AnthropicModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
 class Catalogue(Protocol):
@@ -44,11 +83,12 @@ def add(app: FastAPI, models_of: Catalogue) -> None:
         """The names of the models."""
         listed = {one.name: one for one in models_of.listed(about(request).caller)}
         if not _anthropic(request):
-            return JSONResponse({"object": "list", "data": [_openai_card(one, created) for one in listed.values()]})
+            entries = [_openai_card(one, created) for one in listed.values()]
+            return JSONResponse(ModelList(object="list", data=entries))
         names, more = page_of(list(listed), request.query_params)
         cards = [_anthropic_card(listed[name], created) for name in names]
-        ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
-        return JSONResponse({"data": cards, "has_more": more, **ends})
+        first, last = (names[0], names[-1]) if names else (None, None)
+        return JSONResponse(AnthropicModels(data=cards, has_more=more, first_id=first, last_id=last))
 
     @app.get(
         "/v1/models/{name:path}",
@@ -68,17 +108,24 @@ def _anthropic(request: Request) -> bool:
     return HEADER in request.headers
 
 
-def _openai_card(one: ListedModel, created: int) -> Json:
-    found: Json = {"id": one.name, "object": "model", "created": created, "owned_by": "tokenwright", "root": one.root}
-    if one.context is None:
-        return found
-    return found | {"max_model_len": one.context, "context_length": one.context, "meta": {"n_ctx": one.context}}
+def _openai_card(one: ListedModel, created: int) -> ModelEntry:
+    found = ModelEntry(id=one.name, object="model", created=created, owned_by="tokenwright", root=one.root)
+    if one.context is not None:
+        found["max_model_len"] = found["context_length"] = one.context
+        found["meta"] = {"n_ctx": one.context}
+    return found
 
 
-def _anthropic_card(one: ListedModel, created: int) -> Json:
-    since = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
-    found: Json = {"type": "model", "id": one.name, "display_name": one.name, "created_at": since}
-    return found | {"lifecycle": "active", "max_input_tokens": one.context, "max_tokens": one.context}
+def _anthropic_card(one: ListedModel, created: int) -> AnthropicModel:
+    return {
+        "type": "model",
+        "id": one.name,
+        "display_name": one.name,
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": one.context,
+        "max_tokens": one.context,
+    }
 
 
 def page_of(names: Sequence[str], query: Mapping[str, str]) -> tuple[Sequence[str], bool]:

@@ -3,31 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from pydantic import BaseModel
 
 import tokenwright
 from tokenwright.errors import EngineError
-from tokenwright.serve.http.api import answers
-from tokenwright.serve.http.reply_schema import Health, Ready, Version
-from tokenwright.serve.http.reply_text import Json
+from tokenwright.serve.http.openapi import answers
 from tokenwright.serve.service.metrics import CONTENT_TYPE, Metrics
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import NotReady
 
-Said = tuple[Json, int]  # a body and its status
+
+class ModelState(TypedDict):
+    """A model of a server of several. requests: in it now. reason: why it could not be read the last time."""
+
+    name: str
+    state: str
+    requests: int
+    bytes: int
+    loaded_bytes: NotRequired[int]
+    total_bytes: NotRequired[int]
+    reason: NotRequired[str]
 
 
-def _states(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+class Health(TypedDict):
+    """The reply of /health. reason: why it makes no tokens. progress: the share of the model that is read.
+
+    models: of a server of several.
+    """
+
+    status: str
+    version: NotRequired[str]
+    reason: NotRequired[str]
+    progress: NotRequired[float]
+    models: NotRequired[list[ModelState]]
+
+
+class Version(TypedDict):
+    """The reply of /version."""
+
+    version: str
+
+
+class Ready(TypedDict):
+    """The reply of /ready."""
+
+    status: str
+
+
+def _states(reply: type[Health | Ready]) -> dict[int | str, dict[str, Any]]:
     """The replies of a route: it is, or it is not."""
     yes = answers(reply)
     return yes | {503: {"description": "It is not.", "content": yes[200]["content"]}}
 
 
-async def health_of(service: Service) -> Said:
+async def health_of(service: Service) -> tuple[Health, int]:
     """Whether the engine makes tokens: a busy one shows it by those it makes, an idle one makes one more.
 
     A server whose model is still being read is well, and says how far that is; /ready says whether it takes requests.
@@ -38,21 +70,24 @@ async def health_of(service: Service) -> Said:
         return {"status": "failed", "reason": str(error)}, 503
     except NotReady as error:
         loading = service.host.loading
-        told = {"status": loading.phase, "reason": str(error)}
+        told = Health(status=loading.phase, reason=str(error))
         if loading.phase != "loading":
             return told, 503
-        return told | {"progress": loading.done / loading.total if loading.total else 0.0}, 200
+        return {**told, "progress": loading.done / loading.total if loading.total else 0.0}, 200
     return {"status": "ok", "version": tokenwright.__version__}, 200
 
 
-def readiness_of(service: Service) -> Said:
+def readiness_of(service: Service) -> tuple[Ready, int]:
     """Whether the model is loaded and new requests are taken."""
     state = "draining" if service.draining else service.host.loading.phase
     return {"status": state}, 200 if service.ready else 503
 
 
 def add(
-    app: FastAPI, metrics: Metrics, health: Callable[[Request], Awaitable[Said]], readiness: Callable[[], Said]
+    app: FastAPI,
+    metrics: Metrics,
+    health: Callable[[Request], Awaitable[tuple[Health, int]]],
+    readiness: Callable[[], tuple[Ready, int]],
 ) -> None:
     """Add the routes. health, readiness: what they say."""
 

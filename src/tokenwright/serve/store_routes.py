@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -16,11 +16,22 @@ import tokenwright
 from tokenwright.errors import CheckpointError, RequestError, TokenwrightError
 from tokenwright.serve import operations
 from tokenwright.serve.fleet import Fleet
-from tokenwright.serve.http.api import RefusedRequest, about, answers, body_of, takes
+from tokenwright.serve.http.api import RefusedRequest, about, body_of
 from tokenwright.serve.http.fields import Body, GivenName, Name, Refused
-from tokenwright.serve.http.reply_text import Json, dumps
-from tokenwright.serve.ollama import reply_schema as replies
-from tokenwright.serve.ollama.card import NEVER, entry, loaded
+from tokenwright.serve.http.openapi import answers, takes
+from tokenwright.serve.http.reply_text import dumps
+from tokenwright.serve.ollama.card import (
+    NEVER,
+    OllamaDetails,
+    OllamaEntry,
+    OllamaLoaded,
+    OllamaRunning,
+    OllamaTags,
+    entry,
+    loaded,
+    when,
+)
+from tokenwright.serve.ollama.replies import OllamaVersion
 from tokenwright.serve.ollama.routes import NDJSON, VERSION
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.residents import ResidentModel, find
@@ -49,6 +60,12 @@ class Delete(Body):
     name: GivenName = None
 
 
+class OllamaStatus(TypedDict):
+    """The reply of /api/pull."""
+
+    status: str
+
+
 class Copy(Body):
     """POST /api/copy: a further name for a model, as long as the server runs."""
 
@@ -64,16 +81,16 @@ def add(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
 
 
 def _add_states(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
-    async def health(request: Request) -> operations.Said:
+    async def health(request: Request) -> tuple[operations.Health, int]:
         models = [_state(one) for one in fleet.allowed(about(request).caller)]
         for opened in fleet.apps:
             if opened.service.ready:
                 found, status = await operations.health_of(opened.service)
                 if status != 200 and opened.service.ready:  # it may have left meanwhile
-                    return found | {"models": models}, status
+                    return {**found, "models": models}, status
         return {"status": "ok", "version": tokenwright.__version__, "models": models}, 200
 
-    def readiness() -> operations.Said:
+    def readiness() -> tuple[operations.Ready, int]:
         """New requests for a model that is not there wait for it."""
         return ({"status": "draining"}, 503) if fleet.draining else ({"status": "ready"}, 200)
 
@@ -91,34 +108,35 @@ def _add_states(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
         return Loading(phase, done, total, first.failure)  # type: ignore[arg-type]  # one of its phases
 
 
-def _state(one: ResidentModel) -> Json:
+def _state(one: ResidentModel) -> operations.ModelState:
     """A model in the reply of /health."""
-    done, total = (0, 0) if one.opened is None else one.opened.progress
-    found: Json = {"name": one.name, "state": one.state, "requests": one.users, "bytes": one.nbytes}
-    found |= {"loaded_bytes": done, "total_bytes": total} if one.state == "loading" else {}
-    return found | ({"reason": one.failure} if one.failure else {})
+    found = operations.ModelState(name=one.name, state=one.state, requests=one.users, bytes=one.nbytes)
+    if one.state == "loading":
+        found["loaded_bytes"], found["total_bytes"] = (0, 0) if one.opened is None else one.opened.progress
+    if one.failure:
+        found["reason"] = one.failure
+    return found
 
 
 def _add_lists(app: FastAPI, fleet: Fleet) -> None:
-    @app.get("/api/version", responses=answers(replies.OllamaVersion), tags=["Ollama"])
+    @app.get("/api/version", responses=answers(OllamaVersion), tags=["Ollama"])
     async def version() -> JSONResponse:
-        return JSONResponse({"version": VERSION})
+        return JSONResponse(OllamaVersion(version=VERSION))
 
-    @app.get("/api/ps", responses=answers(replies.OllamaRunning), tags=["Ollama"])
+    @app.get("/api/ps", responses=answers(OllamaRunning), tags=["Ollama"])
     async def running(request: Request) -> JSONResponse:
         allowed, there = fleet.allowed(about(request).caller), fleet.apps
-        found = []
+        found: list[OllamaLoaded] = []
         for one in allowed:
             opened = next((app for app in there if app is one.opened and app.service.ready), None)
             if opened is not None:
-                card = loaded(one.name, opened.explorer.llm, opened.service.created)
-                found.append(card | {"expires_at": _expiry(one)})
-        return JSONResponse({"models": found})
+                found.append({**loaded(one.name, opened.explorer.llm), "expires_at": _expiry(one)})
+        return JSONResponse(OllamaRunning(models=found))
 
-    @app.get("/api/tags", responses=answers(replies.OllamaTags), tags=["Ollama"])
+    @app.get("/api/tags", responses=answers(OllamaTags), tags=["Ollama"])
     async def tags(request: Request) -> JSONResponse:
         allowed = fleet.allowed(about(request).caller)
-        return JSONResponse({"models": [_tag(fleet, one, name) for one in allowed for name in one.names]})
+        return JSONResponse(OllamaTags(models=[_tag(fleet, one, name) for one in allowed for name in one.names]))
 
 
 def _expiry(one: ResidentModel) -> str:
@@ -128,23 +146,29 @@ def _expiry(one: ResidentModel) -> str:
     return (datetime.now(UTC) + timedelta(seconds=one.keep_s)).isoformat().replace("+00:00", "Z")
 
 
-def _tag(fleet: Fleet, one: ResidentModel, name: str) -> Json:
+def _tag(fleet: Fleet, one: ResidentModel, name: str) -> OllamaEntry:
     """A model in Ollama's list; of one that is not in memory only what is known without reading it."""
     opened = next((app for app in fleet.apps if app is one.opened and app.service.ready), None)
     if opened is not None:
         return entry(name, opened.explorer.llm, fleet.created)
-    when = datetime.fromtimestamp(fleet.created, UTC).isoformat().replace("+00:00", "Z")
-    about_it: Json = {"parent_model": "", "format": "safetensors", "family": "", "families": []}
-    about_it |= {"parameter_size": "", "quantization_level": ""}
-    digest = hashlib.sha256(one.name.encode()).hexdigest()
-    return {"name": name, "model": name, "modified_at": when, "size": one.nbytes, "digest": digest, "details": about_it}
+    unread = OllamaDetails(
+        parent_model="", format="safetensors", family="", families=[], parameter_size="", quantization_level=""
+    )
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": when(fleet.created),
+        "size": one.nbytes,
+        "digest": hashlib.sha256(one.name.encode()).hexdigest(),
+        "details": unread,
+    }
 
 
 def _add_store(app: FastAPI, fleet: Fleet) -> None:
     @app.post(
         "/api/pull",
         openapi_extra=takes(Pull),
-        responses=answers(replies.OllamaStatus, stream=NDJSON),
+        responses=answers(OllamaStatus, stream=NDJSON),
         tags=["Ollama"],
         response_model=None,
     )

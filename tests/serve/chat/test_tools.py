@@ -17,7 +17,7 @@ from tokenwright.llm.chat.output_parser import PlainReader, SortingReader, Think
 from tokenwright.llm.chat.tool_forms.form import ToolForm
 from tokenwright.llm.chat.tool_forms.known_forms import HERMES, LLAMA, MISTRAL
 from tokenwright.llm.chat.tool_forms.reading import FormReader
-from tokenwright.serve.http.replying import arguments_of
+from tokenwright.serve.http.exchange import arguments_of
 from tokenwright.serve.openai.custom_tools import INPUT, input_of
 from tokenwright.serve.service.types import Answer, Delta, Tool, ToolCall
 

@@ -22,13 +22,12 @@ from pydantic import BaseModel, ValidationError
 from tests.serve.live import HANGS, Live, live, make_chat_model, settled
 from tokenwright.serve.app import Served
 from tokenwright.serve.explorer.viewer import COMMAND
-from tokenwright.serve.http import reply_text, replying
+from tokenwright.serve.http import exchange, reply_text
 from tokenwright.serve.http.api import _object
-from tokenwright.serve.http.reply_schema import Reply
 from tokenwright.serve.http.reply_text import dumps, dumps_in_parts
 from tokenwright.serve.ollama.bodies import Chat
 from tokenwright.serve.ollama.prompts import chat_messages
-from tokenwright.serve.openai import replies
+from tokenwright.serve.openai import logprobs
 from tokenwright.serve.openai import routes as openai
 from tokenwright.serve.openai.bodies import CompletionBody
 from tokenwright.serve.transport import connection
@@ -171,8 +170,7 @@ def test_clients_that_read_slowly_leave_so_much_unread_together(monkeypatch: pyt
 
 def bodies(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
     for one in kind.__subclasses__():
-        reply = issubclass(one, Reply) or one.__module__.endswith(".reply_schema")  # those are never validated
-        if one.__module__.startswith("tokenwright.") and not reply:
+        if one.__module__.startswith("tokenwright."):
             yield one
         yield from bodies(one)
 
@@ -330,7 +328,7 @@ def test_a_long_reply_says_the_same(
 ) -> None:
     def asked() -> tuple[set[str], Any]:
         threads = set[str]()
-        monkeypatch.setattr(replies.Tokens, "text", lambda self, token: named(self, token, threads))
+        monkeypatch.setattr(logprobs.Tokens, "text", lambda self, token: named(self, token, threads))
         answer = httpx2.post(server.url + path, json=body | {"model": "tiny"}, timeout=HANGS)
         assert answer.status_code == 200, answer.text
         lines = answer.text.split("\n") if body.get("stream") else [answer.text]
@@ -338,14 +336,14 @@ def test_a_long_reply_says_the_same(
         said = [one.get("choices") or one["data"] for one in found]
         return threads, joined(said) if body.get("stream") else said
 
-    text = replies.Tokens.text
+    text = logprobs.Tokens.text
 
     def named(tokens: Any, token: int, threads: set[str]) -> str:
         threads.add(threading.current_thread().name)
         return text(tokens, token)
 
     short = asked()
-    for module in (reply_text, openai, replying):
+    for module in (reply_text, openai, exchange):
         monkeypatch.setattr(module, "LONG", 0)
     long = asked()
     assert long[1] == short[1]

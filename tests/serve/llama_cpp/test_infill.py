@@ -7,9 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.serve.declared import read
 from tests.serve.live import Live, live, make_chat_model, settled
 from tests.vocabulary import add_tokens
-from tokenwright.serve.llama_cpp.reply_schema import Infilled, InfilledList
+from tokenwright.serve.llama_cpp.replies import Infilled
 from tokenwright.text.fill_in_middle import Infill
 
 MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", "<|fim_pad|>")
@@ -80,12 +81,12 @@ def test_infill_as_llama_cpp_has_it(server: Live) -> None:
     } | GREEDY  # fmt: skip
     reply = ask(server, "/infill", **body)
     assert reply.status_code == 200, reply.text
-    found = Infilled.model_validate(reply.json())
+    found = read(Infilled, reply.json())
     expected = filled(server, "def f(", "):\n", files, "a")
     assert (found.content, found.stop, found.tokens_predicted, found.stop_type) == (expected, True, 8, "limit")
     assert found.tokens_evaluated == len(Infill(server.llm.tokenizer).ids("def f(", "):\n", files, "a"))
     lines = ask(server, "/infill", stream=True, **body).text.splitlines()
-    *events, last = [Infilled.model_validate(json.loads(line[6:])) for line in lines if line]
+    *events, last = [read(Infilled, json.loads(line[6:])) for line in lines if line]
     assert "".join(event.content for event in events) == expected
     assert (last.content, last.stop, last.tokens_predicted) == ("", True, 8)
     assert not any(event.stop for event in events)
@@ -99,14 +100,14 @@ def test_completion_as_llama_cpp_has_it(plain: Live) -> None:
     body = {"n_predict": 8, "cache_prompt": True, "id_slot": -1} | GREEDY
     reply = ask(plain, "/completion", prompt="def f(", **body)
     assert reply.status_code == 200, reply.text
-    found = Infilled.model_validate(reply.json())
+    found = read(Infilled, reply.json())
     assert (found.content, found.stop_type, found.tokens_predicted) == (expected("def f("), "limit", 8)
     lines = ask(plain, "/completion", prompt="def f(", stream=True, **body).text.splitlines()
-    events = [Infilled.model_validate(json.loads(line[6:])) for line in lines if line]
+    events = [read(Infilled, json.loads(line[6:])) for line in lines if line]
     assert ("".join(event.content for event in events), events[-1].tokens_predicted) == (found.content, 8)
     ids = plain.llm.tokenizer.encode("def f(")
     assert ask(plain, "/completion", prompt=ids, **body).json()["content"] == found.content
-    several = InfilledList.model_validate(ask(plain, "/completion", prompt=["a", "def f("], **body).json()).root
+    several = read(list[Infilled], ask(plain, "/completion", prompt=["a", "def f("], **body).json())
     assert [(one.index, one.content) for one in several] == [(0, expected("a")), (1, expected("def f("))]
     held = ask(plain, "/completion", prompt="a", grammar='root ::= "yes" | "no"', **body).json()
     assert (held["content"] in ("yes", "no"), held["stop_type"]) == (True, "eos")

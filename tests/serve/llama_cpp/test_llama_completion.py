@@ -7,8 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.serve.declared import read
 from tests.serve.live import Live, live, make_chat_model, settled
-from tokenwright.serve.llama_cpp.reply_schema import Infilled
+from tokenwright.serve.llama_cpp.replies import Infilled
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "n_predict": 6}
 TEXT = "Once upon a time"
@@ -57,7 +58,7 @@ def test_forms_of_a_prompt_are_the_same_text(server: Live) -> None:
 
 
 def test_the_likeliest_tokens_are_those_of_the_model(server: Live) -> None:
-    whole = Infilled.model_validate(ask(server, prompt=TEXT, n_probs=3, return_tokens=True))
+    whole = read(Infilled, ask(server, prompt=TEXT, n_probs=3, return_tokens=True))
     [known] = server.llm.generate([TEXT], server.llm.sampling(temperature=0.0, max_tokens=6, logprobs=3))
     assert whole.tokens == list(known.token_ids)
     assert [one.id for one in whole.completion_probabilities] == whole.tokens
@@ -68,7 +69,7 @@ def test_the_likeliest_tokens_are_those_of_the_model(server: Live) -> None:
     assert "completion_probabilities" not in ask(server, prompt=TEXT)
     assert ask(server, prompt=TEXT)["tokens"] == []
     lines = httpx.post(f"{server.url}/completion", json=GREEDY | {"prompt": TEXT, "stream": True, "n_probs": 3}).text
-    *events, last = [Infilled.model_validate_json(line[6:]) for line in lines.splitlines() if line]
+    *events, last = [read(Infilled, line[6:]) for line in lines.splitlines() if line]
     assert [token for event in events for token in event.tokens] == whole.tokens
     assert [each for event in events for each in event.completion_probabilities] == whole.completion_probabilities
     plain = httpx.post(f"{server.url}/completion", json=GREEDY | {"prompt": TEXT, "stream": True}).text

@@ -13,6 +13,7 @@ import pytest
 
 from tests.engines import held, slowed
 from tests.serve.talking import LONG, SCHEMA, Talker, aborted, until, valid
+from tokenwright.serve.http import exchange
 from tokenwright.serve.ollama import routes as adapter
 from tokenwright.serve.ollama.bodies import Chat
 
@@ -185,8 +186,8 @@ def test_a_conversation_with_tools_reaches_the_template_whole(talker: Talker, cl
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_tool_call_is_sent_whole(talker: Talker, streamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ollama's API cannot ask for a call, so the model is made to write one."""
-    wanted = adapter.GenerationRequest
-    monkeypatch.setattr(adapter, "GenerationRequest", lambda **fields: wanted(**fields, tool_choice="required"))
+    wanted = exchange.GenerationRequest
+    monkeypatch.setattr(exchange, "GenerationRequest", lambda **fields: wanted(**fields, tool_choice="required"))
     with ollama.Client(host=talker.url) as client:
         asked = client.chat("tiny", HELLO, tools=[TOOL], options={"num_predict": 600, "seed": 1}, stream=streamed)
         parts = list(asked) if streamed else [asked]

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from tests.relevance import make_reranker, write_modules
+from tests.serve.declared import read
 from tests.serve.live import Live, live, make_chat_model, settled
-from tokenwright.serve.openai.reply_schema import Reranked, ScoreReply, TeiReranked
-from tokenwright.serve.openai.rerank import RERANK
+from tokenwright.serve.openai.rerank import RERANK, Reranked, ScoreReply, TeiEntry
 
 DOCUMENTS = ["the sun", "a moon", "the other one and the sea"]
 
@@ -33,7 +33,7 @@ def test_documents_come_in_the_order_of_their_relevance(server: Live, path: str)
     documents = [*DOCUMENTS[:2], {"text": DOCUMENTS[2]}]
     reply = ask(server, path, model="tiny", query="sun", documents=documents)
     assert reply.status_code == 200, reply.text
-    found = Reranked.model_validate(reply.json())
+    found = read(Reranked, reply.json())
     expected = server.llm.rerank("sun", DOCUMENTS)
     assert [one.index for one in found.results] == sorted(range(3), key=lambda at: -expected[at])
     for one in found.results:
@@ -47,7 +47,7 @@ def test_texts_are_answered_as_tei_answers_them(server: Live) -> None:
     assert reply.status_code == 200, reply.text
     expected = server.llm.rerank("sun", DOCUMENTS)
     order = sorted(range(3), key=lambda at: -expected[at])
-    for one, at in zip(TeiReranked.model_validate(reply.json()).root, order, strict=True):
+    for one, at in zip(read(list[TeiEntry], reply.json()), order, strict=True):
         assert (one.index, one.text) == (at, DOCUMENTS[at])
         assert one.score == pytest.approx(expected[at], abs=1e-6)
 
@@ -69,7 +69,7 @@ def test_an_instruction_changes_the_scores(server: Live) -> None:
 def test_scores_of_pairs(server: Live, path: str) -> None:
     one_to_all = ask(server, path, model="tiny", text_1="sun", text_2=DOCUMENTS)
     assert one_to_all.status_code == 200, one_to_all.text
-    found = ScoreReply.model_validate(one_to_all.json())
+    found = read(ScoreReply, one_to_all.json())
     assert [one.score for one in found.data] == pytest.approx(list(server.llm.rerank("sun", DOCUMENTS)), abs=1e-6)
     pairs = ask(server, path, model="tiny", text_1=["moon", "sun"], text_2=DOCUMENTS[1:]).json()
     assert pairs["data"][1]["score"] == pytest.approx(found.data[2].score)

@@ -7,13 +7,12 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
-from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
@@ -29,8 +28,6 @@ B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
 
 LARGE = 2**15  # bytes of a body from which on a thread parses it
-_REFS = "#/components/schemas/{model}"
-_SCHEMAS: dict[str, type[BaseModel]] = {}  # of the bodies and the replies of all routes, by module and name
 
 log = logging.getLogger(__name__)
 
@@ -55,13 +52,6 @@ class About:
     ignored: list[str] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
 
-    async def started(self, starting: Awaitable[Generation]) -> Generation:
-        """Await what `Service.start` returns, and record it as this request's. Raises what `Service.start` raises."""
-        generation = await starting
-        self.generations.append(generation)
-        self.ignored += generation.loosened
-        return generation
-
     @property
     def timings(self) -> Timings | None:
         return timings_of_all(self.generations) if self.generations else None
@@ -82,16 +72,16 @@ class Api:
     problem(error): the problem of an error where the API has its own view of it; None: what all APIs say.
     queued: the paths of its requests that wait for a place in the engine, each with one handler, of POST.
     prompts: what the field of the prompt is called, by path, where it is not "messages".
-    errors: what `error` makes, for the OpenAPI document; None: it is not declared.
+    errors: the type that `error` makes, for the OpenAPI document; None: it is not declared.
     header: marks its clients' requests on paths that another API has as well. shared: the prefixes of these paths.
     """
 
     prefixes: tuple[str, ...]
-    error: Callable[[Problem, str], dict[str, Any]]
+    error: Callable[[Problem, str], Mapping[str, Any]]
     problem: Callable[[Exception], Problem | None] = lambda _: None
     queued: frozenset[str] = frozenset()
     prompts: Mapping[str, str] = field(default_factory=dict)
-    errors: type[BaseModel] | None = None
+    errors: Any = None
     header: str = ""
     shared: tuple[str, ...] = ()
 
@@ -140,13 +130,9 @@ async def body_of(request: Request, model: type[B], *, any_type: bool = False) -
             Problem(415, "invalid", "the body must be JSON; send the header Content-Type: application/json")
         )
     raw = b"".join([part async for part in request.stream()])  # `request.body` would keep it while the request waits
-    about(request).large = len(raw) > LARGE
-    return await off_loop(request, lambda: _parsed(raw, model, about(request)))
-
-
-async def off_loop(request: Request, work: Callable[[], T]) -> T:
-    """The result of `work` on the body: in a thread, if the body is so large that other requests would notice."""
-    return await asyncio.to_thread(work) if about(request).large else work()
+    known = about(request)
+    known.large = len(raw) > LARGE
+    return await asyncio.to_thread(_parsed, raw, model, known) if known.large else _parsed(raw, model, known)
 
 
 def reads(model: type[B]) -> Any:
@@ -233,71 +219,6 @@ async def disconnected(request: Request) -> None:
     """Wait until the client has gone. The body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def takes(model: type[BaseModel]) -> dict[str, Any]:
-    """For a route's `openapi_extra`: it takes this body."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _named(model)}}}}
-
-
-def answers(*models: type[BaseModel], stream: str | None = None) -> dict[int | str, dict[str, Any]]:
-    """For a route's `responses`: it answers one of these as JSON, or a stream of this media type."""
-    schemas = [_named(model) for model in models]
-    content: dict[str, Any] = {"application/json": {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
-    return {200: {"content": content | ({} if stream is None else {stream: {}})}}
-
-
-EVENTS = "text/event-stream"
-
-
-def _errors(models: Sequence[type[BaseModel]]) -> dict[str, Any]:
-    """The content of error replies that are one of `models`, for the OpenAPI document; empty if there are none."""
-    return {"content": answers(*models)[200]["content"]} if models else {}
-
-
-def _named(model: type[BaseModel]) -> dict[str, str]:
-    """A mark in the place of a model's schema, which `add_schemas` replaces."""
-    name = f"{model.__module__}.{model.__name__}"
-    _SCHEMAS[name] = model
-    return {"x-schema": name}
-
-
-def add_schemas(app: FastAPI, apis: Sequence[Api]) -> None:
-    """Let the OpenAPI document hold the schemas that `takes` and `answers` name, and the errors of each API.
-
-    Names that collide get longer.
-    """
-    original = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            document = original()
-            for path, operations in document["paths"].items():
-                content = _errors([one.errors for one in apis_of(apis, path) if one.errors is not None])
-                for operation in operations.values():
-                    for status, text in STATUSES.items():
-                        operation["responses"].setdefault(str(status), {"description": text, **content})
-                    operation["responses"].pop("422", None)  # FastAPI's own, which `add_errors` replaces
-            named: list[tuple[type[BaseModel], Literal["validation"]]] = [
-                (one, "validation") for one in _SCHEMAS.values()
-            ]
-            refs, definitions = models_json_schema(named, ref_template=_REFS)
-            document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-            document["paths"] = _resolved(
-                document["paths"], {name: refs[model, "validation"] for name, model in _SCHEMAS.items()}
-            )
-            app.openapi_schema = document
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _resolved(value: Any, schemas: Mapping[str, Any]) -> Any:
-    """A part of the document with schemas in the places of their marks."""
-    if isinstance(value, dict):
-        name = value.get("x-schema")
-        return {key: _resolved(one, schemas) for key, one in value.items()} if name is None else schemas[name]
-    return [_resolved(one, schemas) for one in value] if isinstance(value, list) else value
 
 
 def add_errors(

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 from tokenwright.serve.service.types import Timings
 
@@ -38,30 +38,77 @@ def dumps_in_parts(value: object) -> str:
     return dumps(value)
 
 
-def timings_of(timings: Timings) -> Json:
+class TimingsReply(TypedDict):
+    """Where the time went, if the server is set or asked to say so; times in milliseconds."""
+
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    prompt_tokens: int
+    cached_tokens: int
+    disk_tokens: int
+    completion_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
+    preemptions: int
+    moves: int
+
+
+class LlamaTimings(TypedDict):
+    """Times of the prompt without its cached part, and of the text; in the words of llama.cpp's server."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+    draft_n: NotRequired[int]
+    draft_n_accepted: NotRequired[int]
+
+
+class ReplyTimings(TimingsReply, LlamaTimings):
+    """The same times in our words and in llama.cpp's."""
+
+
+def timings_of(timings: Timings) -> TimingsReply:
     """Timings with times in milliseconds of three digits."""
-    found = asdict(timings)
-    return {name.removesuffix("_s") + "_ms" if name.endswith("_s") else name: _ms(name, v) for name, v in found.items()}
-
-
-def llama_timings(timings: Timings) -> Json:
-    """Timings in the words of llama.cpp's server. The first token of a text comes with its prompt's last step."""
-    prompt, steps = timings.prompt_tokens - timings.cached_tokens, max(0, timings.completion_tokens - 1)
-    found = {"cache_n": timings.cached_tokens, "prompt_n": prompt, "prompt_ms": 1e3 * timings.prefill_s}
-    found |= _rates("prompt", prompt, timings.prefill_s)
-    found |= {"predicted_n": timings.completion_tokens, "predicted_ms": 1e3 * timings.decode_s}
-    found |= _rates("predicted", steps, timings.decode_s)
-    drafted = {"draft_n": timings.drafted_tokens, "draft_n_accepted": timings.accepted_tokens}
-    return found | (drafted if timings.drafted_tokens else {})
-
-
-def _rates(name: str, tokens: int, seconds: float) -> Json:
-    each, rate = (1e3 * seconds / tokens, tokens / seconds) if tokens and seconds > 0 else (0.0, 0.0)
-    return {f"{name}_per_token_ms": each, f"{name}_per_second": rate}
+    each = asdict(timings).items()
+    found = {f"{name[:-2]}_ms" if name[-2:] == "_s" else name: _ms(name, value) for name, value in each}
+    return cast("TimingsReply", found)
 
 
 def _ms(name: str, value: float) -> float:
     return round(1000 * value, 3) if name.endswith("_s") else value
+
+
+def llama_timings(timings: Timings) -> LlamaTimings:
+    """Timings in the words of llama.cpp's server. The first token of a text comes with its prompt's last step."""
+    prompt, written = timings.prompt_tokens - timings.cached_tokens, timings.completion_tokens
+    prompt_ms, prompt_speed = _rates(prompt, timings.prefill_s)
+    predicted_ms, predicted_speed = _rates(max(0, written - 1), timings.decode_s)
+    found = LlamaTimings(
+        cache_n=timings.cached_tokens,
+        prompt_n=prompt,
+        prompt_ms=1e3 * timings.prefill_s,
+        prompt_per_token_ms=prompt_ms,
+        prompt_per_second=prompt_speed,
+        predicted_n=written,
+        predicted_ms=1e3 * timings.decode_s,
+        predicted_per_token_ms=predicted_ms,
+        predicted_per_second=predicted_speed,
+    )
+    if timings.drafted_tokens:
+        found["draft_n"], found["draft_n_accepted"] = timings.drafted_tokens, timings.accepted_tokens
+    return found
+
+
+def _rates(tokens: int, seconds: float) -> tuple[float, float]:
+    """Milliseconds of a token, and tokens of a second."""
+    return (1e3 * seconds / tokens, tokens / seconds) if tokens and seconds > 0 else (0.0, 0.0)
 
 
 def server_timing(timings: Timings) -> str:

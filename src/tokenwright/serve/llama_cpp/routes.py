@@ -9,11 +9,10 @@ from fastapi.responses import JSONResponse, Response
 
 import tokenwright
 from tokenwright.errors import RequestError
-from tokenwright.serve.http.api import EVENTS, Api, about, answers, body_of, off_loop, takes, unless_gone
-from tokenwright.serve.http.reply_text import written
-from tokenwright.serve.http.replying import answered, check_model, finished, schema_grammar, started
+from tokenwright.serve.http.api import Api
+from tokenwright.serve.http.exchange import Exchange, schema_grammar, whole
+from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
 from tokenwright.serve.http.sse import Streamed
-from tokenwright.serve.llama_cpp import reply_schema as replies
 from tokenwright.serve.llama_cpp.bodies import (
     DetokenizeBody,
     InfillBody,
@@ -23,14 +22,30 @@ from tokenwright.serve.llama_cpp.bodies import (
     TokenizeBody,
     overrides_of,
 )
-from tokenwright.serve.llama_cpp.llama_replies import LlamaText
-from tokenwright.serve.llama_cpp.tokenize import Texts
+from tokenwright.serve.llama_cpp.replies import (
+    AppliedTemplate,
+    GenerationSettings,
+    Infilled,
+    LlamaEmbedding,
+    LlamaText,
+    LoraAdapter,
+    Props,
+    Slot,
+)
+from tokenwright.serve.llama_cpp.tokenize import (
+    Detokenized,
+    DetokenizedText,
+    Texts,
+    TokenCards,
+    Tokenized,
+    TokenPieces,
+)
 from tokenwright.serve.openai.answer_form import grammar
-from tokenwright.serve.openai.bodies import MOST_INPUTS, ChatBody, Problems
+from tokenwright.serve.openai.bodies import MOST_INPUTS, ChatBody
 from tokenwright.serve.openai.embeddings import embedded
 from tokenwright.serve.openai.generation_request import chat_wanted
 from tokenwright.serve.openai.prompt_forms import prompts_of, read_prompts
-from tokenwright.serve.openai.replies import error_body
+from tokenwright.serve.openai.replies import Problems, error_body
 from tokenwright.serve.service.multi_prompt import gathered
 from tokenwright.serve.service.preprocess import check
 from tokenwright.serve.service.service import Service
@@ -64,55 +79,57 @@ class LlamaCpp:
 
     async def complete(self, request: Request) -> Response:
         """Continue one text, or several."""
-        body = await body_of(request, LlamaCompletionBody)
-        model = check_model(request, self.service, body.model)
-        each, several = await unless_gone(request, self._completions(request, body, model))
+        exchange = Exchange(request, self.service)
+        body = await exchange.body(LlamaCompletionBody)
+        model = exchange.check_model(body.model)
+        each, several = await exchange.unless_gone(self._completions(exchange, body))
         if body.stream:
-            return await self._streamed(request, body, each[0], model)
-        found = await unless_gone(request, gathered(lambda wanted: finished(request, self.service, wanted), each))
+            return await self._streamed(exchange, body, each[0])
+        found = await exchange.unless_gone(gathered(exchange.finished, each))
         replies = [
             LlamaText(body, generation, self.service.host.llm, model, at).whole(answer)
-            for at, (generation, answer) in enumerate(found)
+            for at, (generation, [answer]) in enumerate(found)
         ]
-        numbers = sum(generation.logprobs for generation, _ in found)
-        given = replies if several else replies[0]
-        return Response(await written(lambda: given, numbers), media_type="application/json")
+        return await whole(lambda: replies if several else replies[0], sum(one.logprobs for one, _ in found))
 
     async def infill(self, request: Request) -> Response:
         """Fill the gap between two texts."""
-        body = await body_of(request, InfillBody)
-        model = check_model(request, self.service, body.model)
-        overrides = await unless_gone(request, self._overrides(request, body))
+        exchange = Exchange(request, self.service)
+        body = await exchange.body(InfillBody)
+        model = exchange.check_model(body.model)
+        overrides = await exchange.unless_gone(self._overrides(exchange, body))
         files = tuple((one.filename, one.text) for one in body.input_extra or ())
         gap = Gap(body.input_suffix, files, body.prompt)
-        wanted = _wanted(request, body, model, prompt=body.input_prefix, gap=gap, overrides=overrides)
+        wanted = exchange.wanted(prompt=body.input_prefix, gap=gap, overrides=overrides, streamed=body.stream)
         if body.stream:
-            return await self._streamed(request, body, wanted, model)
-        generation, answer = await answered(request, self.service, wanted)
+            return await self._streamed(exchange, body, wanted)
+        generation, answer = await exchange.answered(wanted)
         text = LlamaText(body, generation, self.service.host.llm, model)
-        return Response(await written(lambda: text.whole(answer), generation.logprobs), media_type="application/json")
+        return await whole(lambda: text.whole(answer), generation.logprobs)
 
     async def embed(self, request: Request) -> Response:
-        """The embedding of each text: a list of one vector."""
-        body = await body_of(request, LlamaEmbeddingBody)
+        """The embedding of each text."""
+        exchange = Exchange(request, self.service)
+        body = await exchange.body(LlamaEmbeddingBody)
         content = body.input if body.content is None else body.content
         if content is None or (body.input is not None and body.content is not None):
             raise RequestError("content: give one of content and input")
         given, _ = prompts_of(content, MOST_INPUTS)
-        inputs = await unless_gone(request, read_prompts(request, self.service, given))
-        found = await embedded(request, self.service, body.model, inputs)
-        reply = [{"index": at, "embedding": [vector.tolist()]} for at, (_, vector) in enumerate(found)]
-        text = await written(lambda: reply, sum(len(vector) for _, vector in found))
-        return Response(text, media_type="application/json")
+        inputs = await exchange.unless_gone(read_prompts(exchange, given))
+        exchange.check_model(body.model)
+        found = await embedded(exchange, inputs)
+        each = [LlamaEmbedding(index=at, embedding=[one.tolist()]) for at, (_, one) in enumerate(found)]
+        return await whole(lambda: each, sum(len(vector) for _, vector in found))
 
     async def apply_template(self, request: Request) -> JSONResponse:
         """The prompt of a chat, as text."""
-        body = await body_of(request, ChatBody)
-        wanted = await off_loop(request, lambda: chat_wanted(self.service, request, body))
+        exchange = Exchange(request, self.service)
+        body = await exchange.body(ChatBody)
+        wanted = await exchange.off_loop(lambda: chat_wanted(exchange, body))
         check(wanted)
         preparer = await self.service.preparer()
-        rendered = self.service.read(about(request).caller.key, lambda: preparer.prompt(wanted))
-        return JSONResponse({"prompt": (await unless_gone(request, rendered))[1]})
+        _, text = await exchange.unless_gone(exchange.read(lambda: preparer.prompt(wanted)))
+        return JSONResponse(AppliedTemplate(prompt=text))
 
     async def props(self) -> JSONResponse:
         """What the server is."""
@@ -120,118 +137,82 @@ class LlamaCpp:
         params, tokenizer = llm.sampling(), llm.tokenizer
         ends = [tokenizer.bos_id, next(iter(tokenizer.eos_ids), None)]
         bos, eos = ("" if token is None else tokenizer.token_text(token) for token in ends)
-        found: dict[str, Any] = {
-            "default_generation_settings": {
-                "n_ctx": llm.context,
-                "params": {name: getattr(params, name) for name in SHOWN},
-            },
-            "total_slots": llm.options.max_sequences,
-            "model_alias": self.service.names[0],
-            "model_path": self.service.host.name,
-            "chat_template": tokenizer.chat_template or "",
-            "bos_token": bos,
-            "eos_token": eos,
-            "modalities": {"vision": False, "audio": False},
-            "build_info": f"tokenwright {tokenwright.__version__}",
-            "is_sleeping": False,
-        }
-        return JSONResponse(found)
+        return JSONResponse(
+            Props(
+                default_generation_settings=GenerationSettings(
+                    n_ctx=llm.context, params={name: getattr(params, name) for name in SHOWN}
+                ),
+                total_slots=llm.options.max_sequences,
+                model_alias=self.service.names[0],
+                model_path=self.service.host.name,
+                chat_template=tokenizer.chat_template or "",
+                bos_token=bos,
+                eos_token=eos,
+                modalities={"vision": False, "audio": False},
+                build_info=f"tokenwright {tokenwright.__version__}",
+                is_sleeping=False,
+            )
+        )
 
     async def slots(self) -> JSONResponse:
         """The places in the engine, and how far their requests are."""
         llm = await self.service.opened()
-        counts = self.service.counts()[: llm.options.max_sequences]
-        busy = [(True, one.prompt, one.completion) for one in counts]
-        idle = [(False, 0, 0)] * (llm.options.max_sequences - len(busy))
+        places = llm.options.max_sequences
+        busy = [(True, one.prompt, one.completion) for one in self.service.counts()[:places]]
         return JSONResponse(
             [
-                {
-                    "id": at,
-                    "n_ctx": llm.context,
-                    "is_processing": processing,
-                    "n_prompt_tokens": prompt,
-                    "n_decoded": written,
-                }
-                for at, (processing, prompt, written) in enumerate(busy + idle)
+                Slot(id=at, n_ctx=llm.context, is_processing=runs, n_prompt_tokens=prompt, n_decoded=written)
+                for at, (runs, prompt, written) in enumerate([*busy, *[(False, 0, 0)] * (places - len(busy))])
             ]
         )
 
     async def lora_adapters(self) -> JSONResponse:
         """The adapters that are served, each as a model of its name."""
         llm = await self.service.opened()
-        return JSONResponse([{"id": at, "path": name, "scale": 0.0} for at, name in enumerate(llm.prepared.adapters)])
+        return JSONResponse([LoraAdapter(id=at, path=name, scale=0.0) for at, name in enumerate(llm.prepared.adapters)])
 
-    async def _completions(
-        self, request: Request, body: LlamaCompletionBody, model: str
-    ) -> tuple[list[GenerationRequest], bool]:
+    async def _completions(self, exchange: Exchange, body: LlamaCompletionBody) -> tuple[list[GenerationRequest], bool]:
         """One request for each prompt, and whether the reply is a list. Raises as `read_prompts`."""
         if body.grammar and body.json_schema:
             raise RequestError("grammar and json_schema each say the form of the text; leave one of them out")
         given, several = prompts_of(body.prompt)
         if several and body.stream:
             raise RequestError("several prompts are answered whole; leave stream out")
-        overrides = await self._overrides(request, body)
+        overrides = await self._overrides(exchange, body)
         if body.grammar:
             overrides["grammar"] = grammar(body.grammar)
         elif body.json_schema:
             overrides["grammar"] = schema_grammar(body.json_schema, "json_schema")
-        prompts = await read_prompts(request, self.service, given)
-        together = len(prompts)
-        each = [_wanted(request, body, model, prompt=one, overrides=overrides, together=together) for one in prompts]
-        return each, several
+        prompts = await read_prompts(exchange, given)
+        fields = {"overrides": overrides, "together": len(prompts), "streamed": body.stream}
+        return [exchange.wanted(prompt=one, **fields) for one in prompts], several
 
-    async def _overrides(self, request: Request, body: LlamaBody) -> dict[str, Any]:
+    async def _overrides(self, exchange: Exchange, body: LlamaBody) -> dict[str, Any]:
         """The sampling parameters of a body. Raises RequestError, and as `Service.read`."""
         if not body.names_texts:
             return overrides_of(body, None)
-        key = about(request).caller.key
-        tokenizer = (await self.service.opened(key)).tokenizer
-        return await self.service.read(key, lambda: overrides_of(body, tokenizer))
+        tokenizer = (await self.service.opened(exchange.key)).tokenizer
+        return await exchange.read(lambda: overrides_of(body, tokenizer))
 
-    async def _streamed(self, request: Request, body: LlamaBody, wanted: GenerationRequest, model: str) -> Streamed:
-        generation = await started(request, self.service, wanted)
-        text = LlamaText(body, generation, self.service.host.llm, model)
-        return Streamed(text.events(request), generation.cancel)
-
-
-def _wanted(request: Request, body: LlamaBody, model: str, **fields: Any) -> GenerationRequest:
-    known = about(request)
-    return GenerationRequest(
-        caller=known.caller, request_id=known.request_id, streamed=body.stream, model=model, **fields
-    )
+    async def _streamed(self, exchange: Exchange, body: LlamaBody, wanted: GenerationRequest) -> Streamed:
+        generation = await exchange.started(wanted)
+        text = LlamaText(body, generation, self.service.host.llm, exchange.about.model)
+        return Streamed(text.events(exchange), generation.cancel)
 
 
 def add(app: FastAPI, service: Service) -> None:
     """Add the routes."""
     api, texts = LlamaCpp(service), Texts(service)
-    routes: tuple[tuple[str, Any, Any, dict[int | str, dict[str, Any]]], ...] = (
-        (
-            "/completion",
-            api.complete,
-            LlamaCompletionBody,
-            answers(replies.Infilled, replies.InfilledList, stream=EVENTS),
-        ),
-        ("/infill", api.infill, InfillBody, answers(replies.Infilled, stream=EVENTS)),
-        ("/embedding", api.embed, LlamaEmbeddingBody, answers(replies.LlamaEmbeddings)),
-        (
-            "/tokenize",
-            texts.tokenize,
-            TokenizeBody,
-            answers(replies.Tokenized, replies.TokenCards, replies.TokenPieces),
-        ),
-        ("/detokenize", texts.detokenize, DetokenizeBody, answers(replies.Detokenized, replies.DetokenizedText)),
-        ("/apply-template", api.apply_template, ChatBody, answers(replies.AppliedTemplate)),
-        ("/props", api.props, None, answers(replies.Props)),
-        ("/slots", api.slots, None, answers(replies.Slots)),
-        ("/lora-adapters", api.lora_adapters, None, answers(replies.LoraAdapters)),
+    add_routes(
+        app,
+        "llama.cpp",
+        Route("/completion", api.complete, (Infilled, list[Infilled]), LlamaCompletionBody, EVENTS),
+        Route("/infill", api.infill, (Infilled,), InfillBody, EVENTS),
+        Route("/embedding", api.embed, (list[LlamaEmbedding],), LlamaEmbeddingBody),
+        Route("/tokenize", texts.tokenize, (Tokenized, TokenCards, TokenPieces), TokenizeBody),
+        Route("/detokenize", texts.detokenize, (Detokenized, DetokenizedText), DetokenizeBody),
+        Route("/apply-template", api.apply_template, (AppliedTemplate,), ChatBody),
+        Route("/props", api.props, (Props,)),
+        Route("/slots", api.slots, (list[Slot],)),
+        Route("/lora-adapters", api.lora_adapters, (list[LoraAdapter],)),
     )
-    for path, handler, body, replied in routes:
-        app.add_api_route(
-            path,
-            handler,
-            methods=["GET" if body is None else "POST"],
-            openapi_extra=None if body is None else takes(body),
-            responses=replied,
-            response_model=None,
-            tags=["llama.cpp"],
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import fields
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from tokenwright.sampling_params import SamplingParams
 
@@ -13,37 +13,93 @@ if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
 
 
+Capability = Literal["completion", "tools", "thinking"]
 NEVER = "9999-12-31T23:59:59Z"
 
 
-def entry(name: str, llm: LLM, created: int) -> dict[str, Any]:
-    """A model in the list. created: when it was loaded, in seconds since 1970; digest: of its configuration."""
+class OllamaDetails(TypedDict):
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class OllamaNamed(TypedDict):
+    """The fields of a model in any list."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: OllamaDetails
+
+
+class OllamaEntry(OllamaNamed):
+    modified_at: str
+
+
+class OllamaTags(TypedDict):
+    """The reply of /api/tags."""
+
+    models: list[OllamaEntry]
+
+
+class OllamaLoaded(OllamaNamed):
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class OllamaRunning(TypedDict):
+    """The reply of /api/ps."""
+
+    models: list[OllamaLoaded]
+
+
+class OllamaCard(TypedDict):
+    """The reply of /api/show."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: OllamaDetails
+    model_info: dict[str, str | int]
+    capabilities: list[Capability]
+    modified_at: str
+
+
+def _named(name: str, llm: LLM) -> OllamaNamed:
     return {
         "name": name,
         "model": name,
-        "modified_at": when(created),
         "size": llm.weight_bytes,
-        "digest": hashlib.sha256(repr(llm.config).encode()).hexdigest(),
+        "digest": hashlib.sha256(repr(llm.config).encode()).hexdigest(),  # of its configuration
         "details": details(llm),
     }
 
 
-def loaded(name: str, llm: LLM, created: int) -> dict[str, Any]:
+def entry(name: str, llm: LLM, created: int) -> OllamaEntry:
+    """A model in the list. created: when it was loaded, in seconds since 1970."""
+    return {**_named(name, llm), "modified_at": when(created)}
+
+
+def loaded(name: str, llm: LLM) -> OllamaLoaded:
     """A model in the list of those that are loaded: this one, for as long as the server runs."""
-    found = entry(name, llm, created)
-    del found["modified_at"]
     on_gpu = llm.prepared.device.type == "cuda"
-    return found | {
+    return {
+        **_named(name, llm),
         "expires_at": NEVER,
         "size_vram": llm.weight_bytes if on_gpu else 0,
         "context_length": llm.context,
     }
 
 
-def card(llm: LLM, created: int, *, thinks: bool, calls: bool) -> dict[str, Any]:
+def card(llm: LLM, created: int, *, thinks: bool, calls: bool) -> OllamaCard:
     """A model's card. thinks: its template has think tags; calls: it has a form for tools."""
     family, config = llm.graph.architecture, llm.config
-    can = {"completion": True, "tools": calls, "thinking": thinks}
+    can: list[tuple[Capability, bool]] = [("completion", True), ("tools", calls), ("thinking", thinks)]
     return {
         "modelfile": "",
         "parameters": "\n".join(f"{name} {value}" for name, value in defaults(llm.sampling()).items()),
@@ -59,12 +115,12 @@ def card(llm: LLM, created: int, *, thinks: bool, calls: bool) -> dict[str, Any]
             f"{family}.embedding_length": config.width,
             f"{family}.vocab_size": config.vocab_size,
         },
-        "capabilities": [name for name, whether in can.items() if whether],
+        "capabilities": [name for name, whether in can if whether],
         "modified_at": when(created),
     }
 
 
-def details(llm: LLM) -> dict[str, Any]:
+def details(llm: LLM) -> OllamaDetails:
     family = llm.graph.architecture
     return {
         "parent_model": "",

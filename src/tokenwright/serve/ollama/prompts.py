@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Request
-
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_options import read_arguments
-from tokenwright.serve.http.api import about
+from tokenwright.serve.http.api import About
 from tokenwright.serve.http.hosted import leave_out
 from tokenwright.serve.http.open_calls import OpenCalls
 from tokenwright.serve.ollama.bodies import Chat, Generate, OllamaMessage
@@ -73,16 +71,16 @@ def _answered(message: OllamaMessage, calls: OpenCalls, at: int) -> dict[str, st
     return {"tool_call_id": call[0], "name": call[1]}
 
 
-def chat_prompt(request: Request, body: Chat) -> dict[str, Any]:
+def chat_prompt(about: About, body: Chat) -> dict[str, Any]:
     """The fields of a GenerationRequest that make the prompt of /api/chat."""
     last = body.messages[-1] if len(body.messages) > 1 else None
     goes_on = last is not None and last.role == "assistant" and not last.tool_calls
-    return {"messages": chat_messages(body), "tools": tools_of(request, body), "continue_last": goes_on}
+    return {"messages": chat_messages(body), "tools": tools_of(about, body), "continue_last": goes_on}
 
 
-def tools_of(request: Request, body: Chat) -> list[Tool]:
+def tools_of(about: About, body: Chat) -> list[Tool]:
     """The tools that the model may call. Raises RefusedRequest as `leave_out`, and for one without its function."""
-    leave_out(about(request), [tool.type for tool in body.tools], ("function",))
+    leave_out(about, [tool.type for tool in body.tools], ("function",))
     found = []
     for at, tool in enumerate(body.tools):
         if tool.type == "function":

@@ -10,7 +10,7 @@ from tokenwright.decode.grammars.gbnf import is_gbnf, lark_of
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import MOST_GRAMMAR, Grammar
 from tokenwright.serve.http.api import RefusedRequest
-from tokenwright.serve.http.replying import schema_grammar
+from tokenwright.serve.http.exchange import schema_grammar
 from tokenwright.serve.openai.bodies import Sampling
 from tokenwright.serve.openai.message_bodies import GrammarFormat, ObjectFormat, RegexFormat, SchemaFormat
 from tokenwright.serve.service.preprocess import ANY_OBJECT

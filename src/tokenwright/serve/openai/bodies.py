@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.sampling_params import MOST_CHOICES, MOST_LOGPROBS, Whitespace
@@ -283,7 +283,7 @@ class ChatBody(Sampling):
 
 
 class EmbeddingBody(Body):
-    """POST /v1/embeddings. input: texts, or prompts in llama.cpp's forms."""
+    """POST /v1/embeddings. input: texts, or prompts in llama.cpp's forms. normalize false: vectors of any length."""
 
     harmless: ClassVar = LABELS
 
@@ -291,21 +291,7 @@ class EmbeddingBody(Body):
     dimensions: Dimensions = None
     input: Prompts
     encoding_format: Literal["float", "base64"] = "float"
+    normalize: bool = True
+    add_special_tokens: bool = True
     truncate_prompt_tokens: Annotated[Tokens | None, absent(-1)] = None
     return_timings: bool = False
-
-
-class Problems(BaseModel):
-    """An error."""
-
-    class ErrorDetail(BaseModel):
-        """The fault. param: the field. n_prompt_tokens, n_ctx: of a prompt longer than the context."""
-
-        message: str
-        type: str
-        param: str | None
-        code: str | None
-        n_prompt_tokens: int | None = None
-        n_ctx: int | None = None
-
-    error: ErrorDetail

@@ -7,21 +7,22 @@ embeddings has no such files; then it is the mean. Clients expect unit length: t
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
-from tokenwright.serve.http.api import About, RefusedRequest, about, answers, body_of, takes, unless_gone
-from tokenwright.serve.http.reply_text import Json, server_timing, timings_of, written
-from tokenwright.serve.http.replying import check_model
+from tokenwright.checkpoints.files.pooling import Pooling
+from tokenwright.serve.http.api import RefusedRequest
+from tokenwright.serve.http.exchange import Exchange, said, whole
+from tokenwright.serve.http.openapi import Route, add_routes
+from tokenwright.serve.http.reply_text import TimingsReply
 from tokenwright.serve.openai.bodies import MOST_INPUTS, EmbeddingBody
 from tokenwright.serve.openai.prompt_forms import prompts_of, read_prompts
-from tokenwright.serve.openai.replies import cut
-from tokenwright.serve.openai.reply_schema import EmbeddingList
+from tokenwright.serve.openai.replies import Truncated
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.multi_prompt import gathered
 from tokenwright.serve.service.service import Service
@@ -30,36 +31,63 @@ from tokenwright.serve.service.types import GenerationRequest, Problem
 Embedded = list[tuple[Generation, NDArray[np.float32]]]
 
 
+class EmbeddingEntry(TypedDict):
+    """embedding: numbers, or the base64 of float32 bytes, the lowest first."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class PromptUsage(TypedDict):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingUsage(PromptUsage):
+    prompt_tokens_details: NotRequired[Truncated]
+
+
+class EmbeddingList(TypedDict):
+    """The reply of /v1/embeddings."""
+
+    object: Literal["list"]
+    data: list[EmbeddingEntry]
+    model: str
+    pooling: Pooling
+    usage: EmbeddingUsage
+    timings: NotRequired[TimingsReply]
+
+
 async def embedded(
-    request: Request,
-    service: Service,
-    model: str,
+    exchange: Exchange,
     inputs: Sequence[Any],
     truncate: int | None = None,
     *,
     cut: bool = False,
     dimensions: int | None = None,
+    normalize: bool = True,
+    add_special: bool = True,
 ) -> Embedded:
     """The embedding of each text or list of ids. truncate: how many of its last tokens are read; None: all.
 
     cut: as many as the context has. dimensions: how many are kept, scaled to unit length again; None: all.
+    normalize: scale vectors to unit length. add_special: texts have the tokens that the tokenizer adds.
     """
-    model = check_model(request, service, model)
+    service = exchange.service
     if cut:
-        truncate = (await service.opened(about(request).caller.key)).context
-    each = [
-        GenerationRequest(
-            prompt=one,
-            embed=True,
-            model=model,
-            caller=about(request).caller,
-            request_id=about(request).request_id,
-            truncate_prompt_tokens=truncate,
-        )
-        for one in inputs
-    ]
-    found = await unless_gone(request, gathered(lambda wanted: _embedded(about(request), service, wanted), each))
-    return found if dimensions is None else [(one, _shortened(vector, dimensions)) for one, vector in found]
+        truncate = (await service.opened(exchange.key)).context
+    fields = {"embed": True, "truncate_prompt_tokens": truncate, "add_special": add_special}
+    each = [exchange.wanted(prompt=one, **fields) for one in inputs]
+
+    async def one_embedded(wanted: GenerationRequest) -> tuple[Generation, NDArray[np.float32]]:
+        generation, _ = await exchange.finished(wanted)
+        vector = generation.embedding(service.host.llm.prepared.facts.pooling.pooling)
+        if dimensions is not None:
+            vector = _shortened(vector, dimensions)
+        return generation, vector / max(float(np.linalg.norm(vector)), 1e-12) if normalize else vector
+
+    return await exchange.unless_gone(gathered(one_embedded, each))
 
 
 def _shortened(vector: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:
@@ -67,11 +95,7 @@ def _shortened(vector: NDArray[np.float32], dimensions: int) -> NDArray[np.float
     if dimensions > len(vector):
         why = f"dimensions: a vector of this model has {len(vector)}, fewer than {dimensions}"
         raise RefusedRequest(Problem(400, "invalid", why, "dimensions"))
-    return _unit(vector[:dimensions])
-
-
-def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    return vector / max(float(np.linalg.norm(vector)), 1e-12)
+    return vector[:dimensions]
 
 
 def tokens_of(found: Embedded) -> int:
@@ -79,54 +103,13 @@ def tokens_of(found: Embedded) -> int:
     return sum(len(generation.prompt_ids) for generation, _ in found)
 
 
-async def vectors(request: Request, found: Embedded, reply: Callable[[], Json], timed: bool = False) -> Response:
+async def vectors(
+    exchange: Exchange, found: Embedded, reply: Callable[[], Mapping[str, Any]], timed: bool = False
+) -> Response:
     """The response with the vectors in `reply`. timed: the request asks where the time went."""
-    timings = timings_of_all([generation for generation, _ in found]) if timed or about(request).timed else None
-    more = {} if timings is None else {"timings": timings_of(timings)}
-    text = await written(lambda: reply() | more, sum(len(vector) for _, vector in found))
-    headers = {} if timings is None else {"server-timing": server_timing(timings)}
-    return Response(text, media_type="application/json", headers=headers)
-
-
-async def _embedded(
-    about: About, service: Service, wanted: GenerationRequest
-) -> tuple[Generation, NDArray[np.float32]]:
-    generation = await about.started(service.start(wanted))
-    try:
-        await generation.answers()
-    finally:
-        generation.cancel()
-    vector = generation.embedding(service.host.llm.prepared.facts.pooling.pooling)
-    return generation, _unit(vector)
-
-
-class Embeddings:
-    """The handler."""
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-
-    async def embed(self, request: Request) -> Response:
-        """The embedding of each text."""
-        body = await body_of(request, EmbeddingBody)
-        given, _ = prompts_of(body.input, MOST_INPUTS)
-        inputs = await unless_gone(request, read_prompts(request, self.service, given))
-        body.model = check_model(request, self.service, body.model)
-        truncate, dimensions = body.truncate_prompt_tokens, body.dimensions
-        found = await embedded(request, self.service, body.model, inputs, truncate, dimensions=dimensions)
-        tokens, pooling = tokens_of(found), self.service.host.llm.prepared.facts.pooling.pooling
-
-        def reply() -> Json:
-            data = [
-                {"object": "embedding", "index": at, "embedding": _written(vector, body.encoding_format)}
-                for at, (_, vector) in enumerate(found)
-            ]
-            truncated = sum(generation.counts().truncated for generation, _ in found)
-            usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
-            usage |= {"prompt_tokens_details": cut(truncated)} if truncated else {}
-            return {"object": "list", "data": data, "model": body.model, "pooling": pooling, "usage": usage}
-
-        return await vectors(request, found, reply, body.return_timings)
+    each = [generation for generation, _ in found]
+    timings = timings_of_all(each) if timed or exchange.about.timed else None
+    return await whole(lambda: {**reply(), **said(timings)}, sum(len(vector) for _, vector in found), timings)
 
 
 def _written(vector: NDArray[np.float32], form: str) -> list[float] | str:
@@ -135,14 +118,40 @@ def _written(vector: NDArray[np.float32], form: str) -> list[float] | str:
 
 
 def add(app: FastAPI, service: Service) -> None:
-    """Add the routes."""
-    api = Embeddings(service)
-    app.add_api_route(
-        "/v1/embeddings",
-        api.embed,
-        methods=["POST"],
-        openapi_extra=takes(EmbeddingBody),
-        responses=answers(EmbeddingList),
-        response_model=None,
-        tags=["OpenAI"],
-    )
+    """Add the route."""
+
+    async def embed(request: Request) -> Response:
+        """The embedding of each text."""
+        exchange = Exchange(request, service)
+        body = await exchange.body(EmbeddingBody)
+        given, _ = prompts_of(body.input, MOST_INPUTS)
+        inputs = await exchange.unless_gone(read_prompts(exchange, given))
+        model = exchange.check_model(body.model)
+        found = await embedded(
+            exchange,
+            inputs,
+            body.truncate_prompt_tokens,
+            dimensions=body.dimensions,
+            normalize=body.normalize,
+            add_special=body.add_special_tokens,
+        )
+
+        def reply() -> EmbeddingList:
+            tokens, truncated = tokens_of(found), sum(one.counts().truncated for one, _ in found)
+            usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
+            if truncated:
+                usage["prompt_tokens_details"] = {"truncated_tokens": truncated}
+            return EmbeddingList(
+                object="list",
+                data=[
+                    EmbeddingEntry(object="embedding", index=at, embedding=_written(vector, body.encoding_format))
+                    for at, (_, vector) in enumerate(found)
+                ],
+                model=model,
+                pooling=service.host.llm.prepared.facts.pooling.pooling,
+                usage=usage,
+            )
+
+        return await vectors(exchange, found, reply, body.return_timings)
+
+    add_routes(app, "OpenAI", Route("/v1/embeddings", embed, (EmbeddingList,), EmbeddingBody))

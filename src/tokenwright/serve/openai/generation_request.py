@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from fastapi import Request
-
 from tokenwright.llm.chat.chat_options import read_arguments
-from tokenwright.serve.http.api import RefusedRequest, about
+from tokenwright.serve.http.api import About, RefusedRequest
+from tokenwright.serve.http.exchange import Exchange
 from tokenwright.serve.http.hosted import leave_out
 from tokenwright.serve.http.open_calls import OpenCalls
 from tokenwright.serve.http.reasoning_options import Thinking
-from tokenwright.serve.http.replying import check_model
 from tokenwright.serve.http.samplers import samplers_of
 from tokenwright.serve.openai.answer_form import form_of
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
@@ -31,7 +29,6 @@ from tokenwright.serve.openai.message_bodies import (
     TextPart,
     ToolMessage,
 )
-from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Gap, GenerationRequest, Problem, Tool, ToolMode, distinct
 
 Json = dict[str, Any]
@@ -56,19 +53,14 @@ def sampling_of(body: Sampling) -> Json:
     return found
 
 
-def checked(service: Service, request: Request, body: Sampling) -> Json:
-    """The fields of `GenerationRequest` that completions and chats have in common. Raises Missing, Refusal."""
-    body.model = check_model(request, service, body.model)
-    known_of = about(request)
+def common_of(body: Sampling) -> Json:
+    """The fields of `GenerationRequest` that completions and chats have in common."""
     return {
-        "caller": known_of.caller,
-        "request_id": known_of.request_id,
         "deadline_s": body.timeout_s,
         "priority": body.priority,
         "truncate_prompt_tokens": body.truncate_prompt_tokens,
         "speculate": body.speculate,
         "streamed": body.stream,
-        "model": body.model,
         "shows_special": not body.skip_special_tokens,
     }
 
@@ -146,9 +138,9 @@ def _call(at: int, n: int, call: CalledTool) -> Json:
     return {"id": call.id or f"call_{at}_{n}", "type": "function", "function": function}
 
 
-def chat_wanted(service: Service, request: Request, body: ChatBody) -> GenerationRequest:
+def chat_wanted(exchange: Exchange, body: ChatBody) -> GenerationRequest:
     """The internal request of a chat. Raises Missing, RefusedRequest, RequestError."""
-    common = checked(service, request, body)
+    body.model = exchange.check_model(body.model)
     overrides = sampling_of(body)
     overrides["max_tokens"] = most_tokens_of(body)
     if body.top_logprobs and not body.logprobs:
@@ -156,10 +148,10 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Generatio
     overrides["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     form = form_of(body)
     thinking = thinking_of(body)
-    return GenerationRequest(
+    return exchange.wanted(
         messages=messages_of(body.messages),
         overrides=overrides | {name: one for name, one in form.items() if name == "grammar"},
-        tools=tools_of(request, given_tools(body)),
+        tools=tools_of(exchange.about, given_tools(body)),
         **choice_of(given_choice(body)),
         parallel_tool_calls=body.parallel_tool_calls and not body.by_function_call,
         reads_calls=body.parse_tool_calls,
@@ -170,7 +162,7 @@ def chat_wanted(service: Service, request: Request, body: ChatBody) -> Generatio
         variables=thinking.variables,
         reasoning=body.separate_reasoning and body.reasoning_format != "none",
         **prefill_of(body),
-        **common,
+        **common_of(body),
     )
 
 
@@ -206,16 +198,16 @@ def given_choice(body: ChatBody) -> ChoiceField:
     return (body.function_call if body.by_function_call else None) or body.tool_choice
 
 
-def tools_of(request: Request, tools: Sequence[FunctionTool]) -> list[Tool]:
+def tools_of(about: About, tools: Sequence[FunctionTool]) -> list[Tool]:
     """The tools that the model may call. Raises RefusedRequest for one without its function, and as `leave_out`."""
-    leave_out(about(request), [tool.type for tool in tools], TYPES)
-    return distinct([_tool(request, at, tool) for at, tool in enumerate(tools) if tool.type in TYPES])
+    leave_out(about, [tool.type for tool in tools], TYPES)
+    return distinct([_tool(about, at, tool) for at, tool in enumerate(tools) if tool.type in TYPES])
 
 
-def _tool(request: Request, at: int, tool: FunctionTool) -> Tool:
+def _tool(about: About, at: int, tool: FunctionTool) -> Tool:
     if tool.type == "custom" and tool.custom is not None:
         if told_only(tool.custom.format):
-            about(request).ignored.append("tools.custom.format.grammar")
+            about.ignored.append("tools.custom.format.grammar")
         return custom_tool(tool.custom.name, tool.custom.description, tool.custom.format)
     if tool.function is None:
         place = f"tools.{at}.{tool.type}"
@@ -281,7 +273,7 @@ def thinking_of(body: ChatBody) -> Thinking:
 BUDGETS = ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens", "reasoning_budget")
 
 
-def completion_wanted(service: Service, request: Request, body: CompletionBody) -> list[GenerationRequest]:
+def completion_wanted(exchange: Exchange, body: CompletionBody) -> list[GenerationRequest]:
     """The internal requests of a completion, one for each prompt. Raises Missing, Refusal."""
     overrides = sampling_of(body) | {"logprobs": body.logprobs, "best_of": body.best_of}
     given = (body.max_tokens, body.n_predict)
@@ -292,9 +284,10 @@ def completion_wanted(service: Service, request: Request, body: CompletionBody) 
     overrides |= {name: one for name, one in form.items() if name == "grammar"}
     prompt = body.prompt
     prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
-    common = checked(service, request, body) | {"json_object": form.get("json_object", False)}
+    body.model = exchange.check_model(body.model)
+    common = common_of(body) | {"json_object": form.get("json_object", False)}
     if body.suffix and body.echo:
         why = "echo repeats a prompt, which suffix parts; leave one out"
         raise RefusedRequest(Problem(400, "invalid", why, "echo"))
     common |= {"gap": Gap(body.suffix) if body.suffix else None, "add_special": body.add_special_tokens}
-    return [GenerationRequest(prompt=one, overrides=overrides, together=len(prompts), **common) for one in prompts]
+    return [exchange.wanted(prompt=one, overrides=overrides, together=len(prompts), **common) for one in prompts]

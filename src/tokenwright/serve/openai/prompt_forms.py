@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
-from fastapi import Request
 from pydantic import Field
 
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.errors import RequestError
-from tokenwright.serve.http.api import about
+from tokenwright.serve.http.exchange import Exchange
 from tokenwright.serve.http.fields import Body, Refused, Text, many
 from tokenwright.serve.openai.message_bodies import TextPart
-from tokenwright.serve.service.service import Service
 from tokenwright.text import Tokenizer
 
 MOST_BATCH = 128  # prompts of one request
@@ -72,10 +70,9 @@ def plainly(prompt: Prompt, tokenizer: Tokenizer) -> str | list[int]:
     return ids
 
 
-async def read_prompts(request: Request, service: Service, given: Sequence[Prompt]) -> list[str | list[int]]:
+async def read_prompts(exchange: Exchange, given: Sequence[Prompt]) -> list[str | list[int]]:
     """Each prompt as a text or as ids. Raises RequestError, and as `Service.read`."""
     if all(plain(one) for one in given):
         return [*given]  # type: ignore[list-item]
-    key = about(request).caller.key
-    tokenizer = (await service.opened(key)).tokenizer
-    return await service.read(key, lambda: [plainly(one, tokenizer) for one in given])
+    tokenizer = (await exchange.service.opened(exchange.key)).tokenizer
+    return await exchange.read(lambda: [plainly(one, tokenizer) for one in given])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar, Literal, NotRequired, TypedDict
 
 import numpy as np
 from fastapi import FastAPI, Request
@@ -17,17 +17,15 @@ from tokenwright.checks import MAX_TOKENS
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.ids import new_hex
 from tokenwright.sampling_params import SamplingParams
-from tokenwright.serve.http.api import RefusedRequest, about, answers, body_of, takes, unless_gone
+from tokenwright.serve.http.api import RefusedRequest
+from tokenwright.serve.http.exchange import Exchange, whole
 from tokenwright.serve.http.fields import Body, ModelName, Refused, Text, many
-from tokenwright.serve.http.reply_text import Json, written
-from tokenwright.serve.http.replying import check_model
+from tokenwright.serve.http.openapi import Route, add_routes
 from tokenwright.serve.openai.bodies import MOST_INPUTS
-from tokenwright.serve.openai.embeddings import embedded, tokens_of
-from tokenwright.serve.openai.reply_schema import Reranked, ScoreReply, TeiReranked
-from tokenwright.serve.service.generation import Generation
+from tokenwright.serve.openai.embeddings import PromptUsage, embedded, tokens_of
 from tokenwright.serve.service.multi_prompt import gathered
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import Answer, GenerationRequest, Problem
+from tokenwright.serve.service.types import Problem
 
 RERANK = ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking", "/reranking")
 SCORE = ("/v1/score", "/score")
@@ -70,6 +68,56 @@ class ScoreBody(Body):
     instruction: Text = ""
 
 
+class RerankedDocument(TypedDict):
+    text: str
+
+
+class RerankedEntry(TypedDict):
+    """index: of the document in the request."""
+
+    index: int
+    relevance_score: float
+    document: NotRequired[RerankedDocument]
+
+
+class Reranked(TypedDict):
+    """The reply of /v1/rerank, the most relevant document first."""
+
+    id: str
+    model: str
+    results: list[RerankedEntry]
+    usage: PromptUsage
+
+
+class TeiEntry(TypedDict):
+    """A document in the reply of /rerank to `texts`."""
+
+    index: int
+    score: float
+    text: NotRequired[str]
+
+
+class ScoredEntry(TypedDict):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoredUsage(PromptUsage):
+    completion_tokens: Literal[0]
+
+
+class ScoreReply(TypedDict):
+    """The reply of /v1/score, in the order of the pairs."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoredEntry]
+    usage: ScoredUsage
+
+
 class RelevanceApi:
     """The handlers."""
 
@@ -78,96 +126,85 @@ class RelevanceApi:
 
     async def rerank(self, request: Request) -> Response:
         """The documents in the order of their relevance."""
-        body = await body_of(request, RerankBody)
+        exchange = Exchange(request, self.service)
+        body = await exchange.body(RerankBody)
         if (given := body.documents or body.texts) is None or (body.documents and body.texts):
             why = "documents: this field is required" if given is None else "documents and texts: give one of them"
             raise RefusedRequest(Problem(400, "invalid", why, "documents"))
         texts = [one if isinstance(one, str) else one.text for one in given]
-        scores, tokens = await self._scores(request, body.model, [(body.query, one) for one in texts], body.instruction)
+        model = exchange.check_model(body.model)
+        scores, tokens = await _scores(exchange, [(body.query, one) for one in texts], body.instruction)
         order = sorted(range(len(texts)), key=lambda at: (-scores[at], at))[: body.top_n]
 
-        def of_tei(at: int) -> Json:
-            return {"index": at, "score": float(scores[at])} | ({"text": texts[at]} if body.return_text else {})
+        def of_tei(at: int) -> TeiEntry:
+            found = TeiEntry(index=at, score=float(scores[at]))
+            return {**found, "text": texts[at]} if body.return_text else found
 
-        def result(at: int) -> Json:
-            document = {"document": {"text": texts[at]}} if body.return_documents else {}
-            return {"index": at, "relevance_score": float(scores[at])} | document
+        def result(at: int) -> RerankedEntry:
+            found = RerankedEntry(index=at, relevance_score=float(scores[at]))
+            return {**found, "document": {"text": texts[at]}} if body.return_documents else found
 
-        if body.texts:
-            return await _reply(lambda: [of_tei(at) for at in order], sum(map(len, texts)))
-        return await _reply(
-            lambda: {
+        def reply() -> Reranked:
+            return {
                 "id": f"rerank-{new_hex(12)}",
-                "model": about(request).model,
+                "model": model,
                 "results": [result(at) for at in order],
                 "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-            },
-            sum(map(len, texts)),
-        )
+            }
+
+        return await whole((lambda: [of_tei(at) for at in order]) if body.texts else reply, sum(map(len, texts)))
 
     async def score(self, request: Request) -> Response:
         """The relevance of each pair."""
-        body = await body_of(request, ScoreBody)
+        exchange = Exchange(request, self.service)
+        body = await exchange.body(ScoreBody)
         pairs = _pairs(body)
-        scores, tokens = await self._scores(request, body.model, pairs, body.instruction)
-        return await _reply(
-            lambda: {
+        model = exchange.check_model(body.model)
+        scores, tokens = await _scores(exchange, pairs, body.instruction)
+
+        def reply() -> ScoreReply:
+            return {
                 "id": f"score-{new_hex(12)}",
                 "object": "list",
                 "created": int(time.time()),
-                "model": about(request).model,
+                "model": model,
                 "data": [{"index": at, "object": "score", "score": float(one)} for at, one in enumerate(scores)],
                 "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0},
-            },
-            len(pairs),
+            }
+
+        return await whole(reply, len(pairs))
+
+
+async def _scores(exchange: Exchange, pairs: Sequence[Pair], instruction: str) -> tuple[NDArray[np.float64], int]:
+    """The relevance of each pair, and the tokens of all prompts."""
+    relevance = (await exchange.service.opened(exchange.key)).relevance
+    if relevance.answers is None:
+        return await _compared(exchange, pairs, instruction)
+    asked = await exchange.read(lambda: [relevance.asked(*pair, instruction) for pair in pairs])
+    each = [
+        exchange.wanted(
+            prompt=one.ids,
+            overrides={field.name: getattr(one.params, field.name) for field in fields(SamplingParams)}
+            | {"logprobs": 0},
+            together=len(pairs),
         )
+        for one in asked
+    ]
+    found = await exchange.unless_gone(gathered(exchange.finished, each))
+    drawn = [answer.tokens[0] for _, [answer] in found]
+    scores = [relevance.score(piece.token_id or 0, piece.sampler_logprob) for piece in drawn]
+    return np.array(scores), sum(len(generation.prompt_ids) for generation, _ in found)
 
-    async def _scores(
-        self, request: Request, model: str, pairs: Sequence[Pair], instruction: str
-    ) -> tuple[NDArray[np.float64], int]:
-        """The relevance of each pair, and the tokens of all prompts."""
-        name, key = check_model(request, self.service, model), about(request).caller.key
-        await self.service.opened(key)
-        relevance = self.service.host.llm.relevance
-        if relevance.answers is None:
-            return await self._compared(request, name, pairs, instruction)
-        asked = await self.service.read(key, lambda: [relevance.asked(*pair, instruction) for pair in pairs])
-        each = [
-            GenerationRequest(
-                prompt=one.ids,
-                overrides={field.name: getattr(one.params, field.name) for field in fields(SamplingParams)}
-                | {"logprobs": 0},
-                model=name,
-                caller=about(request).caller,
-                request_id=about(request).request_id,
-                together=len(pairs),
-            )
-            for one in asked
-        ]
-        found = await unless_gone(request, gathered(lambda wanted: self._answered(request, wanted), each))
-        drawn = [answer.tokens[0] for _, answer in found]
-        scores = [relevance.score(piece.token_id or 0, piece.sampler_logprob) for piece in drawn]
-        return np.array(scores), sum(len(generation.prompt_ids) for generation, _ in found)
 
-    async def _answered(self, request: Request, wanted: GenerationRequest) -> tuple[Generation, Answer]:
-        generation = await about(request).started(self.service.start(wanted))
-        try:
-            [answer] = await generation.answers()
-        finally:
-            generation.cancel()
-        return generation, answer
-
-    async def _compared(
-        self, request: Request, model: str, pairs: Sequence[Pair], instruction: str
-    ) -> tuple[NDArray[np.float64], int]:
-        """The cosines of the embeddings; each text is embedded once."""
-        relevance = self.service.host.llm.relevance
-        each = [(relevance.query(query, instruction), relevance.document(document)) for query, document in pairs]
-        texts = list(dict.fromkeys(text for pair in each for text in pair))
-        found = await embedded(request, self.service, model, texts)
-        vectors = {text: vector for text, (_, vector) in zip(texts, found, strict=True)}  # of unit length
-        scores = [float(vectors[query].astype(np.float64) @ vectors[document]) for query, document in each]
-        return np.array(scores), tokens_of(found)
+async def _compared(exchange: Exchange, pairs: Sequence[Pair], instruction: str) -> tuple[NDArray[np.float64], int]:
+    """The cosines of the embeddings; each text is embedded once."""
+    relevance = exchange.service.host.llm.relevance
+    each = [(relevance.query(query, instruction), relevance.document(document)) for query, document in pairs]
+    texts = list(dict.fromkeys(text for pair in each for text in pair))
+    found = await embedded(exchange, texts)
+    vectors = {text: vector for text, (_, vector) in zip(texts, found, strict=True)}  # of unit length
+    scores = [float(vectors[query].astype(np.float64) @ vectors[document]) for query, document in each]
+    return np.array(scores), tokens_of(found)
 
 
 def _pairs(body: ScoreBody) -> list[Pair]:
@@ -180,24 +217,8 @@ def _pairs(body: ScoreBody) -> list[Pair]:
     return list(zip(first, second, strict=True))
 
 
-async def _reply(reply: Any, size: int) -> Response:
-    return Response(await written(reply, size), media_type="application/json")
-
-
 def add(app: FastAPI, service: Service) -> None:
     """Add the routes."""
     api = RelevanceApi(service)
-    for paths, handler, body, replies in (
-        (RERANK, api.rerank, RerankBody, (Reranked, TeiReranked)),
-        (SCORE, api.score, ScoreBody, (ScoreReply,)),
-    ):
-        for path in paths:
-            app.add_api_route(
-                path,
-                handler,
-                methods=["POST"],
-                openapi_extra=takes(body),
-                responses=answers(*replies),
-                response_model=None,
-                tags=["Rerankers"],
-            )
+    ranked = [Route(path, api.rerank, (Reranked, list[TeiEntry]), RerankBody) for path in RERANK]
+    add_routes(app, "Rerankers", *ranked, *(Route(path, api.score, (ScoreReply,), ScoreBody) for path in SCORE))

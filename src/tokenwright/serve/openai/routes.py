@@ -3,49 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from tokenwright.llm.outputs import Piece
-from tokenwright.serve.http.api import (
-    EVENTS,
-    About,
-    Api,
-    about,
-    answers,
-    body_of,
-    off_loop,
-    problem_from,
-    takes,
-    unless_gone,
-)
-from tokenwright.serve.http.reply_text import LONG, Json, dumps, server_timing, written
-from tokenwright.serve.http.replying import started
+from tokenwright.serve.http.api import Api
+from tokenwright.serve.http.exchange import Exchange, whole
+from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
+from tokenwright.serve.http.reply_text import LONG, dumps
 from tokenwright.serve.http.sse import DONE, Streamed
-from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Problems, Sampling
+from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
 from tokenwright.serve.openai.generation_request import chat_wanted, completion_wanted, customs_of
+from tokenwright.serve.openai.logprobs import Offsets, TextLogprobs, Tokens
 from tokenwright.serve.openai.replies import (
+    ChatChoice,
+    ChatCompletion,
     Chunks,
+    InputTokensReply,
     Names,
-    Offsets,
-    Tokens,
+    Problems,
+    TextChoice,
+    TextCompletion,
+    chat_choice,
     error_body,
     fingerprint_of,
     finish_of,
-    message_of,
     usage_of,
 )
-from tokenwright.serve.openai.reply_schema import ChatCompletion, InputTokensReply, TextCompletion
 from tokenwright.serve.openai.rerank import RERANK, SCORE
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.multi_prompt import Several, gathered
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import Answer, Delta, GenerationRequest, NotReady
-
-log = logging.getLogger(__name__)
+from tokenwright.serve.service.types import Answer, Delta, Problem, Timings
 
 API = Api(
     ("/v1", *RERANK, *SCORE),
@@ -65,113 +56,78 @@ class OpenAI:
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
-        body = await body_of(request, ChatBody)
-        wanted = await off_loop(request, lambda: chat_wanted(self.service, request, body))
+        exchange = Exchange(request, self.service)
+        body = await exchange.body(ChatBody)
+        wanted = await exchange.off_loop(lambda: chat_wanted(exchange, body))
         names, customs = Names("chat.completion", body.model, self.fingerprint), customs_of(body)
         if body.stream:
-            generation = await started(request, self.service, wanted)
-            return Streamed(self._chat_lines(request, body, generation, names), generation.cancel)
-        generation, answers = await unless_gone(request, self._finished(about(request), wanted))
+            generation = await exchange.started(wanted)
+            return Streamed(self._chat_lines(exchange, body, generation, names), generation.cancel)
+        generation, answers = await exchange.unless_gone(exchange.finished(wanted))
         for answer in answers if body.hides_reasoning else ():
             answer.reasoning = ""
-        tokens = self._tokens()
+        tokens, older = self._tokens(), body.by_function_call
 
-        def choices() -> list[Json]:
+        def choices() -> list[ChatChoice]:
             return [
-                {
-                    "index": answer.choice,
-                    "message": message_of(answer, customs, older=body.by_function_call),
-                    "logprobs": tokens.chat(answer.tokens) if body.logprobs else None,
-                    "finish_reason": finish_of(answer, older=body.by_function_call),
-                }
-                for answer in answers
+                chat_choice(one, tokens.chat(one.tokens) if body.logprobs else None, customs, older=older)
+                for one in answers
             ]
 
-        return await self._reply(request, body, names, choices, [generation])
+        return await _reply(exchange, body, names, choices, [generation])
 
     async def input_tokens(self, request: Request) -> JSONResponse:
         """The tokens of a conversation's prompt."""
-        body = await body_of(request, ChatBody)
-        wanted = await off_loop(request, lambda: chat_wanted(self.service, request, body))
-        counted = await unless_gone(request, self.service.count(wanted))
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
+        exchange = Exchange(request, self.service)
+        body = await exchange.body(ChatBody)
+        wanted = await exchange.off_loop(lambda: chat_wanted(exchange, body))
+        counted = await exchange.unless_gone(self.service.count(wanted))
+        return JSONResponse(InputTokensReply(object="response.input_tokens", input_tokens=counted))
 
     async def complete(self, request: Request) -> Response:
         """Continue one prompt or several."""
-        body = await body_of(request, CompletionBody)
-        each = completion_wanted(self.service, request, body)
+        exchange = Exchange(request, self.service)
+        body = await exchange.body(CompletionBody)
+        each = completion_wanted(exchange, body)
         names = Names("text_completion", body.model, self.fingerprint)
         if body.stream:
-            several = Several(lambda wanted: about(request).started(self.service.start(wanted)), each)
-            await unless_gone(request, several.start())
-            return Streamed(self._lines(request, body, several, names), several.cancel)
-        finished = await unless_gone(request, gathered(lambda wanted: self._finished(about(request), wanted), each))
+            several = Several(exchange.start, each)
+            await exchange.unless_gone(several.start())
+            return Streamed(self._lines(exchange, body, several, names), several.cancel)
+        finished = await exchange.unless_gone(gathered(exchange.finished, each))
 
-        def choices() -> list[Json]:
+        def choices() -> list[TextChoice]:
             return [
                 self._choice(at * len(answers) + answer.choice, body, generation, answer)
                 for at, (generation, answers) in enumerate(finished)
                 for answer in answers
             ]
 
-        return await self._reply(request, body, names, choices, [generation for generation, _ in finished])
-
-    async def _finished(self, about: About, wanted: GenerationRequest) -> tuple[Generation, list[Answer]]:
-        generation = await about.started(self.service.start(wanted))
-        try:
-            return generation, await generation.answers()
-        finally:
-            generation.cancel()
-
-    async def _reply(
-        self,
-        request: Request,
-        body: Sampling,
-        names: Names,
-        choices: Callable[[], list[Json]],
-        each: Sequence[Generation],
-    ) -> Response:
-        timings = timings_of_all(each)
-        said = timings if about(request).timed or body.timed else None
-        usage = usage_of(one.counts() for one in each)
-        text = await written(lambda: names.whole(choices(), usage, said), sum(one.logprobs for one in each))
-        headers = {} if said is None else {"server-timing": server_timing(said)}
-        return Response(text, media_type="application/json", headers=headers)
+        return await _reply(exchange, body, names, choices, [generation for generation, _ in finished])
 
     def _tokens(self) -> Tokens:
         return Tokens(self.service.host.llm.tokenizer)
 
-    async def _chat_lines(
-        self, request: Request, body: ChatBody, generation: Generation, names: Names
+    def _chat_lines(
+        self, exchange: Exchange, body: ChatBody, generation: Generation, names: Names
     ) -> AsyncIterator[bytes]:
         chunks = Chunks(names, body.counts, customs_of(body), older=body.by_function_call)
         tokens, begun = self._tokens(), set[int]()
-        try:
-            async for deltas in generation:
-                lines = []
-                chunks.usage = usage_of([generation.counts()]) if body.counts_chunks else None
-                for delta in deltas:
-                    delta.reasoning = "" if body.hides_reasoning else delta.reasoning
-                    lines.append(chunks.chat(delta, tokens, delta.choice not in begun))
-                    begun.add(delta.choice)
-                if any(lines):
-                    yield "".join(lines).encode()
-        except Exception as error:
-            yield _failed(error, about(request).request_id)
-            return
-        yield self._last(request, body, chunks, [generation])
 
-    def _last(self, request: Request, body: Sampling, chunks: Chunks, each: Sequence[Generation]) -> bytes:
-        """What follows the last text: usage and timings where they are asked for, and the end."""
-        timings = timings_of_all(each)
-        said = timings if about(request).timed or body.timed else None
-        if said is None and not body.counts:
-            return DONE
-        usage = usage_of(one.counts() for one in each) if body.counts else None
-        return chunks.last(usage, said).encode() + DONE
+        def take(delta: Delta) -> tuple[bytes]:
+            chunks.usage = usage_of([generation.counts()]) if body.counts_chunks else None
+            delta.reasoning = "" if body.hides_reasoning else delta.reasoning
+            line = chunks.chat(delta, tokens, delta.choice not in begun)
+            begun.add(delta.choice)
+            return (line.encode(),)
+
+        def last() -> bytes:
+            return _last(exchange, body, chunks, [generation])
+
+        return exchange.events(generation, take, lambda _: (), lambda problem: _failed(exchange, problem), last)
 
     async def _lines(
-        self, request: Request, body: CompletionBody, several: Several, names: Names
+        self, exchange: Exchange, body: CompletionBody, several: Several, names: Names
     ) -> AsyncIterator[bytes]:
         chunks, texts = Chunks(names, body.counts), body.n or 1
         offsets: dict[int, Offsets] = {}
@@ -188,9 +144,9 @@ class OpenAI:
                 echoes = body.echo and len(offsets) < texts * len(several.generations)  # with a prompt's logprobs
                 yield await asyncio.to_thread(lines, *each) if echoes and each[1].logprobs > LONG else lines(*each)
         except Exception as error:
-            yield _failed(error, about(request).request_id)
+            yield _failed(exchange, exchange.failure(error))
             return
-        yield self._last(request, body, chunks, several.generations)
+        yield _last(exchange, body, chunks, several.generations)
 
     def _completion_lines(
         self,
@@ -212,7 +168,7 @@ class OpenAI:
         logprobs = self._logprobs(delta.tokens, offsets[index]) if delta.tokens else None
         return before + chunks.completion(index, delta.text, logprobs, delta.finish)
 
-    def _choice(self, index: int, body: CompletionBody, generation: Generation, answer: Answer) -> Json:
+    def _choice(self, index: int, body: CompletionBody, generation: Generation, answer: Answer) -> TextChoice:
         """A choice of a completion in one piece."""
         before = self._prompt_text(generation) if body.echo else ""
         logprobs = None
@@ -220,9 +176,10 @@ class OpenAI:
             logprobs = self._logprobs(answer.tokens, self._offsets(generation, before))
             if body.echo:
                 prompt = self._prompt_logprobs(generation)
-                logprobs = {name: prompt[name] + values for name, values in logprobs.items()}
+                for name, values in logprobs.items():
+                    values[:0] = prompt[name]  # type: ignore[literal-required, index]
         text = before + answer.text
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_of(answer)}
+        return TextChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish_of(answer))
 
     def _prompt_text(self, generation: Generation) -> str:
         """The prompt as the model reads it."""
@@ -233,12 +190,12 @@ class OpenAI:
         """The offsets of a text that stands behind `before` in its choice."""
         return Offsets(self.service.host.llm.tokenizer, generation.prompt_ids, len(before))
 
-    def _logprobs(self, pieces: Sequence[Piece], offsets: Offsets) -> Json:
+    def _logprobs(self, pieces: Sequence[Piece], offsets: Offsets) -> TextLogprobs:
         ids = [piece.token_id for piece in pieces if piece.token_id is not None]
         logprobs, tops = [piece.logprob for piece in pieces], [piece.top for piece in pieces]
         return self._tokens().completion(ids, logprobs, tops, offsets)
 
-    def _prompt_logprobs(self, generation: Generation) -> Json:
+    def _prompt_logprobs(self, generation: Generation) -> TextLogprobs:
         """Of all prompt tokens; nothing is known of the first."""
         known = generation.completion()
         tops = known.prompt_top_logprobs or ((),) * len(known.prompt_logprobs)
@@ -246,35 +203,42 @@ class OpenAI:
         return self._tokens().completion(ids, [None, *known.prompt_logprobs], [None, *tops], offsets)
 
 
-def _failed(error: Exception, request_id: str) -> bytes:
+async def _reply(
+    exchange: Exchange,
+    body: Sampling,
+    names: Names,
+    choices: Callable[[], Sequence[TextChoice | ChatChoice]],
+    each: Sequence[Generation],
+) -> Response:
+    timings, usage = _timings(exchange, body, each), usage_of(one.counts() for one in each)
+    return await whole(lambda: names.whole(choices(), usage, timings), sum(one.logprobs for one in each), timings)
+
+
+def _last(exchange: Exchange, body: Sampling, chunks: Chunks, each: Sequence[Generation]) -> bytes:
+    """What follows the last text: usage and timings where they are asked for, and the end."""
+    timings = _timings(exchange, body, each)
+    if timings is None and not body.counts:
+        return DONE
+    return chunks.last(usage_of(one.counts() for one in each) if body.counts else None, timings).encode() + DONE
+
+
+def _timings(exchange: Exchange, body: Sampling, each: Sequence[Generation]) -> Timings | None:
+    """The timings, where the reply says them."""
+    return timings_of_all(each) if exchange.about.timed or body.timed else None
+
+
+def _failed(exchange: Exchange, problem: Problem) -> bytes:
     """The event that ends a stream whose request has failed."""
-    if not isinstance(error, NotReady):  # the server ends, and has said so
-        log.error("request %s failed while it was streamed", request_id, exc_info=error)
-    return f"data: {dumps(error_body(problem_from(error), request_id))}\n\n".encode()
+    return f"data: {dumps(error_body(problem, exchange.about.request_id))}\n\n".encode()
 
 
 def add(app: FastAPI, service: Service) -> None:
     """Add the routes."""
     api = OpenAI(service)
-    app.add_api_route(
-        "/v1/chat/completions/input_tokens",
-        api.input_tokens,
-        methods=["POST"],
-        openapi_extra=takes(ChatBody),
-        responses=answers(InputTokensReply),
-        response_model=None,
-        tags=["OpenAI"],
+    add_routes(
+        app,
+        "OpenAI",
+        Route("/v1/chat/completions/input_tokens", api.input_tokens, (InputTokensReply,), ChatBody),
+        Route("/v1/chat/completions", api.chat, (ChatCompletion,), ChatBody, EVENTS),
+        Route("/v1/completions", api.complete, (TextCompletion,), CompletionBody, EVENTS),
     )
-    for path, handler, body, reply in (
-        ("/v1/chat/completions", api.chat, ChatBody, ChatCompletion),
-        ("/v1/completions", api.complete, CompletionBody, TextCompletion),
-    ):
-        app.add_api_route(
-            path,
-            handler,
-            methods=["POST"],
-            openapi_extra=takes(body),
-            responses=answers(reply, stream=EVENTS),
-            response_model=None,
-            tags=["OpenAI"],
-        )

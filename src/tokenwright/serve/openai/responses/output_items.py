@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 from tokenwright.llm.chat.ids import new_hex
 from tokenwright.llm.outputs import Piece
 from tokenwright.sampling_params import SamplingParams
+from tokenwright.serve.http.reply_text import Json, TimingsReply
 from tokenwright.serve.openai.custom_tools import CustomCalls
-from tokenwright.serve.openai.responses.bodies import Create
+from tokenwright.serve.openai.logprobs import TokenLogprob
+from tokenwright.serve.openai.replies import OutputDetails
+from tokenwright.serve.openai.responses.bodies import Create, ReasoningConfig
 from tokenwright.serve.openai.responses.input_items import Tools, sealed
 from tokenwright.serve.service.types import Delta, TokenCounts, ToolCallDelta
 
 Kind = Literal["reasoning", "message", "function_call", "custom_tool_call"]
 Event = dict[str, Any]
-Render = Callable[[Iterable[Piece]], list[dict[str, Any]]]  # tokens -> their logprobs as this API writes them
+Render = Callable[[Iterable[Piece]], list[TokenLogprob]]  # tokens -> their logprobs as this API writes them
 
 PREFIXES = {
     "reasoning": "rs",
@@ -36,6 +39,132 @@ _CALLS = {
 }
 
 
+ItemStatus = Literal["completed", "incomplete"]
+
+
+class ResponseText(TypedDict):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Json]
+    logprobs: list[TokenLogprob]
+
+
+class OutputMessage(TypedDict):
+    id: str
+    type: Literal["message"]
+    status: ItemStatus
+    role: Literal["assistant"]
+    content: list[ResponseText]
+
+
+class ResponseReasoning(TypedDict):
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class OutputReasoning(TypedDict):
+    """Reasoning, as content, or as a summary where one is asked for. encrypted_content: the whole of it, if asked."""
+
+    id: str
+    type: Literal["reasoning"]
+    status: ItemStatus
+    summary: list[ResponseReasoning]
+    content: list[ResponseReasoning]
+    encrypted_content: NotRequired[str]
+
+
+class OutputCalled(TypedDict):
+    """The fields of a call of any kind."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: NotRequired[str]
+
+
+class OutputCall(OutputCalled):
+    type: Literal["function_call"]
+    arguments: str
+
+
+class OutputCustomCall(OutputCalled):
+    type: Literal["custom_tool_call"]
+    input: str
+
+
+class OutputCompaction(TypedDict):
+    """A summary of the conversation, which stands for it in later requests."""
+
+    id: str
+    type: Literal["compaction"]
+    encrypted_content: str
+
+
+class Incomplete(TypedDict):
+    reason: Literal["max_output_tokens"]
+
+
+class InputDetails(TypedDict):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ReasoningAsked(TypedDict):
+    effort: str | None
+    summary: str | None
+
+
+class AskedResponse(TypedDict):
+    """The fields of a request that come back in its response as they were read."""
+
+    object: Literal["response"]
+    background: Literal[False]
+    conversation: None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None
+    metadata: dict[str, str]
+    model: str
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningAsked
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: bool
+    temperature: float
+    text: Json
+    tool_choice: str | Json
+    tools: list[Json]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["auto", "disabled"]
+    user: str | None
+
+
+class ResponseReply(AskedResponse):
+    """The reply of /v1/responses. One that is being written, or has failed, is in events alone."""
+
+    id: str
+    created_at: float
+    completed_at: float | None
+    status: ItemStatus
+    error: None
+    incomplete_details: Incomplete | None
+    output: list[OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | OutputCompaction]
+    usage: ResponseUsage
+    timings: NotRequired[TimingsReply]
+
+
 def new_identity(prefix: str) -> str:
     return f"{prefix}_{new_hex(16)}"
 
@@ -44,11 +173,12 @@ class Envelope:
     """A response but for its output: what it has from the request, and its id."""
 
     def __init__(self, body: Create, model: str, params: SamplingParams) -> None:
-        choice, reasoning = body.tool_choice, body.reasoning
-        self.summarised = bool(reasoning and (reasoning.summary or reasoning.generate_summary))
+        choice, reasoning = body.tool_choice, body.reasoning or ReasoningConfig()
+        summary = reasoning.summary or reasoning.generate_summary
+        self.summarised = bool(summary)
         self.identity = new_identity("resp")
         self._created = time.time()
-        self._about = {
+        self._about: AskedResponse = {
             "object": "response",
             "background": False,
             "conversation": None,
@@ -60,10 +190,7 @@ class Envelope:
             "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": body.previous_response_id,
             "prompt_cache_key": body.prompt_cache_key,
-            "reasoning": {
-                "effort": reasoning and reasoning.effort,
-                "summary": reasoning and (reasoning.summary or reasoning.generate_summary),
-            },
+            "reasoning": {"effort": reasoning.effort, "summary": summary},
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "store": body.store,
@@ -94,7 +221,7 @@ class Envelope:
         }
 
 
-def usage_of(counts: TokenCounts) -> dict[str, Any]:
+def usage_of(counts: TokenCounts) -> ResponseUsage:
     return {
         "input_tokens": counts.prompt,
         "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},

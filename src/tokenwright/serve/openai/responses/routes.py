@@ -6,41 +6,22 @@ request sends these items again in its input, or names the response, which is st
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from tokenwright.errors import RequestError
-from tokenwright.llm.outputs import Piece
-from tokenwright.serve.http.api import (
-    EVENTS,
-    LARGE,
-    RefusedRequest,
-    about,
-    answers,
-    body_of,
-    off_loop,
-    takes,
-    unless_gone,
-)
+from tokenwright.serve.http.api import LARGE, About, RefusedRequest, about
+from tokenwright.serve.http.exchange import Exchange, event, schema_grammar
+from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
 from tokenwright.serve.http.reasoning_options import Thinking
 from tokenwright.serve.http.reply_text import dumps, dumps_in_parts
-from tokenwright.serve.http.replying import (
-    answered,
-    check_model,
-    event,
-    events_of,
-    said,
-    schema_grammar,
-    started,
-    whole,
-)
 from tokenwright.serve.http.sse import Streamed
-from tokenwright.serve.openai.replies import Tokens
-from tokenwright.serve.openai.responses import reply_schema
+from tokenwright.serve.openai.logprobs import Tokens
+from tokenwright.serve.openai.replies import InputTokensReply
 from tokenwright.serve.openai.responses.bodies import (
     Create,
     InputTokens,
@@ -61,12 +42,13 @@ from tokenwright.serve.openai.responses.output_items import (
     Envelope,
     Event,
     ResponseOutput,
+    ResponseReply,
     new_identity,
 )
 from tokenwright.serve.openai.responses.stored import StoredItem, StoredResponse, StoredResponses, read_items
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import Answer, Delta, GenerationRequest, Problem, ToolCallDelta, ToolMode, distinct
+from tokenwright.serve.service.types import Answer, Delta, Problem, ToolCallDelta, ToolMode, distinct
 
 WITH_LOGPROBS = "message.output_text.logprobs"
 WITH_SEALED = "reasoning.encrypted_content"
@@ -81,7 +63,29 @@ class Asked:
 
     stored: list[StoredItem]
     tools: Tools
-    prompt: dict[str, Any] = field(default_factory=dict)
+    prompt: dict[str, Any]
+
+
+class DeletedResponse(TypedDict):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class CancelledResponse(TypedDict):
+    id: str
+    object: Literal["response"]
+    status: Literal["cancelled"]
+
+
+class ResponseItems(TypedDict):
+    """The items that a response was asked with."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
 class Responses:
@@ -93,92 +97,83 @@ class Responses:
 
     async def create(self, request: Request) -> Response:
         """Answer a conversation."""
-        body = await body_of(request, Create)
-        body.model = check_model(request, self.service, body.model)
+        exchange = Exchange(request, self.service)
+        body = await exchange.body(Create)
+        body.model = exchange.check_model(body.model)
         body.store = body.store and self.stored.most > 0
-        asked = await self._asked(request, body)
-        wanted = GenerationRequest(
-            **asked.prompt,
-            overrides=overrides_of(body),
-            caller=about(request).caller,
-            request_id=about(request).request_id,
-            streamed=body.stream,
-            model=body.model,
-        )
-        if not body.stream:
-            generation, answer = await answered(request, self.service, wanted)
+        asked = await self._asked(exchange, body)
+        wanted = exchange.wanted(**asked.prompt, overrides=overrides_of(body), streamed=body.stream)
+        if body.stream:
+            generation = await exchange.started(wanted)
             output = self._output(body, generation, asked)
-
-            def reply() -> dict[str, Any]:
-                for _ in output.take(as_delta(answer)):
-                    pass
-                return output.response(generation.counts())
-
-            response = await whole(request, reply, generation)
-            await self._store(request, body, output, asked, generation)
-            return response
-        generation = await started(request, self.service, wanted)
+            return Streamed(self._stream(exchange, body, generation, output, asked), generation.cancel)
+        generation, answer = await exchange.answered(wanted)
         output = self._output(body, generation, asked)
-        return Streamed(self._stream(request, body, generation, output, asked), generation.cancel)
+
+        def reply() -> dict[str, Any]:
+            for _ in output.take(as_delta(answer)):
+                pass
+            return output.response(generation.counts())
+
+        response = await exchange.whole(reply, generation)
+        await self._store(exchange, body, output, asked, generation)
+        return response
 
     async def input_tokens(self, request: Request) -> JSONResponse:
         """The tokens of a request's prompt."""
-        body = await body_of(request, InputTokens)
-        body.model = check_model(request, self.service, body.model)
-        asked = await self._asked(request, body)
-        counted = self.service.count(GenerationRequest(**asked.prompt, caller=about(request).caller))
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": await unless_gone(request, counted)})
+        exchange = Exchange(request, self.service)
+        body = await exchange.body(InputTokens)
+        body.model = exchange.check_model(body.model)
+        asked = await self._asked(exchange, body)
+        counted = await exchange.unless_gone(self.service.count(exchange.wanted(**asked.prompt)))
+        return JSONResponse(InputTokensReply(object="response.input_tokens", input_tokens=counted))
 
-    async def _asked(self, request: Request, body: ResponsePrompted) -> Asked:
+    async def _asked(self, exchange: Exchange, body: ResponsePrompted) -> Asked:
         """Raises RefusedRequest, RequestError."""
         if body.compacts:
             body.tools, body.tool_choice, body.text = [], "auto", TextConfig()
         before, earlier = body.previous_response_id, list[StoredItem]()
         if before is not None:
-            stored = self.stored.get(about(request).caller.key, before)
+            stored = self.stored.get(exchange.key, before)
             if stored is None:
                 raise RefusedRequest(_missing(before, 400, "previous_response_id", "previous_response_not_found"))
-            about(request).large |= stored.size > LARGE
+            exchange.about.large |= stored.size > LARGE
             earlier += (*stored.items, *stored.output)
-        return await off_loop(request, lambda: self._read(request, body, earlier))
+        return await exchange.off_loop(lambda: self._read(exchange.about, body, earlier))
 
-    def _read(self, request: Request, body: ResponsePrompted, earlier: list[StoredItem]) -> Asked:
+    def _read(self, about: About, body: ResponsePrompted, earlier: list[StoredItem]) -> Asked:
         """Raises RefusedRequest, RequestError."""
         given = body.input
         own = [ResponseMessage(type="message", role="user", content=given)] if isinstance(given, str) else given
         if not own and body.previous_response_id is None:
             raise RefusedRequest(Problem(400, "invalid", "input: this field is required", "input"))
-        new = list(self.stored.resolved(about(request).caller.key, own))
+        new = list(self.stored.resolved(about.caller.key, own))
         items = [*read_items(earlier), *new]
-        tools = tools_of(body.tools, about(request))
+        tools = tools_of(body.tools, about)
         tools.tools = distinct(tools.tools)
-        asked = Asked([*earlier, *(StoredItem.of(_kept(item)) for item in new)], tools)
-        messages = conversation(items, body.instructions, about(request))
+        messages = conversation(items, body.instructions, about)
         messages += [{"role": "user", "content": COMPACT}] if body.compacts else []
-        asked.prompt = prompt_of(body, messages, tools)
-        return asked
+        stored = [*earlier, *(StoredItem.of(_kept(item)) for item in new)]
+        return Asked(stored, tools, prompt_of(body, messages, tools))
 
     def _output(self, body: Create, generation: Generation, asked: Asked) -> ResponseOutput:
-        def render(tokens: Iterable[Piece]) -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = Tokens(self.service.host.llm.tokenizer).chat(list(tokens))["content"]
-            return found
-
-        envelope = Envelope(body, body.model, generation.params)
+        tokens = Tokens(self.service.host.llm.tokenizer)
         made = CompactedOutput if body.compacts else ResponseOutput
-        return made(envelope, render, asked.tools, sealed=WITH_SEALED in body.include)
+        envelope = Envelope(body, body.model, generation.params)
+        return made(envelope, tokens.chat, asked.tools, sealed=WITH_SEALED in body.include)
 
     async def _store(
-        self, request: Request, body: Create, output: ResponseOutput, asked: Asked, generation: Generation
+        self, exchange: Exchange, body: Create, output: ResponseOutput, asked: Asked, generation: Generation
     ) -> None:
         if body.store:
             response = output.response(generation.counts())
-            made = await off_loop(request, lambda: StoredResponse.of(response, asked.stored))
-            self.stored.add(about(request).caller.key, made)
+            made = await exchange.off_loop(lambda: StoredResponse.of(response, asked.stored))
+            self.stored.add(exchange.key, made)
 
     async def _stream(
-        self, request: Request, body: Create, generation: Generation, output: ResponseOutput, asked: Asked
+        self, exchange: Exchange, body: Create, generation: Generation, output: ResponseOutput, asked: Asked
     ) -> AsyncIterator[bytes]:
-        place = (about(request).caller.key, output.identity)
+        place = (exchange.key, output.identity)
         ended: Literal["", "written", "failed"] = ""
         yield b"".join(map(_encoded, output.start()))
 
@@ -189,7 +184,7 @@ class Responses:
             nonlocal ended
             ended = "written"
             last = output.end(generation.counts())
-            last["response"] |= said(request, generation)
+            last["response"] |= exchange.said(generation)
             yield event(last["type"], last, dumps_in_parts)
 
         def failed(problem: Problem) -> bytes:
@@ -199,9 +194,9 @@ class Responses:
 
         self.stored.running[place] = generation
         try:
-            async for chunk in events_of(request, generation, take, end, failed):
+            async for chunk in exchange.events(generation, take, end, failed):
                 if ended == "written":
-                    await self._store(request, body, output, asked, generation)
+                    await self._store(exchange, body, output, asked, generation)
                 yield chunk
         finally:
             del self.stored.running[place]
@@ -224,7 +219,7 @@ class Responses:
         """Forget a response."""
         key, _ = self._found(request, response_id)
         self.stored.remove(key, response_id)
-        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+        return JSONResponse(DeletedResponse(id=response_id, object="response", deleted=True))
 
     async def cancel(self, request: Request, response_id: str) -> JSONResponse:
         """End a response that is being written."""
@@ -234,7 +229,7 @@ class Responses:
             why = f"response_id: this response is {stored.status} already"
             raise RefusedRequest(Problem(400, "invalid", why, "response_id"))
         running.cancel()
-        return JSONResponse({"id": response_id, "object": "response", "status": "cancelled"})
+        return JSONResponse(CancelledResponse(id=response_id, object="response", status="cancelled"))
 
     async def input_items(self, request: Request, response_id: str) -> Response:
         """The items that a response was asked with, the newest first unless `order` is asc."""
@@ -274,27 +269,16 @@ def add(app: FastAPI, service: Service, stored: StoredResponses) -> None:
     """Add the routes."""
     api = Responses(service, stored)
     one = "/v1/responses/{response_id}"
-    replied = answers(reply_schema.Response)
-    routes: list[tuple[str, str, Any, dict[str, Any]]] = [
-        (
-            "POST",
-            "/v1/responses",
-            api.create,
-            {"openapi_extra": takes(Create), "responses": answers(reply_schema.Response, stream=EVENTS)},
-        ),
-        (
-            "POST",
-            "/v1/responses/input_tokens",
-            api.input_tokens,
-            {"openapi_extra": takes(InputTokens), "responses": answers(reply_schema.ResponseTokens)},
-        ),
-        ("GET", one, api.retrieve, {"responses": replied}),
-        ("DELETE", one, api.delete, {"responses": answers(reply_schema.DeletedResponse)}),
-        ("POST", f"{one}/cancel", api.cancel, {"responses": answers(reply_schema.CancelledResponse)}),
-        ("GET", f"{one}/input_items", api.input_items, {"responses": answers(reply_schema.ResponseItems)}),
-    ]
-    for method, path, handler, more in routes:
-        app.add_api_route(path, handler, methods=[method], response_model=None, tags=["OpenAI"], **more)
+    add_routes(
+        app,
+        "OpenAI",
+        Route("/v1/responses", api.create, (ResponseReply,), Create, EVENTS),
+        Route("/v1/responses/input_tokens", api.input_tokens, (InputTokensReply,), InputTokens),
+        Route(one, api.retrieve, (ResponseReply,)),
+        Route(one, api.delete, (DeletedResponse,), method="DELETE"),
+        Route(f"{one}/cancel", api.cancel, (CancelledResponse,), method="POST"),
+        Route(f"{one}/input_items", api.input_items, (ResponseItems,)),
+    )
 
 
 def _encoded(one: Event) -> bytes:

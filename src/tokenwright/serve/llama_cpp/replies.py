@@ -1,27 +1,102 @@
-"""Replies in the manner of llama.cpp's server: of /completion and /infill, whole and as events."""
+"""Replies in the manner of llama.cpp's server; those of /completion and /infill whole and as events."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
-
-from fastapi import Request
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from tokenwright.engine import FinishReason
 from tokenwright.llm.outputs import Piece
 from tokenwright.sampling_params import SamplingParams
-from tokenwright.serve.http.api import about
-from tokenwright.serve.http.reply_text import Json, dumps, llama_timings
-from tokenwright.serve.http.replying import events_of
+from tokenwright.serve.http.exchange import Exchange
+from tokenwright.serve.http.reply_text import Json, LlamaTimings, dumps, llama_timings
 from tokenwright.serve.llama_cpp.bodies import LlamaBody
-from tokenwright.serve.openai.replies import Tokens, error_body
+from tokenwright.serve.openai.logprobs import LlamaToken, Tokens
+from tokenwright.serve.openai.replies import error_body
 from tokenwright.serve.service.generation import Generation
-from tokenwright.serve.service.types import Answer, Delta
+from tokenwright.serve.service.types import Answer, Delta, Problem
 
 if TYPE_CHECKING:
     from tokenwright.llm.llm import LLM
 
 ENDS = (FinishReason.EOS, FinishReason.STOP_ID, FinishReason.GRAMMAR)
+
+
+class Infilled(TypedDict, total=False):
+    """The reply of /infill and /completion, and in a stream the last event; earlier ones have only the first fields.
+
+    `response_fields` may leave out any of them.
+    """
+
+    index: int
+    content: str
+    tokens: list[int]
+    stop: bool
+    completion_probabilities: list[LlamaToken]
+    model: str
+    tokens_evaluated: int
+    tokens_cached: int
+    tokens_predicted: int
+    generation_settings: Json
+    prompt: str
+    has_new_line: bool
+    truncated: bool
+    stop_type: Literal["eos", "limit", "word"]
+    stopping_word: str
+    timings: LlamaTimings
+
+
+class LlamaEmbedding(TypedDict):
+    """The embedding of one text in the reply of /embedding: a list of one vector."""
+
+    index: int
+    embedding: list[list[float]]
+
+
+class LoraAdapter(TypedDict):
+    """An adapter; requests choose it as their model."""
+
+    id: int
+    path: str
+    scale: float
+
+
+class AppliedTemplate(TypedDict):
+    """The reply of /apply-template."""
+
+    prompt: str
+
+
+class GenerationSettings(TypedDict):
+    """The value of a field that a request leaves open. n_ctx: the tokens of the context."""
+
+    n_ctx: int
+    params: Json
+
+
+class Props(TypedDict):
+    """The reply of /props."""
+
+    default_generation_settings: GenerationSettings
+    total_slots: int
+    model_alias: str
+    model_path: str
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    modalities: dict[str, bool]
+    build_info: str
+    is_sleeping: bool
+
+
+class Slot(TypedDict):
+    """A place in the engine; prompt and answer are its request's so far, in tokens."""
+
+    id: int
+    n_ctx: int
+    is_processing: bool
+    n_prompt_tokens: int
+    n_decoded: int
 
 
 class LlamaText:
@@ -37,20 +112,19 @@ class LlamaText:
         self._lines = False
         generation.keeps_tokens |= body.stream
 
-    def whole(self, answer: Answer) -> Json:
+    def whole(self, answer: Answer) -> Mapping[str, Any]:
         """The reply in one piece."""
         self._lines = "\n" in answer.text
         ids = [*self._generation.completion().token_ids] if self._body.return_tokens else []
-        found = {"index": self._index, "content": answer.text, "tokens": ids}
-        return self._chosen(found | self._end(answer) | self._probabilities(answer.tokens))
+        return self._chosen(self._end(answer, answer.text, ids) | self._probabilities(answer.tokens))
 
-    def _probabilities(self, pieces: Sequence[Piece]) -> Json:
+    def _probabilities(self, pieces: Sequence[Piece]) -> Infilled:
         """The likeliest tokens of each place, where they are asked for."""
         if self._body.n_probs is None or not pieces:
             return {}
-        return {"completion_probabilities": [self._tokens.llama(piece) for piece in pieces]}
+        return {"completion_probabilities": self._tokens.llama(pieces)}
 
-    def _chosen(self, reply: Json) -> Json:
+    def _chosen(self, reply: Infilled) -> Mapping[str, Any]:
         """The fields that the request asks for; all, where it names none."""
         found: Json = {}
         for path in self._body.response_fields or ():
@@ -60,33 +134,36 @@ class LlamaText:
             found |= {} if value is None else {path: value}
         return found if self._body.response_fields else reply
 
-    def events(self, request: Request) -> AsyncIterator[bytes]:
+    def events(self, exchange: Exchange) -> AsyncIterator[bytes]:
         """One event for each step, and a last one with the counts."""
 
-        def line(event: Json) -> bytes:
+        def line(event: Mapping[str, Any]) -> bytes:
             return f"data: {dumps(event)}\n\n".encode()
 
         def take(delta: Delta) -> Iterator[bytes]:
             ids = [piece.token_id for piece in delta.tokens if piece.token_id is not None]
             if delta.text or ids:
                 self._lines = self._lines or "\n" in delta.text
-                found = {"index": self._index, "content": delta.text, "tokens": ids, "stop": False}
+                found = Infilled(index=self._index, content=delta.text, tokens=ids, stop=False)
                 yield line(found | self._probabilities(delta.tokens))
 
         def end(delta: Delta) -> Iterator[bytes]:
-            yield line(self._chosen({"index": self._index, "content": "", "tokens": []} | self._end(delta)))
+            yield line(self._chosen(self._end(delta, "", [])))
 
-        def failed(problem: Any) -> bytes:
-            return line(error_body(problem, about(request).request_id))
+        def failed(problem: Problem) -> bytes:
+            return line(error_body(problem, exchange.about.request_id))
 
-        return events_of(request, self._generation, take, end, failed)
+        return exchange.events(self._generation, take, end, failed)
 
-    def _end(self, last: Delta | Answer) -> Json:
-        """What a reply says at its end."""
+    def _end(self, last: Delta | Answer, text: str, ids: list[int]) -> Infilled:
+        """What a reply says at its end, with its text and the ids of it."""
         counts = self._generation.counts()
         word = last.stopped if isinstance(last.stopped, str) else ""
-        kind = "word" if word else "eos" if last.reason in ENDS else "limit"
+        kind: Literal["eos", "limit", "word"] = "word" if word else "eos" if last.reason in ENDS else "limit"
         return {
+            "index": self._index,
+            "content": text,
+            "tokens": ids,
             "stop": True,
             "model": self._model,
             "tokens_evaluated": counts.prompt,

@@ -1,0 +1,233 @@
+"""Anthropic's replies: messages whole and as events, and errors, made from what the service says.
+
+An answer's content is a thinking block, a text block and tool_use blocks, in the order in which the model wrote them.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import sha256
+from typing import Any, Literal, NotRequired, TypedDict
+
+from tokenwright.engine import FinishReason
+from tokenwright.llm.chat.ids import new_hex
+from tokenwright.serve.http.exchange import arguments_of
+from tokenwright.serve.http.reply_text import Json, TimingsReply
+from tokenwright.serve.service.types import Answer, Delta, Kind, Problem, TokenCounts, ToolCallDelta
+
+ERROR_TYPES: dict[Kind, str] = {
+    "invalid": "invalid_request_error",
+    "key": "authentication_error",
+    "forbidden": "permission_error",
+    "missing": "not_found_error",
+    "size": "request_too_large",
+    "busy": "rate_limit_error",
+    "unavailable": "overloaded_error",
+    "engine": "api_error",
+}
+
+Event = dict[str, Any]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
+class AnthropicErrorDetail(TypedDict):
+    type: str
+    message: str
+    details: NotRequired[Json]
+
+
+class AnthropicError(TypedDict):
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+    request_id: str
+
+
+def error_body(problem: Problem, request_id: str) -> AnthropicError:
+    """An error as Anthropic's clients read it."""
+    error = AnthropicErrorDetail(type=ERROR_TYPES[problem.kind], message=problem.message)
+    if problem.param == "thread":  # so the client's tool runner asks again, with the whole conversation
+        error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": error, "request_id": request_id}
+
+
+class ThinkingContent(TypedDict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class TextContent(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+class ToolUseContent(TypedDict):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: Json
+
+
+Content = ThinkingContent | TextContent | ToolUseContent
+
+
+class MessageUsage(TypedDict):
+    """input_tokens: those that were computed; cache_read_input_tokens: the others."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    service_tier: Literal["standard"]
+
+
+class Stop(TypedDict):
+    """Why a text has ended."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class AnthropicMessage(Stop):
+    """The reply of /v1/messages."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[Content]
+    usage: MessageUsage
+    timings: NotRequired[TimingsReply]
+
+
+class CountedTokens(TypedDict):
+    """The reply of /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
+def stop_of(finished: Answer | Delta) -> Stop:
+    """Why a text has ended, in Anthropic's words."""
+    match finished.finish, finished.reason:
+        case "tool_calls", _:
+            reason: StopReason = "tool_use"
+        case "length", FinishReason.CONTEXT:
+            reason = "model_context_window_exceeded"
+        case "length", _:
+            reason = "max_tokens"
+        case _ if isinstance(finished.stopped, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": finished.stopped}
+        case _:
+            reason = "end_turn"
+    return {"stop_reason": reason, "stop_sequence": None}
+
+
+def usage_of(counts: TokenCounts) -> MessageUsage:
+    return {
+        "input_tokens": counts.prompt - counts.cached,
+        "output_tokens": counts.completion,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": counts.cached,
+        "service_tier": "standard",
+    }
+
+
+def message_of(identity: str, model: str, answer: Answer, counts: TokenCounts) -> AnthropicMessage:
+    """A whole reply."""
+    stop = stop_of(answer)
+    return {
+        "id": identity,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content_of(answer),
+        "stop_reason": stop["stop_reason"],
+        "stop_sequence": stop["stop_sequence"],
+        "usage": usage_of(counts),
+    }
+
+
+def content_of(answer: Answer) -> list[Content]:
+    """The blocks of an answer. A call that its end has cut off has the arguments that are whole."""
+    blocks: list[Content] = []
+    if answer.reasoning:
+        blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": signature_of(answer.reasoning)})
+    if answer.text:
+        blocks.append({"type": "text", "text": answer.text})
+    return blocks + [
+        ToolUseContent(type="tool_use", id=call.id, name=call.name, input=arguments_of(call))
+        for call in answer.tool_calls
+    ]
+
+
+def signature_of(thought: str) -> str:
+    """A mark of reasoning: clients leave reasoning without one out of later requests. This server checks none."""
+    return b64encode(sha256(thought.encode()).digest()).decode()
+
+
+def new_identity() -> str:
+    return f"msg_{new_hex(12)}"
+
+
+class Events:
+    """The events of one streamed reply. shown: its reasoning is part of it. counts: its tokens so far."""
+
+    def __init__(self, identity: str, model: str, shown: bool, counts: Callable[[], TokenCounts]) -> None:
+        self.identity = identity
+        self.model = model
+        self.shown = shown
+        self._counts = counts
+        self._thought = ""
+        self._begun = False
+        self._open = ""  # the type of the block that is being written
+        self._index = -1
+
+    def take(self, delta: Delta) -> Iterator[Event]:
+        """The events of a delta, but for its end. With the first it is known how much of the prompt was cached."""
+        if not self._begun:
+            self._begun = True
+            empty: Event = {**message_of(self.identity, self.model, Answer(0), self._counts()), "stop_reason": None}
+            yield {"type": "message_start", "message": empty}
+        yield from self._calls(delta.continued)
+        if delta.reasoning and self.shown:
+            yield from self._block({"type": "thinking", "thinking": "", "signature": ""})
+            self._thought += delta.reasoning
+            yield self._delta({"type": "thinking_delta", "thinking": delta.reasoning})
+        if delta.text:
+            yield from self._block({"type": "text", "text": ""})
+            yield self._delta({"type": "text_delta", "text": delta.text})
+        yield from self._calls(delta.begun)
+
+    def end(self, delta: Delta, more: Event) -> Iterator[Event]:
+        """The events of the last delta's end. more: fields beyond the API's."""
+        yield from self._close()
+        yield {"type": "message_delta", "delta": stop_of(delta), "usage": usage_of(self._counts()), **more}
+        yield {"type": "message_stop"}
+
+    def _calls(self, calls: Iterable[ToolCallDelta]) -> Iterator[Event]:
+        for call in calls:
+            if call.id is not None:
+                yield from self._close()
+                yield from self._block({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+            if call.arguments:
+                yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+
+    def _block(self, block: dict[str, Any]) -> Iterator[Event]:
+        """Go on with a block of this type, or open this one."""
+        if self._open == block["type"]:
+            return
+        yield from self._close()
+        self._open, self._index = block["type"], self._index + 1
+        yield {"type": "content_block_start", "index": self._index, "content_block": block}
+
+    def _close(self) -> Iterator[Event]:
+        if self._open == "thinking":
+            yield self._delta({"type": "signature_delta", "signature": signature_of(self._thought)})
+            self._thought = ""
+        if self._open:
+            self._open = ""
+            yield {"type": "content_block_stop", "index": self._index}
+
+    def _delta(self, delta: dict[str, Any]) -> Event:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}

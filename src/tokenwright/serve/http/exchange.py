@@ -1,0 +1,194 @@
+"""A request of an API in its handler: its body, the generations that answer it, and its reply.
+
+Routes make an Exchange of each request and hand it on, so that nothing looks up again what a request is about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from pydantic import BaseModel
+
+from tokenwright.errors import RequestError
+from tokenwright.llm.chat.tools import read_begun, read_json
+from tokenwright.sampling_params import Grammar
+from tokenwright.serve.http.api import about, body_of, unless_gone
+from tokenwright.serve.http.reply_text import LONG, Json, dumps, server_timing, timings_of, written
+from tokenwright.serve.service.generation import Generation
+from tokenwright.serve.service.service import Service
+from tokenwright.serve.service.types import (
+    Answer,
+    Delta,
+    GenerationRequest,
+    NotReady,
+    Problem,
+    Timings,
+    ToolCall,
+    no_model,
+    problem_of,
+)
+
+B = TypeVar("B", bound=BaseModel)
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class Exchange:
+    """One request of an API. about: what the server knows of it. service: answers it."""
+
+    __slots__ = ("about", "request", "service")
+
+    def __init__(self, request: Request, service: Service) -> None:
+        self.request = request
+        self.about = about(request)
+        self.service = service
+
+    @property
+    def key(self) -> str:
+        """The name of the caller's API key."""
+        return self.about.caller.key
+
+    async def body(self, model: type[B], *, any_type: bool = False) -> B:
+        """The body, as `body_of` reads it."""
+        return await body_of(self.request, model, any_type=any_type)
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """The result of `work` on the body: in a thread, if the body is so large that other requests would notice."""
+        return await asyncio.to_thread(work) if self.about.large else work()
+
+    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, which is cancelled if the client goes away first. Raises ClientGone then."""
+        return await unless_gone(self.request, work)
+
+    async def read(self, work: Callable[[], T]) -> T:
+        """The result of `work`, as `Service.read` runs it for this caller."""
+        return await self.service.read(self.key, work)
+
+    def check_model(self, name: str, *, exact: bool = False) -> str:
+        """The name of the model that the request asks for: the server's own, where it names none.
+
+        A server of one model answers under any name, since agents write that of a company's model; the reply says so.
+        Raises Missing for a model that this server does not have, where there are several, or an `exact` name is
+        needed.
+        """
+        service, name = self.service, name or self.service.names[0]
+        if name not in service.names and service.limits.any_model and not (exact or self.about.strict):
+            self.about.ignored.append("model")
+            name = service.names[0]
+        self.about.model = name
+        if name not in service.names:
+            raise no_model(name, service.names)
+        return name
+
+    def wanted(self, **fields: Any) -> GenerationRequest:
+        """A request of the service for this caller and for the model that `check_model` has found."""
+        known = self.about
+        return GenerationRequest(caller=known.caller, request_id=known.request_id, model=known.model, **fields)
+
+    async def start(self, wanted: GenerationRequest) -> Generation:
+        """A generation that the caller reads, whether or not the client waits. Raises what `Service.start` raises."""
+        generation = await self.service.start(wanted)
+        self.about.generations.append(generation)
+        self.about.ignored += generation.loosened
+        return generation
+
+    async def started(self, wanted: GenerationRequest) -> Generation:
+        """A generation that the caller reads. Raises what `Service.start` raises, and ClientGone."""
+        return await self.unless_gone(self.start(wanted))
+
+    async def finished(self, wanted: GenerationRequest) -> tuple[Generation, list[Answer]]:
+        """Whole texts, whether or not the client still waits. Raises what `Service.start` raises."""
+        generation = await self.start(wanted)
+        try:
+            return generation, await generation.answers()
+        finally:
+            generation.cancel()
+
+    async def answered(self, wanted: GenerationRequest) -> tuple[Generation, Answer]:
+        """One whole text, which is cancelled if the client goes away. Raises as `started`."""
+        generation, [answer] = await self.unless_gone(self.finished(wanted))
+        return generation, answer
+
+    async def whole(self, reply: Callable[[], Mapping[str, Any]], generation: Generation) -> Response:
+        """A reply that is not streamed."""
+        timings = generation.timings() if self.about.timed else None
+        return await whole(lambda: {**reply(), **said(timings)}, generation.logprobs, timings)
+
+    def said(self, generation: Generation) -> Json:
+        """The fields of a reply beyond its API: where the time went, if the server is set or asked to say so."""
+        return said(generation.timings() if self.about.timed else None)
+
+    async def events(
+        self,
+        generation: Generation,
+        take: Callable[[Delta], Iterable[bytes]],
+        end: Callable[[Delta], Iterable[bytes]],
+        failed: Callable[[Problem], bytes],
+        last: Callable[[], bytes] = bytes,
+    ) -> AsyncIterator[bytes]:
+        """The chunks of streamed texts, one for each step: `take` writes a delta, `end` the end of a text as well.
+
+        `last` is written behind all texts, or `failed` in its place where the request fails meanwhile.
+        """
+        try:
+            async for deltas in generation:
+                chunk = b""
+                for delta in deltas:
+                    chunk += b"".join(take(delta))
+                    if delta.finish is not None:
+                        long = generation.logprobs > LONG
+                        chunk += await asyncio.to_thread(_joined, end(delta)) if long else _joined(end(delta))
+                if chunk:
+                    yield chunk
+            if chunk := last():
+                yield chunk
+        except Exception as error:
+            yield failed(self.failure(error))
+
+    def failure(self, error: Exception) -> Problem:
+        """The problem of an error that ends a stream, which is logged."""
+        if not isinstance(error, NotReady):  # the server ends, and has said so
+            log.error("request %s failed while it was streamed", self.about.request_id, exc_info=error)
+        return problem_of(error)
+
+
+async def whole(reply: Callable[[], object], numbers: int, timings: Timings | None = None) -> Response:
+    """A reply as JSON. numbers: as in `written`. timings: where the header says where the time went."""
+    headers = {} if timings is None else {"server-timing": server_timing(timings)}
+    return Response(await written(reply, numbers), media_type="application/json", headers=headers)
+
+
+def said(timings: Timings | None) -> Json:
+    return {} if timings is None else {"timings": timings_of(timings)}
+
+
+def _joined(chunks: Iterable[bytes]) -> bytes:
+    return b"".join(chunks)
+
+
+def schema_grammar(schema: Mapping[str, Any], where: str, *, strict: bool = False) -> Grammar:
+    """A grammar of JSON that follows a client's schema. where: the field that has it. Raises RequestError."""
+    try:
+        return Grammar("json_schema", json.dumps(schema), client=True, strict=where if strict else "")
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{where} cannot be written as JSON: {error}") from None
+
+
+def arguments_of(call: ToolCall) -> Json:
+    """The arguments of a call; where the text's end has cut it off, those that are whole."""
+    try:
+        found = read_json(call.arguments)
+    except (ValueError, RecursionError):
+        found = read_begun(call.arguments)
+    return found if isinstance(found, dict) else {}
+
+
+def event(kind: str, value: object, write: Callable[[object], str] = dumps) -> bytes:
+    """A server-sent event with its name."""
+    return f"event: {kind}\ndata: {write(value)}\n\n".encode()

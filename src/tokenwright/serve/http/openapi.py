@@ -1,0 +1,140 @@
+"""The OpenAPI document: bodies as pydantic declares them, replies as the types that handlers build say.
+
+A reply is a TypedDict, and its schema is closed: an undeclared field is a mistake, and tests check the replies of all
+routes. A field that is NotRequired is left out where there is nothing to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import UnionType
+from typing import Any, Literal, NamedTuple, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from fastapi import FastAPI, Response
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from tokenwright.serve.http.api import STATUSES, Api, apis_of
+
+EVENTS = "text/event-stream"
+Schema = dict[str, Any]
+
+_REFS = "#/components/schemas/{model}"
+_NAMED: dict[str, Any] = {}  # the bodies and the replies of all routes, by module and name
+_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+
+
+class Route(NamedTuple):
+    """A route of an API. replies: the types of its JSON. body: of its request. stream: the media type of its streams.
+
+    Without a method it is POST where it has a body, and GET where it has none.
+    """
+
+    path: str
+    handler: Callable[..., Awaitable[Response]]
+    replies: tuple[Any, ...]
+    body: type[BaseModel] | None = None
+    stream: str | None = None
+    method: str = ""
+
+
+def add_routes(app: FastAPI, tag: str, *routes: Route) -> None:
+    """Add routes of one API, by whose tag the document groups them."""
+    for path, handler, replies, body, stream, method in routes:
+        app.add_api_route(
+            path,
+            handler,
+            methods=[method or ("POST" if body else "GET")],
+            openapi_extra=takes(body) if body else None,
+            responses=answers(*replies, stream=stream),
+            response_model=None,
+            tags=[tag],
+        )
+
+
+def takes(model: type[BaseModel]) -> Schema:
+    """For a route's `openapi_extra`: it takes this body."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _mark(model)}}}}
+
+
+def answers(*replies: Any, stream: str | None = None) -> dict[int | str, Schema]:
+    """For a route's `responses`: it answers one of these as JSON, or a stream of this media type."""
+    marks = [_mark(one) for one in replies]
+    content: Schema = {"application/json": {"schema": marks[0] if len(marks) == 1 else {"anyOf": marks}}}
+    return {200: {"content": content | ({} if stream is None else {stream: {}})}}
+
+
+def _mark(kind: Any) -> Schema:
+    """A mark in the place of a schema, which `add_schemas` replaces."""
+    if get_origin(kind) is list:
+        return {"type": "array", "items": _mark(get_args(kind)[0])}
+    name = f"{kind.__module__}.{kind.__name__}"
+    _NAMED[name] = kind
+    return {"x-schema": name}
+
+
+def schema_of(kind: Any, known: dict[str, Schema]) -> Schema:
+    """The JSON schema of a reply's type. Those of TypedDicts go into `known`, by their names."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if is_typeddict(kind):
+        if kind.__name__ not in known:
+            hints = get_type_hints(kind, include_extras=True)
+            optional = {name for name, one in hints.items() if get_origin(one) is NotRequired or not kind.__total__}
+            known[kind.__name__] = {
+                "title": kind.__name__,
+                "type": "object",
+                "properties": {name: schema_of(one, known) for name, one in hints.items()},
+                "required": [name for name in hints if name not in optional],
+                "additionalProperties": False,
+            }
+            if kind.__doc__:
+                known[kind.__name__]["description"] = kind.__doc__
+        return {"$ref": _REFS.format(model=kind.__name__)}
+    if origin is NotRequired:
+        return schema_of(parts[0], known)
+    if origin is Literal:
+        return {"enum": [*parts]}
+    if origin in (Union, UnionType):
+        return {"anyOf": [schema_of(one, known) for one in parts]}
+    if origin is list:
+        return {"type": "array", "items": schema_of(parts[0], known)}
+    if origin is dict:
+        return {"type": "object"} | ({} if parts[1] is Any else {"additionalProperties": schema_of(parts[1], known)})
+    return {"type": _PLAIN[kind]}
+
+
+def add_schemas(app: FastAPI, apis: Sequence[Api]) -> None:
+    """Let the OpenAPI document hold the schemas that `takes` and `answers` name, and the errors of each API."""
+    original = app.openapi
+
+    def openapi() -> Schema:
+        if app.openapi_schema is None:
+            document = original()
+            for path, operations in document["paths"].items():
+                errors = [one.errors for one in apis_of(apis, path) if one.errors is not None]
+                content = {"content": answers(*errors)[200]["content"]} if errors else {}
+                for operation in operations.values():
+                    for status, text in STATUSES.items():
+                        operation["responses"].setdefault(str(status), {"description": text, **content})
+                    operation["responses"].pop("422", None)  # FastAPI's own, which `add_errors` replaces
+            bodies = [one for one in _NAMED.values() if not is_typeddict(one)]
+            refs, definitions = models_json_schema([(one, "validation") for one in bodies], ref_template=_REFS)
+            known: dict[str, Schema] = {}
+            schemas = {
+                name: schema_of(kind, known) if is_typeddict(kind) else refs[kind, "validation"]
+                for name, kind in _NAMED.items()
+            }
+            document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"] | known)
+            document["paths"] = _resolved(document["paths"], schemas)
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _resolved(value: Any, schemas: Mapping[str, Schema]) -> Any:
+    """A part of the document with schemas in the places of their marks."""
+    if isinstance(value, dict):
+        name = value.get("x-schema")
+        return {key: _resolved(one, schemas) for key, one in value.items()} if name is None else schemas[name]
+    return [_resolved(one, schemas) for one in value] if isinstance(value, list) else value
