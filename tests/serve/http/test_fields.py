@@ -102,8 +102,8 @@ def published(theirs: Any) -> set[str]:
 
 @pytest.mark.parametrize(("ours", "theirs"), BODIES, ids=lambda one: one.__name__)
 def test_every_published_field_has_a_rule(ours: type[Body], theirs: Any) -> None:
-    implemented, harmless, refused = map(set, rule(ours))
-    assert published(theirs) - NAMED_IN_THE_HEADER <= implemented | harmless | refused
+    implemented, harmless, refused, aliases = map(set, rule(ours))
+    assert published(theirs) - NAMED_IN_THE_HEADER <= implemented | harmless | refused | aliases
 
 
 # What asks for something that nothing here does, while the answer goes on without it: it is unknown on purpose.
@@ -229,3 +229,35 @@ def test_the_schema_says_what_is_accepted() -> None:
     assert {"type": "null"} in schema["number"]["anyOf"]
     assert dict(refusals(Outer)) == {"store": Outer.refused["store"], "parts.inside": Inner.refused["inside"]}
     assert dict(drops(Outer)) == {"label": "it is a label"}
+
+
+class Named(Body):
+    aliases: ClassVar = {"tall": "size", "wide": "size", "why": "reason"}
+    once: ClassVar = frozenset(("reason",))
+
+    size: int | None = None
+    reason: str | None = None
+    inner: Inner | None = None
+
+
+@pytest.mark.parametrize(
+    ("data", "size"),
+    [({"wide": 2}, 2), ({"tall": 1, "wide": 2}, 1), ({"size": 3, "wide": 2}, 3), ({"size": -1, "wide": 2}, 2)],
+)
+def test_the_first_name_that_says_something_counts(data: dict[str, Any], size: int) -> None:
+    assert Named.model_validate(data).size == size
+
+
+def test_an_alias_is_a_name_of_a_field_and_an_error_has_the_clients() -> None:
+    reading = Reading(Named)
+    with pytest.raises(ValidationError) as caught:
+        Named.model_validate({"tall": "x"}, context=reading)
+    assert complaint(caught.value, {"tall": "x"}, reading.renamed).param == "tall"
+    with pytest.raises(ValidationError, match="reason and why say the same thing"):
+        Named.model_validate({"reason": "a", "why": "b"})
+    assert typed(Named, "talll") == "tall"
+    properties = Named.model_json_schema()["properties"]
+    assert properties["wide"] == properties["size"]
+    for body in openai_schema.ChatBody, openai_schema.CompletionBody, message_bodies.AssistantMessage:
+        assert set(rule(body).aliases.values()) <= rule(body).known
+        assert not rule(body).aliases.keys() & rule(body).known

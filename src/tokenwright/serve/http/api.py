@@ -154,7 +154,7 @@ def _parsed(raw: bytes, model: type[B], about: About) -> B:
     try:
         found = model.model_validate(data, context=reading)
     except ValidationError as error:
-        wrong = complaint(error, data)
+        wrong = complaint(error, data, {} if reading is None else reading.renamed)
         raise RefusedRequest(Problem(400, "invalid", wrong.message, wrong.param)) from None
     except RecursionError:
         raise RefusedRequest(Problem(400, "invalid", "the body is nested too deeply")) from None

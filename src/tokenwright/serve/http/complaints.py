@@ -1,12 +1,15 @@
 """The fault of a body in words: the most telling of pydantic's errors, with the path of the field."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
 
 from tokenwright.checks import shown
+
+NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +20,26 @@ class Complaint:
     message: str
 
 
-def complaint(error: ValidationError, data: object) -> Complaint:
-    """The most specific of an error's complaints about `data`, the body as it was parsed, in our own words."""
-    return _worst(error.errors(include_url=False, include_input=False), data)
+def complaint(error: ValidationError, data: object, renamed: Mapping[str, str] = NONE) -> Complaint:
+    """The most specific of an error's complaints about `data`, the body as it was parsed, in our own words.
+
+    renamed: what the client calls the fields for which it has another name.
+    """
+    details: list[Any] = [*error.errors(include_url=False, include_input=False)]
+    if renamed:
+        for one in details:
+            one["loc"] = tuple(_written(one["loc"], data, renamed))
+    return _worst(details, data)
+
+
+def _written(loc: Sequence[int | str], data: object, renamed: Mapping[str, str]) -> Iterator[int | str]:
+    """A place in the client's own names."""
+    for part in loc:
+        if isinstance(data, dict) and part not in data and renamed.get(str(part)) in data:
+            part = renamed[str(part)]
+        found = _found(data, part)
+        data = data if found is _NOTHING else found
+        yield part
 
 
 def complaint_of_parameters(details: Sequence[Any]) -> Complaint:

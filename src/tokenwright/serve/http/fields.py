@@ -4,7 +4,8 @@ A body is a strict pydantic model. It has the fields that are implemented; `harm
 here and are dropped whatever they say; `refused` are those that would change it and that nothing here implements, with
 what to do instead. Any other field is unknown: it is dropped and reported, in the header X-Tokenwright-Ignored, in a
 metric and in the log, unless its name is a typing error of one that the body has. null means that a field is absent,
-and other values of _OFF ask for nothing in one that is not implemented.
+and other values of _OFF ask for nothing in one that is not implemented. `aliases` is the table of the other names that
+clients write for a field: they are read here, and nothing behind a body knows of them.
 The errors, the OpenAPI schema and the tables of the documentation all come from these declarations.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from math import isfinite
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
@@ -148,12 +149,13 @@ class Reading:
     """How one body is read, and what was found: the context of pydantic's validation.
 
     body: the outermost. strict: unknown fields are refused. unknown: those that were dropped, by the body that has
-    them.
+    them. renamed: what the client calls the fields for which it has another name.
     """
 
     body: "type[Body]"
     strict: bool = False
     unknown: "dict[tuple[type[Body], str], None]" = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
 
     def drop(self, body: "type[Body]", name: str) -> None:
         """Note an unknown field. Raises PydanticCustomError if there are too many."""
@@ -175,6 +177,8 @@ class Body(BaseModel):
 
     refused: ClassVar[Mapping[str, Refused]] = {}
     harmless: ClassVar[Mapping[str, str]] = {}  # fields that are dropped, and why they change no answer
+    aliases: ClassVar[Mapping[str, str]] = {}  # other names of fields: of several that say something the first counts
+    once: ClassVar[frozenset[str]] = frozenset()  # fields that only one of their names may give
 
     @model_validator(mode="before")
     @classmethod
@@ -185,9 +189,9 @@ class Body(BaseModel):
         """
         if not isinstance(data, dict):
             return data
-        known, harmless, refused = rule(cls)
+        known, harmless, refused, aliases = rule(cls)
         for name, value in data.items():
-            if name in known or name in harmless or value is None:
+            if name in known or name in harmless or name in aliases or value is None:
                 continue
             if name in refused:
                 if not refused[name].accepts(value):
@@ -202,7 +206,17 @@ class Body(BaseModel):
                 context = {"field": name, "near": near}
                 raise PydanticCustomError("unknown", "there is no field {field}", context)
             reading.drop(cls, name)
-        return {name: _whole(value) for name, value in data.items() if value is not None and name in known}
+        found = {name: _whole(value) for name, value in data.items() if value is not None and name in known}
+        for name, meant in aliases.items():
+            if (value := data.get(name)) is None or (meant in found and off(value)):
+                continue
+            if off(found.get(meant)):
+                found[meant] = _whole(value)
+                if isinstance(info.context, Reading):
+                    info.context.renamed[meant] = name
+            elif meant in cls.once:
+                raise ValueError(f"{meant} and {name} say the same thing; leave one of them out")
+        return found
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> dict[str, Any]:
@@ -213,7 +227,9 @@ class Body(BaseModel):
         for name, one in schema.get("properties", {}).items():
             if name not in required:
                 schema["properties"][name] = {"anyOf": [one, {"type": "null"}]}
-        _, harmless, refused = rule(cls)
+        _, harmless, refused, aliases = rule(cls)
+        for name, meant in aliases.items():
+            schema["properties"][name] = schema["properties"][meant]
         for name, why in harmless.items():
             schema.setdefault("properties", {})[name] = {"description": f"Without effect: {why}."}
         for name, refusal in refused.items():
@@ -230,27 +246,35 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Rule = tuple[frozenset[str], Mapping[str, str], Mapping[str, Refused]]
+class Rule(NamedTuple):
+    """The names of a body's fields in JSON, its harmless fields, its refused ones, and its aliases, with its bases'."""
+
+    known: frozenset[str]
+    harmless: Mapping[str, str]
+    refused: Mapping[str, Refused]
+    aliases: Mapping[str, str]
 
 
 @cache
 def rule(body: type[Body]) -> Rule:
-    """The names of a body's fields in JSON, its harmless fields, and its refused ones, with its bases'."""
     known = frozenset(one.alias or name for name, one in body.model_fields.items())
     harmless: dict[str, str] = {}
     refused: dict[str, Refused] = {}
+    aliases: dict[str, str] = {}
     for one in reversed(body.__mro__):
         harmless |= one.__dict__.get("harmless", {})
         refused |= one.__dict__.get("refused", {})
-    harmless = {name: why for name, why in harmless.items() if name not in known}
-    return known, harmless, {name: why for name, why in refused.items() if name not in known and name not in harmless}
+        aliases |= one.__dict__.get("aliases", {})
+    taken = known | aliases.keys()
+    harmless = {name: why for name, why in harmless.items() if name not in taken}
+    refused = {name: why for name, why in refused.items() if name not in taken and name not in harmless}
+    return Rule(known, harmless, refused, aliases)
 
 
 @lru_cache(4096)
 def typed(body: type[Body], name: str) -> str:
     """The field of a body that is probably meant by a name with a typing error; "": none."""
-    known, harmless, refused = rule(body)
-    names = [*known, *harmless, *refused]
+    names = [name for part in rule(body) for name in part]
     plain = _plain(name)
     return next((one for one in names if _plain(one) == plain or one_edit(name, one)), "")
 
@@ -275,14 +299,14 @@ def one_edit(one: str, other: str) -> bool:
 def refusals(body: type[Body], before: str = "") -> Iterator[tuple[str, Refused]]:
     """All refused fields of a body and of the objects in it, with their paths ("tools.strict")."""
     for path, part in parts(body, before):
-        for name, refusal in rule(part)[2].items():
+        for name, refusal in rule(part).refused.items():
             yield f"{path}{name}", refusal
 
 
 def drops(body: type[Body], before: str = "") -> Iterator[tuple[str, str]]:
     """All harmless fields of a body and of the objects in it, with their paths, and why they are harmless."""
     for path, part in parts(body, before):
-        for name, why in rule(part)[1].items():
+        for name, why in rule(part).harmless.items():
             yield f"{path}{name}", why
 
 

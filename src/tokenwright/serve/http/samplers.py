@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,8 +18,10 @@ class Samplers(Body):
     """DRY, XTC, top-n-sigma and Mirostat.
 
     dry_penalty_last_n: -1 looks at the whole text, 0 switches DRY off. dry_sequence_breakers: a list, or the text of
-    one. top_n_sigma: off at 0 and below. mirostat_mode: what other servers call mirostat.
+    one. top_n_sigma: off at 0 and below.
     """
+
+    aliases: ClassVar = {"mirostat_mode": "mirostat"}
 
     top_n_sigma: Annotated[float, Field(ge=-1.0, le=1e6)] | None = None
     dry_multiplier: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
@@ -30,13 +32,12 @@ class Samplers(Body):
     xtc_probability: Share | None = None
     xtc_threshold: Share | None = None
     mirostat: Literal[0, 1, 2] | None = None
-    mirostat_mode: Literal[0, 1, 2] | None = None
     mirostat_tau: Bits | None = None
     mirostat_eta: Bits | None = None
 
 
 _SAME = (
-    "dry_multiplier", "dry_base", "dry_allowed_length", "xtc_probability", "xtc_threshold", "mirostat_tau",
+    "dry_multiplier", "dry_base", "dry_allowed_length", "xtc_probability", "xtc_threshold", "mirostat", "mirostat_tau",
     "mirostat_eta",
 )  # fmt: skip
 
@@ -45,7 +46,6 @@ def samplers_of(body: Samplers) -> dict[str, Any]:
     """The fields of SamplingParams that `body` sets; None where it says nothing. Raises RequestError."""
     found: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
     found["top_n_sigma"] = None if body.top_n_sigma is None else max(0.0, body.top_n_sigma)
-    found["mirostat"] = body.mirostat_mode if body.mirostat is None else body.mirostat
     if body.dry_penalty_last_n == 0:
         found["dry_multiplier"] = 0.0
     elif body.dry_penalty_last_n is not None:

@@ -53,6 +53,7 @@ class LlamaBody(Samplers):
     place. response_fields: the only fields of the reply, with `/` into objects.
     """
 
+    aliases: ClassVar = {"max_tokens": "n_predict"}
     refused: ClassVar = {
         "post_sampling_probs": Refused("the log-probabilities of n_probs are those of the model"),
         "lora": Refused("use model", ([],)),
@@ -64,7 +65,6 @@ class LlamaBody(Samplers):
     model: ModelName = ""
     stream: bool = False
     n_predict: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
-    max_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
     top_p: Nucleus | None = None
@@ -166,8 +166,7 @@ def overrides_of(body: LlamaBody, tokenizer: Tokenizer | None) -> Json:
     found: Json = {name: getattr(body, name) for name in same} | samplers_of(body)
     found["top_k"] = None if body.top_k is None else max(0, body.top_k)
     found["seed"] = None if body.seed == -1 else body.seed
-    most = body.max_tokens if body.n_predict is None else body.n_predict
-    found["max_tokens"] = None if most is None or most < 0 else most
+    found["max_tokens"] = None if body.n_predict is None or body.n_predict < 0 else body.n_predict
     found["stop"] = (body.stop,) if isinstance(body.stop, str) else body.stop or None
     found["repetition_penalty"] = 1.0 if body.repeat_last_n == 0 else body.repeat_penalty
     found["repetition_window"] = None if body.repeat_last_n is None else max(0, body.repeat_last_n)

@@ -40,36 +40,17 @@ def form_of(body: Sampling) -> dict[str, Any]:
 def _forms(body: Sampling) -> Iterator[tuple[str, Form]]:
     """The forms that a body has, with the names of their fields."""
     yield from _of_format(body.response_format)
-    for place, made in _made().items():
-        outer, _, inner = place.rpartition(".")
-        holder = getattr(body, outer) if outer else body
-        given = None if holder is None else getattr(holder, inner)
-        if given not in (None, False, ""):
-            yield place.rstrip("_"), made(given)
-
-
-def _made() -> dict[str, Callable[[Any], Form]]:
-    """What makes the form of each field that has one, but for response_format."""
-    outputs = "structured_outputs."
-
-    def enforced(schema: Any) -> Grammar:
-        return schema_grammar(schema, "schema") if isinstance(schema, dict) else Grammar.json_schema(schema)
-
-    return {
-        **dict.fromkeys(("json_schema", "guided_json", f"{outputs}json_"), enforced),
-        **dict.fromkeys(("regex", "guided_regex", f"{outputs}regex"), Grammar.regex),
-        **dict.fromkeys(("choice", "guided_choice", f"{outputs}choice"), Grammar.choice),
-        **dict.fromkeys(("grammar", "guided_grammar", "ebnf", f"{outputs}grammar"), grammar),
-        f"{outputs}json_object": lambda _: None,
-    }
+    for name, made in _MADE.items():
+        for before, holder in (("", body), ("structured_outputs.", body.structured_outputs)):
+            if (given := getattr(holder, name, None)) not in (None, False, ""):
+                yield f"{before}{name}", made(given)
 
 
 def _of_format(given: object) -> Iterator[tuple[str, Form]]:
     name = "response_format"
     match given:
         case ObjectFormat():
-            found = given.value if given.schema_ is None else given.schema_
-            yield name, None if found is None else schema_grammar(found, name)
+            yield name, None if given.schema_ is None else schema_grammar(given.schema_, name)
         case SchemaFormat():
             inner = None if given.json_schema is None else given.json_schema.schema_
             found = given.schema_ if inner is None else inner
@@ -79,9 +60,9 @@ def _of_format(given: object) -> Iterator[tuple[str, Form]]:
             strict = given.json_schema is not None and given.json_schema.strict in (True, "true")
             yield name, schema_grammar(found, f"{name}.json_schema", strict=strict)
         case RegexFormat():
-            yield name, Grammar.regex(given.pattern or given.regex or given.value or "")
+            yield name, Grammar.regex(given.pattern or "")
         case GrammarFormat():
-            yield name, grammar(given.grammar or given.value or "")
+            yield name, grammar(given.grammar or "")
 
 
 def grammar(text: str) -> Grammar:
@@ -91,3 +72,17 @@ def grammar(text: str) -> Grammar:
     if len(text) > MOST_GRAMMAR:
         raise RequestError(f"grammar has {len(text):,} characters; {MOST_GRAMMAR:,} are allowed")
     return Grammar.lark(lark_of(text))
+
+
+def _enforced(schema: Any) -> Grammar:
+    return schema_grammar(schema, "schema") if isinstance(schema, dict) else Grammar.json_schema(schema)
+
+
+# What makes the form of each field that has one, but for response_format.
+_MADE: dict[str, Callable[[Any], Form]] = {
+    "json_schema": _enforced,
+    "regex": Grammar.regex,
+    "choice": Grammar.choice,
+    "grammar": grammar,
+    "json_object": lambda _: None,
+}

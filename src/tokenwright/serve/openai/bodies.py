@@ -90,7 +90,7 @@ class StructuredOutputs(Body):
         ("disable_fallback", "disable_any_whitespace"), "JSON is written without free white space"
     )
 
-    json_: Object | Text | None = Field(default=None, alias="json")
+    json_schema: Object | Text | None = Field(default=None, alias="json")
     regex: Text | None = None
     choice: Choices | None = None
     grammar: Text | None = None
@@ -101,11 +101,21 @@ class Sampling(Samplers):
     """Fields that completions and chats have in common; those after `stop`, and the `Samplers`, are extensions.
 
     The form of the answer has many names: response_format is OpenAI's, json_schema and grammar are llama.cpp's,
-    structured_outputs and guided_... are vLLM's, regex and ebnf SGLang's. whitespace: between the tokens of JSON (see
-    Grammar). n_predict is llama.cpp's max_tokens.
-    timings_per_token is llama.cpp's return_timings. skip_special_tokens false: the text has special tokens as they are
-    spelled, but for those that end it.
+    structured_outputs is vLLM's, regex SGLang's. whitespace: between the tokens of JSON (see Grammar).
+    skip_special_tokens false: the text has special tokens as they are spelled, but for those that end it.
     """
+
+    aliases: ClassVar = {
+        "n_predict": "max_tokens",
+        "repeat_penalty": "repetition_penalty",
+        "timings_per_token": "return_timings",
+        "guided_json": "json_schema",
+        "guided_regex": "regex",
+        "guided_choice": "choice",
+        "guided_grammar": "grammar",
+        "ebnf": "grammar",
+    }
+    once: ClassVar = frozenset(("json_schema", "regex", "choice", "grammar"))
 
     refused: ClassVar = {
         "beams": Refused("there is no beam search in this API", (1,)),
@@ -126,7 +136,6 @@ class Sampling(Samplers):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     max_tokens: MostTokens = None
-    n_predict: MostTokens = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Nucleus | None = None
     frequency_penalty: Penalty | None = None
@@ -138,7 +147,6 @@ class Sampling(Samplers):
     min_p: Share | None = None
     typical_p: Positive = None
     repetition_penalty: Repetition = None
-    repeat_penalty: Repetition = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     stop_token_ids: Annotated[list[Id], many(4096)] | None = None
     ignore_eos: bool | None = None
@@ -150,19 +158,13 @@ class Sampling(Samplers):
     timeout_s: Seconds | None = None
     truncate_prompt_tokens: Annotated[Tokens | None, absent(-1)] = None
     return_timings: bool = False
-    timings_per_token: bool = False
     speculate: bool = True
     response_format: Format | None = None
     structured_outputs: StructuredOutputs | None = None
-    json_schema: Object | None = None
-    guided_json: Object | Text | None = None
+    json_schema: Object | Text | None = None
     regex: Text | None = None
-    guided_regex: Text | None = None
     choice: Annotated[Choices | None, absent([])] = None
-    guided_choice: Annotated[Choices | None, absent([])] = None
     grammar: Text | None = None
-    guided_grammar: Text | None = None
-    ebnf: Text | None = None
     whitespace: Whitespace | None = None
 
     @property
@@ -174,11 +176,6 @@ class Sampling(Samplers):
     def counts_chunks(self) -> bool:
         """Whether every chunk has the usage so far."""
         return self.counts and self.stream_options is not None and self.stream_options.continuous_usage_stats
-
-    @property
-    def timed(self) -> bool:
-        """Whether the reply says where the time went."""
-        return self.return_timings or self.timings_per_token
 
 
 class CompletionBody(Sampling):
@@ -221,13 +218,16 @@ class ReasoningOptions(Body):
 class ChatBody(Sampling):
     """POST /v1/chat/completions. reasoning_effort none: no reasoning; any other: the model reasons, if it can.
 
-    The four ..._budget fields are one: the most tokens of reasoning. continue_final_message: the answer goes on from
-    the last message, which is the assistant's; it does so by default too, unless this is false. add_generation_prompt
-    false: nothing of the answer's beginning is in the prompt. separate_reasoning false and reasoning_format none: the
+    thinking_token_budget: the most tokens of reasoning. continue_final_message: the answer goes on from the last
+    message, which is the assistant's; it does so by default too, unless this is false. add_generation_prompt false:
+    nothing of the answer's beginning is in the prompt. separate_reasoning false and reasoning_format none: the
     reasoning stays in the text. parse_tool_calls false: calls stay in it. functions and function_call: the older form
     of tools and tool_choice, which is answered in its own form, by one call.
     """
 
+    aliases: ClassVar = dict.fromkeys(
+        ("thinking_budget", "thinking_budget_tokens", "reasoning_budget"), "thinking_token_budget"
+    )
     refused: ClassVar = {
         "audio": Refused("there is text alone"),
         "best_of": Refused("use n", (1,)),
@@ -262,9 +262,6 @@ class ChatBody(Sampling):
     thinking: ThinkingSwitch | None = None
     enable_thinking: bool | None = None
     thinking_token_budget: Budget | None = None
-    thinking_budget: Budget | None = None
-    thinking_budget_tokens: Budget | None = None
-    reasoning_budget: Budget | None = None
     chat_template_kwargs: Variables | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None

@@ -43,8 +43,6 @@ def sampling_of(body: Sampling) -> Json:
     found = {name: getattr(body, name) for name in (*same, "repetition_penalty", "min_tokens", "ignore_eos")}
     found |= samplers_of(body)
     found["top_k"] = 0 if body.top_k == -1 else body.top_k
-    if body.repetition_penalty is None:
-        found["repetition_penalty"] = body.repeat_penalty
     found["seed"] = None if body.seed is None else body.seed % 2**64
     found["stop"] = (body.stop,) if isinstance(body.stop, str) else body.stop
     found["stop_ids"], found["include_stop"] = body.stop_token_ids, body.include_stop_str_in_output
@@ -243,7 +241,7 @@ def most_tokens_of(body: ChatBody) -> int | None:
     if None not in (older, newer) and older != newer:
         why = "max_tokens and max_completion_tokens contradict each other; leave one of them out"
         raise RefusedRequest(Problem(400, "invalid", why, "max_tokens"))
-    return next((one for one in (newer, older, body.n_predict) if one is not None), None)
+    return older if newer is None else newer
 
 
 def thinking_of(body: ChatBody) -> Thinking:
@@ -264,20 +262,19 @@ def thinking_of(body: ChatBody) -> Thinking:
         None if options is None else options.enabled,
         None if effort in (None, "auto") else effort != "none",
     ]
-    budgets = [getattr(body, name) for name in BUDGETS]
-    budgets += [None if switch is None else switch.budget_tokens, None if options is None else options.max_tokens]
+    budgets = (
+        body.thinking_token_budget,
+        None if switch is None else switch.budget_tokens,
+        None if options is None else options.max_tokens,
+    )
     budget = next((one for one in budgets if one is not None), None)
     return Thinking.of(next((one for one in asked if one is not None), None), budget, effort, given)
-
-
-BUDGETS = ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens", "reasoning_budget")
 
 
 def completion_wanted(exchange: Exchange, body: CompletionBody) -> list[GenerationRequest]:
     """The internal requests of a completion, one for each prompt. Raises Missing, Refusal."""
     overrides = sampling_of(body) | {"logprobs": body.logprobs, "best_of": body.best_of}
-    given = (body.max_tokens, body.n_predict)
-    overrides["max_tokens"] = next((one for one in given if one is not None), DEFAULT_TOKENS)
+    overrides["max_tokens"] = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     if body.echo and body.logprobs is not None:
         overrides["prompt_logprobs"] = body.logprobs
     form = form_of(body)

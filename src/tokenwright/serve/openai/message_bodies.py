@@ -54,14 +54,10 @@ class ThoughtPart(Body):
 
     harmless: ClassVar = {"cache_control": CACHED, "signature": "reasoning is not signed here"}
 
-    type: Literal["thinking", "reasoning"]
-    thinking: Text | None = None
-    reasoning: Text | None = None
-    text: Text | None = None
+    aliases: ClassVar = {"reasoning": "thinking", "text": "thinking"}
 
-    @property
-    def thought(self) -> str:
-        return self.thinking or self.reasoning or self.text or ""
+    type: Literal["thinking", "reasoning"]
+    thinking: Text = ""
 
 
 Parts = Annotated[list[TextPart], many(MOST_PARTS)]
@@ -156,12 +152,13 @@ class ReasoningDetail(Body):
         "only the text of reasoning is read",
     )
 
-    text: Text | None = None
-    summary: Text | None = None
+    aliases: ClassVar = {"summary": "text"}
+
+    text: Text = ""
 
 
 class AssistantMessage(AnyRole):
-    """An earlier answer of the model; its content may be missing beside tool calls. Its reasoning has several names."""
+    """An earlier answer of the model; its content may be missing beside tool calls."""
 
     refused: ClassVar = {"audio": Refused("there is text alone")}
     harmless: ClassVar = {
@@ -172,11 +169,12 @@ class AssistantMessage(AnyRole):
         "prefix": "an answer goes on from the last message of the assistant's",
     }
 
+    aliases: ClassVar = {"reasoning": "reasoning_content"}
+
     role: Literal["assistant"]
     content: Text | AnswerParts | None = None
     refusal: Text | None = None
     reasoning_content: Text | None = None
-    reasoning: Text | None = None
     reasoning_details: Annotated[list[ReasoningDetail], many(MOST_PARTS)] | None = None
     tool_calls: Annotated[list[CalledTool], many(MOST_TOOLS)] | None = None
     function_call: CalledFunction | None = None
@@ -191,9 +189,8 @@ class AssistantMessage(AnyRole):
     def thought(self) -> str | None:
         """Its reasoning, from whichever field has it."""
         parts = self.content if isinstance(self.content, list) else []
-        told = "\n".join(part.thought for part in parts if isinstance(part, ThoughtPart))
-        details = "".join(one.text or one.summary or "" for one in self.reasoning_details or ())
-        return self.reasoning_content or self.reasoning or told or details or None
+        told = "\n".join(part.thinking for part in parts if isinstance(part, ThoughtPart))
+        return self.reasoning_content or told or "".join(one.text for one in self.reasoning_details or ()) or None
 
 
 class ToolMessage(AnyRole):
@@ -350,9 +347,10 @@ class TextFormat(Body):
 class ObjectFormat(Body):
     """Any JSON object, or one that follows a schema."""
 
+    aliases: ClassVar = {"value": "schema"}
+
     type: Literal["json_object", "json"]
     schema_: Object | None = Field(default=None, alias="schema")
-    value: Object | None = None
 
 
 class SchemaFormat(Body):
@@ -368,18 +366,19 @@ class SchemaFormat(Body):
 class RegexFormat(Body):
     """Text that a regular expression matches."""
 
+    aliases: ClassVar = {"regex": "pattern", "value": "pattern"}
+
     type: Literal["regex"]
     pattern: Text | None = None
-    regex: Text | None = None
-    value: Text | None = None
 
 
 class GrammarFormat(Body):
     """Text of a grammar, in Lark's or llama.cpp's form."""
 
+    aliases: ClassVar = {"value": "grammar"}
+
     type: Literal["grammar"]
     grammar: Text | None = None
-    value: Text | None = None
 
 
 Format = Annotated[

@@ -224,7 +224,7 @@ def _last(exchange: Exchange, body: Sampling, chunks: Chunks, each: Sequence[Gen
 
 def _timings(exchange: Exchange, body: Sampling, each: Sequence[Generation]) -> Timings | None:
     """The timings, where the reply says them."""
-    return timings_of_all(each) if exchange.about.timed or body.timed else None
+    return timings_of_all(each) if exchange.about.timed or body.return_timings else None
 
 
 def _failed(exchange: Exchange, problem: Problem) -> bytes:

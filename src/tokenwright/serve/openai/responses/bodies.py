@@ -272,8 +272,9 @@ class ReasoningConfig(Body):
 
     effort: Effort | None = None
     max_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
+    aliases = {"generate_summary": "summary"}
+
     summary: Text | None = None
-    generate_summary: Text | None = None
 
 
 class ResponseStreamOptions(Body):

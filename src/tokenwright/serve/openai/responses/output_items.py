@@ -174,8 +174,7 @@ class Envelope:
 
     def __init__(self, body: Create, model: str, params: SamplingParams) -> None:
         choice, reasoning = body.tool_choice, body.reasoning or ReasoningConfig()
-        summary = reasoning.summary or reasoning.generate_summary
-        self.summarised = bool(summary)
+        self.summarised = bool(reasoning.summary)
         self.identity = new_identity("resp")
         self._created = time.time()
         self._about: AskedResponse = {
@@ -190,7 +189,7 @@ class Envelope:
             "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": body.previous_response_id,
             "prompt_cache_key": body.prompt_cache_key,
-            "reasoning": {"effort": reasoning.effort, "summary": summary},
+            "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "store": body.store,
