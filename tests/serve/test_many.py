@@ -295,6 +295,12 @@ def test_a_key_of_some_models_sees_and_changes_no_others(models: dict[str, Path]
         assert not [one.text for one in seen if "secret" in one.text]
         assert {one["name"] for one in asked(both, "/health").json()["models"]} == {"first-secret", "b"}
         assert asked("", "/health").json()["models"] == []
+        measured = asked(one, "/metrics").text
+        assert "secret" not in measured and 'served="b"' in measured
+        both_of_them = asked(both, "/metrics").text
+        assert [f'served="{one}"' in both_of_them for one in ("first-secret", "b")] == [
+            server.states()[one] == "ready" for one in ("first-secret", "b")
+        ]
     with pytest.raises(RequestError, match="names the model z, which is not served"):
         Many(models, 10**9, ("key-of-z-alone z",), None)
 
@@ -353,6 +359,7 @@ def test_a_model_that_is_damaged_says_so_and_the_server_goes_on(models: dict[str
         assert complete(server, "a").status_code == 200
         health = httpx.get(f"{server.url}/health").json()
         assert health["models"][1]["reason"]
+        assert str(tmp_path) not in reply.text + str(health), "no folder of this machine"
 
 
 # The command line

@@ -13,7 +13,7 @@ from tests.serve.talking import HANGS_S, PAGES, Talker, make_talker, running, ta
 from tokenwright import LLM
 from tokenwright.serve.app import Served, make_app
 from tokenwright.serve.explorer.explorer import Explorer
-from tokenwright.serve.service import health
+from tokenwright.serve.service import model_host
 from tokenwright.serve.service.preprocess import Preprocessor
 from tokenwright.serve.service.service import ServiceLimits
 from tokenwright.serve.transport.guard import Policy
@@ -120,7 +120,7 @@ def talker(model: Any) -> Iterator[Talker]:
 
 def test_health_fails_where_every_token_does(talker: Talker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that fails is no proof of a token."""
-    monkeypatch.setattr(health, "FRESH_S", 0.0)
+    monkeypatch.setattr(model_host, "FRESH_S", 0.0)
     with httpx.Client(base_url=talker.url, timeout=HANGS_S) as http:
         assert http.get("/health").status_code == 200
         runner = talker.llm.engine.runner

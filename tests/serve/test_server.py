@@ -23,9 +23,8 @@ from tokenwright.errors import CheckpointError
 from tokenwright.serve.app import Served, make_app
 from tokenwright.serve.explorer.explorer import Explorer
 from tokenwright.serve.service import generation
-from tokenwright.serve.service.admission import Admission
+from tokenwright.serve.service.admission import Admission, Quota
 from tokenwright.serve.service.model_host import uncollected
-from tokenwright.serve.service.quota import Quota
 from tokenwright.serve.service.service import AHEAD, ServiceLimits
 from tokenwright.serve.service.types import Busy, GenerationRequest, Late, Unread
 from tokenwright.serve.transport import connection, guard

@@ -153,12 +153,10 @@ class LLMEngine:
 
     @property
     def prepared(self) -> LoadedModel:
-        """The model, of which all is here."""
         return self.loaded
 
     @property
     def store(self) -> KVStore:
-        """The KV memory."""
         return self._open().store
 
     @property
@@ -185,7 +183,6 @@ class LLMEngine:
 
     @property
     def pool(self) -> PagePool:
-        """The pages of the KV memory."""
         return self.loop.engine.pool
 
     @property
@@ -202,7 +199,6 @@ class LLMEngine:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights in memory."""
         return self.loaded.decoder.weight_bytes
 
     @property

@@ -62,7 +62,6 @@ class InputProcessor:
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:
-        """The tokens that end a text."""
         return self._loaded.eos_ids
 
     @cached_property

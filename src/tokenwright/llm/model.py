@@ -164,7 +164,6 @@ class PreparedModel:
 
     @property
     def weights(self) -> WeightFormat:
-        """The storage format of the matrices."""
         return self.facts.weights
 
     @property

@@ -83,7 +83,6 @@ class HiddenPool:
         self._count = 0
 
     def add(self, rows: NDArray[np.float32]) -> None:
-        """Add rows [n, width]."""
         total = np.zeros(rows.shape[1]) if self._sum is None else self._sum
         for row in rows:
             total += row

@@ -127,7 +127,6 @@ class Run:
 
     @property
     def frames(self) -> list[StepFrame]:
-        """The frames so far."""
         return self._log.frames
 
     @property

@@ -97,7 +97,6 @@ class Fleet:
 
     @property
     def apps(self) -> list[LoadedApp]:
-        """The models in memory."""
         return [one.opened for one in self.residents.entries if isinstance(one.opened, LoadedApp)]
 
     @property

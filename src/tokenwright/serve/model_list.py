@@ -73,7 +73,6 @@ class Catalogue(Protocol):
 
 
 def add(app: FastAPI, models_of: Catalogue) -> None:
-    """Add the routes."""
     created = models_of.created
 
     @app.get(

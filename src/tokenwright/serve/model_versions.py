@@ -60,7 +60,6 @@ class ModelVersions:
 
     @property
     def services(self) -> list[Service]:
-        """The services of all versions, the present one last."""
         return [one.service for one in (*self._others, self.present)]
 
     @property
@@ -87,7 +86,6 @@ class ModelVersions:
         return self.present.service.full(key)
 
     def stop(self) -> None:
-        """End every request now."""
         for service in self.services:
             service.stop()
 

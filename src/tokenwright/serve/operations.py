@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 import tokenwright
 from tokenwright.errors import EngineError
+from tokenwright.serve.http.api import about
 from tokenwright.serve.http.openapi import answers
 from tokenwright.serve.service.metrics import CONTENT_TYPE, Metrics
 from tokenwright.serve.service.service import Service
@@ -42,14 +43,10 @@ class Health(TypedDict):
 
 
 class Version(TypedDict):
-    """The reply of /version."""
-
     version: str
 
 
 class Ready(TypedDict):
-    """The reply of /ready."""
-
     status: str
 
 
@@ -110,6 +107,6 @@ def add(
         return JSONResponse(*readiness())
 
     @app.get("/metrics", tags=["Operations"], response_class=PlainTextResponse)
-    async def measured() -> Response:
+    async def measured(request: Request) -> Response:
         """Prometheus metrics."""
-        return Response(metrics.text(), media_type=CONTENT_TYPE)
+        return Response(metrics.text(about(request).caller), media_type=CONTENT_TYPE)

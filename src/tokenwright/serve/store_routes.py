@@ -61,8 +61,6 @@ class Delete(Body):
 
 
 class OllamaStatus(TypedDict):
-    """The reply of /api/pull."""
-
     status: str
 
 
@@ -74,7 +72,6 @@ class Copy(Body):
 
 
 def add(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
-    """Add the routes."""
     _add_states(app, fleet, metrics)
     _add_lists(app, fleet)
     _add_store(app, fleet)
@@ -109,7 +106,6 @@ def _add_states(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
 
 
 def _state(one: ResidentModel) -> operations.ModelState:
-    """A model in the reply of /health."""
     found = operations.ModelState(name=one.name, state=one.state, requests=one.users, bytes=one.nbytes)
     if one.state == "loading":
         found["loaded_bytes"], found["total_bytes"] = (0, 0) if one.opened is None else one.opened.progress

@@ -284,6 +284,9 @@ def test_a_completion_says_its_text_as_content(llm: LLM) -> None:
 class Held:
     """A parser that shows the held-back text of a text that was not cut."""
 
+    pushed = 0
+    called = unfinished = False
+
     def push(self, text: str, token: int | None, to: Delta) -> None: ...
 
     def finish(self, to: Delta, cut: bool) -> None:

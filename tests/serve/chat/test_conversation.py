@@ -13,13 +13,13 @@ from tokenwright import LLM
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.template_messages import (
     TemplateMessages,
+    TemplateOrder,
     nine_letters,
     without_oldest,
     without_volatile,
 )
-from tokenwright.llm.chat.template_order import TemplateOrder
 from tokenwright.serve.anthropic.bodies import Messages
-from tokenwright.serve.anthropic.context_edits import CLEARED, edited
+from tokenwright.serve.anthropic.turns import CLEARED, edited
 from tokenwright.serve.http.api import About
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]

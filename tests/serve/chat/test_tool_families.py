@@ -24,7 +24,7 @@ from tokenwright.llm.chat.tool_forms.reading import FormReader
 from tokenwright.llm.chat.tool_forms.supplement import as_template_reads
 from tokenwright.llm.chat.tool_forms.tagged_calls import TaggedCall
 from tokenwright.llm.chat.tools import ModelTools
-from tokenwright.serve.service.types import Answer, Delta, Tool
+from tokenwright.serve.service.types import Delta, Tool
 from tokenwright.text.template_process import compiled, written
 
 SCHEMA: dict[str, Any] = {
@@ -88,12 +88,12 @@ def printed(family: Family, calls: Sequence[tuple[str, Mapping[str, Any]]], said
     return text.rpartition("<|assistant|>\n")[2].removesuffix("<|end|>")
 
 
-def read(family: Family, pieces: Sequence[str], *, cut: bool = False) -> Answer:
+def read(family: Family, pieces: Sequence[str], *, cut: bool = False) -> Delta:
     return read_form(facts_of(family).form, TOOLS, pieces, cut=cut)
 
 
-def read_form(form: ToolForm, tools: Sequence[Tool], pieces: Sequence[str], *, cut: bool = False) -> Answer:
-    reader, answer = FormReader(form, tools), Answer(0)
+def read_form(form: ToolForm, tools: Sequence[Tool], pieces: Sequence[str], *, cut: bool = False) -> Delta:
+    reader, answer = FormReader(form, tools), Delta(0)
     for piece in pieces:
         delta = Delta(0)
         reader.push(piece, 1, delta)
@@ -104,7 +104,7 @@ def read_form(form: ToolForm, tools: Sequence[Tool], pieces: Sequence[str], *, c
     return answer
 
 
-def found_in(answer: Answer) -> list[tuple[str, Any]]:
+def found_in(answer: Delta) -> list[tuple[str, Any]]:
     return [(call.name, json.loads(call.arguments)) for call in answer.tool_calls]
 
 

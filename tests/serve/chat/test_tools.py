@@ -19,7 +19,7 @@ from tokenwright.llm.chat.tool_forms.known_forms import HERMES, LLAMA, MISTRAL
 from tokenwright.llm.chat.tool_forms.reading import FormReader
 from tokenwright.serve.http.exchange import arguments_of
 from tokenwright.serve.openai.custom_tools import INPUT, input_of
-from tokenwright.serve.service.types import Answer, Delta, Tool, ToolCall
+from tokenwright.serve.service.types import Delta, Tool, ToolCall
 
 CITY: dict[str, Any] = {
     "type": "object",
@@ -46,10 +46,10 @@ def read(
     form: ToolForm | None,
     opened: bool = False,
     cut: bool = False,
-) -> Answer:
+) -> Delta:
     """What a reader makes of a text that comes in pieces. cut: its length ends it."""
     calls = None if form is None else FormReader(form, TOOLS, opened)
-    reader, answer = SortingReader(tags, calls, {}), Answer(0)
+    reader, answer = SortingReader(tags, calls, {}), Delta(0)
     for start, stop in pairwise((0, *cuts, len(text))):
         delta = Delta(0)
         reader.push(text[start:stop], 7, delta)
@@ -63,7 +63,7 @@ def read(
 
 def everywhere(
     text: str, tags: ThinkTags | None, form: ToolForm | None, opened: bool = False, cut: bool = False
-) -> Answer:
+) -> Delta:
     """The same answer wherever the text is parted."""
     whole = read(text, (), tags, form, opened, cut)
     ids = [call.id for call in whole.tool_calls]
@@ -164,7 +164,7 @@ def test_a_mark_that_is_a_special_token_is_none_where_it_is_spelled_out(spelled:
     pieces = [("", 2), (f"a {spelled}", 7), ("", 3), (f"b {spelled}", 7), ("", 3), ("", 1), (calls, 7), (" c", 7)]
     reader, answer = (
         SortingReader(ThinkTags(), FormReader(MISTRAL.with_stand_ins(stand_ins(marks)), TOOLS), marks),
-        Answer(0),
+        Delta(0),
     )
     for text, token in pieces:
         delta = Delta(0)

@@ -261,3 +261,9 @@ def test_an_alias_is_a_name_of_a_field_and_an_error_has_the_clients() -> None:
     for body in openai_schema.ChatBody, openai_schema.CompletionBody, message_bodies.AssistantMessage:
         assert set(rule(body).aliases.values()) <= rule(body).known
         assert not rule(body).aliases.keys() & rule(body).known
+
+
+def test_variables_of_a_template_are_finite() -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"a": [float("inf")]}}
+    with pytest.raises(ValidationError, match="a number in it is too large"):
+        openai_schema.ChatBody.model_validate(body)

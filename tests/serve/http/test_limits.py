@@ -26,7 +26,7 @@ from tokenwright.serve.http import exchange, reply_text
 from tokenwright.serve.http.api import _object
 from tokenwright.serve.http.reply_text import dumps, dumps_in_parts
 from tokenwright.serve.ollama.bodies import Chat
-from tokenwright.serve.ollama.prompts import chat_messages
+from tokenwright.serve.ollama.routes import chat_messages
 from tokenwright.serve.openai import logprobs
 from tokenwright.serve.openai import routes as openai
 from tokenwright.serve.openai.bodies import CompletionBody

@@ -11,7 +11,7 @@ from tests.serve.talking import Talker
 from tokenwright.backends.torch.border import tensor
 from tokenwright.decode.sampler import uniform
 from tokenwright.sampling_params import SamplingParams
-from tokenwright.serve.http.samplers import Samplers, samplers_of
+from tokenwright.serve.http.request_parts import Samplers, samplers_of
 
 REPEATING = [7, 8, 9, 10] * 12
 LIKELY = {7: 9.0, 8: 9.0, 9: 9.0, 10: 9.0, 11: 8.0}  # so that the text repeats itself

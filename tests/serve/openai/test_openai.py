@@ -18,6 +18,7 @@ from tests.engines import slowed
 from tests.models.fixtures import make_checkpoint
 from tests.serve.live import Live, keep_pace, live, make_chat_model, settled
 from tests.text.kinds import byte_fallback
+from tokenwright.serve.http import exchange
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
@@ -303,7 +304,9 @@ def test_the_async_client_and_many_at_once(server: Live) -> None:
     assert asyncio.run(all_of_them()) == [one.text for one in server.llm.generate([ids] * 24, params)]
 
 
-def test_embeddings_are_mean_hidden_states_of_unit_length(server: Live, client: OpenAI) -> None:
+def test_embeddings_are_mean_hidden_states_of_unit_length(
+    server: Live, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The client asks for base64 of its own accord."""
     expected = server.llm.embed(["the sand", "in a"])
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
@@ -318,6 +321,16 @@ def test_embeddings_are_mean_hidden_states_of_unit_length(server: Live, client: 
     assert np.allclose(short.data[0].embedding, first / np.linalg.norm(first), atol=1e-6)
     with pytest.raises(openai.BadRequestError, match=f"a vector of this model has {len(expected[1])}, fewer than 9999"):
         client.embeddings.create(model="tiny", input="a", dimensions=9999)
+    asked: list[bool] = []
+    made = exchange.GenerationRequest
+    monkeypatch.setattr(
+        exchange, "GenerationRequest", lambda **fields: asked.append(fields["add_special"]) or made(**fields)
+    )
+    more = {"normalize": False, "add_special_tokens": False}
+    as_pooled = client.embeddings.create(model="tiny", input=ids, encoding_format="float", extra_body=more)
+    assert np.allclose(as_pooled.data[0].embedding, server.llm.embed(ids, pooling="mean")[0])
+    assert abs(np.linalg.norm(as_pooled.data[0].embedding) - 1) > 0.01
+    assert asked == [False]
 
 
 def test_models(client: OpenAI) -> None:

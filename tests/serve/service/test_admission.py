@@ -19,7 +19,7 @@ from tests.engines import held
 from tests.serve.live import HANGS, Live, live, make_chat_model, settled
 from tokenwright.llm.chat.ids import new_hex
 from tokenwright.serve.app import Served
-from tokenwright.serve.service import generation, health
+from tokenwright.serve.service import generation, model_host
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.transport.guard import AT_ONCE, Throttle
 from tokenwright.serve.transport.sockets import TAKEN_AT_ONCE, listen, repeated
@@ -150,8 +150,8 @@ def test_a_whole_text_does_not_wake_its_reader_at_each_step(server: Live, monkey
 
 
 def test_health_answers_during_a_long_step(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "FRESH_S", 0.0)
-    monkeypatch.setattr(health, "PROBE_S", 1.0)
+    monkeypatch.setattr(model_host, "FRESH_S", 0.0)
+    monkeypatch.setattr(model_host, "PROBE_S", 1.0)
     assert httpx2.post(f"{server.url}/v1/completions", json=ASKED, timeout=HANGS).status_code == 200
     with held(server.llm):
         server.service._health.token_at = time.monotonic()

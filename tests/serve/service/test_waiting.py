@@ -19,8 +19,7 @@ from tokenwright.serve.app import APIS, Served
 from tokenwright.serve.explorer.inside import in_parts
 from tokenwright.serve.http.api import ClientGone, unless_gone
 from tokenwright.serve.service import model_host
-from tokenwright.serve.service.preparation import Preparation
-from tokenwright.serve.service.preprocess import Preprocessor
+from tokenwright.serve.service.preprocess import Preparation, Preprocessor
 from tokenwright.serve.service.service import AHEAD, Service, ServiceLimits
 from tokenwright.serve.service.types import GenerationRequest, NotReady
 

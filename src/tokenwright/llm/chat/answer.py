@@ -1,4 +1,4 @@
-"""An answer of a model while it is read: deltas of text, reasoning and tool calls, and the answer that they make."""
+"""An answer of a model, whole or as it grows: its text, its reasoning and its calls of tools."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ToolCallDelta:
 
 @dataclass(slots=True)
 class Delta:
-    """The addition of one step or more to the text number `choice`. Any of its parts may be empty.
+    """The addition of one step or more to the text number `choice`, or the sum of all: a whole answer.
 
     Its order: what continues a call of an earlier delta (`continued`), reasoning, text, calls that begin (`begun`).
     tokens: the tokens of its text with their logprobs, if the request asked for logprobs. finish: why the text ended,
@@ -55,29 +55,19 @@ class Delta:
         """The fragments of calls that begin here."""
         return list(dropwhile(lambda call: call.id is None, self.tool_calls))
 
-
-@dataclass(slots=True)
-class Answer:
-    """A whole text: its deltas put together. `finish` is None if it was cancelled."""
-
-    choice: int
-    text: str = ""
-    reasoning: str = ""
-    tool_calls: list[ToolCall] = field(default_factory=list)
-    tokens: list[Piece] = field(default_factory=list)
-    finish: Finish | None = None
-    reason: FinishReason | None = None
-    stopped: str | int | None = None
-    unfinished: bool = False
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls of a whole answer."""
+        return [ToolCall(call.id or "", call.name or "", call.arguments) for call in self.tool_calls]
 
     def add(self, delta: Delta) -> None:
-        """Take the next delta."""
+        """Take the next delta of a whole answer."""
         self.text += delta.text
         self.reasoning += delta.reasoning
         self.tokens += delta.tokens
         for part in delta.tool_calls:
             if part.id is not None:
-                self.tool_calls.append(ToolCall(part.id, part.name or "", ""))
+                self.tool_calls.append(ToolCallDelta(part.index, part.id, part.name))
             self.tool_calls[part.index].arguments += part.arguments
         if delta.finish is not None:
             self.finish, self.reason, self.stopped = delta.finish, delta.reason, delta.stopped

@@ -1,4 +1,4 @@
-"""Reads the texts of a chat's answer from their pieces: its content, reasoning, tool calls and value."""
+"""Reads the texts of a request from their pieces, for `LLM.chat` and for the server: reasoning, calls, value."""
 
 from __future__ import annotations
 
@@ -6,43 +6,72 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tokenwright.engine import FinishReason
-from tokenwright.llm.chat.answer import Answer, Delta
+from tokenwright.llm.chat.answer import Delta, Finish
 from tokenwright.llm.chat.output_parser import OutputParser
 from tokenwright.llm.outputs import Piece
 
 # A mark may have been cut: by the length, or by a stop string or token inside a call.
 CUT = frozenset((FinishReason.LENGTH, FinishReason.CONTEXT, FinishReason.TIME, FinishReason.STOP, FinishReason.STOP_ID))
+_FINISH: dict[FinishReason, Finish] = dict.fromkeys(
+    (FinishReason.LENGTH, FinishReason.CONTEXT, FinishReason.TIME), "length"
+)
 
 
 class AnswerReader:
     """Reads the texts of one request. new: makes the parser of one text. parse: makes a value of its content.
 
-    It reads a growing stream by `split`, and whole texts by `fields`.
+    keeps_tokens: deltas have the tokens of their text.
     """
 
-    def __init__(self, new: Callable[[], OutputParser], parse: Callable[[str], Any] | None = None) -> None:
+    def __init__(
+        self, new: Callable[[], OutputParser], parse: Callable[[str], Any] | None = None, *, keeps_tokens: bool = False
+    ) -> None:
+        self.keeps_tokens = keeps_tokens
         self._new = new
         self._parse = parse
-        self._growing: dict[int, OutputParser] = {}
+        self._growing: dict[int, TextTokens] = {}
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """The tokens of reasoning so far, of all texts."""
+        return sum(one.parser.reasoning_tokens for one in self._growing.values())
+
+    def push(self, piece: Piece, delta: Delta) -> None:
+        """Put what a piece says into a delta of its text."""
+        tokens = self._text(piece.choice)
+        start = tokens.parser.pushed
+        tokens.parser.push(piece.text, piece.token_id, delta)
+        if self.keeps_tokens:
+            delta.tokens += tokens.push(piece, start)
+
+    def finish(self, delta: Delta, reason: FinishReason | None, stopped: str | int | None = None) -> None:
+        """Put what was held back into the last delta of a text, and why it has ended."""
+        tokens = self._text(delta.choice)
+        tokens.parser.finish(delta, cut=reason in CUT)
+        if self.keeps_tokens:
+            delta.tokens += tokens.finish()
+        if reason in (None, FinishReason.ABORTED):  # no end of a text: its reader gets an error, or has gone
+            return
+        delta.finish, delta.reason, delta.stopped = _FINISH.get(reason, "stop"), reason, stopped
+        delta.unfinished = tokens.parser.unfinished
+        if delta.finish == "stop" and tokens.parser.called and not delta.unfinished:
+            delta.finish = "tool_calls"
 
     def fields(self, pieces: Iterable[Piece], reason: FinishReason | None) -> dict[str, Any]:
         """The fields of a Completion that a text's pieces make."""
-        parser, answer = self._new(), Answer(0)
+        reader, read, answer = AnswerReader(self._new), Delta(0), Delta(0)
         for piece in pieces:
-            delta = Delta(0)
-            parser.push(piece.text, piece.token_id, delta)
-            answer.add(delta)
-        delta = Delta(0)
-        parser.finish(delta, cut=reason in CUT)
-        answer.add(delta)
+            reader.push(piece._replace(choice=0), read)
+        reader.finish(read, reason)
+        answer.add(read)
         return {
             "content": answer.text,
             "reasoning": answer.reasoning,
-            "tool_calls": tuple(answer.tool_calls),
+            "tool_calls": tuple(answer.calls),
             "parsed": self._value(answer),
         }
 
-    def _value(self, answer: Answer) -> Any:
+    def _value(self, answer: Delta) -> Any:
         """The value of an answer's content; None where it has none, as that of a text that was cut."""
         if self._parse is None or answer.tool_calls:
             return None
@@ -59,16 +88,65 @@ class AnswerReader:
         found = []
         for piece in pieces:
             delta = Delta(piece.choice)
-            self._parser(piece.choice).push(piece.text, piece.token_id, delta)
+            self.push(piece, delta)
             found.append(piece._replace(content=delta.text, reasoning=delta.reasoning))
-        for choice, parser in self._growing.items() if reasons else ():
+        for choice in self._growing if reasons else ():
             delta = Delta(choice)
-            parser.finish(delta, cut=reasons[choice] in CUT)
+            self.finish(delta, reasons[choice])
             if delta.text or delta.reasoning:
                 found.append(Piece("", None, 0.0, 0.0, (), choice, delta.text, delta.reasoning))
         return found
 
-    def _parser(self, choice: int) -> OutputParser:
+    def _text(self, choice: int) -> TextTokens:
         if choice not in self._growing:
-            self._growing[choice] = self._new()
+            self._growing[choice] = TextTokens(self._new())
         return self._growing[choice]
+
+
+class TextTokens:
+    """Follows one text on its way through `parser`, by counts of characters.
+
+    A token is the text's if a character of it is shown as text. A token without a character, such as half of one or an
+    end token, goes with the next that has one, or at the end with the last.
+    """
+
+    def __init__(self, parser: OutputParser) -> None:
+        self.parser = parser
+        self._known = self._said = 0  # characters that are sorted; of these, those of the text
+        self._waiting: list[tuple[Piece, int, int]] = []  # where its characters begin and end
+        self._in_text = True  # the last token was the text's
+
+    def push(self, piece: Piece, start: int) -> list[Piece]:
+        """The parser has taken this piece after `start` characters: the text's tokens that are known since."""
+        end = self.parser.pushed
+        if piece.token_id is not None:
+            self._waiting.append((piece, start, end))
+        self._known = end - self.parser.held
+        return self._settle(self._known - self._grown(), self._known)
+
+    def finish(self) -> list[Piece]:
+        """The parser has finished: the last of the text's tokens. It shows the start of the characters that it held."""
+        found = self._settle(self._known, self._known + self._grown())
+        if any(start < end for _, start, end in self._waiting):
+            return found  # the text has ended inside a mark
+        return found + [piece for piece, _, _ in self._waiting if self._in_text]
+
+    def _grown(self) -> int:
+        grown, self._said = self.parser.said - self._said, self.parser.said
+        return grown
+
+    def _settle(self, first: int, last: int) -> list[Piece]:
+        """Let the tokens go that end before the character `last`; those from `first` on are the text's."""
+        found: list[Piece] = []
+        done, group = 0, list[Piece]()
+        for at, (piece, start, end) in enumerate(self._waiting, 1):
+            group.append(piece)
+            if start == end:
+                continue
+            shown = max(start, first) < min(end, last)
+            if start >= last or (end > last and not shown):
+                break
+            found += group if shown else []
+            done, group, self._in_text = at, [], shown
+        del self._waiting[:done]
+        return found

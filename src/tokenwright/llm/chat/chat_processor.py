@@ -18,8 +18,7 @@ from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.llm.chat.chat_request import ChatRequest
 from tokenwright.llm.chat.client_schemas import ClientSchemas
 from tokenwright.llm.chat.output_parser import NewReader, PlainReader, SortingReader, ThinkTags, tags_of
-from tokenwright.llm.chat.template_messages import TemplateMessages, thought_of
-from tokenwright.llm.chat.template_order import FILLERS, TemplateOrder
+from tokenwright.llm.chat.template_messages import FILLERS, TemplateMessages, TemplateOrder, thought_of
 from tokenwright.llm.chat.thinking import closing, switches_of, variables_of
 from tokenwright.llm.chat.tool_forms.channels import (
     CHANNEL,

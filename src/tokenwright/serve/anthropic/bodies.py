@@ -124,8 +124,6 @@ Told = (
 
 
 class ThinkingBlock(Body):
-    """The reasoning of an earlier answer."""
-
     harmless = {**_CACHED, "signature": "reasoning is not signed here"}
 
     type: Literal["thinking"]
@@ -296,8 +294,6 @@ class ContextManagement(Body):
 
 
 class AnthropicPrompted(Body):
-    """The fields of both routes."""
-
     refused = {
         "container": Refused("this server runs no code"),
         "thread": Refused("nothing is stored; send the whole conversation in messages"),

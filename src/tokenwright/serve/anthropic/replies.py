@@ -14,7 +14,7 @@ from tokenwright.engine import FinishReason
 from tokenwright.llm.chat.ids import new_hex
 from tokenwright.serve.http.exchange import arguments_of
 from tokenwright.serve.http.reply_text import Json, TimingsReply
-from tokenwright.serve.service.types import Answer, Delta, Kind, Problem, TokenCounts, ToolCallDelta
+from tokenwright.serve.service.types import Delta, Kind, Problem, TokenCounts, ToolCallDelta
 
 ERROR_TYPES: dict[Kind, str] = {
     "invalid": "invalid_request_error",
@@ -44,7 +44,6 @@ class AnthropicError(TypedDict):
 
 
 def error_body(problem: Problem, request_id: str) -> AnthropicError:
-    """An error as Anthropic's clients read it."""
     error = AnthropicErrorDetail(type=ERROR_TYPES[problem.kind], message=problem.message)
     if problem.param == "thread":  # so the client's tool runner asks again, with the whole conversation
         error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
@@ -83,15 +82,11 @@ class MessageUsage(TypedDict):
 
 
 class Stop(TypedDict):
-    """Why a text has ended."""
-
     stop_reason: StopReason
     stop_sequence: str | None
 
 
 class AnthropicMessage(Stop):
-    """The reply of /v1/messages."""
-
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -102,13 +97,10 @@ class AnthropicMessage(Stop):
 
 
 class CountedTokens(TypedDict):
-    """The reply of /v1/messages/count_tokens."""
-
     input_tokens: int
 
 
-def stop_of(finished: Answer | Delta) -> Stop:
-    """Why a text has ended, in Anthropic's words."""
+def stop_of(finished: Delta) -> Stop:
     match finished.finish, finished.reason:
         case "tool_calls", _:
             reason: StopReason = "tool_use"
@@ -133,8 +125,7 @@ def usage_of(counts: TokenCounts) -> MessageUsage:
     }
 
 
-def message_of(identity: str, model: str, answer: Answer, counts: TokenCounts) -> AnthropicMessage:
-    """A whole reply."""
+def message_of(identity: str, model: str, answer: Delta, counts: TokenCounts) -> AnthropicMessage:
     stop = stop_of(answer)
     return {
         "id": identity,
@@ -148,7 +139,7 @@ def message_of(identity: str, model: str, answer: Answer, counts: TokenCounts) -
     }
 
 
-def content_of(answer: Answer) -> list[Content]:
+def content_of(answer: Delta) -> list[Content]:
     """The blocks of an answer. A call that its end has cut off has the arguments that are whole."""
     blocks: list[Content] = []
     if answer.reasoning:
@@ -156,8 +147,7 @@ def content_of(answer: Answer) -> list[Content]:
     if answer.text:
         blocks.append({"type": "text", "text": answer.text})
     return blocks + [
-        ToolUseContent(type="tool_use", id=call.id, name=call.name, input=arguments_of(call))
-        for call in answer.tool_calls
+        ToolUseContent(type="tool_use", id=call.id, name=call.name, input=arguments_of(call)) for call in answer.calls
     ]
 
 
@@ -187,7 +177,7 @@ class Events:
         """The events of a delta, but for its end. With the first it is known how much of the prompt was cached."""
         if not self._begun:
             self._begun = True
-            empty: Event = {**message_of(self.identity, self.model, Answer(0), self._counts()), "stop_reason": None}
+            empty: Event = {**message_of(self.identity, self.model, Delta(0), self._counts()), "stop_reason": None}
             yield {"type": "message_start", "message": empty}
         yield from self._calls(delta.continued)
         if delta.reasoning and self.shown:

@@ -19,7 +19,6 @@ from tokenwright.serve.anthropic.bodies import (
     ThinkingOn,
     ToolChoice,
 )
-from tokenwright.serve.anthropic.context_edits import edited
 from tokenwright.serve.anthropic.replies import (
     AnthropicError,
     AnthropicMessage,
@@ -30,12 +29,11 @@ from tokenwright.serve.anthropic.replies import (
     message_of,
     new_identity,
 )
-from tokenwright.serve.anthropic.turns import conversation, left_out
+from tokenwright.serve.anthropic.turns import conversation, edited, left_out
 from tokenwright.serve.http.api import About, Api, RefusedRequest
 from tokenwright.serve.http.exchange import Exchange, event, schema_grammar
-from tokenwright.serve.http.hosted import leave_out
 from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
-from tokenwright.serve.http.reasoning_options import Thinking
+from tokenwright.serve.http.request_parts import Thinking, leave_out
 from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
@@ -53,8 +51,6 @@ API = Api(
 
 
 class Anthropic:
-    """The handlers."""
-
     def __init__(self, service: Service) -> None:
         self.service = service
 
@@ -84,7 +80,6 @@ class Anthropic:
 
 
 def add(app: FastAPI, service: Service) -> None:
-    """Add the routes."""
     api = Anthropic(service)
     add_routes(
         app,
@@ -112,7 +107,6 @@ def _encoded(one: Event) -> bytes:
 
 
 def overrides_of(body: Messages) -> dict[str, Any]:
-    """The sampling parameters of a request."""
     found: dict[str, Any] = {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p")}
     found["top_k"] = 0 if body.top_k == -1 else body.top_k
     found["seed"] = None if body.seed is None else body.seed % 2**64
@@ -148,7 +142,6 @@ def prompt_of(about: About, body: AnthropicPrompted) -> dict[str, Any]:
 
 
 def thinking_of(body: AnthropicPrompted) -> Thinking:
-    """Whether the model shall reason, and how."""
     effort = None if body.output_config is None else body.output_config.effort
     if isinstance(body.thinking, ThinkingOn):
         return Thinking.of(True, body.thinking.budget_tokens, effort)

@@ -1,13 +1,14 @@
-"""The messages of Anthropic's bodies as the service reads them."""
+"""The messages of Anthropic's bodies as the service reads them, and what context_management leaves out of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.serve.anthropic.bodies import (
+    Amount,
     AnthropicAssistantMessage,
     AnthropicPrompted,
     AnthropicSystemMessage,
@@ -15,6 +16,7 @@ from tokenwright.serve.anthropic.bodies import (
     CompactionBlock,
     ContentSource,
     DocumentBlock,
+    Edit,
     HostedBlock,
     SearchResultBlock,
     TextBlock,
@@ -22,6 +24,7 @@ from tokenwright.serve.anthropic.bodies import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from tokenwright.serve.http.api import About
 
 
 def conversation(body: AnthropicPrompted) -> list[dict[str, Any]]:
@@ -42,7 +45,6 @@ def conversation(body: AnthropicPrompted) -> list[dict[str, Any]]:
 
 
 def text_of(content: str | Iterable[object]) -> str:
-    """The text of a message's content."""
     if isinstance(content, str):
         return content
     return "\n".join(text for block in content if (text := _text(block)) is not None)
@@ -114,3 +116,62 @@ def _from_assistant(message: AnthropicAssistantMessage, names: dict[str, str]) -
             for call in calls
         ]
     return found
+
+
+CLEARED = "[cleared]"  # what stands in the place of a result
+THINKING, TOOL_USES = "clear_thinking_20251015", "clear_tool_uses_20250919"
+KEPT = {THINKING: 1, TOOL_USES: 3}  # turns and uses that stay where nothing is said
+CHARACTERS = 4  # of a token, about: the prompt has no tokens yet
+
+Message = dict[str, Any]
+
+
+def edited(body: AnthropicPrompted, messages: list[Message], about: About) -> list[Message]:
+    """The messages after the edits that a request asks for. Unknown edits are noted as ignored."""
+    for edit in [] if body.context_management is None else body.context_management.edits:
+        if edit.type not in KEPT:
+            about.ignored.append(f"context_management.edits.{edit.type[:100]}")
+        elif edit.keep != "all" and _due(edit.trigger, messages):
+            kept = edit.keep.value if edit.keep is not None else KEPT[edit.type]
+            messages = (_without_thoughts if edit.type == THINKING else _without_results)(messages, kept, edit)
+    return messages
+
+
+def _due(trigger: Amount | None, messages: Sequence[Message]) -> bool:
+    if trigger is None:
+        return True
+    if trigger.type == "input_tokens":
+        return sum(len(str(one)) for one in messages) > CHARACTERS * trigger.value
+    return sum(len(one.get("tool_calls", ())) for one in messages) > trigger.value
+
+
+def _without_thoughts(messages: Sequence[Message], kept: int, _: Edit) -> list[Message]:
+    turns = [at for at, one in enumerate(messages) if "reasoning_content" in one]
+    gone = set(turns[: max(0, len(turns) - kept)])
+    return [
+        {name: value for name, value in one.items() if name != "reasoning_content"} if at in gone else one
+        for at, one in enumerate(messages)
+    ]
+
+
+def _without_results(messages: Sequence[Message], kept: int, edit: Edit) -> list[Message]:
+    """Without the results of all calls but the last ones, and without what they were called with if that is asked."""
+    results = [at for at, one in enumerate(messages) if one["role"] == "tool" and one["name"] not in edit.exclude_tools]
+    gone = set(results[: max(0, len(results) - kept)])
+    calls = {messages[at]["tool_call_id"] for at in gone}
+    return [
+        {**one, "content": CLEARED} if at in gone else _without_inputs(one, calls, edit.clear_tool_inputs)
+        for at, one in enumerate(messages)
+    ]
+
+
+def _without_inputs(message: Message, calls: set[str], clear: bool | list[str]) -> Message:
+    if not clear or "tool_calls" not in message:
+        return message
+
+    def cleared(call: Message) -> Message:
+        named = clear if isinstance(clear, bool) else call["function"]["name"] in clear
+        function = {**call["function"], "arguments": {}} if named and call["id"] in calls else call["function"]
+        return {**call, "function": function}
+
+    return {**message, "tool_calls": [cleared(call) for call in message["tool_calls"]]}

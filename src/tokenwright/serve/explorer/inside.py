@@ -20,7 +20,7 @@ from tokenwright.explorer.messages.heads import AtlasCard, LensCard, MatrixCard
 from tokenwright.explorer.messages.way import WayView
 from tokenwright.serve.explorer.explorer import HIDDEN, Explorer
 from tokenwright.serve.http.api import unless_gone
-from tokenwright.serve.service.opening import heard
+from tokenwright.serve.service.admission import heard
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.decode.drafts.step_costs import StepCosts

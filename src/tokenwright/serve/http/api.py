@@ -114,7 +114,6 @@ class ClientGone(Exception):
 
 
 def about(request: HTTPConnection) -> About:
-    """The middlewares' knowledge of this request."""
     found = request.scope.get("tokenwright")
     return found if isinstance(found, About) else About("")
 
@@ -267,7 +266,6 @@ _HTTP: dict[int, Kind] = {404: "missing", 405: "invalid", 413: "size"}
 
 
 def problem_from(error: Exception) -> Problem:
-    """The problem of any exception."""
     match error:
         case RefusedRequest():
             return error.problem

@@ -134,7 +134,6 @@ def _filled(words: str, detail: Any) -> str:
 
 
 def _told(value: object) -> str:
-    """A value of a body for a message, in JSON's words."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else shown(value)

@@ -22,7 +22,6 @@ from tokenwright.serve.http.reply_text import LONG, Json, dumps, server_timing, 
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import (
-    Answer,
     Delta,
     GenerationRequest,
     NotReady,
@@ -51,11 +50,9 @@ class Exchange:
 
     @property
     def key(self) -> str:
-        """The name of the caller's API key."""
         return self.about.caller.key
 
     async def body(self, model: type[B], *, any_type: bool = False) -> B:
-        """The body, as `body_of` reads it."""
         return await body_of(self.request, model, any_type=any_type)
 
     async def off_loop(self, work: Callable[[], T]) -> T:
@@ -102,7 +99,7 @@ class Exchange:
         """A generation that the caller reads. Raises what `Service.start` raises, and ClientGone."""
         return await self.unless_gone(self.start(wanted))
 
-    async def finished(self, wanted: GenerationRequest) -> tuple[Generation, list[Answer]]:
+    async def finished(self, wanted: GenerationRequest) -> tuple[Generation, list[Delta]]:
         """Whole texts, whether or not the client still waits. Raises what `Service.start` raises."""
         generation = await self.start(wanted)
         try:
@@ -110,13 +107,12 @@ class Exchange:
         finally:
             generation.cancel()
 
-    async def answered(self, wanted: GenerationRequest) -> tuple[Generation, Answer]:
+    async def answered(self, wanted: GenerationRequest) -> tuple[Generation, Delta]:
         """One whole text, which is cancelled if the client goes away. Raises as `started`."""
         generation, [answer] = await self.unless_gone(self.finished(wanted))
         return generation, answer
 
     async def whole(self, reply: Callable[[], Mapping[str, Any]], generation: Generation) -> Response:
-        """A reply that is not streamed."""
         timings = generation.timings() if self.about.timed else None
         return await whole(lambda: {**reply(), **said(timings)}, generation.logprobs, timings)
 
@@ -190,5 +186,4 @@ def arguments_of(call: ToolCall) -> Json:
 
 
 def event(kind: str, value: object, write: Callable[[object], str] = dumps) -> bytes:
-    """A server-sent event with its name."""
     return f"event: {kind}\ndata: {write(value)}\n\n".encode()

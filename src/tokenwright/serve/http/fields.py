@@ -140,7 +140,6 @@ class Refused:
 
 
 def off(value: object, more: tuple[object, ...] = ()) -> bool:
-    """Whether a value is one of _OFF, or of some more."""
     return any(type(value) is type(one) and value == one for one in (*_OFF, *more))
 
 

@@ -39,7 +39,6 @@ class Route(NamedTuple):
 
 
 def add_routes(app: FastAPI, tag: str, *routes: Route) -> None:
-    """Add routes of one API, by whose tag the document groups them."""
     for path, handler, replies, body, stream, method in routes:
         app.add_api_route(
             path,

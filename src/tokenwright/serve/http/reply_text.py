@@ -112,7 +112,6 @@ def _rates(tokens: int, seconds: float) -> tuple[float, float]:
 
 
 def server_timing(timings: Timings) -> str:
-    """The value of the header Server-Timing."""
     names = {"queue": timings.queue_s, "prefill": timings.prefill_s, "decode": timings.decode_s}
     parts = [f"{name};dur={1000 * seconds:.1f}" for name, seconds in names.items()]
     return ", ".join([*parts, f'cached;desc="{timings.cached_tokens}"', f'preemptions;desc="{timings.preemptions}"'])

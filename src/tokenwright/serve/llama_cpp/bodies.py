@@ -29,7 +29,7 @@ from tokenwright.serve.http.fields import (
     names,
     others,
 )
-from tokenwright.serve.http.samplers import Samplers, samplers_of
+from tokenwright.serve.http.request_parts import Samplers, samplers_of
 from tokenwright.serve.openai.bodies import LABELS
 from tokenwright.serve.openai.message_bodies import AnyMessage, FunctionTool, Variables
 from tokenwright.serve.openai.prompt_forms import MOST_BATCH, Id, Prompts

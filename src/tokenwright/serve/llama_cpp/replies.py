@@ -14,7 +14,7 @@ from tokenwright.serve.llama_cpp.bodies import LlamaBody
 from tokenwright.serve.openai.logprobs import LlamaToken, Tokens
 from tokenwright.serve.openai.replies import error_body
 from tokenwright.serve.service.generation import Generation
-from tokenwright.serve.service.types import Answer, Delta, Problem
+from tokenwright.serve.service.types import Delta, Problem
 
 if TYPE_CHECKING:
     from tokenwright.llm.llm import LLM
@@ -62,8 +62,6 @@ class LoraAdapter(TypedDict):
 
 
 class AppliedTemplate(TypedDict):
-    """The reply of /apply-template."""
-
     prompt: str
 
 
@@ -75,8 +73,6 @@ class GenerationSettings(TypedDict):
 
 
 class Props(TypedDict):
-    """The reply of /props."""
-
     default_generation_settings: GenerationSettings
     total_slots: int
     model_alias: str
@@ -110,16 +106,14 @@ class LlamaText:
         self._model = model
         self._index = index
         self._lines = False
-        generation.keeps_tokens |= body.stream
+        generation.reader.keeps_tokens |= body.stream
 
-    def whole(self, answer: Answer) -> Mapping[str, Any]:
-        """The reply in one piece."""
+    def whole(self, answer: Delta) -> Mapping[str, Any]:
         self._lines = "\n" in answer.text
         ids = [*self._generation.completion().token_ids] if self._body.return_tokens else []
         return self._chosen(self._end(answer, answer.text, ids) | self._probabilities(answer.tokens))
 
     def _probabilities(self, pieces: Sequence[Piece]) -> Infilled:
-        """The likeliest tokens of each place, where they are asked for."""
         if self._body.n_probs is None or not pieces:
             return {}
         return {"completion_probabilities": self._tokens.llama(pieces)}
@@ -155,7 +149,7 @@ class LlamaText:
 
         return exchange.events(self._generation, take, end, failed)
 
-    def _end(self, last: Delta | Answer, text: str, ids: list[int]) -> Infilled:
+    def _end(self, last: Delta, text: str, ids: list[int]) -> Infilled:
         """What a reply says at its end, with its text and the ids of it."""
         counts = self._generation.counts()
         word = last.stopped if isinstance(last.stopped, str) else ""

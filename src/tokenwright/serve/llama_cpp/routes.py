@@ -40,10 +40,9 @@ from tokenwright.serve.llama_cpp.tokenize import (
     Tokenized,
     TokenPieces,
 )
-from tokenwright.serve.openai.answer_form import grammar
 from tokenwright.serve.openai.bodies import MOST_INPUTS, ChatBody
 from tokenwright.serve.openai.embeddings import embedded
-from tokenwright.serve.openai.generation_request import chat_wanted
+from tokenwright.serve.openai.generation_request import chat_wanted, grammar
 from tokenwright.serve.openai.prompt_forms import prompts_of, read_prompts
 from tokenwright.serve.openai.replies import Problems, error_body
 from tokenwright.serve.service.multi_prompt import gathered
@@ -72,8 +71,6 @@ SHOWN = ("seed", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetit
 
 
 class LlamaCpp:
-    """The handlers."""
-
     def __init__(self, service: Service) -> None:
         self.service = service
 
@@ -201,7 +198,6 @@ class LlamaCpp:
 
 
 def add(app: FastAPI, service: Service) -> None:
-    """Add the routes."""
     api, texts = LlamaCpp(service), Texts(service)
     add_routes(
         app,

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from tokenwright.errors import RequestError
 from tokenwright.serve.http.exchange import Exchange
-from tokenwright.serve.http.reasoning_options import Thinking
+from tokenwright.serve.http.request_parts import Thinking
 from tokenwright.serve.llama_cpp.bodies import DetokenizeBody, TokenizeBody
 from tokenwright.serve.openai.generation_request import messages_of, tools_of
 from tokenwright.serve.service.preprocess import Preprocessor, check
@@ -63,8 +63,6 @@ class DetokenizedText(TypedDict):
 
 
 class Texts:
-    """The handlers."""
-
     def __init__(self, service: Service) -> None:
         self.service = service
 

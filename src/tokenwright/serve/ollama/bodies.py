@@ -31,7 +31,7 @@ from tokenwright.serve.http.fields import (
     many,
     others,
 )
-from tokenwright.serve.http.samplers import Samplers
+from tokenwright.serve.http.request_parts import Samplers
 
 _LOADED = "the server's command line says how the model is loaded"
 _OTHER = "it was made for the program of the client"

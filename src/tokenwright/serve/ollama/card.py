@@ -41,8 +41,6 @@ class OllamaEntry(OllamaNamed):
 
 
 class OllamaTags(TypedDict):
-    """The reply of /api/tags."""
-
     models: list[OllamaEntry]
 
 
@@ -53,14 +51,10 @@ class OllamaLoaded(OllamaNamed):
 
 
 class OllamaRunning(TypedDict):
-    """The reply of /api/ps."""
-
     models: list[OllamaLoaded]
 
 
 class OllamaCard(TypedDict):
-    """The reply of /api/show."""
-
     modelfile: str
     parameters: str
     template: str

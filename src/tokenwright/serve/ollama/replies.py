@@ -14,7 +14,7 @@ from tokenwright.llm.outputs import Piece
 from tokenwright.serve.http.exchange import arguments_of
 from tokenwright.serve.http.reply_text import Json, TimingsReply
 from tokenwright.serve.openai.logprobs import TokenLogprob, Tokens
-from tokenwright.serve.service.types import Answer, Delta, Problem, Timings, TokenCounts, ToolCall
+from tokenwright.serve.service.types import Delta, Problem, Timings, TokenCounts, ToolCall
 
 Line = dict[str, Any]
 
@@ -24,7 +24,6 @@ class OllamaError(TypedDict):
 
 
 def error_body(problem: Problem, request_id: str) -> OllamaError:  # noqa: ARG001  (it is in the header alone)
-    """An error as Ollama's clients read it."""
     return {"error": problem.message}
 
 
@@ -72,21 +71,15 @@ class OllamaAnswer(Durations):
 
 
 class OllamaChat(OllamaAnswer):
-    """The reply of /api/chat."""
-
     message: OllamaReplyMessage
 
 
 class OllamaGenerated(OllamaAnswer):
-    """The reply of /api/generate."""
-
     response: str
     thinking: NotRequired[str]
 
 
 class OllamaVectors(TypedDict):
-    """The reply of /api/embed."""
-
     model: str
     embeddings: list[list[float]]
     total_duration: int
@@ -96,15 +89,11 @@ class OllamaVectors(TypedDict):
 
 
 class OllamaVector(TypedDict):
-    """The reply of /api/embeddings."""
-
     embedding: list[float]
     timings: NotRequired[TimingsReply]
 
 
 class OllamaVersion(TypedDict):
-    """The reply of /api/version."""
-
     version: str
 
 
@@ -113,7 +102,6 @@ def now() -> str:
 
 
 def durations(counts: TokenCounts, timings: Timings) -> Durations:
-    """What a text has taken."""
     return {
         "total_duration": total_duration(timings),
         "load_duration": 0,  # the model was loaded when the server started
@@ -151,7 +139,7 @@ class Lines:
         self.model = model
         self.chat = chat
         self._tokens = tokens
-        self._answer = Answer(0)
+        self._answer = Delta(0)
         self._sent = 0  # tool calls
 
     def take(self, delta: Delta) -> Iterator[Line]:
@@ -162,19 +150,17 @@ class Lines:
             yield self._line(delta.text, "", (), delta.tokens)
         elif delta.text or delta.reasoning or delta.tokens:
             yield self._line(delta.text, delta.reasoning, (), delta.tokens)
-        calls = self._answer.tool_calls[: None if delta.finish and not delta.unfinished else -1]
+        calls = self._answer.calls[: None if delta.finish and not delta.unfinished else -1]
         if len(calls) > self._sent:
             ready, self._sent = calls[self._sent :], len(calls)
             yield self._line("", "", ready, ())
 
     def end(self, counts: TokenCounts, timings: Timings) -> Line:
-        """The last line of a stream."""
         return self._line("", "", (), ()) | self._done(counts, timings)
 
-    def whole(self, answer: Answer, counts: TokenCounts, timings: Timings) -> Line:
-        """A reply that is not streamed."""
+    def whole(self, answer: Delta, counts: TokenCounts, timings: Timings) -> Line:
         self._answer = answer
-        calls = answer.tool_calls[: -1 if answer.unfinished else None]
+        calls = answer.calls[: -1 if answer.unfinished else None]
         line = self._line(answer.text, answer.reasoning, calls, answer.tokens)
         return line | self._done(counts, timings)
 

@@ -12,12 +12,12 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.http.api import Api
+from tokenwright.llm.chat.chat_options import read_arguments
+from tokenwright.serve.http.api import About, Api
 from tokenwright.serve.http.exchange import Exchange, schema_grammar
 from tokenwright.serve.http.openapi import Route, add_routes
-from tokenwright.serve.http.reasoning_options import Thinking
 from tokenwright.serve.http.reply_text import dumps
-from tokenwright.serve.http.samplers import samplers_of
+from tokenwright.serve.http.request_parts import OpenCalls, Thinking, leave_out, samplers_of
 from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.ollama.bodies import (
     Chat,
@@ -25,12 +25,12 @@ from tokenwright.serve.ollama.bodies import (
     Generate,
     OllamaEmbed,
     OllamaEmbeddings,
+    OllamaMessage,
     OllamaPrompted,
     Options,
     Show,
 )
 from tokenwright.serve.ollama.card import OllamaCard, OllamaRunning, OllamaTags, card, entry, loaded
-from tokenwright.serve.ollama.prompts import chat_prompt, generate_prompt
 from tokenwright.serve.ollama.replies import (
     Lines,
     OllamaChat,
@@ -48,7 +48,7 @@ from tokenwright.serve.openai.embeddings import embedded, tokens_of, vectors
 from tokenwright.serve.openai.logprobs import Tokens
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import Delta, Problem
+from tokenwright.serve.service.types import Delta, Gap, Problem, Tool, distinct
 
 VERSION = "0.13.3"  # of Ollama's API as it is spoken here: its clients refuse a server that is older than they need
 REPEAT_LAST_N = 64  # where repeat_penalty is given without it
@@ -62,8 +62,6 @@ API = Api(
 
 
 class Ollama:
-    """The handlers."""
-
     def __init__(self, service: Service) -> None:
         self.service = service
 
@@ -131,7 +129,6 @@ class Ollama:
 
 
 def add(app: FastAPI, service: Service) -> None:
-    """Add the routes."""
     api = Ollama(service)
     add_routes(
         app,
@@ -245,3 +242,80 @@ def _repetition(options: Options) -> dict[str, Any]:
     if penalty is None:
         return {"repetition_window": None if window is None else max(0, window)}
     return {"repetition_penalty": penalty, "repetition_window": max(0, REPEAT_LAST_N if window is None else window)}
+
+
+def generate_prompt(body: Generate) -> dict[str, Any]:
+    """The prompt of /api/generate: a conversation of one message, or the text itself if it is raw or before a gap."""
+    if body.suffix and (body.system or body.think is not None):
+        raise RequestError("system and think belong to the chat template, which suffix leaves out; leave them out")
+    if body.suffix:
+        return {"prompt": body.prompt, "gap": Gap(body.suffix)}
+    if body.raw:
+        if body.think is not None:
+            raise RequestError("think belongs to the chat template, which raw leaves out; leave it out as well")
+        if body.system:
+            raise RequestError("system belongs to the chat template, which raw leaves out; put it into the prompt")
+        return {"prompt": body.prompt}
+    system = [{"role": "system", "content": body.system}] if body.system else []
+    return {"messages": [*system, {"role": "user", "content": body.prompt}]}
+
+
+def chat_messages(body: Chat) -> list[dict[str, Any]]:
+    """The conversation of /api/chat.
+
+    A call without an id gets one, and a result without one answers the next call. Where the conversation does not have
+    the call, the template gets the result without it.
+    """
+    found: list[dict[str, Any]] = []
+    calls = OpenCalls()
+    for at, message in enumerate(body.messages):
+        one: dict[str, Any] = {"role": message.role, "content": message.content}
+        one |= {"name": message.name} if message.name and message.role != "tool" else {}
+        if message.thinking:
+            one["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            own = [(call.id or f"call_{at}_{place}", call) for place, call in enumerate(message.tool_calls)]
+            for identity, call in own:
+                calls.add(identity, call.function.name)
+            one["tool_calls"] = [
+                {
+                    "id": identity,
+                    "type": "function",
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": read_arguments(call.function.arguments),
+                    },
+                }
+                for identity, call in own
+            ]
+        if message.role == "tool":
+            one |= _answered(message, calls, at)
+        found.append(one)
+    return found
+
+
+def _answered(message: OllamaMessage, calls: OpenCalls, at: int) -> dict[str, str]:
+    """The id and name of the call that a result answers, which is then no longer open, or its own."""
+    call = calls.answer(message.tool_call_id, message.tool_name)
+    if call is None:
+        return {"tool_call_id": message.tool_call_id or f"call_{at}", "name": message.tool_name or message.name}
+    return {"tool_call_id": call[0], "name": call[1]}
+
+
+def chat_prompt(about: About, body: Chat) -> dict[str, Any]:
+    """The fields of a GenerationRequest that make the prompt of /api/chat."""
+    last = body.messages[-1] if len(body.messages) > 1 else None
+    goes_on = last is not None and last.role == "assistant" and not last.tool_calls
+    return {"messages": chat_messages(body), "tools": tools_of(about, body), "continue_last": goes_on}
+
+
+def tools_of(about: About, body: Chat) -> list[Tool]:
+    """The tools that the model may call. Raises RefusedRequest as `leave_out`, and for one without its function."""
+    leave_out(about, [tool.type for tool in body.tools], ("function",))
+    found = []
+    for at, tool in enumerate(body.tools):
+        if tool.type == "function":
+            if tool.function is None:
+                raise RequestError(f"tools.{at}.function: this field is required")
+            found.append(Tool(tool.function.name, tool.function.description, tool.function.parameters))
+    return distinct(found)

@@ -36,7 +36,7 @@ from tokenwright.serve.http.fields import (
     names,
     others,
 )
-from tokenwright.serve.http.samplers import Samplers
+from tokenwright.serve.http.request_parts import Samplers
 from tokenwright.serve.openai.message_bodies import (
     CACHED,
     AnyMessage,
@@ -169,7 +169,6 @@ class Sampling(Samplers):
 
     @property
     def counts(self) -> bool:
-        """Whether the last chunk of a stream has the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property

@@ -49,8 +49,6 @@ class EmbeddingUsage(PromptUsage):
 
 
 class EmbeddingList(TypedDict):
-    """The reply of /v1/embeddings."""
-
     object: Literal["list"]
     data: list[EmbeddingEntry]
     model: str
@@ -99,7 +97,6 @@ def _shortened(vector: NDArray[np.float32], dimensions: int) -> NDArray[np.float
 
 
 def tokens_of(found: Embedded) -> int:
-    """The tokens of all texts."""
     return sum(len(generation.prompt_ids) for generation, _ in found)
 
 
@@ -118,8 +115,6 @@ def _written(vector: NDArray[np.float32], form: str) -> list[float] | str:
 
 
 def add(app: FastAPI, service: Service) -> None:
-    """Add the route."""
-
     async def embed(request: Request) -> Response:
         """The embedding of each text."""
         exchange = Exchange(request, service)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
+from tokenwright.decode.grammars.gbnf import is_gbnf, lark_of
+from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_options import read_arguments
+from tokenwright.sampling_params import MOST_GRAMMAR, Grammar
 from tokenwright.serve.http.api import About, RefusedRequest
-from tokenwright.serve.http.exchange import Exchange
-from tokenwright.serve.http.hosted import leave_out
-from tokenwright.serve.http.open_calls import OpenCalls
-from tokenwright.serve.http.reasoning_options import Thinking
-from tokenwright.serve.http.samplers import samplers_of
-from tokenwright.serve.openai.answer_form import form_of
+from tokenwright.serve.http.exchange import Exchange, schema_grammar
+from tokenwright.serve.http.request_parts import OpenCalls, Thinking, leave_out, samplers_of
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
 from tokenwright.serve.openai.message_bodies import (
@@ -23,12 +23,17 @@ from tokenwright.serve.openai.message_bodies import (
     ChoiceObject,
     FunctionMessage,
     FunctionTool,
+    GrammarFormat,
     NamedFunction,
     NamedTool,
+    ObjectFormat,
     RefusalPart,
+    RegexFormat,
+    SchemaFormat,
     TextPart,
     ToolMessage,
 )
+from tokenwright.serve.service.preprocess import ANY_OBJECT
 from tokenwright.serve.service.types import Gap, GenerationRequest, Problem, Tool, ToolMode, distinct
 
 Json = dict[str, Any]
@@ -114,7 +119,6 @@ def _text(content: object) -> object:
 
 
 def predicted(body: ChatBody) -> str:
-    """The answer that the client expects; "" if it does not say."""
     return "" if body.prediction is None else str(_text(body.prediction.content))
 
 
@@ -123,7 +127,6 @@ def _says(part: object) -> bool:
 
 
 def _call(at: int, n: int, call: CalledTool) -> Json:
-    """An earlier call, as templates read it."""
     arguments: str | Json
     if call.custom is not None:
         name, arguments = call.custom.name, arguments_of_input(call.custom.input)
@@ -216,7 +219,6 @@ def _tool(about: About, at: int, tool: FunctionTool) -> Tool:
 
 
 def customs_of(body: ChatBody) -> frozenset[str]:
-    """The names of the custom tools."""
     return frozenset(tool.custom.name for tool in body.tools or () if tool.type == "custom" and tool.custom)
 
 
@@ -288,3 +290,75 @@ def completion_wanted(exchange: Exchange, body: CompletionBody) -> list[Generati
         raise RefusedRequest(Problem(400, "invalid", why, "echo"))
     common |= {"gap": Gap(body.suffix) if body.suffix else None, "add_special": body.add_special_tokens}
     return [exchange.wanted(prompt=one, overrides=overrides, together=len(prompts), **common) for one in prompts]
+
+
+Form = Grammar | None  # None: any JSON object
+
+
+def form_of(body: Sampling) -> dict[str, Any]:
+    """The fields of a GenerationRequest and its overrides that say the form: {"json_object"} or {"grammar"}, or {}.
+
+    Raises RefusedRequest for two forms, and RequestError for one that cannot be read.
+    """
+    found = list(_forms(body))
+    if len(found) > 1:
+        names = " and ".join(name for name, _ in found)
+        why = f"{names} each say the form of the answer; leave all but one of them out"
+        raise RefusedRequest(Problem(400, "invalid", why, found[0][0]))
+    if not found:
+        return {}
+    [(_, form)] = found
+    if body.whitespace is None:
+        return {"json_object": True} if form is None else {"grammar": form}
+    return {"grammar": replace(form or ANY_OBJECT, whitespace=body.whitespace)}
+
+
+def _forms(body: Sampling) -> Iterator[tuple[str, Form]]:
+    """The forms that a body has, with the names of their fields."""
+    yield from _of_format(body.response_format)
+    for name, made in _MADE.items():
+        for before, holder in (("", body), ("structured_outputs.", body.structured_outputs)):
+            if (given := getattr(holder, name, None)) not in (None, False, ""):
+                yield f"{before}{name}", made(given)
+
+
+def _of_format(given: object) -> Iterator[tuple[str, Form]]:
+    name = "response_format"
+    match given:
+        case ObjectFormat():
+            yield name, None if given.schema_ is None else schema_grammar(given.schema_, name)
+        case SchemaFormat():
+            inner = None if given.json_schema is None else given.json_schema.schema_
+            found = given.schema_ if inner is None else inner
+            if found is None:
+                place = f"{name}.json_schema.schema"
+                raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
+            strict = given.json_schema is not None and given.json_schema.strict in (True, "true")
+            yield name, schema_grammar(found, f"{name}.json_schema", strict=strict)
+        case RegexFormat():
+            yield name, Grammar.regex(given.pattern or "")
+        case GrammarFormat():
+            yield name, grammar(given.grammar or "")
+
+
+def grammar(text: str) -> Grammar:
+    """The grammar of a text in llguidance's variant of Lark, or in llama.cpp's GBNF. Raises RequestError."""
+    if not is_gbnf(text):
+        return Grammar.lark(text)
+    if len(text) > MOST_GRAMMAR:
+        raise RequestError(f"grammar has {len(text):,} characters; {MOST_GRAMMAR:,} are allowed")
+    return Grammar.lark(lark_of(text))
+
+
+def _enforced(schema: Any) -> Grammar:
+    return schema_grammar(schema, "schema") if isinstance(schema, dict) else Grammar.json_schema(schema)
+
+
+# What makes the form of each field that has one, but for response_format.
+_MADE: dict[str, Callable[[Any], Form]] = {
+    "json_schema": _enforced,
+    "regex": Grammar.regex,
+    "choice": Grammar.choice,
+    "grammar": grammar,
+    "json_object": lambda _: None,
+}

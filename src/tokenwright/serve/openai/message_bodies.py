@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from tokenwright.serve.http.fields import (
     MOST_PARTS,
@@ -16,6 +16,7 @@ from tokenwright.serve.http.fields import (
     Refused,
     Text,
     ToolName,
+    finite,
     many,
     names,
 )
@@ -26,8 +27,6 @@ _NOT_TEXT = Refused("models here read text")
 
 
 class TextPart(Body):
-    """A part of a message that is text."""
-
     refused: ClassVar = {"file": _NOT_TEXT, "image_url": _NOT_TEXT, "input_audio": _NOT_TEXT}
     harmless: ClassVar = {
         "annotations": "they point into the text",
@@ -131,15 +130,11 @@ class SpokenMessage(AnyRole):
 
 
 class SystemMessage(SpokenMessage):
-    """Instructions for the model."""
-
     role: Literal["system", "developer"]
     content: Text | Parts
 
 
 class UserMessage(SpokenMessage):
-    """The text of the user."""
-
     role: Literal["user"]
     content: Text | Parts
 
@@ -286,8 +281,6 @@ class FunctionTool(Body):
 
 
 class NamedFunction(Body):
-    """The name of a function."""
-
     name: ToolName
 
 
@@ -330,8 +323,6 @@ Choice = Annotated[NamedTool | AllowedChoice | ChoiceObject, Field(discriminator
 
 
 class JsonSchema(Body):
-    """A schema of the answer, perhaps with a name."""
-
     name: Name | None = None
     schema_: Object | None = Field(default=None, alias="schema")
     description: Text | None = None
@@ -339,8 +330,6 @@ class JsonSchema(Body):
 
 
 class TextFormat(Body):
-    """Any text."""
-
     type: Literal["text"]
 
 
@@ -364,8 +353,6 @@ class SchemaFormat(Body):
 
 
 class RegexFormat(Body):
-    """Text that a regular expression matches."""
-
     aliases: ClassVar = {"regex": "pattern", "value": "pattern"}
 
     type: Literal["regex"]
@@ -373,8 +360,6 @@ class RegexFormat(Body):
 
 
 class GrammarFormat(Body):
-    """Text of a grammar, in Lark's or llama.cpp's form."""
-
     aliases: ClassVar = {"value": "grammar"}
 
     type: Literal["grammar"]
@@ -385,4 +370,4 @@ Format = Annotated[
     TextFormat | ObjectFormat | SchemaFormat | RegexFormat | GrammarFormat,
     Field(discriminator="type"),
 ]
-Variables = Annotated[dict[str, Any], names(256), Field(max_length=256)]  # of the chat template
+Variables = Annotated[dict[str, Any], names(256), Field(max_length=256), AfterValidator(finite)]  # of the chat template

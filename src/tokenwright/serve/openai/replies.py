@@ -12,7 +12,7 @@ from tokenwright.llm.chat.ids import new_hex
 from tokenwright.serve.http.reply_text import Json, ReplyTimings, dumps, llama_timings, timings_of
 from tokenwright.serve.openai.custom_tools import CustomCalls, input_of
 from tokenwright.serve.openai.logprobs import TextLogprobs, TokenLogprob, Tokens
-from tokenwright.serve.service.types import Answer, Delta, Problem, Timings, TokenCounts, ToolCall, ToolCallDelta
+from tokenwright.serve.service.types import Delta, Problem, Timings, TokenCounts, ToolCall, ToolCallDelta
 
 _TYPES = {
     "invalid": "invalid_request_error",
@@ -85,7 +85,6 @@ class UsageReply(TypedDict):
 
 
 def usage_of(counts: Iterable[TokenCounts]) -> UsageReply:
-    """The usage of one or several generations."""
     each = list(counts)
     prompt, written = sum(one.prompt for one in each), sum(one.completion for one in each)
     accepted, disk = sum(one.accepted for one in each), sum(one.disk for one in each)
@@ -126,8 +125,6 @@ class TextChoice(TypedDict):
 
 
 class TextCompletion(ReplyHead):
-    """The reply of /v1/completions."""
-
     object: Literal["text_completion"]
     choices: list[TextChoice]
 
@@ -173,15 +170,11 @@ class ChatChoice(TypedDict):
 
 
 class ChatCompletion(ReplyHead):
-    """The reply of /v1/chat/completions."""
-
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
 
 
 class InputTokensReply(TypedDict):
-    """The reply of /v1/chat/completions/input_tokens."""
-
     object: Literal["response.input_tokens"]
     input_tokens: int
 
@@ -209,12 +202,11 @@ def fingerprint_of(model: str) -> str:
 
 
 def _timed(timings: Timings | None) -> Json:
-    """The field of timings, in our words and in llama.cpp's."""
     return {} if timings is None else {"timings": ReplyTimings(**timings_of(timings), **llama_timings(timings))}
 
 
 def chat_choice(
-    answer: Answer, tokens: list[TokenLogprob] | None, customs: Collection[str], *, older: bool
+    answer: Delta, tokens: list[TokenLogprob] | None, customs: Collection[str], *, older: bool
 ) -> ChatChoice:
     """A choice of a chat in one piece. tokens: if asked for. customs: the names of the custom tools.
 
@@ -226,10 +218,10 @@ def chat_choice(
     if answer.tool_calls:
         message["content"] = answer.text or None
     if answer.tool_calls and older:
-        call = answer.tool_calls[0]
+        call = answer.calls[0]
         message["function_call"] = {"name": call.name, "arguments": call.arguments}
     elif answer.tool_calls:
-        message["tool_calls"] = [_called(call, call.name in customs) for call in answer.tool_calls]
+        message["tool_calls"] = [_called(call, call.name in customs) for call in answer.calls]
     return ChatChoice(
         index=answer.choice,
         message=message,
@@ -261,7 +253,6 @@ class Chunks:
         self._calls: dict[int, CustomCalls] = {}  # by choice, where there are custom tools
 
     def line(self, choice: str) -> str:
-        """A chunk with one choice."""
         tail = self._tail if self.usage is None else f',"usage":{dumps(self.usage)}}}\n\n'
         return f"{self._head}{choice}]{tail}"
 
@@ -305,11 +296,9 @@ class Chunks:
         return found + [_fragment(call, custom=custom) for call, custom in rest]
 
     def _choice(self, choice: int, delta: str, logprobs: str = "null", finish: str = "null") -> str:
-        """A chunk with one choice of a chat."""
         return self.line(f'{{"index":{choice},"delta":{delta},"logprobs":{logprobs},"finish_reason":{finish}}}')
 
     def completion(self, index: int, text: str, logprobs: TextLogprobs | None, finish: str | None) -> str:
-        """A chunk with one choice of a completion."""
         reason = "null" if finish is None else f'"{finish}"'
         found = "null" if logprobs is None else dumps(logprobs)
         return self.line(f'{{"index":{index},"text":{dumps(text)},"logprobs":{found},"finish_reason":{reason}}}')
@@ -329,7 +318,7 @@ def _older(call: ToolCallDelta) -> Json:
     return name | {"arguments": call.arguments}
 
 
-def finish_of(answer: Answer | Delta, *, older: bool = False) -> FinishWord:
+def finish_of(answer: Delta, *, older: bool = False) -> FinishWord:
     """The finish reason of a text; one that was cancelled has no client left that could read it.
 
     older: a call is a function_call.

@@ -33,8 +33,6 @@ Pair = tuple[str, str]  # a query and a document
 
 
 class DocumentObject(Body):
-    """A document as an object."""
-
     text: Text
 
 
@@ -119,8 +117,6 @@ class ScoreReply(TypedDict):
 
 
 class RelevanceApi:
-    """The handlers."""
-
     def __init__(self, service: Service) -> None:
         self.service = service
 
@@ -218,7 +214,6 @@ def _pairs(body: ScoreBody) -> list[Pair]:
 
 
 def add(app: FastAPI, service: Service) -> None:
-    """Add the routes."""
     api = RelevanceApi(service)
     ranked = [Route(path, api.rerank, (Reranked, list[TeiEntry]), RerankBody) for path in RERANK]
     add_routes(app, "Rerankers", *ranked, *(Route(path, api.score, (ScoreReply,), ScoreBody) for path in SCORE))

@@ -36,7 +36,7 @@ from tokenwright.serve.openai.rerank import RERANK, SCORE
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.multi_prompt import Several, gathered
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import Answer, Delta, Problem, Timings
+from tokenwright.serve.service.types import Delta, Problem, Timings
 
 API = Api(
     ("/v1", *RERANK, *SCORE),
@@ -48,8 +48,6 @@ API = Api(
 
 
 class OpenAI:
-    """The handlers."""
-
     def __init__(self, service: Service) -> None:
         self.service = service
         self.fingerprint = fingerprint_of(service.host.name)
@@ -168,7 +166,7 @@ class OpenAI:
         logprobs = self._logprobs(delta.tokens, offsets[index]) if delta.tokens else None
         return before + chunks.completion(index, delta.text, logprobs, delta.finish)
 
-    def _choice(self, index: int, body: CompletionBody, generation: Generation, answer: Answer) -> TextChoice:
+    def _choice(self, index: int, body: CompletionBody, generation: Generation, answer: Delta) -> TextChoice:
         """A choice of a completion in one piece."""
         before = self._prompt_text(generation) if body.echo else ""
         logprobs = None
@@ -223,17 +221,14 @@ def _last(exchange: Exchange, body: Sampling, chunks: Chunks, each: Sequence[Gen
 
 
 def _timings(exchange: Exchange, body: Sampling, each: Sequence[Generation]) -> Timings | None:
-    """The timings, where the reply says them."""
     return timings_of_all(each) if exchange.about.timed or body.return_timings else None
 
 
 def _failed(exchange: Exchange, problem: Problem) -> bytes:
-    """The event that ends a stream whose request has failed."""
     return f"data: {dumps(error_body(problem, exchange.about.request_id))}\n\n".encode()
 
 
 def add(app: FastAPI, service: Service) -> None:
-    """Add the routes."""
     api = OpenAI(service)
     add_routes(
         app,

@@ -13,9 +13,35 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from tokenwright.serve.service.quota import Quota
 from tokenwright.serve.service.types import Busy, Late
+
+
+class Quota:
+    """The number that is held of something countable, in all (`used`) and by each key. keys: how many there are."""
+
+    __slots__ = ("_by_key", "most", "share", "used")
+
+    def __init__(self, most: int, keys: int = 1) -> None:
+        self.most = most
+        self.share = -(-most // keys) if keys > 1 else 0
+        self.used = 0
+        self._by_key: dict[str, int] = {}
+
+    def fits(self, key: str, more: int = 1) -> bool:
+        """Whether a key may hold `more` than it does."""
+        return self.used + more <= self.most or self._by_key.get(key, 0) + more <= self.share
+
+    def add(self, key: str, more: int = 1) -> None:
+        self.used += more
+        self._by_key[key] = self._by_key.get(key, 0) + more
+
+    def remove(self, key: str, less: int = 1) -> None:
+        self.add(key, -less)
+        if not self._by_key[key]:
+            del self._by_key[key]
+
 
 _LONGEST_WAIT_S = 60  # that Retry-After says
 
@@ -102,7 +128,6 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait."""
         return self._queue.used
 
     def full(self, key: str) -> bool:
@@ -177,3 +202,9 @@ class Admission:
         for its in self._keys.values():
             for queue in its.waiting.values():
                 yield from queue
+
+
+def heard(work: asyncio.Future[Any]) -> None:
+    """Take the exception of a task: perhaps no request waits for it any more, and asyncio would complain."""
+    if not work.cancelled():
+        work.exception()

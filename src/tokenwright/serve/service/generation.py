@@ -14,23 +14,16 @@ from numpy.typing import NDArray
 from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.engine import Finished, FinishReason, SamplingParams, Token
 from tokenwright.engine.port import Delivery, RequestHandle
-from tokenwright.llm.chat.answer_reader import CUT
-from tokenwright.llm.chat.text_tokens import TextTokens
+from tokenwright.llm.chat.answer_reader import AnswerReader
 from tokenwright.llm.output_processor import OutputProcessor
 from tokenwright.llm.outputs import Completion, Piece
 from tokenwright.serve.service.preprocess import Prepared
-from tokenwright.serve.service.types import ENDING, Answer, Delta, Finish, NotReady, Timings, TokenCounts, Unread
+from tokenwright.serve.service.types import ENDING, Delta, Finish, NotReady, Timings, TokenCounts, Unread
 
 MOST_UNREAD = 256  # steps; then a request pauses until its reader has caught up
 AT_ONCE = 64  # steps that a reader of whole texts takes at a time
 
 Deltas = dict[int, list[Delta]]  # by the number of the text
-
-_FINISH: dict[FinishReason, Finish] = {
-    FinishReason.LENGTH: "length",
-    FinishReason.CONTEXT: "length",
-    FinishReason.TIME: "length",
-}
 
 
 class GenerationClock:
@@ -43,7 +36,6 @@ class GenerationClock:
         self.ended: float | None = None
 
     def add(self, delivery: Delivery) -> None:
-        """Count a step's tokens."""
         written = self.written
         for event in delivery.events:
             if type(event) is Token:
@@ -68,14 +60,12 @@ class ReaderPause:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Pause the request."""
         self.on = True
         self._handle.pause()
         if self._left_s is not None:
             self._timer = asyncio.get_running_loop().call_later(self._left_s, self._give_up)
 
     def end(self) -> None:
-        """Resume it."""
         self.on = False
         self._handle.resume()
         if self._left_s is not None:
@@ -99,8 +89,8 @@ class Generation:
     """One request in the engine. Iterate over it for the deltas of each step; or `await answers()` for whole texts.
 
     asked: the time of the server's clock at which the request came. reader_s: seconds that the request may be paused in
-    all for a reader that does not keep up; None: no limit. keeps_tokens: set before it is read, deltas have their
-    tokens even where no log-probabilities are asked for.
+    all for a reader that does not keep up; None: no limit. reader: of its texts; `keeps_tokens` may be set before it
+    is read.
     """
 
     def __init__(
@@ -117,12 +107,11 @@ class Generation:
         self._clock = GenerationClock(asked)
         self._deliveries: deque[Delivery] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._readers: dict[int, TextTokens] = {}
+        self.reader = AnswerReader(prepared.reader, keeps_tokens=prepared.request.params.logprobs is not None)
         self._finished: dict[int, Finish | Literal["abort"]] = {}  # by the number of the text
         self._pause = ReaderPause(handle, reader_s)
         self._left = False
         self._whole = False  # nobody reads before the end
-        self.keeps_tokens = prepared.request.params.logprobs is not None
 
     @property
     def loosened(self) -> tuple[str, ...]:
@@ -141,7 +130,6 @@ class Generation:
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """The prompt's ids, as the model reads them."""
         return self._prepared.request.prompt
 
     @property
@@ -194,13 +182,13 @@ class Generation:
                     raise StopAsyncIteration
                 return deltas
 
-    async def answers(self) -> list[Answer]:
+    async def answers(self) -> list[Delta]:
         """The whole texts, in order, once all have ended. Raises EngineError if the request failed."""
         self._whole = True
-        found: dict[int, Answer] = {}
+        found: dict[int, Delta] = {}
         async for deltas in self:
             for delta in deltas:
-                found.setdefault(delta.choice, Answer(delta.choice)).add(delta)
+                found.setdefault(delta.choice, Delta(delta.choice)).add(delta)
         return [found[choice] for choice in sorted(found)]
 
     def completion(self) -> Completion:
@@ -222,7 +210,6 @@ class Generation:
         return [self._finished[choice] for choice in sorted(self._finished)]
 
     def counts(self) -> TokenCounts:
-        """Tokens so far."""
         drafted, accepted = self._transcript.drafts
         counts = self._handle.sequence.counts
         return TokenCounts(
@@ -230,7 +217,7 @@ class Generation:
             completion=self._clock.written,
             cached=counts.prefix_hit,
             disk=min(counts.restored, counts.prefix_hit),
-            reasoning=sum(reader.parser.reasoning_tokens for reader in self._readers.values()),
+            reasoning=self.reader.reasoning_tokens,
             truncated=self._prepared.truncated,
             drafted=drafted,
             accepted=accepted,
@@ -247,7 +234,6 @@ class Generation:
         return found
 
     def timings(self) -> Timings:
-        """Where the time went, so far."""
         return timings_of_all([self])
 
     @property
@@ -274,26 +260,12 @@ class Generation:
             pieces = self._transcript.add(delivery)
             if not self._prepared.at_end:
                 for piece in pieces:
-                    self._push(piece, deltas)
+                    self.reader.push(piece, _last(piece.choice, deltas))
             if delivery.ended or any(type(event) is Finished for event in delivery.events):
                 self._end_texts(deltas, delivery.ended)
         if self._pause.on:
             self._pause.end()
         return [delta for its in deltas.values() for delta in its if _says_something(delta)]
-
-    def _push(self, piece: Piece, deltas: Deltas) -> None:
-        delta = _last(piece.choice, deltas)
-        tokens = self._reader(piece.choice)
-        start = tokens.parser.pushed
-        tokens.parser.push(piece.text, piece.token_id, delta)
-        if self.keeps_tokens:
-            delta.tokens += tokens.push(piece, start)
-
-    def _reader(self, choice: int) -> TextTokens:
-        reader = self._readers.get(choice)
-        if reader is None:
-            reader = self._readers[choice] = TextTokens(self._prepared.reader())
-        return reader
 
     def _end_texts(self, deltas: Deltas, all_ended: bool) -> None:
         """Finish the texts that have ended; those of best_of and beam search are only known once all have."""
@@ -310,7 +282,9 @@ class Generation:
             ended += [(choice, *ended[0][1:]) for choice in range(len(ended), self.params.n)]
         for choice, reason, stopped in ended:
             if choice not in self._finished:
-                self._finish(choice, reason, stopped, deltas)
+                delta = _last(choice, deltas)
+                self.reader.finish(delta, reason, stopped)
+                self._finished[choice] = delta.finish or "abort"
 
     def _push_whole(self, choice: int, best: Completion, deltas: Deltas) -> None:
         """A text that is known at once."""
@@ -318,23 +292,7 @@ class Generation:
         texts = (best.text, *("",) * (len(best.token_ids) - 1))
         drawn = best.sampler_logprobs
         for text, token, logprob, own, top in zip(texts, best.token_ids, best.logprobs, drawn, tops, strict=True):
-            self._push(Piece(text, token, logprob, own, top, choice), deltas)
-
-    def _finish(self, choice: int, reason: FinishReason, stopped: str | int | None, deltas: Deltas) -> None:
-        delta = _last(choice, deltas)
-        tokens = self._reader(choice)
-        tokens.parser.finish(delta, cut=reason in CUT)
-        if self.keeps_tokens:
-            delta.tokens += tokens.finish()
-        if reason is FinishReason.ABORTED:  # no end of a text: its reader gets an error, or has gone
-            self._finished[choice] = "abort"
-            return
-        delta.finish = _FINISH.get(reason, "stop")
-        delta.unfinished = tokens.parser.unfinished
-        if delta.finish == "stop" and tokens.parser.called and not delta.unfinished:
-            delta.finish = "tool_calls"
-        self._finished[choice] = delta.finish
-        delta.reason, delta.stopped = reason, stopped
+            self.reader.push(Piece(text, token, logprob, own, top, choice), _last(choice, deltas))
 
 
 def timings_of_all(each: Sequence[Generation]) -> Timings:

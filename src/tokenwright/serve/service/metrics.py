@@ -23,7 +23,7 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 import tokenwright
-from tokenwright.serve.service.types import Problem, Timings, TokenCounts
+from tokenwright.serve.service.types import NOBODY, Caller, Problem, Timings, TokenCounts
 
 if TYPE_CHECKING:
     from tokenwright.serve.service.service import Service
@@ -48,6 +48,7 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a series beside each, which nothing asks for
         self.registry = registry = CollectorRegistry()
+        self._caller = NOBODY  # of the reading under way
         ProcessCollector(registry=registry)
         self._ended = Counter("tokenwright_requests", "Requests that ended", ["outcome"], registry=registry)
         self._refused = Counter("tokenwright_rejections", "Requests that were refused", ["reason"], registry=registry)
@@ -71,7 +72,7 @@ class Metrics:
 
     def watch(self, services: Callable[[], Sequence[Service]], version: Callable[[], int] | None = None) -> None:
         """Read the gauges of the services that there are, summed up, from now on. version: of the only model."""
-        self.registry.register(_Gauges(services, version))
+        self.registry.register(_Gauges(services, version, lambda: self._caller))
 
     def ended(self, outcome: str, counts: TokenCounts, timings: Timings) -> None:
         """A request has left the engine. outcome: "finished", "cancelled" or "failed"."""
@@ -89,15 +90,14 @@ class Metrics:
             self._each.observe(timings.decode_s / (counts.completion - 1))
 
     def refused(self, problem: Problem) -> None:
-        """A request was refused."""
         self._refused.labels(problem.kind).inc()
 
     def ignored(self, names: Sequence[str]) -> None:
-        """A request had fields without effect."""
         self._ignored.inc(len(names))
 
-    def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+    def text(self, caller: Caller = NOBODY) -> bytes:
+        """All metrics in Prometheus' text format; those that name models only of the models that the caller may use."""
+        self._caller = caller
         return generate_latest(self.registry)
 
 
@@ -108,9 +108,12 @@ def _seconds(name: str, about: str, registry: CollectorRegistry) -> Histogram:
 class _Gauges(Collector):
     """What the services and their engines hold at this moment."""
 
-    def __init__(self, services: Callable[[], Sequence[Service]], version: Callable[[], int] | None) -> None:
+    def __init__(
+        self, services: Callable[[], Sequence[Service]], version: Callable[[], int] | None, caller: Callable[[], Caller]
+    ) -> None:
         self._services = services
         self._version = version
+        self._caller = caller
 
     def collect(self) -> Iterator[Metric]:
         services = self._services()
@@ -126,6 +129,7 @@ class _Gauges(Collector):
         if not ready:
             return
         models = list({one.names[0]: one for one in ready}.values())  # of two versions of one the present one
+        models = [one for one in models if self._caller().may_use(*one.names)]
         yield _models(models)
         caches = [one.host.llm.llm_engine.occupancy for one in ready]
         pages, available = sum(one.pages for one in caches), sum(one.available for one in caches)

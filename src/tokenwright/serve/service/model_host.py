@@ -1,4 +1,4 @@
-"""The model of a server: read in a thread of its own, so that the server answers at once."""
+"""The model of a server: read in a thread of its own, opened once for all, and watched while it makes tokens."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+from tokenwright.engine import Failed, Request, SamplingParams, Token
+from tokenwright.engine.loop import AsyncListener
+from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.errors import EngineError, TokenwrightError
-from tokenwright.serve.service.types import NotReady
+from tokenwright.serve.service.admission import Quota, heard
+from tokenwright.serve.service.preprocess import Preprocessor
+from tokenwright.serve.service.types import NotReady, without_folders
 from tokenwright.trace.schema import Loading
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
@@ -87,7 +92,6 @@ class ModelHost:
         self._thread = threading.Thread(target=self._read, name="loading", daemon=True)
 
     def start(self) -> None:
-        """Start to load the model."""
         self._thread.start()
 
     def close(self) -> None:
@@ -123,10 +127,119 @@ class ModelHost:
             self._llm = self._load(report)
             self.loading = replace(self.loading, phase="ready")
         except TokenwrightError as error:
-            self.loading, self._failure = replace(self.loading, phase="failed", message=str(error)), error
+            self.loading, self._failure = (
+                replace(self.loading, phase="failed", message=without_folders(str(error))),
+                error,
+            )
         except Exception as error:
             log.exception("the model could not be read")
             message = "a fault of ours; the server's log says more"
             self.loading, self._failure = replace(self.loading, phase="failed", message=message), error
         finally:
             self.settled.set()
+
+
+READY_S = 60.0  # a request waits so long for a model that is still being read
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The parts that requests of a model need. listener: of the service's event loop."""
+
+    preparer: Preprocessor
+    listener: AsyncListener
+
+
+class Opening:
+    """The model as it is opened: `wait` for it, then `opened` is there.
+
+    waiting: counts the requests that wait. prepare(): waits for the model itself, and raises NotReady.
+    """
+
+    def __init__(self, prepare: Callable[[], Coroutine[Any, Any, Opened]], waiting: Quota) -> None:
+        self.waiting = waiting
+        self._prepare = prepare
+        self._task: asyncio.Task[None] | None = None
+        self._opened: Opened | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._opened is not None
+
+    @property
+    def opened(self) -> Opened:
+        """The parts that the model's requests need; only once it is opened."""
+        assert self._opened is not None, "an opened model has one"
+        return self._opened
+
+    async def wait(self, key: str) -> None:
+        """Wait for the model, as a request of this key. Raises NotReady if that takes long or fails."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._open())
+            self._task.add_done_callback(heard)
+        self.waiting.add(key)
+        try:
+            async with asyncio.timeout(READY_S):
+                await asyncio.shield(self._task)
+        except TimeoutError:
+            raise NotReady from None
+        finally:
+            self.waiting.remove(key)
+
+    async def _open(self) -> None:
+        self._opened = await self._prepare()
+
+
+PROBE_S = 20.0  # the engine is well if it has made a token within this time, or makes one now
+FRESH_S = 1.0  # a token that was made within this time proves it without a question
+SOON_S = 0.2  # so long does a proof that is that old wait for a new one
+
+
+class EngineHealth:
+    """Watches the deliveries of an engine. submit: hands a request to it. token_at: when it last made a token."""
+
+    def __init__(self, submit: Callable[[Request], Awaitable[RequestHandle]]) -> None:
+        self.token_at = -PROBE_S
+        self.probe_failed = False
+        self._submit = submit
+        self._probing: asyncio.Task[None] | None = None
+
+    def add(self, deliveries: Sequence[Delivery]) -> None:
+        if any(type(event) is Token for delivery in deliveries for event in delivery.events):
+            self.token_at = time.monotonic()
+
+    def add_probe(self, delivery: Delivery) -> None:
+        """Take the events of the probe's own request."""
+        self.probe_failed |= any(type(event) is Failed for event in delivery.events)
+
+    async def prove(self) -> None:
+        """Prove that a token can be made. Raises EngineError if the engine makes none.
+
+        A busy engine proves it by the tokens that it makes; an idle one makes one token more. One that is in a long
+        step is well for PROBE_S seconds after its last token.
+        """
+        silent_s = time.monotonic() - self.token_at
+        if silent_s < FRESH_S:
+            return
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.create_task(self._probe())
+            self._probing.add_done_callback(heard)
+        try:
+            async with asyncio.timeout(SOON_S if silent_s < PROBE_S else None):
+                await asyncio.shield(self._probing)
+        except TimeoutError:
+            return
+
+    async def _probe(self) -> None:
+        before, self.probe_failed = self.token_at, False
+        handle = await self._submit(Request((0,), SamplingParams(temperature=0.0, max_tokens=1), share=False))
+        try:
+            async with asyncio.timeout(PROBE_S):
+                while self.token_at <= before:
+                    if self.probe_failed:
+                        raise EngineError("the engine has failed to make a token; its log says why")
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise EngineError(f"the engine has made no token for {PROBE_S:g} s") from None
+        finally:
+            handle.cancel()

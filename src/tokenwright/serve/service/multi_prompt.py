@@ -72,7 +72,6 @@ class Several:
             self._news.put_nowait((at, None))  # also where this task is cancelled: the reader waits for it
 
     def cancel(self) -> None:
-        """End all that have not ended."""
         for task in self._tasks:
             task.cancel()
         for generation in self.generations:

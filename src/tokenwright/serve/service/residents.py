@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from tokenwright.errors import TokenwrightError
-from tokenwright.serve.service.types import ENDING, Busy, NotReady, no_model
+from tokenwright.serve.service.types import ENDING, Busy, NotReady, no_model, without_folders
 from tokenwright.units import binary
 
 State = Literal["absent", "loading", "ready", "leaving"]
@@ -115,12 +115,10 @@ class Residents:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a model."""
         return len(self._waiting)
 
     @property
     def used(self) -> int:
-        """Bytes of the models in memory."""
         return sum(entry.nbytes for entry in self.entries if entry.state in ("ready", "leaving"))
 
     async def acquire(self, entry: ResidentModel) -> LoadedResident:
@@ -178,7 +176,6 @@ class Residents:
             await self._leave(entry)
 
     def stop(self) -> None:
-        """End every request now."""
         self.stopped = True
         self._fail(self._waiting, NotReady(ENDING))
         for entry in self.entries:
@@ -239,7 +236,7 @@ class Residents:
             entry.failure = ""
         except Exception as error:
             await self._free(entry)
-            why = str(error)
+            why = without_folders(str(error))
             if not isinstance(error, TokenwrightError):
                 log.exception("the model %s could not be read", entry.name)
                 why = "a fault of ours; the server's log says more"

@@ -17,15 +17,11 @@ from typing import TYPE_CHECKING, TypeVar
 from tokenwright.engine import Failed, Finished, FinishReason, Request
 from tokenwright.engine.loop import AsyncListener
 from tokenwright.engine.port import Delivery, RequestHandle
-from tokenwright.serve.service.admission import Admission, AdmissionSlot
+from tokenwright.serve.service.admission import Admission, AdmissionSlot, Quota
 from tokenwright.serve.service.generation import Generation
-from tokenwright.serve.service.health import EngineHealth
 from tokenwright.serve.service.metrics import Metrics
-from tokenwright.serve.service.model_host import ModelHost
-from tokenwright.serve.service.opening import Opened, Opening
-from tokenwright.serve.service.preparation import Preparation
-from tokenwright.serve.service.preprocess import Prepared, Preprocessor, check
-from tokenwright.serve.service.quota import Quota
+from tokenwright.serve.service.model_host import EngineHealth, ModelHost, Opened, Opening
+from tokenwright.serve.service.preprocess import Preparation, Prepared, Preprocessor, check
 from tokenwright.serve.service.types import (
     ENDING,
     Caller,
@@ -95,11 +91,9 @@ class Service:
 
     @property
     def failure(self) -> Exception | None:
-        """Why the model cannot be read, which ends the server."""
         return self.host.failure
 
     def listed(self, caller: Caller) -> list[ListedModel]:  # noqa: ARG002  (keys name models where there are several)
-        """The names of the model."""
         context = self.host.llm.context if self.ready else None
         return [ListedModel(name, self.host.name, context) for name in self.names]
 
@@ -255,7 +249,6 @@ class Service:
             handle.cancel()
 
     def close(self) -> None:
-        """End the threads."""
         self.preparation.close()
 
 

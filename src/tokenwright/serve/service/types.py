@@ -6,6 +6,7 @@ reasoning, deadlines and cancelling belong to the service (service.py).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,7 +21,6 @@ from tokenwright.errors import (
     RequestError,
     TokenwrightError,
 )
-from tokenwright.llm.chat.answer import Answer as Answer
 from tokenwright.llm.chat.answer import Delta as Delta
 from tokenwright.llm.chat.answer import Finish as Finish
 from tokenwright.llm.chat.answer import ToolCallDelta as ToolCallDelta
@@ -272,12 +272,20 @@ def problem_of(error: Exception) -> Problem:
             return Problem(408, "invalid", str(error))
         case Missing():
             return Problem(404, "missing", str(error), error.param)
-        case ReplicaError():
-            return Problem(500, "engine", str(error))
+        case ReplicaError():  # other replicas take their place
+            return Problem(503, "unavailable", str(error), retry_after_s=1)
         case EngineError():
             return Problem(500, "engine", FAULT)
         case _:
             return Problem(500, "engine", FAULT)
+
+
+def without_folders(text: str) -> str:
+    """A message with the names of files in the places of their paths: a client need not know this machine's folders."""
+    return _PATH.sub(lambda found: found[0].rpartition("/")[2], text)
+
+
+_PATH = re.compile(r"(?<![\w:/.])(?:/[^/\s:;,'\"]+){2,}")
 
 
 def _too_long(error: ContextError) -> str:

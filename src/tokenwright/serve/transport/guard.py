@@ -20,7 +20,7 @@ from typing import Any
 
 from tokenwright.errors import RequestError
 from tokenwright.serve.http.api import About, ClientGone, close_reason
-from tokenwright.serve.service.quota import Quota
+from tokenwright.serve.service.admission import Quota
 from tokenwright.serve.service.types import Caller, Problem
 
 Scope = MutableMapping[str, Any]
@@ -220,7 +220,6 @@ class Guard:
         await self.answer(scope, problem, _about(scope).request_id)(scope, receive, send)
 
     def _headers_of(self, scope: Scope) -> Headers:
-        """Headers of the reply to a request, whatever it says."""
         found, origin = list(self._always), _header(scope, b"origin")
         if origin in self.policy.origins:
             found += _shared(origin or "")

@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any, Literal
 
 from tokenwright.errors import RequestError
-from tokenwright.llm.chat.answer import Answer, Delta
+from tokenwright.llm.chat.answer import Delta
 from tokenwright.llm.chat.chat_request import Tool
 from tokenwright.llm.chat.tool_forms.form import ToolForm
 from tokenwright.llm.chat.tool_forms.json_calls import NamedCall
@@ -161,9 +161,9 @@ def _fit(form: ToolForm, text: str) -> tuple[bool, int] | None:
     return same, -(len(text) - len(core) + len(answer.text))
 
 
-def read_whole(form: ToolForm, tools: Sequence[Tool], text: str) -> Answer:
+def read_whole(form: ToolForm, tools: Sequence[Tool], text: str) -> Delta:
     """A reader's answer to a whole text."""
-    reader, delta, answer = FormReader(form, tools), Delta(0), Answer(0)
+    reader, delta, answer = FormReader(form, tools), Delta(0), Delta(0)
     reader.push(text, None, delta)
     reader.finish(delta)
     answer.add(delta)

@@ -105,8 +105,6 @@ class FunctionOutput(Body):
 
 
 class CustomCall(Body):
-    """A call of a custom tool."""
-
     harmless = {**_ITEM, "status": "it is over"}
 
     type: Literal["custom_tool_call"]

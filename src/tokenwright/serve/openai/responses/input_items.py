@@ -14,7 +14,7 @@ from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.serve.http.api import About, RefusedRequest
 from tokenwright.serve.http.complaints import complaint
-from tokenwright.serve.http.hosted import leave_out
+from tokenwright.serve.http.request_parts import leave_out
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
 from tokenwright.serve.openai.message_bodies import RefusalPart
 from tokenwright.serve.openai.responses.bodies import (
@@ -176,7 +176,6 @@ class _Turn:
 
 
 def text_of(content: str | Iterable[InputText | OutputText | RefusalPart]) -> str:
-    """The text of a message's content."""
     if isinstance(content, str):
         return content
     return "\n".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)

@@ -253,7 +253,6 @@ class ResponseOutput:
 
     @property
     def identity(self) -> str:
-        """The id of the response."""
         return self._envelope.identity
 
     def start(self) -> Iterator[Event]:
@@ -281,16 +280,13 @@ class ResponseOutput:
             yield from self._end_item()
 
     def response(self, counts: TokenCounts) -> dict[str, Any]:
-        """The whole response, once its text has ended."""
         return self._envelope.at("incomplete" if self._cut else "completed", self._items, counts)
 
     def end(self, counts: TokenCounts) -> Event:
-        """The last event."""
         response = self.response(counts)
         return self._event(f"response.{response['status']}", response=response)
 
     def failed(self, message: str) -> Event:
-        """The last event of a response that failed."""
         return self._event("response.failed", response=self._envelope.at("failed", self._items, error=message))
 
     def cancelled(self, counts: TokenCounts) -> Event:

@@ -17,8 +17,8 @@ from tokenwright.errors import RequestError
 from tokenwright.serve.http.api import LARGE, About, RefusedRequest, about
 from tokenwright.serve.http.exchange import Exchange, event, schema_grammar
 from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
-from tokenwright.serve.http.reasoning_options import Thinking
 from tokenwright.serve.http.reply_text import dumps, dumps_in_parts
+from tokenwright.serve.http.request_parts import Thinking
 from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.openai.logprobs import Tokens
 from tokenwright.serve.openai.replies import InputTokensReply
@@ -48,7 +48,7 @@ from tokenwright.serve.openai.responses.output_items import (
 from tokenwright.serve.openai.responses.stored import StoredItem, StoredResponse, StoredResponses, read_items
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import Answer, Delta, Problem, ToolCallDelta, ToolMode, distinct
+from tokenwright.serve.service.types import Delta, Problem, ToolMode, distinct
 
 WITH_LOGPROBS = "message.output_text.logprobs"
 WITH_SEALED = "reasoning.encrypted_content"
@@ -89,8 +89,6 @@ class ResponseItems(TypedDict):
 
 
 class Responses:
-    """The handlers."""
-
     def __init__(self, service: Service, stored: StoredResponses) -> None:
         self.service = service
         self.stored = stored
@@ -111,7 +109,7 @@ class Responses:
         output = self._output(body, generation, asked)
 
         def reply() -> dict[str, Any]:
-            for _ in output.take(as_delta(answer)):
+            for _ in output.take(answer):
                 pass
             return output.response(generation.counts())
 
@@ -266,7 +264,6 @@ def _kept(item: Item) -> dict[str, Any]:
 
 
 def add(app: FastAPI, service: Service, stored: StoredResponses) -> None:
-    """Add the routes."""
     api = Responses(service, stored)
     one = "/v1/responses/{response_id}"
     add_routes(
@@ -283,12 +280,6 @@ def add(app: FastAPI, service: Service, stored: StoredResponses) -> None:
 
 def _encoded(one: Event) -> bytes:
     return event(one["type"], one)
-
-
-def as_delta(answer: Answer) -> Delta:
-    """A whole text as one delta."""
-    calls = [ToolCallDelta(at, call.id, call.name, call.arguments) for at, call in enumerate(answer.tool_calls)]
-    return Delta(answer.choice, answer.text, answer.reasoning, calls, answer.tokens, answer.finish, answer.reason)
 
 
 def overrides_of(body: Create) -> dict[str, Any]:

@@ -1,0 +1,144 @@
+"""Parts of requests that several APIs have: further samplers, reasoning, hosted tools, and calls without ids."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from tokenwright.checks import MAX_TOKENS, shown
+from tokenwright.errors import RequestError
+from tokenwright.serve.http.api import About, RefusedRequest
+from tokenwright.serve.http.fields import MOST_STOPS, Body, Share, StopText, Text, many, one_edit
+from tokenwright.serve.service.types import Problem
+
+Bits = Annotated[float, Field(ge=0.0, le=100.0)]
+
+
+class Samplers(Body):
+    """DRY, XTC, top-n-sigma and Mirostat.
+
+    dry_penalty_last_n: -1 looks at the whole text, 0 switches DRY off. dry_sequence_breakers: a list, or the text of
+    one. top_n_sigma: off at 0 and below.
+    """
+
+    aliases: ClassVar = {"mirostat_mode": "mirostat"}
+
+    top_n_sigma: Annotated[float, Field(ge=-1.0, le=1e6)] | None = None
+    dry_multiplier: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
+    dry_base: Annotated[float, Field(ge=1.0, le=100.0)] | None = None
+    dry_allowed_length: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    dry_penalty_last_n: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
+    dry_sequence_breakers: Text | Annotated[list[StopText], many(MOST_STOPS)] | None = None
+    xtc_probability: Share | None = None
+    xtc_threshold: Share | None = None
+    mirostat: Literal[0, 1, 2] | None = None
+    mirostat_tau: Bits | None = None
+    mirostat_eta: Bits | None = None
+
+
+_SAME = (
+    "dry_multiplier", "dry_base", "dry_allowed_length", "xtc_probability", "xtc_threshold", "mirostat", "mirostat_tau",
+    "mirostat_eta",
+)  # fmt: skip
+
+
+def samplers_of(body: Samplers) -> dict[str, Any]:
+    """The fields of SamplingParams that `body` sets; None where it says nothing. Raises RequestError."""
+    found: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
+    found["top_n_sigma"] = None if body.top_n_sigma is None else max(0.0, body.top_n_sigma)
+    if body.dry_penalty_last_n == 0:
+        found["dry_multiplier"] = 0.0
+    elif body.dry_penalty_last_n is not None:
+        found["dry_window"] = max(0, body.dry_penalty_last_n)
+    found["dry_breakers"] = _breakers(body.dry_sequence_breakers)
+    return found
+
+
+def _breakers(given: str | list[str] | None) -> tuple[str, ...] | None:
+    """The sequence breakers as a list, or as the text of one with or without its brackets."""
+    if given is None or isinstance(given, list):
+        return None if given is None else tuple(given)
+    written = given.strip()
+    try:
+        listed = json.loads(written if written.startswith("[") else f"[{written}]")
+    except (ValueError, RecursionError):
+        listed = None
+    if not isinstance(listed, list) or len(listed) > MOST_STOPS or not all(isinstance(one, str) for one in listed):
+        why = f'dry_sequence_breakers must be a list of strings, such as ["\\n", ":"], not {shown(given)}'
+        raise RequestError(why, "dry_sequence_breakers")
+    return tuple(listed)
+
+
+# What the server itself says to a template.
+_OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token")
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """on: whether the model shall reason first; None: as its template says. budget: tokens of reasoning at most.
+
+    variables: of the chat template.
+    """
+
+    on: bool | None = None
+    budget: int | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, on: bool | None, budget: int | None, effort: str | None, variables: Mapping[str, Any] | None = None
+    ) -> Thinking:
+        """effort: for templates that know levels. Raises RefusedRequest for a variable that is the server's own."""
+        given = dict(variables or {})
+        if taken := next((name for name in _OWN if name in given), None):
+            place = f"chat_template_kwargs.{taken}"
+            raise RefusedRequest(Problem(400, "invalid", f"{place} is a field of the request, not a variable", place))
+        if effort not in (None, "none", "default", "auto"):
+            given.setdefault("reasoning_effort", effort)
+        return cls(on, None if budget is None or budget < 0 else budget, given)
+
+
+def leave_out(about: About, types: Sequence[str], own: Collection[str]) -> None:
+    """Note the tools of other types than one's `own` as ignored.
+
+    Raises RefusedRequest if no tool is left, because the answer would be another one, and for a typing error.
+    """
+    others = [one for one in types if one not in own]
+    for at, one in enumerate(types):
+        if one not in own and (near := next((name for name in own if one_edit(one, name)), "")):
+            why = f"tools.{at}.type: there is no type {one[:100]!r}; did you mean {near}?"
+            raise RefusedRequest(Problem(400, "invalid", why, f"tools.{at}.type"))
+    if others and len(others) == len(types):
+        named = ", ".join(sorted({one[:100] for one in others}))
+        why = f"tools: all are hosted ones ({named}), and this server runs none; give functions, or no tools"
+        raise RefusedRequest(Problem(400, "invalid", why, "tools"))
+    about.ignored += [f"tools.{one[:100]}" for one in others]
+
+
+class OpenCalls:
+    """The calls of a conversation that have no result yet. However many there are, none is searched for."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[str, str]] = {}  # (id, name), by the number of the call
+        self._numbers: dict[tuple[str | None, str | None], deque[int]] = {}  # by what a result may say; some are closed
+        self._count = 0
+
+    def add(self, identity: str, name: str) -> None:
+        self._count += 1
+        self._open[self._count] = (identity, name)
+        for given in product((identity, None), (name, None)):
+            self._numbers.setdefault(given, deque()).append(self._count)
+
+    def answer(self, identity: str | None, name: str | None) -> tuple[str, str] | None:
+        """The id and the name of the first open call that has these, as far as they are given; it is closed then."""
+        numbers = self._numbers.get((identity, name), deque())
+        while numbers:
+            if (call := self._open.pop(numbers.popleft(), None)) is not None:
+                return call
+        return None
