@@ -329,11 +329,14 @@ class EngineConfig:
     # A folder in which pages of the prefix cache outlive the process; "auto": files that end with it; None: neither.
     kv_disk: str | None = None
     kv_disk_size: int | None = None  # the most bytes in them; None: 20 GB, or a half of what is free for files
+    pinned: float = 0.5  # the share of the pages that pinned prefixes may have
     speculate: str = "suffix"  # where draft tokens come from: one of SPECULATIONS
     draft: str | None = None  # the folder or the name of a draft model; None: there is none
     draft_weights: str = "native"  # the format of its matrices
 
     def __post_init__(self) -> None:
+        if not 0 <= self.pinned <= 1:
+            raise RequestError(f"pinned must be a share of the pages, from 0 to 1, not {self.pinned}", "pinned")
         for name in ("page_size", "token_budget", "max_sequences"):
             check_whole(name, getattr(self, name), 1)
         if self.speculate not in SPECULATIONS:

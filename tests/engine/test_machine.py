@@ -35,6 +35,7 @@ from tokenwright.engine import (
     Token,
 )
 from tokenwright.engine.layer_group import StateWindow
+from tokenwright.engine.pins import Mark, Pins, Retention
 from tokenwright.engine.scheduler import MAX_PREEMPTIONS
 from tokenwright.errors import CapacityError, ContextError
 
@@ -78,11 +79,23 @@ def rarely(value, once_in=6):
     return st.integers(1, once_in).map(lambda chance: value if chance == once_in else not value)
 
 
+def retained(prompt, places, ttl_s, explicit, salt):
+    """What a request asks of the cache: marks at some places of its prompt, owned by its salt."""
+    marks = tuple(Mark(at, ttl_s) for at in sorted(places) if at <= len(prompt))
+    return Retention(marks, salt.decode(), str(len(marks)), explicit)
+
+
 def requests(prompts, salts):
     return st.builds(
-        lambda prompt, most, **options: Request(tuple(prompt), SamplingParams(max_tokens=most), **options),
+        lambda prompt, most, asked, **options: Request(
+            tuple(prompt),
+            SamplingParams(max_tokens=most),
+            retention=retained(prompt, *asked, options["salt"]),
+            **options,
+        ),
         prompts,
         st.integers(0, 12),
+        st.tuples(st.sets(st.integers(1, 30), max_size=3), st.integers(1, 5), rarely(True, 8)),
         cache=rarely(False, 12),
         prompt_logprobs_from=st.sampled_from([None, None, None, None, None, 1, 2, 5]),
         share=rarely(False),
@@ -90,7 +103,7 @@ def requests(prompts, salts):
     )
 
 
-ACTIONS = ["abort", "step_that_fails", "row_that_fails", "interrupt"]
+ACTIONS = ["wait", "release", "abort", "step_that_fails", "row_that_fails", "interrupt"]
 TOYS = [
     "fork",
     "fork",
@@ -157,12 +170,14 @@ class Machine(RuleBasedStateMachine):
         budget=st.sampled_from([16, 64, 30, 8, 16, 40, 1]),
         sequences=st.integers(2, 6),
         swap=st.sampled_from([0, 0, 3, 10, 40]),
+        pinned=st.sampled_from([0.5, 0.1, 0.9, 1.0]),
         calm=st.booleans(),
         drafts=st.sampled_from([None, 1, 2, 3]),
         tier=st.sampled_from([None, 1, 2, 3]),
     )
-    def build(self, attention_windows, room, more, texts, page_size, budget, sequences, swap, calm, drafts, tier):
+    def build(self, attention_windows, room, more, texts, page_size, budget, sequences, **others):
         """Every group has the pages for so many texts of `room` tokens, and a few more."""
+        swap, calm, drafts, tier, pinned = (others[name] for name in ("swap", "calm", "drafts", "tier", "pinned"))
         least = [max(1, window.max_pages(room, budget, page_size)) for window in attention_windows]
         groups = [
             Group(texts * pages + extra, window, page_bytes=1)
@@ -174,7 +189,9 @@ class Machine(RuleBasedStateMachine):
         self.tier = self.prefixes.tier = None if tier is None else ScriptedTier(tier)
         proposer = None if drafts is None else Guesses(attention_windows[0], drafts)
         space = SwapSpace(self.pool, swap)
-        self.scheduler = Scheduler(self.pool, budget, sequences, self.prefixes, space, proposer)
+        self.now = 0.0
+        self.pins = Pins(self.prefixes, pinned, lambda: self.now)
+        self.scheduler = Scheduler(self.pool, budget, sequences, self.prefixes, space, proposer, self.pins)
         self.engine = Engine(self.model, self.model, self.scheduler, CONTEXT)
         self.calm = calm  # nobody pauses, switches, forks or preempts
         self.requests: dict[int, Request] = {}
@@ -205,6 +222,16 @@ class Machine(RuleBasedStateMachine):
             self.step()
             self.books_balance()
             steps -= 1
+
+    def wait(self, data):
+        """Some pins may end."""
+        self.now += data.draw(st.integers(1, 4))
+
+    def release(self, data):
+        """The pins of a session end."""
+        owner, session = data.draw(st.sampled_from(SALTS)).decode(), str(data.draw(st.integers(0, 3)))
+        self.pins.release(owner, session)
+        assert not [pin for pin in self.pins if (pin.owner, pin.session) == (owner, session)]
 
     def fork(self, data):
         """Fork some at any place of their text; half of the forks end before their first step."""
@@ -297,7 +324,8 @@ class Machine(RuleBasedStateMachine):
             if chunk.sequence.cache and chunk.request.share:
                 text = tuple(self.texts[chunk.sequence.id])
                 stop = min(chunk.stop, len(text) - 1) if chunk.drafts else chunk.stop
-                self.computed[chunk.request.salt].update(text[:end] for end in range(size, stop + 1, size))
+                ends = [*range(size, stop + 1, size), *(one.at for one in chunk.request.retention.marks)]
+                self.computed[chunk.request.salt].update(text[:end] for end in ends if end <= stop)
 
     def step_that_fails(self, data):
         expected = {chunk.sequence.id for chunk in self.peek().chunks}
@@ -479,6 +507,8 @@ class Machine(RuleBasedStateMachine):
                     holders.setdefault((number, page), set()).add(sequence.id)
                     if page in pool.hashes:
                         end = (place + 1) * self.pool.page_size
+                        if pool.hashes[page] in pool.tail_of:  # a mark was just passed within the page
+                            end = min(end, sequence.computed)
                         mine, (origin, text) = tuple(sequence.tokens[:end]), self.prefixes.texts[pool.hashes[page]]
                         if sequence.id in self.family:  # another text filled the page, or a fork ended within it
                             known = min(sequence.computed, len(text))
@@ -489,7 +519,20 @@ class Machine(RuleBasedStateMachine):
             assert len({self.requests[identity].salt for identity in several}) == 1, "salts keep apart"
             lonely = [one for one in several if not self.requests[one].share and one not in self.family]
             assert not lonely or len(several) == 1, "it shares nothing"
-        assert self.pool.available == self.pool.pages - len(holders)
+        pinned = {(n, page) for pin in self.pins for n, table in enumerate(pin.tables) for page in table.values()}
+        for pin in self.pins:
+            assert pin.until > self.now - 5, "those whose time is over end after a step"
+            root = self.prefixes.hashes(pin.owner.encode()).root
+            texts = [self.prefixes.texts[pool.hashes[page]] for (n, page), pool in self.pinned_pages(pin)]
+            assert texts and all(origin == root and len(text) <= pin.tokens for origin, text in texts)
+        assert self.pool.available == self.pool.pages - len(holders.keys() | pinned)
+
+    def pinned_pages(self, pin):
+        """The pages of a pin by group, each with its group's pool."""
+        for number, (pool, table) in enumerate(zip(self.pool.group_pools, pin.tables, strict=True)):
+            kept = kept_pages(pool.group.window, pin.tokens, self.pool.page_size)
+            assert table.keys() == kept, "what a row behind it reads"
+            yield from (((number, page), pool) for page in table.values())
 
     def check_table(self, sequence, window, table):
         size = self.pool.page_size
@@ -521,7 +564,9 @@ class Machine(RuleBasedStateMachine):
         while self.engine.busy:
             self.step()
             self.books_balance()
-        assert self.terminal.keys() == self.requests.keys(), "every request ended"
+        self.now += 10
+        self.scheduler.expire()
+        assert not len(self.pins) and self.terminal.keys() == self.requests.keys(), "every request and pin ended"
         assert self.pool.available == self.pool.pages and self.scheduler.kv.swap.used == 0
         self.ask_twice()
 

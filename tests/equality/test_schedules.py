@@ -27,6 +27,7 @@ from tokenwright.cache.page_folder import PageFolder
 from tokenwright.decode import BeamSearch, TextStopChecker
 from tokenwright.engine import Request, SamplingParams, State
 from tokenwright.engine import Sequence as Text
+from tokenwright.engine.pins import Mark, Pins, Retention
 
 BEAMS = 2
 HYBRIDS = (
@@ -87,9 +88,12 @@ class Schedule:
     bench: Bench
     folder: Path
     searches: list[tuple[BeamSearch, tuple[int, ...]]] = field(default_factory=list)
+    now: float = 0.0  # the clock of the pins
     texts: dict[int, tuple[Text, tuple[int, ...]]] = field(default_factory=dict)  # each with the prompt of its oracle
 
     def run(self) -> None:
+        share = self.random.choice((0.5, 0.2, 1.0))
+        self.bench.scheduler.kv.pins = Pins(self.bench.engine.prefixes, share, lambda: self.now)
         coming = self.random.choices(prompts(), k=self.random.randint(3, 6))
         for _ in range(MOST):
             if coming and self.random.random() < 0.3:
@@ -97,12 +101,18 @@ class Schedule:
                 if self.random.random() < 0.2:
                     self._search(self.random.choice(prompts()))
             elif self.random.random() < 0.35:
-                self.random.choice((self._preempt, self._fork, self._pause, self._abort, self._switch, self._save))()
+                work = (self._preempt, self._fork, self._pause, self._abort, self._switch, self._save, self._release)
+                self.random.choice(work)()
             self.bench.engine.step()
             self.bench.scheduler.check()
+            self.now += 1
         for text in self._living():
             self.bench.engine.resume(text.id)
         self.bench.run()
+        self.now += 100
+        self.bench.scheduler.expire()
+        pool = self.bench.engine.pool
+        assert pool.available == pool.pages and not len(self.bench.scheduler.kv.pins), "no page is lost"
 
     def wrong(self) -> int:
         """The number of rows and searches that are not those of the naive runs."""
@@ -120,8 +130,18 @@ class Schedule:
         return differ + (list(text.tokens) != list(oracle.tokens)[: len(text.tokens)])
 
     def _submit(self, prompt: tuple[int, ...]) -> None:
-        text = self.bench.engine.submit(self.case.request(prompt, share=self.random.random() < 0.8))
+        asked = {"share": self.random.random() < 0.8, "retention": self._retention(len(prompt))}
+        text = self.bench.engine.submit(self.case.request(prompt, **asked))
         self.texts[text.id] = text, prompt
+
+    def _retention(self, length: int) -> Retention:
+        """Marks in a prompt, for which pages and states stay for some steps, and sometimes nothing behind them."""
+        places = sorted(self.random.sample(range(1, length + 1), self.random.choice((0, 0, 1, 3))))
+        marks = tuple(Mark(at, self.random.choice((2.0, 20.0))) for at in places)
+        return Retention(marks, "", str(self.random.randint(0, 2)), self.random.random() < 0.1)
+
+    def _release(self) -> None:
+        self.bench.scheduler.kv.pins.release("", str(self.random.randint(0, 2)))
 
     def _living(self) -> list[Text]:
         return [text for text, _ in self.texts.values() if text.state is not State.FINISHED]

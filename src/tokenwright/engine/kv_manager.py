@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from tokenwright.engine.layer_group import PageTable, PageTables
 from tokenwright.engine.page_pool import PagePool
+from tokenwright.engine.pins import Pins
 from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import Sequence
 from tokenwright.engine.step import Chunk
@@ -16,12 +17,20 @@ from tokenwright.engine.swap import SwapSpace
 class KVManager:
     """Gives sequences their pages and takes them back; keeps their `computed`, `reused` and `swapped` in step.
 
-    kept_states: by sequence, the states that a chunk with drafts began with, until it is committed.
+    kept_states: by sequence, the states that a chunk with drafts began with, until it is committed. pins: those of
+    prefixes that clients want to stay.
     """
 
-    def __init__(self, pool: PagePool, prefixes: PrefixIndex | None = None, swap: SwapSpace | None = None) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        prefixes: PrefixIndex | None = None,
+        swap: SwapSpace | None = None,
+        pins: Pins | None = None,
+    ) -> None:
         self.pool = pool
         self.prefixes = prefixes or PrefixIndex(pool)
+        self.pins = Pins(self.prefixes) if pins is None else pins
         self.swap = swap or SwapSpace(pool)
         self.kept_states: dict[int, PageTables] = {}
 
@@ -49,6 +58,19 @@ class KVManager:
         sequence.counts.reused += cached
         if not sequence.counts.preemptions:
             sequence.counts.prefix_hit = cached
+        if cached and len(self.pins):
+            self.pins.used(sequence.prefix_hashes, cached, sequence.request.retention.owner)
+        self.pass_marks(sequence)
+
+    def pass_marks(self, sequence: Sequence) -> None:
+        """Pin the prefixes before the marks that a sequence has computed or found."""
+        while (mark := sequence.mark) is not None and mark.at <= sequence.computed:
+            hashes, tokens, pinned = sequence.prefix_hashes, sequence.tokens, 0
+            if sequence.shares:
+                if self.pool.windowed and mark.at == sequence.computed and sequence.pages:
+                    self.prefixes.cache_tail(sequence.tables, hashes, tokens, mark.at)
+                pinned = self.pins.pin(hashes, tokens, mark, sequence.request.retention)
+            sequence.counts.pinned.append(pinned)
 
     def attach_cached(self, sequence: Sequence) -> None:
         self.attach(sequence, self.cached_prefix(sequence))
@@ -61,14 +83,15 @@ class KVManager:
             return False
         wanted = sequence.prefix_hashes.hashes[page]
         return any(
-            wanted in chunk.sequence.prefix_hashes.extend(chunk.text)[chunk.start // size : chunk.stop // size]
+            wanted in chunk.sequence.prefix_hashes.extend(chunk.text)[chunk.start // size : stop // size]
             for chunk in chunks
-            if chunk.sequence.shares and chunk.stop // size > chunk.start // size
+            if chunk.sequence.shares and (stop := chunk.sequence.kept(chunk.stop)) // size > chunk.start // size
         )
 
     def cache_pages(self, sequence: Sequence, start: int, stop: int) -> None:
         """Let others find the pages that computing [start, stop) has filled."""
-        if sequence.cache and sequence.request.share:  # `shares`
+        stop = sequence.kept(stop)
+        if sequence.cache and sequence.request.share and start < stop:  # `shares`
             self.prefixes.cache_pages(sequence.tables, sequence.prefix_hashes, sequence.tokens, start, stop)
 
     def reserve_drafts(self, sequence: Sequence, start: int, stop: int) -> bool:
@@ -133,7 +156,7 @@ class KVManager:
 
     def cache_tail(self, sequence: Sequence) -> None:
         """Let others find the last page of a sequence that ends, though it is not full."""
-        if sequence.shares and sequence.pages:
+        if sequence.shares and sequence.pages and not sequence.request.retention.explicit:
             self.prefixes.cache_tail(sequence.tables, sequence.prefix_hashes, sequence.tokens, sequence.computed)
             self.prefixes.use(sequence.prefix_hashes)
 
@@ -186,7 +209,9 @@ class KVManager:
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Prove that pages and swapped bytes are what all `sequences` have, and that each has what it reads."""
         everyone = list(sequences)
-        self.pool.check([*(sequence.tables for sequence in everyone), *self.kept_states.values()])
+        self.pins.check()
+        pinned = [pin.tables for pin in self.pins]
+        self.pool.check([*(sequence.tables for sequence in everyone), *self.kept_states.values(), *pinned])
         swapped = sum(sequence.swapped.nbytes for sequence in everyone if sequence.swapped)
         assert swapped == self.swap.used, "what is swapped out belongs to a sequence"
         for sequence in everyone:

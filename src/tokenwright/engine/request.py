@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 
 from tokenwright.engine.layer_group import PageTables
 from tokenwright.engine.page_pool import PagePool
+from tokenwright.engine.pins import UNASKED, Mark, Retention
 from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.engine.swap import SwappedPages
 from tokenwright.sampling_params import SamplingParams
@@ -138,6 +139,7 @@ class Request:
     thoughts: of the text, by which its stop checker was made; None: it has none.
     speculate: its text may be computed with drafts (`with_drafts`). prediction: tokens that it is expected to write.
     choice: the number of its first text; its draws depend on it.
+    retention: what it asks of the prefix cache.
     argmax: it writes the argmax of each row as it is, but for what min_tokens and the stop checker's mask forbid.
     prompt_length: the tokens of the prompt without those that are `continued`.
     """
@@ -162,6 +164,7 @@ class Request:
     speculate: bool = True
     prediction: tuple[int, ...] = ()
     choice: int = 0
+    retention: Retention = UNASKED
     argmax: bool = field(init=False, repr=False, compare=False)
     prompt_length: int = field(init=False, repr=False, compare=False)
 
@@ -190,6 +193,7 @@ class SequenceCounts:
     restored: tokens whose K and V were read from the page tier for it; most of them are reused ones.
     logprobs, hidden: prompt tokens whose log-probability and whose hidden states were reported.
     sampler_logprob: the sum of the sampler's log-probabilities of the tokens written so far.
+    pinned: for each mark that was passed, how many tokens are pinned before it; 0: none, it was not granted.
     drafted: draft tokens sent through the layers. accepted: of these, those that were written and kept in the cache.
     """
 
@@ -203,6 +207,7 @@ class SequenceCounts:
     sampler_logprob: float = 0.0
     drafted: int = 0
     accepted: int = 0
+    pinned: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -231,6 +236,19 @@ class Sequence:
     swapped: SwappedPages | None = None
     state: State = State.WAITING
     counts: SequenceCounts = field(default_factory=SequenceCounts)
+
+    @property
+    def mark(self) -> Mark | None:
+        """The next mark of its request that it has to pass."""
+        marks, passed = self.request.retention.marks, len(self.counts.pinned)
+        return marks[passed] if passed < len(marks) else None
+
+    def kept(self, stop: int) -> int:
+        """How many of its first `stop` tokens may be cached for others."""
+        asked = self.request.retention
+        if not asked.explicit:
+            return stop
+        return min(stop, asked.marks[-1].at) if asked.marks else 0
 
     @property
     def limit(self) -> int:

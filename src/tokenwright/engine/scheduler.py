@@ -22,6 +22,7 @@ from itertools import count
 
 from tokenwright.engine.kv_manager import KVManager
 from tokenwright.engine.page_pool import PagePool
+from tokenwright.engine.pins import Pins
 from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import FinishReason, Request, Sequence, SequenceGroup, State, group_for, pages_of
 from tokenwright.engine.step import (
@@ -66,10 +67,11 @@ class Scheduler:
         prefixes: PrefixIndex | None = None,
         swap: SwapSpace | None = None,
         proposer: Proposer | None = None,
+        pins: Pins | None = None,
     ) -> None:
         assert token_budget > 0 and max_sequences > 0, "a step computes something"
         self.pool = pool
-        self.kv = KVManager(pool, prefixes, swap)
+        self.kv = KVManager(pool, prefixes, swap, pins)
         self.ids = count()  # of sequences
         self.token_budget = token_budget
         self.max_sequences = max_sequences
@@ -159,7 +161,10 @@ class Scheduler:
         for group in self._groups(chunks):
             if len(group.sequences) == 1:  # nearly always
                 alone = group.sequences[0]
-                plan: Iterable[tuple[Sequence, int]] = ((alone, min(len(alone.tokens) - alone.computed, budget)),)
+                length = min(len(alone.tokens) - alone.computed, budget)
+                if self.pool.windowed and (mark := alone.mark) is not None and mark.at > alone.computed:
+                    length = min(length, mark.at - alone.computed)  # what is read behind the mark is kept there
+                plan: Iterable[tuple[Sequence, int]] = ((alone, length),)
             else:
                 plan = group.plan(budget, self.kv.attach_cached)
             for sequence, length in plan:
@@ -188,10 +193,15 @@ class Scheduler:
     def _reserve(self, sequence: Sequence, stop: int) -> bool:
         """Reserve pages for computing up to `stop`; preempt paused groups for them, then the youngest.
 
-        False: the youngest was its own group.
+        Pins of other clients make way before a running one is preempted, and all of them for the last one and for one
+        that was preempted often. False: the youngest was its own group.
         """
         while not self.pool.reserve(sequence.tables, sequence.computed, stop, len(sequence.tokens)):
-            self.preempt(next((group for group in reversed(self.running) if group.paused), self.running[-1]))
+            victim = next((group for group in reversed(self.running) if group.paused), self.running[-1])
+            last = len(self.running) == 1 or victim.first.counts.preemptions >= MAX_PREEMPTIONS
+            own = None if last else sequence.request.retention.owner
+            if (victim.paused and not last) or not self.kv.pins.make_way(own):
+                self.preempt(victim)
             if sequence.state is not RUNNING:
                 return False
         return True
@@ -206,8 +216,11 @@ class Scheduler:
             sequence.counts.forwarded += stop - start
             if stop > len(sequence.tokens):  # `_write` accepts the drafts or not
                 continue
-            if start // size != stop // size and sequence.id not in faulty:  # it has filled a page
-                self.kv.cache_pages(sequence, start, stop)
+            if sequence.id not in faulty:
+                if start // size != stop // size:  # it has filled a page
+                    self.kv.cache_pages(sequence, start, stop)
+                if sequence.request.retention.marks:
+                    self.kv.pass_marks(sequence)
             if self.pool.windowed:
                 self.pool.trim(sequence.tables, stop)
         events: list[Event] = []
@@ -312,8 +325,10 @@ class Scheduler:
         needs = pages_of(self.pool, sequence, len(group.sequences), tokens, self.token_budget)
         text = sequence.prefix_hashes, sequence.tokens, cached, needs
         paused = [other for other in self.running if other.paused]
-        if not self.kv.prefixes.can_admit(*text, [one.tables for other in paused for one in other.sequences]):
-            return None
+        spare = [one.tables for other in paused for one in other.sequences]
+        while not self.kv.prefixes.can_admit(*text, spare):
+            if self._active() or not self.kv.pins.make_way(None):
+                return None
         fragile = sequence.counts.preemptions >= MAX_PREEMPTIONS
         if fragile and not self.pool.fits([self.max_pages(one.first) for one in (*self._active(), group)]):
             return None  # one that runs, which is older, could preempt it once more
@@ -347,7 +362,8 @@ class Scheduler:
         self.waiting.appendleft(group)
 
     def expire(self) -> list[Event]:
-        """End every sequence whose stop checker asks for it, waiting and paused ones as well."""
+        """End every sequence whose stop checker asks for it, also waiting and paused ones, and pins in time."""
+        self.kv.pins.expire()
         events: list[Event] = []
         for sequence in list(self.sequences.values()):
             if sequence.id in self.sequences:  # its group may have ended

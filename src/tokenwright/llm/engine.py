@@ -25,6 +25,7 @@ from tokenwright.decode import RowSampler
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler, SwapSpace
 from tokenwright.engine.driver import CallersThread
 from tokenwright.engine.loop import CLOSED, EngineHandle, EngineLoop, Inbox
+from tokenwright.engine.pins import Pins
 from tokenwright.engine.port import Listener, Occupancy
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType
@@ -100,8 +101,9 @@ class LLMEngine:
         store = store_over(loaded.decoder, own, pages, options.page_size, memory)
         pool = PagePool(groups, options.page_size, store)
         prefixes, swap = PrefixIndex(pool, repr(specs).encode()), SwapSpace(pool, options.swap_memory)
+        pins = Pins(prefixes, options.pinned)
         runner, proposer = drafted(loaded, options, layers, store, pool, draft)
-        scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap, proposer)
+        scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap, proposer, pins)
         model = Model(loaded.decoder, layers, loaded.device)
         inputs = InputProcessor(loaded, self.context)
         sampler: Any = RowSampler()

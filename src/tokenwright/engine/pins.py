@@ -1,0 +1,173 @@
+"""Pins: prefixes whose pages stay in the pool for a while, because a client has asked for it.
+
+A pin has page tables like a sequence, so its pages are in use, and nothing evicts them. It ends when it has not been
+used for its time, when its session is released, or when it yields: to a new pin, where pins have their share of the
+pages, and to a text that could not go on without its pages (`scheduler.py`). The one that was used longest ago yields
+first. Its pages are cached then, as if a text had ended.
+"""
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tokenwright.engine.layer_group import PageTables
+from tokenwright.engine.prefix_index import PrefixHashes, PrefixIndex
+
+SHARE = 0.5  # of the pages of each group, which pins may have
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a prompt: what is before it is to stay cached. at: in tokens. ttl_s: seconds after its last use."""
+
+    at: int
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What a request asks of the prefix cache.
+
+    marks: in the order of their places. owner: the client, by whom pins share their room. session: what releases its
+    pins together. explicit: nothing behind the last mark is cached.
+    """
+
+    marks: tuple[Mark, ...] = ()
+    owner: str = ""
+    session: str = ""
+    explicit: bool = False
+
+
+UNASKED = Retention()
+
+
+@dataclass(slots=True, eq=False)
+class Pin:
+    """A pinned prefix of `tokens` tokens. until: when it ends. last: the hash of its last full page, or the root."""
+
+    owner: str
+    session: str
+    tokens: int
+    ttl_s: float
+    until: float
+    last: bytes
+    tables: PageTables
+
+
+class Pins:
+    """The pins of a pool. share: of the pages of each group that they may have together. clock: in seconds."""
+
+    def __init__(
+        self, prefixes: PrefixIndex, share: float = SHARE, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.clock = clock
+        self._prefixes = prefixes
+        self._pool = prefixes.pool
+        self._most = [int(group.pages * share) for group in self._pool.groups]
+        self._pins: OrderedDict[tuple[str, bytes], Pin] = OrderedDict()  # the one used longest ago first
+        self._held: dict[str, list[Counter[int]]] = {}  # by owner and group, in how many pins a page stands
+        self._next = float("inf")  # no pin ends before
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def __iter__(self) -> Iterator[Pin]:
+        return iter(self._pins.values())
+
+    def pages(self, owner: str | None = None) -> list[int]:
+        """Pages of each group that pins have, of one owner or of all."""
+        owners = self._held.values() if owner is None else [self._held[owner]] if owner in self._held else []
+        return [sum(len(held[number]) for held in owners) for number in range(len(self._most))]
+
+    def pin(self, hashes: PrefixHashes, tokens: Sequence[int], mark: Mark, retention: Retention) -> int:
+        """Pin what is cached of the prefix before a mark, or renew its pin; its tokens. 0: it is not granted."""
+        length = self._prefixes.match_prefix(hashes, tokens, mark.at)
+        if not length:
+            return 0
+        owner, size = retention.owner, hashes.page_size
+        key = owner, hashes.hash(tokens, (length - 1) // size, length)
+        if (known := self._pins.get(key)) is not None:
+            known.ttl_s, known.session = mark.ttl_s, retention.session
+            self._renew(key, known)
+            return length
+        tables = self._pool.tables()
+        self._prefixes.attach_prefix(tables, hashes, tokens, length)
+        if any(len(table) > most for table, most in zip(tables, self._most, strict=True)):
+            self._pool.release(tables)
+            return 0
+        made = Pin(owner, retention.session, length, mark.ttl_s, 0.0, hashes.before(length // size), tables)
+        self._renew(key, made)
+        held = self._held.setdefault(owner, [Counter() for _ in self._most])
+        for number, table in enumerate(tables):
+            held[number].update(table.values())
+        while any(pages > most for pages, most in zip(self.pages(), self._most, strict=True)):
+            if not self._make_room(key):
+                self._end(key)
+                return 0
+        return length
+
+    def _renew(self, key: tuple[str, bytes], pin: Pin) -> None:
+        pin.until = self.clock() + pin.ttl_s
+        self._next = min(self._next, pin.until)
+        self._pins[key] = pin
+        self._pins.move_to_end(key)
+
+    def _make_room(self, new: tuple[str, bytes]) -> bool:
+        """End the oldest pin of the owner of a new one, or of an owner that has more."""
+        own = sum(self.pages(new[0]))
+        for key in self._pins:
+            if key != new and (key[0] == new[0] or sum(self.pages(key[0])) > own):
+                self._end(key)
+                return True
+        return False
+
+    def _end(self, key: tuple[str, bytes]) -> None:
+        pin = self._pins.pop(key)
+        held = self._held[pin.owner]
+        for counts, table in zip(held, pin.tables, strict=True):
+            counts.subtract(table.values())
+            for page in [page for page in table.values() if not counts[page]]:
+                del counts[page]
+        if not any(held):
+            del self._held[pin.owner]
+        self._pool.release(pin.tables)
+
+    def used(self, hashes: PrefixHashes, tokens: int, owner: str) -> None:
+        """Renew the pins in the first `tokens` tokens of a text."""
+        if any(pin.owner == owner for pin in self):
+            found = {hashes.root, *hashes.hashes[: tokens // hashes.page_size]}
+            for key, pin in list(self._pins.items()):
+                if pin.owner == owner and pin.tokens <= tokens and pin.last in found:
+                    self._renew(key, pin)
+
+    def expire(self) -> None:
+        """End the pins that have not been used for their time."""
+        if not self._pins or (now := self.clock()) < self._next:
+            return
+        for key in [key for key, pin in self._pins.items() if pin.until <= now]:
+            self._end(key)
+        self._next = min((pin.until for pin in self), default=float("inf"))
+
+    def make_way(self, owner: str | None) -> bool:
+        """End the oldest pin that is not of `owner`, or (None) the oldest of all, if there is one."""
+        for key in self._pins:
+            if key[0] != owner:
+                self._end(key)
+                return True
+        return False
+
+    def release(self, owner: str, session: str) -> int:
+        """End the pins of a session; how many there were."""
+        found = [key for key, pin in self._pins.items() if pin.owner == owner and pin.session == session]
+        for key in found:
+            self._end(key)
+        return len(found)
+
+    def check(self) -> None:
+        """Prove that pages are counted as the pins have them, and that they are within their share."""
+        for owner in {pin.owner for pin in self} | self._held.keys():
+            for number in range(len(self._most)):
+                pages = Counter(page for pin in self if pin.owner == owner for page in pin.tables[number].values())
+                assert pages == self._held[owner][number], "pinned pages are counted wrong"
+        assert all(pages <= most for pages, most in zip(self.pages(), self._most, strict=True)), "pins have too much"
